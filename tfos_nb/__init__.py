@@ -1,0 +1,60 @@
+"""Train and apply TensorFlow models on a Spark cluster, from a notebook.
+
+``%load_ext tfos_nb`` gives the cell magic ``%%tfos_cluster``; :func:`launch` does the same from Python. Importing this
+package imports neither Spark, TensorFlow nor the notebook's libraries: executors import it too.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = ["Cluster", "ClusterPlan", "InputMode", "__version__", "errors", "launch", "spark_session"]
+
+_PLACES = {
+    "Cluster": "tfos_nb.cluster",
+    "ClusterPlan": "tfos_nb.runtime.plan",
+    "InputMode": "tfos_nb.runtime.plan",
+    "launch": "tfos_nb.cluster",
+    "spark_session": "tfos_nb.session",
+}
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from tfos_nb import errors
+    from tfos_nb.cluster import Cluster, launch
+    from tfos_nb.runtime.plan import ClusterPlan, InputMode
+    from tfos_nb.session import spark_session
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module("tfos_nb.errors")
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def load_ipython_extension(ipython: InteractiveShell) -> None:
+    """Answer ``%load_ext tfos_nb``."""
+    from tfos_nb.magics import load
+
+    load(ipython)
+
+
+def unload_ipython_extension(ipython: InteractiveShell) -> None:
+    """Answer ``%unload_ext tfos_nb``."""
+    from tfos_nb.magics import unload
+
+    unload(ipython)
+
+
+def _jupyter_server_extension_points() -> list[dict[str, str]]:
+    return [{"module": "tfos_nb.serverext"}]

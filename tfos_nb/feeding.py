@@ -1,0 +1,203 @@
+"""The driver's part in feeding: answers to the tasks' questions, and how far each feed has come.
+
+The driver never carries a row. It knows how many there are, and who has them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tfos_nb.errors import FeedFailed, PlanError
+from tfos_nb.runtime import ledger
+from tfos_nb.runtime.door import DoorAddress
+from tfos_nb.runtime.feed import SUMMARY_SCHEMA, FeedTask
+from tfos_nb.runtime.lifecycle import FeedPlace
+from tfos_nb.state import FeedProgress
+
+__all__ = ["Feed", "FeedDesk", "feed_job", "feedable"]
+
+Send = Callable[..., None]
+
+
+@dataclass
+class Feed:
+    """One feed: a DataFrame's rows, once through Spark, and the passes over them."""
+
+    number: int
+    passes: int
+    spill: bool
+    epoch: int
+    epochs: int
+    ledger: ledger.FeedLedger
+    described: bool = False
+    error: FeedFailed | None = None
+    passes_done: dict[str, int] = field(default_factory=dict)
+    partitions: int = 0
+    moved: int = 0
+
+    @property
+    def progress(self) -> FeedProgress:
+        """What a person sees of it."""
+        return FeedProgress(self.ledger.partitions_done, self.partitions, self.ledger.rows, self.epochs)
+
+
+class FeedDesk:
+    """Behind the door: everything about feeds.
+
+    Parameters
+    ----------
+    changed : threading.Condition
+        The roster's.
+    nodes : iterable of str
+        The nodes that are fed.
+    send : callable
+        Sends a message to nodes.
+    places : callable
+        Returns where the nodes take rows.
+    """
+
+    def __init__(
+        self,
+        changed: threading.Condition,
+        nodes: Iterable[str],
+        send: Send,
+        places: Callable[[], dict[str, FeedPlace]],
+    ) -> None:
+        self.nodes = list(nodes)
+        self.current: Feed | None = None
+        self._changed = changed
+        self._send = send
+        self._places = places
+        self._feeds: dict[int, Feed] = {}
+        self._closed = ""
+        self._answers: dict[type, Callable[[Feed, Any], Any]] = {
+            ledger.OpenPartition: self._open,
+            ledger.ClaimSegment: self._claim,
+            ledger.PartitionDone: self._done,
+            ledger.PartitionFailed: self._failed,
+        }
+
+    def begin(self, passes: int, spill: bool, epoch: int, epochs: int) -> Feed:
+        """Announce a feed to the nodes."""
+        with self._changed:
+            number = len(self._feeds) + 1
+            book = ledger.FeedLedger(number, self.nodes)
+            feed = Feed(number, passes, spill, epoch, epochs, book)
+            self._feeds[number] = self.current = feed
+            self._send(ledger.FeedBegins(number, passes, spill), self.nodes)
+            self._changed.notify_all()
+            return feed
+
+    def end(self, feed: Feed, replays: int) -> None:
+        """Tell each node that its share is complete, how many rows it has, and how often to go through it again."""
+        with self._changed:
+            for node in self.nodes:
+                self._send(ledger.FeedEnds(feed.number, feed.ledger.claimed[node], replays), [node])
+
+    def close(self, reason: str) -> None:
+        """Announce that no feed will come any more."""
+        with self._changed:
+            if not self._closed:
+                self._closed = reason
+                self._send(ledger.NoMoreFeeds(), self.nodes)
+
+    def asked(self, message: Any) -> Any:
+        """Answer a task's question."""
+        with self._changed:
+            feed = self._feeds[message.feed]
+            feed.moved += 1
+            answer = self._answers[type(message)](feed, message)
+            self._changed.notify_all()
+            return answer
+
+    def pass_done(self, message: ledger.PassDone) -> None:
+        """Record that a node's dataset has been through a pass."""
+        with self._changed:
+            feed = self._feeds[message.feed]
+            feed.passes_done[message.node] = max(message.number, feed.passes_done.get(message.node, 0))
+            feed.moved += 1
+
+    def _open(self, feed: Feed, question: ledger.OpenPartition) -> ledger.Places:
+        if not feed.described:
+            feed.described = True
+            self._send(ledger.FeedSchema(feed.number, question.schema, question.lengths), self.nodes)
+        places = {name: place for name, place in self._places().items() if name in self.nodes}
+        if len(places) < len(self.nodes):
+            gone = ", ".join(name for name in self.nodes if name not in places)
+            return ledger.Places(refused=f"{gone} takes no rows")
+        return ledger.Places(places, feed.ledger.is_done(question.partition))
+
+    def _claim(self, feed: Feed, question: ledger.ClaimSegment) -> str:
+        return feed.ledger.claim(question.partition, question.start, question.local)
+
+    def _done(self, feed: Feed, statement: ledger.PartitionDone) -> None:
+        if len(self.nodes) == 1 and not feed.ledger.is_done(statement.partition):
+            feed.ledger.claimed[self.nodes[0]] += statement.rows  # a single node's segments are not claimed one by one
+        feed.ledger.finish(statement.partition, statement.rows, statement.spilled)
+
+    def _failed(self, feed: Feed, statement: ledger.PartitionFailed) -> None:
+        if feed.error is None:
+            feed.error = FeedFailed(f"partition {statement.partition}: {statement.text}")
+
+
+def feed_job(data: Any, feed: Feed, door: DoorAddress) -> Callable[[], Any]:
+    """Return the Spark action that sends the rows of a DataFrame or an RDD to the nodes.
+
+    Raises
+    ------
+    PlanError
+        If it is neither, or has a column without a tensor.
+    """
+    task = FeedTask(feed.number, door)
+    if hasattr(data, "mapInArrow"):
+        collect: Callable[[], Any] = feedable(data).mapInArrow(task, SUMMARY_SCHEMA).collect
+        return collect
+    from pyspark import RDD
+
+    if isinstance(data, RDD):
+        rdd_collect: Callable[[], Any] = data.mapPartitions(replace(task, rows=True)).collect
+        return rdd_collect
+    raise PlanError(f"a {type(data).__name__} cannot be fed: give a Spark DataFrame or an RDD, such as spark.createDataFrame(…)")
+
+
+_NO_TENSOR = {
+    "DateType": "cast it to a number: F.unix_date({column})",
+    "TimestampType": "cast it: {column}.cast('double')",
+    "TimestampNTZType": "cast it: {column}.cast('double')",
+    "DecimalType": "cast it: {column}.cast('double')",
+    "StructType": "select its fields",
+    "MapType": "take what you need out of it",
+    "VariantType": "take what you need out of it",
+}
+
+
+def feedable(frame: Any) -> Any:
+    """Return a DataFrame whose columns all have tensors: ML vectors become arrays.
+
+    Raises
+    ------
+    PlanError
+        Naming a column that has no tensor, and what to do with it, before anything is read.
+    """
+    vectors = [column.name for column in frame.schema.fields if type(column.dataType).__name__ == "VectorUDT"]
+    if vectors:
+        from pyspark.ml.functions import vector_to_array
+
+        frame = frame.withColumns({name: vector_to_array(frame[name]) for name in vectors})
+    if not frame.columns:
+        raise PlanError("the DataFrame has no columns")
+    for column in frame.schema.fields:
+        kind = column.dataType
+        while type(kind).__name__ == "ArrayType":
+            kind = kind.elementType
+        advice = _NO_TENSOR.get(type(kind).__name__)
+        if advice is not None:
+            what = advice.format(column=f"df[{column.name!r}]")
+            raise PlanError(
+                f"column {column.name!r} is {column.dataType.simpleString()}, for which TensorFlow has no tensor: {what}, "
+                f"or leave it out with df.drop({column.name!r})"
+            )
+    return frame

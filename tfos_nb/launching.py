@@ -1,0 +1,199 @@
+"""From a plan to Spark jobs: preflight, the door's address, and one Spark job a resource profile.
+
+What is refused here is refused in seconds, before any node starts, and says what to change.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tfos_nb.errors import FeedFailed, PlanError, TfosError
+from tfos_nb.runtime.door import Desk, Door, DoorAddress
+from tfos_nb.runtime.node import SUMMARY_SCHEMA, NodeTask
+from tfos_nb.runtime.plan import ClusterPlan, InputMode
+from tfos_nb.session import Job, SparkJobs, check_dynamic_allocation, check_slots, resource_profile
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import SparkSession
+
+__all__ = ["Launching", "NodeTasks", "Settings", "Waking", "error_of_job", "open_door", "submit_nodes", "survey"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What :func:`tfos_nb.launch` takes beside the plan; it documents the fields. Times are in seconds."""
+
+    model_dir: str | None = None
+    autolog: bool = True
+    env: dict[str, str] = field(default_factory=dict)
+    rendezvous_timeout: float = 120.0
+    feed_timeout: float = 600.0
+    grace: float = 10.0
+    buffer_bytes: int = 256 << 20
+    spill_bytes: int = 1 << 50
+
+    def __post_init__(self) -> None:
+        for name in ("rendezvous_timeout", "feed_timeout", "buffer_bytes"):
+            if not isinstance(getattr(self, name), (int, float)) or getattr(self, name) <= 0:
+                raise PlanError(f"{name}={getattr(self, name)!r}: it is a number above 0")
+        if any(not isinstance(part, str) for pair in self.env.items() for part in pair):
+            raise PlanError("env: names and values are text, as in env={'TF_USE_LEGACY_KERAS': '1'}")
+
+    def for_nodes(self, name: str) -> dict[str, object]:
+        """Return what the nodes need to know of them."""
+        return {
+            "model_dir": self.model_dir or os.path.join(os.getcwd(), "tfos_models", name),
+            "autolog": self.autolog,
+            "buffer_bytes": self.buffer_bytes,
+            "spill_bytes": self.spill_bytes,
+        }
+
+
+@dataclass(frozen=True)
+class Launching:
+    """What preflight found: the profile of each kind of node, and whether a node's task holds its slot."""
+
+    groups: tuple[tuple[tuple[str, ...], ResourceProfile | None], ...]
+    hold: bool
+
+
+@dataclass(frozen=True)
+class Waking:
+    """An action that wakes whoever waits for the cluster when it has ended."""
+
+    action: Callable[[], Any]
+    wake: Callable[[], None]
+
+    def __call__(self) -> Any:
+        """Run it."""
+        try:
+            return self.action()
+        finally:
+            self.wake()
+
+
+def survey(spark: SparkSession, plan: ClusterPlan) -> Launching:
+    """Ask Spark whether it can take the plan.
+
+    Raises
+    ------
+    PlanError
+        With the numbers and what to change.
+    """
+    feeding = plan.input_mode is InputMode.SPARK
+    check_dynamic_allocation(spark, len(plan.nodes) + int(feeding))
+    by_gpus: dict[int, list[str]] = {}
+    for node in plan.nodes:
+        by_gpus.setdefault(plan.gpus_of(node), []).append(str(node))
+    groups, hold = [], True
+    for gpus, nodes in by_gpus.items():
+        profile = resource_profile(spark, plan.cpus, gpus)
+        hold &= _one_is_left(spark, len(nodes), feeding, plan.cpus, gpus, profile)
+        groups.append((tuple(nodes), profile))
+    return Launching(tuple(groups), hold)
+
+
+def _one_is_left(
+    spark: SparkSession, need: int, feeding: bool, cpus: int, gpus: int, profile: ResourceProfile | None
+) -> bool:
+    """Whether the nodes can hold their slots: where that leaves none for feeding, they leave them instead."""
+    try:
+        check_slots(spark, need, feeding, cpus=cpus, gpus=gpus, profile=profile)
+    except PlanError:
+        if not feeding:
+            raise
+        check_slots(spark, need, False, cpus=cpus, gpus=gpus, profile=profile)
+        return False
+    return True
+
+
+def open_door(spark: SparkSession, desk: Desk) -> tuple[Door, DoorAddress]:
+    """Open the driver's port.
+
+    The address is ``TFOS_SERVER_HOST``, or Spark's ``spark.driver.host``; the port ``TFOS_SERVER_PORT`` (one, or
+    ``a-b``), or any that is free.
+    """
+    conf = spark.sparkContext.getConf()
+    host = os.environ.get("TFOS_SERVER_HOST") or conf.get("spark.driver.host") or "127.0.0.1"
+    bind = os.environ.get("TFOS_SERVER_HOST") or conf.get("spark.driver.bindAddress") or host
+    door = Door(desk, host=host, bind=bind, ports=_ports(os.environ.get("TFOS_SERVER_PORT", "")))
+    return door, door.open()
+
+
+def _ports(text: str) -> range | None:
+    if not text:
+        return None
+    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text.strip())
+    if match is None or not 0 < int(match[1]) <= int(match[2] or match[1]) < 65536:
+        raise PlanError(f"TFOS_SERVER_PORT={text}: it is one port, or a range such as 40000-40100")
+    return range(int(match[1]), int(match[2] or match[1]) + 1)
+
+
+def submit_nodes(
+    spark: SparkSession,
+    jobs: SparkJobs,
+    launching: Launching,
+    task: NodeTasks,
+    description: str,
+    wake: Callable[[], None],
+) -> list[Job[Any]]:
+    """Start one Spark job a resource profile, one partition a node."""
+    started = []
+    for nodes, profile in launching.groups:
+        count = len(nodes)
+        extra = {"profile": profile} if profile is not None else {}
+        frame = spark.range(0, count, 1, count).mapInArrow(task(nodes), SUMMARY_SCHEMA, **extra)
+        started.append(jobs.run(Waking(frame.collect, wake), f"{description}: {', '.join(nodes)}"))
+    return started
+
+
+@dataclass(frozen=True)
+class NodeTasks:
+    """Makes the Spark task for some of a cluster's nodes."""
+
+    plan: ClusterPlan
+    settings: Settings
+    door: DoorAddress
+    hold: bool
+    payload: bytes = field(repr=False)
+
+    def __call__(self, nodes: tuple[str, ...]) -> NodeTask:
+        """Make it."""
+        return NodeTask(
+            nodes=nodes,
+            cluster=self.plan.name,
+            door=self.door,
+            hold=self.hold,
+            fed=frozenset(str(node) for node in self.plan.fed_nodes),
+            settings=self.settings.for_nodes(self.plan.name),
+            env=dict(self.settings.env),
+            python_path=tuple(entry or os.getcwd() for entry in sys.path),
+            payload=self.payload,
+        )
+
+
+def error_of_job(error: BaseException, what: str) -> TfosError:
+    """Say in a sentence why a Spark job ended by an error."""
+    text = str(error)
+    if "PYTHON_VERSION_MISMATCH" in text:
+        versions = re.findall(r"\b3\.\d+\b", text)
+        seen = f" ({' and '.join(dict.fromkeys(versions))})" if versions else ""
+        return PlanError(
+            f"the executors' Python is not the driver's{seen}: set PYSPARK_PYTHON to the same version as here, "
+            f"{sys.version_info.major}.{sys.version_info.minor}, before Spark starts"
+        )
+    missing = re.search(r"No module named '([\w.]+)'", text)
+    if missing and missing[1].split(".")[0] in ("tfos_nb", "pyarrow", "grpc", "msgpack", "cloudpickle", "pandas"):
+        return PlanError(
+            f"the executors' Python has no {missing[1]}: set PYSPARK_PYTHON to an environment that has it before Spark "
+            "starts, or ship one with spark.archives"
+        )
+    python = re.search(r"Traceback \(most recent call last\):\n(?:.*\n)*?(\w[\w.]*(?:Error|Exception|Failed)\b.*)", text)
+    first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    return FeedFailed(f"{what}: {python[1] if python else first}")

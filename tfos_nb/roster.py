@@ -1,0 +1,377 @@
+"""The driver's records of a cluster's nodes: who came, what each does, who failed first.
+
+The :class:`Roster` sits behind the door. Its Desk methods are called in the door's thread; everything else may be called from
+any thread. There is one lock, and one condition that is notified of every change that somebody may wait for.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfos_nb.errors import NodeFailed, PlanError, TfosError
+from tfos_nb.feeding import FeedDesk
+from tfos_nb.runtime.door import Link
+from tfos_nb.runtime.ledger import PassDone
+from tfos_nb.runtime.lifecycle import (
+    MainRaised,
+    MainReturned,
+    MainStarted,
+    NodeEnded,
+    NodeUp,
+    Refused,
+    Reservation,
+    Start,
+)
+from tfos_nb.runtime.node import SupervisorEnded
+from tfos_nb.runtime.plan import ClusterPlan, Node
+from tfos_nb.runtime.reports import Heartbeat, History, LogLines, StepReport
+from tfos_nb.state import NodeState, NodeStatus
+
+__all__ = ["Failure", "Roster"]
+
+logger = logging.getLogger(__name__)
+
+_LINES_KEPT = 10_000
+_HEARTBEAT_LIMIT = 15.0
+_RATE_OVER = 3.0  # seconds over which rows per second are averaged
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One node's failure. ``collateral`` marks one that only happened because a peer had gone."""
+
+    error: TfosError
+    node: str
+    collateral: bool
+
+
+@dataclass
+class _Record:
+    """What is known of one node."""
+
+    node: Node
+    status: NodeStatus = NodeStatus.PLANNED
+    link: Link | None = None
+    reservation: Reservation | None = None
+    up: NodeUp | None = None
+    heartbeat: Heartbeat | None = None
+    heard_at: float | None = None
+    report: StepReport = field(default_factory=StepReport)
+    rows: int = 0
+    rate: float | None = None
+    rated: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
+    result: bytes | None = None
+    returned: bool = False
+    raised: MainRaised | None = None
+    ended: NodeEnded | None = None
+    parting: bool = False  # it has been told to go, so its end is no failure
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES_KEPT))
+
+    def forget_rate(self) -> None:
+        self.rate = None
+        self.rated.clear()
+
+
+class Roster:
+    """The records of one cluster.
+
+    Parameters
+    ----------
+    plan : ClusterPlan
+        Who should come.
+    """
+
+    def __init__(self, plan: ClusterPlan) -> None:
+        self.plan = plan
+        self.changed = threading.Condition(threading.RLock())
+        self.history = History(str(plan.chief_node))
+        self.failures: list[Failure] = []
+        self.feeds = FeedDesk(self.changed, [str(node) for node in plan.fed_nodes], self.send, self._place)
+        self._records = {str(node): _Record(node) for node in plan.nodes}
+        self._handlers: dict[type, Callable[[_Record, Any], None]] = {
+            NodeUp: self._node_up,
+            MainStarted: self._main_started,
+            MainReturned: self._main_returned,
+            MainRaised: self._main_raised,
+            NodeEnded: self._node_ended,
+            Heartbeat: self._heartbeat,
+            LogLines: self._log_lines,
+            PassDone: self._pass_done,
+        }
+
+    # --- the Desk: called in the door's thread ---
+
+    def arrived(self, link: Link, message: Reservation | Refused) -> None:
+        """Take a supervisor's reservation, or its word that its executor cannot run a node."""
+        with self.changed:
+            record = self._records.get(message.node)
+            if record is None:
+                raise ValueError(f"{message.node} is not in the plan")
+            if isinstance(message, Refused):
+                self._fail(record, PlanError(f"{message.node} on {message.host}: {message.reason}"))
+                link.end()
+            elif record.reservation is not None:
+                logger.info("a second %s came from %s and was sent away", message.node, message.host)
+                link.end()
+            else:
+                link.node = message.node
+                record.link, record.reservation = link, message
+                record.status, record.heard_at = NodeStatus.RESERVED, time.monotonic()
+                self._start_if_complete()
+            self.changed.notify_all()
+
+    def received(self, link: Link, message: Any) -> None:
+        """Take any later message of a node."""
+        with self.changed:
+            record = self._records[link.node or ""]
+            record.heard_at = time.monotonic()
+            self._handlers[type(message)](record, message)
+            self.changed.notify_all()
+
+    def left(self, link: Link) -> None:
+        """Learn that a node's stream is gone: without its last word, the node is lost."""
+        with self.changed:
+            record = self._records.get(link.node or "")
+            if record is not None and record.link is link:
+                record.link = None
+                if record.ended is None:
+                    self._lose(record, "its supervisor is gone: the executor or its host died, or Spark ended the task")
+            self.changed.notify_all()
+
+    def asked(self, message: Any) -> Any:
+        """Answer a task."""
+        if isinstance(message, SupervisorEnded):
+            return self._supervisor_ended(message)
+        return self.feeds.asked(message)
+
+    def ticked(self) -> None:
+        """Look for nodes that have been silent for too long."""
+        now = time.monotonic()
+        with self.changed:
+            for record in self._records.values():
+                silent = record.heard_at is not None and now - record.heard_at > _HEARTBEAT_LIMIT
+                if silent and record.link is not None and not record.status.ended:
+                    self._lose(record, f"no heartbeat for {_HEARTBEAT_LIMIT:.0f} s: its host or network is gone, or it is stopped")
+            self.changed.notify_all()
+
+    # --- what happens to a node; the lock is held ---
+
+    def _start_if_complete(self) -> None:
+        if any(record.reservation is None for record in self._records.values()):
+            return
+        spec: dict[str, list[str]] = {}
+        for record in self._records.values():
+            assert record.reservation is not None
+            address = f"{record.reservation.host}:{record.reservation.port}"
+            spec.setdefault(record.node.role.value, []).append(address)
+            record.status = NodeStatus.STARTING
+        self.send(Start(spec))
+
+    def _node_up(self, record: _Record, message: NodeUp) -> None:
+        record.up = message
+
+    def _main_started(self, record: _Record, message: MainStarted) -> None:
+        fed = record.node in self.plan.fed_nodes
+        record.status = NodeStatus.FEEDING if fed else NodeStatus.TRAINING
+
+    def _main_returned(self, record: _Record, message: MainReturned) -> None:
+        record.result, record.returned = message.result, True
+        record.status = NodeStatus.DONE
+        record.forget_rate()
+
+    def _main_raised(self, record: _Record, message: MainRaised) -> None:
+        record.raised = message
+        self._fail(record, self._error_of(record, message.summary), message.collateral)
+
+    def _node_ended(self, record: _Record, message: NodeEnded) -> None:
+        record.ended = message
+        if record.parting:
+            if not record.status.ended:
+                record.status = NodeStatus.STOPPED
+        elif record.raised is None:
+            how = f"killed by {message.signal}" if message.signal else f"exited with code {message.exit_code}"
+            memory = f" at {message.memory_bytes / 2**30:.1f} GiB" if message.memory_bytes and message.signal == "SIGKILL" else ""
+            when = " after main had returned" if record.returned else ""
+            hint = "; if nobody did, the host was out of memory" if message.signal == "SIGKILL" else ""
+            self._fail(record, self._error_of(record, f"{how}{memory}{when}{hint}"))
+
+    def _heartbeat(self, record: _Record, message: Heartbeat) -> None:
+        record.heartbeat = message
+        for report in message.reports:
+            record.report = report
+            self.history.record(str(record.node), report)
+        if message.feed is not None:
+            self._count_rows(record, message.feed.rows_out)
+        if record.status is NodeStatus.FEEDING and (record.rows or message.reports):
+            record.status = NodeStatus.TRAINING
+
+    @staticmethod
+    def _count_rows(record: _Record, rows: int) -> None:
+        now = time.monotonic()
+        record.rows = rows
+        record.rated.append((now, rows))
+        while len(record.rated) > 2 and now - record.rated[0][0] > _RATE_OVER:
+            record.rated.popleft()
+        (then, before), elapsed = record.rated[0], now - record.rated[0][0]
+        if elapsed > 0 and not record.status.ended:
+            record.rate = (rows - before) / max(elapsed, 0.1)
+
+    def _log_lines(self, record: _Record, message: LogLines) -> None:
+        record.lines.extend(message.lines)
+
+    def _pass_done(self, record: _Record, message: PassDone) -> None:
+        self.feeds.pass_done(message)
+
+    def _supervisor_ended(self, message: SupervisorEnded) -> None:
+        with self.changed:
+            record = self._records[message.node]
+            record.lines.extend(message.text.splitlines())
+            if record.reservation is None and not record.status.ended:
+                cause = f"its supervisor ended with code {message.code} before it had reserved"
+                self._fail(record, NodeFailed(cause, node=message.node, log_tail=message.text))
+            self.changed.notify_all()
+
+    def _lose(self, record: _Record, cause: str) -> None:
+        if record.parting or record.status.ended:
+            if not record.status.ended:
+                record.status = NodeStatus.STOPPED
+            return
+        self._fail(record, self._error_of(record, cause))
+        record.status = NodeStatus.LOST
+
+    def _fail(self, record: _Record, error: TfosError, collateral: bool = False) -> None:
+        record.status = NodeStatus.FAILED
+        record.forget_rate()
+        self.failures.append(Failure(error, str(record.node), collateral))
+
+    def _error_of(self, record: _Record, cause: str) -> NodeFailed:
+        place, ended, raised = record.reservation, record.ended, record.raised
+        return NodeFailed(
+            cause,
+            node=str(record.node),
+            host=place.host if place else "",
+            executor=place.executor if place else "",
+            exit_code=ended.exit_code if ended else None,
+            signal=ended.signal if ended else None,
+            remote_traceback=raised.traceback if raised else "",
+            log_tail=ended.log_tail if ended else "",
+        )
+
+    def _place(self) -> dict[str, Any]:
+        return {name: record.up.feed for name, record in self._records.items() if record.up and record.up.feed}
+
+    # --- for the driver's threads ---
+
+    def send(self, message: Any, nodes: Iterable[str] | None = None) -> None:
+        """Send a message to the named nodes, or to all."""
+        with self.changed:
+            for name in self._records if nodes is None else nodes:
+                link = self._records[name].link
+                if link is not None:
+                    link.send(message)
+
+    def dismiss(self, message: Any) -> None:
+        """Tell every node to go; from now on its end is no failure."""
+        with self.changed:
+            for record in self._records.values():
+                record.parting = True
+            self.send(message)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The nodes that have not reserved."""
+        with self.changed:
+            return tuple(name for name, record in self._records.items() if record.reservation is None)
+
+    @property
+    def all_up(self) -> bool:
+        """Whether ``main`` has been called on every node."""
+        with self.changed:
+            return all(record.up and record.status is not NodeStatus.STARTING for record in self._records.values())
+
+    @property
+    def all_returned(self) -> bool:
+        """Whether ``main`` has returned on every node that has to."""
+        with self.changed:
+            return all(self._records[str(node)].returned for node in self.plan.finishing_nodes)
+
+    @property
+    def all_gone(self) -> bool:
+        """Whether no node has a stream any more."""
+        with self.changed:
+            return all(record.link is None for record in self._records.values())
+
+    def sated(self) -> tuple[str, ...]:
+        """Return the fed nodes for which rows wait."""
+        with self.changed:
+            records = [self._records[str(node)] for node in self.plan.fed_nodes]
+            beats = [record.heartbeat.feed for record in records if record.heartbeat and not record.status.ended]
+            return tuple(
+                str(record.node)
+                for record, feed in zip(records, beats, strict=False)
+                if feed is not None and not feed.hungry
+            )
+
+    def is_over(self, node: str) -> bool:
+        """Whether a node takes no more rows: its main has returned, or it has ended."""
+        with self.changed:
+            return self._records[node].status.ended
+
+    def mark_stopped(self) -> None:
+        """Give the nodes that were not done a final state."""
+        with self.changed:
+            for record in self._records.values():
+                if not record.status.ended:
+                    record.status = NodeStatus.STOPPED
+                record.forget_rate()
+            self.changed.notify_all()
+
+    def results(self) -> dict[str, bytes]:
+        """Return what came back from each node, still encoded."""
+        with self.changed:
+            return {name: record.result for name, record in self._records.items() if record.result is not None}
+
+    def logs(self, node: str) -> list[str]:
+        """Return the lines that a node wrote of late."""
+        with self.changed:
+            return list(self._records[node].lines)
+
+    def note_of_log(self) -> dict[str, str]:
+        """Return what each node said of itself when it came up."""
+        with self.changed:
+            return {name: record.up.note for name, record in self._records.items() if record.up}
+
+    def snapshot(self) -> tuple[NodeState, ...]:
+        """Return every node's state now."""
+        now = time.monotonic()
+        with self.changed:
+            return tuple(_state_of(name, record, now) for name, record in self._records.items())
+
+
+def _state_of(name: str, record: _Record, now: float) -> NodeState:
+    place, beat, report = record.reservation, record.heartbeat, record.report
+    alive = not record.status.ended
+    return NodeState(
+        node=name,
+        status=record.status,
+        host=place.host if place else "",
+        executor=place.executor if place else "",
+        pid=record.up.pid if record.up else None,
+        gpus=place.gpus if place else (),
+        epoch=report.epoch,
+        epochs=report.epochs,
+        step=report.step,
+        steps=report.steps,
+        metrics=dict(report.metrics),
+        rows=record.rows,
+        rows_per_second=record.rate if alive else None,
+        cpu_percent=beat.cpu_percent if beat and alive else None,
+        memory_bytes=beat.memory_bytes if beat and alive else None,
+        heartbeat_age=now - record.heard_at if record.heard_at is not None and alive else None,
+    )

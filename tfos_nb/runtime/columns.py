@@ -1,0 +1,150 @@
+"""What becomes of a column: Arrow's buffers as NumPy arrays, without a Python loop over rows.
+
+Numbers and booleans become arrays of one value a row; lists of equal lengths (nested or not) one dense array; strings and
+bytes an array of bytes objects. A null, or a list of another length, is an error that names the column and the row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tfos_nb.errors import FeedFailed
+
+__all__ = ["Column", "arrays_of", "columns_of", "first_lengths"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its name, NumPy's type of its elements (``object`` for bytes) and the shape of one row's value."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+def first_lengths(batch: pa.RecordBatch) -> dict[str, tuple[int, ...]]:
+    """Return the lengths of the list columns in a batch's first row, outermost first."""
+    lengths = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        shape: list[int] = []
+        values, kind = column.slice(0, 1), column.type
+        while _is_list(kind):
+            shape.append(kind.list_size if pa.types.is_fixed_size_list(kind) else _length_of_first(values))
+            values, kind = values.flatten(), kind.value_type
+        if shape:
+            lengths[name] = tuple(shape)
+    return lengths
+
+
+def _length_of_first(values: pa.Array) -> int:
+    return len(values[0]) if len(values) and values[0].is_valid else 0
+
+
+def columns_of(schema: pa.Schema, lengths: Mapping[str, tuple[int, ...]]) -> dict[str, Column]:
+    """Return the columns of a schema.
+
+    Raises
+    ------
+    FeedFailed
+        If a column's type has no tensor; the message says how to convert it.
+    """
+    return {name: Column(name, _dtype_of(name, schema.field(name).type), tuple(lengths.get(name, ()))) for name in schema.names}
+
+
+def _dtype_of(name: str, kind: pa.DataType) -> np.dtype[Any]:
+    while _is_list(kind):
+        kind = kind.value_type
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return np.dtype(kind.to_pandas_dtype())
+    if _is_bytes(kind):
+        return np.dtype(object)
+    raise FeedFailed(
+        f"column {name!r} is {kind}, for which TensorFlow has no tensor: leave it out, or cast it "
+        f"(a date or decimal: df.withColumn({name!r}, df[{name!r}].cast('double')); a struct: select its fields)"
+    )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+    )
+
+
+def arrays_of(
+    batch: pa.RecordBatch, columns: Iterable[Column], fill: Mapping[str, Any] | None = None
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Turn a batch into one array a column, the first axis being the rows.
+
+    Parameters
+    ----------
+    batch : pyarrow.RecordBatch
+        Some rows.
+    columns : iterable of Column
+        The columns wanted, with the shapes that they must have.
+    fill : mapping, optional
+        What to put in place of a null, by column.
+
+    Raises
+    ------
+    FeedFailed
+        For a null without a fill, or a list of another length than the first row's.
+    """
+    fill = fill or {}
+    return {
+        column.name: _array_of(batch.column(batch.schema.get_field_index(column.name)), column, fill.get(column.name))
+        for column in columns
+    }
+
+
+def _array_of(values: pa.Array, column: Column, fill: Any) -> np.ndarray[Any, Any]:
+    rows = len(values)
+    for length in column.shape:
+        _refuse_nulls(values, column)
+        values = _flatten(values, length, column)
+    if values.null_count:
+        if fill is None:
+            _refuse_nulls(values, column)
+        values = values.fill_null(fill)
+    if column.dtype.hasobject:
+        values = values.cast(pa.large_binary() if pa.types.is_large_string(values.type) else pa.binary())
+    array: np.ndarray[Any, Any] = values.to_numpy(zero_copy_only=False)
+    return array.reshape((rows, *column.shape))
+
+
+def _flatten(values: pa.Array, length: int, column: Column) -> pa.Array:
+    if pa.types.is_fixed_size_list(values.type):
+        lengths_match, worst = values.type.list_size == length, 0
+    else:
+        lengths = values.value_lengths().to_numpy(zero_copy_only=False)
+        wrong = np.flatnonzero(lengths != length)
+        lengths_match, worst = not wrong.size, int(wrong[0]) if wrong.size else 0
+    if not lengths_match:
+        found = len(values[worst])
+        raise FeedFailed(
+            f"column {column.name!r} holds a list of {found} values where the first row's has {length}: "
+            "a dense tensor needs lists of one length. Pad or cut them in Spark, for example with "
+            f"slice(concat({column.name}, array_repeat(0, {length})), 1, {length})"
+        )
+    return values.flatten()
+
+
+def _refuse_nulls(values: pa.Array, column: Column) -> None:
+    if values.null_count:
+        inner = max(1, math.prod(column.shape))
+        row = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+        where = "in a list of a row" if inner > 1 and len(values) > 1 else f"{row + 1} rows into a batch"
+        raise FeedFailed(
+            f"column {column.name!r} has a null ({where}), and a tensor has none: drop such rows with "
+            f"df.dropna(subset=[{column.name!r}]), or give ctx.dataset(…, fill={{{column.name!r}: 0}})"
+        )

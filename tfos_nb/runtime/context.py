@@ -1,0 +1,229 @@
+"""``ctx``: what the user's ``main(args, ctx)`` receives."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfos_nb.errors import FeedFailed, TfosError
+from tfos_nb.runtime.dataset import DatasetOptions, Names, build_dataset
+from tfos_nb.runtime.passes import Passes
+from tfos_nb.runtime.plan import Node, Role
+from tfos_nb.runtime.reports import Reporter
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+__all__ = ["NodeContext"]
+
+logger = logging.getLogger(__name__)
+
+
+class NodeContext:
+    """This node's place in the cluster, its rows, and the way to report and save.
+
+    Attributes
+    ----------
+    job_name : str
+        The role: ``"chief"``, ``"worker"``, ``"ps"`` or ``"evaluator"``.
+    task_index : int
+        The index in that role.
+    is_chief : bool
+        Whether this node saves and speaks for the cluster: the chief, or ``worker:0`` where there is none.
+    num_workers : int
+        How many nodes train: the workers, and the chief if it trains too.
+    cluster_spec : dict of str to list of str
+        TensorFlow's own: the addresses of each role. ``TF_CONFIG`` is set from it.
+    cluster_name : str
+        The cluster's name.
+    model_dir : str
+        Where :meth:`save` writes.
+    args : object
+        What the program was given, as in ``main(args, ctx)``.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        cluster_spec: Mapping[str, Sequence[str]],
+        *,
+        cluster_name: str,
+        model_dir: str,
+        passes: Passes,
+        reporter: Reporter,
+        stopping: threading.Event,
+        failed: Callable[[FeedFailed], object],
+        args: Any = None,
+        gpus: Sequence[str] = (),
+    ) -> None:
+        self.node = node
+        self.job_name = node.role.value
+        self.task_index = node.index
+        self.cluster_spec = {role: list(addresses) for role, addresses in cluster_spec.items()}
+        self.is_chief = node.role is Role.CHIEF or (
+            node == Node(Role.WORKER, 0) and Role.CHIEF.value not in self.cluster_spec
+        )
+        trains = [Role.WORKER.value] if Role.PS.value in self.cluster_spec else [Role.WORKER.value, Role.CHIEF.value]
+        self.num_workers = sum(len(self.cluster_spec.get(role, ())) for role in trains)
+        self.cluster_name = cluster_name
+        self.model_dir = model_dir
+        self.args = args
+        self.gpus = tuple(gpus)
+        self._passes = passes
+        self._reporter = reporter
+        self._stopping = stopping
+        self._failed = failed
+
+    def dataset(
+        self,
+        batch_size: int,
+        *,
+        x: Names = None,
+        y: Names = None,
+        sample_weight: str | None = None,
+        columns: Sequence[str] | None = None,
+        fill: Mapping[str, Any] | None = None,
+        shuffle: int = 0,
+        seed: int | None = None,
+        drop_remainder: bool = False,
+        prefetch: int = 2,
+    ) -> tf.data.Dataset:
+        """Return this node's share of the rows that Spark feeds.
+
+        Each iteration over it is one pass over the share, so ``fit(ctx.dataset(…), epochs=E)`` makes E passes; the
+        driver delivers them by ``train(df, epochs=E)``. The last batch of a pass may be smaller. Shares may be uneven:
+        under a synchronous strategy a node that has come to its end waits for the others, and no row is left out.
+
+        Parameters
+        ----------
+        batch_size : int
+            Rows in a batch, as Keras takes it: the global batch under a synchronous strategy, which gives each of R
+            replicas ``batch_size / R`` rows a step.
+        x, y : str or list of str, optional
+            Columns for Keras' ``fit``: elements are then ``(x, y)``, a list giving a dictionary of tensors. Without
+            them, elements are ``{column: tensor}``.
+        sample_weight : str, optional
+            A column of weights; elements are then ``(x, y, sample_weight)``.
+        columns : list of str, optional
+            Only these columns, in dictionary elements.
+        fill : mapping, optional
+            What to put in place of a null, by column. Without it a null is an error.
+        shuffle : int, optional
+            Shuffle within a buffer of so many rows.
+        seed : int, optional
+            Of the shuffling.
+        drop_remainder : bool, optional
+            Leave a smaller last batch out.
+        prefetch : int, optional
+            Batches to prepare ahead.
+
+        Returns
+        -------
+        tf.data.Dataset
+            Tensors of shape ``(rows, …)``: a number a row gives ``(rows,)``, lists of n give ``(rows, n)``.
+
+        Raises
+        ------
+        FeedFailed
+            If a column is not there, or has no tensor.
+
+        Examples
+        --------
+        >>> model.fit(ctx.dataset(128, x="pixels", y="label"), epochs=3)  # doctest: +SKIP
+        """
+        options = DatasetOptions(
+            batch_size, x, y, sample_weight, columns, dict(fill or {}), shuffle, seed, drop_remainder, prefetch
+        )
+        return build_dataset(self._passes, options, self._failed)
+
+    def report(
+        self,
+        *,
+        epoch: int | None = None,
+        epochs: int | None = None,
+        step: int | None = None,
+        steps: int | None = None,
+        epoch_end: bool = False,
+        **metrics: Any,
+    ) -> None:
+        """Show progress in the notebook. Never waits and never raises; Keras' ``fit`` reports by itself.
+
+        Parameters
+        ----------
+        epoch, epochs, step, steps : int, optional
+            Where the program is, counted from 1, and of how many.
+        epoch_end : bool, optional
+            Whether this is an epoch's last report: the cluster's history keeps it.
+        **metrics
+            Numbers by name, such as ``loss=0.3``.
+        """
+        self._reporter.step(epoch=epoch, epochs=epochs, step=step, steps=steps, epoch_end=epoch_end, **metrics)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the user has asked the cluster to stop: a loop of one's own looks at it between steps."""
+        return self._stopping.is_set()
+
+    def absolute_path(self, path: str) -> str:
+        """Return ``path``, put under :attr:`model_dir` if it is relative."""
+        return path if os.path.isabs(path) or "://" in path else f"{self.model_dir.rstrip('/')}/{path}"
+
+    def save(self, model: Any, path: str = "model.keras") -> str:
+        """Save a Keras model: the chief writes, beside the place and then renamed, and the other nodes do nothing.
+
+        Parameters
+        ----------
+        model : keras.Model
+            The model.
+        path : str, optional
+            The file's name, under :attr:`model_dir` if it is relative, or a URL that fsspec knows.
+
+        Returns
+        -------
+        str
+            The full path, on every node.
+        """
+        target = self.absolute_path(path)
+        if not target.endswith((".keras", ".h5")):
+            target += ".keras"
+        if self.is_chief:
+            self._write_model(model, target)
+        return target
+
+    def _write_model(self, model: Any, target: str) -> None:
+        import fsspec
+
+        filesystem, place = fsspec.core.url_to_fs(target)
+        suffix = os.path.splitext(place)[1]
+        part = f"{os.path.dirname(place)}/.{uuid.uuid4().hex}{suffix}"
+        try:
+            filesystem.makedirs(os.path.dirname(place), exist_ok=True)
+            if "file" in (filesystem.protocol if isinstance(filesystem.protocol, tuple) else (filesystem.protocol,)):
+                model.save(part)
+                os.replace(part, place)
+            else:
+                self._upload(model, filesystem, part, place)
+        except PermissionError as error:
+            raise TfosError(f"{target} cannot be written: {error}. Give a model_dir that this host may write") from error
+        logger.info("saved the model at %s", target)
+
+    @staticmethod
+    def _upload(model: Any, filesystem: Any, part: str, place: str) -> None:
+        import tempfile
+
+        scratch = tempfile.mkdtemp(prefix="tfos_nb-save-")
+        try:
+            local = os.path.join(scratch, os.path.basename(part))
+            model.save(local)
+            filesystem.put(local, part)
+            filesystem.mv(part, place)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def __repr__(self) -> str:
+        return f"<ctx {self.node} of {self.cluster_name}>"

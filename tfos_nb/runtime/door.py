@@ -1,0 +1,320 @@
+"""The one port of the driver, and the two ways through it.
+
+::
+
+    executor side                                          driver
+    ─────────────                                          ──────
+    supervisor ── attend: a stream each way, one a node ─▶ Door ─▶ Desk.arrived / received / left
+    FeedTask   ── ask: a question, an answer ────────────▶ Door ─▶ Desk.asked
+
+gRPC over TLS. The key is made for this cluster and pinned by the executors, so no certificate authority is needed; a
+256-bit token is in the metadata of every call. Both reach the executors inside Spark's own task closure. Payloads are
+:mod:`tfos_nb.runtime.wire` messages.
+
+The server runs in one thread with an asyncio loop, so that thousands of nodes cost no thread each. The
+:class:`Desk`'s methods are called in that thread and must not block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import queue
+import secrets
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from tfos_nb.errors import TfosError
+from tfos_nb.runtime import wire
+from tfos_nb.runtime.identity import SERVER_NAME, Identity
+
+__all__ = ["Desk", "Door", "DoorAddress", "DoorClient", "Link"]
+
+logger = logging.getLogger(__name__)
+
+_ATTEND, _ASK = "/tfos_nb.Door/Attend", "/tfos_nb.Door/Ask"
+_OPTIONS = [
+    ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", wire.MAX_MESSAGE_BYTES),
+]
+
+
+@dataclass(frozen=True)
+class DoorAddress:
+    """All that an executor needs to reach the driver. Its secrets stay out of its repr."""
+
+    host: str
+    port: int
+    certificate: bytes = field(repr=False)
+    token: str = field(repr=False)
+
+
+class Link:
+    """The driver's end of one node's stream."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._outbox: asyncio.Queue[Any] = asyncio.Queue()
+        self.node: str | None = None
+
+    def send(self, message: Any) -> None:
+        """Send a message to the node, from any thread; nothing happens if it has gone."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: so is the stream
+            self._loop.call_soon_threadsafe(self._outbox.put_nowait, message)
+
+    def end(self) -> None:
+        """End the stream after what was sent."""
+        self.send(None)
+
+    async def _outgoing(self) -> AsyncIterator[bytes]:
+        while (message := await self._outbox.get()) is not None:
+            yield wire.encode(message)
+
+
+class Desk(Protocol):
+    """Who answers behind the door. Called in the door's thread, one call at a time; must not block."""
+
+    def arrived(self, link: Link, message: Any) -> None:
+        """Take the first message of a stream."""
+
+    def received(self, link: Link, message: Any) -> None:
+        """Take every later one."""
+
+    def left(self, link: Link) -> None:
+        """Learn that the stream has ended, for whatever reason."""
+
+    def asked(self, message: Any) -> Any:
+        """Answer a question."""
+
+    def ticked(self) -> None:
+        """Look at the clock, once a second."""
+
+
+class Door:
+    """The driver's gRPC server.
+
+    Parameters
+    ----------
+    desk : Desk
+        Who answers.
+    host : str
+        The name or address by which executors reach the driver.
+    bind : str
+        The address to listen on.
+    ports : range or None
+        Ports to try in turn; None takes any free one.
+    """
+
+    def __init__(self, desk: Desk, *, host: str, bind: str, ports: range | None = None) -> None:
+        self._desk = desk
+        self._host = host
+        self._bind = bind
+        self._ports = ports or range(0, 1)
+        self._identity = Identity.create()
+        self._token = secrets.token_hex(32)
+        self._opened: Future[int] = Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing: asyncio.Event | None = None
+        self._links: set[Link] = set()
+        self._thread = threading.Thread(target=self._run, name="tfos_nb door", daemon=True)
+
+    def open(self, timeout: float = 10.0) -> DoorAddress:
+        """Listen; return what the executors need to come in."""
+        self._thread.start()
+        port = self._opened.result(timeout)
+        return DoorAddress(self._host, port, self._identity.certificate, self._token)
+
+    def close(self, timeout: float = 10.0) -> None:
+        """End every stream and stop listening. Idempotent; from any thread but the door's own."""
+        loop, closing = self._loop, self._closing
+        if loop is not None and closing is not None:
+            with contextlib.suppress(RuntimeError):  # already closed
+                loop.call_soon_threadsafe(closing.set)
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 - whoever waits in open() must hear of it
+            if self._opened.done():
+                logger.exception("the door's thread ended by an error")
+            else:
+                self._opened.set_exception(error)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(_quiet_poller)
+        self._closing = asyncio.Event()
+        server = grpc.aio.server(options=[*_OPTIONS, ("grpc.so_reuseport", 0)])
+        server.add_generic_rpc_handlers((_Handlers(self),))
+        port = self._listen(server)
+        await server.start()
+        self._opened.set_result(port)
+        ticker = asyncio.create_task(self._tick())
+        await self._closing.wait()
+        ticker.cancel()
+        for link in self._links:
+            link.end()
+        await server.stop(grace=0.5)
+
+    def _listen(self, server: grpc.aio.Server) -> int:
+        credentials = grpc.ssl_server_credentials([(self._identity.key, self._identity.certificate)])
+        for port in self._ports:
+            try:
+                bound = int(server.add_secure_port(f"{_bracketed(self._bind)}:{port}", credentials))
+            except RuntimeError:
+                continue
+            if bound:
+                return bound
+        ports = f"{self._ports[0]}-{self._ports[-1]}" if len(self._ports) > 1 else str(self._ports[0])
+        raise TfosError(
+            f"the driver could not listen on {self._bind}, port {ports}: it is taken, or the address is not this "
+            "machine's. Set TFOS_SERVER_HOST and TFOS_SERVER_PORT (one port, or a range such as 40000-40100)"
+        )
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)  # the clock itself, not a wait for something
+            try:
+                self._desk.ticked()
+            except Exception:
+                logger.exception("the door's clock")
+
+    async def _attend(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        await self._check_token(context)
+        link = Link(asyncio.get_running_loop())
+        self._links.add(link)
+        reader = asyncio.create_task(self._read(link, requests))
+        try:
+            async for reply in link._outgoing():
+                yield reply
+        finally:
+            self._links.discard(link)
+            reader.cancel()
+
+    async def _read(self, link: Link, requests: AsyncIterator[bytes]) -> None:
+        take = self._desk.arrived
+        try:
+            async for request in requests:
+                take(link, wire.decode(request))
+                take = self._desk.received
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            logger.exception("a node's message could not be taken")
+        finally:
+            self._desk.left(link)
+            link.end()
+
+    async def _ask(self, request: bytes, context: Any) -> bytes:
+        await self._check_token(context)
+        return wire.encode(self._desk.asked(wire.decode(request)))
+
+    async def _check_token(self, context: Any) -> None:
+        metadata = dict(context.invocation_metadata() or ())
+        if not hmac.compare_digest(str(metadata.get("tfos-token", "")).encode(), self._token.encode()):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no valid token")
+
+
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
+    def __init__(self, door: Door) -> None:
+        self._methods = {
+            _ATTEND: grpc.stream_stream_rpc_method_handler(door._attend),
+            _ASK: grpc.unary_unary_rpc_method_handler(door._ask),
+        }
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        return self._methods.get(details.method)
+
+
+def _quiet_poller(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Drop the one report that gRPC causes by itself.
+
+    All asyncio loops of a process share gRPC's poller; each is woken, one reads, and the others get this error, which
+    means nothing (github.com/grpc/grpc, issue 25364).
+    """
+    if isinstance(context.get("exception"), BlockingIOError):
+        return
+    loop.default_exception_handler(context)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+class DoorClient:
+    """The executor's end of the door.
+
+    Parameters
+    ----------
+    address : DoorAddress
+        From the driver.
+    """
+
+    def __init__(self, address: DoorAddress) -> None:
+        self._metadata = (("tfos-token", address.token),)
+        self._channel = grpc.secure_channel(
+            f"{_bracketed(address.host)}:{address.port}",
+            grpc.ssl_channel_credentials(root_certificates=address.certificate),
+            options=[
+                *_OPTIONS,
+                ("grpc.ssl_target_name_override", SERVER_NAME),
+                ("grpc.enable_http_proxy", 0),
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+            ],
+        )
+        self._ask = self._channel.unary_unary(_ASK)
+
+    def ask(self, question: Any, timeout: float = 30.0) -> Any:
+        """Ask the driver; return its answer."""
+        return wire.decode(self._ask(wire.encode(question), timeout=timeout, metadata=self._metadata))
+
+    def attend(self) -> Attendance:
+        """Open this node's stream."""
+        return Attendance(self._channel.stream_stream(_ATTEND), self._metadata)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._channel.close()
+
+    def __enter__(self) -> DoorClient:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Attendance:
+    """The executor's end of one node's stream: iterate over it for the driver's messages."""
+
+    def __init__(self, method: Any, metadata: tuple[tuple[str, str], ...]) -> None:
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._call = method(iter(self._outbox.get, None), metadata=metadata)
+
+    def send(self, message: Any) -> None:
+        """Send a message to the driver, from any thread."""
+        self._outbox.put(wire.encode(message))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the driver's messages until the stream ends, in order or not."""
+        try:
+            for data in self._call:
+                yield wire.decode(data)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                raise TfosError("the driver refused this node's token: it belongs to another cluster") from None
+            logger.debug("the stream to the driver ended: %s", error.code())
+
+    def end(self) -> None:
+        """Say that nothing more comes; what was sent still arrives."""
+        self._outbox.put(None)

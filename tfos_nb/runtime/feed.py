@@ -1,0 +1,319 @@
+"""Rows on their way from a Spark task into a node: both ends of the wire.
+
+::
+
+    Spark task "FeedTask" ── question: where? ──▶ door (tfos_nb.runtime.ledger)
+         │
+         └── Arrow Flight DoPut, one stream a (partition, node) ──▶ FeedServer in the node ──▶ passes.Intake
+
+The protocol of one stream: the sender names the partition; the node answers with its position in it (rows that it has
+already, from an earlier attempt); the sender writes record batches, each with the number of its first row; when the sender
+is done, the node acknowledges the position reached. Only then is the partition done. A sender that comes after a failed
+one leaves out the rows before the node's position, after a look that its row there is the same one.
+
+Same host: a unix socket in a private directory. Other hosts: TLS with the node's own certificate, pinned. The cluster's
+token is in the header of every call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime import ledger, wire
+from tfos_nb.runtime.columns import first_lengths
+from tfos_nb.runtime.door import DoorAddress, DoorClient
+from tfos_nb.runtime.identity import SERVER_NAME, Identity
+from tfos_nb.runtime.lifecycle import FeedPlace
+from tfos_nb.runtime.passes import Passes
+from tfos_nb.runtime.rows import batches_of_rows
+from tfos_nb.runtime.wire import message
+
+__all__ = ["FeedServer", "FeedTask"]
+
+_TOKEN_HEADER = "tfos-token"
+_CHUNK_BYTES = 8 << 20
+SUMMARY_SCHEMA = "partition long, rows long"
+
+
+@message
+@dataclass(frozen=True)
+class _Ticket:
+    """First word of a stream: which partition of which feed."""
+
+    feed: int
+    partition: int
+
+
+@message
+@dataclass(frozen=True)
+class _Position:
+    """The node's answer: rows of the partition that it has, the fingerprint of the last, and whether all are kept."""
+
+    row: int
+    fingerprint: int
+    spilled: bool
+
+
+@message
+@dataclass(frozen=True)
+class _Chunk:
+    """With every batch: the number of its first row in the partition, and its last row's fingerprint."""
+
+    start: int
+    fingerprint: int
+
+
+def fingerprint_of(batch: pa.RecordBatch, row: int) -> int:
+    """Return a checksum of one row, the same in every attempt that reads the same row."""
+    return zlib.crc32(repr(batch.slice(row, 1).to_pylist()).encode())
+
+
+# --- the node's end -----------------------------------------------------------------------------------------------
+
+
+class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def start_call(self, info: Any, headers: dict[str, list[str]]) -> None:
+        given = (headers.get(_TOKEN_HEADER) or [""])[0]
+        if not hmac.compare_digest(str(given).encode(), self._token.encode()):
+            raise flight.FlightUnauthenticatedError("no valid token")
+
+
+class _Listener(flight.FlightServerBase):  # type: ignore[misc]
+    """One address on which rows come in; a node has two."""
+
+    def __init__(self, location: str, passes: Passes, token: str, identity: Identity | None) -> None:
+        tls = [(identity.certificate, identity.key)] if identity else None
+        super().__init__(location, middleware={"token": _TokenCheck(token)}, tls_certificates=tls)
+        self._passes = passes
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        ticket: _Ticket = wire.decode(descriptor.command)
+        intake = self._passes.intake(ticket.feed)
+        lane = intake.lane(ticket.partition)
+        self._tell(writer, lane, intake)
+        with contextlib.suppress(StopIteration):
+            while True:
+                piece = reader.read_chunk()
+                chunk: _Chunk = wire.decode(piece.app_metadata.to_pybytes())
+                intake.accept(ticket.partition, chunk.start, chunk.fingerprint, piece.data)
+        self._tell(writer, lane, intake)
+
+    @staticmethod
+    def _tell(writer: Any, lane: Any, intake: Any) -> None:
+        kept = intake.spill is not None and intake.spill.whole
+        writer.write(pa.py_buffer(wire.encode(_Position(lane.row, lane.fingerprint, kept))))
+
+
+class FeedServer:
+    """Where a node takes rows: a unix socket and a TLS port.
+
+    Parameters
+    ----------
+    passes : Passes
+        Where the rows go.
+    directory : str
+        A private directory for the socket.
+    host : str
+        The address by which other hosts reach this one.
+    token : str
+        The cluster's.
+    """
+
+    def __init__(self, passes: Passes, *, directory: str, host: str, token: str) -> None:
+        identity = Identity.create()
+        path = os.path.join(directory, "feed.sock")
+        self._near = _Listener(f"grpc+unix://{path}", passes, token, None)
+        bind = f"[{host}]" if ":" in host else host
+        self._far = _Listener(f"grpc+tls://{bind}:0", passes, token, identity)
+        self.place = FeedPlace(path, host, self._far.port, identity.certificate)
+
+    def close(self) -> None:
+        """Take no more rows."""
+        self._near.shutdown()
+        self._far.shutdown()
+
+
+# --- the Spark task's end -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FeedTask:
+    """What a Spark task does with a partition: send it to the nodes. Yields one row: the partition and its row count.
+
+    Called with Arrow record batches by ``DataFrame.mapInArrow``, with rows by ``RDD.mapPartitions`` (``rows=True``).
+    """
+
+    feed: int
+    door: DoorAddress
+    rows: bool = False
+
+    def __call__(self, items: Iterable[Any]) -> Iterator[Any]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
+        with DoorClient(self.door) as door:
+            batches = batches_of_rows(items) if self.rows else items
+            try:
+                sent = _send_partition(self, partition, batches, door)
+            except FeedFailed as error:
+                door.ask(ledger.PartitionFailed(self.feed, partition, str(error)))
+                raise
+        if self.rows:
+            yield partition, sent
+        else:
+            yield pa.RecordBatch.from_pydict(
+                {"partition": pa.array([partition], pa.int64()), "rows": pa.array([sent], pa.int64())}
+            )
+
+
+def _send_partition(task: FeedTask, partition: int, batches: Iterable[pa.RecordBatch], door: DoorClient) -> int:
+    sender: _PartitionSender | None = None
+    with contextlib.ExitStack() as stack:
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            if sender is None:
+                sender = stack.enter_context(_PartitionSender(task, partition, batch, door))
+            if not sender.done:
+                sender.send(batch)
+        return sender.finish() if sender is not None else 0
+
+
+class _PartitionSender:
+    """One attempt at one partition."""
+
+    def __init__(self, task: FeedTask, partition: int, first: pa.RecordBatch, door: DoorClient) -> None:
+        self._task, self._partition, self._door = task, partition, door
+        schema = first.schema.serialize().to_pybytes()
+        question = ledger.OpenPartition(task.feed, partition, schema, first_lengths(first))
+        answer: ledger.Places = door.ask(question)
+        if answer.refused:
+            raise FeedFailed(answer.refused)
+        self.done = answer.done
+        self._places = answer.places
+        self._local = tuple(node for node, place in answer.places.items() if os.path.exists(place.socket))
+        self._only = next(iter(answer.places)) if len(answer.places) == 1 else None
+        self._streams: dict[str, _NodeStream] = {}
+        self._row = 0
+        self._segment_end = 0
+        self._node = self._only or ""
+        self._chunk_rows = max(1, int(_CHUNK_BYTES * first.num_rows / max(1, first.nbytes)))
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        """Send a batch, segment by segment."""
+        offset = 0
+        while offset < batch.num_rows:
+            if self._only is None and self._row >= self._segment_end:
+                claim = ledger.ClaimSegment(self._task.feed, self._partition, self._row, self._local)
+                self._node = self._door.ask(claim)
+                self._segment_end = ledger.segment_end(self._row)
+            count = min(batch.num_rows - offset, self._chunk_rows)
+            if self._only is None:
+                count = min(count, self._segment_end - self._row)
+            self._stream(batch.schema).write(self._row, batch.slice(offset, count))
+            offset += count
+            self._row += count
+
+    def _stream(self, schema: pa.Schema) -> _NodeStream:
+        if self._node not in self._streams:
+            ticket = _Ticket(self._task.feed, self._partition)
+            place, token = self._places[self._node], self._task.door.token
+            near = self._node in self._local
+            self._streams[self._node] = _NodeStream(self._node, place, near, token, ticket, schema)
+        return self._streams[self._node]
+
+    def finish(self) -> int:
+        """Wait until every node has acknowledged its rows; tell the driver; return how many rows there were."""
+        if not self.done:
+            spilled = all([stream.finish() for stream in self._streams.values()])
+            self._door.ask(ledger.PartitionDone(self._task.feed, self._partition, self._row, spilled))
+        return self._row
+
+    def __enter__(self) -> _PartitionSender:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for stream in self._streams.values():
+            stream.close()
+
+
+@dataclass
+class _NodeStream:
+    """A DoPut stream to one node."""
+
+    node: str
+    place: FeedPlace = field(repr=False)
+    near: bool
+    token: str = field(repr=False)
+    ticket: _Ticket
+    schema: pa.Schema = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.near:
+            self._client = flight.FlightClient(f"grpc+unix://{self.place.socket}")
+        else:
+            host = f"[{self.place.host}]" if ":" in self.place.host else self.place.host
+            self._client = flight.FlightClient(
+                f"grpc+tls://{host}:{self.place.port}",
+                tls_root_certs=self.place.certificate,
+                override_hostname=SERVER_NAME,
+                generic_options=[("grpc.enable_http_proxy", 0)],
+            )
+        options = flight.FlightCallOptions(headers=[(_TOKEN_HEADER.encode(), self.token.encode())])
+        descriptor = flight.FlightDescriptor.for_command(wire.encode(self.ticket))
+        self._writer, self._answers = self._client.do_put(descriptor, self.schema, options)
+        self._position = self._answer()
+        self._sent = self._position.row
+
+    def write(self, start: int, batch: pa.RecordBatch) -> None:
+        """Send rows ``start …``, but for those that the node has already."""
+        end = start + batch.num_rows
+        known = self._position.row
+        if start < known <= end and fingerprint_of(batch, known - 1 - start) != self._position.fingerprint:
+            raise FeedFailed(
+                f"partition {self.ticket.partition} gave other rows when Spark ran it again: row {known} is not the "
+                "one that was fed before. Cache or checkpoint the DataFrame, or sort it, and train again"
+            )
+        if end <= known:
+            return
+        if start < known:
+            batch, start = batch.slice(known - start), known
+        chunk = _Chunk(start, fingerprint_of(batch, batch.num_rows - 1))
+        self._writer.write_with_metadata(batch, wire.encode(chunk))
+        self._sent = end
+
+    def finish(self) -> bool:
+        """Wait for the node's acknowledgement; tell whether it keeps the rows."""
+        self._writer.done_writing()
+        position = self._answer()
+        if position.row < self._sent:
+            raise FeedFailed(f"{self.node} has {position.row} rows of partition {self.ticket.partition}, not {self._sent}")
+        return position.spilled
+
+    def _answer(self) -> _Position:
+        buffer = self._answers.read()
+        if buffer is None:
+            self._writer.close()  # raises what the node said
+            raise FeedFailed(f"{self.node} hung up while partition {self.ticket.partition} was being fed")
+        position: _Position = wire.decode(buffer.to_pybytes())
+        return position
+
+    def close(self) -> None:
+        """Hang up. What the node has, it keeps."""
+        with contextlib.suppress(pa.ArrowException, flight.FlightError):
+            self._writer.close()
+        self._client.close()

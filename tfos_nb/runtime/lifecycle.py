@@ -1,0 +1,163 @@
+"""What is said about a node's life, between its TensorFlow process, its supervisor and the driver.
+
+::
+
+    TF process ──NodeUp, MainStarted, MainReturned, MainRaised──▶ supervisor ──the same, Reservation, NodeEnded──▶ driver
+    TF process ◀──Start, Stop, Farewell, feed messages────────── supervisor ◀──────────────────────────────────── driver
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tfos_nb.runtime.wire import message
+
+__all__ = [
+    "Farewell",
+    "FeedPlace",
+    "MainRaised",
+    "MainReturned",
+    "MainStarted",
+    "NodeEnded",
+    "NodeJob",
+    "NodeUp",
+    "Refused",
+    "Reservation",
+    "Start",
+    "Stop",
+]
+
+
+@message
+@dataclass(frozen=True)
+class NodeJob:
+    """All that a supervisor and its TF process need. Comes from Spark's task closure through a pipe, never a socket.
+
+    ``payload`` is the pickled function and its arguments (:mod:`tfos_nb.runtime.payload`).
+    """
+
+    node: str
+    cluster: str
+    attempt: int
+    executor: str
+    door_host: str
+    door_port: int
+    hold: bool
+    gpus: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    python_path: tuple[str, ...] = ()
+    settings: dict[str, object] = field(default_factory=dict)
+    certificate: bytes = field(default=b"", repr=False)
+    token: str = field(default="", repr=False)
+    payload: bytes = field(default=b"", repr=False)
+
+
+@message
+@dataclass(frozen=True)
+class Reservation:
+    """A supervisor's place in the cluster: ``host:port`` is what TensorFlow will listen on; the port is held open."""
+
+    node: str
+    host: str
+    port: int
+    executor: str
+    attempt: int
+    pid: int
+    gpus: tuple[str, ...] = ()
+
+
+@message
+@dataclass(frozen=True)
+class Refused:
+    """This executor cannot run a node; ``reason`` says what to change."""
+
+    node: str
+    host: str
+    reason: str
+
+
+@message
+@dataclass(frozen=True)
+class Start:
+    """The rendezvous is complete: ``cluster_spec`` maps each role to its addresses."""
+
+    cluster_spec: dict[str, list[str]]
+
+
+@message
+@dataclass(frozen=True)
+class FeedPlace:
+    """Where a node takes rows: a unix socket for its own host, TLS over TCP for the others."""
+
+    socket: str
+    host: str
+    port: int
+    certificate: bytes = field(repr=False)
+
+
+@message
+@dataclass(frozen=True)
+class NodeUp:
+    """The process has imported TensorFlow and takes rows."""
+
+    node: str
+    pid: int
+    tensorflow: str
+    keras: str
+    feed: FeedPlace | None
+    note: str = ""
+
+
+@message
+@dataclass(frozen=True)
+class MainStarted:
+    """``main`` has been called."""
+
+    node: str
+
+
+@message
+@dataclass(frozen=True)
+class MainReturned:
+    """``main`` has returned; ``result`` is encoded by :func:`tfos_nb.runtime.wire.encode_result`."""
+
+    node: str
+    result: bytes = field(repr=False)
+
+
+@message
+@dataclass(frozen=True)
+class MainRaised:
+    """``main`` has raised. ``collateral`` tells that it only fell because a peer had gone."""
+
+    node: str
+    summary: str
+    traceback: str
+    collateral: bool = False
+
+
+@message
+@dataclass(frozen=True)
+class NodeEnded:
+    """The process is gone. ``signal`` is the name of the signal that ended it; ``log_tail`` its last lines."""
+
+    node: str
+    exit_code: int | None
+    signal: str | None
+    log_tail: str
+    memory_bytes: int | None = None
+
+
+@message
+@dataclass(frozen=True)
+class Stop:
+    """End: politely at first, with SIGKILL after ``grace`` seconds."""
+
+    reason: str
+    grace: float
+
+
+@message
+@dataclass(frozen=True)
+class Farewell:
+    """All is done; the process may go. Until then it stays, since its peers may still need it."""

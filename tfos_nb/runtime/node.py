@@ -1,0 +1,120 @@
+"""What one Spark task does: become a node.
+
+The task starts the node's supervisor and, as a rule, waits for it: it holds its Spark slot, so Spark accounts for the CPU
+and the GPU. Where every slot is a node and Spark would have none left to feed from, the task leaves the supervisor behind
+and returns (``hold=False``); the door then watches the node instead of Spark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from tfos_nb.runtime.door import DoorAddress, DoorClient
+from tfos_nb.runtime.lifecycle import NodeJob
+from tfos_nb.runtime.process import kill_group, start_module, write_frame
+from tfos_nb.runtime.wire import message
+
+__all__ = ["NodeTask", "SupervisorEnded"]
+
+SUMMARY_SCHEMA = "node string, code int"
+
+
+@message
+@dataclass(frozen=True)
+class SupervisorEnded:
+    """Statement of a task: its supervisor has ended with this code, having written this."""
+
+    node: str
+    code: int
+    text: str
+
+
+@dataclass(frozen=True)
+class NodeTask:
+    """Run the node that belongs to this task's partition, by ``DataFrame.mapInArrow`` over one partition a node."""
+
+    nodes: tuple[str, ...]
+    cluster: str
+    door: DoorAddress
+    hold: bool
+    fed: frozenset[str]
+    settings: dict[str, object]
+    env: dict[str, str]
+    python_path: tuple[str, ...]
+    payload: bytes = field(repr=False)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        deque(batches, maxlen=0)
+        job = self._job()
+        code = self._run(job)
+        yield pa.RecordBatch.from_pydict({"node": pa.array([job.node]), "code": pa.array([code], pa.int32())})
+
+    def _job(self) -> NodeJob:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None, "a NodeTask runs inside a Spark task"
+        node = self.nodes[context.partitionId()]
+        gpus = context.resources().get("gpu")
+        return NodeJob(
+            node=node,
+            cluster=self.cluster,
+            attempt=context.attemptNumber(),
+            executor=_executor_name(),
+            door_host=self.door.host,
+            door_port=self.door.port,
+            hold=self.hold,
+            gpus=tuple(gpus.addresses) if gpus is not None else (),
+            env=self.env,
+            python_path=self.python_path,
+            settings={**self.settings, "fed": node in self.fed},
+            certificate=self.door.certificate,
+            token=self.door.token,
+            payload=self.payload,
+        )
+
+    def _run(self, job: NodeJob) -> int:
+        with tempfile.TemporaryFile() as complaints:
+            supervisor = start_module(
+                "tfos_nb.runtime.supervisor",
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+                stdin=subprocess.PIPE,
+                stderr=complaints.fileno() if self.hold else subprocess.DEVNULL,
+            )
+            assert supervisor.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it is dead: the code and the complaints tell why
+                write_frame(supervisor.stdin, job)
+            if not self.hold:
+                return 0
+            try:
+                code = supervisor.wait()
+            finally:
+                kill_group(supervisor)
+            if code != 0:
+                self._tell(job.node, code, complaints)
+            return code
+
+    def _tell(self, node: str, code: int, complaints: Any) -> None:
+        complaints.seek(0)
+        text = complaints.read()[-8000:].decode(errors="replace")
+        with DoorClient(self.door) as door, contextlib.suppress(Exception):  # the driver may have gone too
+            door.ask(SupervisorEnded(node, code, text))
+
+
+def _executor_name() -> str:
+    """Return Spark's name of this executor, as far as the executor's environment tells it."""
+    name = os.environ.get("SPARK_EXECUTOR_ID")
+    parent, here = os.path.split(os.getcwd())
+    if name is None and here.isdigit() and os.path.basename(parent).startswith("app-"):
+        name = here  # a standalone worker runs executor N of an application in app-…/N
+    return name or "driver"

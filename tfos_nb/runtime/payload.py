@@ -1,0 +1,177 @@
+"""The user's function on its way to the executors: what it takes along, and what cannot travel.
+
+The function, its arguments and whatever of the notebook they refer to are pickled by value on the driver. The bytes
+travel inside Spark's own task closure and are unpickled in the node's process alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import io
+import linecache
+import logging
+import pickle
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tfos_nb.errors import PlanError
+
+__all__ = ["pack", "unpack"]
+
+logger = logging.getLogger(__name__)
+
+_BIG = 64 * 1024 * 1024
+
+_NEVER_TRAVEL = {
+    ("pyspark", "SparkSession"): "it lives on the driver alone",
+    ("pyspark", "SparkContext"): "it lives on the driver alone",
+    ("pyspark", "DataFrame"): "feed it with --data {name}, or cluster.train({name})",
+    ("pyspark", "RDD"): "feed it with --data {name}, or cluster.train({name})",
+    ("pyspark", "PipelinedRDD"): "feed it with --data {name}, or cluster.train({name})",
+    ("pyspark", "Broadcast"): "use its .value",
+    ("_thread", "lock"): "make it inside the function",
+    ("_thread", "RLock"): "make it inside the function",
+    ("threading", "Thread"): "start it inside the function",
+    ("socket", "socket"): "open it inside the function",
+    ("tfos_nb", "Cluster"): "it lives on the driver alone",
+}
+
+
+def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None = None) -> bytes:
+    """Pickle ``main`` and ``args`` by value.
+
+    Parameters
+    ----------
+    main : callable
+        Takes ``(args, ctx)``.
+    args : object
+        Handed to ``main`` as it is.
+    sources : mapping of str to str, optional
+        Source text by file name, so that a traceback on a node shows the lines of a notebook's cell.
+
+    Raises
+    ------
+    PlanError
+        Naming what cannot travel and where it is, before anything starts.
+    """
+    from pyspark import cloudpickle
+
+    if not callable(main):
+        raise PlanError(f"main is a {type(main).__name__}, not a function that takes (args, ctx)")
+    culprit = next(_culprits(main, args), None)
+    if culprit is not None:
+        raise PlanError(culprit)
+    try:
+        data: bytes = cloudpickle.dumps((main, args))
+    except Exception as error:
+        what = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise PlanError(f"{_name_of(main)} or its args cannot travel to the nodes: {what}") from error
+    if len(data) > _BIG:
+        logger.warning(
+            "%s and what it refers to take %d MiB, which every node receives: read big data on the nodes, or feed it",
+            _name_of(main),
+            len(data) >> 20,
+        )
+    return pickle.dumps((data, dict(sources or _sources_of(main))))
+
+
+def unpack(payload: bytes) -> tuple[Callable[..., Any], Any]:
+    """Undo :func:`pack`, in the node's process."""
+    data, sources = pickle.loads(payload)  # from Spark's task closure through an inherited pipe, never from a socket
+    for filename, text in sources.items():
+        linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    main, args = pickle.loads(data)
+    return main, args
+
+
+def _name_of(main: Callable[..., Any]) -> str:
+    return getattr(main, "__name__", type(main).__name__)
+
+
+def _sources_of(main: Callable[..., Any]) -> dict[str, str]:
+    """Find the text of a function that no file holds, such as one typed into a notebook."""
+    code = getattr(main, "__code__", None)
+    if code is None:
+        return {}
+    lines = linecache.getlines(code.co_filename)
+    return {code.co_filename: "".join(lines)} if lines else {}
+
+
+def _culprits(main: Callable[..., Any], args: Any) -> Iterator[str]:
+    seen: set[int] = set()
+    yield from _in_value(args, "args", "args", seen)
+    yield from _in_function(main, seen)
+
+
+def _in_function(function: Any, seen: set[int]) -> Iterator[str]:
+    if isinstance(function, types.MethodType):
+        function = function.__func__
+    code = getattr(function, "__code__", None)
+    if code is None or id(function) in seen or not _by_value(function):
+        return
+    seen.add(id(function))
+    owner = _name_of(function)
+    for name, value in _referred(function, code):
+        yield from _in_value(value, name, f"{owner} refers to {name}", seen)
+
+
+def _referred(function: Any, code: types.CodeType) -> Iterator[tuple[str, Any]]:
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=False)
+    for name, cell in cells:
+        with contextlib.suppress(ValueError):  # an empty cell
+            yield name, cell.cell_contents
+    for name in sorted(_global_names(code)):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    names = {op.argval for op in dis.get_instructions(code) if op.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _global_names(constant)
+    return names
+
+
+def _by_value(function: Any) -> bool:
+    """Whether cloudpickle takes the function along, rather than the name of its module."""
+    module = getattr(function, "__module__", None)
+    return module in (None, "__main__") or module not in sys.modules
+
+
+def _in_value(value: Any, name: str, where: str, seen: set[int]) -> Iterator[str]:
+    reason = _why_not(value)
+    if reason is not None:
+        kind = type(value).__name__
+        verb = "which cannot travel to the nodes"
+        yield f"{where}, {_article(kind)} {kind}, {verb}: {reason.format(name=name)}"
+    elif isinstance(value, (types.FunctionType, types.MethodType)):
+        yield from _in_function(value, seen)
+    elif isinstance(value, dict) and len(value) <= 1000:
+        for key, item in value.items():
+            yield from _in_value(item, name, f"{where}[{key!r}]", seen)
+    elif isinstance(value, (list, tuple, set)) and len(value) <= 1000:
+        for item in value:
+            yield from _in_value(item, name, where, seen)
+    elif hasattr(value, "__dict__") and type(value).__name__ == "Namespace":
+        for key, item in vars(value).items():
+            yield from _in_value(item, key, f"{where}.{key}", seen)
+
+
+def _why_not(value: Any) -> str | None:
+    if isinstance(value, io.IOBase):
+        return "open the file inside the function"
+    if isinstance(value, (types.GeneratorType, types.CoroutineType)):
+        return "make it inside the function"
+    for cls in type(value).__mro__:
+        reason = _NEVER_TRAVEL.get((cls.__module__.partition(".")[0], cls.__name__))
+        if reason is not None:
+            return reason
+    return None
+
+
+def _article(word: str) -> str:
+    return "an" if word[:1].lower() in "aeiou" or word[:3] == "RDD" else "a"

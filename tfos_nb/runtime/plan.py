@@ -1,0 +1,175 @@
+"""What is asked for: roles, counts and resources, before anything runs.
+
+A :class:`ClusterPlan` is a value. It validates itself when it is made, and prints as the table that
+the user sees before any node starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+from dataclasses import dataclass
+
+from tfos_nb.errors import PlanError
+
+__all__ = ["ClusterPlan", "InputMode", "Node", "Role"]
+
+
+class Role(str, enum.Enum):
+    """TensorFlow's job names, in the order in which a cluster lists them."""
+
+    CHIEF = "chief"
+    WORKER = "worker"
+    PS = "ps"
+    EVALUATOR = "evaluator"
+
+
+class InputMode(str, enum.Enum):
+    """Where a node's data come from."""
+
+    SPARK = "spark"
+    """Rows of a DataFrame or RDD, pushed to the nodes by :meth:`tfos_nb.Cluster.train`."""
+    TENSORFLOW = "tensorflow"
+    """The nodes read files by themselves."""
+
+
+@dataclass(frozen=True, order=True)
+class Node:
+    """One TensorFlow process of the cluster: a role and its index in that role.
+
+    Examples
+    --------
+    >>> str(Node(Role.WORKER, 1))
+    'worker:1'
+    >>> Node.parse("ps:0")
+    Node(role=<Role.PS: 'ps'>, index=0)
+    """
+
+    role: Role
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.role.value}:{self.index}"
+
+    @classmethod
+    def parse(cls, text: str) -> Node:
+        """Read ``"worker:1"``."""
+        role, _, index = text.partition(":")
+        return cls(Role(role), int(index))
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """How many nodes of which role, and what each of them needs.
+
+    Parameters
+    ----------
+    workers : int
+        Nodes with the role ``worker``. Without a chief, ``worker:0`` is the chief.
+    ps : int
+        Parameter servers.
+    chief : bool or None
+        Whether there is a node with the role ``chief`` beside the workers. None: only if there are parameter servers,
+        since their coordinator is the chief.
+    evaluator : bool
+        Whether there is a node that evaluates checkpoints beside the training.
+    input_mode : InputMode or str
+        ``"spark"`` or ``"tensorflow"``.
+    cpus, gpus : int
+        Spark CPUs and GPUs of each node. Parameter servers and evaluators get no GPU.
+    name : str
+        What the cluster is called in the notebook, the Spark UI and the logs.
+
+    Raises
+    ------
+    PlanError
+        If a value cannot be right; the message names it.
+
+    Examples
+    --------
+    >>> plan = ClusterPlan(workers=2, name="mnist")
+    >>> [str(node) for node in plan.nodes]
+    ['worker:0', 'worker:1']
+    """
+
+    workers: int = 1
+    ps: int = 0
+    chief: bool | None = None
+    evaluator: bool = False
+    input_mode: InputMode | str = InputMode.SPARK
+    cpus: int = 1
+    gpus: int = 0
+    name: str = "tfos"
+
+    def __post_init__(self) -> None:
+        for field, least in (("workers", 0), ("ps", 0), ("cpus", 1), ("gpus", 0)):
+            _check_count(field, getattr(self, field), least)
+        if self.chief not in (None, True, False) or self.evaluator not in (True, False):
+            raise PlanError("chief and evaluator are True or False")
+        try:
+            object.__setattr__(self, "input_mode", InputMode(self.input_mode))
+        except ValueError:
+            raise PlanError(
+                f"input_mode={self.input_mode!r}: it is 'spark' (rows of a DataFrame are fed) or "
+                "'tensorflow' (the nodes read files themselves)"
+            ) from None
+        if self.chief is None:
+            object.__setattr__(self, "chief", self.ps > 0)
+        if not isinstance(self.name, str) or not re.fullmatch(r"[\w .-]{1,64}", self.name):
+            raise PlanError(f"name={self.name!r}: letters, digits, space, '_', '-' and '.', 64 at most")
+        if not self.workers and not self.chief:
+            raise PlanError("a cluster needs at least one worker or a chief: workers=1")
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Every node, in the order of the ranks."""
+        counts = (
+            (Role.CHIEF, int(bool(self.chief))),
+            (Role.WORKER, self.workers),
+            (Role.PS, self.ps),
+            (Role.EVALUATOR, int(self.evaluator)),
+        )
+        return tuple(Node(role, index) for role, count in counts for index in range(count))
+
+    @property
+    def chief_node(self) -> Node:
+        """The node that saves and whose result is the cluster's."""
+        return self.nodes[0]
+
+    @property
+    def fed_nodes(self) -> tuple[Node, ...]:
+        """The nodes that get rows from Spark."""
+        if self.input_mode is InputMode.TENSORFLOW:
+            return ()
+        fed = {Role.WORKER} if self.ps else {Role.CHIEF, Role.WORKER}
+        return tuple(node for node in self.nodes if node.role in fed) or (self.chief_node,)
+
+    @property
+    def finishing_nodes(self) -> tuple[Node, ...]:
+        """The nodes whose ``main`` must return for the cluster to be done; the others serve them."""
+        return tuple(node for node in self.nodes if node.role in (Role.CHIEF, Role.WORKER))
+
+    def gpus_of(self, node: Node) -> int:
+        """GPUs of one node: none for parameter servers and evaluators."""
+        return self.gpus if node.role in (Role.CHIEF, Role.WORKER) else 0
+
+    def __str__(self) -> str:
+        rows = [("node", "slot", "fed from Spark")]
+        for node in self.nodes:
+            gpus = self.gpus_of(node)
+            slot = f"{self.cpus} CPU" + ("s" if self.cpus > 1 else "") + (f" + {gpus} GPU" if gpus else "")
+            rows.append((str(node), slot, "yes" if node in self.fed_nodes else "no"))
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([f"cluster {self.name}: {len(self.nodes)} nodes, input from {self.input_mode.value}", *lines])
+
+    @classmethod
+    def field_names(cls) -> tuple[str, ...]:
+        """The names that :func:`tfos_nb.launch` takes for the plan."""
+        return tuple(field.name for field in dataclasses.fields(cls))
+
+
+def _check_count(field: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise PlanError(f"{field}={value!r}: it is a whole number, {least} or more")

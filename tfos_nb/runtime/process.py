@@ -1,0 +1,143 @@
+"""Processes that do not outlive the one that started them, and the channel between the two.
+
+A node is a fresh interpreter, never a fork: a process forked after TensorFlow has run an operation hangs for ever in
+its first ``tf.function``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
+
+from tfos_nb.runtime import wire
+
+__all__ = ["Channel", "die_with_parent", "kill_group", "read_frame", "signal_name", "start_module", "write_frame"]
+
+_PR_SET_PDEATHSIG = 1
+_LENGTH = struct.Struct("!Q")
+PARENT_VARIABLE = "TFOS_NB_PARENT"
+
+
+def start_module(
+    module: str,
+    *,
+    env: Mapping[str, str],
+    fds: tuple[int, ...] = (),
+    arguments: tuple[str, ...] = (),
+    stdin: int | None = subprocess.DEVNULL,
+    stdout: int | None = subprocess.DEVNULL,
+    stderr: int | None = subprocess.DEVNULL,
+) -> subprocess.Popen[bytes]:
+    """Start ``python -m module`` in a process group of its own, with this interpreter."""
+    full = {**env, PARENT_VARIABLE: str(os.getpid())}
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.Popen(
+        command, env=full, pass_fds=fds, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
+    )
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process when its parent ends, however that ends (Linux; elsewhere the channel does it).
+
+    The signal goes by the parent's thread that forked, so a parent must start its children from a thread that stays.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    expected = os.environ.get(PARENT_VARIABLE)
+    if expected and os.getppid() != int(expected):
+        os._exit(1)  # the parent went before the line above: nobody is left to hear of it
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it started, at once: TensorFlow swallows the polite signals."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def signal_name(returncode: int) -> str | None:
+    """Name the signal of a ``Popen.returncode``; None if the process ended by itself.
+
+    Examples
+    --------
+    >>> signal_name(-9)
+    'SIGKILL'
+    """
+    if returncode >= 0:
+        return None
+    try:
+        return signal.Signals(-returncode).name
+    except ValueError:
+        return f"signal {-returncode}"
+
+
+def write_frame(stream: BinaryIO, message: Any) -> None:
+    """Write one message to a pipe."""
+    data = wire.encode(message)
+    stream.write(_LENGTH.pack(len(data)) + data)
+    stream.flush()
+
+
+def read_frame(stream: BinaryIO) -> Any:
+    """Read one message from a pipe; None at its end."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    data = stream.read(length)
+    return wire.decode(data) if len(data) == length else None
+
+
+class Channel:
+    """Messages both ways over a socket pair between a process and its child."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._reader = end.makefile("rb")
+        self._lock = threading.Lock()
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, socket.socket]:
+        """Make a channel and the socket to hand to the child."""
+        ours, theirs = socket.socketpair()
+        return cls(ours), theirs
+
+    @classmethod
+    def of_fd(cls, fd: int) -> Channel:
+        """Take up the end that the parent passed."""
+        return cls(socket.socket(fileno=fd))
+
+    def send(self, message: Any) -> bool:
+        """Send, from any thread; False if the other side has gone."""
+        data = wire.encode(message)
+        try:
+            with self._lock:
+                self._socket.sendall(_LENGTH.pack(len(data)) + data)
+        except OSError:
+            return False
+        return True
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield messages until the other side has gone."""
+        while (message := self._next()) is not None:
+            yield message
+
+    def _next(self) -> Any:
+        try:
+            return read_frame(self._reader)
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        """Hang up; a reader in another thread ends."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()

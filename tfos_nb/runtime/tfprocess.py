@@ -1,0 +1,219 @@
+"""The node itself: a fresh interpreter that imports TensorFlow and calls the user's ``main``.
+
+Started by its supervisor (:mod:`tfos_nb.runtime.supervisor`) as ``python -m tfos_nb.runtime.tfprocess``, with one socket
+for messages and one for reports. TensorFlow is imported while the cluster still gathers.
+
+The process stays after ``main`` has returned, until the driver says farewell: its peers may still need its server.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import sys
+import tempfile
+import threading
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime import ledger, wire
+from tfos_nb.runtime.context import NodeContext
+from tfos_nb.runtime.feed import FeedServer
+from tfos_nb.runtime.lifecycle import (
+    Farewell,
+    FeedPlace,
+    MainRaised,
+    MainReturned,
+    MainStarted,
+    NodeJob,
+    NodeUp,
+    Start,
+    Stop,
+)
+from tfos_nb.runtime.passes import Passes
+from tfos_nb.runtime.payload import unpack
+from tfos_nb.runtime.plan import Node
+from tfos_nb.runtime.process import Channel, die_with_parent
+from tfos_nb.runtime.reports import Reporter
+
+logger = logging.getLogger(__name__)
+
+_COLLATERAL = re.compile(
+    r"Collective ops is aborted|tasks are unhealthy|Connection reset by peer|failed to connect to all addresses"
+    r"|Socket closed|Cancelled by peer|coordination service|CoordinationService|remote target"
+)
+_FEED_STATUS_EVERY = 0.5
+
+
+@dataclass
+class _Signals:
+    """What the message thread tells the main thread."""
+
+    start: threading.Event
+    farewell: threading.Event
+    stopping: threading.Event
+    cluster_spec: dict[str, list[str]]
+
+
+class TensorFlowProcess:
+    """One node, seen from inside its process."""
+
+    def __init__(self, channel: Channel, reporter: Reporter, job: NodeJob, directory: str, host: str) -> None:
+        self._channel = channel
+        self._reporter = reporter
+        self._job = job
+        self._host = host
+        self._node = Node.parse(job.node)
+        self._signals = _Signals(threading.Event(), threading.Event(), threading.Event(), {})
+        self._feed_error: FeedFailed | None = None
+        settings = job.settings
+        self._passes = Passes(
+            job.node, spill_directory(), int(settings["buffer_bytes"]), int(settings["spill_bytes"]), channel.send  # type: ignore[call-overload]
+        )
+        self._directory = directory
+
+    def run(self) -> None:
+        """Live from the first message to the farewell."""
+        threading.Thread(target=self._listen, name="tfos_nb messages", daemon=True).start()
+        threading.Thread(target=self._tell_feed, name="tfos_nb feed status", daemon=True).start()
+        try:
+            self._prepare()
+            self._signals.start.wait()
+            outcome = self._run_main()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the cell must show it
+            outcome = self._raised(error)
+        self._channel.send(outcome)
+        self._passes.stop()
+        self._signals.farewell.wait()
+
+    def _prepare(self) -> None:
+        place = self._open_feed()
+        import keras
+        import tensorflow as tf
+
+        from tfos_nb.runtime import strategy
+
+        note = strategy.patch_keras_fit()
+        if self._job.settings.get("autolog", True):
+            strategy.autolog(self._reporter.step, self._signals.stopping)
+        if note:
+            logger.info(note)
+        self._channel.send(NodeUp(self._job.node, os.getpid(), tf.__version__, keras.__version__, place, note))
+
+    def _open_feed(self) -> FeedPlace | None:
+        if not self._job.settings.get("fed"):
+            return None
+        server = FeedServer(self._passes, directory=self._directory, host=self._host, token=self._job.token)
+        return server.place
+
+    def _run_main(self) -> MainReturned:
+        spec = self._signals.cluster_spec
+        main, args = unpack(self._job.payload)
+        os.environ["TF_CONFIG"] = json.dumps(
+            {"cluster": spec, "task": {"type": self._node.role.value, "index": self._node.index}}
+        )
+        ctx = NodeContext(
+            self._node,
+            spec,
+            cluster_name=self._job.cluster,
+            model_dir=str(self._job.settings["model_dir"]),
+            passes=self._passes,
+            reporter=self._reporter,
+            stopping=self._signals.stopping,
+            failed=self._remember,
+            args=args,
+            gpus=self._job.gpus,
+        )
+        self._channel.send(MainStarted(self._job.node))
+        result = main(args, ctx)
+        return MainReturned(self._job.node, wire.encode_result(result))
+
+    def _remember(self, error: FeedFailed) -> None:
+        self._feed_error = error
+
+    def _raised(self, error: BaseException) -> MainRaised:
+        """Describe an error. One of the feed's comes out of TensorFlow as its own kind; the cause is shown instead."""
+        root = self._feed_error if self._feed_error is not None else error
+        summary = "".join(traceback.format_exception_only(type(root), root)).strip().splitlines()[-1]
+        if isinstance(root, wire.NotData):
+            return MainRaised(self._job.node, f"what main returned cannot travel: {root}", "")
+        text = "".join(traceback.format_exception(type(error), error, _users_part(error)))
+        if self._feed_error is not None:
+            text = f"{_users_frames(error)}{summary}"
+        return MainRaised(self._job.node, summary, text, bool(_COLLATERAL.search(str(error))))
+
+    def _tell_feed(self) -> None:
+        while not self._signals.farewell.wait(_FEED_STATUS_EVERY):
+            self._reporter.send(self._passes.status())
+
+    def _listen(self) -> None:
+        for message in self._channel:
+            self._hear(message)
+        os._exit(1)  # the supervisor is gone, so nobody is left to hear of anything
+
+    def _hear(self, message: Any) -> None:
+        if isinstance(message, Start):
+            self._signals.cluster_spec = message.cluster_spec
+            self._signals.start.set()
+        elif isinstance(message, ledger.FeedBegins):
+            self._passes.begin(message)
+        elif isinstance(message, ledger.FeedSchema):
+            self._passes.describe(message)
+        elif isinstance(message, ledger.FeedEnds):
+            self._passes.end(message)
+        elif isinstance(message, ledger.NoMoreFeeds):
+            self._passes.close()
+        elif isinstance(message, Stop):
+            self._signals.stopping.set()
+            self._passes.stop()
+        elif isinstance(message, Farewell):
+            self._signals.farewell.set()
+
+
+def spill_directory() -> str:
+    """Return the executor's local directory, where Spark itself spills, or the system's temporary one."""
+    for variable in ("SPARK_LOCAL_DIRS", "LOCAL_DIRS"):
+        for directory in os.environ.get(variable, "").split(","):
+            if directory and os.access(directory, os.W_OK):
+                return directory
+    return tempfile.gettempdir()
+
+
+def _users_part(error: BaseException) -> Any:
+    """Leave this file's frames out of a traceback: it begins with the user's ``main``."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename == __file__:
+        frame = frame.tb_next
+    return frame or error.__traceback__
+
+
+def _users_frames(error: BaseException) -> str:
+    """Format the frames up to the first that is in an installed package: the rest says nothing about a bad row."""
+    frames = traceback.extract_tb(_users_part(error))
+    own = [frame for frame in frames if "site-packages" not in frame.filename and not frame.filename.startswith("<frozen")]
+    return "Traceback (most recent call last):\n" + "".join(traceback.format_list(own)) if own else ""
+
+
+def main() -> None:
+    """Run as the node's process."""
+    die_with_parent()
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")  # this process is all ours
+    messages, reports, directory, host = sys.argv[1:5]
+    channel = Channel.of_fd(int(messages))
+    reporter = Reporter(socket.socket(fileno=int(reports)))
+    job = next(iter(channel))
+    sys.path += [entry for entry in job.python_path if entry not in sys.path and os.path.isdir(entry)]
+    sys.argv = [f"tfos_nb {job.node}"]
+    TensorFlowProcess(channel, reporter, job, directory, host).run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # not exit: TensorFlow's servers have no clean shutdown and may hang in it
+
+
+if __name__ == "__main__":
+    main()

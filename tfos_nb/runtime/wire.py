@@ -1,0 +1,138 @@
+"""How a message becomes bytes and back: msgpack of frozen dataclasses, and of nothing else.
+
+Nothing that comes off a wire is unpickled. A class that may cross a wire says so with :func:`message`; a name that is
+not registered, an object array or an unknown extension is refused when it arrives.
+
+The results of the user's ``main`` use the same encoding, so a result is data: None, booleans, numbers, text, bytes,
+lists, tuples, dictionaries and NumPy arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any, TypeVar
+
+import msgpack
+import numpy as np
+
+__all__ = ["MAX_MESSAGE_BYTES", "NotData", "decode", "encode", "encode_result", "message"]
+
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+"""The largest message that either end takes: a result with big arrays fits, a run-away one is refused."""
+
+_MESSAGE, _TUPLE, _ARRAY = 1, 2, 3
+
+_T = TypeVar("_T")
+_REGISTRY: dict[str, type] = {}
+
+
+class NotData(TypeError):
+    """A value that cannot travel as data; the message names it."""
+
+
+def message(cls: type[_T]) -> type[_T]:
+    """Let a frozen dataclass cross a wire (class decorator)."""
+    _REGISTRY[cls.__name__] = cls
+    return cls
+
+
+def encode(value: Any) -> bytes:
+    """Encode a message or plain data.
+
+    Raises
+    ------
+    NotData
+        If something in it is neither.
+
+    Examples
+    --------
+    >>> decode(encode({"loss": 0.5, "sizes": (1, 2)}))
+    {'loss': 0.5, 'sizes': (1, 2)}
+    """
+    try:
+        packed: bytes = msgpack.packb(value, default=_default, strict_types=True)
+    except OverflowError:
+        raise NotData("an integer beyond 64 bits cannot travel") from None
+    return packed
+
+
+def decode(data: bytes) -> Any:
+    """Decode what :func:`encode` made.
+
+    Raises
+    ------
+    ValueError
+        If the bytes are not such an encoding.
+    """
+    return msgpack.unpackb(data, ext_hook=_ext_hook, strict_map_key=False)
+
+
+def encode_result(value: Any) -> bytes:
+    """Encode what ``main`` returned.
+
+    Raises
+    ------
+    NotData
+        If it is not data; the message says where in the result the culprit is, and what to do.
+    """
+    _check_result(value, "the result")
+    data = encode(value)
+    if len(data) > MAX_MESSAGE_BYTES // 2:
+        raise NotData(
+            f"the result takes {len(data) >> 20} MiB, more than {MAX_MESSAGE_BYTES >> 21}: "
+            "write it to a file and return its path"
+        )
+    return data
+
+
+def _default(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and type(value).__name__ in _REGISTRY:
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return msgpack.ExtType(_MESSAGE, encode([type(value).__name__, fields]))
+    if isinstance(value, tuple):
+        return msgpack.ExtType(_TUPLE, encode(list(value)))
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return msgpack.ExtType(_ARRAY, encode([value.dtype.str, list(value.shape), value.tobytes()]))
+    if isinstance(value, np.generic) and not value.dtype.hasobject:
+        return value.item()
+    for plain in (bool, int, float, str, bytes, list, dict):  # subclasses, such as collections.defaultdict
+        if isinstance(value, plain):
+            return plain(value)
+    raise NotData(f"a {type(value).__module__}.{type(value).__qualname__} cannot travel as data")
+
+
+def _ext_hook(code: int, data: bytes) -> Any:
+    content = decode(data)
+    if code == _TUPLE:
+        return tuple(content)
+    if code == _ARRAY:
+        dtype, shape, raw = content
+        return np.frombuffer(raw, dtype=np.dtype(dtype)).reshape(shape).copy()
+    if code == _MESSAGE:
+        name, fields = content
+        if name not in _REGISTRY:
+            raise ValueError(f"{name!r} is no message of this version")
+        return _REGISTRY[name](**fields)
+    raise ValueError(f"extension {code} is not known")
+
+
+def _check_result(value: Any, path: str) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_result(key, f"a key of {path}")
+            _check_result(item, f"{path}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            _check_result(item, f"{path}[{index}]")
+    elif isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise NotData(f"{path} is an array of Python objects: give it a numeric dtype")
+    elif not isinstance(value, (type(None), bool, int, float, str, bytes, np.generic)):
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise NotData(
+            f"{path} is a {kind}: a result is data (numbers, text, lists, dictionaries, NumPy arrays). "
+            "Convert a tensor with .numpy(), save a model with ctx.save(model)"
+        )

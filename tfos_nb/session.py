@@ -1,0 +1,285 @@
+"""The Spark session, and the Spark jobs of a cluster.
+
+Everything that needs a SparkContext is here and in :mod:`tfos_nb.slots`, whose questions are handed on from here, and
+so is every call of PySpark's inner parts; what runs on the executors needs neither.
+
+::
+
+    spark_session()                     the user's session, or an embedded local Spark
+    resource_profile(spark, cpus, gpus) stage-level scheduling, where a node needs other resources than Spark's default
+    check_dynamic_allocation(spark, need), check_slots(spark, need, feeding)   refuse, in seconds, what cannot run
+    SparkJobs(spark, tag).run(target, description) -> Job                      one Spark action in a thread of its own
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import psutil
+import pyspark
+from py4j.clientserver import ClientServer
+from pyspark import InheritableThread, SparkConf, SparkContext
+from pyspark.errors import PySparkRuntimeError
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from tfos_nb.errors import PlanError
+from tfos_nb.java import find_java
+from tfos_nb.slots import (
+    Busy,
+    Slots,
+    check_dynamic_allocation,
+    check_slots,
+    context_of,
+    resource_profile,
+    slots_busy,
+    slots_total,
+)
+
+__all__ = [
+    "LOG_CONF",
+    "Busy",
+    "Job",
+    "Slots",
+    "SparkJobs",
+    "check_dynamic_allocation",
+    "check_slots",
+    "resource_profile",
+    "slots_busy",
+    "slots_total",
+    "spark_session",
+]
+
+LOG_CONF = "spark.tfos_nb.log"
+"""The configuration in which the embedded Spark says where its log is."""
+
+_TASK_FAILURES = 4  # as many as on a real cluster; plain local[N] would give a task only one try
+_POLL_SECONDS = 0.2  # Spark offers Python no event for a job that was submitted
+_MEBIBYTE = 1024 * 1024
+_Result = TypeVar("_Result")
+
+
+def spark_session(
+    slots: int | None = None, *, app_name: str = "tfos_nb", conf: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Give the user's Spark session, or start an embedded local Spark.
+
+    Parameters
+    ----------
+    slots : int, optional
+        Tasks that the embedded Spark runs at once. Default: the cores of this machine, at least 4.
+    app_name : str
+        What the embedded Spark is called in its UI.
+    conf : mapping of str to str, optional
+        More configuration of the embedded Spark; it goes before ours.
+
+    Returns
+    -------
+    SparkSession
+        A session that is there already is taken as it is: the arguments are for one that is started here. The log of
+        one that is started here goes not to the cell but to a file, ``spark.conf.get("spark.tfos_nb.log")``, which is
+        removed when Python ends.
+
+    Raises
+    ------
+    PlanError
+        If there is no session, and no Java to start one.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    if SparkContext._active_spark_context is not None or _is_submitted():
+        return SparkSession.builder.getOrCreate()
+    return _start_embedded(_embedded_conf(slots, app_name, conf or {}))
+
+
+def _is_submitted() -> bool:
+    """Whether spark-submit or its arguments have said already which Spark this is."""
+    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
+    remote = "SPARK_REMOTE" in os.environ or "SPARK_CONNECT_MODE_ENABLED" in os.environ
+    return remote or "PYSPARK_GATEWAY_PORT" in os.environ or "--master" in arguments
+
+
+def _embedded_conf(slots: int | None, app_name: str, conf: Mapping[str, str]) -> SparkConf:
+    slots = slots if slots is not None else max(os.cpu_count() or 1, 4)
+    memory = min(max(psutil.virtual_memory().total // _MEBIBYTE // 4, 1024), 8192)
+    ours = {
+        "spark.master": f"local[{slots},{_TASK_FAILURES}]",
+        "spark.app.name": app_name,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": f"{memory}m",
+        "spark.ui.port": "0",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+    }
+    return SparkConf().setAll(list({**ours, **conf}.items()))
+
+
+def _start_embedded(conf: SparkConf) -> SparkSession:
+    java = find_java()
+    settings = {
+        "JAVA_HOME": str(java.home),
+        # Without it the executors take another python3 from PATH, and fail.
+        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_HOME": os.environ.get("SPARK_HOME", str(Path(pyspark.__file__).parent)),
+        # No search for the machine's name, and a UI that other machines do not see.
+        "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
+    }
+    with _environment(settings):
+        if SparkContext._gateway is not None:  # the JVM of a session that was stopped is still there: it is used again
+            return SparkSession.builder.config(conf=conf).getOrCreate()
+        log = _log_file()
+        conf.set(LOG_CONF, str(log))
+        with log.open("ab") as stderr:
+            try:
+                gateway = launch_gateway(conf, {"stderr": stderr})  # type: ignore[no-untyped-call]
+            except PySparkRuntimeError as error:
+                tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+                raise PlanError(f"Spark did not start on {java}. The last that it wrote:\n{tail}") from error
+        SparkContext(conf=conf, gateway=gateway)
+        return SparkSession.builder.getOrCreate()
+
+
+def _log_file() -> Path:
+    """Make the file that takes what the JVM writes: in the user's cell its banners and warnings would bury the rest."""
+    descriptor, name = tempfile.mkstemp(prefix="tfos_nb-spark-", suffix=".log")
+    os.close(descriptor)
+    atexit.register(Path(name).unlink, missing_ok=True)
+    return Path(name)
+
+
+@contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for as long as Spark starts; it hands them to all that it starts."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class Job(Generic[_Result]):
+    """A Spark action that runs in a thread of its own.
+
+    Attributes
+    ----------
+    description : str
+        What the Spark UI calls it.
+    tag : str
+        Its own Spark job tag.
+    done : threading.Event
+        Set when the action has ended, in whatever way.
+    result
+        What it returned; None until then.
+    error : BaseException or None
+        What it raised.
+    cancelled : bool
+        Whether :meth:`cancel` was called: then ``error`` says only that.
+    """
+
+    def __init__(
+        self, sc: SparkContext, target: Callable[[], _Result], description: str, tags: tuple[str, str]
+    ) -> None:
+        self.description = description
+        self.tag = tags[-1]
+        self.done = threading.Event()
+        self.result: _Result | None = None
+        self.error: BaseException | None = None
+        self.cancelled = False
+        self._sc = sc
+        # It hands on what the caller's thread has set in Spark, such as the scheduler pool, and has its own JVM thread.
+        self._thread = InheritableThread(
+            target=self._run, args=(target, tags), name=f"tfos_nb {description}", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, target: Callable[[], _Result], tags: tuple[str, str]) -> None:
+        try:
+            for tag in tags:
+                self._sc.addJobTag(tag)
+            self._sc.setJobDescription(self.description)
+            if not self.cancelled:
+                self.result = target()
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the job
+            self.error = error
+        finally:
+            self.done.set()
+
+    def cancel(self, timeout: float = 10.0) -> bool:
+        """Cancel this job and no other, and wait until its action has ended; whether it has."""
+        self.cancelled = True
+        deadline = time.monotonic() + timeout
+        # Spark forgets a cancellation that comes before the action has submitted its job: so again until it has ended.
+        while not self.done.is_set() and time.monotonic() < deadline and self._sc._jsc is not None:
+            self._sc.cancelJobsWithTag(self.tag)
+            self.done.wait(_POLL_SECONDS)
+        return self.done.is_set()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until its thread is gone; whether it is."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+
+class SparkJobs:
+    """Runs the Spark jobs of one cluster, all of them under one tag.
+
+    Parameters
+    ----------
+    tag : str
+        The cluster's own; nobody else's jobs carry it.
+
+    Examples
+    --------
+    >>> jobs = SparkJobs(spark, "tfos_nb-mnist-1f0c")  # doctest: +SKIP
+    >>> job = jobs.run(frame.collect, "mnist: nodes")  # doctest: +SKIP
+    >>> job.cancel()  # doctest: +SKIP
+    True
+    """
+
+    def __init__(self, spark: SparkSession, tag: str) -> None:
+        self._sc = context_of(spark)
+        if not isinstance(SparkContext._gateway, ClientServer):
+            raise PlanError("PYSPARK_PIN_THREAD=false: jobs of several threads would get each other's tags; unset it")
+        if not tag or "," in tag:
+            raise PlanError(f"tag={tag!r}: Spark takes no empty tag, and no comma in it")
+        self.tag = tag
+        self._lock = threading.Lock()
+        self._started = 0
+        self._jobs: list[Job[Any]] = []
+
+    def run(self, target: Callable[[], _Result], description: str) -> Job[_Result]:
+        """Run an action in a daemon thread, under the cluster's tag, its own tag and a description for people."""
+        with self._lock:
+            self._jobs = [job for job in self._jobs if not job.done.is_set()]
+            self._started += 1
+            job = Job(self._sc, target, description, (self.tag, f"{self.tag}-{self._started}"))
+            self._jobs.append(job)
+        return job
+
+    def running(self) -> tuple[Job[Any], ...]:
+        """Jobs that have not ended."""
+        with self._lock:
+            return tuple(job for job in self._jobs if not job.done.is_set())
+
+    def cancel_all(self, timeout: float = 10.0) -> bool:
+        """Cancel what runs of this cluster, and nothing else; whether all of it has ended."""
+        deadline = time.monotonic() + timeout
+        ended = [job.cancel(max(deadline - time.monotonic(), _POLL_SECONDS)) for job in self.running()]
+        return all(ended)

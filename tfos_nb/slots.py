@@ -1,0 +1,319 @@
+"""Preflight's questions to Spark: what a task may have, how many run at once, and who holds the places.
+
+Part of the room :mod:`tfos_nb.session`, which hands these names on: with it, the only module that needs a SparkContext
+or calls PySpark's inner parts.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyspark
+from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
+from pyspark.sql import DataFrame
+
+from tfos_nb.errors import PlanError
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "Busy",
+    "Slots",
+    "check_dynamic_allocation",
+    "check_slots",
+    "context_of",
+    "resource_profile",
+    "slots_busy",
+    "slots_total",
+]
+
+_REGISTER_SECONDS = 30.0
+_POLL_SECONDS = 0.2  # Spark offers Python no event for an executor that registers
+
+
+def context_of(spark: SparkSession) -> SparkContext:
+    """Give the session's SparkContext; a PlanError where it has none."""
+    if "connect" in type(spark).__module__.split("."):
+        raise PlanError("this session is Spark Connect, which has no SparkContext: use a classic SparkSession")
+    return spark.sparkContext
+
+
+def _scala(sc: SparkContext) -> JavaObject:
+    """Scala's SparkContext, which answers what Python's does not."""
+    if sc._jsc is None:
+        raise PlanError("the Spark session was stopped: start one anew, or leave spark=None")
+    return sc._jsc.sc()
+
+
+def _setting(sc: SparkContext, name: str, default: str) -> str:
+    return str(sc.getConf().get(name, default))
+
+
+def _has_dynamic_allocation(sc: SparkContext) -> bool:
+    enabled = _setting(sc, "spark.dynamicAllocation.enabled", "false").lower() == "true"
+    return enabled and not _is_local(sc)  # there Spark ignores it
+
+
+def resource_profile(spark: SparkSession, cpus: int = 1, gpus: int = 0) -> ResourceProfile | None:
+    """Make the resource profile under which a task is one node.
+
+    Returns
+    -------
+    ResourceProfile or None
+        What ``mapInArrow(…, profile=…)`` and ``RDD.withResources`` take; None where Spark's default task is it already.
+
+    Raises
+    ------
+    PlanError
+        If this Spark cannot give a task ``cpus`` and ``gpus``; the message says what to set.
+    """
+    sc = context_of(spark)
+    task_cpus = int(_setting(sc, "spark.task.cpus", "1"))
+    task_gpus = float(_setting(sc, "spark.task.resource.gpu.amount", "0"))
+    _check_executor(sc, cpus, gpus)
+    if (cpus, gpus) == (task_cpus, task_gpus):
+        return None
+    wanted = f"cpus={cpus}, gpus={gpus}: a task of this Spark has {task_cpus} and {task_gpus:g}, and "
+    change = f"start Spark with spark.task.cpus={cpus}"
+    change += f" and spark.task.resource.gpu.amount={gpus}" if gpus else ""
+    if _is_local(sc):
+        raise PlanError(wanted + f"{_master(sc)} cannot give another to some of them: {change}")
+    if _has_dynamic_allocation(sc):
+        raise PlanError(wanted + f"with dynamic allocation others would wait for executors of their own: {change}")
+    if "profile" not in inspect.signature(DataFrame.mapInArrow).parameters:
+        raise PlanError(wanted + f"PySpark {pyspark.__version__} has no stage-level scheduling of DataFrames: {change}")
+    request = TaskResourceRequests().cpus(cpus)
+    if gpus:
+        request = request.resource("gpu", gpus)
+    profile = ResourceProfileBuilder().require(request).build
+    # Spark counts slots only of profiles that it knows.
+    _scala(sc).resourceProfileManager().addResourceProfile(_java_profile(sc, profile))
+    return profile
+
+
+def _check_executor(sc: SparkContext, cpus: int, gpus: int) -> None:
+    cores = _executor_cores(sc)
+    if cores is not None and cpus > cores:
+        name = "the N of local[N]" if _is_local(sc) else "spark.executor.cores"
+        raise PlanError(f"cpus={cpus}: an executor has {cores} cores. Ask for fewer, or raise {name}")
+    held = int(_setting(sc, "spark.executor.resource.gpu.amount", "0"))
+    if gpus > held:
+        where = f"{_master(sc)} gives its tasks no GPUs" if _is_local(sc) else f"an executor has {held}"
+        raise PlanError(
+            f"gpus={gpus}: {where}. Start Spark, on a cluster, with spark.executor.resource.gpu.amount={gpus} and "
+            f"spark.task.resource.gpu.amount={gpus}, or ask for gpus={held}"
+        )
+
+
+def _master(sc: SparkContext) -> str:
+    return str(sc.master)
+
+
+def _is_local(sc: SparkContext) -> bool:
+    """Whether tasks are threads of the driver's JVM, without executors."""
+    return _master(sc) == "local" or _master(sc).startswith("local[")
+
+
+def _local_cluster(sc: SparkContext) -> tuple[int, int] | None:
+    """Executors and cores of each, if the master is ``local-cluster[executors,cores,memory]``."""
+    match = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", _master(sc))
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _executor_cores(sc: SparkContext) -> int | None:
+    """Cores of an executor; None where Spark gives it all that a machine has."""
+    if _is_local(sc):
+        return int(sc.defaultParallelism)
+    cluster = _local_cluster(sc)
+    stated = int(_setting(sc, "spark.executor.cores", "0"))
+    return stated or (cluster[1] if cluster else None)
+
+
+def _java_profile(sc: SparkContext, profile: ResourceProfile | None) -> JavaObject:
+    if profile is None:
+        return _scala(sc).resourceProfileManager().defaultResourceProfile()
+    return profile._java_resource_profile
+
+
+@dataclass(frozen=True)
+class Busy:
+    """One running stage: what its job is called, how many tasks of it run, and the CPUs and GPUs that they hold."""
+
+    description: str
+    tasks: int
+    cpus: int
+    gpus: float
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Places for nodes: how many this Spark has, how many of them are busy, and with what."""
+
+    total: int
+    busy: int
+    stages: tuple[Busy, ...] = ()
+
+    @property
+    def free(self) -> int:
+        """Places that a new node could take now."""
+        return max(self.total - self.busy, 0)
+
+
+def slots_total(
+    spark: SparkSession,
+    profile: ResourceProfile | None = None,
+    *,
+    at_least: int | None = None,
+    timeout: float = _REGISTER_SECONDS,
+) -> int:
+    """Count the tasks of a profile that this Spark can run at once, busy or not.
+
+    While executors that were asked for are still registering it waits for them, for ``timeout`` seconds at the most and
+    no longer than until there are ``at_least`` slots.
+    """
+    sc = context_of(spark)
+    scala, java_profile = _scala(sc), _java_profile(sc, profile)
+    expected = _expected_executors(sc)
+    deadline = time.monotonic() + timeout
+    never = threading.Event()
+    while True:
+        registered = _registered_executors(sc)
+        total = int(scala.maxNumConcurrentTasks(java_profile))
+        enough = at_least is not None and total >= at_least
+        if enough or registered >= expected or time.monotonic() > deadline:
+            return total
+        never.wait(_POLL_SECONDS)
+
+
+def _registered_executors(sc: SparkContext) -> int:
+    return int(_scala(sc).getExecutorMemoryStatus().size()) - 1  # the driver is one of them
+
+
+def _expected_executors(sc: SparkContext) -> int:
+    """How many executors were asked for; 1 where only the machines decide."""
+    if _is_local(sc):
+        return 0
+    cluster = _local_cluster(sc)
+    if cluster is not None:
+        return cluster[0]
+    if _has_dynamic_allocation(sc):
+        return _kept_executors(sc)
+    instances = int(_setting(sc, "spark.executor.instances", "0"))
+    cores, cores_max = _executor_cores(sc), int(_setting(sc, "spark.cores.max", "0"))
+    return instances or (cores_max // cores if cores else 0) or 1
+
+
+def slots_busy(spark: SparkSession) -> tuple[Busy, ...]:
+    """List the stages that run tasks now, with their jobs' descriptions."""
+    sc = context_of(spark)
+    scala, tracker = _scala(sc), sc.statusTracker()
+    profiles, store = scala.resourceProfileManager(), scala.statusStore()
+    busy = []
+    for job in tracker.getActiveJobsIds():
+        info = tracker.getJobInfo(job)
+        for stage in info.stageIds if info is not None else ():
+            running = tracker.getStageInfo(stage)
+            if running is None or not running.numActiveTasks:
+                continue
+            data = store.lastStageAttempt(stage)
+            requests = profiles.resourceProfileFromId(data.resourceProfileId()).taskResources()
+            cpus, gpus = (requests.apply(n).amount() if requests.contains(n) else 0 for n in ("cpus", "gpu"))
+            described = data.description()
+            name = described.get() if described.isDefined() else running.name
+            tasks = int(running.numActiveTasks)
+            busy.append(Busy(str(name), tasks, tasks * int(cpus or _setting(sc, "spark.task.cpus", "1")), tasks * gpus))
+    return tuple(busy)
+
+
+def check_slots(
+    spark: SparkSession,
+    need: int,
+    feeding: bool,
+    *,
+    cpus: int = 1,
+    gpus: int = 0,
+    profile: ResourceProfile | None = None,
+) -> Slots:
+    """Refuse a cluster for which Spark has too few free slots.
+
+    Parameters
+    ----------
+    need : int
+        The nodes that need a slot of their own.
+    feeding : bool
+        Whether one slot more is needed, for the tasks that feed them.
+    cpus, gpus, profile
+        Of a node, and the profile that :func:`resource_profile` made for them.
+
+    Returns
+    -------
+    Slots
+        What was counted, for the plan that the user sees.
+
+    Raises
+    ------
+    PlanError
+        With the numbers, who holds the busy slots, and what to change.
+    """
+    wanted = need + int(feeding)
+    stages = slots_busy(spark)
+    held = [math.ceil(stage.gpus / gpus) if gpus else math.ceil(stage.cpus / cpus) for stage in stages]
+    total = slots_total(spark, profile, at_least=wanted + sum(held))
+    slots = Slots(total, sum(held), stages)
+    if slots.free < wanted:
+        raise PlanError(_too_few(context_of(spark), slots, need, feeding))
+    return slots
+
+
+def _too_few(sc: SparkContext, slots: Slots, need: int, feeding: bool) -> str:
+    wanted = need + int(feeding)
+    purpose = _counted(need, "node") + (" and at least 1 for feeding" if feeding else "")
+    cores = _executor_cores(sc)
+    size = _counted(_registered_executors(sc), "executor") + (f" x {cores} cores" if cores else "")
+    has = _master(sc) if _is_local(sc) else f"{_master(sc)}, {size}"
+    text = [f"needs {wanted} slots ({purpose}); Spark has {slots.total} ({has}"]
+    text.append(f", spark.task.cpus={_setting(sc, 'spark.task.cpus', '1')})")
+    text += [f"; running: {_counted(stage.tasks, 'task')} of '{stage.description}'" for stage in slots.stages]
+    remedies = ["stop what runs" if slots.busy and slots.total >= wanted else ""]
+    fits = slots.free - int(feeding)
+    remedies.append(f"ask for {_counted(fits, 'node')}" if fits > 0 else "")
+    more = f"local[{wanted + slots.busy}]" if _is_local(sc) else "spark.executor.instances or spark.executor.cores"
+    remedies.append(f"start Spark with more: {more}")
+    return "".join(text) + ". What helps: " + ", or ".join(filter(None, remedies))
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _kept_executors(sc: SparkContext) -> int:
+    """Executors that dynamic allocation never takes away."""
+    return int(_setting(sc, "spark.dynamicAllocation.minExecutors", "0"))
+
+
+def check_dynamic_allocation(spark: SparkSession, need: int) -> None:
+    """Refuse dynamic allocation unless the executors that it always keeps have ``need`` slots.
+
+    More it would start only when tasks wait, one after another; and it takes away an idle executor, on which a node
+    that had left its slot may still live.
+    """
+    sc = context_of(spark)
+    if not _has_dynamic_allocation(sc):
+        return
+    per_executor = max((_executor_cores(sc) or 1) // int(_setting(sc, "spark.task.cpus", "1")), 1)
+    executors = math.ceil(need / per_executor)
+    if _kept_executors(sc) < executors:
+        raise PlanError(
+            f"spark.dynamicAllocation.enabled=true keeps {_kept_executors(sc)} executors for certain; {need} slots "
+            f"need {executors} of {per_executor}. Start Spark with spark.dynamicAllocation.minExecutors={executors}, or "
+            f"without dynamic allocation: spark.dynamicAllocation.enabled=false, spark.executor.instances={executors}"
+        )

@@ -1,0 +1,104 @@
+"""What a cluster looks like at one moment: immutable, and all that a rendering needs.
+
+The driver changes its own records (:mod:`tfos_nb.roster`) and hands out a new :class:`ClusterState` whenever somebody
+looks. Nothing here knows Spark, gRPC or a notebook.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+__all__ = ["ClusterState", "ClusterStatus", "FeedProgress", "NodeState", "NodeStatus"]
+
+
+class NodeStatus(str, enum.Enum):
+    """Where a node is in its life."""
+
+    PLANNED = "PLANNED"
+    RESERVED = "RESERVED"
+    STARTING = "STARTING"
+    FEEDING = "FEEDING"  # main runs and waits for its first rows
+    TRAINING = "TRAINING"
+    DONE = "DONE"
+    FAILED = "FAILED"
+    LOST = "LOST"
+    STOPPED = "STOPPED"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the node's process is gone for good."""
+        return self in (NodeStatus.DONE, NodeStatus.FAILED, NodeStatus.LOST, NodeStatus.STOPPED)
+
+
+class ClusterStatus(str, enum.Enum):
+    """Where a cluster is in its life."""
+
+    PLANNED = "PLANNED"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    RECOVERING = "RECOVERING"
+    STOPPING = "STOPPING"
+    DONE = "DONE"
+    FAILED = "FAILED"
+    STOPPED = "STOPPED"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of the cluster runs any more."""
+        return self in (ClusterStatus.DONE, ClusterStatus.FAILED, ClusterStatus.STOPPED)
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """One node at one moment.
+
+    ``epoch`` counts from 1 as people do; ``step`` is the step within the epoch; ``rows_per_second`` is what the node's
+    dataset handed to TensorFlow of late. ``metrics`` holds the newest loss and metrics by name, ``loss`` first.
+    """
+
+    node: str
+    status: NodeStatus = NodeStatus.PLANNED
+    host: str = ""
+    executor: str = ""
+    pid: int | None = None
+    gpus: tuple[str, ...] = ()
+    epoch: int | None = None
+    epochs: int | None = None
+    step: int | None = None
+    steps: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    rows: int = 0
+    rows_per_second: float | None = None
+    cpu_percent: float | None = None
+    memory_bytes: int | None = None
+    heartbeat_age: float | None = None
+    detail: str = ""
+
+    @property
+    def loss(self) -> float | None:
+        """The newest loss, if the program reports one."""
+        return self.metrics.get("loss")
+
+
+@dataclass(frozen=True)
+class FeedProgress:
+    """How far the feed under way has come: partitions of the DataFrame read, rows delivered, passes asked for."""
+
+    partitions_done: int = 0
+    partitions: int = 0
+    rows: int = 0
+    epochs: int = 1
+
+
+@dataclass(frozen=True)
+class ClusterState:
+    """A whole cluster at one moment. ``elapsed`` is in seconds since launch; ``error`` is the first failure in words."""
+
+    name: str
+    status: ClusterStatus = ClusterStatus.PLANNED
+    nodes: tuple[NodeState, ...] = ()
+    feed: FeedProgress | None = None
+    elapsed: float = 0.0
+    error: str = ""
+    spark_master: str = ""

@@ -1,0 +1,9 @@
+"""How a cluster is shown: text, HTML, and the view that keeps either up to date."""
+
+from __future__ import annotations
+
+from tfos_nb.widgets.html import render_html
+from tfos_nb.widgets.live import LiveView, show
+from tfos_nb.widgets.text import render_text
+
+__all__ = ["LiveView", "render_html", "render_text", "show"]

@@ -1,0 +1,333 @@
+"""What the renderings say: the sentence, the numbers, which node is the trouble. Text and HTML share it."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections import Counter
+from dataclasses import dataclass
+
+from tfos_nb.state import ClusterState, ClusterStatus, NodeState, NodeStatus
+
+__all__ = [
+    "Progress",
+    "cluster_word",
+    "count",
+    "duration",
+    "headline",
+    "memory",
+    "node_word",
+    "number",
+    "progress",
+    "rate",
+    "sentence",
+    "size",
+    "tone",
+    "trouble_first",
+]
+
+STALE_AFTER = 5.0
+"""Seconds without a heartbeat after which the panel says so; a node beats once a second."""
+
+SLOW_BELOW = 0.6
+"""A node is called slow if it takes less than this share of its peers' median rows per second..."""
+
+ENOUGH_PEERS = 4
+"""...and there are at least so many of them: of three nodes, one always looks slow."""
+
+_CLUSTER_TONES = {
+    ClusterStatus.PLANNED: "idle",
+    ClusterStatus.STARTING: "warn",
+    ClusterStatus.RUNNING: "run",
+    ClusterStatus.RECOVERING: "warn",
+    ClusterStatus.STOPPING: "warn",
+    ClusterStatus.DONE: "ok",
+    ClusterStatus.FAILED: "bad",
+    ClusterStatus.STOPPED: "idle",
+}
+_NODE_TONES = {
+    NodeStatus.PLANNED: "idle",
+    NodeStatus.RESERVED: "warn",
+    NodeStatus.STARTING: "warn",
+    NodeStatus.FEEDING: "warn",
+    NodeStatus.TRAINING: "run",
+    NodeStatus.DONE: "ok",
+    NodeStatus.FAILED: "bad",
+    NodeStatus.LOST: "bad",
+    NodeStatus.STOPPED: "idle",
+}
+_TRAINING_ROLES = ("chief", "worker")
+
+
+def number(value: float | None) -> str:
+    """Write a loss or a metric in at most nine characters, so that columns keep their width.
+
+    Examples
+    --------
+    >>> number(0.18702), number(12345.678), number(1.5e-07), number(None)
+    ('0.1870', '12345.7', '1.5e-07', '')
+    """
+    if value is None:
+        return ""
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    if size and not 1e-3 <= size < 1e6:
+        return f"{value:.3g}"
+    return f"{value:.4f}" if size < 1000 else f"{value:.1f}"
+
+
+def count(value: int) -> str:
+    """Write a whole number with its thousands apart."""
+    return f"{value:,}"
+
+
+def rate(value: float | None) -> str:
+    """Write rows per second with three digits that count.
+
+    Examples
+    --------
+    >>> rate(950.4), rate(21_430), rate(1.2e6), rate(None)
+    ('950', '21.4 k', '1.20 M', '')
+    """
+    if value is None or not math.isfinite(value):
+        return ""
+    if value < 999.5:
+        return f"{value:.0f}"
+    scaled, unit = (value / 1e3, "k") if value < 999.5e3 else (value / 1e6, "M")
+    digits = 0 if scaled >= 99.95 else 1 if scaled >= 9.995 else 2
+    return f"{scaled:.{digits}f} {unit}"
+
+
+def memory(value: int | None) -> str:
+    """Write bytes in MB or GB."""
+    if value is None:
+        return ""
+    return f"{value / 1e9:.1f} GB" if value >= 1e9 else f"{value / 1e6:.0f} MB"
+
+
+def duration(seconds: float) -> str:
+    """Write a time as people say it.
+
+    Examples
+    --------
+    >>> duration(4.2), duration(131), duration(7980)
+    ('4 s', '2 min 11 s', '2 h 13 min')
+    """
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def size(state: ClusterState) -> str:
+    """Say what the cluster consists of: ``"2 workers · 1 ps"``."""
+    roles = Counter(node.node.partition(":")[0] for node in state.nodes)
+    plural = {"worker": "workers", "evaluator": "evaluators"}
+    return " · ".join(
+        role if role == "chief" else f"{n} {plural.get(role, role) if n > 1 else role}" for role, n in roles.items()
+    )
+
+
+def cluster_word(state: ClusterState) -> str:
+    """Name the cluster's state; while it runs, what its nodes do."""
+    if state.status is ClusterStatus.RUNNING:
+        statuses = {node.status for node in state.nodes if _trains(node)}
+        if NodeStatus.TRAINING in statuses:
+            return "Training"
+        if NodeStatus.FEEDING in statuses:
+            return "Waiting for rows"
+    return str(state.status.value).capitalize()
+
+
+def node_word(node: NodeState) -> str:
+    """Name a node's state in one word or two."""
+    if node.status is NodeStatus.FEEDING:
+        return "waiting"
+    if node.status is NodeStatus.TRAINING and node.node.startswith("ps"):
+        return "serving"
+    return str(node.status.value).lower()
+
+
+def tone(thing: ClusterState | NodeState) -> str:
+    """Return which of the five colours belongs to a state: ok, run, warn, bad or idle."""
+    if isinstance(thing, ClusterState):
+        return _CLUSTER_TONES[thing.status]
+    if thing.status is NodeStatus.TRAINING and thing.node.startswith("ps"):
+        return "ok"
+    return _NODE_TONES[thing.status]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the training has come, by the node that is furthest behind.
+
+    ``share`` is of the epoch and ``total`` of all epochs, both from 0 to 1; None where the program does not say how
+    many there are.
+    """
+
+    epoch: int | None = None
+    epochs: int | None = None
+    step: int | None = None
+    share: float | None = None
+    total: float | None = None
+    metrics: tuple[tuple[str, float], ...] = ()
+    rows_per_second: float | None = None
+
+
+def progress(state: ClusterState) -> Progress:
+    """Sum the nodes up."""
+    trainers = [node for node in state.nodes if _trains(node)]
+    rates = [node.rows_per_second for node in trainers if node.rows_per_second is not None and not node.status.ended]
+    metrics = next((node.metrics for node in trainers if node.metrics), {})
+    moving = [node for node in trainers if node.epoch is not None]
+    moving = [node for node in moving if node.status not in (NodeStatus.FAILED, NodeStatus.LOST)] or moving
+    last = min(moving, key=lambda node: (node.epoch or 0, node.step or 0), default=None)
+    if last is None or last.epoch is None:
+        return Progress(metrics=tuple(metrics.items()), rows_per_second=sum(rates) if rates else None)
+    share = min(1.0, (last.step or 0) / last.steps) if last.steps else None
+    total = min(1.0, (last.epoch - 1 + share) / last.epochs) if last.epochs and share is not None else None
+    return Progress(
+        last.epoch, last.epochs, last.step, share, total, tuple(metrics.items()), sum(rates) if rates else None
+    )
+
+
+def trouble_first(nodes: tuple[NodeState, ...]) -> list[tuple[NodeState, str]]:
+    """Order nodes so that the one to look at comes first, each with what is wrong with it, if anything is."""
+    judged = [(node, _trouble(node, nodes)) for node in nodes]
+
+    def urgency(pair: tuple[NodeState, str]) -> tuple[int, int, int]:
+        node, wrong = pair
+        broken = node.status in (NodeStatus.FAILED, NodeStatus.LOST)
+        return (0 if broken else 1 if wrong else 2, node.epoch or 0, node.step or 0)
+
+    return sorted(judged, key=urgency)
+
+
+def _trouble(node: NodeState, nodes: tuple[NodeState, ...]) -> str:
+    if node.status.ended:
+        return ""
+    if node.heartbeat_age is not None and node.heartbeat_age > STALE_AFTER:
+        return f"silent {duration(node.heartbeat_age)}"
+    role = node.node.partition(":")[0]
+    peers = [
+        peer.rows_per_second
+        for peer in nodes
+        if peer.rows_per_second is not None and peer.node.partition(":")[0] == role and not peer.status.ended
+    ]
+    slow = (
+        node.rows_per_second is not None
+        and len(peers) >= ENOUGH_PEERS
+        and node.rows_per_second < SLOW_BELOW * statistics.median(peers)
+    )
+    return "slow" if slow else ""
+
+
+def headline(error: str) -> tuple[str, str]:
+    """Split an error into its first line and the rest."""
+    first, _, rest = error.strip().partition("\n")
+    return first.strip(), rest.rstrip()
+
+
+def sentence(state: ClusterState) -> str:
+    """Say in one sentence what happens, or what happened."""
+    telling = {
+        ClusterStatus.PLANNED: _say_planned,
+        ClusterStatus.STARTING: _say_starting,
+        ClusterStatus.RUNNING: _say_running,
+        ClusterStatus.RECOVERING: _say_recovering,
+        ClusterStatus.STOPPING: _say_stopping,
+        ClusterStatus.DONE: _say_done,
+        ClusterStatus.FAILED: _say_failed,
+        ClusterStatus.STOPPED: _say_stopped,
+    }
+    return telling[state.status](state)
+
+
+def _say_planned(state: ClusterState) -> str:
+    where = f" on {state.spark_master}" if state.spark_master else ""
+    return f"Planned{where}: {_many(len(state.nodes), 'node')}. None is started yet."
+
+
+def _say_starting(state: ClusterState) -> str:
+    absent = [node for node in state.nodes if node.status is NodeStatus.PLANNED]
+    came = len(state.nodes) - len(absent)
+    if absent:
+        return f"{came} of {_many(len(state.nodes), 'node')} came to the rendezvous; {_names(absent)} not yet."
+    return f"All {_many(len(state.nodes), 'node')} came to the rendezvous; TensorFlow starts in them."
+
+
+def _say_running(state: ClusterState) -> str:
+    trainers = [node for node in state.nodes if _trains(node)]
+    training = [node for node in trainers if node.status is NodeStatus.TRAINING]
+    waiting = [node for node in trainers if node.status is NodeStatus.FEEDING]
+    done = [node for node in trainers if node.status is NodeStatus.DONE]
+    gone = [node for node in state.nodes if node.status in (NodeStatus.FAILED, NodeStatus.LOST)]
+    troubled = [(node, wrong) for node, wrong in trouble_first(state.nodes) if wrong]
+    parts = []
+    if training:
+        total = progress(state)
+        of = f" of {total.epochs}" if total.epochs else ""
+        epoch = f", epoch {total.epoch}{of}" if total.epoch else ""
+        parts.append(f"{_names(training)} {'train' if len(training) > 1 else 'trains'}{epoch}")
+    if waiting:
+        parts.append(f"{_names(waiting)} {'wait' if len(waiting) > 1 else 'waits'} for rows")
+    if done:
+        parts.append(f"{_names(done)} {'are' if len(done) > 1 else 'is'} done")
+    if gone:
+        parts.append(f"{_names(gone)} {'are' if len(gone) > 1 else 'is'} gone")
+    said = "; ".join(parts) or "The nodes are up"
+    if troubled:
+        said += f". {troubled[0][0].node} is {troubled[0][1]}"
+        said += f", and {_many(len(troubled) - 1, 'other')} with it" if len(troubled) > 1 else ""
+    return said + "."
+
+
+def _say_recovering(state: ClusterState) -> str:
+    first = headline(state.error)[0]
+    return f"{first or 'A node was lost'}. The others wait for its replacement.".replace("..", ".")
+
+
+def _say_stopping(state: ClusterState) -> str:
+    left = [node for node in state.nodes if not node.status.ended]
+    return f"Stopping: {_names(left)} to end." if left else "Stopping: every node has ended."
+
+
+def _say_done(state: ClusterState) -> str:
+    """Tell the outcome: the numbers are what a reader of the saved notebook comes for."""
+    rows = state.feed.rows if state.feed else 0
+    fed = f", {count(rows)} rows" if rows else ""
+    said = f"Done in {duration(state.elapsed)}{fed}"
+    metrics = progress(state).metrics
+    return said + (": " + ", ".join(f"{name} {number(value)}" for name, value in metrics[:4]) if metrics else "") + "."
+
+
+def _say_failed(state: ClusterState) -> str:
+    return headline(state.error)[0] or f"Failed after {duration(state.elapsed)}."
+
+
+def _say_stopped(state: ClusterState) -> str:
+    ended = [node for node in state.nodes if node.status.ended or node.status is NodeStatus.PLANNED]
+    if len(ended) == len(state.nodes):
+        return f"Stopped after {duration(state.elapsed)}; every node has ended."
+    return f"Stopped after {duration(state.elapsed)}; {len(ended)} of {_many(len(state.nodes), 'node')} ended."
+
+
+def _trains(node: NodeState) -> bool:
+    return node.node.partition(":")[0] in _TRAINING_ROLES
+
+
+def _many(n: int, noun: str) -> str:
+    return f"{n} {noun}" + ("" if n == 1 else "s")
+
+
+def _names(nodes: list[NodeState]) -> str:
+    """Name up to three nodes; of more, say how many."""
+    if len(nodes) > 3:
+        roles = {re.sub(r":\d+$", "", node.node) for node in nodes}
+        return f"{len(nodes)} {roles.pop()}s" if len(roles) == 1 else f"{len(nodes)} nodes"
+    names = [node.node for node in nodes]
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
