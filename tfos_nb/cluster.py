@@ -333,7 +333,7 @@ class Cluster:
         job = self._jobs.run(Waking(feed_job(data, feed, self._address), self._wake), name)
         try:
             self._await_feed(feed, job.done.is_set)
-            if not job.done.is_set():  # every node has all it wants
+            if feed.error is None and not job.done.is_set():  # every node has all it wants
                 return passes
             self._check_feed(feed, job)
             replays = passes - 1 if feed.spill and feed.ledger.spilled else 0
@@ -367,8 +367,8 @@ class Cluster:
             self._abort(error)
             self._raise_outcome()
 
-    def _feed_mark(self, feed: Feed) -> tuple[int, ...]:
-        return (feed.moved, *(node.rows for node in self._roster.snapshot()))
+    def _feed_mark(self, feed: Feed) -> tuple[int, int]:
+        return (feed.moved, self._roster.rows_taken)
 
     def _stalled(self) -> bool:
         """Whether rows wait for a node that does not take them; a wait for Spark is none."""

@@ -75,7 +75,7 @@ class FeedDesk:
         self._closed = ""
         self._answers: dict[type, Callable[[Feed, Any], Any]] = {
             ledger.OpenPartition: self._open,
-            ledger.ClaimSegment: self._claim,
+            ledger.ClaimSegments: self._claim,
             ledger.PartitionDone: self._done,
             ledger.PartitionFailed: self._failed,
         }
@@ -110,7 +110,8 @@ class FeedDesk:
             feed = self._feeds[message.feed]
             feed.moved += 1
             answer = self._answers[type(message)](feed, message)
-            self._changed.notify_all()
+            if not isinstance(message, ledger.ClaimSegments):  # nobody waits for those, and there are many
+                self._changed.notify_all()
             return answer
 
     def pass_done(self, message: ledger.PassDone) -> None:
@@ -130,8 +131,8 @@ class FeedDesk:
             return ledger.Places(refused=f"{gone} takes no rows")
         return ledger.Places(places, feed.ledger.is_done(question.partition))
 
-    def _claim(self, feed: Feed, question: ledger.ClaimSegment) -> str:
-        return feed.ledger.claim(question.partition, question.start, question.local)
+    def _claim(self, feed: Feed, question: ledger.ClaimSegments) -> list[str]:
+        return feed.ledger.claim_many(question.partition, question.start, question.count, question.local)
 
     def _done(self, feed: Feed, statement: ledger.PartitionDone) -> None:
         if len(self.nodes) == 1 and not feed.ledger.is_done(statement.partition):

@@ -30,6 +30,7 @@ from tfos_nb.runtime.lifecycle import (
 )
 from tfos_nb.runtime.node import SupervisorEnded
 from tfos_nb.runtime.plan import ClusterPlan, Node
+from tfos_nb.runtime.process import signal_name
 from tfos_nb.runtime.reports import Heartbeat, History, LogLines, StepReport
 from tfos_nb.state import NodeState, NodeStatus
 
@@ -231,11 +232,22 @@ class Roster:
     def _supervisor_ended(self, message: SupervisorEnded) -> None:
         with self.changed:
             record = self._records[message.node]
+            record.lines.append(f"[its supervisor ended with code {message.code}]")
             record.lines.extend(message.text.splitlines())
+            if record.status is NodeStatus.LOST and message.code != 0:
+                self._explain_loss(record, message)
             if record.reservation is None and not record.status.ended:
                 cause = f"its supervisor ended with code {message.code} before it had reserved"
                 self._fail(record, NodeFailed(cause, node=message.node, log_tail=message.text))
             self.changed.notify_all()
+
+    def _explain_loss(self, record: _Record, message: SupervisorEnded) -> None:
+        """The stream broke first; now its task tells how its supervisor ended."""
+        how = signal_name(message.code) or f"code {message.code}"
+        for index, failure in enumerate(self.failures):
+            if failure.node == str(record.node):
+                error = self._error_of(record, f"its supervisor ended with {how}", message.text)
+                self.failures[index] = Failure(error, failure.node, failure.collateral)
 
     def _lose(self, record: _Record, cause: str) -> None:
         if record.parting or record.status.ended:
@@ -250,7 +262,7 @@ class Roster:
         record.forget_rate()
         self.failures.append(Failure(error, str(record.node), collateral))
 
-    def _error_of(self, record: _Record, cause: str) -> NodeFailed:
+    def _error_of(self, record: _Record, cause: str, log_tail: str = "") -> NodeFailed:
         place, ended, raised = record.reservation, record.ended, record.raised
         return NodeFailed(
             cause,
@@ -260,7 +272,7 @@ class Roster:
             exit_code=ended.exit_code if ended else None,
             signal=ended.signal if ended else None,
             remote_traceback=raised.traceback if raised else "",
-            log_tail=ended.log_tail if ended else "",
+            log_tail=log_tail or (ended.log_tail if ended else ""),
         )
 
     def _place(self) -> dict[str, Any]:
@@ -306,6 +318,12 @@ class Roster:
         """Whether no node has a stream any more."""
         with self.changed:
             return all(record.link is None for record in self._records.values())
+
+    @property
+    def rows_taken(self) -> int:
+        """How many rows all nodes have taken, as their heartbeats tell."""
+        with self.changed:
+            return sum(record.rows for record in self._records.values())
 
     def sated(self) -> tuple[str, ...]:
         """Return the fed nodes for which rows wait."""

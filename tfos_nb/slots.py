@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _REGISTER_SECONDS = 30.0
-_POLL_SECONDS = 0.2  # Spark offers Python no event for an executor that registers
+_POLL_SECONDS = 0.2
 
 
 def context_of(spark: SparkSession) -> SparkContext:
@@ -184,14 +184,14 @@ def slots_total(
     scala, java_profile = _scala(sc), _java_profile(sc, profile)
     expected = _expected_executors(sc)
     deadline = time.monotonic() + timeout
-    never = threading.Event()
+    nothing = threading.Event()  # Spark tells Python of no executor that registers: it has to be asked again
     while True:
         registered = _registered_executors(sc)
         total = int(scala.maxNumConcurrentTasks(java_profile))
         enough = at_least is not None and total >= at_least
         if enough or registered >= expected or time.monotonic() > deadline:
             return total
-        never.wait(_POLL_SECONDS)
+        nothing.wait(_POLL_SECONDS)
 
 
 def _registered_executors(sc: SparkContext) -> int:
@@ -218,19 +218,17 @@ def slots_busy(spark: SparkSession) -> tuple[Busy, ...]:
     scala, tracker = _scala(sc), sc.statusTracker()
     profiles, store = scala.resourceProfileManager(), scala.statusStore()
     busy = []
-    for job in tracker.getActiveJobsIds():
-        info = tracker.getJobInfo(job)
-        for stage in info.stageIds if info is not None else ():
-            running = tracker.getStageInfo(stage)
-            if running is None or not running.numActiveTasks:
-                continue
-            data = store.lastStageAttempt(stage)
-            requests = profiles.resourceProfileFromId(data.resourceProfileId()).taskResources()
-            cpus, gpus = (requests.apply(n).amount() if requests.contains(n) else 0 for n in ("cpus", "gpu"))
-            described = data.description()
-            name = described.get() if described.isDefined() else running.name
-            tasks = int(running.numActiveTasks)
-            busy.append(Busy(str(name), tasks, tasks * int(cpus or _setting(sc, "spark.task.cpus", "1")), tasks * gpus))
+    for stage in sorted(tracker.getActiveStageIds()):
+        running = tracker.getStageInfo(stage)
+        if running is None or not running.numActiveTasks:
+            continue
+        data = store.lastStageAttempt(stage)
+        requests = profiles.resourceProfileFromId(data.resourceProfileId()).taskResources()
+        cpus, gpus = (requests.apply(n).amount() if requests.contains(n) else 0 for n in ("cpus", "gpu"))
+        described = data.description()
+        name = described.get() if described.isDefined() else running.name
+        tasks = int(running.numActiveTasks)
+        busy.append(Busy(str(name), tasks, tasks * int(cpus or _setting(sc, "spark.task.cpus", "1")), tasks * gpus))
     return tuple(busy)
 
 
@@ -312,8 +310,9 @@ def check_dynamic_allocation(spark: SparkSession, need: int) -> None:
     per_executor = max((_executor_cores(sc) or 1) // int(_setting(sc, "spark.task.cpus", "1")), 1)
     executors = math.ceil(need / per_executor)
     if _kept_executors(sc) < executors:
+        kept = f"{_kept_executors(sc)} executors for certain"
         raise PlanError(
-            f"spark.dynamicAllocation.enabled=true keeps {_kept_executors(sc)} executors for certain; {need} slots "
-            f"need {executors} of {per_executor}. Start Spark with spark.dynamicAllocation.minExecutors={executors}, or "
-            f"without dynamic allocation: spark.dynamicAllocation.enabled=false, spark.executor.instances={executors}"
+            f"spark.dynamicAllocation.enabled=true keeps {kept}; {need} slots need {executors} of {per_executor}. "
+            f"Start Spark with spark.dynamicAllocation.minExecutors={executors}, or without dynamic allocation: "
+            f"spark.dynamicAllocation.enabled=false, spark.executor.instances={executors}"
         )

@@ -113,7 +113,7 @@ def parse_cell(shell: InteractiveShell, text: str, fn: str | None = None) -> Par
         If it has no function that takes (args, ctx).
     """
     source = _at_its_lines(shell.transform_cell(text), text)  # type: ignore[no-untyped-call]
-    filename = shell.compile.cache(source, shell.execution_count, raw_code=text)
+    filename = _register(shell, source)
     try:
         tree = shell.transform_ast(shell.compile.ast_parse(source, filename))  # type: ignore[no-untyped-call]
     except SyntaxError as error:
@@ -131,6 +131,21 @@ def _at_its_lines(source: str, text: str) -> str:
     """Move the source down to the lines that it has in the notebook: the magic's own line is above it."""
     blank = len(text) - len(text.lstrip("\n"))  # IPython's transformation drops leading blank lines
     return "\n" * (1 + blank) + source
+
+
+def _register(shell: InteractiveShell, source: str) -> str:
+    """Give the cell a file name under which tracebacks, here and on a node, find its lines.
+
+    IPython's own name for it would be ``/tmp/ipykernel_123/456.py``, which says nothing on a node: a node's traceback
+    is Python's, and has no IPython to translate the name.
+    """
+    history = shell.history_manager  # IPython 9 counts execution_count up before the cell runs, older ones after
+    count = len(history.input_hist_parsed) - 1 if history is not None else shell.execution_count
+    name = f"Cell In[{count}]"
+    lines = source.splitlines(keepends=True)
+    linecache.cache[name] = (len(source), None, lines, name)  # without a time, linecache keeps it
+    getattr(shell.compile, "_filename_map", {})[name] = count  # IPython then writes "Cell In[4], line 3" itself
+    return name
 
 
 def _choose(functions: list[ast.FunctionDef | ast.AsyncFunctionDef]) -> tuple[str, str]:

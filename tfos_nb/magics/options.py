@@ -25,6 +25,8 @@ __all__ = ["LaunchOptions", "describe", "find_data", "find_variable", "is_data",
 DEFAULT_VARIABLE = "cluster"
 """The variable that holds the cluster if the line names none."""
 
+_INPUT_MODE = InputMode(ClusterPlan.input_mode)
+
 _LAUNCH_ONLY = ("model_dir", "autolog", "env", "feed_timeout", "rendezvous_timeout")
 """What :func:`tfos_nb.launch` takes from the line beside the plan."""
 
@@ -63,7 +65,7 @@ class LaunchOptions:
     ps: int = ClusterPlan.ps
     chief: bool | None = ClusterPlan.chief
     evaluator: bool = ClusterPlan.evaluator
-    input_mode: InputMode = ClusterPlan.input_mode
+    input_mode: InputMode = _INPUT_MODE
     cpus: int = ClusterPlan.cpus
     gpus: int = ClusterPlan.gpus
     name: str = ClusterPlan.name

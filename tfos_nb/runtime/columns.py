@@ -29,12 +29,13 @@ class Column:
 
 
 def first_lengths(batch: pa.RecordBatch) -> dict[str, tuple[int, ...]]:
-    """Return the lengths of the list columns in a batch's first row, outermost first."""
+    """Return the lengths of the list columns in a batch's first row without a null, outermost first."""
     lengths = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         shape: list[int] = []
-        values, kind = column.slice(0, 1), column.type
+        values, kind = column, column.type
         while _is_list(kind):
+            values = (values.drop_null() if values.null_count else values).slice(0, 1)
             shape.append(kind.list_size if pa.types.is_fixed_size_list(kind) else _length_of_first(values))
             values, kind = values.flatten(), kind.value_type
         if shape:
@@ -43,7 +44,7 @@ def first_lengths(batch: pa.RecordBatch) -> dict[str, tuple[int, ...]]:
 
 
 def _length_of_first(values: pa.Array) -> int:
-    return len(values[0]) if len(values) and values[0].is_valid else 0
+    return len(values[0]) if len(values) else 0
 
 
 def columns_of(schema: pa.Schema, lengths: Mapping[str, tuple[int, ...]]) -> dict[str, Column]:
@@ -61,7 +62,8 @@ def _dtype_of(name: str, kind: pa.DataType) -> np.dtype[Any]:
     while _is_list(kind):
         kind = kind.value_type
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return np.dtype(kind.to_pandas_dtype())
+        dtype: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+        return dtype
     if _is_bytes(kind):
         return np.dtype(object)
     raise FeedFailed(
@@ -98,7 +100,7 @@ def arrays_of(
     Raises
     ------
     FeedFailed
-        For a null without a fill, or a list of another length than the first row's.
+        For a null without a fill, or a list of another length, or a value of another type, than the first row's.
     """
     fill = fill or {}
     return {
@@ -109,22 +111,48 @@ def arrays_of(
 
 def _array_of(values: pa.Array, column: Column, fill: Any) -> np.ndarray[Any, Any]:
     rows = len(values)
-    for length in column.shape:
-        _refuse_nulls(values, column)
-        values = _flatten(values, length, column)
-    if values.null_count:
-        if fill is None:
-            _refuse_nulls(values, column)
-        values = values.fill_null(fill)
+    _refuse_other_type(values, column)
+    for level, length in enumerate(column.shape):
+        values = _flatten(_without_nulls(values, column, level, fill), length, column)
+    values = _without_nulls(values, column, len(column.shape), fill)
     if column.dtype.hasobject:
         values = values.cast(pa.large_binary() if pa.types.is_large_string(values.type) else pa.binary())
     array: np.ndarray[Any, Any] = values.to_numpy(zero_copy_only=False)
     return array.reshape((rows, *column.shape))
 
 
+def _refuse_other_type(values: pa.Array, column: Column) -> None:
+    kind, depth = values.type, 0
+    while _is_list(kind):
+        kind, depth = kind.value_type, depth + 1
+    if depth != len(column.shape) or _dtype_of(column.name, kind) != column.dtype:
+        first = "bytes" if column.dtype.hasobject else str(column.dtype)
+        first += f" in lists of {'x'.join(map(str, column.shape))}" if column.shape else ""
+        raise FeedFailed(
+            f"column {column.name!r} is {values.type} here, and was {first} in the rows that came first: cast it to one type"
+        )
+
+
+def _without_nulls(values: pa.Array, column: Column, level: int, fill: Any) -> pa.Array:
+    """Put ``fill`` (in lists, at the levels of lists) in place of nulls."""
+    if not values.null_count:
+        return values
+    if fill is None:
+        _refuse_nulls(values, column)
+    whole = fill
+    for length in reversed(column.shape[level:]):
+        whole = [whole] * length
+    try:
+        if column.dtype.kind in "iu" and int(fill) != fill:
+            raise TypeError("Arrow would cut the fraction off")
+        return values.fill_null(pa.scalar(whole, values.type))
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        raise FeedFailed(f"fill={{{column.name!r}: {fill!r}}}: column {column.name!r} holds {values.type}") from None
+
+
 def _flatten(values: pa.Array, length: int, column: Column) -> pa.Array:
     if pa.types.is_fixed_size_list(values.type):
-        lengths_match, worst = values.type.list_size == length, 0
+        lengths_match, worst = values.type.list_size == length or not len(values), 0
     else:
         lengths = values.value_lengths().to_numpy(zero_copy_only=False)
         wrong = np.flatnonzero(lengths != length)

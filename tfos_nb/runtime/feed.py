@@ -21,6 +21,7 @@ import contextlib
 import hmac
 import os
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +43,8 @@ __all__ = ["FeedServer", "FeedTask"]
 
 _TOKEN_HEADER = "tfos-token"
 _CHUNK_BYTES = 8 << 20
+_CLAIMED_AHEAD = 16
+_KEEP_ROWS_ALIKE = "Cache or checkpoint the DataFrame, or sort it, and train again"
 SUMMARY_SCHEMA = "partition long, rows long"
 
 
@@ -75,7 +78,17 @@ class _Chunk:
 
 def fingerprint_of(batch: pa.RecordBatch, row: int) -> int:
     """Return a checksum of one row, the same in every attempt that reads the same row."""
-    return zlib.crc32(repr(batch.slice(row, 1).to_pylist()).encode())
+    one = batch.slice(row, 1)
+    if any(_has_bits(column) for column in one.columns):
+        return zlib.crc32(repr(one.to_pylist()).encode())
+    return zlib.crc32(one.serialize())
+
+
+def _has_bits(column: pa.Array) -> bool:
+    """Whether Arrow writes bitmaps of it, whose unused bits differ with what stood beside the row."""
+    while column.null_count == 0 and isinstance(column, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):
+        column = column.flatten()
+    return bool(column.null_count) or pa.types.is_boolean(column.type) or pa.types.is_nested(column.type)
 
 
 # --- the node's end -----------------------------------------------------------------------------------------------
@@ -114,7 +127,8 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]
     @staticmethod
     def _tell(writer: Any, lane: Any, intake: Any) -> None:
         kept = intake.spill is not None and intake.spill.whole
-        writer.write(pa.py_buffer(wire.encode(_Position(lane.row, lane.fingerprint, kept))))
+        row, fingerprint = lane.reached
+        writer.write(pa.py_buffer(wire.encode(_Position(row, fingerprint, kept))))
 
 
 class FeedServer:
@@ -210,6 +224,7 @@ class _PartitionSender:
         self._streams: dict[str, _NodeStream] = {}
         self._row = 0
         self._segment_end = 0
+        self._ahead: deque[str] = deque()
         self._node = self._only or ""
         self._chunk_rows = max(1, int(_CHUNK_BYTES * first.num_rows / max(1, first.nbytes)))
 
@@ -218,8 +233,10 @@ class _PartitionSender:
         offset = 0
         while offset < batch.num_rows:
             if self._only is None and self._row >= self._segment_end:
-                claim = ledger.ClaimSegment(self._task.feed, self._partition, self._row, self._local)
-                self._node = self._door.ask(claim)
+                if not self._claim_ahead():
+                    self.done = True  # another attempt was faster, and has sent all there is
+                    return
+                self._node = self._ahead.popleft()
                 self._segment_end = ledger.segment_end(self._row)
             count = min(batch.num_rows - offset, self._chunk_rows)
             if self._only is None:
@@ -227,6 +244,13 @@ class _PartitionSender:
             self._stream(batch.schema).write(self._row, batch.slice(offset, count))
             offset += count
             self._row += count
+
+    def _claim_ahead(self) -> bool:
+        """Ask the door for the nodes of the next segments, some at once; whether there is one."""
+        if not self._ahead:
+            claim = ledger.ClaimSegments(self._task.feed, self._partition, self._row, _CLAIMED_AHEAD, self._local)
+            self._ahead.extend(self._door.ask(claim))
+        return bool(self._ahead)
 
     def _stream(self, schema: pa.Schema) -> _NodeStream:
         if self._node not in self._streams:
@@ -278,15 +302,17 @@ class _NodeStream:
         self._writer, self._answers = self._client.do_put(descriptor, self.schema, options)
         self._position = self._answer()
         self._sent = self._position.row
+        self._offered = 0
 
     def write(self, start: int, batch: pa.RecordBatch) -> None:
         """Send rows ``start …``, but for those that the node has already."""
         end = start + batch.num_rows
         known = self._position.row
+        self._offered = end
         if start < known <= end and fingerprint_of(batch, known - 1 - start) != self._position.fingerprint:
             raise FeedFailed(
                 f"partition {self.ticket.partition} gave other rows when Spark ran it again: row {known} is not the "
-                "one that was fed before. Cache or checkpoint the DataFrame, or sort it, and train again"
+                f"one that was fed before. {_KEEP_ROWS_ALIKE}"
             )
         if end <= known:
             return
@@ -298,6 +324,11 @@ class _NodeStream:
 
     def finish(self) -> bool:
         """Wait for the node's acknowledgement; tell whether it keeps the rows."""
+        if self._offered < self._position.row:
+            raise FeedFailed(
+                f"partition {self.ticket.partition} gave fewer rows when Spark ran it again: {self.node} has row "
+                f"{self._position.row} already, and the last one now is {self._offered}. {_KEEP_ROWS_ALIKE}"
+            )
         self._writer.done_writing()
         position = self._answer()
         if position.row < self._sent:

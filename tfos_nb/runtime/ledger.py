@@ -18,7 +18,7 @@ from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.runtime.wire import message
 
 __all__ = [
-    "ClaimSegment",
+    "ClaimSegments",
     "FeedBegins",
     "FeedEnds",
     "FeedLedger",
@@ -32,8 +32,8 @@ __all__ = [
     "segment_end",
 ]
 
-_FIRST, _LARGEST = 64, 16384
-_ALIKE = 16  # segments of one size, before the size doubles: a segment is 1/16 of what came before it, or less
+_FIRST, _LARGEST = 64, 65536
+_ALIKE = 16  # segments of one size, before the size doubles: a segment is 1/8 of what came before it, or less
 
 
 def segment_end(row: int) -> int:
@@ -123,12 +123,13 @@ class Places:
 
 @message
 @dataclass(frozen=True)
-class ClaimSegment:
-    """Question: who gets the segment that begins at row ``start``? Answer: the node. ``local`` are those on this host."""
+class ClaimSegments:
+    """Question: who gets the ``count`` segments from row ``start`` on? Answer: their nodes. ``local``: those on this host."""
 
     feed: int
     partition: int
     start: int
+    count: int
     local: tuple[str, ...]
 
 
@@ -168,33 +169,44 @@ class FeedLedger:
         self.feed = feed
         self.claimed = dict.fromkeys(nodes, 0)
         self.spilled = True
-        self._places: dict[tuple[int, int], str] = {}
+        self._places: dict[int, dict[int, str]] = {}
         self._totals: dict[int, int] = {}
 
     def claim(self, partition: int, start: int, local: Iterable[str] = ()) -> str:
         """Return the node of a segment: the one remembered, else the one with the fewest rows so far."""
-        key = (partition, start)
-        if key not in self._places:
+        places = self._places.setdefault(partition, {})
+        if start not in places:
             rows = segment_end(start) - start
             near = frozenset(local)
-            node = min(self.claimed, key=lambda name: (self.claimed[name] + (0 if name in near else rows), name))
-            self._places[key] = node
-            self.claimed[node] += rows
-        return self._places[key]
+            places[start] = min(
+                self.claimed, key=lambda name: (self.claimed[name] + (0 if name in near else rows), name)
+            )
+            self.claimed[places[start]] += rows
+        return places[start]
+
+    def claim_many(self, partition: int, start: int, count: int, local: Iterable[str] = ()) -> list[str]:
+        """Return the nodes of some segments in a row; of a partition that is done, no more than it had."""
+        nodes = []
+        for _ in range(count):
+            if start >= self._totals.get(partition, start + 1):
+                break
+            nodes.append(self.claim(partition, start, local))
+            start = segment_end(start)
+        return nodes
 
     def finish(self, partition: int, rows: int, spilled: bool = True) -> None:
         """Record that all rows of a partition have been acknowledged.
 
-        The segments are counted at their full size when they are claimed; here the last one is put right, and one
-        that was claimed for rows that never came is struck out.
+        The segments are counted at their full size when they are claimed, some of them ahead; here those that were not
+        filled are put right.
         """
         if partition in self._totals:
             return
         self._totals[partition] = rows
         self.spilled &= spilled
-        last = max((start for where, start in self._places if where == partition), default=None)
-        if last is not None:
-            self.claimed[self._places[partition, last]] -= segment_end(last) - rows
+        for start, node in self._places.get(partition, {}).items():
+            end = segment_end(start)
+            self.claimed[node] -= max(0, end - max(start, rows))
 
     def is_done(self, partition: int) -> bool:
         """Whether the partition has been delivered."""

@@ -57,13 +57,14 @@ class Spill:
         self._lock = threading.Lock()
         self._sink: pa.NativeFile | None = None
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
+        self._sealed = False
         self.bytes = 0
         self.whole = True
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append a batch; a full disk ends the spill, not the training."""
         with self._lock:
-            if not self.whole:
+            if not self.whole or self._sealed:
                 return
             try:
                 self._append(batch)
@@ -97,6 +98,7 @@ class Spill:
     def seal(self) -> None:
         """End the file; from now on it is only read."""
         with self._lock:
+            self._sealed = True
             self._end_writing()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -116,10 +118,12 @@ class Spill:
 
 @dataclass
 class _Lane:
-    """How far this node has come in one partition. ``fingerprint`` is of the row before ``row``."""
+    """How far this node has come in one partition: the next row, and the fingerprint of the one before it.
 
-    row: int = 0
-    fingerprint: int = 0
+    The pair is replaced as one, since another attempt may read it at any time.
+    """
+
+    reached: tuple[int, int] = (0, 0)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -146,6 +150,7 @@ class Intake:
         self.ended: FeedEnds | None = None
         self.discarding = False
         self._changed = changed
+        self._turn = threading.Lock()  # one sender at a time: a replay has the rows in the first pass' order
         self._limit = limit
         self._queue: deque[pa.RecordBatch] = deque()
         self._lanes: dict[int, _Lane] = {}
@@ -163,25 +168,31 @@ class Intake:
         lane = self.lane(partition)
         end = start + batch.num_rows
         with lane.lock:
-            if end <= lane.row:
+            row, _ = lane.reached
+            if end <= row:
                 return
-            if start < lane.row:
-                batch = batch.slice(lane.row - start)
+            if start < row:
+                batch = batch.slice(row - start)
             self._put(batch)
-            lane.row, lane.fingerprint = end, fingerprint
+            lane.reached = (end, fingerprint)
 
     def _put(self, batch: pa.RecordBatch) -> None:
-        if self.spill is not None:
-            self.spill.write(batch)
         size = batch.nbytes
+        with self._turn:
+            self._await_room(size)
+            if self.spill is not None:
+                self.spill.write(batch)
+            with self._changed:
+                self.rows_in += batch.num_rows
+                if not self.discarding:
+                    self._queue.append(batch)
+                    self.queued_bytes += size
+                self._changed.notify_all()
+
+    def _await_room(self, size: int) -> None:
         with self._changed:
             while self._queue and self.queued_bytes + size > self._limit and not self.discarding:
                 self._changed.wait()
-            self.rows_in += batch.num_rows
-            if not self.discarding:
-                self._queue.append(batch)
-                self.queued_bytes += size
-            self._changed.notify_all()
 
     def discard(self) -> None:
         """Want no more of the first pass: what waits and what still comes is dropped (the spill goes on)."""
@@ -271,7 +282,10 @@ class Passes:
         with self._changed:
             intake = self._intakes[ends.feed]
             if intake.spill is not None:
-                intake.spill.seal()
+                if ends.replays:
+                    intake.spill.seal()
+                else:  # another node could not keep its rows, so nobody replays
+                    intake.spill.close()
             intake.ended = ends
             for number in range(ends.replays):
                 self._queue.append(_Pass(intake, number + 2, last=number + 1 == ends.replays))
@@ -290,6 +304,7 @@ class Passes:
             self._queue.clear()
             for intake in self._intakes.values():
                 intake.discard()
+            self._changed.notify_all()
 
     def intake(self, feed: int) -> Intake:
         """Return a feed's intake, waiting for the driver's word of it."""

@@ -6,6 +6,8 @@ travel inside Spark's own task closure and are unpickled in the node's process a
 
 from __future__ import annotations
 
+import __future__
+
 import contextlib
 import dis
 import io
@@ -57,18 +59,13 @@ def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None 
     PlanError
         Naming what cannot travel and where it is, before anything starts.
     """
-    from pyspark import cloudpickle
-
     if not callable(main):
         raise PlanError(f"main is a {type(main).__name__}, not a function that takes (args, ctx)")
-    culprit = next(_culprits(main, args), None)
-    if culprit is not None:
-        raise PlanError(culprit)
-    try:
-        data: bytes = cloudpickle.dumps((main, args))
-    except Exception as error:
-        what = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise PlanError(f"{_name_of(main)} or its args cannot travel to the nodes: {what}") from error
+    with _taken_along(main):
+        culprit = next(_culprits(main, args), None)
+        if culprit is not None:
+            raise PlanError(culprit)
+        data = _dumps(main, args)
     if len(data) > _BIG:
         logger.warning(
             "%s and what it refers to take %d MiB, which every node receives: read big data on the nodes, or feed it",
@@ -78,12 +75,44 @@ def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None 
     return pickle.dumps((data, dict(sources or _sources_of(main))))
 
 
+def _dumps(main: Callable[..., Any], args: Any) -> bytes:
+    from pyspark import cloudpickle
+
+    try:
+        data: bytes = cloudpickle.dumps((main, args))
+    except Exception as error:
+        what = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise PlanError(f"{_name_of(main)} or its args cannot travel to the nodes: {what}") from error
+    return data
+
+
+@contextlib.contextmanager
+def _taken_along(main: Callable[..., Any]) -> Iterator[None]:
+    """Take the function's own module along by value, unless it is installed: the nodes need not have a user's file."""
+    from pyspark import cloudpickle
+
+    module = sys.modules.get(getattr(main, "__module__", None) or "")
+    file = getattr(module, "__file__", None) or ""
+    if module is None or not file or "site-packages" in file or module.__name__ in cloudpickle.list_registry_pickle_by_value():
+        yield
+        return
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
 def unpack(payload: bytes) -> tuple[Callable[..., Any], Any]:
     """Undo :func:`pack`, in the node's process."""
     data, sources = pickle.loads(payload)  # from Spark's task closure through an inherited pipe, never from a socket
     for filename, text in sources.items():
         linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     main, args = pickle.loads(data)
+    code = getattr(main, "__code__", None)
+    if code is not None and code.co_flags & __future__.annotations.compiler_flag:
+        # AutoGraph looks for this name to compile annotations as the function's module did; pickling leaves it behind.
+        main.__globals__.setdefault("annotations", __future__.annotations)
     return main, args
 
 
@@ -138,8 +167,11 @@ def _global_names(code: types.CodeType) -> set[str]:
 
 def _by_value(function: Any) -> bool:
     """Whether cloudpickle takes the function along, rather than the name of its module."""
+    from pyspark import cloudpickle
+
     module = getattr(function, "__module__", None)
-    return module in (None, "__main__") or module not in sys.modules
+    known = module in sys.modules and module not in cloudpickle.list_registry_pickle_by_value()
+    return module in (None, "__main__") or not known
 
 
 def _in_value(value: Any, name: str, where: str, seen: set[int]) -> Iterator[str]:
@@ -174,4 +206,4 @@ def _why_not(value: Any) -> str | None:
 
 
 def _article(word: str) -> str:
-    return "an" if word[:1].lower() in "aeiou" or word[:3] == "RDD" else "a"
+    return "an" if word[:1].lower() in "aeiou" or word in ("RDD", "RLock") else "a"

@@ -33,6 +33,7 @@ def batches_of_rows(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
     while chunk := list(itertools.islice(source, _ROWS_PER_BATCH)):
         records = [_record(row) for row in chunk]
         names = schema.names if schema is not None else list(records[0])
+        _check_names(names, records, number)
         arrays = [_column(name, records, number, schema) for name in names]
         batch = pa.RecordBatch.from_arrays(arrays, names=names)
         schema = schema or batch.schema
@@ -50,28 +51,49 @@ def _record(row: Any) -> dict[str, Any]:
     return {"value": row}
 
 
-def _column(name: str, records: list[dict[str, Any]], number: int, schema: pa.Schema | None) -> pa.Array:
+def _check_names(names: list[str], records: list[dict[str, Any]], number: int) -> None:
+    expected = set(names)
     for offset, record in enumerate(records):
-        if name not in record or len(record) != len(records[0]):
+        if record.keys() != expected:
             raise FeedFailed(
-                f"row {number + offset} has the columns {sorted(record)}, the rows before it have {sorted(records[0])}"
+                f"row {number + offset} has the columns {sorted(record)}, the rows before it have {sorted(names)}"
             )
+
+
+def _column(name: str, records: list[dict[str, Any]], number: int, schema: pa.Schema | None) -> pa.Array:
     values = [record[name] for record in records]
     kind = schema.field(name).type if schema is not None else None
     try:
-        return pa.array(values, kind)
+        return _converted(values, kind)
     except (pa.ArrowException, TypeError, OverflowError):
         raise _misfit(name, values, number, kind) from None
 
 
+def _converted(values: list[Any], kind: pa.DataType | None) -> pa.Array:
+    array = pa.array(values, kind)
+    if kind is not None and _holds_integers(kind):
+        pa.array(values).cast(kind)  # refuses a fraction, which the line above cuts off
+    return array
+
+
+def _holds_integers(kind: pa.DataType) -> bool:
+    while hasattr(kind, "value_type"):
+        kind = kind.value_type
+    return bool(pa.types.is_integer(kind))
+
+
 def _misfit(name: str, values: list[Any], number: int, kind: pa.DataType | None) -> FeedFailed:
-    if kind is None:
-        kind = pa.array(values[:1]).type
     for offset, value in enumerate(values):
         try:
-            pa.array([value], kind)
+            found = _converted([value], kind).type
         except (pa.ArrowException, TypeError, OverflowError):
-            text = repr(value)
-            shown = text if len(text) <= 60 else text[:57] + "..."
-            return FeedFailed(f"column {name!r}, row {number + offset}: {shown} is a {type(value).__name__}, not {kind}")
+            where = f"column {name!r}, row {number + offset}"
+            wanted = f"not {kind}" if kind is not None else "which is no number, text, bytes or list of these"
+            return FeedFailed(f"{where}: {_short(value)} is a {type(value).__name__}, {wanted}")
+        kind = found if kind is None and value is not None else kind
     return FeedFailed(f"column {name!r}: the rows from {number} on are not of one type")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import inspect
 import math
 import os
@@ -15,7 +16,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
-from tfos_nb.runtime.keras_fit import is_synchronous, patch_keras_fit
+from tfos_nb.runtime.keras_fit import patch_keras_fit
+from tfos_nb.runtime.keras_step import is_synchronous
 
 __all__ = ["autolog", "disable_auto_shard", "patch_keras_fit", "progress_callback"]
 
@@ -65,9 +67,7 @@ class _Progress:
         strategy = getattr(self.model, "distribute_strategy", None)
         together = strategy is not None and is_synchronous(strategy)
         self._agreement = _Agreement(strategy) if together and self._stop is not None else None
-        # tf_keras sums over the replicas what is already their mean, in the numbers within an epoch.
-        summed = together and type(self.model).__mro__[-2].__module__ and _flavour_of(self.model) == "tf_keras"
-        self._divisor = strategy.num_replicas_in_sync if summed and strategy.extended._in_multi_worker_mode() else 1
+        self._divisor = _replicas_summed_over(self.model, strategy) if together else 1
         self._steps = self.params.get("steps")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -190,18 +190,17 @@ def autolog(report: Callable[..., Any], stop: Stop | None = None) -> str:
 
 
 def _wrap_fit(keras: Any, report: Callable[..., Any], stop: Stop | None) -> str:
-    model = getattr(keras, "Model", None)
-    fit = getattr(model, "fit", None)
-    signature = inspect.signature(fit) if callable(fit) else None
-    if model is None or signature is None or "callbacks" not in signature.parameters:
+    model: Any = getattr(keras, "Model", None)
+    fit: Any = getattr(model, "fit", None)
+    signature = inspect.signature(fit) if callable(fit) else inspect.Signature()
+    if "callbacks" not in signature.parameters:
         return f"not {keras.__name__}: its Model.fit takes no callbacks"
-    if hasattr(fit, "_tfos_fit"):
-        fit = fit._tfos_fit
+    fit = getattr(fit, "_tfos_fit", fit)
 
     @functools.wraps(fit)
     def fit_and_report(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
-        callbacks = given.arguments.get("callbacks")
+        callbacks: Any = given.arguments.get("callbacks")
         if hasattr(callbacks, "append") and not isinstance(callbacks, list):  # a CallbackList is a container already
             if not any(isinstance(one, _Progress) for one in callbacks.callbacks):
                 callbacks.append(progress_callback(report, stop, flavour=keras.__name__))
@@ -244,10 +243,16 @@ class _OnImport(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _flavour_of(model: Any) -> str:
-    """Which Keras a model is of; user's classes derive from a class of one of them."""
-    modules = {base.__module__.partition(".")[0] for base in type(model).__mro__}
-    return "tf_keras" if "tf_keras" in modules else "keras"
+def _replicas_summed_over(model: Any, strategy: Any) -> int:
+    """Over how many replicas the numbers within an epoch are sums of what is the same on all of them already.
+
+    It is so with tf_keras on several workers, and by the same private test as there.
+    """
+    import tensorflow as tf
+
+    legacy = any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__)
+    workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    return strategy.num_replicas_in_sync if legacy and workers and strategy.extended._in_multi_worker_mode() else 1
 
 
 def _numbers(logs: Any) -> dict[str, float]:

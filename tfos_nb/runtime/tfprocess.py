@@ -18,9 +18,10 @@ import tempfile
 import threading
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from tfos_nb.errors import FeedFailed
+from tfos_nb.errors import FeedFailed, TfosError
 from tfos_nb.runtime import ledger, wire
 from tfos_nb.runtime.context import NodeContext
 from tfos_nb.runtime.feed import FeedServer
@@ -48,6 +49,7 @@ _COLLATERAL = re.compile(
     r"|Socket closed|Cancelled by peer|coordination service|CoordinationService|remote target"
 )
 _FEED_STATUS_EVERY = 0.5
+_OURS = str(Path(__file__).parents[1])
 
 
 @dataclass
@@ -89,7 +91,8 @@ class TensorFlowProcess:
             outcome = self._raised(error)
         self._channel.send(outcome)
         self._passes.stop()
-        self._signals.farewell.wait()
+        if not self._signals.stopping.is_set():
+            self._signals.farewell.wait()
 
     def _prepare(self) -> None:
         place = self._open_feed()
@@ -139,12 +142,12 @@ class TensorFlowProcess:
     def _raised(self, error: BaseException) -> MainRaised:
         """Describe an error. One of the feed's comes out of TensorFlow as its own kind; the cause is shown instead."""
         root = self._feed_error if self._feed_error is not None else error
-        summary = "".join(traceback.format_exception_only(type(root), root)).strip().splitlines()[-1]
         if isinstance(root, wire.NotData):
             return MainRaised(self._job.node, f"what main returned cannot travel: {root}", "")
+        if isinstance(root, TfosError):
+            return MainRaised(self._job.node, str(root), f"{_users_frames(error)}{type(root).__name__}: {root}")
+        summary = "".join(traceback.format_exception_only(type(root), root)).strip().splitlines()[-1]
         text = "".join(traceback.format_exception(type(error), error, _users_part(error)))
-        if self._feed_error is not None:
-            text = f"{_users_frames(error)}{summary}"
         return MainRaised(self._job.node, summary, text, bool(_COLLATERAL.search(str(error))))
 
     def _tell_feed(self) -> None:
@@ -171,6 +174,7 @@ class TensorFlowProcess:
         elif isinstance(message, Stop):
             self._signals.stopping.set()
             self._passes.stop()
+            self._signals.farewell.set()
         elif isinstance(message, Farewell):
             self._signals.farewell.set()
 
@@ -193,9 +197,12 @@ def _users_part(error: BaseException) -> Any:
 
 
 def _users_frames(error: BaseException) -> str:
-    """Format the frames up to the first that is in an installed package: the rest says nothing about a bad row."""
-    frames = traceback.extract_tb(_users_part(error))
-    own = [frame for frame in frames if "site-packages" not in frame.filename and not frame.filename.startswith("<frozen")]
+    """Format the user's own frames: those of installed packages, and ours, say nothing about a bad row."""
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename and not frame.filename.startswith((_OURS, "<frozen"))
+    ]
     return "Traceback (most recent call last):\n" + "".join(traceback.format_list(own)) if own else ""
 
 

@@ -22,6 +22,8 @@ MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 """The largest message that either end takes: a result with big arrays fits, a run-away one is refused."""
 
 _MESSAGE, _TUPLE, _ARRAY = 1, 2, 3
+_PLAIN: tuple[Any, ...] = (bool, int, float, str, bytes, list, dict)
+_UNICODE_ERRORS = "surrogatepass"  # a file's name, and so a traceback, may hold half a surrogate pair
 
 _T = TypeVar("_T")
 _REGISTRY: dict[str, type] = {}
@@ -51,9 +53,13 @@ def encode(value: Any) -> bytes:
     {'loss': 0.5, 'sizes': (1, 2)}
     """
     try:
-        packed: bytes = msgpack.packb(value, default=_default, strict_types=True)
+        packed: bytes = msgpack.packb(value, default=_default, strict_types=True, unicode_errors=_UNICODE_ERRORS)
     except OverflowError:
         raise NotData("an integer beyond 64 bits cannot travel") from None
+    except NotData:
+        raise
+    except (TypeError, ValueError) as error:  # what _default gave is no data either, or the nesting is too deep
+        raise NotData(f"this cannot travel as data: {error}") from None
     return packed
 
 
@@ -65,7 +71,10 @@ def decode(data: bytes) -> Any:
     ValueError
         If the bytes are not such an encoding.
     """
-    return msgpack.unpackb(data, ext_hook=_ext_hook, strict_map_key=False)
+    try:
+        return msgpack.unpackb(data, ext_hook=_ext_hook, strict_map_key=False, unicode_errors=_UNICODE_ERRORS)
+    except TypeError as error:  # an extension whose content is not what belongs there
+        raise ValueError(f"not an encoding of this version: {error}") from None
 
 
 def encode_result(value: Any) -> bytes:
@@ -76,7 +85,10 @@ def encode_result(value: Any) -> bytes:
     NotData
         If it is not data; the message says where in the result the culprit is, and what to do.
     """
-    _check_result(value, "the result")
+    try:
+        _check_result(value, "the result")
+    except RecursionError:
+        raise NotData("the result contains itself, or is nested too deeply") from None
     data = encode(value)
     if len(data) > MAX_MESSAGE_BYTES // 2:
         raise NotData(
@@ -94,14 +106,19 @@ def _default(value: Any) -> Any:
         return msgpack.ExtType(_MESSAGE, encode([type(value).__name__, fields]))
     if isinstance(value, tuple):
         return msgpack.ExtType(_TUPLE, encode(list(value)))
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+    if isinstance(value, np.ndarray) and _has_plain_type(value):
         return msgpack.ExtType(_ARRAY, encode([value.dtype.str, list(value.shape), value.tobytes()]))
     if isinstance(value, np.generic) and not value.dtype.hasobject:
         return value.item()
-    for plain in (bool, int, float, str, bytes, list, dict):  # subclasses, such as collections.defaultdict
+    for plain in _PLAIN:  # subclasses, such as collections.defaultdict
         if isinstance(value, plain):
             return plain(value)
     raise NotData(f"a {type(value).__module__}.{type(value).__qualname__} cannot travel as data")
+
+
+def _has_plain_type(array: np.ndarray[Any, Any]) -> bool:
+    """Whether the type's short name says all of it: not so for objects, named fields, and types such as bfloat16."""
+    return not array.dtype.hasobject and np.dtype(array.dtype.str) == array.dtype
 
 
 def _ext_hook(code: int, data: bytes) -> Any:
@@ -130,6 +147,8 @@ def _check_result(value: Any, path: str) -> None:
     elif isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise NotData(f"{path} is an array of Python objects: give it a numeric dtype")
+        if not _has_plain_type(value):
+            raise NotData(f"{path} is an array of {value.dtype}: convert it, for example with .astype('float32')")
     elif not isinstance(value, (type(None), bool, int, float, str, bytes, np.generic)):
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise NotData(

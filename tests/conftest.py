@@ -1,0 +1,88 @@
+"""What the tests stand on: a Spark whose executors are processes, and scripts in processes of their own.
+
+A Python process holds one SparkContext, and this one holds ``local-cluster``; a test of ``local[N]``, of another
+configuration, or of what a fresh interpreter does, runs a script with ``run_script``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+
+from tfos_nb.java import find_java
+
+SCRIPT_SECONDS = 180
+# What other processes import: this checkout, and the test modules by the names that pytest gives them.
+PYTHONPATH = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+ENVIRONMENT = {**os.environ, "PYTHONPATH": PYTHONPATH}
+
+RunScript = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """PySpark's own home behind links, so that executors leave their ``work`` folders here and not in site-packages."""
+    home = tmp_path_factory.mktemp("spark")
+    for part in Path(pyspark.__file__).parent.iterdir():
+        if part.name != "work":
+            (home / part.name).symlink_to(part)
+    yield home
+    shutil.rmtree(home / "work", ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def spark(spark_home: Path) -> Iterator[SparkSession]:
+    """Two executors of two cores, each a process of its own."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("SPARK_HOME", str(spark_home))
+        environment.setenv("JAVA_HOME", str(find_java().home))
+        environment.setenv("PYSPARK_PYTHON", sys.executable)
+        environment.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+        environment.setenv("PYTHONPATH", PYTHONPATH)
+        session = (
+            SparkSession.builder.master("local-cluster[2,2,1024]")
+            .appName("tests")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.sql.execution.arrow.pyspark.enabled", "true")
+            .getOrCreate()
+        )
+        session.sparkContext.setLogLevel("ERROR")
+        yield session
+        session.stop()
+
+
+@pytest.fixture
+def run_script(tmp_path: Path) -> RunScript:
+    """Run a Python script in a process of its own, in the environment that the tests were started in.
+
+    ``environment`` changes it; None takes a variable out.
+    """
+
+    def run(script: str, **environment: str | None) -> subprocess.CompletedProcess[str]:
+        changed = {**ENVIRONMENT, **environment}
+        file = tmp_path / "script.py"
+        file.write_text(textwrap.dedent(script))
+        ended = subprocess.run(
+            [sys.executable, str(file)],
+            env={name: value for name, value in changed.items() if value is not None},
+            capture_output=True,
+            text=True,
+            timeout=SCRIPT_SECONDS,
+            check=False,
+        )
+        assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+        return ended
+
+    return run

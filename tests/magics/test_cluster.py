@@ -1,0 +1,244 @@
+import _thread
+import threading
+
+import pytest
+
+import tfos_nb.magics
+from tests.magics.conftest import DEADLINE
+from tfos_nb.errors import NodeFailed, PlanError
+from tfos_nb.magics.cluster import StoppedByUser, TfosMagics
+from tfos_nb.state import ClusterStatus
+
+MAIN = "def main(args, ctx):\n    return args\n"
+
+
+def test_a_cell_is_launched_fed_and_waited_for(run, shell, launcher):
+    shell.user_ns["options"] = {"lr": 0.1}
+    result, shown = run(f"%%tfos_cluster mnist --workers 2 --data train_df --epochs 3 --args options\n{MAIN}")
+    assert result.success
+    cluster = shell.user_ns["mnist"]
+    assert cluster is launcher.last
+    assert cluster.calls == ["wait_until_up", "train", "wait"]
+    assert cluster.fed == (shell.user_ns["train_df"], 3)
+    assert cluster.returned == {"lr": 0.1}
+    assert "def main(args, ctx):" in "".join(cluster.options["sources"].values())
+    assert shown.index("mnist · Planned · 2 workers") < shown.index("mnist · Done · 2 workers")
+
+
+def test_variables_in_the_line_are_expanded(run, shell, launcher):
+    shell.user_ns["n"] = 3
+    run(f"%%tfos_cluster --workers {{n}} --input tensorflow\n{MAIN}")
+    assert launcher.last.plan.workers == 3
+    assert shell.user_ns["cluster"] is launcher.last
+
+
+def test_without_data_the_cell_returns_when_the_nodes_are_up(run, launcher):
+    result, shown = run(f"%%tfos_cluster mnist --workers 2\n{MAIN}")
+    assert result.success
+    assert launcher.last.calls == ["wait_until_up"]
+    assert "mnist is up and waits for rows: mnist.train(df), then mnist.wait()." in shown
+    launcher.last.stop()
+
+
+def test_nodes_that_read_files_are_waited_for(run, launcher):
+    run(f"%%tfos_cluster mnist --input tensorflow\n{MAIN}")
+    assert launcher.last.calls == ["wait_until_up", "wait"]
+
+
+def test_in_the_background_the_cell_returns_at_once(run, launcher):
+    launcher.hold = threading.Event()
+    result, shown = run(f"%%tfos_cluster mnist --data train_df --background\n{MAIN}")
+    assert result.success
+    assert launcher.last.snapshot().status in (ClusterStatus.STARTING, ClusterStatus.RUNNING)
+    assert "mnist runs in the background: mnist.wait() waits for it" in shown
+    launcher.hold.set()
+    end_of("tfos-mnist", "tfos-view")
+    assert launcher.last.snapshot().status is ClusterStatus.DONE
+
+
+def test_an_error_in_the_background_is_told_and_frees_the_slots(run, launcher, capsys):
+    launcher.hold = threading.Event()
+    run("%%tfos_cluster mnist --data train_df --background\ndef main(args, ctx): 1 / 0\n")
+    launcher.hold.set()
+    end_of("tfos-mnist", "tfos-view")
+    assert launcher.last.stopped.is_set()
+    assert "mnist: division by zero" in capsys.readouterr().out
+
+
+def test_a_choice_of_function_is_told(run):
+    _, shown = run("%%tfos_cluster m --data train_df\ndef build(args, ctx): pass\ndef train(args, ctx): pass\n")
+    assert "runs train, the last of build, train" in shown
+
+
+def test_quiet_shows_nothing(run):
+    result, shown = run(f"%%tfos_cluster mnist --data train_df --quiet\n{MAIN}")
+    assert result.success
+    assert shown == ""
+
+
+def test_a_line_without_a_cell_takes_a_function_that_exists(run, shell, launcher):
+    run("def train(args, ctx): return 5")
+    result, _ = run("%tfos_cluster mnist --fn train --input tensorflow")
+    assert result.success
+    assert launcher.last.returned == 5
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("mnist --worker 2", "--worker: no such option; did you mean --workers?"),
+        ("mnist --data trian_df", "--data trian_df: no such variable; did you mean train_df?"),
+        ("mnist --args opts", "--args opts: no such variable; did you mean options?"),
+        ("train_df", "train_df: NAME would overwrite your Rows train_df; take another"),
+        ("math", "math: NAME would overwrite your module math; take another"),
+        ("helper", "helper: NAME would overwrite your function helper; take another"),
+        ("main", "main: the cell defines it; give the cluster another NAME"),
+    ],
+)
+def test_a_bad_line_is_one_line_and_starts_nothing(run, launcher, line, message):
+    run("import math\noptions = 1\ndef helper(): pass")
+    result, shown = run(f"%%tfos_cluster {line}\n{MAIN}")
+    assert isinstance(result.error_in_exec, PlanError)
+    assert shown.strip() == f"PlanError: {message}"
+    assert launcher.clusters == []
+
+
+def test_a_cluster_that_runs_is_not_overwritten(run, launcher):
+    run(f"%%tfos_cluster mnist --workers 2\n{MAIN}")
+    _, shown = run(f"%%tfos_cluster mnist --workers 2\n{MAIN}")
+    assert shown.strip() == "PlanError: mnist: this cluster still runs (2 nodes); mnist.stop() ends it"
+    launcher.last.stop()
+    result, _ = run(f"%%tfos_cluster mnist --data train_df\n{MAIN}")
+    assert result.success
+    assert len(launcher.clusters) == 2
+
+
+def test_a_failure_is_displayed_then_raised_and_told_once(run, shell):
+    shell.user_ns["failure"] = failure = NodeFailed(
+        "main raised ValueError", node="worker:0", remote_traceback="Traceback: line 3\nValueError: label 10"
+    )
+    result, shown = run("%%tfos_cluster mnist --data train_df\ndef main(args, ctx): raise failure\n")
+    assert result.error_in_exec is failure
+    assert shown.count("ValueError: label 10") == 1
+    assert shown.index("mnist · Failed") < shown.index("NodeFailed: worker:0: main raised ValueError")
+    assert "test_cluster.py" not in shown
+
+
+def test_a_plan_that_cannot_be_laid_shows_the_plan_and_one_line(run, launcher):
+    launcher.raises = PlanError("2 slots are free and 3 are needed")
+    result, shown = run(f"%%tfos_cluster mnist --workers 3 --data train_df\n{MAIN}")
+    assert result.error_in_exec is launcher.raises
+    assert "worker:2      1 CPU, fed from Spark" in shown
+    assert shown.splitlines()[-1] == "PlanError: 2 slots are free and 3 are needed"
+
+
+def test_an_error_of_main_marks_the_cell_as_failed_after_the_final_display(run, launcher):
+    result, shown = run("%%tfos_cluster mnist --data train_df\ndef main(args, ctx): raise ValueError('label 10')\n")
+    assert isinstance(result.error_in_exec, ValueError)
+    assert shown.index("mnist · Failed") < shown.rindex("ValueError: label 10")
+    assert launcher.last.stopped.is_set()
+
+
+def test_an_exception_of_the_cell_is_the_users_own_traceback(run, launcher):
+    result, shown = run("%%tfos_cluster mnist\nimport json\n\njson.loads('{')\ndef main(args, ctx): pass\n")
+    assert result.error_in_exec.__class__.__name__ == "JSONDecodeError"
+    assert "json.loads('{')" in shown
+    assert "Cell In[1], line 4" in shown
+    assert "tfos_nb" not in shown
+    assert "interactiveshell.py" not in shown
+    assert launcher.clusters == []
+
+
+def test_a_syntax_error_is_shown_without_our_frames(run):
+    result, shown = run("%%tfos_cluster mnist\ndef main(args, ctx)\n    pass\n")
+    assert not result.success
+    assert "SyntaxError: expected ':'" in shown
+    assert "tfos_nb" not in shown
+
+
+def test_the_kernels_interrupt_stops_the_cluster_with_one_calm_line(run, launcher):
+    launcher.hold = threading.Event()
+
+    def interrupt():
+        assert launcher.waited_for.wait(DEADLINE)
+        _thread.interrupt_main()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    result, shown = run(f"%%tfos_cluster mnist --workers 2 --data train_df\n{MAIN}")
+    thread.join(DEADLINE)
+    assert isinstance(result.error_in_exec, StoppedByUser)
+    assert launcher.last.snapshot().status is ClusterStatus.STOPPED
+    assert shown.splitlines()[-1] == "stopped by you: 2 nodes ended, their slots are free"
+    assert "mnist · Stopped" in shown
+    assert "Traceback" not in shown
+    launcher.hold = None
+    result, _ = run(f"%%tfos_cluster mnist --data train_df\n{MAIN}")
+    assert result.success
+
+
+def test_an_interrupt_before_the_nodes_says_that_none_was_started(run, shell, launcher):
+    launcher.raises = KeyboardInterrupt()
+    result, shown = run(f"%%tfos_cluster mnist\n{MAIN}")
+    assert isinstance(result.error_in_exec, StoppedByUser)
+    assert shown.splitlines()[-1] == "stopped by you before any node was started"
+    assert "mnist" not in shell.user_ns
+
+
+def test_stop_status_and_logs_find_the_only_cluster(run, launcher):
+    run(f"%%tfos_cluster mnist --workers 2\n{MAIN}")
+    assert "mnist · Training · 2 workers" in run("%tfos_status")[1]
+    assert run("%tfos_logs worker:1")[1] == "what worker:1 wrote\n"
+    assert run("%tfos_stop")[1] == "mnist: stopped: 2 nodes ended, their slots are free\n"
+    assert launcher.last.stopped.is_set()
+    assert run("%tfos_stop mnist")[1] == "mnist: it was stopped already\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("%tfos_stop", "%tfos_stop: which one? %tfos_stop one or two"),
+        ("%tfos_stop tow", "%tfos_stop tow: no such variable; did you mean two?"),
+        ("%tfos_status train_df", "%tfos_status train_df: not a cluster but of type Rows"),
+        ("%tfos_logs wroker:0 one", "%tfos_logs wroker:0: one has no such node; did you mean worker:0?"),
+        ("%tfos_logs", "%tfos_logs takes a node and, of several clusters, a NAME: %tfos_logs worker:1 mnist"),
+    ],
+)
+def test_a_bad_line_magic_says_what_is_right(run, launcher, line, message):
+    for name in ("one", "two"):
+        run(f"%%tfos_cluster {name}\n{MAIN}")
+    assert run(line)[1].strip() == f"PlanError: {message}"
+    for cluster in launcher.clusters:
+        cluster.stop()
+    end_of("tfos-view")
+
+
+def test_without_a_cluster_the_line_magics_say_how_to_get_one(run):
+    assert run("%tfos_stop")[1].strip() == "PlanError: %tfos_stop: there is no cluster yet; %%tfos_cluster starts one"
+
+
+def test_the_question_mark_shows_all_options_and_an_example(shell):
+    told = shell.object_inspect_mime("%%tfos_cluster")
+    text = told["text/plain"]
+    assert "--workers N" in text
+    assert "Example" in text
+    assert "Run this cell's function" in text
+
+
+def test_loading_twice_and_unloading_leave_the_shell_as_it_was(shell):
+    tfos_nb.magics.load(shell)
+    tfos_nb.magics.load(shell)
+    assert "tfos_stop" in shell.magics_manager.magics["line"]
+    tfos_nb.magics.unload(shell)
+    tfos_nb.magics.unload(shell)
+    left = {name for kind in shell.magics_manager.magics.values() for name in kind}
+    assert not {name for name in left if name.startswith("tfos")}
+    assert TfosMagics.__name__ not in shell.magics_manager.registry
+
+
+def end_of(*names):
+    """Wait for threads to end; they end by themselves."""
+    for thread in threading.enumerate():
+        if thread.name in names:
+            thread.join(DEADLINE)
+            assert not thread.is_alive()

@@ -1,0 +1,138 @@
+import contextlib
+
+import pytest
+
+from tfos_nb.errors import PlanError
+from tfos_nb.magics.options import LaunchOptions, describe, find_data, is_data, parse_options
+from tfos_nb.runtime.plan import ClusterPlan, InputMode
+
+
+def test_a_line_becomes_the_arguments_of_launch():
+    options = parse_options(
+        "mnist --workers 2 --ps 1 --chief --evaluator --cpus 3 --gpus 1 --name 'my run' --model-dir s3://b/m "
+        "--timeout 90 --feed-timeout 30.5 --no-autolog --env A=1 B=x=y"
+    )
+    assert options.variable == "mnist"
+    assert options.launch_arguments() == {
+        "workers": 2,
+        "ps": 1,
+        "chief": True,
+        "evaluator": True,
+        "input_mode": "spark",
+        "cpus": 3,
+        "gpus": 1,
+        "name": "my run",
+        "model_dir": "s3://b/m",
+        "rendezvous_timeout": 90.0,
+        "feed_timeout": 30.5,
+        "autolog": False,
+        "env": {"A": "1", "B": "x=y"},
+    }
+
+
+def test_what_the_line_leaves_out_is_the_plans_or_launchs_own():
+    assert parse_options("").plan() == ClusterPlan()
+    assert set(parse_options("").launch_arguments()) == set(ClusterPlan.field_names())
+
+
+def test_the_cluster_is_called_as_its_variable_unless_named():
+    assert parse_options("mnist").plan().name == "mnist"
+    assert parse_options("mnist --name other").plan().name == "other"
+
+
+def test_input_tensorflow_and_background_are_understood():
+    options = parse_options("--input tensorflow --background")
+    assert (options.input_mode, options.background) == (InputMode.TENSORFLOW, True)
+    assert parse_options("--wait").background is False
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--worker 2", "--worker: no such option; did you mean --workers?"),
+        ("--worker=2", "--worker: no such option; did you mean --workers?"),
+        ("-workers 2", "-workers: no such option; did you mean --workers?"),
+        ("mnist --backgruond", "--backgruond: no such option; did you mean --background?"),
+        ("--zzz", "--zzz: no such option"),
+        ("--workers two", "--workers two: a whole number"),
+        ("--workers 1.5", "--workers 1.5: a whole number"),
+        ("--workers", "--workers: a value is missing"),
+        ("--quiet=yes", "--quiet: it takes no value"),
+        ("--timeout soon", "--timeout soon: a number of seconds, more than 0"),
+        ("--timeout nan", "--timeout nan: a number of seconds, more than 0"),
+        ("--feed-timeout -3", "--feed-timeout -3: a number of seconds, more than 0"),
+        ("--input sprak", "--input sprak: spark or tensorflow; did you mean spark?"),
+        ("--env A", "--env A: it is KEY=VALUE; the cluster's NAME comes first on the line"),
+        ("--wait --background", "--background: not allowed with argument --wait"),
+        ("one two", "two: the line has a NAME already (one); options begin with --"),
+        ("my-model", "my-model: NAME becomes a variable, and this is no name for one; my_model is one"),
+        ("2nd", "2nd: NAME becomes a variable, and this is no name for one"),
+        ("class", "class: NAME becomes a variable, and this is no name for one"),
+        ("list", "list: NAME would hide Python's own list; take another"),
+        ("--name 'open", "the line has an opening quote or backslash without its end"),
+        ("--epochs 3", "--epochs 3: the passes over --data, and no --data is given"),
+        (
+            "--data df --input tensorflow",
+            "--data df: with --input tensorflow the nodes read files; leave one of them out",
+        ),
+        ("--workers -1", "workers=-1: it is a whole number, 0 or more"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(line, message):
+    with pytest.raises(PlanError) as caught:
+        parse_options(line)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("line", ["--worker 2", "--workers two", "--help", "-h", ""])
+def test_the_parser_neither_prints_nor_exits(line, capsys):
+    with contextlib.suppress(PlanError):
+        parse_options(line)
+    assert capsys.readouterr() == ("", "")
+
+
+def launch(main, args=None, *, feed_timeout=600.0, rendezvous_timeout=120.0, model_dir=None):
+    raise AssertionError("only its signature is read")
+
+
+def test_the_description_shows_every_option_with_its_default():
+    text = describe(launch)
+    for option in ("--workers N", "--ps N", "--data VAR", "--env K=V", "--no-autolog", "--background", "--quiet"):
+        assert option in text
+    assert "how many workers (default: 1)" in text
+    assert "spark (rows are fed) or tensorflow (the nodes read files) (default: spark)" in text
+    told = " ".join(text.split())
+    assert "to the rendezvous (default: 120.0)" in told
+    assert "rows wait for it (default: 600.0)" in told
+    assert text.startswith("usage: %%tfos_cluster [NAME] [options]")
+    assert "def main(args, ctx):" in text
+
+
+def test_a_frame_with_a_nearby_name_is_suggested_before_other_variables():
+    frame = type("DataFrame", (), {"mapInArrow": lambda self: None})()
+    with pytest.raises(PlanError) as caught:
+        find_data("trian_df", {"train_df": frame, "trian_dg": 3})
+    assert str(caught.value) == "--data trian_df: no such variable; did you mean train_df?"
+
+
+def test_what_is_not_spark_data_is_named_by_its_type():
+    with pytest.raises(PlanError, match="--data rows: it takes a Spark DataFrame or RDD, this is a list"):
+        find_data("rows", {"rows": [1, 2]})
+
+
+def test_a_pandas_frame_is_told_how_to_become_sparks():
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(PlanError, match=r"--data pdf: a pandas DataFrame; spark.createDataFrame\(pdf\) makes one"):
+        find_data("pdf", {"pdf": pandas.DataFrame({"a": [1]})})
+
+
+def test_sparks_own_classes_are_taken_for_data():
+    from pyspark import RDD
+    from pyspark.sql import DataFrame
+
+    assert all(is_data(object.__new__(kind)) for kind in (DataFrame, RDD))
+    assert not is_data(DataFrame)
+
+
+def test_options_are_a_value():
+    assert parse_options("mnist --workers 2") == LaunchOptions("mnist", workers=2, name="mnist")

@@ -1,0 +1,308 @@
+"""A node's rows as TensorFlow sees them: batches, shapes, columns and passes."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.columns import first_lengths
+from tfos_nb.runtime.dataset import DatasetOptions, build_dataset
+from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema
+from tfos_nb.runtime.passes import Passes
+
+SECONDS = 20.0
+
+
+def rows_of(start: int, count: int) -> pa.RecordBatch:
+    ids = np.arange(start, start + count)
+    return pa.RecordBatch.from_pydict(
+        {
+            "id": pa.array(ids, pa.int64()),
+            "x": pa.array([[float(number), 0.5, 1.0] for number in ids], pa.list_(pa.float32())),
+            "label": pa.array(ids % 10, pa.int32()),
+            "weight": pa.array(ids / 2, pa.float64()),
+            "name": pa.array([f"row {number}" for number in ids]),
+        }
+    )
+
+
+class Share:
+    """A node's passes, filled as the driver and the tasks do it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.passes = Passes("worker:0", str(directory), 1 << 20, 1 << 20, lambda _: None)
+        self.failures: list[FeedFailed] = []
+        self.feeds = 0
+
+    def feed(self, blocks: list[pa.RecordBatch], epochs: int = 1) -> None:
+        self.feeds += 1
+        self.passes.begin(FeedBegins(self.feeds, epochs, epochs > 1))
+        intake, row = self.passes.intake(self.feeds), 0
+        for block in blocks:
+            if self.feeds == 1 and row == 0:
+                schema = block.schema.serialize().to_pybytes()
+                self.passes.describe(FeedSchema(1, schema, first_lengths(block)))
+            intake.accept(0, row, 0, block)
+            row += block.num_rows
+        self.passes.end(FeedEnds(self.feeds, row, epochs - 1))
+
+    def dataset(self, batch_size: int, **options: Any) -> Any:
+        return build_dataset(self.passes, DatasetOptions(batch_size, **options), self.failures.append)
+
+
+@pytest.fixture
+def share(tmp_path: Path) -> Iterator[Share]:
+    share = Share(tmp_path)
+    yield share
+    share.passes.stop()
+
+
+def ids_of(dataset: Any) -> list[int]:
+    return [number for batch in dataset.as_numpy_iterator() for number in batch["id"].tolist()]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "batch_size", "sizes"),
+    [
+        ([10], 4, [4, 4, 2]),
+        ([3, 3, 3, 3], 4, [4, 4, 4]),
+        ([1, 5, 2, 3], 4, [4, 4, 3]),
+        ([5], 100, [5]),
+        ([2, 2, 2], 1, [1] * 6),
+        ([64, 36], 50, [50, 50]),
+    ],
+    ids=str,
+)
+def test_batches_are_cut_across_the_borders_of_blocks(
+    share: Share, blocks: list[int], batch_size: int, sizes: list[int]
+) -> None:
+    starts = np.cumsum([0, *blocks])
+    share.feed([rows_of(int(start), count) for start, count in zip(starts, blocks, strict=False)])
+    batches = list(share.dataset(batch_size).as_numpy_iterator())
+    assert [len(batch["id"]) for batch in batches] == sizes
+    assert np.concatenate([batch["id"] for batch in batches]).tolist() == list(range(sum(blocks)))
+
+
+def test_the_elements_hold_every_column_as_it_was(share: Share) -> None:
+    share.feed([rows_of(0, 3), rows_of(3, 1)])
+    [batch] = share.dataset(4).as_numpy_iterator()
+    assert list(batch) == ["id", "x", "label", "weight", "name"]
+    assert batch["x"].tolist() == [[0.0, 0.5, 1.0], [1.0, 0.5, 1.0], [2.0, 0.5, 1.0], [3.0, 0.5, 1.0]]
+    assert batch["label"].tolist() == [0, 1, 2, 3]
+    assert batch["weight"].tolist() == [0.0, 0.5, 1.0, 1.5]
+    assert batch["name"].tolist() == [b"row 0", b"row 1", b"row 2", b"row 3"]
+    assert (batch["x"].dtype, batch["label"].dtype, batch["weight"].dtype) == (np.float32, np.int32, np.float64)
+
+
+def test_drop_remainder_leaves_the_smaller_batch_out(share: Share) -> None:
+    share.feed([rows_of(0, 10)])
+    assert ids_of(share.dataset(4, drop_remainder=True)) == list(range(8))
+
+
+def test_each_iteration_is_one_pass(share: Share) -> None:
+    share.feed([rows_of(0, 5), rows_of(5, 5)], epochs=3)
+    share.passes.close()
+    dataset = share.dataset(4)
+    assert [ids_of(dataset) for _ in range(4)] == [list(range(10))] * 3 + [[]]
+
+
+def test_repeat_goes_through_the_passes_too(share: Share) -> None:
+    share.feed([rows_of(0, 3)], epochs=2)
+    share.passes.close()
+    assert ids_of(share.dataset(2).repeat(2)) == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_second_feed_is_the_next_pass(share: Share) -> None:
+    share.feed([rows_of(0, 3)])
+    share.feed([rows_of(100, 2)])
+    dataset = share.dataset(8)
+    assert [ids_of(dataset), ids_of(dataset)] == [[0, 1, 2], [100, 101]]
+
+
+def test_an_iteration_that_is_left_frees_the_sender_and_the_next_has_all_rows(tmp_path: Path) -> None:
+    share = Share(tmp_path)
+    share.passes = Passes("worker:0", str(tmp_path), 1, 1 << 20, lambda _: None)  # one block waits, no more
+    share.passes.begin(FeedBegins(1, 2, True))
+    first = rows_of(0, 10)
+    share.passes.describe(FeedSchema(1, first.schema.serialize().to_pybytes(), first_lengths(first)))
+    intake = share.passes.intake(1)
+
+    def send() -> None:
+        for start in range(0, 1000, 10):
+            intake.accept(0, start, 0, rows_of(start, 10))
+
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    dataset = share.dataset(10, prefetch=1)
+    taken = [batch["id"].tolist() for batch in dataset.take(1).as_numpy_iterator()]
+    assert taken == [list(range(10))]
+    gc.collect()
+    sender.join(SECONDS)
+    assert not sender.is_alive()
+    share.passes.end(FeedEnds(1, 1000, 1))
+    assert ids_of(dataset) == list(range(1000))
+    share.passes.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "structure"),
+    [
+        ({"x": "x"}, "x"),
+        ({"x": "x", "y": "label"}, ("x", "label")),
+        ({"x": "x", "y": "label", "sample_weight": "weight"}, ("x", "label", "weight")),
+        ({"x": ["x", "id"], "y": "label"}, ({"x": "x", "id": "id"}, "label")),
+        ({"x": "x", "y": ["label", "weight"]}, ("x", {"label": "label", "weight": "weight"})),
+        ({"columns": ["label", "id"]}, {"label": "label", "id": "id"}),
+        ({"x": "x", "y": "x"}, ("x", "x")),
+        ({"x": "x", "sample_weight": "weight"}, ("x", None, "weight")),
+    ],
+    ids=str,
+)
+def test_x_y_and_sample_weight_become_what_fit_takes(share: Share, options: dict[str, Any], structure: Any) -> None:
+    share.feed([rows_of(0, 6)])
+    [element] = share.dataset(6, **options)
+    whole = rows_of(0, 6).to_pydict()
+
+    def check(part: Any, expected: Any) -> None:
+        if isinstance(expected, (tuple, dict)):
+            assert type(part) is type(expected)
+            assert len(part) == len(expected)
+            for key in expected if isinstance(expected, dict) else range(len(expected)):
+                check(part[key], expected[key])
+        elif expected is None:
+            assert part is None
+        else:
+            assert part.numpy().tolist() == whole[expected]
+
+    check(element, structure)
+
+
+def test_shapes_are_known_before_the_first_row(share: Share) -> None:
+    share.feed([rows_of(0, 2)])
+    spec = share.dataset(2).element_spec
+    assert spec["x"] == tf.TensorSpec((None, 3), tf.float32)
+    assert spec["label"] == tf.TensorSpec((None,), tf.int32)
+    assert spec["name"] == tf.TensorSpec((None,), tf.string)
+    assert share.dataset(2, drop_remainder=True).element_spec["x"] == tf.TensorSpec((2, 3), tf.float32)
+    shuffled = share.dataset(2, x="x", y="label", shuffle=4).element_spec
+    assert shuffled == (tf.TensorSpec((None, 3), tf.float32), tf.TensorSpec((None,), tf.int32))
+
+
+def test_shuffling_keeps_every_row_and_changes_the_order(share: Share) -> None:
+    share.feed([rows_of(0, 40), rows_of(40, 60)], epochs=2)
+    dataset = share.dataset(16, shuffle=50, seed=1)
+    one, two = ids_of(dataset), ids_of(dataset)
+    assert sorted(one) == sorted(two) == list(range(100))
+    assert one != list(range(100))
+    assert one != two
+
+
+def test_rows_stay_whole_when_they_are_shuffled(share: Share) -> None:
+    share.feed([rows_of(0, 50)])
+    for batch in share.dataset(8, shuffle=50, seed=1).as_numpy_iterator():
+        assert batch["x"][:, 0].tolist() == batch["id"].tolist()
+        assert batch["name"].tolist() == [f"row {number}".encode() for number in batch["id"]]
+
+
+def test_tensorflow_does_not_shard_what_is_a_share_already(share: Share) -> None:
+    share.feed([rows_of(0, 2)])
+    policy = share.dataset(2).options().experimental_distribute.auto_shard_policy
+    assert policy == tf.data.experimental.AutoShardPolicy.OFF
+
+
+def test_a_node_without_rows_has_an_empty_pass_of_the_right_shape(share: Share) -> None:
+    first = rows_of(0, 1)
+    share.passes.describe(FeedSchema(1, first.schema.serialize().to_pybytes(), first_lengths(first)))
+    share.passes.begin(FeedBegins(1, 1, False))
+    share.passes.end(FeedEnds(1, 0, 0))
+    dataset = share.dataset(4, x="x", y="label")
+    assert list(dataset) == []
+    assert dataset.element_spec[0] == tf.TensorSpec((None, 3), tf.float32)
+
+
+@pytest.mark.parametrize("options", [{"columns": ["labl"]}, {"x": "labl"}, {"x": "x", "y": "labl"}, {"fill": {"labl": 0}}])
+def test_a_missing_column_is_named_with_the_nearest(share: Share, options: dict[str, Any]) -> None:
+    share.feed([rows_of(0, 2)])
+    with pytest.raises(FeedFailed, match="no column 'labl' .* they have id, x, label, weight, name; did you mean 'label'"):
+        share.dataset(2, **options)
+
+
+def test_a_missing_column_like_no_other_has_no_guess(share: Share) -> None:
+    share.feed([rows_of(0, 2)])
+    with pytest.raises(FeedFailed, match="no column 'qqqq' .* they have id, x, label, weight, name$"):
+        share.dataset(2, columns=["qqqq"])
+
+
+def test_a_column_that_is_not_wanted_may_have_no_tensor(share: Share) -> None:
+    block = pa.RecordBatch.from_pydict({"id": [1, 2], "when": pa.array([1, 2], pa.timestamp("us"))})
+    share.feed([block])
+    with pytest.raises(FeedFailed, match="column 'when' is timestamp"):
+        share.dataset(2)
+    assert ids_of(share.dataset(2, columns=["id"])) == [1, 2]
+
+
+def test_nulls_are_filled_where_a_fill_is_given(share: Share) -> None:
+    share.feed([pa.RecordBatch.from_pydict({"id": [1, None], "x": [[1.0, 2.0], None]})])
+    [batch] = share.dataset(2, fill={"id": -1, "x": 0.5}).as_numpy_iterator()
+    assert batch["id"].tolist() == [1, -1]
+    assert batch["x"].tolist() == [[1.0, 2.0], [0.5, 0.5]]
+
+
+@pytest.mark.parametrize(
+    ("later", "message"),
+    [
+        ({"id": [None, 2], "x": [0.5, 0.5]}, "column 'id' has a null"),
+        ({"id": [1, 2]}, "this feed has no column 'x'; it has id"),
+        ({"id": [1, 2], "x": [1, 2]}, "column 'x' is int64 here, and was float64"),
+    ],
+    ids=["null", "missing column", "another type"],
+)
+def test_a_later_feed_that_does_not_fit_fails_with_the_column(share: Share, later: dict[str, Any], message: str) -> None:
+    share.feed([pa.RecordBatch.from_pydict({"id": [1, 2], "x": [0.5, 1.5]})])
+    dataset = share.dataset(2)
+    assert ids_of(dataset) == [1, 2]
+    share.feed([pa.RecordBatch.from_pydict(later)])
+    with pytest.raises(tf.errors.OpError, match=message):
+        ids_of(dataset)
+    assert [message in str(failure) for failure in share.failures] == [True]
+
+
+def test_a_later_feed_may_have_its_columns_in_another_order(share: Share) -> None:
+    share.feed([pa.RecordBatch.from_pydict({"id": [1, 2], "x": [0.5, 1.5]})])
+    dataset = share.dataset(2)
+    ids_of(dataset)
+    share.feed([pa.RecordBatch.from_pydict({"x": [2.5], "more": [0], "id": [3]})])
+    [batch] = dataset.as_numpy_iterator()
+    assert (batch["id"].tolist(), batch["x"].tolist()) == ([3], [2.5])
+
+
+def test_a_dataset_without_any_feed_says_how_to_feed(share: Share) -> None:
+    share.passes.close()
+    with pytest.raises(FeedFailed, match=r"no rows will come.*cluster\.train\(df\)"):
+        share.dataset(2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0: it is a whole number, 1 or more"),
+        ({"batch_size": 2.5}, "batch_size=2.5"),
+        ({"batch_size": True}, "batch_size=True"),
+        ({"batch_size": 2, "y": "label"}, "y and sample_weight need x"),
+        ({"batch_size": 2, "sample_weight": "weight"}, "y and sample_weight need x"),
+        ({"batch_size": 2, "x": "x", "columns": ["x"]}, "either columns .* or x and y"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DatasetOptions(**options)

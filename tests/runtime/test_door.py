@@ -1,0 +1,339 @@
+"""The one port: who has no token gets nothing, and every end of a stream is noticed."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+import pytest
+
+from tfos_nb.errors import TfosError
+from tfos_nb.runtime import wire
+from tfos_nb.runtime.door import Door, DoorAddress, DoorClient, Link
+from tfos_nb.runtime.feed import FeedTask, _NodeStream, _Ticket
+from tfos_nb.runtime.identity import SERVER_NAME, Identity
+from tfos_nb.runtime.lifecycle import Farewell, FeedPlace, NodeJob, Refused, Reservation, Stop
+from tfos_nb.runtime.node import NodeTask
+
+SECONDS = 20.0
+ATTEND, ASK = "/tfos_nb.Door/Attend", "/tfos_nb.Door/Ask"
+
+
+class RecordingDesk:
+    """Answers a question by itself and remembers everything that it was called with."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.calls: list[tuple[str, Any]] = []
+        self.links: list[Link] = []
+        self.ticks = 0
+
+    def _record(self, name: str, message: Any) -> None:
+        with self.changed:
+            self.calls.append((name, message))
+            self.changed.notify_all()
+
+    def arrived(self, link: Link, message: Any) -> None:
+        self.links.append(link)
+        self._record("arrived", message)
+
+    def received(self, link: Link, message: Any) -> None:
+        self._record("received", message)
+
+    def left(self, link: Link) -> None:
+        self._record("left", None)
+
+    def asked(self, message: Any) -> Any:
+        self._record("asked", message)
+        if isinstance(message, Stop):
+            raise RuntimeError(message.reason)
+        return message
+
+    def ticked(self) -> None:
+        with self.changed:
+            self.ticks += 1
+            self.changed.notify_all()
+
+    def count(self, name: str) -> int:
+        return sum(call == name for call, _ in self.calls)
+
+    def await_count(self, name: str, count: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.count(name) >= count, SECONDS), self.calls[-5:]
+
+
+@pytest.fixture
+def desk() -> RecordingDesk:
+    return RecordingDesk()
+
+
+@pytest.fixture
+def door(desk: RecordingDesk) -> Iterator[Door]:
+    door = Door(desk, host="127.0.0.1", bind="127.0.0.1")
+    yield door
+    door.close()
+
+
+@pytest.fixture
+def address(door: Door) -> DoorAddress:
+    return door.open()
+
+
+def threads_of_the_door() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "tfos_nb door"]
+
+
+def raw_channel(address: DoorAddress) -> grpc.Channel:
+    credentials = grpc.ssl_channel_credentials(root_certificates=address.certificate)
+    options = [("grpc.ssl_target_name_override", SERVER_NAME), ("grpc.enable_http_proxy", 0)]
+    return grpc.secure_channel(f"{address.host}:{address.port}", credentials, options)
+
+
+def call(channel: grpc.Channel, method: str, request: bytes, metadata: Any) -> bytes:
+    if method == ASK:
+        return bytes(channel.unary_unary(ASK)(request, timeout=SECONDS, metadata=metadata))
+    stream = channel.stream_stream(ATTEND)(iter([request]), timeout=SECONDS, metadata=metadata)
+    return b"".join(stream)
+
+
+def test_a_question_is_answered(address: DoorAddress) -> None:
+    with DoorClient(address) as client:
+        assert client.ask(Reservation("worker:0", "host", 1, "0", 0, 7)) == Reservation("worker:0", "host", 1, "0", 0, 7)
+
+
+def test_messages_go_both_ways_in_order(address: DoorAddress, desk: RecordingDesk) -> None:
+    with DoorClient(address) as client:
+        stream = client.attend()
+        for number in range(100):
+            stream.send(number)
+        desk.await_count("received", 99)
+        assert [message for name, message in desk.calls if name != "left"] == list(range(100))
+        assert desk.calls[0][0] == "arrived"
+        for number in range(100):
+            desk.links[0].send(number)
+        desk.links[0].end()
+        assert list(stream) == list(range(100))
+        stream.end()
+
+
+@pytest.mark.parametrize("method", [ASK, ATTEND])
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        pytest.param((), id="no token"),
+        pytest.param((("tfos-token", ""),), id="empty token"),
+        pytest.param((("tfos-token", "0" * 64),), id="wrong token"),
+        pytest.param((("authorization", "Bearer x"),), id="another header"),
+    ],
+)
+def test_who_has_no_token_is_not_heard(address: DoorAddress, desk: RecordingDesk, method: str, metadata: Any) -> None:
+    with raw_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
+        call(channel, method, wire.encode(Farewell()), metadata)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert desk.calls == []
+
+
+def test_a_node_of_another_cluster_is_told_so(address: DoorAddress, desk: RecordingDesk) -> None:
+    other = DoorAddress(address.host, address.port, address.certificate, "f" * 64)
+    with DoorClient(other) as client:
+        stream = client.attend()
+        stream.send(Farewell())
+        with pytest.raises(TfosError, match="belongs to another cluster"):
+            list(stream)
+        stream.end()
+    assert desk.calls == []
+
+
+def test_the_right_token_alone_opens_no_other_method(address: DoorAddress, desk: RecordingDesk) -> None:
+    token = (("tfos-token", address.token),)
+    with raw_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary("/tfos_nb.Door/Other")(b"", timeout=SECONDS, metadata=token)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert desk.calls == []
+
+
+def test_who_does_not_speak_tls_is_refused(address: DoorAddress, desk: RecordingDesk) -> None:
+    metadata = (("tfos-token", address.token),)
+    with grpc.insecure_channel(f"{address.host}:{address.port}") as channel, pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary(ASK)(wire.encode(1), timeout=5, metadata=metadata)
+    assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    assert desk.calls == []
+
+
+def test_a_client_refuses_a_door_with_another_key(address: DoorAddress, desk: RecordingDesk) -> None:
+    imposter = DoorAddress(address.host, address.port, Identity.create().certificate, address.token)
+    with DoorClient(imposter) as client, pytest.raises(grpc.RpcError) as caught:
+        client.ask(1, timeout=5)
+    assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    assert desk.calls == []
+
+
+def test_the_port_speaks_tls_and_nothing_else(address: DoorAddress) -> None:
+    context = ssl.create_default_context(cadata=address.certificate.decode())
+    with socket.create_connection((address.host, address.port), SECONDS) as plain:
+        with context.wrap_socket(plain, server_hostname=SERVER_NAME) as secure:
+            assert secure.version() in ("TLSv1.2", "TLSv1.3")
+
+
+@pytest.mark.parametrize("garbage", [b"\x80\x04K\x07.", b"\xc1\xc1", b""], ids=["a pickle", "noise", "nothing"])
+def test_garbage_from_a_node_ends_its_stream_alone(
+    address: DoorAddress, desk: RecordingDesk, garbage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = (("tfos-token", address.token),)
+    with raw_channel(address) as channel:
+        assert call(channel, ATTEND, garbage, token) == b""
+        with pytest.raises(grpc.RpcError):
+            call(channel, ASK, garbage, token)
+    desk.await_count("left", 1)
+    assert desk.count("arrived") == desk.count("asked") == 0
+    with DoorClient(address) as client:  # the door still stands
+        assert client.ask("well?") == "well?"
+    assert "could not be taken" in caplog.text
+
+
+def test_an_error_of_the_desk_reaches_the_one_who_asked_and_nobody_else(address: DoorAddress) -> None:
+    with DoorClient(address) as client:
+        with pytest.raises(grpc.RpcError):
+            client.ask(Stop("an error of the desk", 0.0))
+        assert client.ask(1) == 1
+
+
+def test_a_node_that_hangs_up_is_noticed(address: DoorAddress, desk: RecordingDesk) -> None:
+    client = DoorClient(address)
+    stream = client.attend()
+    stream.send(Farewell())
+    desk.await_count("arrived", 1)
+    client.close()
+    desk.await_count("left", 1)
+    stream.end()
+    desk.links[0].send(Farewell())  # nobody is there: nothing happens
+
+
+def test_a_node_that_ends_its_stream_is_noticed_after_its_last_message(address: DoorAddress, desk: RecordingDesk) -> None:
+    with DoorClient(address) as client:
+        stream = client.attend()
+        for number in range(3):
+            stream.send(number)
+        stream.end()
+        assert list(stream) == []
+    desk.await_count("left", 1)
+    assert [name for name, _ in desk.calls] == ["arrived", "received", "received", "left"]
+
+
+def test_two_hundred_streams_at_once(door: Door, address: DoorAddress, desk: RecordingDesk) -> None:
+    with ExitStack() as stack:
+        client = stack.enter_context(DoorClient(address))
+        before = threading.active_count()
+        streams = [client.attend() for _ in range(200)]
+        for number, stream in enumerate(streams):
+            stream.send(number)
+        desk.await_count("arrived", 200)
+        assert sorted(message for _, message in desk.calls) == list(range(200))
+        assert len(threads_of_the_door()) == 1
+        assert client.ask("and a question") == "and a question"
+        for link in desk.links:
+            link.send(Farewell())
+        assert [next(iter(stream)) for stream in streams] == [Farewell()] * 200
+        door.close()
+        assert [list(stream) for stream in streams] == [[]] * 200
+        assert desk.count("left") == 200
+        for stream in streams:
+            stream.end()
+    assert threads_of_the_door() == []
+    never = threading.Event()
+    for _ in range(100):  # the streams' own threads, on the nodes' side
+        if threading.active_count() <= before:
+            break
+        never.wait(0.1)
+    assert threading.active_count() <= before
+
+
+def test_close_may_be_called_twice_and_before_open(desk: RecordingDesk) -> None:
+    door = Door(desk, host="127.0.0.1", bind="127.0.0.1")
+    door.close()
+    door.open()
+    door.close()
+    door.close()
+    assert threads_of_the_door() == []
+
+
+def test_nobody_can_come_in_after_close(door: Door, address: DoorAddress) -> None:
+    door.close()
+    with pytest.raises(ConnectionRefusedError), socket.create_connection((address.host, address.port), SECONDS):
+        pass
+
+
+def test_the_clock_goes_on(address: DoorAddress, desk: RecordingDesk) -> None:
+    with desk.changed:
+        assert desk.changed.wait_for(lambda: desk.ticks >= 2, SECONDS)
+
+
+def test_a_taken_port_is_passed_over_and_a_taken_range_is_named(desk: RecordingDesk) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        full = Door(desk, host="127.0.0.1", bind="127.0.0.1", ports=range(port, port + 1))
+        with pytest.raises(TfosError, match=f"could not listen on 127.0.0.1, port {port}: .*TFOS_SERVER_PORT"):
+            full.open()
+        full.close()
+        door = Door(desk, host="127.0.0.1", bind="127.0.0.1", ports=range(port, port + 50))
+        try:
+            assert door.open().port in range(port + 1, port + 50)
+        finally:
+            door.close()
+
+
+def test_an_address_that_is_not_this_machines_is_named(desk: RecordingDesk) -> None:
+    door = Door(desk, host="192.0.2.77", bind="192.0.2.77")
+    with pytest.raises(TfosError, match=r"could not listen on 192\.0\.2\.77.*not this machine's"):
+        door.open()
+
+
+SECRET = "5ec3e7" * 10
+ADDRESS = DoorAddress("host", 1, SECRET.encode(), SECRET)
+PLACE = FeedPlace("/s", "host", 1, SECRET.encode())
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        ADDRESS,
+        PLACE,
+        Identity(SECRET.encode(), SECRET.encode()),
+        NodeJob("worker:0", "c", 0, "0", "h", 1, True, certificate=SECRET.encode(), token=SECRET, payload=SECRET.encode()),
+        NodeTask(("worker:0",), "c", ADDRESS, True, frozenset(), {}, {}, (), SECRET.encode()),
+        FeedTask(1, ADDRESS),
+        Reservation("worker:0", "h", 1, "0", 0, 7),
+        Refused("worker:0", "h", "why"),
+        DoorClient(ADDRESS),
+    ],
+    ids=lambda holder: type(holder).__name__,
+)
+def test_no_secret_is_in_a_repr(holder: Any) -> None:
+    assert SECRET not in repr(holder)
+    assert SECRET not in str(holder)
+
+
+def test_the_feeds_stream_keeps_its_token_out_of_its_repr() -> None:
+    fields = {field.name: field.repr for field in _NodeStream.__dataclass_fields__.values()}
+    assert not fields["token"]
+    assert not fields["place"]
+    assert SECRET not in repr(_Ticket(1, 2))
+
+
+def test_each_door_has_a_token_and_a_key_of_its_own(desk: RecordingDesk) -> None:
+    doors = [Door(desk, host="127.0.0.1", bind="127.0.0.1") for _ in range(2)]
+    try:
+        one, two = (door.open() for door in doors)
+        assert len(one.token) == 64
+        assert one.token != two.token
+        assert one.certificate != two.certificate
+    finally:
+        for door in doors:
+            door.close()

@@ -1,0 +1,168 @@
+"""Who gets which rows: alike for every attempt, and about as many for each node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfos_nb.runtime.ledger import FeedLedger, segment_end
+
+bounded = settings(deadline=None, max_examples=60)
+rows_of_partitions = st.lists(st.integers(0, 6000), min_size=1, max_size=8)
+
+
+def segments(rows: int) -> list[tuple[int, int]]:
+    """Return the segments of a partition, as (first row, first row after)."""
+    found, start = [], 0
+    while start < rows:
+        found.append((start, segment_end(start)))
+        start = found[-1][1]
+    return found
+
+
+@bounded
+@given(st.integers(0, 10_000_000))
+def test_a_segment_ends_where_every_row_of_it_says(row: int) -> None:
+    end = segment_end(row)
+    assert end > row
+    assert segment_end(end - 1) == end
+
+
+def test_segments_follow_each_other_without_a_gap_and_stay_small_beside_what_came_before() -> None:
+    for start, end in segments(4_000_000):
+        assert segment_end(start) == end
+        size = end - start
+        assert size == 64 if start < 1024 else size <= start / 8
+        assert size <= 16384
+
+
+def test_a_big_partition_costs_few_questions() -> None:
+    assert len(segments(1_000_000)) < 190
+
+
+@dataclass
+class Reading:
+    """An attempt at a partition: segment by segment, as a Spark task does it."""
+
+    ledger: FeedLedger
+    partition: int
+    rows: int
+    near: tuple[str, ...] = ()
+    row: int = 0
+
+    def step(self) -> bool:
+        """Claim the next segment, or finish; tell whether that was the end."""
+        if self.row < self.rows:
+            self.ledger.claim(self.partition, self.row, self.near)
+            self.row = segment_end(self.row)
+            return False
+        self.ledger.finish(self.partition, self.rows)
+        return True
+
+
+def names(count: int) -> list[str]:
+    return [f"worker:{index}" for index in range(count)]
+
+
+def largest(sizes: list[int]) -> int:
+    return max((end - start for rows in sizes for start, end in segments(rows)), default=0)
+
+
+def spread(ledger: FeedLedger) -> int:
+    return max(ledger.claimed.values()) - min(ledger.claimed.values())
+
+
+@bounded
+@given(rows_of_partitions, st.integers(1, 5))
+def test_partitions_read_one_by_one_differ_by_one_segment_at_most(sizes: list[int], nodes: int) -> None:
+    ledger = FeedLedger(1, names(nodes))
+    for partition, rows in enumerate(sizes):
+        reading = Reading(ledger, partition, rows)
+        while not reading.step():
+            assert spread(ledger) <= largest(sizes)
+        assert spread(ledger) <= largest(sizes)
+    assert sum(ledger.claimed.values()) == ledger.rows == sum(sizes)
+
+
+@bounded
+@given(rows_of_partitions, st.integers(1, 5), st.integers(1, 4), st.booleans(), st.data())
+def test_the_shares_differ_by_a_segment_for_each_partition_that_is_read_at_once(
+    sizes: list[int], nodes: int, at_once: int, local: bool, data: st.DataObject
+) -> None:
+    """A last segment is counted in full until its partition is finished, and a node on the same host is preferred to one
+    that has a segment less: hence the bound."""
+    ledger = FeedLedger(1, names(nodes))
+    waiting = [
+        Reading(ledger, number, rows, (names(nodes)[number % nodes],) if local else ()) for number, rows in enumerate(sizes)
+    ]
+    running: list[Reading] = []
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            running.append(waiting.pop())
+        chosen = data.draw(st.sampled_from(running), label="who asks next") if len(running) > 1 else running[0]
+        if chosen.step():
+            running.remove(chosen)
+        assert spread(ledger) <= (at_once + local) * largest(sizes)
+    assert sum(ledger.claimed.values()) == ledger.rows == sum(sizes)
+    assert ledger.partitions_done == len(sizes)
+
+
+@pytest.mark.parametrize(("partitions", "rows"), [(1, 1797), (4, 450), (8, 25_000), (200, 7)])
+def test_nodes_get_equal_shares_within_an_eighth(partitions: int, rows: int) -> None:
+    ledger = FeedLedger(1, names(2))
+    for partition in range(partitions):
+        reading = Reading(ledger, partition, rows)
+        while not reading.step():
+            pass
+    assert spread(ledger) <= max(64, rows / 8)
+
+
+@bounded
+@given(rows_of_partitions, st.integers(1, 5), st.data())
+def test_every_attempt_is_told_the_same_places(sizes: list[int], nodes: int, data: st.DataObject) -> None:
+    ledger = FeedLedger(1, names(nodes))
+    asked = [(partition, start) for partition, rows in enumerate(sizes) for start, _ in segments(rows)]
+    told: dict[tuple[int, int], str] = {}
+    for partition, start in data.draw(st.lists(st.sampled_from(asked), max_size=200) if asked else st.just([])):
+        near = data.draw(st.sampled_from([(), ("worker:0",), (f"worker:{nodes - 1}",)]))
+        node = ledger.claim(partition, start, near)
+        assert told.setdefault((partition, start), node) == node
+    assert sum(ledger.claimed.values()) == sum(segment_end(start) - start for _, start in told)
+
+
+def test_a_node_on_the_same_host_is_preferred_until_it_has_a_segment_more() -> None:
+    ledger = FeedLedger(1, names(2))
+    assert [ledger.claim(0, start, ["worker:1"]) for start in (0, 64, 128, 192)] == [
+        "worker:1",  # both have none
+        "worker:0",  # the one on this host has a segment more, which weighs as much as the host does
+        "worker:1",
+        "worker:0",
+    ]  # fmt: skip
+
+
+def test_without_a_node_on_the_same_host_the_one_with_the_fewest_rows_is_chosen() -> None:
+    ledger = FeedLedger(1, names(3))
+    assert [ledger.claim(0, start) for start in (0, 64, 128, 192)] == ["worker:0", "worker:1", "worker:2", "worker:0"]
+
+
+def test_finishing_twice_counts_once() -> None:
+    ledger = FeedLedger(1, names(2))
+    reading = Reading(ledger, 0, 100)
+    while not reading.step():
+        pass
+    claimed = dict(ledger.claimed)
+    ledger.finish(0, 100)
+    assert ledger.claimed == claimed
+    assert (ledger.rows, ledger.partitions_done, ledger.is_done(0), ledger.is_done(1)) == (100, 1, True, False)
+
+
+def test_one_partition_that_was_not_kept_makes_the_feed_not_kept() -> None:
+    ledger = FeedLedger(1, names(2))
+    ledger.finish(0, 1, spilled=True)
+    assert ledger.spilled
+    ledger.finish(1, 1, spilled=False)
+    ledger.finish(2, 1, spilled=True)
+    assert not ledger.spilled

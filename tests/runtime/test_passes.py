@@ -1,0 +1,342 @@
+"""A node's share: bounded in memory, kept on disk for the later passes, and never in a sender's way for ever."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema, PassDone
+from tfos_nb.runtime.passes import Passes, Spill
+from tfos_nb.runtime.reports import FeedStatus
+
+SECONDS = 20.0
+
+
+def batch_of(start: int, count: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"id": pa.array(range(start, start + count), pa.int64())})
+
+
+def ids_of(batches: Any) -> list[int]:
+    return [number for batch in batches for number in batch.column("id").to_pylist()]
+
+
+def until(reached: Callable[[], object]) -> bool:
+    never = threading.Event()
+    for _ in range(int(SECONDS / 0.01)):
+        if reached():
+            return True
+        never.wait(0.01)
+    return False
+
+
+class Box:
+    """A Passes with its announcements, and threads that are not left behind."""
+
+    def __init__(self, directory: Path, buffer_bytes: int = 1 << 20, spill_bytes: int = 1 << 20) -> None:
+        self.told: list[PassDone] = []
+        self.passes = Passes("worker:0", str(directory), buffer_bytes, spill_bytes, self.told.append)
+        self.threads: list[threading.Thread] = []
+
+    def begin(self, feed: int = 1, passes: int = 1) -> None:
+        self.passes.begin(FeedBegins(feed, passes, passes > 1))
+
+    def accept(self, partition: int, start: int, count: int, feed: int = 1) -> None:
+        self.passes.intake(feed).accept(partition, start, 0, batch_of(start, count))
+
+    def start(self, work: Callable[..., object], *args: Any) -> threading.Thread:
+        thread = threading.Thread(target=work, args=args, daemon=True)
+        thread.start()
+        self.threads.append(thread)
+        return thread
+
+    def end(self, rows: int, replays: int = 0, feed: int = 1) -> None:
+        self.passes.end(FeedEnds(feed, rows, replays))
+
+    def next_ids(self) -> list[int] | None:
+        blocks = self.passes.next_pass()
+        return None if blocks is None else ids_of(blocks)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Box]]:
+    boxes: list[Box] = []
+
+    def build(**limits: int) -> Box:
+        boxes.append(Box(tmp_path, **limits))
+        return boxes[-1]
+
+    yield build
+    for box in boxes:
+        box.passes.stop()
+        for thread in box.threads:
+            thread.join(SECONDS)
+            assert not thread.is_alive()
+
+
+def ended(thread: threading.Thread) -> bool:
+    thread.join(SECONDS)
+    return not thread.is_alive()
+
+
+def test_the_passes_come_in_order_and_are_told_when_done(make: Callable[..., Box]) -> None:
+    box = make()
+    box.begin(passes=3)
+    box.accept(0, 0, 5)
+    box.accept(1, 0, 3)
+    box.end(8, replays=2)
+    box.passes.close()
+    assert [box.next_ids() for _ in range(4)] == [[0, 1, 2, 3, 4, 0, 1, 2]] * 3 + [None]
+    assert box.told == [PassDone("worker:0", 1, number, 8) for number in (1, 2, 3)]
+    assert box.passes.rows_out == 24
+
+
+def test_a_second_feed_follows_the_first(make: Callable[..., Box]) -> None:
+    box = make()
+    for feed in (1, 2):
+        box.begin(feed, passes=2)
+        box.accept(0, 10 * feed, 2, feed)
+        box.end(2, 1, feed)
+    box.passes.close()
+    assert [box.next_ids() for _ in range(5)] == [[10, 11], [10, 11], [20, 21], [20, 21], None]
+
+
+def test_rows_that_were_taken_before_are_left_out(make: Callable[..., Box]) -> None:
+    box = make()
+    box.begin()
+    box.accept(0, 0, 5)
+    box.accept(0, 0, 3)  # all of them
+    box.accept(0, 3, 5)  # the first two
+    box.accept(0, 64, 2)  # a later segment: what lies between is another node's
+    box.end(10)
+    assert box.next_ids() == [0, 1, 2, 3, 4, 5, 6, 7, 64, 65]
+
+
+def test_an_empty_share_is_an_empty_pass(make: Callable[..., Box]) -> None:
+    box = make()
+    box.begin(passes=2)
+    box.end(0, replays=1)
+    assert [box.next_ids(), box.next_ids()] == [[], []]
+    assert box.told == [PassDone("worker:0", 1, 1, 0), PassDone("worker:0", 1, 2, 0)]
+
+
+def test_a_full_buffer_holds_the_sender_until_rows_are_taken(make: Callable[..., Box]) -> None:
+    box = make(buffer_bytes=100)
+    box.begin()
+    box.accept(0, 0, 10)  # 80 bytes
+    blocked = box.start(box.accept, 0, 10, 10)
+    intake = box.passes.intake(1)
+    assert until(lambda: intake.lane(0).lock.locked())
+    blocked.join(0.2)
+    assert blocked.is_alive()
+    assert (intake.rows_in, intake.queued_bytes) == (10, 80)
+    assert box.passes.status() == FeedStatus(10, 0, 80, hungry=False)
+    blocks = box.passes.next_pass()
+    assert blocks is not None
+    assert ids_of([next(blocks)]) == list(range(10))
+    assert ended(blocked)
+    assert ids_of([next(blocks)]) == list(range(10, 20))
+    assert box.passes.status() == FeedStatus(20, 20, 0, hungry=True)
+
+
+def test_a_batch_bigger_than_the_buffer_still_passes(make: Callable[..., Box]) -> None:
+    box = make(buffer_bytes=1)
+    box.begin()
+    sender = box.start(lambda: [box.accept(0, start, 10) for start in range(0, 100, 10)])
+    blocks = box.passes.next_pass()
+    assert blocks is not None
+    taken = ids_of(next(blocks) for _ in range(10))
+    assert taken == list(range(100))
+    assert ended(sender)
+
+
+def test_a_pass_that_is_left_half_way_lets_the_senders_go_and_is_kept_whole(make: Callable[..., Box]) -> None:
+    box = make(buffer_bytes=1)
+    box.begin(passes=2)
+    sender = box.start(lambda: [box.accept(0, start, 10) for start in range(0, 100, 10)])
+    blocks = box.passes.next_pass()
+    assert blocks is not None
+    next(blocks)
+    blocks.close()  # what happens when a TensorFlow iterator goes
+    assert ended(sender)
+    box.end(100, replays=1)
+    assert box.told == [PassDone("worker:0", 1, 1, 10)]
+    assert box.next_ids() == list(range(100))
+    assert box.told[1:] == [PassDone("worker:0", 1, 2, 100)]
+
+
+@pytest.mark.parametrize("waiting", ["schema", "next_pass", "first_pass"])
+def test_stop_wakes_whoever_waits(make: Callable[..., Box], waiting: str) -> None:
+    box = make()
+    if waiting == "first_pass":
+        box.begin()
+        waiter = box.start(box.next_ids)
+    else:
+        waiter = box.start(getattr(box.passes, waiting))
+    never = threading.Event()
+    never.wait(0.05)
+    box.passes.stop()
+    assert ended(waiter)
+
+
+def test_stop_lets_a_blocked_sender_go(make: Callable[..., Box]) -> None:
+    box = make(buffer_bytes=1)
+    box.begin()
+    box.accept(0, 0, 1)
+    blocked = box.start(box.accept, 0, 1, 1)
+    box.passes.stop()
+    assert ended(blocked)
+    assert box.passes.next_pass() is None
+
+
+def test_close_gives_out_what_waits_and_then_nothing(make: Callable[..., Box]) -> None:
+    box = make()
+    box.begin()
+    box.accept(0, 0, 2)
+    box.end(2)
+    box.passes.close()
+    assert box.next_ids() == [0, 1]
+    assert box.next_ids() is None
+    assert box.passes.schema() is None
+
+
+def test_the_schema_of_the_newest_rows_is_known_without_a_row(make: Callable[..., Box]) -> None:
+    box = make()
+    found: list[FeedSchema | None] = []
+    waiter = box.start(lambda: found.append(box.passes.schema()))
+    box.passes.describe(FeedSchema(1, b"s", {}))
+    assert ended(waiter)
+    assert found == [FeedSchema(1, b"s", {})]
+
+
+def test_a_sender_that_is_faster_than_the_announcement_waits_for_it(make: Callable[..., Box]) -> None:
+    box = make()
+    sender = box.start(box.accept, 0, 0, 3)
+    box.begin()
+    assert ended(sender)
+    box.end(3)
+    assert box.next_ids() == [0, 1, 2]
+
+
+def test_a_share_of_another_size_than_announced_is_an_error(make: Callable[..., Box]) -> None:
+    box = make()
+    box.begin()
+    box.accept(0, 0, 3)
+    box.end(4)
+    with pytest.raises(FeedFailed, match="3 rows came in feed 1, but 4 were sent"):
+        box.next_ids()
+
+
+def test_a_node_that_is_never_told_of_a_feed_says_so(make: Callable[..., Box], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfos_nb.runtime.passes._ANNOUNCED_WITHIN", 0.05)
+    with pytest.raises(FeedFailed, match="worker:0 was not told of feed 7"):
+        make().passes.intake(7)
+
+
+def test_the_spill_has_no_name_while_it_is_used(make: Callable[..., Box], tmp_path: Path) -> None:
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("without /proc the file keeps its name until it is closed")
+    box = make()
+    box.begin(passes=2)
+    box.accept(0, 0, 100)
+    assert list(tmp_path.iterdir()) == []
+    assert len(spills_open(tmp_path)) == 1
+    box.end(100, replays=1)
+    assert [len(box.next_ids() or ()), len(box.next_ids() or ())] == [100, 100]
+    gc.collect()
+    assert spills_open(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def spills_open(directory: Path) -> list[str]:
+    """Return the spill files that this process has open or mapped."""
+    links = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            links.append(os.readlink(entry))
+        except OSError:  # the listing's own
+            continue
+    mapped = [line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
+    return [name for name in {*links, *mapped} if name.startswith(f"{directory}/tfos_nb-spill-")]
+
+
+def test_a_spill_that_nobody_replays_is_given_back_at_once(make: Callable[..., Box], tmp_path: Path) -> None:
+    box = make()
+    box.begin(passes=2)
+    box.accept(0, 0, 100)
+    box.end(100, replays=0)  # another node could not keep its rows
+    assert spills_open(tmp_path) == []
+    assert box.next_ids() == list(range(100))
+
+
+def test_rows_of_a_replay_stay_readable_after_the_spill_is_closed(make: Callable[..., Box], tmp_path: Path) -> None:
+    box = make()
+    box.begin(passes=2)
+    for start in range(0, 1000, 100):
+        box.accept(0, start, 100)
+    box.end(1000, replays=1)
+    box.passes.next_pass()
+    blocks = box.passes.next_pass()
+    assert blocks is not None
+    kept = list(blocks)
+    assert ids_of(kept) == list(range(1000))
+    kept.clear()
+    gc.collect()
+    assert spills_open(tmp_path) == []
+
+
+def test_a_spill_over_its_limit_gives_up_and_the_pass_goes_on(make: Callable[..., Box], tmp_path: Path) -> None:
+    box = make(spill_bytes=100)
+    box.begin(passes=2)
+    box.accept(0, 0, 10)
+    spill = box.passes.intake(1).spill
+    assert spill is not None
+    assert spill.whole
+    box.accept(0, 10, 10)
+    assert not spill.whole
+    box.accept(0, 20, 10)
+    box.end(30, replays=0)
+    assert box.next_ids() == list(range(30))
+    assert spills_open(tmp_path) == []
+
+
+def test_a_replay_of_rows_that_were_not_kept_is_an_error(make: Callable[..., Box]) -> None:
+    box = make(spill_bytes=1)
+    box.begin(passes=2)
+    box.accept(0, 0, 10)
+    box.end(10, replays=1)
+    box.next_ids()
+    with pytest.raises(FeedFailed, match="feed 1 was not kept"):
+        box.next_ids()
+
+
+def test_what_is_written_after_the_seal_does_not_harm_what_is_read(tmp_path: Path) -> None:
+    spill = Spill(str(tmp_path), 1 << 20)
+    spill.write(batch_of(0, 10))
+    spill.seal()
+    reading = spill.batches()
+    first = next(reading)
+    spill.write(batch_of(10, 10))
+    assert ids_of([first, *reading]) == list(range(10))
+    spill.close()
+    spill.close()
+
+
+def test_a_full_disk_ends_the_spill_and_not_the_training(tmp_path: Path) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("there is no /dev/full here")
+    spill = Spill(str(tmp_path), 1 << 20)
+    full = tmp_path / "full"  # a link, since a spill removes its file when it is closed
+    full.symlink_to("/dev/full")
+    spill._path = str(full)
+    spill.write(batch_of(0, 1_000_000))
+    assert not spill.whole
+    spill.write(batch_of(0, 1))
+    spill.close()

@@ -1,0 +1,352 @@
+"""What the user's function takes along, and what it is told it cannot."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import io
+import linecache
+import logging
+import pickle
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.conftest import ENVIRONMENT
+from tfos_nb.errors import PlanError
+from tfos_nb.runtime.payload import pack, unpack
+
+Namespace = dict[str, Any]
+
+
+def cell(source: str, name: str = "main", filename: str = "<cell 7>", **names: Any) -> Any:
+    """Define a function as a notebook's cell does: in ``__main__``, with what the notebook holds as globals."""
+    namespace: Namespace = {"__name__": "__main__", **names}
+    exec(compile(textwrap.dedent(source), filename, "exec"), namespace)
+    return namespace[name]
+
+
+def call(payload: bytes) -> Any:
+    main, args = unpack(payload)
+    return main(args, None)
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Iterator[Callable[[str, str], ModuleType]]:
+    """Import a module of the user's, that lies beside the notebook and nowhere on the executors."""
+    made: list[str] = []
+
+    def build(name: str, source: str) -> ModuleType:
+        file = tmp_path / f"{name}.py"
+        file.write_text(textwrap.dedent(source))
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        built = importlib.util.module_from_spec(spec)
+        sys.modules[name] = built
+        made.append(name)
+        spec.loader.exec_module(built)
+        return built
+
+    yield build
+    for name in made:
+        sys.modules.pop(name, None)
+
+
+def call_elsewhere(payload: bytes, tmp_path: Path) -> str:
+    """Call ``main`` in a process that has neither the test's modules nor the cell."""
+    file = tmp_path / "payload"
+    file.write_bytes(payload)
+    script = "import sys; from tfos_nb.runtime.payload import unpack; " + (
+        "main, args = unpack(open(sys.argv[1], 'rb').read()); print(main(args, None))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, str(file)], env=ENVIRONMENT, capture_output=True, text=True, check=False, cwd="/"
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.strip()
+
+
+# --- what travels ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_cells_function_takes_its_globals_and_helpers_along(tmp_path: Path) -> None:
+    main = cell(
+        """
+        import math
+        RATE = 3
+        class Scale:
+            def __init__(self, by): self.by = by
+        def outer(x):
+            def inner(y): return y * RATE
+            return inner(x) + math.floor(Scale(0.5).by)
+        def main(args, ctx): return outer(args["x"])
+        """
+    )
+    assert call(pack(main, {"x": 5})) == 15
+    assert call_elsewhere(pack(main, {"x": 5}), tmp_path) == "15"
+
+
+def test_a_closure_takes_its_variables_along(tmp_path: Path) -> None:
+    factor, weights = 2, np.arange(3.0)
+
+    def main(args: Any, ctx: Any) -> Any:
+        return [factor * number for number in weights.tolist()]
+
+    assert call_elsewhere(pack(main, None), tmp_path) == "[0.0, 2.0, 4.0]"
+
+
+def test_what_is_changed_after_packing_does_not_travel() -> None:
+    names = {"RATE": [1]}
+    main = cell("def main(args, ctx): return RATE", **names)
+    payload = pack(main, None)
+    names["RATE"].append(2)
+    assert call(payload) == [1]
+
+
+def test_a_function_of_a_local_module_goes_by_value(module: Callable[[str, str], ModuleType], tmp_path: Path) -> None:
+    training = module(
+        "my_training",
+        """
+        STEP = 4
+        def helper(x): return x + STEP
+        def main(args, ctx): return helper(args)
+        """,
+    )
+    payload = pack(training.main, 3)
+    assert call_elsewhere(payload, tmp_path) == "7"
+
+
+def test_packing_leaves_the_modules_registration_as_it_was(module: Callable[[str, str], ModuleType]) -> None:
+    from pyspark import cloudpickle
+
+    training = module("my_training", "def main(args, ctx): return 1")
+    pack(training.main, None)
+    assert cloudpickle.list_registry_pickle_by_value() == set()
+    with pytest.raises(PlanError):
+        pack(training.main, threading.Lock())
+    assert cloudpickle.list_registry_pickle_by_value() == set()
+    cloudpickle.register_pickle_by_value(training)  # the user's own doing stays
+    try:
+        pack(training.main, None)
+        assert cloudpickle.list_registry_pickle_by_value() == {"my_training"}
+    finally:
+        cloudpickle.unregister_pickle_by_value(training)
+
+
+def test_a_function_of_an_installed_package_goes_by_name() -> None:
+    assert len(pack(np.linalg.norm, None)) < 2000
+
+
+@pytest.mark.parametrize("args", [None, 3, {"a": [1, (2, 3)]}, np.float32(1.5)], ids=str)
+def test_the_args_arrive_as_they_were(args: Any) -> None:
+    came = call(pack(cell("def main(args, ctx): return args"), args))
+    assert came == args
+    assert type(came) is type(args)
+
+
+def test_a_bound_method_and_a_partial_are_functions_too(tmp_path: Path) -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.rate = 2
+
+        def run(self, args: Any, ctx: Any) -> Any:
+            return args * self.rate
+
+    assert call_elsewhere(pack(Trainer().run, 4), tmp_path) == "8"
+    assert call(pack(functools.partial(cell("def main(more, args, ctx): return more + args"), 10), 4)) == 14
+
+
+def test_a_lambda_is_a_function_too() -> None:
+    assert call(pack(lambda args, ctx: args + 1, 1)) == 2
+
+
+# --- what cannot --------------------------------------------------------------------------------------------------------
+
+
+def test_spark_and_its_data_are_named_with_what_to_do_instead(spark: SparkSession) -> None:
+    main = cell("def main(args, ctx): return thing")
+    frame = spark.range(2)
+    found = {}
+    for name, thing in {
+        "SparkSession": spark,
+        "SparkContext": spark.sparkContext,
+        "DataFrame": frame,
+        "RDD": spark.sparkContext.parallelize([1]),
+        "PipelinedRDD": spark.sparkContext.parallelize([1]).map(str),
+        "Broadcast": spark.sparkContext.broadcast([1]),
+    }.items():
+        with pytest.raises(PlanError) as caught:
+            pack(cell("def main(args, ctx): return thing", thing=thing), None)
+        found[name] = str(caught.value)
+    begins = "main refers to thing, "
+    never = "which cannot travel to the nodes: "
+    assert found == {
+        "SparkSession": f"{begins}a SparkSession, {never}it lives on the driver alone",
+        "SparkContext": f"{begins}a SparkContext, {never}it lives on the driver alone",
+        "DataFrame": f"{begins}a DataFrame, {never}feed it with --data thing, or cluster.train(thing)",
+        "RDD": f"{begins}an RDD, {never}feed it with --data thing, or cluster.train(thing)",
+        "PipelinedRDD": f"{begins}a PipelinedRDD, {never}feed it with --data thing, or cluster.train(thing)",
+        "Broadcast": f"{begins}a Broadcast, {never}use its .value",
+    }
+    with pytest.raises(PlanError, match=r"^args\['a'\], a DataFrame, which cannot travel"):
+        pack(main, {"a": frame})
+
+
+def things_that_stay() -> dict[str, Callable[[], Any]]:
+    return {
+        "a lock": threading.Lock,
+        "an RLock": threading.RLock,
+        "a Thread": lambda: threading.Thread(name="t"),
+        "a socket": socket.socket,
+        "a generator": lambda: (number for number in range(2)),
+        "a TextIOWrapper": lambda: open(__file__, encoding="utf-8"),
+        "a BufferedReader": lambda: open(__file__, "rb"),
+        "a BytesIO": io.BytesIO,
+    }
+
+
+@pytest.fixture(params=things_that_stay(), ids=str)
+def staying(request: pytest.FixtureRequest) -> Iterator[tuple[str, Any]]:
+    thing = things_that_stay()[request.param]()
+    yield request.param, thing
+    if hasattr(thing, "close"):
+        thing.close()
+
+
+PLACES = [
+    ("main refers to thing", "def main(args, ctx): return thing"),
+    ("helper refers to thing", "def helper(): return thing\ndef main(args, ctx): return helper()"),
+    ("deepest refers to thing", "def deepest(): return thing\ndef helper(): deepest()\ndef main(a, c): helper()"),
+    ("main refers to thing", "def main(a, c):\n    def nested(): return [thing for _ in ()]\n    return nested()"),
+    ("main refers to thing", "def main(a, c):\n    class Nested:\n        attribute = thing"),
+    (r"main refers to holder\['inner'\]", "holder = {'inner': [thing]}\ndef main(args, ctx): return holder"),
+]
+
+
+@pytest.mark.parametrize(("where", "source"), PLACES)
+def test_what_cannot_travel_is_named_with_where_it_is(staying: tuple[str, Any], where: str, source: str) -> None:
+    kind, thing = staying
+    with pytest.raises(PlanError, match=rf"^{where}, {kind}, which cannot travel to the nodes: \w.*inside the function$"):
+        pack(cell(source, thing=thing), None)
+
+
+@pytest.mark.parametrize("where", ["args", r"args\['x'\]"])
+def test_what_cannot_travel_in_the_args_is_named(staying: tuple[str, Any], where: str) -> None:
+    kind, thing = staying
+    args = thing if where == "args" else {"x": (1, [thing])}
+    with pytest.raises(PlanError, match=rf"^{where}, {kind}, which cannot travel to the nodes"):
+        pack(cell("def main(args, ctx): ..."), args)
+
+
+def test_a_closures_variable_is_named() -> None:
+    lock = threading.Lock()
+
+    def main(args: Any, ctx: Any) -> Any:
+        return lock
+
+    with pytest.raises(PlanError, match="^main refers to lock, a lock, which"):
+        pack(main, None)
+
+
+def test_a_local_modules_variable_is_named(module: Callable[[str, str], ModuleType]) -> None:
+    training = module(
+        "my_training", "import threading\nLOCK = threading.Lock()\ndef main(args, ctx):\n    return LOCK"
+    )
+    with pytest.raises(PlanError, match="^main refers to LOCK, a lock, which"):
+        pack(training.main, None)
+
+
+def test_a_variable_that_the_function_does_not_use_may_be_anything() -> None:
+    main = cell("def main(args, ctx): return 1", lock=threading.Lock())
+    assert call(pack(main, None)) == 1
+
+
+def test_functions_that_call_each_other_are_looked_at_once() -> None:
+    main = cell("def even(n): return n == 0 or odd(n - 1)\ndef odd(n): return n != 0 and even(n - 1)\nmain = lambda n, _: even(n)")
+    assert call(pack(main, 10)) is True
+
+
+class Unwilling:
+    def __reduce__(self) -> Any:
+        raise TypeError("I stay here\nand say so at length")
+
+
+def test_whatever_else_does_not_pickle_is_one_line_with_the_reason() -> None:
+    with pytest.raises(PlanError) as caught:
+        pack(cell("def main(args, ctx): ..."), Unwilling())
+    assert str(caught.value) == "main or its args cannot travel to the nodes: I stay here"
+
+
+@pytest.mark.parametrize("main", [None, 3, "main"])
+def test_what_is_no_function_is_refused(main: Any) -> None:
+    with pytest.raises(PlanError, match=f"main is a {type(main).__name__}, not a function that takes"):
+        pack(main, None)
+
+
+def test_big_things_are_said_to_be_big(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("tfos_nb.runtime.payload._BIG", 2 << 20)
+    main = cell("def main(args, ctx): return weights", weights=np.zeros(3 << 20, np.uint8))
+    with caplog.at_level(logging.WARNING):
+        pack(main, None)
+    assert "main and what it refers to take 3 MiB, which every node receives" in caplog.text
+
+
+# --- tracebacks ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def forgotten() -> Iterator[str]:
+    filename = "<cell of a test>"
+    yield filename
+    linecache.cache.pop(filename, None)
+
+
+SOURCE = "def main(args, ctx):\n    return args['no such key']\n"
+
+
+def test_a_traceback_shows_the_cells_line(forgotten: str) -> None:
+    main, args = unpack(pack(cell(SOURCE, filename=forgotten), {}, {forgotten: SOURCE}))
+    with pytest.raises(KeyError) as caught:
+        main(args, None)
+    assert "return args['no such key']" in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_cells_source_is_found_where_the_notebook_keeps_it(forgotten: str) -> None:
+    linecache.cache[forgotten] = (len(SOURCE), None, SOURCE.splitlines(keepends=True), forgotten)
+    payload = pack(cell(SOURCE, filename=forgotten), {})
+    linecache.cache.pop(forgotten)
+    unpack(payload)
+    assert linecache.getline(forgotten, 2) == "    return args['no such key']\n"
+
+
+def test_a_local_modules_lines_are_shown_where_its_file_is_not(
+    module: Callable[[str, str], ModuleType], tmp_path: Path
+) -> None:
+    training = module("my_training", SOURCE)
+    payload = pack(training.main, {})
+    file = tmp_path / "my_training.py"
+    file.unlink()
+    linecache.checkcache(str(file))
+    main, args = unpack(payload)
+    with pytest.raises(KeyError) as caught:
+        main(args, None)
+    assert "return args['no such key']" in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_payload_is_only_data_until_it_is_unpacked(forgotten: str) -> None:
+    """The driver and the supervisor hand bytes on; the function itself is unpickled in the node's process alone."""
+    data, sources = pickle.loads(pack(cell(SOURCE, filename=forgotten), {}, {forgotten: SOURCE}))
+    assert isinstance(data, bytes)
+    assert sources == {forgotten: SOURCE}

@@ -1,0 +1,94 @@
+"""The elements of an RDD as columns, and a row that does not fit by its number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.rows import batches_of_rows
+
+
+def columns(rows: Iterable[Any]) -> dict[str, list[Any]]:
+    return dict(pa.Table.from_batches(batches_of_rows(rows)).to_pydict())
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([Row(x=1.5, y=2), Row(x=2.5, y=3)], {"x": [1.5, 2.5], "y": [2, 3]}),
+        ([{"x": 1, "y": "a"}, {"y": "b", "x": 2}], {"x": [1, 2], "y": ["a", "b"]}),
+        ([(1.0, [1, 2]), (2.0, [3, 4])], {"_1": [1.0, 2.0], "_2": [[1, 2], [3, 4]]}),
+        ([[1, "a"], [2, "b"]], {"_1": [1, 2], "_2": ["a", "b"]}),
+        ([1, 2, 3], {"value": [1, 2, 3]}),
+        (["a", "b"], {"value": ["a", "b"]}),
+        ([(np.arange(3), np.float32(0.5))], {"_1": [[0, 1, 2]], "_2": [0.5]}),
+        ([np.zeros(2), np.ones(2)], {"value": [[0.0, 0.0], [1.0, 1.0]]}),
+        ([(1, None), (None, 2)], {"_1": [1, None], "_2": [None, 2]}),
+        ([(1,), (2.5,)], {"_1": [1.0, 2.5]}),
+    ],
+    ids=["Row", "dict", "tuple", "list", "number", "text", "array in a tuple", "array", "None", "int and float"],
+)
+def test_rows_of_each_kind_become_columns(rows: list[Any], expected: dict[str, Any]) -> None:
+    assert columns(rows) == expected
+
+
+def test_no_rows_make_no_batch() -> None:
+    assert list(batches_of_rows(iter([]))) == []
+
+
+def test_many_rows_make_batches_of_one_schema_in_order() -> None:
+    batches = list(batches_of_rows((number, float(number)) for number in range(2500)))
+    assert [batch.num_rows for batch in batches] == [1024, 1024, 452]
+    assert len({batch.schema for batch in batches}) == 1
+    assert pa.Table.from_batches(batches)["_1"].to_pylist() == list(range(2500))
+
+
+def test_rows_are_read_as_they_are_needed() -> None:
+    read: list[int] = []
+    batches = batches_of_rows(read.append(number) or number for number in range(5000))
+    next(batches)
+    assert len(read) == 1024
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([(1,), ("two",)], r"column '_1', row 1: 'two' is a str, not int64"),
+        ([(1,)] * 1030 + [("two",)], r"column '_1', row 1030: 'two' is a str, not int64"),
+        ([(1,)] * 1030 + [(2.5,)], r"column '_1', row 1030: 2.5 is a float, not int64"),
+        ([(None,), (1,), ("two",)], r"column '_1', row 2: 'two' is a str, not int64"),
+        ([([1.0],), (2.0,)], r"column '_1', row 1: 2.0 is a float, not list<.*double>"),
+        ([("a" * 100,), (1,)], r"column '_1', row 1: 1 is a int, not string"),
+        ([(1,), ("a" * 100,)], r"column '_1', row 1: 'a{56}\.\.\. is a str, not int64"),
+        ([(1,), (object(),)], r"column '_1', row 1: <object.*> is a object, not int64"),
+        ([(object(),)], r"column '_1', row 0: <object.*> is a object, which is no number, text, bytes or list of these"),
+        ([(2**70,)], r"column '_1', row 0: 1180591620717411303424 is a int, which is no number"),
+    ],
+    ids=["type", "later batch", "float after ints", "after None", "no list", "no text", "long", "object", "first", "huge"],
+)
+def test_a_value_that_does_not_fit_is_named_with_its_row(rows: list[Any], message: str) -> None:
+    with pytest.raises(FeedFailed, match=message):
+        list(batches_of_rows(rows))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"x": 1}, {"y": 1}], r"row 1 has the columns \['y'\], the rows before it have \['x'\]"),
+        ([{"x": 1}, {"x": 1, "y": 1}], r"row 1 has the columns \['x', 'y'\], the rows before it have \['x'\]"),
+        ([(1, 2), (1,)], r"row 1 has the columns \['_1'\], the rows before it have \['_1', '_2'\]"),
+        ([{"x": 1}] * 1024 + [{"x": 1, "y": 1}], r"row 1024 has the columns \['x', 'y'\], the rows before it have \['x'\]"),
+        ([{"x": 1}] * 1024 + [{}], r"row 1024 has the columns \[\], the rows before it have \['x'\]"),
+        ([(1,), 2], r"row 1 has the columns \['value'\], the rows before it have \['_1'\]"),
+    ],
+    ids=["another", "one more", "one less", "one more in a later batch", "none in a later batch", "no tuple"],
+)
+def test_a_row_with_other_columns_is_named(rows: list[Any], message: str) -> None:
+    with pytest.raises(FeedFailed, match=message):
+        list(batches_of_rows(rows))

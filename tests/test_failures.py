@@ -1,0 +1,217 @@
+"""What goes wrong is said once, by name, with the remote traceback; and the next cluster in the same kernel works."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from pyspark.sql import SparkSession
+
+from tfos_nb import errors, launch
+from tfos_nb.session import slots_busy
+
+
+
+def tf_processes() -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            line = process.cmdline()
+        except psutil.Error:
+            continue
+        if any(part.startswith("tfos_nb.runtime.") for part in line):
+            found.append(process)
+    return found
+
+
+def until(reached: Any, seconds: float = 10.0) -> bool:
+    deadline, never = time.monotonic() + seconds, threading.Event()
+    while not reached() and time.monotonic() < deadline:
+        never.wait(0.05)
+    return bool(reached())
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(spark: SparkSession) -> Iterator[None]:
+    """After each failure: no process and no thread is left, no slot is held; the next test is the next cluster."""
+    yield
+    assert until(lambda: not tf_processes()), tf_processes()
+    assert until(lambda: not slots_busy(spark)), slots_busy(spark)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tfos_nb")]
+
+
+def raising(args: Any, ctx: Any) -> None:
+    if ctx.task_index == 1:
+        raise ValueError(f"no good: {args}")
+    wait_for_ever()
+
+
+def wait_for_ever() -> None:
+    threading.Event().wait()
+
+
+def exiting(args: Any, ctx: Any) -> None:
+    if ctx.task_index == 1:
+        os._exit(3)
+    wait_for_ever()
+
+
+def telling_pid(args: Any, ctx: Any) -> None:
+    ctx.report(step=1, pid=os.getpid())
+    wait_for_ever()
+
+
+def counting(args: Any, ctx: Any) -> int:
+    return sum(int(batch["label"].shape[0]) for batch in ctx.dataset(16))
+
+
+def test_an_exception_on_one_of_three_workers_shows_its_own_line(spark: SparkSession) -> None:
+    with pytest.raises(errors.NodeFailed) as caught, launch(raising, "reason", workers=3, spark=spark) as cluster:
+        cluster.wait()
+    error = caught.value
+    assert error.node == "worker:1"
+    assert "ValueError: no good: reason" in error.remote_traceback
+    assert 'raise ValueError(f"no good: {args}")' in error.remote_traceback
+    assert "tfprocess" not in error.remote_traceback
+    assert error.host in str(error)
+    assert cluster.state.value == "FAILED"
+    with pytest.raises(errors.NodeFailed):  # it sticks
+        cluster.train(spark.range(3))
+
+
+def test_a_killed_node_is_named_with_its_signal(spark: SparkSession) -> None:
+    with pytest.raises(errors.NodeFailed) as caught, launch(telling_pid, workers=2, spark=spark) as cluster:
+        victim = next(node for node in cluster.snapshot().nodes if node.node == "worker:1")
+        assert victim.pid is not None
+        os.kill(victim.pid, signal.SIGKILL)
+        cluster.wait()
+    assert (caught.value.node, caught.value.signal) == ("worker:1", "SIGKILL")
+    assert "killed by SIGKILL" in str(caught.value)
+
+
+def test_a_node_that_exits_by_itself_is_named_with_its_code(spark: SparkSession) -> None:
+    with pytest.raises(errors.NodeFailed) as caught, launch(exiting, workers=2, spark=spark) as cluster:
+        cluster.wait()
+    assert (caught.value.node, caught.value.exit_code) == ("worker:1", 3)
+
+
+def test_a_supervisor_that_is_killed_loses_its_node(spark: SparkSession) -> None:
+    with pytest.raises(errors.NodeFailed) as caught, launch(telling_pid, workers=2, spark=spark) as cluster:
+        victim = next(node for node in cluster.snapshot().nodes if node.node == "worker:0")
+        supervisor = psutil.Process(victim.pid).parent()
+        assert supervisor is not None
+        supervisor.kill()
+        cluster.wait()
+    assert caught.value.node == "worker:0"
+
+
+def test_a_row_of_the_wrong_type_is_named(spark: SparkSession) -> None:
+    rows = spark.sparkContext.parallelize([(1.0, 2), (3.0, "four")], 1)
+    with pytest.raises(errors.FeedFailed, match=r"column '_2', row 1: 'four' is a str, not int64"):
+        with launch(lambda args, ctx: [0 for _ in ctx.dataset(2)], workers=2, spark=spark) as cluster:
+            cluster.train(rows)
+
+
+def test_a_list_of_another_length_is_named(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([([1.0, 2.0], 0), ([1.0], 1)], "x array<float>, label int").coalesce(1)
+    with pytest.raises(errors.NodeFailed, match="column 'x' holds a list of 1 values where the first row's has 2"):
+        with launch(counting, workers=2, spark=spark) as cluster:
+            cluster.train(frame)
+
+
+def test_a_null_is_named_with_what_to_do(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([(1.0, 0), (None, 1)], "x float, label int")
+    with pytest.raises(errors.NodeFailed, match=r"column 'x' has a null.*dropna\(subset=\['x'\]\)") as caught:
+        with launch(counting, workers=2, spark=spark) as cluster:
+            cluster.train(frame)
+    assert "Traceback" in caught.value.remote_traceback
+    assert "ctx.dataset(16)" in caught.value.remote_traceback
+
+
+def test_a_missing_column_is_named_with_the_nearest(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([(1.0, 0)], "x float, label int")
+    with pytest.raises(errors.NodeFailed, match="no column 'labl' in the rows that are fed: .*did you mean 'label'"):
+        with launch(lambda args, ctx: ctx.dataset(2, columns=["labl"]) and None, workers=2, spark=spark) as cluster:
+            cluster.train(frame)
+
+
+def test_a_column_without_a_tensor_is_refused_before_anything_is_read(spark: SparkSession) -> None:
+    frame = spark.sql("select current_timestamp() as at, 1 as label")
+    with pytest.raises(errors.PlanError, match="column 'at' is timestamp.*cast"):
+        with launch(counting, workers=1, spark=spark) as cluster:
+            cluster.train(frame)
+
+
+def test_data_without_a_row_are_said_to_have_none(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([], "x float, label int")
+    with pytest.raises(errors.FeedFailed, match="the data have no rows"):
+        with launch(counting, workers=2, spark=spark) as cluster:
+            cluster.train(frame)
+
+
+def failing_udf(batches: Any) -> Any:
+    for _ in batches:
+        raise KeyError("upstream")
+    yield from ()
+
+
+def test_an_error_of_the_users_own_spark_code_is_shown(spark: SparkSession) -> None:
+    frame = spark.range(10).mapInArrow(failing_udf, "label long")
+    with pytest.raises(errors.FeedFailed, match="KeyError: 'upstream'"):
+        with launch(counting, workers=2, spark=spark) as cluster:
+            cluster.train(frame)
+
+
+def test_a_result_that_is_no_data_is_named(spark: SparkSession) -> None:
+    with pytest.raises(errors.NodeFailed, match=r"the result\['model'\] is a builtins.object.*ctx.save"):
+        with launch(lambda args, ctx: {"model": object()}, workers=1, spark=spark, input_mode="tensorflow"):
+            pass
+
+
+def test_more_nodes_than_slots_are_refused_in_seconds(spark: SparkSession) -> None:
+    began = time.monotonic()
+    with pytest.raises(errors.PlanError, match=r"needs 9 slots .* Spark has 4 .*ask for 4 nodes"):
+        launch(counting, workers=9, spark=spark)
+    assert time.monotonic() - began < 60  # far from the ten minutes of Spark's own check
+
+
+def test_a_function_that_cannot_travel_is_named_before_anything_starts(spark: SparkSession) -> None:
+    lock = threading.Lock()
+
+    def main(args: Any, ctx: Any) -> Any:
+        return lock
+
+    with pytest.raises(errors.PlanError, match="main refers to lock, a lock, which cannot travel"):
+        launch(main, spark=spark)
+    with pytest.raises(errors.PlanError, match=r"args\['df'\], a DataFrame.*cluster.train"):
+        launch(counting, {"df": spark.range(2)}, spark=spark)
+
+
+def test_stop_ends_nodes_that_do_not_listen(spark: SparkSession) -> None:
+    cluster = launch(telling_pid, workers=2, spark=spark, grace=1.0)
+    assert len(tf_processes()) >= 4
+    cluster.stop()
+    assert cluster.state.value == "STOPPED"
+    cluster.stop()
+    cluster.close()
+    with pytest.raises(errors.ClusterClosed):
+        cluster.train(spark.range(3))
+
+
+def test_leaving_the_with_block_by_an_error_stops_the_nodes(spark: SparkSession) -> None:
+    with pytest.raises(ZeroDivisionError), launch(telling_pid, workers=2, spark=spark) as cluster:
+        _ = 1 / 0
+    assert cluster.state.value == "STOPPED"
+
+
+def test_a_node_that_takes_no_rows_is_a_feed_timeout(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([(float(i), 0) for i in range(100)], "x float, label int")
+    with pytest.raises(errors.FeedTimeout, match=r"worker:0, worker:1 took no row for 3 s"):
+        with launch(telling_pid, workers=2, spark=spark, feed_timeout=3) as cluster:
+            cluster.train(frame)

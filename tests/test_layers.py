@@ -1,0 +1,61 @@
+"""What may be imported where, seen in fresh interpreters; the static side is import-linter's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import RunScript
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOK = ("IPython", "anywidget", "ipykernel", "ipywidgets", "jupyter_server", "sparkmonitor", "traitlets")
+
+IMPORTED = """
+    import importlib, sys
+    for module in {modules!r}:
+        importlib.import_module(module)
+    print(*sorted({{name.partition(".")[0] for name in sys.modules}} & set({watched!r})))
+"""
+
+
+def modules_of(package: str) -> list[str]:
+    folder = ROOT.joinpath(*package.split("."))
+    return [package, *(f"{package}.{file.stem}" for file in folder.glob("*.py") if not file.stem.startswith("__"))]
+
+
+def imported(run_script: RunScript, modules: list[str], watched: tuple[str, ...]) -> str:
+    return str(run_script(IMPORTED.format(modules=modules, watched=watched)).stdout.strip())
+
+
+def test_importing_tfos_nb_loads_neither_spark_nor_tensorflow(run_script: RunScript) -> None:
+    assert imported(run_script, ["tfos_nb"], ("pyspark", "tensorflow", "keras", "IPython")) == ""
+
+
+@pytest.mark.parametrize("package", ["tfos_nb", "tfos_nb.runtime"])
+def test_no_module_loads_tensorflow_when_it_is_imported(run_script: RunScript, package: str) -> None:
+    assert imported(run_script, modules_of(package), ("tensorflow", "keras")) == ""
+
+
+def test_what_an_executor_imports_loads_no_notebook_library(run_script: RunScript) -> None:
+    assert imported(run_script, modules_of("tfos_nb.runtime"), NOTEBOOK) == ""
+
+
+def test_the_layers_hold() -> None:
+    linter = Path(sys.executable).parent / "lint-imports"
+    if not linter.exists():
+        pytest.skip("import-linter is not installed here; make check runs it")
+    ended = subprocess.run([str(linter), "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout
+
+
+@pytest.mark.parametrize("name", ["helpers", "utils", "common", "misc"])
+def test_no_file_is_a_drawer(name: str) -> None:
+    assert not [file for folder in ("tfos_nb", "tests", "benchmarks") for file in (ROOT / folder).rglob(f"{name}.py")]
+
+
+def test_no_module_is_longer_than_400_lines() -> None:
+    lengths = {file.name: len(file.read_text().splitlines()) for file in (ROOT / "tfos_nb").rglob("*.py")}
+    assert {name: length for name, length in lengths.items() if length > 400} == {}

@@ -1,0 +1,67 @@
+"""What is in the wheel and in the sdist."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import tfos_nb
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("LICENSE", "README.md", "jupyter-config", "pyproject.toml", "setup.py", "tfos_nb")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, and the wheel that is made from it, of a copy of this checkout."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    for part in PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / part, source / part)
+    command = [sys.executable, "-m", "build", "--outdir", str(out), str(source)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return out
+
+
+def only(folder: Path, pattern: str) -> Path:
+    (file,) = folder.glob(pattern)
+    return file
+
+
+def test_the_wheel_holds_the_package_and_what_jupyter_looks_for(built: Path) -> None:
+    with zipfile.ZipFile(only(built, "*.whl")) as wheel:
+        names = wheel.namelist()
+        config = next(name for name in names if name.endswith("data/etc/jupyter/jupyter_server_config.d/tfos_nb.json"))
+        enabled = json.loads(wheel.read(config))
+        metadata = wheel.read(next(name for name in names if name.endswith(".dist-info/METADATA"))).decode()
+    assert enabled == {"ServerApp": {"jpserver_extensions": {"tfos_nb.serverext": True}}}
+    assert f"\nVersion: {tfos_nb.__version__}\n" in metadata
+    assert "\nLicense-Expression: Apache-2.0\n" in metadata
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "notebooks/"))]
+
+
+def test_the_wheel_leaves_no_file_of_the_package_behind(built: Path) -> None:
+    kept = {".py", ".typed", ".js", ".css", ".html", ".svg"}
+    files = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tfos_nb").rglob("*") if path.suffix in kept]
+    with zipfile.ZipFile(only(built, "*.whl")) as wheel:
+        names = set(wheel.namelist())
+    assert "tfos_nb/py.typed" in files
+    assert sorted(set(files) - names) == []
+
+
+def test_the_sdist_can_be_built_without_the_repository(built: Path) -> None:
+    with tarfile.open(only(built, "*.tar.gz")) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    needed = {"LICENSE", "README.md", "pyproject.toml", "setup.py", "tfos_nb/session.py", "tfos_nb/py.typed"}
+    assert needed | {"jupyter-config/jupyter_server_config.d/tfos_nb.json"} <= names

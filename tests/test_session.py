@@ -1,0 +1,284 @@
+"""The session, and what Spark answers to preflight's questions."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.conftest import RunScript
+from tfos_nb.errors import PlanError
+from tfos_nb.session import (
+    Busy,
+    SparkJobs,
+    check_dynamic_allocation,
+    check_slots,
+    resource_profile,
+    slots_busy,
+    slots_total,
+    spark_session,
+)
+
+PATIENCE = 60.0
+
+
+class HoldSlot:
+    """A task that says that it runs, and ends when a file appears."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        (self.folder / f"running-{TaskContext.get().partitionId()}").touch()
+        deadline = time.monotonic() + PATIENCE
+        while not (self.folder / "end").exists() and time.monotonic() < deadline:
+            threading.Event().wait(0.05)
+        yield from batches
+
+
+class CountCpus:
+    """A task that gives the CPUs that Spark accounts to it."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            pass
+        yield pa.RecordBatch.from_pydict({"cpus": pa.array([TaskContext.get().cpus()], pa.int64())})
+
+
+def holding(spark: SparkSession, folder: Path, tasks: int) -> DataFrame:
+    folder.mkdir(exist_ok=True)
+    return spark.range(0, tasks, 1, tasks).mapInArrow(HoldSlot(folder), "id long")
+
+
+def await_tasks(spark: SparkSession, tasks: int) -> tuple[Busy, ...]:
+    deadline = time.monotonic() + PATIENCE
+    while sum(stage.tasks for stage in slots_busy(spark)) != tasks:
+        assert time.monotonic() < deadline, f"{tasks} tasks never ran: {slots_busy(spark)}"
+        threading.Event().wait(0.05)
+    return slots_busy(spark)
+
+
+def jvm_threads(spark: SparkSession) -> int:
+    """The JVM threads that serve a Python thread."""
+    names = [str(thread.getName()) for thread in spark._jvm.Thread.getAllStackTraces().keySet()]
+    return sum(name.startswith("Thread-") for name in names)
+
+
+@pytest.fixture
+def jobs(spark: SparkSession) -> Iterator[SparkJobs]:
+    own = SparkJobs(spark, "tfos_nb-test-one")
+    yield own
+    assert own.cancel_all()
+    await_tasks(spark, 0)
+
+
+def test_takes_the_session_that_is_there(spark: SparkSession) -> None:
+    assert spark_session() is spark
+
+
+def test_takes_the_session_that_is_there_in_another_thread(spark: SparkSession) -> None:
+    seen: list[SparkSession] = []
+    thread = threading.Thread(target=lambda: seen.append(spark_session()))
+    thread.start()
+    thread.join(PATIENCE)
+    assert seen[0].sparkContext is spark.sparkContext
+
+
+def test_counts_the_slots_of_all_executors(spark: SparkSession) -> None:
+    assert slots_total(spark) == 4
+
+
+def test_says_which_job_holds_how_many_slots(spark: SparkSession, jobs: SparkJobs, tmp_path: Path) -> None:
+    jobs.run(holding(spark, tmp_path, 3).collect, "somebody's report")
+    assert await_tasks(spark, 3) == (Busy("somebody's report", tasks=3, cpus=3, gpus=0),)
+
+
+def test_refuses_more_nodes_than_slots_with_the_numbers_and_what_to_change(spark: SparkSession) -> None:
+    assert check_slots(spark, 3, feeding=True).free == 4
+    with pytest.raises(PlanError) as refusal:
+        check_slots(spark, 4, feeding=True)
+    text = str(refusal.value)
+    assert "needs 5 slots (4 nodes and at least 1 for feeding); Spark has 4" in text
+    assert "2 executors x 2 cores, spark.task.cpus=1" in text
+    assert "ask for 3 nodes" in text
+    assert "spark.executor.instances" in text
+
+
+def test_a_refusal_names_the_job_in_the_way(spark: SparkSession, jobs: SparkJobs, tmp_path: Path) -> None:
+    jobs.run(holding(spark, tmp_path, 2).collect, "a long query")
+    await_tasks(spark, 2)
+    with pytest.raises(PlanError, match=r"2 tasks of 'a long query'.*stop what runs") as refusal:
+        check_slots(spark, 2, feeding=True)
+    assert "ask for 1 node," in str(refusal.value)
+
+
+def test_a_node_like_spark_s_own_tasks_needs_no_profile(spark: SparkSession) -> None:
+    assert resource_profile(spark, cpus=1, gpus=0) is None
+
+
+def test_a_node_with_two_cpus_gets_them_and_halves_the_slots(spark: SparkSession) -> None:
+    profile = resource_profile(spark, cpus=2)
+    assert profile is not None
+    assert slots_total(spark, profile) == 2
+    rows = spark.range(0, 2, 1, 2).mapInArrow(CountCpus(), "cpus long", profile=profile).collect()
+    assert [row.cpus for row in rows] == [2, 2]
+
+
+def test_busy_slots_of_a_profile_are_counted_by_their_cpus(
+    spark: SparkSession, jobs: SparkJobs, tmp_path: Path
+) -> None:
+    profile = resource_profile(spark, cpus=2)
+    held = spark.range(0, 1, 1, 1).mapInArrow(HoldSlot(tmp_path), "id long", profile=profile)
+    jobs.run(held.collect, "a node of two CPUs")
+    await_tasks(spark, 1)
+    assert check_slots(spark, 2, feeding=False).busy == 2
+    assert check_slots(spark, 1, feeding=False, cpus=2, profile=profile).free == 1
+
+
+@pytest.mark.parametrize(
+    ("wish", "remedy"), [({"cpus": 3}, "spark.executor.cores"), ({"gpus": 1}, "resource.gpu.amount=1")]
+)
+def test_refuses_a_node_that_no_executor_can_hold(spark: SparkSession, wish: dict[str, int], remedy: str) -> None:
+    with pytest.raises(PlanError, match=remedy):
+        resource_profile(spark, **wish)
+
+
+def test_dynamic_allocation_that_is_off_is_no_obstacle(spark: SparkSession) -> None:
+    check_dynamic_allocation(spark, need=1000)
+
+
+def test_a_job_gives_its_result_or_its_error(spark: SparkSession, jobs: SparkJobs) -> None:
+    counted = jobs.run(spark.range(10).count, "counts")
+    failed = jobs.run(lambda: 1 / 0, "fails")
+    assert counted.done.wait(PATIENCE)
+    assert failed.done.wait(PATIENCE)
+    assert (counted.result, counted.error) == (10, None)
+    assert isinstance(failed.error, ZeroDivisionError)
+
+
+def test_cancel_ends_its_own_job_and_leaves_the_others(spark: SparkSession, jobs: SparkJobs, tmp_path: Path) -> None:
+    other = SparkJobs(spark, "tfos_nb-test-two")
+    mine = jobs.run(holding(spark, tmp_path / "mine", 2).collect, "mine")
+    same_cluster = jobs.run(holding(spark, tmp_path / "same", 1).collect, "same cluster")
+    theirs = other.run(holding(spark, tmp_path / "theirs", 1).count, "theirs")
+    await_tasks(spark, 4)
+    assert mine.cancel()
+    assert mine.cancelled
+    assert mine.error is not None
+    assert jobs.running() == (same_cluster,)
+    assert jobs.cancel_all()
+    assert not theirs.done.is_set()
+    (tmp_path / "theirs" / "end").touch()
+    assert theirs.done.wait(PATIENCE)
+    assert (theirs.result, theirs.error) == (1, None)
+
+
+def test_cancel_also_ends_a_job_that_was_not_submitted_yet(
+    spark: SparkSession, jobs: SparkJobs, tmp_path: Path
+) -> None:
+    job = jobs.run(holding(spark, tmp_path, 1).collect, "cancelled at once")
+    assert job.cancel(PATIENCE)
+    assert job.result is None
+
+
+def test_jobs_leave_no_thread_behind_in_python_or_the_jvm(spark: SparkSession, jobs: SparkJobs) -> None:
+    def run_some() -> None:
+        for _ in range(10):
+            job = jobs.run(spark.range(10).count, "counts")
+            assert job.join(PATIENCE)
+
+    run_some()
+    before = (threading.active_count(), jvm_threads(spark))
+    run_some()
+    deadline = time.monotonic() + PATIENCE
+    while (threading.active_count(), jvm_threads(spark)) > before and time.monotonic() < deadline:
+        threading.Event().wait(0.1)
+    assert (threading.active_count(), jvm_threads(spark)) <= before
+
+
+def test_a_job_leaves_the_caller_s_tags_and_description_alone(spark: SparkSession, jobs: SparkJobs) -> None:
+    assert jobs.run(spark.range(10).count, "counts").join(PATIENCE)
+    assert not {tag for tag in spark.sparkContext.getJobTags() if tag.startswith("tfos_nb")}
+    assert spark.sparkContext.getLocalProperty("spark.job.description") is None
+
+
+EMBEDDED = """
+    import json, os, sys, warnings
+    warnings.simplefilter("ignore")
+    from tfos_nb.errors import PlanError
+    from tfos_nb.session import resource_profile, slots_total, spark_session
+
+    before = dict(os.environ)
+    spark = spark_session(3, conf={"spark.ui.enabled": "false"})
+    sc = spark.sparkContext
+    refusals = []
+    for wish in ({"cpus": 2}, {"cpus": 9}, {"gpus": 1}):
+        try:
+            resource_profile(spark, **wish)
+        except PlanError as error:
+            refusals.append(str(error))
+    ours = ("JAVA_HOME", "SPARK_HOME", "SPARK_LOCAL_IP", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+    changed = {name for name in ours if before.get(name) != os.environ.get(name)}
+    log = spark.conf.get("spark.tfos_nb.log")
+    seen = {
+        "master": sc.master, "slots": slots_total(spark), "refusals": refusals, "changed": sorted(changed), "log": log,
+        "worker": sc.parallelize([0], 1).map(lambda _: __import__("sys").executable).first(), "python": sys.executable,
+        "log_exists": os.path.exists(log), "java": spark._jvm.System.getProperty("java.home"),
+    }
+    spark.stop()
+    again = spark_session(2)
+    seen["again"] = [again.sparkContext.master, again.range(5).count()]
+    again.stop()
+    print(json.dumps(seen))
+    sys.stdout.flush()
+"""
+
+
+def test_starts_an_embedded_spark_that_retries_and_writes_nothing_into_the_cell(run_script: RunScript) -> None:
+    ended = run_script(EMBEDDED)
+    assert ended.stderr == ""
+    seen = json.loads(ended.stdout)
+    assert seen["master"] == "local[3,4]"
+    assert seen["slots"] == 3
+    assert seen["worker"] == seen["python"]
+    assert seen["changed"] == []
+    assert seen["log_exists"]
+    assert not os.path.exists(seen["log"])
+    assert seen["again"] == ["local[2,4]", 5]
+    cpus, cores, gpus = seen["refusals"]
+    assert "spark.task.cpus=2" in cpus
+    assert "an executor has 3 cores" in cores
+    assert "gives its tasks no GPUs" in gpus
+
+
+def test_dynamic_allocation_that_keeps_too_few_executors_is_refused(spark_home: Path, run_script: RunScript) -> None:
+    ended = run_script(
+        """
+        import warnings
+        warnings.simplefilter("ignore")
+        from tfos_nb.errors import PlanError
+        from tfos_nb.session import check_dynamic_allocation, spark_session
+
+        spark = spark_session(conf={
+            "spark.master": "local-cluster[1,2,1024]", "spark.dynamicAllocation.enabled": "true",
+            "spark.dynamicAllocation.minExecutors": "1", "spark.ui.enabled": "false",
+        })
+        check_dynamic_allocation(spark, need=2)
+        try:
+            check_dynamic_allocation(spark, need=5)
+        except PlanError as error:
+            print(error)
+        spark.stop()
+        """,
+        SPARK_HOME=str(spark_home),
+    )
+    assert "keeps 1 executors for certain; 5 slots need 3 of 2" in ended.stdout
+    assert "spark.dynamicAllocation.minExecutors=3" in ended.stdout

@@ -1,0 +1,87 @@
+"""States of a cluster as the driver hands them out, at the moments that a user sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tfos_nb.state import ClusterState, ClusterStatus, FeedProgress, NodeState, NodeStatus
+
+TRACEBACK = """Traceback (most recent call last):
+  File "Cell In[4]", line 12, in main
+    model.fit(ctx.dataset(batch_size=128), epochs=3)
+ValueError: label 10 is outside 0…9"""
+
+
+def node(name: str, status: NodeStatus = NodeStatus.TRAINING, number: int = 0, **changes: object) -> NodeState:
+    """Make a node in the middle of its second epoch."""
+    trains = name.startswith(("worker", "chief")) and status is not NodeStatus.PLANNED
+    made = NodeState(
+        name,
+        status,
+        host=f"hdp-{'abcdef'[number % 6]}{number:02d}" if status is not NodeStatus.PLANNED else "",
+        executor=str(number) if status is not NodeStatus.PLANNED else "",
+        epoch=2 if trains else None,
+        epochs=3 if trains else None,
+        step=412 if trains else None,
+        steps=600 if trains else None,
+        metrics={"loss": 0.1873 + number / 1000, "accuracy": 0.943} if trains else {},
+        rows_per_second=21_400.0 - 137 * (number % 7) if trains else None,
+        cpu_percent=71.0,
+        memory_bytes=2_300_000_000,
+        heartbeat_age=0.4,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def planned() -> ClusterState:
+    """Two workers and a parameter server before launch."""
+    slots = ("1 CPU, fed from Spark", "1 CPU, fed from Spark", "1 CPU")
+    names = ("worker:0", "worker:1", "ps:0")
+    nodes = tuple(NodeState(name, detail=slot) for name, slot in zip(names, slots, strict=True))
+    return ClusterState("mnist", nodes=nodes, spark_master="local-cluster[2,2,1024]")
+
+
+@pytest.fixture
+def running() -> ClusterState:
+    """Two workers in their second epoch."""
+    return ClusterState(
+        "mnist",
+        ClusterStatus.RUNNING,
+        (node("worker:0", number=1), node("worker:1", number=2)),
+        FeedProgress(partitions_done=5, partitions=7, rows=30_720, epochs=3),
+        elapsed=131.4,
+        spark_master="spark://hdp-a01:7077",
+    )
+
+
+@pytest.fixture
+def failed(running: ClusterState) -> ClusterState:
+    """One of the two raised."""
+    nodes = (
+        replace(running.nodes[0], status=NodeStatus.STOPPED),
+        replace(running.nodes[1], status=NodeStatus.FAILED, detail="raised ValueError"),
+    )
+    error = f"worker:1 on hdp-c02 (executor 2): ValueError: label 10 is outside 0…9\n{TRACEBACK}"
+    return replace(running, status=ClusterStatus.FAILED, nodes=nodes, error=error)
+
+
+@pytest.fixture
+def many(running: ClusterState) -> ClusterState:
+    """Sixty-four workers, of which one is lost and two are slow."""
+    odd: dict[int, dict[str, object]] = {
+        37: {"status": NodeStatus.LOST, "step": 388, "rows_per_second": None, "detail": "executor 37 was lost"},
+        11: {"step": 401, "rows_per_second": 11_000.0},
+        52: {"step": 404, "rows_per_second": 12_200.0},
+    }
+    nodes = tuple(node(f"worker:{i}", number=i, **odd.get(i, {})) for i in range(64))
+    return replace(running, nodes=nodes)
+
+
+@pytest.fixture
+def make_node() -> Callable[..., NodeState]:
+    """Return the function that makes a node."""
+    return node

@@ -1,0 +1,141 @@
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from tfos_nb.state import ClusterStatus, FeedProgress
+from tfos_nb.widgets import render_html
+
+NASTY = """<script>alert("1")</script>&'"""
+
+
+class Page(HTMLParser):
+    """Reads a page as a browser would: the tags in order, balanced or not, and the text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag != "col":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.text += data
+
+    def with_attribute(self, name: str, value: str) -> list[dict[str, str | None]]:
+        return [attrs for _, attrs in self.tags if attrs.get(name) == value]
+
+
+@pytest.fixture(params=["planned", "running", "failed", "many"])
+def any_state(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_is_balanced_and_runs_and_fetches_nothing(any_state):
+    html = render_html(any_state, note="a note", left=12.0)
+    page = Page(html)
+    assert page.open == []
+    assert not {tag for tag, _ in page.tags} & {"script", "img", "link", "iframe", "object", "button"}
+    assert not any(name.startswith("on") for _, attrs in page.tags for name in attrs)
+    assert "url(" not in html
+    assert "@import" not in html
+    assert "http" not in html
+
+
+def test_everything_from_outside_is_escaped(running):
+    node = replace(running.nodes[0], node=NASTY, host=NASTY, executor=NASTY, detail=NASTY, step=None, gpus=(NASTY,))
+    node = replace(node, metrics={NASTY: 1.0, "loss": 2.0})
+    state = replace(
+        running, name=NASTY, nodes=(node,), spark_master=NASTY, error=f"{NASTY}\n{NASTY}", status=ClusterStatus.FAILED
+    )
+    for shown in (state, replace(state, status=ClusterStatus.PLANNED), replace(state, nodes=(node,) * 20)):
+        page = Page(render_html(shown, note=NASTY))
+        assert page.open == []
+        assert "script" not in {tag for tag, _ in page.tags}
+        assert NASTY in page.text
+
+
+def test_the_sentence_comes_before_the_numbers(running):
+    text = Page(render_html(running)).text
+    assert text.index("worker:0 and worker:1 train, epoch 2 of 3.") < text.index("30,720 rows")
+
+
+def test_a_state_is_a_word_not_only_a_colour(failed):
+    text = Page(render_html(failed)).text
+    assert "Failed" in text
+    assert re.search(r"worker:0.*stopped.*worker:1.*failed", text, re.DOTALL)
+
+
+def test_the_failure_is_told_first_and_its_traceback_folded(failed):
+    html = render_html(failed)
+    page = Page(html)
+    assert page.text.index("label 10 is outside") < page.text.index("epoch".capitalize())
+    assert html.index("<details>") < html.index("model.fit(ctx.dataset(batch_size=128), epochs=3)")
+    assert "1 other node was stopped because of it" in page.text
+
+
+def test_a_screen_reader_finds_caption_headers_and_progress(running):
+    page = Page(render_html(running))
+    tags = [tag for tag, _ in page.tags]
+    assert "caption" in tags
+    assert len(page.with_attribute("scope", "row")) == 2
+    assert len(page.with_attribute("scope", "col")) == 8
+    epoch = page.with_attribute("aria-label", "epoch")[0]
+    assert (epoch["role"], epoch["aria-valuenow"]) == ("progressbar", "69")
+    assert page.with_attribute("aria-label", "TensorFlow cluster mnist")
+
+
+def test_a_share_beyond_its_end_stays_in_its_bar(running):
+    state = replace(running, feed=FeedProgress(partitions_done=9, partitions=7))
+    assert Page(render_html(state)).with_attribute("aria-label", "feed")[0]["aria-valuenow"] == "100"
+
+
+def test_many_nodes_have_a_cell_each_and_the_troubled_ones_a_row(many):
+    page = Page(render_html(many))
+    cells = [attrs for _, attrs in page.tags if "t-cell" in (attrs.get("class") or "")]
+    assert len(cells) == 64
+    assert cells[37]["title"] == "worker:37 lost"
+    assert cells[11]["title"] == "worker:11 slow"
+    assert page.with_attribute("aria-label", "64 nodes: 61 training, 2 slow, 1 lost")
+    assert len(page.with_attribute("scope", "row")) == 5
+    assert len(Page(render_html(many, every_node=True)).with_attribute("scope", "row")) == 64
+
+
+def test_the_plan_shows_slots_and_no_numbers(planned):
+    text = Page(render_html(planned)).text
+    assert "1 CPU, fed from Spark" in text
+    assert "Rows/s" not in text
+
+
+def test_the_time_left_is_shown_only_if_it_was_measured(running):
+    assert "~ 58 s" in render_html(running, left=58.0)
+    assert "~" not in Page(render_html(running)).text
+
+
+def test_colours_are_the_notebooks_own_with_fallbacks_for_both_schemes(running):
+    html = render_html(running)
+    for variable in ("--jp-layout-color1", "--jp-content-font-color1", "--jp-brand-color1", "--jp-error-color1"):
+        assert re.search(rf"var\({variable},var\(", html)
+    assert "prefers-color-scheme:dark" in html
+
+
+def test_every_rule_of_the_style_is_confined_to_the_panel(running):
+    style = re.search(r"<style>(.*?)</style>", render_html(running), re.DOTALL).group(1)
+    inner = re.sub(r"@media[^{]*\{((?:[^{}]*\{[^{}]*\})*)\}", r"\1", style)
+    selectors = [part for rule in re.findall(r"([^{}]+)\{", inner) for part in re.split(r",(?![^(]*\))", rule)]
+    assert selectors
+    assert all(selector.strip().startswith(".tfos-panel") for selector in selectors)
+
+
+def test_an_update_of_64_nodes_stays_small(many):
+    assert len(render_html(many).encode()) < 20_000

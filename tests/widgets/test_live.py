@@ -1,0 +1,217 @@
+import io
+import re
+import threading
+from dataclasses import replace
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+from traitlets.config import Config
+
+from tfos_nb.errors import PlanError
+from tfos_nb.state import ClusterStatus, NodeStatus
+from tfos_nb.widgets.live import (
+    LastLineScreen,
+    LiveView,
+    LogScreen,
+    NoScreen,
+    NotebookScreen,
+    TerminalScreen,
+    choose_screen,
+)
+
+DEADLINE = 20
+
+
+class Recorded:
+    """A cluster whose next states are known; after the last one it stays as it is."""
+
+    def __init__(self, *states):
+        self.states = list(states)
+        self.seen_last = threading.Event()
+
+    def snapshot(self):
+        if len(self.states) > 1:
+            return self.states.pop(0)
+        self.seen_last.set()
+        return self.states[0]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def shell():
+    InteractiveShell.clear_instance()
+    config = Config()
+    config.HistoryManager.enabled = False
+    yield InteractiveShell.instance(config=config)
+    InteractiveShell.clear_instance()
+
+
+def done(state):
+    return replace(
+        state, status=ClusterStatus.DONE, nodes=tuple(replace(n, status=NodeStatus.DONE) for n in state.nodes)
+    )
+
+
+def view_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "tfos-view"]
+
+
+def test_a_notebook_gets_one_output_that_is_replaced_and_ends_static(shell, running):
+    cluster = Recorded(running, running, done(running))
+    with capture_output() as captured, LiveView(cluster, screen=NotebookScreen()):
+        assert cluster.seen_last.wait(DEADLINE)
+    first, *updates = captured._outputs
+    assert not first.get("update")
+    assert updates
+    assert all(output["update"] for output in updates)
+    assert {output["transient"]["display_id"] for output in captured._outputs} == {first["transient"]["display_id"]}
+    assert "Done in 2 min 11 s" in updates[-1]["data"]["text/html"]
+    assert "Done in 2 min 11 s" in updates[-1]["data"]["text/plain"]
+
+
+def test_nothing_is_sent_while_nothing_changes(shell, running):
+    screen = NotebookScreen()
+    with capture_output() as captured:
+        for _ in range(3):
+            screen.draw(running, "", None)
+    assert len(captured._outputs) == 1
+
+
+def test_the_thread_ends_with_the_view(running):
+    with LiveView(Recorded(running), screen=NoScreen()):
+        assert view_threads()
+    assert not view_threads()
+
+
+def test_the_thread_ends_with_the_cluster(running):
+    view = LiveView(Recorded(running, done(running)), screen=NoScreen())
+    with view:
+        (thread,) = view_threads()
+        thread.join(DEADLINE)
+        assert not thread.is_alive()
+        assert view.closed
+
+
+def test_a_display_that_fails_is_switched_off_and_logged_and_nothing_else(running, caplog):
+    stream = io.StringIO()
+    stream.close()
+    with LiveView(Recorded(running), screen=LogScreen(stream)) as view:
+        view.say("still here")
+    assert "switched off" in caplog.text
+    assert not view_threads()
+
+
+def test_an_error_in_the_block_passes_through_the_view(running):
+    with pytest.raises(ZeroDivisionError), LiveView(Recorded(running), screen=NoScreen()):
+        raise ZeroDivisionError
+    assert not view_threads()
+
+
+def test_a_terminal_is_drawn_over_in_place(running):
+    stream = Terminal()
+    screen = TerminalScreen(stream)
+    screen.draw(running, "", None)
+    height = stream.getvalue().count("\n")
+    stream.truncate(0)
+    screen.draw(replace(running, elapsed=140.0), "", None)
+    assert stream.getvalue().lstrip("\0").startswith(f"\x1b[{height}F")
+    assert stream.getvalue().count("\n") == height
+
+
+def test_a_narrow_terminal_gets_no_line_that_wraps(running, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("LINES", "6")
+    stream = Terminal()
+    TerminalScreen(stream).draw(running, "", None)
+    lines = re.sub(r"\x1b\[\w*", "", stream.getvalue()).splitlines()
+    assert max(map(len, lines)) < 40
+    assert len([line for line in lines if line]) < 6
+
+
+def test_a_log_has_a_line_for_each_change_of_state_or_epoch_and_no_other(running):
+    stream = io.StringIO()
+    screen = LogScreen(stream)
+    screen.draw(running, "", None)
+    before = stream.getvalue()
+    faster = tuple(replace(node, step=500, rows_per_second=1.0, metrics={"loss": 0.15}) for node in running.nodes)
+    screen.draw(replace(running, nodes=faster, elapsed=200.0), "", None)
+    assert stream.getvalue() == before
+    third = tuple(replace(node, epoch=3, step=1) for node in faster)
+    screen.draw(replace(running, nodes=third, elapsed=201.0), "", None)
+    assert stream.getvalue()[len(before) :] == "[3 min 21 s] worker:0, worker:1: epoch 3 of 3, loss 0.1500 so far\n"
+
+
+def test_a_log_names_a_few_of_many_nodes(many):
+    stream = io.StringIO()
+    screen = LogScreen(stream)
+    screen.draw(many, "", None)
+    before = len(stream.getvalue())
+    screen.draw(done(many), "", None)
+    ended = stream.getvalue()[before:]
+    assert "Done in" in ended
+    screen.draw(done(many), "", None)
+    assert stream.getvalue()[before:] == ended
+
+
+def test_at_a_prompt_only_the_outcome_is_told(running, failed):
+    stream = io.StringIO()
+    screen = LastLineScreen(stream)
+    screen.draw(running, "", None)
+    assert stream.getvalue() == ""
+    screen.draw(failed, "", None)
+    screen.draw(failed, "", None)
+    assert stream.getvalue().strip() == "mnist: worker:1 on hdp-c02 (executor 2): ValueError: label 10 is outside 0…9"
+
+
+@pytest.mark.parametrize(
+    ("value", "stream", "kind"),
+    [
+        ("none", Terminal(), NoScreen),
+        ("text", Terminal(), TerminalScreen),
+        ("text", io.StringIO(), LogScreen),
+        ("html", io.StringIO(), NotebookScreen),
+        ("auto", Terminal(), TerminalScreen),
+        ("", io.StringIO(), LogScreen),
+    ],
+)
+def test_the_screen_is_chosen_by_the_variable_or_by_the_place(value, stream, kind):
+    assert type(choose_screen({"TFOS_NB_PROGRESS": value}, stream)) is kind
+
+
+def test_an_unknown_choice_of_screen_is_named_with_the_right_ones():
+    with pytest.raises(PlanError, match="TFOS_NB_PROGRESS=fancy: it is one of auto, html, text, none"):
+        choose_screen({"TFOS_NB_PROGRESS": "fancy"})
+
+
+def test_the_time_left_follows_from_the_progress_seen_not_from_the_start(running, make_node):
+    def at(elapsed, step):
+        node = make_node("worker:0", epoch=1, epochs=1, step=step, steps=100)
+        return replace(running, nodes=(node,), elapsed=elapsed)
+
+    shown = []
+
+    class Screen(NoScreen):
+        def draw(self, state, note, left):
+            shown.append(left)
+
+    cluster = Recorded(at(60.0, 10), at(70.0, 20), at(80.0, 30))
+    view = LiveView(cluster, screen=Screen())
+    for _ in range(3):
+        view.say("")
+    assert shown[0] is None
+    assert shown[1:] == pytest.approx([80.0, 70.0])
+
+
+def test_a_hint_is_gone_when_the_cluster_has_ended(running):
+    stream = io.StringIO()
+    view = LiveView(Recorded(running, done(running)), note="the note", screen=LogScreen(stream))
+    view.hint("what to do next")
+    running_text = stream.getvalue()
+    assert running_text.splitlines()[-1] == "the note · what to do next"
+    view.close()
+    assert stream.getvalue().splitlines()[-1] == "the note"

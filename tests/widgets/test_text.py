@@ -1,0 +1,117 @@
+from dataclasses import replace
+
+import pytest
+
+from tfos_nb.state import ClusterState, ClusterStatus, FeedProgress, NodeState, NodeStatus
+from tfos_nb.widgets import render_text
+from tfos_nb.widgets.wording import duration, number, rate
+
+
+def test_shows_each_node_with_role_host_state_epoch_step_loss_and_rate(running):
+    lines = render_text(running).splitlines()
+    row = next(line for line in lines if line.startswith("worker:1"))
+    assert row.split() == ["worker:1", "hdp-c02", "·", "2", "training", "2/3", "412/600", "0.1893", "21.1", "k"]
+
+
+def test_columns_stay_where_they_are_while_numbers_grow(running, make_node):
+    early = make_node("worker:0", epoch=1, step=1, steps=None, metrics={"loss": 1.5e-7}, rows_per_second=3.0)
+    late = make_node("worker:0", epoch=12, epochs=12, step=100_000, metrics={"loss": 99_999.5}, rows_per_second=2e6)
+    endings = []
+    for node in (early, late):
+        lines = render_text(replace(running, nodes=(node,))).splitlines()
+        title = next(line for line in lines if line.startswith("node "))
+        row = lines[lines.index(title) + 1]
+        endings.append([title.index(word) + len(word) for word in ("epoch", "step", "loss")])
+        # a right-aligned number ends under the end of its title, and a blank follows
+        assert all(row[end - 1] != " " and row[end] == " " for end in endings[-1])
+        assert row.index("training") == title.index("state")
+    assert endings[0] == endings[1]
+
+
+def test_no_line_is_wider_than_a_hundred_characters(running, make_node):
+    node = make_node(
+        "worker:12345", host="a-very-long-host-name.in.some.data.centre.example", executor="123", detail="x" * 300
+    )
+    state = replace(running, nodes=(node,), error="e" * 400, name="n" * 64, spark_master="m" * 99)
+    for status in ClusterStatus:
+        text = render_text(replace(state, status=status), note="o" * 300)
+        assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_first_line_of_the_error_is_told_once_and_the_traceback_not(failed):
+    text = render_text(failed)
+    assert text.count("ValueError: label 10 is outside 0…9") == 1
+    assert "model.fit" not in text
+
+
+def test_terminal_codes_in_an_error_do_not_reach_the_terminal(failed):
+    assert "\x1b" not in render_text(replace(failed, error="worker:0: \x1b[2J\x07gone"))
+
+
+def test_the_feed_and_the_whole_cluster_have_a_line(running):
+    text = render_text(running)
+    assert "feed     30,720 rows, 5 of 7 partitions, 3 passes" in text
+    assert "cluster  loss 0.1883, accuracy 0.9430, 42.4 k rows/s" in text
+
+
+def test_of_many_nodes_the_troubled_ones_come_first(many):
+    lines = render_text(many).splitlines()
+    names = [line.split()[0] for line in lines if line.startswith("worker:") and "hdp" in line]
+    assert names[:3] == ["worker:37", "worker:11", "worker:52"]
+    assert len(names) == 6
+    assert "the 6 furthest behind of 64 nodes" in lines
+
+
+def test_every_node_is_shown_on_request(many):
+    text = render_text(many, every_node=True)
+    assert all(f"worker:{i} " in text for i in range(64))
+
+
+def test_the_plan_tells_the_slot_of_each_node(planned):
+    text = render_text(planned)
+    assert "worker:1      1 CPU, fed from Spark" in text
+    assert "None is started yet" in text
+    assert "rows/s" not in text
+
+
+def test_says_who_has_not_come_to_the_rendezvous():
+    nodes = (NodeState("worker:0", NodeStatus.RESERVED), NodeState("worker:1"), NodeState("worker:2"))
+    text = render_text(ClusterState("mnist", ClusterStatus.STARTING, nodes))
+    assert "1 of 3 nodes came to the rendezvous; worker:1 and worker:2 not yet." in text
+
+
+def test_says_that_a_node_is_silent(running):
+    nodes = (running.nodes[0], replace(running.nodes[1], heartbeat_age=12.0))
+    assert "worker:1 is silent 12 s" in render_text(replace(running, nodes=nodes))
+
+
+@pytest.mark.parametrize("status", list(ClusterStatus))
+def test_an_empty_cluster_in_any_state_can_be_drawn(status):
+    assert render_text(ClusterState("tfos", status)).startswith("tfos · ")
+
+
+def test_a_nan_loss_is_shown_as_such(running, make_node):
+    nodes = (make_node("worker:0", metrics={"loss": float("nan")}),)
+    assert " nan " in render_text(replace(running, nodes=nodes, feed=FeedProgress()))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0.0000"), (-1.23456, "-1.2346"), (1.5e-7, "1.5e-07"), (-123456.78, "-123456.8"), (1e300, "1e+300")],
+)
+def test_a_number_fits_its_column(value, text):
+    assert number(value) == text
+    assert len(number(value)) <= 9
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (999.4, "999"), (999.6, "1.00 k"), (9_996, "10.0 k"), (99_960, "100 k"), (999_600, "1.00 M")],
+)
+def test_a_rate_has_three_digits_at_every_border(value, text):
+    assert rate(value) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(59.9, "59 s"), (60, "1 min 00 s"), (3600, "1 h 00 min")])
+def test_a_duration_reads_as_people_say_it(seconds, text):
+    assert duration(seconds) == text
