@@ -40,7 +40,7 @@ def count_rows(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
 
 
 def _one_pass(dataset: Any) -> dict[str, float]:
-    """Iterate once, in a graph, as a training step does. The first batch is not counted in the rate: it starts the clock."""
+    """Iterate once, in a graph, as training does. The first batch starts the clock and is not counted in the rate."""
     begin = time.time()
     iterator = iter(dataset)
     first_rows = _rows(next(iterator))

@@ -17,7 +17,6 @@ from tfos_nb import errors, launch
 from tfos_nb.session import slots_busy
 
 
-
 def tf_processes() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
@@ -72,8 +71,9 @@ def counting(args: Any, ctx: Any) -> int:
 
 
 def test_an_exception_on_one_of_three_workers_shows_its_own_line(spark: SparkSession) -> None:
-    with pytest.raises(errors.NodeFailed) as caught, launch(raising, "reason", workers=3, spark=spark) as cluster:
-        cluster.wait()
+    cluster = launch(raising, "reason", workers=3, spark=spark, wait_until_up=False)
+    with pytest.raises(errors.NodeFailed) as caught, cluster:
+        pass
     error = caught.value
     assert error.node == "worker:1"
     assert "ValueError: no good: reason" in error.remote_traceback

@@ -161,7 +161,9 @@ def feed_job(data: Any, feed: Feed, door: DoorAddress) -> Callable[[], Any]:
     if isinstance(data, RDD):
         rdd_collect: Callable[[], Any] = data.mapPartitions(replace(task, rows=True)).collect
         return rdd_collect
-    raise PlanError(f"a {type(data).__name__} cannot be fed: give a Spark DataFrame or an RDD, such as spark.createDataFrame(…)")
+    raise PlanError(
+        f"a {type(data).__name__} cannot be fed: give a Spark DataFrame or an RDD, such as spark.createDataFrame(…)"
+    )
 
 
 _NO_TENSOR = {
@@ -198,7 +200,7 @@ def feedable(frame: Any) -> Any:
         if advice is not None:
             what = advice.format(column=f"df[{column.name!r}]")
             raise PlanError(
-                f"column {column.name!r} is {column.dataType.simpleString()}, for which TensorFlow has no tensor: {what}, "
-                f"or leave it out with df.drop({column.name!r})"
+                f"column {column.name!r} is {column.dataType.simpleString()}, which has no tensor: {what}"
+                f", or leave it out with df.drop({column.name!r})"
             )
     return frame

@@ -94,13 +94,13 @@ def survey(spark: SparkSession, plan: ClusterPlan) -> Launching:
     groups, hold = [], True
     for gpus, nodes in by_gpus.items():
         profile = resource_profile(spark, plan.cpus, gpus)
-        hold &= _one_is_left(spark, len(nodes), feeding, plan.cpus, gpus, profile)
+        hold &= _one_is_left(spark, len(nodes), feeding, cpus=plan.cpus, gpus=gpus, profile=profile)
         groups.append((tuple(nodes), profile))
     return Launching(tuple(groups), hold)
 
 
 def _one_is_left(
-    spark: SparkSession, need: int, feeding: bool, cpus: int, gpus: int, profile: ResourceProfile | None
+    spark: SparkSession, need: int, feeding: bool, *, cpus: int, gpus: int, profile: ResourceProfile | None
 ) -> bool:
     """Whether the nodes can hold their slots: where that leaves none for feeding, they leave them instead."""
     try:
@@ -139,6 +139,7 @@ def submit_nodes(
     spark: SparkSession,
     jobs: SparkJobs,
     launching: Launching,
+    *,
     task: NodeTasks,
     description: str,
     wake: Callable[[], None],
@@ -147,7 +148,7 @@ def submit_nodes(
     started = []
     for nodes, profile in launching.groups:
         count = len(nodes)
-        extra = {"profile": profile} if profile is not None else {}
+        extra: dict[str, Any] = {"profile": profile} if profile is not None else {}  # PySpark 3.5 does not know it
         frame = spark.range(0, count, 1, count).mapInArrow(task(nodes), SUMMARY_SCHEMA, **extra)
         started.append(jobs.run(Waking(frame.collect, wake), f"{description}: {', '.join(nodes)}"))
     return started
@@ -194,6 +195,8 @@ def error_of_job(error: BaseException, what: str) -> TfosError:
             f"the executors' Python has no {missing[1]}: set PYSPARK_PYTHON to an environment that has it before Spark "
             "starts, or ship one with spark.archives"
         )
-    python = re.search(r"Traceback \(most recent call last\):\n(?:.*\n)*?(\w[\w.]*(?:Error|Exception|Failed)\b.*)", text)
+    python = re.search(
+        r"Traceback \(most recent call last\):\n(?:.*\n)*?(\w[\w.]*(?:Error|Exception|Failed)\b.*)", text
+    )
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     return FeedFailed(f"{what}: {python[1] if python else first}")

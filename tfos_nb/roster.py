@@ -1,6 +1,7 @@
 """The driver's records of a cluster's nodes: who came, what each does, who failed first.
 
-The :class:`Roster` sits behind the door. Its Desk methods are called in the door's thread; everything else may be called from
+The :class:`Roster` sits behind the door. Its Desk methods are called in the door's thread; everything else may be
+called from
 any thread. There is one lock, and one condition that is notified of every change that somebody may wait for.
 """
 
@@ -158,7 +159,10 @@ class Roster:
             for record in self._records.values():
                 silent = record.heard_at is not None and now - record.heard_at > _HEARTBEAT_LIMIT
                 if silent and record.link is not None and not record.status.ended:
-                    self._lose(record, f"no heartbeat for {_HEARTBEAT_LIMIT:.0f} s: its host or network is gone, or it is stopped")
+                    self._lose(
+                        record,
+                        f"no heartbeat for {_HEARTBEAT_LIMIT:.0f} s: its host or network is gone, or it is stopped",
+                    )
             self.changed.notify_all()
 
     # --- what happens to a node; the lock is held ---
@@ -197,7 +201,11 @@ class Roster:
                 record.status = NodeStatus.STOPPED
         elif record.raised is None:
             how = f"killed by {message.signal}" if message.signal else f"exited with code {message.exit_code}"
-            memory = f" at {message.memory_bytes / 2**30:.1f} GiB" if message.memory_bytes and message.signal == "SIGKILL" else ""
+            memory = (
+                f" at {message.memory_bytes / 2**30:.1f} GiB"
+                if message.memory_bytes and message.signal == "SIGKILL"
+                else ""
+            )
             when = " after main had returned" if record.returned else ""
             hint = "; if nobody did, the host was out of memory" if message.signal == "SIGKILL" else ""
             self._fail(record, self._error_of(record, f"{how}{memory}{when}{hint}"))
@@ -219,7 +227,8 @@ class Roster:
         record.rated.append((now, rows))
         while len(record.rated) > 2 and now - record.rated[0][0] > _RATE_OVER:
             record.rated.popleft()
-        (then, before), elapsed = record.rated[0], now - record.rated[0][0]
+        then, before = record.rated[0]
+        elapsed = now - then
         if elapsed > 0 and not record.status.ended:
             record.rate = (rows - before) / max(elapsed, 0.1)
 

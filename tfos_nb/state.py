@@ -93,7 +93,7 @@ class FeedProgress:
 
 @dataclass(frozen=True)
 class ClusterState:
-    """A whole cluster at one moment. ``elapsed`` is in seconds since launch; ``error`` is the first failure in words."""
+    """A whole cluster at one moment. ``elapsed``: seconds since launch; ``error``: the first failure in words."""
 
     name: str
     status: ClusterStatus = ClusterStatus.PLANNED

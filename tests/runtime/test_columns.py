@@ -158,7 +158,9 @@ def test_a_fill_takes_a_nulls_place_at_any_level(values: Any, kind: pa.DataType,
 
 
 @pytest.mark.parametrize(
-    ("kind", "fill"), [(pa.int32(), 0.5), (pa.int8(), 1000), (pa.int32(), "x"), (pa.bool_(), 0), (pa.string(), 0)], ids=str
+    ("kind", "fill"),
+    [(pa.int32(), 0.5), (pa.int8(), 1000), (pa.int32(), "x"), (pa.bool_(), 0), (pa.string(), 0)],
+    ids=str,
 )
 def test_a_fill_that_does_not_fit_is_named(kind: pa.DataType, fill: Any) -> None:
     with pytest.raises(FeedFailed, match=rf"fill=\{{'c': {fill!r}\}}: column 'c' holds {kind}"):
@@ -192,7 +194,9 @@ def test_lists_that_only_add_up_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [pa.int64(), pa.float32(), pa.bool_(), pa.string(), pa.list_(pa.float32()), pa.list_(pa.float32(), 3)], ids=str
+    "kind",
+    [pa.int64(), pa.float32(), pa.bool_(), pa.string(), pa.list_(pa.float32()), pa.list_(pa.float32(), 3)],
+    ids=str,
 )
 def test_a_batch_without_rows_has_the_shape_of_the_others(kind: pa.DataType) -> None:
     columns = columns_of(pa.schema([("c", kind)]), {"c": (3,)} if hasattr(kind, "value_type") else {}).values()
@@ -280,8 +284,12 @@ def test_any_dense_column_is_what_numpy_would_make_of_it(data: st.DataObject, ro
     values = np.arange(rows * int(np.prod(shape, dtype=int))).astype(kind.to_pandas_dtype()).reshape(rows, *shape)
     arrow = kind
     for length in reversed(shape):
-        arrow = data.draw(st.sampled_from([pa.list_(arrow), pa.large_list(arrow), pa.list_(arrow, length)]), label="list")
-    batch = pa.RecordBatch.from_arrays([pa.array(values.tolist(), pa.float64() if arrow == pa.float16() else arrow)], ["c"])
+        arrow = data.draw(
+            st.sampled_from([pa.list_(arrow), pa.large_list(arrow), pa.list_(arrow, length)]), label="list"
+        )
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(values.tolist(), pa.float64() if arrow == pa.float16() else arrow)], ["c"]
+    )
     if arrow == pa.float16():
         batch = pa.RecordBatch.from_arrays([pa.array(values)], ["c"])
     start = data.draw(st.integers(0, rows), label="slice")

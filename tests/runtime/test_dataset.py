@@ -229,10 +229,14 @@ def test_a_node_without_rows_has_an_empty_pass_of_the_right_shape(share: Share) 
     assert dataset.element_spec[0] == tf.TensorSpec((None, 3), tf.float32)
 
 
-@pytest.mark.parametrize("options", [{"columns": ["labl"]}, {"x": "labl"}, {"x": "x", "y": "labl"}, {"fill": {"labl": 0}}])
+@pytest.mark.parametrize(
+    "options", [{"columns": ["labl"]}, {"x": "labl"}, {"x": "x", "y": "labl"}, {"fill": {"labl": 0}}]
+)
 def test_a_missing_column_is_named_with_the_nearest(share: Share, options: dict[str, Any]) -> None:
     share.feed([rows_of(0, 2)])
-    with pytest.raises(FeedFailed, match="no column 'labl' .* they have id, x, label, weight, name; did you mean 'label'"):
+    with pytest.raises(
+        FeedFailed, match="no column 'labl' .* they have id, x, label, weight, name; did you mean 'label'"
+    ):
         share.dataset(2, **options)
 
 
@@ -266,7 +270,9 @@ def test_nulls_are_filled_where_a_fill_is_given(share: Share) -> None:
     ],
     ids=["null", "missing column", "another type"],
 )
-def test_a_later_feed_that_does_not_fit_fails_with_the_column(share: Share, later: dict[str, Any], message: str) -> None:
+def test_a_later_feed_that_does_not_fit_fails_with_the_column(
+    share: Share, later: dict[str, Any], message: str
+) -> None:
     share.feed([pa.RecordBatch.from_pydict({"id": [1, 2], "x": [0.5, 1.5]})])
     dataset = share.dataset(2)
     assert ids_of(dataset) == [1, 2]

@@ -103,7 +103,9 @@ def call(channel: grpc.Channel, method: str, request: bytes, metadata: Any) -> b
 
 def test_a_question_is_answered(address: DoorAddress) -> None:
     with DoorClient(address) as client:
-        assert client.ask(Reservation("worker:0", "host", 1, "0", 0, 7)) == Reservation("worker:0", "host", 1, "0", 0, 7)
+        assert client.ask(Reservation("worker:0", "host", 1, "0", 0, 7)) == Reservation(
+            "worker:0", "host", 1, "0", 0, 7
+        )
 
 
 def test_messages_go_both_ways_in_order(address: DoorAddress, desk: RecordingDesk) -> None:
@@ -214,7 +216,9 @@ def test_a_node_that_hangs_up_is_noticed(address: DoorAddress, desk: RecordingDe
     desk.links[0].send(Farewell())  # nobody is there: nothing happens
 
 
-def test_a_node_that_ends_its_stream_is_noticed_after_its_last_message(address: DoorAddress, desk: RecordingDesk) -> None:
+def test_a_node_that_ends_its_stream_is_noticed_after_its_last_message(
+    address: DoorAddress, desk: RecordingDesk
+) -> None:
     with DoorClient(address) as client:
         stream = client.attend()
         for number in range(3):
@@ -306,7 +310,9 @@ PLACE = FeedPlace("/s", "host", 1, SECRET.encode())
         ADDRESS,
         PLACE,
         Identity(SECRET.encode(), SECRET.encode()),
-        NodeJob("worker:0", "c", 0, "0", "h", 1, True, certificate=SECRET.encode(), token=SECRET, payload=SECRET.encode()),
+        NodeJob(
+            "worker:0", "c", 0, "0", "h", 1, True, certificate=SECRET.encode(), token=SECRET, payload=SECRET.encode()
+        ),
         NodeTask(("worker:0",), "c", ADDRESS, True, frozenset(), {}, {}, (), SECRET.encode()),
         FeedTask(1, ADDRESS),
         Reservation("worker:0", "h", 1, "0", 0, 7),

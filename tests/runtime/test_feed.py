@@ -46,7 +46,9 @@ PARTITION_STEP = 100_000  # ids of partition p begin at p * PARTITION_STEP
 class NodeInside:
     """One node: its passes, its server, and a reader that goes through every pass as a dataset would."""
 
-    def __init__(self, name: str, root: Path, token: str, limits: dict[str, int], tell: Callable[[Any], object]) -> None:
+    def __init__(
+        self, name: str, root: Path, token: str, limits: dict[str, int], tell: Callable[[Any], object]
+    ) -> None:
         directory = root / name.replace(":", "-")
         directory.mkdir()
         self.passes = Passes(
@@ -90,9 +92,7 @@ class Driver:
         self.desk = FeedDesk(self.changed, names, self.send, lambda: dict(self.places))
         self.door = Door(self, host="127.0.0.1", bind="127.0.0.1")
         self.address = self.door.open()
-        self.nodes = {
-            name: NodeInside(name, root, self.address.token, limits, self.desk.pass_done) for name in names
-        }
+        self.nodes = {name: NodeInside(name, root, self.address.token, limits, self.desk.pass_done) for name in names}
         self.places: dict[str, FeedPlace] = {name: node.server.place for name, node in self.nodes.items()}
 
     def arrived(self, link: Link, message: Any) -> None: ...
@@ -235,7 +235,9 @@ attempts = st.builds(
     dies_before_batch=st.none() | st.integers(0, 7),
     dies_before_done=st.booleans(),
 )
-partitions = st.builds(Partition, rows=st.integers(0, 500), attempts=st.lists(attempts, max_size=3), at_once=st.booleans())
+partitions = st.builds(
+    Partition, rows=st.integers(0, 500), attempts=st.lists(attempts, max_size=3), at_once=st.booleans()
+)
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -263,7 +265,9 @@ def test_every_row_arrives_once_in_every_pass_whatever_dies(
         assert feed.error is None
         assert feed.ledger.rows == sum(partition.rows for partition in plan)
         assert feed.ledger.partitions_done == sum(partition.rows > 0 for partition in plan)
-        expected = [number for index, partition in enumerate(plan) for number in ids_of_partition(index, partition.rows)]
+        expected = [
+            number for index, partition in enumerate(plan) for number in ids_of_partition(index, partition.rows)
+        ]
         for number in range(epochs):
             assert sorted(row for node in driver.nodes.values() for row in node.seen[number]) == expected
         for name, node in driver.nodes.items():
@@ -309,7 +313,9 @@ def test_a_retry_that_gives_fewer_rows_is_refused() -> None:
         feed = driver.begin()
         with pytest.raises(Died):
             send(driver, feed, dying_after(ids))
-        with pytest.raises(FeedFailed, match="partition 0 gave fewer rows when Spark ran it again: worker:0 has row 100"):
+        with pytest.raises(
+            FeedFailed, match="partition 0 gave fewer rows when Spark ran it again: worker:0 has row 100"
+        ):
             send(driver, feed, cut(ids[:60], (20,)))
         assert feed.ledger.partitions_done == 0
 
@@ -372,7 +378,14 @@ def test_a_task_that_is_killed_half_way_leaves_no_gap_and_no_double() -> None:
         driver.read()
         address = driver.address
         task = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(script), str(address.port), address.certificate.decode(), address.token],
+            [
+                sys.executable,
+                "-c",
+                textwrap.dedent(script),
+                str(address.port),
+                address.certificate.decode(),
+                address.token,
+            ],
             env=ENVIRONMENT,
             stdout=subprocess.PIPE,
         )
@@ -522,7 +535,9 @@ def stream_to(place: FeedPlace, *, near: bool, headers: list[tuple[bytes, bytes]
 
 
 @pytest.mark.parametrize("near", [True, False], ids=["unix socket", "TLS"])
-@pytest.mark.parametrize("headers", [[], [(b"tfos-token", b"")], [(b"tfos-token", b"0" * 64)]], ids=["no", "empty", "wrong"])
+@pytest.mark.parametrize(
+    "headers", [[], [(b"tfos-token", b"")], [(b"tfos-token", b"0" * 64)]], ids=["no", "empty", "wrong"]
+)
 def test_a_node_takes_no_rows_without_the_token(near: bool, headers: list[tuple[bytes, bytes]]) -> None:
     with driver_of(1) as driver:
         driver.begin()
@@ -553,6 +568,41 @@ def test_a_fingerprint_is_of_the_row_alone() -> None:
     whole = batch_of(list(range(10)))
     assert fingerprint_of(whole, 7) == fingerprint_of(whole.slice(5), 2) == fingerprint_of(batch_of([7]), 0)
     assert fingerprint_of(whole, 7) != fingerprint_of(whole, 6)
+
+
+cells = st.one_of(
+    st.tuples(st.just(pa.int32()), st.integers(0, 9)),
+    st.tuples(st.just(pa.bool_()), st.booleans()),
+    st.tuples(st.just(pa.string()), st.text(max_size=3)),
+    st.tuples(st.just(pa.list_(pa.float32())), st.lists(st.integers(0, 9), max_size=3)),
+    st.tuples(st.just(pa.list_(pa.bool_(), 2)), st.lists(st.booleans(), min_size=2, max_size=2)),
+    st.tuples(
+        st.just(pa.list_(pa.list_(pa.string()))), st.lists(st.lists(st.text(max_size=2), max_size=2), max_size=2)
+    ),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(cells, min_size=1, max_size=4), st.integers(1, 12), st.data())
+def test_a_fingerprint_does_not_depend_on_what_is_beside_the_row(
+    row: list[tuple[pa.DataType, Any]], rows: int, data: st.DataObject
+) -> None:
+    place = data.draw(st.integers(0, rows - 1), label="place")
+    alone = pa.RecordBatch.from_arrays(
+        [pa.array([value], kind) for kind, value in row], [f"c{index}" for index in range(len(row))]
+    )
+    others = [
+        [
+            data.draw(st.sampled_from([None, value]), label="beside") if index != place else value
+            for index in range(rows)
+        ]
+        for _, value in row
+    ]
+    among = pa.RecordBatch.from_arrays(
+        [pa.array(values, kind) for (kind, _), values in zip(row, others, strict=True)], alone.schema.names
+    )
+    start = data.draw(st.integers(0, place), label="slice")
+    assert fingerprint_of(among, place) == fingerprint_of(among.slice(start), place - start) == fingerprint_of(alone, 0)
 
 
 def test_a_feed_task_travels_and_keeps_its_token_to_itself() -> None:

@@ -128,6 +128,17 @@ def test_a_function_of_a_local_module_goes_by_value(module: Callable[[str, str],
     assert call_elsewhere(payload, tmp_path) == "7"
 
 
+# The gap: only main's own module goes by value; another local module that it refers to goes by name, so it is found only
+# where the node has the driver's folders too.
+@pytest.mark.xfail(reason="a helper of another local module goes by name")
+def test_a_helper_of_another_local_module_goes_by_value(
+    module: Callable[[str, str], ModuleType], tmp_path: Path
+) -> None:
+    helpers = module("my_helpers", "def helper(x): return x + 1")
+    main = cell("def main(args, ctx): return helper(args)", helper=helpers.helper)
+    assert call_elsewhere(pack(main, 3), tmp_path) == "4"
+
+
 def test_packing_leaves_the_modules_registration_as_it_was(module: Callable[[str, str], ModuleType]) -> None:
     from pyspark import cloudpickle
 
@@ -238,7 +249,9 @@ PLACES = [
 @pytest.mark.parametrize(("where", "source"), PLACES)
 def test_what_cannot_travel_is_named_with_where_it_is(staying: tuple[str, Any], where: str, source: str) -> None:
     kind, thing = staying
-    with pytest.raises(PlanError, match=rf"^{where}, {kind}, which cannot travel to the nodes: \w.*inside the function$"):
+    with pytest.raises(
+        PlanError, match=rf"^{where}, {kind}, which cannot travel to the nodes: \w.*inside the function$"
+    ):
         pack(cell(source, thing=thing), None)
 
 
@@ -261,9 +274,7 @@ def test_a_closures_variable_is_named() -> None:
 
 
 def test_a_local_modules_variable_is_named(module: Callable[[str, str], ModuleType]) -> None:
-    training = module(
-        "my_training", "import threading\nLOCK = threading.Lock()\ndef main(args, ctx):\n    return LOCK"
-    )
+    training = module("my_training", "import threading\nLOCK = threading.Lock()\ndef main(args, ctx):\n    return LOCK")
     with pytest.raises(PlanError, match="^main refers to LOCK, a lock, which"):
         pack(training.main, None)
 
@@ -274,7 +285,9 @@ def test_a_variable_that_the_function_does_not_use_may_be_anything() -> None:
 
 
 def test_functions_that_call_each_other_are_looked_at_once() -> None:
-    main = cell("def even(n): return n == 0 or odd(n - 1)\ndef odd(n): return n != 0 and even(n - 1)\nmain = lambda n, _: even(n)")
+    main = cell(
+        "def even(n): return n == 0 or odd(n - 1)\ndef odd(n): return n != 0 and even(n - 1)\nmain = lambda n, _: even(n)"
+    )
     assert call(pack(main, 10)) is True
 
 

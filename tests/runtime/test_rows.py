@@ -67,10 +67,24 @@ def test_rows_are_read_as_they_are_needed() -> None:
         ([("a" * 100,), (1,)], r"column '_1', row 1: 1 is a int, not string"),
         ([(1,), ("a" * 100,)], r"column '_1', row 1: 'a{56}\.\.\. is a str, not int64"),
         ([(1,), (object(),)], r"column '_1', row 1: <object.*> is a object, not int64"),
-        ([(object(),)], r"column '_1', row 0: <object.*> is a object, which is no number, text, bytes or list of these"),
+        (
+            [(object(),)],
+            r"column '_1', row 0: <object.*> is a object, which is no number, text, bytes or list of these",
+        ),
         ([(2**70,)], r"column '_1', row 0: 1180591620717411303424 is a int, which is no number"),
     ],
-    ids=["type", "later batch", "float after ints", "after None", "no list", "no text", "long", "object", "first", "huge"],
+    ids=[
+        "type",
+        "later batch",
+        "float after ints",
+        "after None",
+        "no list",
+        "no text",
+        "long",
+        "object",
+        "first",
+        "huge",
+    ],
 )
 def test_a_value_that_does_not_fit_is_named_with_its_row(rows: list[Any], message: str) -> None:
     with pytest.raises(FeedFailed, match=message):
@@ -83,7 +97,10 @@ def test_a_value_that_does_not_fit_is_named_with_its_row(rows: list[Any], messag
         ([{"x": 1}, {"y": 1}], r"row 1 has the columns \['y'\], the rows before it have \['x'\]"),
         ([{"x": 1}, {"x": 1, "y": 1}], r"row 1 has the columns \['x', 'y'\], the rows before it have \['x'\]"),
         ([(1, 2), (1,)], r"row 1 has the columns \['_1'\], the rows before it have \['_1', '_2'\]"),
-        ([{"x": 1}] * 1024 + [{"x": 1, "y": 1}], r"row 1024 has the columns \['x', 'y'\], the rows before it have \['x'\]"),
+        (
+            [{"x": 1}] * 1024 + [{"x": 1, "y": 1}],
+            r"row 1024 has the columns \['x', 'y'\], the rows before it have \['x'\]",
+        ),
         ([{"x": 1}] * 1024 + [{}], r"row 1024 has the columns \[\], the rows before it have \['x'\]"),
         ([(1,), 2], r"row 1 has the columns \['value'\], the rows before it have \['_1'\]"),
     ],

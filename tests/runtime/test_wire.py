@@ -33,9 +33,7 @@ keys = st.text(max_size=5) | st.integers(-9, 9) | st.tuples(st.integers(0, 9), s
 data = st.recursive(
     scalars,
     lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.lists(inner, max_size=4).map(tuple)
-        | st.dictionaries(keys, inner, max_size=4)
+        st.lists(inner, max_size=4) | st.lists(inner, max_size=4).map(tuple) | st.dictionaries(keys, inner, max_size=4)
     ),
     max_leaves=20,
 )
@@ -190,7 +188,12 @@ def test_any_bytes_are_data_or_refused(arrived: bytes) -> None:
         came = wire.decode(arrived)
     except ValueError:
         return
-    assert type(came).__module__ in ("builtins", "numpy", "msgpack.ext", *(type(known).__module__ for known in MESSAGES))
+    assert type(came).__module__ in (
+        "builtins",
+        "numpy",
+        "msgpack.ext",
+        *(type(known).__module__ for known in MESSAGES),
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,16 @@
+"""Everything that runs on an executor, and both ends of every wire.
+
+::
+
+    notebook's kernel = Spark driver                     executor
+    ────────────────────────────────                     ────────
+    Cluster ── Roster, FeedDesk                          NodeTask (Spark task)
+                  │                                         │ starts, and waits for
+                Door ◀═══ one TLS port: gRPC ═══════════ supervisor ── heartbeats, output
+                  ▲                                         │ socket pair
+                  │                                      TF process: main(args, ctx)
+                  │ where do rows go?                       ▲
+                  └──────────────────────────────────── FeedTask (Spark task): Arrow Flight, unix socket or TLS
+
+A module here imports no notebook library, and TensorFlow only inside functions.
+"""

@@ -1,6 +1,7 @@
 """What becomes of a column: Arrow's buffers as NumPy arrays, without a Python loop over rows.
 
-Numbers and booleans become arrays of one value a row; lists of equal lengths (nested or not) one dense array; strings and
+Numbers and booleans become arrays of one value a row; lists of equal lengths (nested or not) one dense array; strings
+and
 bytes an array of bytes objects. A null, or a list of another length, is an error that names the column and the row.
 """
 
@@ -55,7 +56,10 @@ def columns_of(schema: pa.Schema, lengths: Mapping[str, tuple[int, ...]]) -> dic
     FeedFailed
         If a column's type has no tensor; the message says how to convert it.
     """
-    return {name: Column(name, _dtype_of(name, schema.field(name).type), tuple(lengths.get(name, ()))) for name in schema.names}
+    return {
+        name: Column(name, _dtype_of(name, schema.field(name).type), tuple(lengths.get(name, ())))
+        for name in schema.names
+    }
 
 
 def _dtype_of(name: str, kind: pa.DataType) -> np.dtype[Any]:
@@ -129,7 +133,7 @@ def _refuse_other_type(values: pa.Array, column: Column) -> None:
         first = "bytes" if column.dtype.hasobject else str(column.dtype)
         first += f" in lists of {'x'.join(map(str, column.shape))}" if column.shape else ""
         raise FeedFailed(
-            f"column {column.name!r} is {values.type} here, and was {first} in the rows that came first: cast it to one type"
+            f"column {column.name!r} is {values.type} here, and was {first} in the first rows: cast it to one type"
         )
 
 

@@ -209,7 +209,9 @@ class NodeContext:
             else:
                 self._upload(model, filesystem, part, place)
         except PermissionError as error:
-            raise TfosError(f"{target} cannot be written: {error}. Give a model_dir that this host may write") from error
+            raise TfosError(
+                f"{target} cannot be written: {error}. Give a model_dir that this host may write"
+            ) from error
         logger.info("saved the model at %s", target)
 
     @staticmethod

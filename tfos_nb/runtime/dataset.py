@@ -39,7 +39,7 @@ class DatasetOptions:
     prefetch: int = 2
 
     def __post_init__(self) -> None:
-        if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < 1:
+        if type(self.batch_size) is not int or self.batch_size < 1:
             raise ValueError(f"batch_size={self.batch_size!r}: it is a whole number, 1 or more")
         if (self.y is not None or self.sample_weight is not None) and self.x is None:
             raise ValueError("y and sample_weight need x: ctx.dataset(64, x='features', y='label')")
@@ -107,8 +107,10 @@ def build_dataset(passes: Passes, options: DatasetOptions, failed: Callable[[Fee
     blocks = _Blocks(passes, columns, dict(options.fill), failed)
     dataset = tf.data.Dataset.from_generator(blocks, output_signature=signature)
     if options.shuffle:
-        dataset = dataset.unbatch().shuffle(options.shuffle, seed=options.seed).batch(
-            options.batch_size, drop_remainder=options.drop_remainder
+        dataset = (
+            dataset.unbatch()
+            .shuffle(options.shuffle, seed=options.seed)
+            .batch(options.batch_size, drop_remainder=options.drop_remainder)
         )
     else:
         dataset = dataset.rebatch(options.batch_size, drop_remainder=options.drop_remainder)

@@ -144,7 +144,7 @@ class Door:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as error:  # noqa: BLE001 - whoever waits in open() must hear of it
+        except BaseException as error:  # whoever waits in open() must hear of it
             if self._opened.done():
                 logger.exception("the door's thread ended by an error")
             else:

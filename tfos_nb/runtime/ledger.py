@@ -3,7 +3,8 @@
 A partition of the DataFrame is cut into segments, by the numbers of its rows alone, so that every attempt at the
 partition cuts it alike. The ledger at the door gives each segment to the node that has the fewest rows so far (one on
 the same host, all else equal) and remembers it. A retried or speculative task is told the same places again, and each
-node knows how far it has come in each partition (:mod:`tfos_nb.runtime.passes`): no row twice, no row lost, whatever the
+node knows how far it has come in each partition (:mod:`tfos_nb.runtime.passes`): no row twice, no row lost, whatever
+the
 number of slots and however uneven the partitions.
 
 Segments begin small and grow, so that a small DataFrame is shared out evenly and a big one costs few questions.
@@ -114,7 +115,7 @@ class OpenPartition:
 @message
 @dataclass(frozen=True)
 class Places:
-    """Where the nodes take rows. ``done`` tells that the partition has been delivered already. ``refused`` says why not."""
+    """Where the nodes take rows. ``done``: the partition has been delivered already. ``refused`` says why not."""
 
     places: dict[str, FeedPlace] = field(default_factory=dict)
     done: bool = False
@@ -124,7 +125,7 @@ class Places:
 @message
 @dataclass(frozen=True)
 class ClaimSegments:
-    """Question: who gets the ``count`` segments from row ``start`` on? Answer: their nodes. ``local``: those on this host."""
+    """Question: who gets the ``count`` segments from row ``start`` on? ``local``: the nodes on this host."""
 
     feed: int
     partition: int

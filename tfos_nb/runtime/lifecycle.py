@@ -2,8 +2,8 @@
 
 ::
 
-    TF process ──NodeUp, MainStarted, MainReturned, MainRaised──▶ supervisor ──the same, Reservation, NodeEnded──▶ driver
-    TF process ◀──Start, Stop, Farewell, feed messages────────── supervisor ◀──────────────────────────────────── driver
+    TF process ──NodeUp, MainStarted, MainReturned, MainRaised──▶ supervisor ──these, Reservation, NodeEnded──▶ driver
+    TF process ◀──Start, Stop, Farewell, feed messages────────── supervisor ◀──────────────────────────────── driver
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """What one Spark task does: become a node.
 
-The task starts the node's supervisor and, as a rule, waits for it: it holds its Spark slot, so Spark accounts for the CPU
-and the GPU. Where every slot is a node and Spark would have none left to feed from, the task leaves the supervisor behind
+The task starts the node's supervisor and, as a rule, waits for it: it holds its Spark slot, so Spark accounts for the
+CPU
+and the GPU. Where every slot is a node and Spark would have none left to feed from, the task leaves the supervisor
+behind
 and returns (``hold=False``); the door then watches the node instead of Spark.
 """
 
@@ -54,6 +56,7 @@ class NodeTask:
     payload: bytes = field(repr=False)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Be a node for as long as it lives."""
         deque(batches, maxlen=0)
         job = self._job()
         code = self._run(job)
@@ -91,7 +94,7 @@ class NodeTask:
                 stdin=subprocess.PIPE,
                 stderr=complaints.fileno() if self.hold else subprocess.DEVNULL,
             )
-            assert supervisor.stdin is not None
+            assert supervisor.stdin is not None, "it was asked for"
             with contextlib.suppress(BrokenPipeError):  # it is dead: the code and the complaints tell why
                 write_frame(supervisor.stdin, job)
             if not self.hold:

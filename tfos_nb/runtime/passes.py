@@ -5,7 +5,8 @@
     Flight server ──accept──▶ Intake ──┬─▶ queue in memory, bounded in bytes ──▶ first pass ─┐
     (one call a partition)             └─▶ spill file on local disk ───mmap────▶ replays ────┴─▶ ctx.dataset()
 
-One :class:`Intake` holds one feed. The first pass is given out as it comes in; when the queue is full, the sender waits,
+One :class:`Intake` holds one feed. The first pass is given out as it comes in; when the queue is full, the sender
+waits,
 and gRPC's flow control makes Spark wait. If more passes were asked for, the rows are also written to an Arrow stream
 file, which the later passes read by memory map: Spark is not asked again. The file has no name, so nothing of it stays
 behind, however the process ends.

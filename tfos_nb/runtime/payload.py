@@ -5,11 +5,12 @@ travel inside Spark's own task closure and are unpickled in the node's process a
 """
 
 from __future__ import annotations
-
 import __future__
 
 import contextlib
 import dis
+import functools
+import importlib
 import io
 import linecache
 import logging
@@ -61,8 +62,11 @@ def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None 
     """
     if not callable(main):
         raise PlanError(f"main is a {type(main).__name__}, not a function that takes (args, ctx)")
-    with _taken_along(main):
-        culprit = next(_culprits(main, args), None)
+    function = main
+    while isinstance(function, functools.partial):
+        function = function.func
+    with _taken_along(function):
+        culprit = next(_culprits(function, args), None)
         if culprit is not None:
             raise PlanError(culprit)
         data = _dumps(main, args)
@@ -75,9 +79,13 @@ def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None 
     return pickle.dumps((data, dict(sources or _sources_of(main))))
 
 
-def _dumps(main: Callable[..., Any], args: Any) -> bytes:
-    from pyspark import cloudpickle
+def _cloudpickle() -> Any:
+    """Return the one inside PySpark, which both sides have."""
+    return importlib.import_module("pyspark.cloudpickle")
 
+
+def _dumps(main: Callable[..., Any], args: Any) -> bytes:
+    cloudpickle = _cloudpickle()
     try:
         data: bytes = cloudpickle.dumps((main, args))
     except Exception as error:
@@ -89,11 +97,11 @@ def _dumps(main: Callable[..., Any], args: Any) -> bytes:
 @contextlib.contextmanager
 def _taken_along(main: Callable[..., Any]) -> Iterator[None]:
     """Take the function's own module along by value, unless it is installed: the nodes need not have a user's file."""
-    from pyspark import cloudpickle
-
+    cloudpickle = _cloudpickle()
     module = sys.modules.get(getattr(main, "__module__", None) or "")
     file = getattr(module, "__file__", None) or ""
-    if module is None or not file or "site-packages" in file or module.__name__ in cloudpickle.list_registry_pickle_by_value():
+    known = module is None or module.__name__ in cloudpickle.list_registry_pickle_by_value()
+    if module is None or known or not file or _is_installed(module.__name__, file):
         yield
         return
     cloudpickle.register_pickle_by_value(module)
@@ -103,12 +111,18 @@ def _taken_along(main: Callable[..., Any]) -> Iterator[None]:
         cloudpickle.unregister_pickle_by_value(module)
 
 
+def _is_installed(name: str, file: str) -> bool:
+    package = name.partition(".")[0]
+    return package in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file
+
+
 def unpack(payload: bytes) -> tuple[Callable[..., Any], Any]:
     """Undo :func:`pack`, in the node's process."""
-    data, sources = pickle.loads(payload)  # from Spark's task closure through an inherited pipe, never from a socket
+    # The bytes come from Spark's task closure through an inherited pipe, never from a socket.
+    data, sources = pickle.loads(payload)  # noqa: S301
     for filename, text in sources.items():
         linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    main, args = pickle.loads(data)
+    main, args = pickle.loads(data)  # noqa: S301
     code = getattr(main, "__code__", None)
     if code is not None and code.co_flags & __future__.annotations.compiler_flag:
         # AutoGraph looks for this name to compile annotations as the function's module did; pickling leaves it behind.
@@ -167,8 +181,7 @@ def _global_names(code: types.CodeType) -> set[str]:
 
 def _by_value(function: Any) -> bool:
     """Whether cloudpickle takes the function along, rather than the name of its module."""
-    from pyspark import cloudpickle
-
+    cloudpickle = _cloudpickle()
     module = getattr(function, "__module__", None)
     known = module in sys.modules and module not in cloudpickle.list_registry_pickle_by_value()
     return module in (None, "__main__") or not known

@@ -105,7 +105,7 @@ class ClusterPlan:
     def __post_init__(self) -> None:
         for field, least in (("workers", 0), ("ps", 0), ("cpus", 1), ("gpus", 0)):
             _check_count(field, getattr(self, field), least)
-        if self.chief not in (None, True, False) or self.evaluator not in (True, False):
+        if type(self.chief) not in (bool, type(None)) or type(self.evaluator) is not bool:
             raise PlanError("chief and evaluator are True or False")
         try:
             object.__setattr__(self, "input_mode", InputMode(self.input_mode))
@@ -162,7 +162,9 @@ class ClusterPlan:
             rows.append((str(node), slot, "yes" if node in self.fed_nodes else "no"))
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([f"cluster {self.name}: {len(self.nodes)} nodes, input from {self.input_mode.value}", *lines])
+        return "\n".join(
+            [f"cluster {self.name}: {len(self.nodes)} nodes, input from {InputMode(self.input_mode).value}", *lines]
+        )
 
     @classmethod
     def field_names(cls) -> tuple[str, ...]:
@@ -171,5 +173,5 @@ class ClusterPlan:
 
 
 def _check_count(field: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if type(value) is not int or value < least:
         raise PlanError(f"{field}={value!r}: it is a whole number, {least} or more")

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from tfos_nb.runtime import wire
 
@@ -79,14 +79,14 @@ def signal_name(returncode: int) -> str | None:
         return f"signal {-returncode}"
 
 
-def write_frame(stream: BinaryIO, message: Any) -> None:
+def write_frame(stream: IO[bytes], message: Any) -> None:
     """Write one message to a pipe."""
     data = wire.encode(message)
     stream.write(_LENGTH.pack(len(data)) + data)
     stream.flush()
 
 
-def read_frame(stream: BinaryIO) -> Any:
+def read_frame(stream: IO[bytes]) -> Any:
     """Read one message from a pipe; None at its end."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:

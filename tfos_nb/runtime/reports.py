@@ -173,7 +173,9 @@ class History(Mapping[str, list[float]]):
     def epochs(self) -> list[dict[str, float]]:
         """The chief's metrics at the end of each epoch, in order; ``epoch`` counts from 1."""
         with self._lock:
-            return [{"epoch": report.epoch or number, **report.metrics} for number, report in enumerate(self._epochs, 1)]
+            return [
+                {"epoch": report.epoch or number, **report.metrics} for number, report in enumerate(self._epochs, 1)
+            ]
 
     def steps(self, node: str | None = None) -> list[StepReport]:
         """Return what a node (the chief if none is named) reported of late, the oldest first."""
@@ -181,7 +183,7 @@ class History(Mapping[str, list[float]]):
             return list(self._steps.get(node or self._chief, ()))
 
     def __getitem__(self, metric: str) -> list[float]:
-        values = [epoch[metric] for epoch in self.epochs if metric in epoch]
+        values = [epoch[metric] for epoch in self.epochs if metric in epoch and metric != "epoch"]
         if not values:
             raise KeyError(metric)
         return values

@@ -1,6 +1,7 @@
 """The rows of an RDD as Arrow record batches.
 
-A DataFrame arrives as Arrow already. An RDD's elements are Python objects: Rows, dictionaries, tuples, or single values;
+A DataFrame arrives as Arrow already. An RDD's elements are Python objects: Rows, dictionaries, tuples, or single
+values;
 their columns are named as Spark's ``toDF`` would name them.
 """
 

@@ -8,8 +8,10 @@
     NodeTask (Spark) ──stdin: the job; its end means the task is gone──▶ supervisor
 
 It starts the TF process at once, so that TensorFlow is imported while the cluster gathers; holds the port open until
-TensorFlow has it (SO_REUSEPORT, and ``TF_GRPC_REUSE_PORT=1``); passes messages on; sends heartbeats; and sees to it that
-the process ends: with SIGKILL after a grace, since TensorFlow swallows SIGTERM. When the driver's stream or Spark's task is
+TensorFlow has it (SO_REUSEPORT, and ``TF_GRPC_REUSE_PORT=1``); passes messages on; sends heartbeats; and sees to it
+that
+the process ends: with SIGKILL after a grace, since TensorFlow swallows SIGTERM. When the driver's stream or Spark's
+task is
 gone, it ends the process and itself.
 
 It never imports TensorFlow, and is the same whether Spark's task waits for it or leaves it behind.
@@ -222,9 +224,7 @@ class Supervisor:
         if reports:
             self._stream.send(Heartbeat(self._job.node, None, None, reports, feed))
         code = returncode if returncode >= 0 else None
-        self._stream.send(
-            NodeEnded(self._job.node, code, signal_name(returncode), self._output.tail, self._memory)
-        )
+        self._stream.send(NodeEnded(self._job.node, code, signal_name(returncode), self._output.tail, self._memory))
         self._stream.end()
         self._await_driver_gone(2.0)
 
@@ -255,7 +255,9 @@ class Supervisor:
             self._stream.send(message)
 
     def _watch_task(self) -> None:
-        while os.read(sys.stdin.fileno(), 1):  # not sys.stdin: a thread in its buffer's lock breaks the interpreter's end
+        while os.read(
+            sys.stdin.fileno(), 1
+        ):  # not sys.stdin: a thread in its buffer's lock breaks the interpreter's end
             pass
         self._events.put(_DriverGone())
 
@@ -285,7 +287,7 @@ def _tensorflow_env(job: NodeJob) -> dict[str, str]:
 
 
 def _hold_port() -> socket.socket:
-    """Bind a port for TensorFlow and keep it bound, not listening: TensorFlow may still listen on it, others may not."""
+    """Bind a port for TensorFlow and keep it bound, not listening: TensorFlow may listen on it, others may not."""
     holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     holder.bind(("", 0))
@@ -305,7 +307,12 @@ def _private_directory() -> str:
     root, prefix = tempfile.gettempdir(), "tfos_nb-node-"
     for name in os.listdir(root):
         owner = name.removeprefix(prefix).partition("-")[0]
-        if name.startswith(prefix) and owner.isdigit() and not os.path.exists(f"/proc/{owner}") and os.path.isdir("/proc"):
+        if (
+            name.startswith(prefix)
+            and owner.isdigit()
+            and not os.path.exists(f"/proc/{owner}")
+            and os.path.isdir("/proc")
+        ):
             shutil.rmtree(os.path.join(root, name), ignore_errors=True)
     return tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=root)
 

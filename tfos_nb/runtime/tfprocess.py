@@ -1,6 +1,7 @@
 """The node itself: a fresh interpreter that imports TensorFlow and calls the user's ``main``.
 
-Started by its supervisor (:mod:`tfos_nb.runtime.supervisor`) as ``python -m tfos_nb.runtime.tfprocess``, with one socket
+Started by its supervisor (:mod:`tfos_nb.runtime.supervisor`) as ``python -m tfos_nb.runtime.tfprocess``, with one
+socket
 for messages and one for reports. TensorFlow is imported while the cluster still gathers.
 
 The process stays after ``main`` has returned, until the driver says farewell: its peers may still need its server.
@@ -73,14 +74,14 @@ class TensorFlowProcess:
         self._node = Node.parse(job.node)
         self._signals = _Signals(threading.Event(), threading.Event(), threading.Event(), {})
         self._feed_error: FeedFailed | None = None
-        settings = job.settings
-        self._passes = Passes(
-            job.node, spill_directory(), int(settings["buffer_bytes"]), int(settings["spill_bytes"]), channel.send  # type: ignore[call-overload]
-        )
+        settings: dict[str, Any] = job.settings
+        limits = settings["buffer_bytes"], settings["spill_bytes"]
+        self._passes = Passes(job.node, spill_directory(), *limits, channel.send)
         self._directory = directory
 
     def run(self) -> None:
         """Live from the first message to the farewell."""
+        outcome: MainReturned | MainRaised
         threading.Thread(target=self._listen, name="tfos_nb messages", daemon=True).start()
         threading.Thread(target=self._tell_feed, name="tfos_nb feed status", daemon=True).start()
         try:
@@ -91,8 +92,7 @@ class TensorFlowProcess:
             outcome = self._raised(error)
         self._channel.send(outcome)
         self._passes.stop()
-        if not self._signals.stopping.is_set():
-            self._signals.farewell.wait()
+        self._signals.farewell.wait()  # which a stop counts for, too
 
     def _prepare(self) -> None:
         place = self._open_feed()

@@ -1,0 +1,214 @@
+"""No process outlives the one that started it, and messages between them end cleanly."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.conftest import ENVIRONMENT
+from tfos_nb.runtime.lifecycle import Farewell, MainStarted, Start
+from tfos_nb.runtime.process import (
+    PARENT_VARIABLE,
+    Channel,
+    die_with_parent,
+    kill_group,
+    read_frame,
+    signal_name,
+    start_module,
+    write_frame,
+)
+
+SECONDS = 20.0
+
+# A process that starts another as a supervisor starts its node, says both numbers, and waits.
+PARENT = """
+import os, subprocess, sys, threading
+child = "import os, threading; from tfos_nb.runtime.process import die_with_parent; die_with_parent(); "
+child += "print(os.getpid(), flush=True); threading.Event().wait()"
+environment = {**os.environ, "TFOS_NB_PARENT": str(os.getpid())}
+started = subprocess.Popen([sys.executable, "-c", child], env=environment, start_new_session=True)
+threading.Event().wait()
+"""
+
+
+def start_python(script: str, **options: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", script], env=ENVIRONMENT, stdout=subprocess.PIPE, **options)
+
+
+def first_line(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def is_gone(process: psutil.Process) -> bool:
+    _, alive = psutil.wait_procs([process], SECONDS)
+    return not alive or alive[0].status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
+def test_a_grandchild_dies_when_its_parent_is_killed() -> None:
+    parent = start_python(PARENT)
+    try:
+        grandchild = psutil.Process(int(first_line(parent)))
+        assert grandchild.ppid() == parent.pid
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.wait(SECONDS)
+        assert is_gone(grandchild)
+    finally:
+        parent.kill()
+        parent.wait()
+        if parent.stdout is not None:
+            parent.stdout.close()
+
+
+def test_a_child_whose_parent_went_before_it_could_ask_ends_itself() -> None:
+    script = "from tfos_nb.runtime.process import die_with_parent; die_with_parent(); print('still here')"
+    environment = {**ENVIRONMENT, PARENT_VARIABLE: "1"}  # not the process that started it
+    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, b"")
+
+
+def test_a_process_that_was_started_otherwise_stays() -> None:
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != PARENT_VARIABLE}
+    script = "from tfos_nb.runtime.process import die_with_parent; die_with_parent(); print('still here')"
+    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, check=True)
+    assert ended.stdout == b"still here\n"
+
+
+GROUP = """
+import subprocess, sys, threading, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"])
+print(child.pid, flush=True)
+threading.Event().wait()
+"""
+
+
+def test_kill_group_ends_a_process_and_what_it_started_and_nobody_else() -> None:
+    process = start_python(GROUP, start_new_session=True)
+    assert process.stdout is not None
+    with process.stdout:
+        child = psutil.Process(int(first_line(process)))
+        kill_group(process)
+        assert process.wait(SECONDS) == -signal.SIGKILL
+    assert is_gone(child)
+    kill_group(process)  # it is gone already: nothing happens
+
+
+def test_a_module_is_started_in_a_group_of_its_own_with_its_arguments() -> None:
+    with start_module("platform", env=ENVIRONMENT, arguments=("--terse",), stdout=subprocess.PIPE) as process:
+        assert os.getpgid(process.pid) == process.pid != os.getpgid(0)
+        out, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0
+    assert out.strip()
+
+
+@pytest.mark.parametrize(
+    ("code", "name"), [(0, None), (3, None), (-9, "SIGKILL"), (-11, "SIGSEGV"), (-15, "SIGTERM"), (-63, "signal 63")]
+)
+def test_a_signal_has_its_name(code: int, name: str | None) -> None:
+    assert signal_name(code) == name
+
+
+def test_frames_come_back_in_order_and_end_with_none() -> None:
+    stream = io.BytesIO()
+    for message in (Farewell(), {"a": 1}, b"x" * 100_000):
+        write_frame(stream, message)
+    stream.seek(0)
+    assert [read_frame(stream) for _ in range(4)] == [Farewell(), {"a": 1}, b"x" * 100_000, None]
+
+
+@pytest.mark.parametrize("kept", [1, 7, 8, 9])
+def test_a_frame_that_was_cut_off_is_none(kept: int) -> None:
+    stream = io.BytesIO()
+    write_frame(stream, {"a": 1})
+    assert read_frame(io.BytesIO(stream.getvalue()[:kept])) is None
+
+
+@pytest.fixture
+def ends() -> Any:
+    ours, theirs = Channel.pair()
+    other = Channel(theirs)
+    yield ours, other
+    ours.close()
+    other.close()
+
+
+def test_a_channel_carries_messages_both_ways(ends: tuple[Channel, Channel]) -> None:
+    ours, theirs = ends
+    assert ours.send(Start({"worker": ["a:1"]}))
+    assert theirs.send(MainStarted("worker:0"))
+    assert next(iter(theirs)) == Start({"worker": ["a:1"]})
+    assert next(iter(ours)) == MainStarted("worker:0")
+
+
+def test_a_channel_ends_when_the_other_side_goes(ends: tuple[Channel, Channel]) -> None:
+    ours, theirs = ends
+    theirs.send(1)
+    theirs.close()
+    assert list(ours) == [1]
+    assert not ours.send("too late") or not ours.send("too late")
+
+
+def test_closing_a_channel_ends_its_own_reader(ends: tuple[Channel, Channel]) -> None:
+    ours, _ = ends
+    heard: list[Any] = []
+    reader = threading.Thread(target=lambda: heard.extend(ours), daemon=True)
+    reader.start()
+    ours.close()
+    reader.join(SECONDS)
+    assert not reader.is_alive()
+    assert heard == []
+
+
+def test_messages_of_many_threads_do_not_mix(ends: tuple[Channel, Channel]) -> None:
+    ours, theirs = ends
+    threads = [
+        threading.Thread(target=lambda mark=mark: [ours.send(mark * 5000) for _ in range(50)]) for mark in "abcd"
+    ]
+    for thread in threads:
+        thread.start()
+    messages = iter(theirs)
+    came = [next(messages) for _ in range(200)]
+    for thread in threads:
+        thread.join(SECONDS)
+    assert sorted(came) == [mark * 5000 for mark in "abcd" for _ in range(50)]
+
+
+def test_a_channel_of_a_killed_process_ends() -> None:
+    ours, theirs = Channel.pair()
+    script = "import sys, threading; from tfos_nb.runtime.process import Channel; " + (
+        "Channel.of_fd(int(sys.argv[1])).send('up'); threading.Event().wait()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(theirs.fileno())], env=ENVIRONMENT, pass_fds=(theirs.fileno(),)
+    )
+    theirs.close()
+    assert next(iter(ours)) == "up"
+    process.kill()
+    assert list(ours) == []
+    process.wait(SECONDS)
+    ours.close()
+
+
+def test_die_with_parent_does_nothing_to_a_process_with_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PARENT_VARIABLE, str(os.getppid()))
+    monkeypatch.setattr("ctypes.CDLL", lambda *args, **kwargs: (_ for _ in ()).throw(OSError("no such call here")))
+    die_with_parent()  # returns, where the system has no such signal too
+
+
+def test_a_socket_given_to_a_channel_is_closed_with_it() -> None:
+    one, two = socket.socketpair()
+    channel = Channel(one)
+    channel.close()
+    assert two.recv(1) == b""
+    two.close()

@@ -1,0 +1,170 @@
+"""A report may be lost, never waited for; an epoch's end is kept; the history is Keras' own."""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfos_nb.runtime.reports import FeedStatus, History, ReportBox, Reporter, StepReport
+
+SECONDS = 20.0
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Reporter, ReportBox]]:
+    theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    box = ReportBox(ours)
+    yield Reporter(theirs), box
+    theirs.close()
+    ours.close()
+
+
+def deliver(reporter: Reporter, box: ReportBox) -> None:
+    """Take all that was sent: the box runs until the socket is closed, which an empty datagram stands for."""
+    reporter._socket.setblocking(True)
+    taker = threading.Thread(target=box.run, daemon=True)
+    taker.start()
+    reporter._socket.send(b"")
+    taker.join(SECONDS)
+    assert not taker.is_alive()
+    reporter._socket.setblocking(False)
+
+
+def test_the_newest_step_and_every_end_of_an_epoch_arrive(ends: tuple[Reporter, ReportBox]) -> None:
+    reporter, box = ends
+    for epoch in (1, 2):
+        for step in (1, 2, 3):
+            reporter.step(epoch=epoch, epochs=2, step=step, steps=3, epoch_end=step == 3, loss=1 / step)
+    reporter.step(epoch=3, step=1)
+    reporter.step(epoch=3, step=2)
+    deliver(reporter, box)
+    reports, feed = box.empty()
+    assert [(report.epoch, report.step, report.epoch_end) for report in reports] == [
+        (1, 3, True),
+        (2, 3, True),
+        (3, 2, False),
+    ]
+    assert feed is None
+    assert box.empty() == ((), None)
+
+
+def test_the_newest_state_of_the_feed_is_kept(ends: tuple[Reporter, ReportBox]) -> None:
+    reporter, box = ends
+    reporter.send(FeedStatus(1, 0, 8, False))
+    reporter.send(FeedStatus(2, 1, 0, True))
+    deliver(reporter, box)
+    assert box.empty() == ((), FeedStatus(2, 1, 0, True))
+    assert box.empty() == ((), FeedStatus(2, 1, 0, True))
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [(0.5, 0.5), (2, 2.0), (np.float32(0.5), 0.5), (np.array(3), 3.0), (True, 1.0), ("abc", None), (None, None), ([1, 2], None)],
+    ids=repr,
+)  # fmt: skip
+def test_a_metric_that_is_no_number_is_left_out(
+    ends: tuple[Reporter, ReportBox], value: Any, number: float | None
+) -> None:
+    reporter, box = ends
+    reporter.step(step=1, metric=value, loss=1.0)
+    deliver(reporter, box)
+    [report], _ = box.empty()
+    assert report.metrics == ({"loss": 1.0} if number is None else {"metric": number, "loss": 1.0})
+    assert report.time > 0
+
+
+def test_a_metric_may_be_no_number_at_all(ends: tuple[Reporter, ReportBox]) -> None:
+    reporter, box = ends
+    reporter.step(loss=math.nan, rate=math.inf)
+    deliver(reporter, box)
+    [report], _ = box.empty()
+    assert math.isnan(report.metrics["loss"])
+    assert report.metrics["rate"] == math.inf
+
+
+def test_a_program_does_not_wait_for_a_supervisor_that_is_behind(ends: tuple[Reporter, ReportBox]) -> None:
+    reporter, box = ends
+    for step in range(10_000):
+        reporter.step(step=step)
+    assert 0 < reporter.dropped < 10_000
+    deliver(reporter, box)
+    [report], _ = box.empty()
+    assert report.step == 10_000 - reporter.dropped - 1
+    before = reporter.dropped
+    reporter.step(step=1)
+    assert reporter.dropped == before  # there is room again
+
+
+def test_a_program_goes_on_without_its_supervisor() -> None:
+    theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    reporter = Reporter(theirs)
+    ours.close()
+    reporter.step(step=1, loss=0.5)
+    assert reporter.dropped == 1
+    theirs.close()
+    reporter.step(step=2)
+    assert reporter.dropped == 2
+
+
+def test_the_box_ends_with_its_socket() -> None:
+    theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    taker = threading.Thread(target=ReportBox(ours).run, daemon=True)
+    taker.start()
+    ours.shutdown(socket.SHUT_RDWR)
+    taker.join(SECONDS)
+    assert not taker.is_alive()
+    ours.close()
+    theirs.close()
+
+
+def filled() -> History:
+    history = History("worker:0")
+    for epoch, loss in enumerate((0.5, 0.25), 1):
+        history.record("worker:0", StepReport(epoch=epoch, step=1, metrics={"loss": 9.0}))
+        history.record("worker:1", StepReport(epoch=epoch, step=4, metrics={"loss": 7.0}, epoch_end=True))
+        history.record(
+            "worker:0", StepReport(epoch=epoch, step=4, metrics={"loss": loss, "acc": epoch / 2}, epoch_end=True)
+        )
+    return history
+
+
+def test_the_history_is_the_chiefs_at_the_end_of_each_epoch() -> None:
+    history = filled()
+    assert dict(history) == {"loss": [0.5, 0.25], "acc": [0.5, 1.0]}
+    assert (list(history), len(history), "loss" in history, "epoch" in history) == (["loss", "acc"], 2, True, False)
+    assert history.epochs == [{"epoch": 1, "loss": 0.5, "acc": 0.5}, {"epoch": 2, "loss": 0.25, "acc": 1.0}]
+
+
+def test_the_steps_of_each_node_are_kept() -> None:
+    history = filled()
+    assert [report.step for report in history.steps()] == [1, 4, 1, 4]
+    assert [report.metrics["loss"] for report in history.steps("worker:1")] == [7.0, 7.0]
+    assert history.steps("worker:9") == []
+
+
+def test_epochs_without_a_number_are_counted() -> None:
+    history = History("worker:0")
+    for _ in range(2):
+        history.record("worker:0", StepReport(metrics={"loss": 1.0}, epoch_end=True))
+    assert [epoch["epoch"] for epoch in history.epochs] == [1, 2]
+
+
+def test_a_metric_that_came_late_has_the_values_there_are() -> None:
+    history = History("worker:0")
+    history.record("worker:0", StepReport(epoch=1, metrics={"loss": 1.0}, epoch_end=True))
+    history.record("worker:0", StepReport(epoch=2, metrics={"loss": 0.5, "val_loss": 0.7}, epoch_end=True))
+    assert dict(history) == {"loss": [1.0, 0.5], "val_loss": [0.7]}
+
+
+def test_an_empty_history_says_so() -> None:
+    history = History("worker:0")
+    assert (dict(history), repr(history)) == ({}, "<History 0 epochs: nothing reported>")
+    with pytest.raises(KeyError):
+        history["loss"]
+    assert repr(filled()) == "<History 2 epochs: loss, acc>"

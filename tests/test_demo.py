@@ -1,0 +1,111 @@
+"""The command behind ``make demo``, with small notebooks of real kernels; the quickstart itself is in test_notebooks.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from tests.conftest import ENVIRONMENT
+from tfos_nb.demo import OUTCOME, run_notebook
+from tfos_nb.errors import PlanError
+from tfos_nb.magics.options import describe
+
+CHECKOUT = Path(__file__).parents[1]
+
+FIGURES = {
+    "epochs": [{"epoch": 1, "loss": 0.5, "accuracy": 0.75}],
+    "accuracy": 0.98,
+    "accuracy_alone": 0.97,
+    "held_out": 50,
+    "differing_lines": 7,
+    "model": "somewhere/model.keras",
+}
+SHOWS_FIGURES = f"display({{{OUTCOME!r}: {FIGURES!r}, 'text/plain': 'figures'}}, raw=True)"
+
+
+def write(folder: Path, *cells: str) -> Path:
+    """Write a notebook: a text beginning with ## becomes a heading."""
+    made = [new_markdown_cell(text) if text.startswith("## ") else new_code_cell(text) for text in cells]
+    file = folder / "small.ipynb"
+    nbformat.write(new_notebook(cells=made), file)
+    return file
+
+
+def demo(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tfos_nb.demo", *map(os.fspath, arguments)]
+    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_tells_the_headings_and_what_the_cells_print_and_the_figures(tmp_path: Path) -> None:
+    file = write(tmp_path, "## First", "print('hello')", "print('again')", "## Last", SHOWS_FIGURES)
+    ended = demo("--notebook", file, "--out", tmp_path / "out", cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    lines = ended.stdout.splitlines()
+    assert lines[:4] == ["[1/2] First", "      hello", "      again", "[2/2] Last"]
+    assert "    1  0.5000  0.7500" in lines
+    assert any(line.startswith("98.0% of 50 held-out digits are right") for line in lines)
+    executed = json.loads((tmp_path / "out/small.ipynb").read_text())
+    assert executed["cells"][1]["outputs"][0]["text"] == ["hello\n"]
+    assert "hello" in (tmp_path / "out/small.html").read_text()
+
+
+def test_a_failing_cell_ends_it_with_the_heading_the_error_and_code_1(tmp_path: Path) -> None:
+    file = write(tmp_path, "## Divide", "divisor = 0\n1 / divisor", "## Never", "print('unreached')")
+    ended = demo("--notebook", file, "--out", tmp_path / "out", cwd=tmp_path)
+    assert ended.returncode == 1
+    assert "Divide: ZeroDivisionError: division by zero" in ended.stderr
+    assert "1 / divisor" in ended.stderr
+    assert "\x1b" not in ended.stderr
+    assert "unreached" not in ended.stdout
+    executed = json.loads((tmp_path / "out/small.ipynb").read_text())
+    assert executed["cells"][1]["outputs"][0]["ename"] == "ZeroDivisionError"
+
+
+def test_a_kernel_that_dies_is_said(tmp_path: Path) -> None:
+    file = write(tmp_path, "## Die", "import os; os._exit(3)")
+    ended = demo("--notebook", file, "--out", tmp_path / "out", cwd=tmp_path)
+    assert ended.returncode == 1
+    assert "Die: Kernel died" in ended.stderr
+
+
+def test_a_notebook_without_figures_is_no_success(tmp_path: Path) -> None:
+    file = write(tmp_path, "## Nothing", "pass")
+    ended = demo("--notebook", file, "--out", tmp_path / "out", cwd=tmp_path)
+    assert ended.returncode == 1
+    assert "displayed nothing of type" in ended.stderr
+
+
+def test_a_missing_notebook_is_named_with_the_folder(tmp_path: Path) -> None:
+    ended = demo("--out", tmp_path / "out", cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "notebooks/01_quickstart.ipynb: no such notebook in" in ended.stderr
+    assert str(tmp_path) in ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_nbclient_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nbclient", None)
+    with pytest.raises(PlanError, match=r"nbclient is not installed: pip install 'tfos_nb\[demo\]'"):
+        run_notebook(write(tmp_path, "pass"), tmp_path / "out", str)
+
+
+def test_the_readme_shows_the_options_as_the_parser_has_them() -> None:
+    from tfos_nb import launch
+
+    options = describe(launch).split("\nExample\n")[0].strip()
+    assert f"```text\n{options}\n```" in (CHECKOUT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_and_the_docs_link_to_files_that_are_there() -> None:
+    import re
+
+    for page in (CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"

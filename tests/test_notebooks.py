@@ -1,0 +1,110 @@
+"""The quickstart as a user runs it: a kernel of its own, a local Spark, two TensorFlow processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from tests.conftest import ENVIRONMENT
+from tfos_nb.demo import OUTCOME
+
+CHECKOUT = Path(__file__).parents[1]
+NOTEBOOK = CHECKOUT / "notebooks/01_quickstart.ipynb"
+EPOCHS = 15
+RUN_SECONDS = 400
+
+
+class Run:
+    """One run of ``python -m tfos_nb.demo``: what it said, and the notebook that it left."""
+
+    def __init__(self, ended: subprocess.CompletedProcess[str], out: Path) -> None:
+        self.ended = ended
+        self.out = out
+        self.page = (out / NOTEBOOK.name).with_suffix(".html").read_text(encoding="utf-8")
+        self.cells: list[dict[str, Any]] = json.loads((out / NOTEBOOK.name).read_text(encoding="utf-8"))["cells"]
+        self.figures: dict[str, Any] = next(
+            output["data"][OUTCOME]
+            for cell in self.cells
+            for output in cell.get("outputs", ())
+            if OUTCOME in output.get("data", {})
+        )
+
+    def outputs_of(self, identifier: str) -> list[dict[str, Any]]:
+        return next(cell["outputs"] for cell in self.cells if cell["id"] == identifier)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    out = tmp_path_factory.mktemp("demo")
+    environment = {**ENVIRONMENT, "PYSPARK_PYTHON": sys.executable}
+    environment.pop("TFOS_NB_PROGRESS", None)
+    ended = subprocess.run(
+        [sys.executable, "-m", "tfos_nb.demo", "--out", os.fspath(out)],
+        cwd=CHECKOUT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    return Run(ended, out)
+
+
+def test_the_clusters_model_reads_97_percent_of_the_held_out_digits(run: Run) -> None:
+    assert run.figures["held_out"] > 250
+    assert run.figures["accuracy"] >= 0.97
+
+
+def test_fewer_than_ten_lines_differ_from_one_machine(run: Run) -> None:
+    assert 0 < run.figures["differing_lines"] < 10
+
+
+def test_the_saved_model_loads_elsewhere_and_reads_digits(run: Run) -> None:
+    import keras
+
+    digits = load_digits()
+    model = keras.saving.load_model(run.figures["model"])
+    predicted = model.predict(digits.data.astype("float32"), verbose=0).argmax(axis=1)
+    assert np.mean(predicted == digits.target) >= 0.97
+
+
+def test_every_epoch_is_in_the_history_and_the_loss_falls(run: Run) -> None:
+    epochs = run.figures["epochs"]
+    assert [epoch["epoch"] for epoch in epochs] == list(range(1, EPOCHS + 1))
+    assert epochs[-1]["loss"] < epochs[0]["loss"] / 4
+
+
+def test_the_table_ends_with_both_workers_done(run: Run) -> None:
+    table = next(output["data"] for output in run.outputs_of("cluster") if "data" in output)
+    assert table["text/plain"].count(" done ") == 2
+    assert "tfos-panel" in table["text/html"]
+
+
+def test_the_wrong_option_is_one_line_with_the_right_one(run: Run) -> None:
+    (error,) = run.outputs_of("mistake")
+    assert error["traceback"] == ["PlanError: --wokers: no such option; did you mean --workers?"]
+
+
+def test_the_command_tells_the_plan_the_nodes_the_epochs_and_where_the_files_are(run: Run) -> None:
+    said = run.ended.stdout
+    assert "cluster digits: 2 nodes, input from spark" in said
+    assert "worker:1      127.0.0.1" in said
+    for epoch in run.figures["epochs"]:
+        assert f"{epoch['epoch']:>5}  {epoch['loss']:.4f}  {epoch['accuracy']:.4f}" in said
+    assert f"{run.figures['accuracy']:.1%} of {run.figures['held_out']} held-out digits are right" in said
+    assert str(run.out / NOTEBOOK.name) in said
+    assert "tfos-panel" in run.page
+
+
+def test_the_notebook_is_shipped_without_outputs() -> None:
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    assert not [cell["id"] for cell in cells if cell.get("outputs") or cell.get("execution_count")]

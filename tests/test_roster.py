@@ -1,0 +1,413 @@
+"""What the driver knows of its nodes: who came, who failed first, who fell silent.
+
+Nodes here are clients of a real door.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tfos_nb import roster as roster_module
+from tfos_nb.errors import NodeFailed, PlanError
+from tfos_nb.roster import Roster
+from tfos_nb.runtime import wire
+from tfos_nb.runtime.door import Attendance, Door, DoorClient
+from tfos_nb.runtime.lifecycle import (
+    Farewell,
+    FeedPlace,
+    MainRaised,
+    MainReturned,
+    MainStarted,
+    NodeEnded,
+    NodeUp,
+    Refused,
+    Reservation,
+    Start,
+    Stop,
+)
+from tfos_nb.runtime.node import SupervisorEnded
+from tfos_nb.runtime.plan import ClusterPlan
+from tfos_nb.runtime.reports import FeedStatus, Heartbeat, LogLines, StepReport
+from tfos_nb.state import NodeState, NodeStatus
+
+SECONDS = 20.0
+
+
+class Cluster:
+    """A roster behind a real door, a clock that a test sets, and the streams of its nodes."""
+
+    def __init__(self, plan: ClusterPlan, clock: SimpleNamespace) -> None:
+        self.roster = Roster(plan)
+        self.clock = clock
+        self.door = Door(self.roster, host="127.0.0.1", bind="127.0.0.1")
+        self.client = DoorClient(self.door.open())
+        self.streams: dict[str, Attendance] = {}
+
+    def reserve(self, *nodes: str, port: int = 1000) -> None:
+        for number, node in enumerate(nodes):
+            stream = self.streams[node] = self.client.attend()
+            stream.send(Reservation(node, "10.0.0.1", port + number, str(number), 0, 77, ()))
+            self.until(lambda node=node: node not in self.roster.missing)
+
+    def say(self, message: Any) -> None:
+        """Send a node's message and wait until the roster has it."""
+        before = self.clock.said
+        self.streams[message.node].send(message)
+        self.until(lambda: self.clock.said > before)
+
+    def bring_up(self, *nodes: str) -> None:
+        self.reserve(*nodes)
+        for node in nodes:
+            self.say(NodeUp(node, 7, "2.21", "3.15", FeedPlace("/s", "h", 1, b""), "a note"))
+            self.say(MainStarted(node))
+
+    def until(self, reached: Callable[[], object]) -> None:
+        with self.roster.changed:
+            assert self.roster.changed.wait_for(reached, SECONDS)
+
+    def state(self, node: str) -> NodeState:
+        return next(state for state in self.roster.snapshot() if state.node == node)
+
+    def close(self) -> None:
+        self.door.close()
+        for stream in self.streams.values():
+            stream.end()
+        self.client.close()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Stand in for the roster's clock, and count what it has taken."""
+    clock = SimpleNamespace(now=1000.0, said=0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(roster_module, "time", clock)
+    received = Roster.received
+
+    def counted(self: Roster, link: Any, message: Any) -> None:
+        with self.changed:
+            received(self, link, message)
+            clock.said += 1
+            self.changed.notify_all()
+
+    monkeypatch.setattr(Roster, "received", counted)
+    return clock
+
+
+@pytest.fixture
+def make(clock: SimpleNamespace) -> Iterator[Callable[..., Cluster]]:
+    made: list[Cluster] = []
+
+    def build(workers: int = 2, **options: Any) -> Cluster:
+        made.append(Cluster(ClusterPlan(workers, **options), clock))
+        return made[-1]
+
+    yield build
+    for cluster in made:
+        cluster.close()
+
+
+def beat(node: str, rows: int | None = None, *reports: StepReport, hungry: bool = False) -> Heartbeat:
+    feed = None if rows is None else FeedStatus(rows, rows, 0, hungry)
+    return Heartbeat(node, 50.0, 1 << 30, reports, feed)
+
+
+def ended(node: str, code: int | None = 1, signal: str | None = None, memory: int | None = None) -> NodeEnded:
+    return NodeEnded(node, code, signal, "the last lines", memory)
+
+
+# --- coming -----------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_starts_before_all_have_reserved(make: Callable[..., Cluster]) -> None:
+    cluster = make(2, ps=1)
+    cluster.reserve("worker:1", "ps:0", "worker:0")
+    assert cluster.roster.missing == ("chief:0",)
+    assert cluster.state("worker:1").status is NodeStatus.RESERVED
+    cluster.reserve("chief:0", port=2000)
+    spec = {"chief": ["10.0.0.1:2000"], "worker": ["10.0.0.1:1002", "10.0.0.1:1000"], "ps": ["10.0.0.1:1001"]}
+    assert [next(iter(cluster.streams[node])) for node in ("worker:0", "chief:0", "ps:0")] == [Start(spec)] * 3
+    assert {state.status for state in cluster.roster.snapshot()} == {NodeStatus.STARTING}
+
+
+def test_all_are_up_when_every_main_has_been_called(make: Callable[..., Cluster]) -> None:
+    cluster = make(2, input_mode="tensorflow")
+    cluster.bring_up("worker:0", "worker:1")
+    assert cluster.roster.all_up
+    assert cluster.state("worker:0") == NodeState(
+        "worker:0", NodeStatus.TRAINING, "10.0.0.1", "0", 7, heartbeat_age=0.0
+    )
+
+
+def test_not_all_are_up_while_one_has_not_called_main(make: Callable[..., Cluster]) -> None:
+    cluster = make(2)
+    cluster.reserve("worker:0", "worker:1")
+    for node in ("worker:0", "worker:1"):
+        cluster.say(NodeUp(node, 7, "2", "3", None))
+    cluster.say(MainStarted("worker:0"))
+    assert not cluster.roster.all_up
+    assert cluster.state("worker:0").status is NodeStatus.FEEDING
+
+
+def test_a_second_reservation_is_sent_away_and_the_first_stays(make: Callable[..., Cluster]) -> None:
+    cluster = make(2)
+    cluster.reserve("worker:0")
+    second = cluster.client.attend()
+    second.send(Reservation("worker:0", "10.0.0.2", 9, "9", 1, 78))
+    assert list(second) == []
+    second.end()
+    assert cluster.state("worker:0").host == "10.0.0.1"
+    assert cluster.roster.failures == []
+    cluster.reserve("worker:1")
+    assert next(iter(cluster.streams["worker:0"])).cluster_spec["worker"][0] == "10.0.0.1:1000"
+
+
+def test_a_node_that_is_not_in_the_plan_is_sent_away(make: Callable[..., Cluster]) -> None:
+    cluster = make(1)
+    stranger = cluster.client.attend()
+    stranger.send(Reservation("worker:7", "10.0.0.2", 9, "9", 0, 78))
+    assert list(stranger) == []
+    stranger.end()
+    assert cluster.roster.missing == ("worker:0",)
+    assert cluster.roster.failures == []
+
+
+def test_an_executor_that_cannot_run_a_node_says_why(make: Callable[..., Cluster]) -> None:
+    cluster = make(1)
+    stream = cluster.streams["worker:0"] = cluster.client.attend()
+    stream.send(Refused("worker:0", "10.0.0.1", "tensorflow cannot be imported"))
+    assert list(stream) == []
+    [failure] = cluster.roster.failures
+    assert isinstance(failure.error, PlanError)
+    assert str(failure.error) == "worker:0 on 10.0.0.1: tensorflow cannot be imported"
+
+
+def test_a_supervisor_that_ended_before_it_came_is_a_failure_with_its_words(make: Callable[..., Cluster]) -> None:
+    cluster = make(1)
+    cluster.client.ask(SupervisorEnded("worker:0", 1, "ImportError: no module\n"))
+    [failure] = cluster.roster.failures
+    assert "its supervisor ended with code 1 before it had reserved" in str(failure.error)
+    assert "ImportError: no module" in str(failure.error)
+    assert "ImportError: no module" in cluster.roster.logs("worker:0")
+
+
+# --- failing ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_exception_is_a_failure_with_its_place_and_traceback(make: Callable[..., Cluster]) -> None:
+    cluster = make(2)
+    cluster.bring_up("worker:0", "worker:1")
+    cluster.say(MainRaised("worker:1", "ValueError: no", "Traceback …\nValueError: no"))
+    [failure] = cluster.roster.failures
+    assert (failure.node, failure.collateral) == ("worker:1", False)
+    assert isinstance(failure.error, NodeFailed)
+    assert (failure.error.host, failure.error.executor) == ("10.0.0.1", "1")
+    assert str(failure.error) == "worker:1 on 10.0.0.1 (executor 1): ValueError: no\nTraceback …\nValueError: no"
+    assert cluster.state("worker:1").status is NodeStatus.FAILED
+
+
+@pytest.mark.parametrize("first", ["its own", "a peer's"])
+def test_a_failure_that_a_peer_caused_is_marked_whichever_comes_first(make: Callable[..., Cluster], first: str) -> None:
+    cluster = make(2)
+    cluster.bring_up("worker:0", "worker:1")
+    messages = [
+        MainRaised("worker:1", "ValueError: no", "…"),
+        MainRaised("worker:0", "UnavailableError: Socket closed", "…", collateral=True),
+    ]
+    for message in messages if first == "its own" else reversed(messages):
+        cluster.say(message)
+    assert [failure.node for failure in cluster.roster.failures if not failure.collateral] == ["worker:1"]
+    assert [failure.node for failure in cluster.roster.failures if failure.collateral] == ["worker:0"]
+    assert cluster.roster.failures[0].node == ("worker:1" if first == "its own" else "worker:0")
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (ended("worker:0", 3), "exited with code 3"),
+        (ended("worker:0", None, "SIGSEGV"), "killed by SIGSEGV"),
+        (ended("worker:0", None, "SIGKILL", 3 << 29), "killed by SIGKILL at 1.5 GiB; if nobody did.*out of memory"),
+        (ended("worker:0", None, "SIGKILL"), "killed by SIGKILL; if nobody did"),
+    ],
+    ids=str,
+)
+def test_a_process_that_ends_is_a_failure_with_its_code_or_signal(
+    make: Callable[..., Cluster], message: NodeEnded, words: str
+) -> None:
+    cluster = make(1)
+    cluster.bring_up("worker:0")
+    cluster.say(message)
+    [failure] = cluster.roster.failures
+    assert isinstance(failure.error, NodeFailed)
+    assert (failure.error.exit_code, failure.error.signal) == (message.exit_code, message.signal)
+    with pytest.raises(NodeFailed, match=rf"(?s){words}.*The last lines that worker:0 wrote:\nthe last lines"):
+        raise failure.error
+
+
+def test_a_process_that_ends_after_its_exception_is_one_failure(make: Callable[..., Cluster]) -> None:
+    cluster = make(1)
+    cluster.bring_up("worker:0")
+    cluster.say(MainRaised("worker:0", "ValueError: no", "…"))
+    cluster.say(ended("worker:0", 1))
+    cluster.streams["worker:0"].end()
+    cluster.until(lambda: cluster.roster.all_gone)
+    assert len(cluster.roster.failures) == 1
+    assert cluster.state("worker:0").status is NodeStatus.FAILED
+
+
+def test_a_process_that_dies_after_main_has_returned_says_so(make: Callable[..., Cluster]) -> None:
+    cluster = make(1)
+    cluster.bring_up("worker:0")
+    cluster.say(MainReturned("worker:0", wire.encode(1)))
+    cluster.say(ended("worker:0", None, "SIGSEGV"))
+    [failure] = cluster.roster.failures
+    assert "killed by SIGSEGV after main had returned" in str(failure.error)
+
+
+def test_a_lost_stream_is_a_lost_node(make: Callable[..., Cluster]) -> None:
+    cluster = make(2)
+    cluster.bring_up("worker:0", "worker:1")
+    cluster.streams["worker:1"].end()
+    cluster.until(lambda: cluster.roster.failures)
+    assert cluster.state("worker:1").status is NodeStatus.LOST
+    assert "worker:1 on 10.0.0.1 (executor 1): its supervisor is gone" in str(cluster.roster.failures[0].error)
+
+
+def test_a_silent_node_is_a_lost_node_and_one_that_speaks_is_not(make: Callable[..., Cluster]) -> None:
+    cluster = make(2)
+    cluster.bring_up("worker:0", "worker:1")
+    cluster.clock.now += 14
+    cluster.say(beat("worker:0"))
+    cluster.roster.ticked()
+    assert cluster.roster.failures == []
+    assert (cluster.state("worker:0").heartbeat_age, cluster.state("worker:1").heartbeat_age) == (0, 14)
+    cluster.clock.now += 2
+    cluster.roster.ticked()
+    cluster.roster.ticked()
+    assert [failure.node for failure in cluster.roster.failures] == ["worker:1"]
+    assert "no heartbeat for 15 s" in str(cluster.roster.failures[0].error)
+    assert (cluster.state("worker:0").status, cluster.state("worker:1").status) == (NodeStatus.FEEDING, NodeStatus.LOST)
+
+
+def test_the_end_of_a_node_that_was_told_to_go_is_no_failure(make: Callable[..., Cluster]) -> None:
+    cluster = make(2)
+    cluster.bring_up("worker:0", "worker:1")
+    cluster.say(MainReturned("worker:0", wire.encode({"loss": 0.5})))
+    cluster.roster.dismiss(Stop("the user", 1.0))
+    assert list(zip(cluster.streams["worker:1"], range(2), strict=False))[1][0] == Stop("the user", 1.0)
+    cluster.say(ended("worker:0", 0))
+    cluster.say(ended("worker:1", None, "SIGKILL"))
+    for stream in cluster.streams.values():
+        stream.end()
+    cluster.until(lambda: cluster.roster.all_gone)
+    assert cluster.roster.failures == []
+    assert [state.status for state in cluster.roster.snapshot()] == [NodeStatus.DONE, NodeStatus.STOPPED]
+
+
+# --- what is known ---
+
+
+def test_the_results_are_kept_as_they_came(make: Callable[..., Cluster]) -> None:
+    cluster = make(2, ps=1)
+    cluster.bring_up("chief:0", "worker:0", "worker:1", "ps:0")
+    assert not cluster.roster.all_returned
+    for node in ("chief:0", "worker:0", "worker:1"):  # a parameter server's main need not return
+        cluster.say(MainReturned(node, wire.encode(node)))
+    assert cluster.roster.all_returned
+    assert {name: wire.decode(data) for name, data in cluster.roster.results().items()} == {
+        "chief:0": "chief:0", "worker:0": "worker:0", "worker:1": "worker:1",
+    }  # fmt: skip
+    assert cluster.roster.is_over("worker:0")
+    assert not cluster.roster.is_over("ps:0")
+
+
+def test_progress_is_of_the_newest_report_and_of_each_epochs_end(make: Callable[..., Cluster]) -> None:
+    cluster = make(2)
+    cluster.bring_up("worker:0", "worker:1")
+    end_of_one = StepReport(1, 3, 10, 10, {"loss": 0.5}, epoch_end=True)
+    cluster.say(beat("worker:0", 100, end_of_one, StepReport(2, 3, 4, 10, {"loss": 0.4})))
+    state = cluster.state("worker:0")
+    assert (state.status, state.epoch, state.epochs, state.step, state.loss) == (NodeStatus.TRAINING, 2, 3, 4, 0.4)
+    assert (state.rows, state.cpu_percent, state.memory_bytes) == (100, 50.0, 1 << 30)
+    assert dict(cluster.roster.history) == {"loss": [0.5]}
+    assert cluster.state("worker:1").status is NodeStatus.FEEDING
+
+
+def test_rows_per_second_are_those_of_the_last_seconds(make: Callable[..., Cluster]) -> None:
+    cluster = make(1)
+    cluster.bring_up("worker:0")
+    rates = []
+    for rows in (0, 100, 200, 300, 400, 400, 400, 400, 400):
+        cluster.say(beat("worker:0", rows))
+        rates.append(cluster.state("worker:0").rows_per_second)
+        cluster.clock.now += 1
+    assert rates[0] is None
+    assert rates[1:5] == [100.0] * 4
+    assert rates[5:7] == sorted(rates[5:7], reverse=True)  # it sinks
+    assert rates[-1] == 0.0
+    cluster.say(MainReturned("worker:0", wire.encode(None)))
+    assert cluster.state("worker:0").rows_per_second is None
+
+
+def test_a_step_that_reports_is_training_even_without_rows(make: Callable[..., Cluster]) -> None:
+    cluster = make(1)
+    cluster.bring_up("worker:0")
+    cluster.say(beat("worker:0", 0))
+    assert cluster.state("worker:0").status is NodeStatus.FEEDING
+    cluster.say(beat("worker:0", 0, StepReport(step=1)))
+    assert cluster.state("worker:0").status is NodeStatus.TRAINING
+
+
+def test_logs_are_kept_by_node(make: Callable[..., Cluster]) -> None:
+    cluster = make(2)
+    cluster.bring_up("worker:0", "worker:1")
+    cluster.say(LogLines("worker:0", ("one", "two")))
+    cluster.say(LogLines("worker:0", ("three",)))
+    assert cluster.roster.logs("worker:0") == ["one", "two", "three"]
+    assert cluster.roster.logs("worker:1") == []
+    with pytest.raises(KeyError):
+        cluster.roster.logs("worker:9")
+
+
+def test_a_node_with_rows_waiting_is_named(make: Callable[..., Cluster]) -> None:
+    cluster = make(2)
+    cluster.bring_up("worker:0", "worker:1")
+    cluster.say(beat("worker:0", 5, hungry=True))
+    cluster.say(beat("worker:1", 5, hungry=False))
+    assert cluster.roster.sated() == ("worker:1",)
+
+
+@pytest.mark.parametrize("first", ["silent", "done"])
+def test_a_node_with_rows_waiting_is_named_beside_one_that_says_nothing(
+    make: Callable[..., Cluster], first: str
+) -> None:
+    cluster = make(2)
+    cluster.bring_up("worker:0", "worker:1")
+    if first == "done":
+        cluster.say(beat("worker:0", 5, hungry=False))
+        cluster.say(MainReturned("worker:0", wire.encode(None)))
+    cluster.say(beat("worker:1", 5, hungry=False))
+    assert cluster.roster.sated() == ("worker:1",)
+
+
+def test_many_nodes_may_speak_at_once(make: Callable[..., Cluster]) -> None:
+    names = [f"worker:{index}" for index in range(20)]
+    cluster = make(20)
+    cluster.reserve(*names)
+    threads = [
+        threading.Thread(
+            target=lambda name=name: [cluster.streams[name].send(LogLines(name, (str(n),))) for n in range(20)]
+        )
+        for name in names
+    ]
+    for thread in threads:
+        thread.start()
+    cluster.until(lambda: cluster.clock.said == 400)
+    assert all(cluster.roster.logs(name) == [str(number) for number in range(20)] for name in names)
+    cluster.roster.send(Farewell())
+    for thread in threads:
+        thread.join(SECONDS)

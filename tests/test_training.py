@@ -1,0 +1,218 @@
+"""Training on a DataFrame's rows: every row once a pass, on real executors, and what is trained is right."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from tfos_nb import errors, launch
+
+ROWS, WIDTH, BATCH = 512, 8, 32
+
+
+def seen_ids(args: dict[str, Any], ctx: Any) -> list[list[int]]:
+    """Go through as many passes as are asked for, and tell the ids of each."""
+    passes = []
+    for _ in range(args["passes"]):
+        ids: list[int] = []
+        for batch in ctx.dataset(16, columns=["id"]):
+            ids.extend(batch["id"].numpy().tolist())
+        passes.append(ids)
+    return passes
+
+
+def every_row_once(results: dict[str, list[list[int]]], rows: int) -> bool:
+    per_pass = zip(*results.values(), strict=True)
+    return all(sorted(i for share in shares for i in share) == list(range(rows)) for shares in per_pass)
+
+
+def fit_and_tell(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
+    """Keras 3's own fit on several machines; tells the batches of ids that this worker trained on, and the weights."""
+    import keras
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(3)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.layers.Input((WIDTH,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)]
+        )
+        model.compile(optimizer=keras.optimizers.SGD(0.05, momentum=0.9), loss="mse")
+    before = [weight.tolist() for weight in model.get_weights()]
+    ids: list[list[int]] = []
+    keep = lambda batch: tf.py_function(lambda i: ids.append(i.numpy().tolist()), [batch["id"]], [])
+
+    def pair(batch: Any) -> Any:
+        with tf.control_dependencies([keep(batch)]):
+            return tf.identity(batch["x"]), batch["y"]
+
+    dataset = ctx.dataset(BATCH).map(pair)
+    model.fit(dataset, epochs=args["epochs"], verbose=0)
+    return {"before": before, "after": [weight.tolist() for weight in model.get_weights()], "ids": ids}
+
+
+@pytest.fixture(scope="module")
+def frame(spark: SparkSession) -> DataFrame:
+    numbers = np.random.default_rng(1)
+    x = numbers.normal(size=(ROWS, WIDTH)).astype("float32")
+    y = (x[:, 0] * 2 - x[:, 1] + 0.1 * numbers.normal(size=ROWS)).astype("float32")
+    rows = [(i, x[i].tolist(), float(y[i])) for i in range(ROWS)]
+    cached = spark.createDataFrame(rows, "id long, x array<float>, y float").repartition(4).cache()
+    cached.count()
+    return cached
+
+
+def numpy_sgd(frame: DataFrame, before: list[Any], batches: list[list[int]]) -> list[np.ndarray[Any, Any]]:
+    """Train the same model, in NumPy and float64, on the same global batches one after another."""
+    rows = {row.id: row for row in frame.collect()}
+    w1, b1, w2, b2 = (np.asarray(weight, dtype="float64") for weight in before)
+    params = [w1, b1, w2, b2]
+    velocity = [np.zeros_like(param) for param in params]
+    for batch in batches:
+        x = np.asarray([rows[i].x for i in batch], dtype="float64")
+        y = np.asarray([[rows[i].y] for i in batch], dtype="float64")
+        hidden = np.tanh(x @ params[0] + params[1])
+        error = 2 * (hidden @ params[2] + params[3] - y) / len(batch)
+        inner = (error @ params[2].T) * (1 - hidden**2)
+        gradients = [x.T @ inner, inner.sum(0), hidden.T @ error, error.sum(0)]
+        for i, gradient in enumerate(gradients):
+            velocity[i] = 0.9 * velocity[i] - 0.05 * gradient
+            params[i] = params[i] + velocity[i]
+    return params
+
+
+def test_two_workers_end_alike_and_like_one_process_on_the_same_global_batches(
+    spark: SparkSession, frame: DataFrame
+) -> None:
+    with launch(fit_and_tell, {"epochs": 2}, workers=2, spark=spark, name="alike") as cluster:
+        cluster.train(frame, epochs=2)
+    one, two = cluster.results()["worker:0"], cluster.results()["worker:1"]
+    assert one["after"] == two["after"]
+    assert sorted(i for ids in (one["ids"], two["ids"]) for batch in ids for i in batch) == sorted(
+        2 * list(range(ROWS))
+    )
+    halves = [pair for worker in (one, two) for pair in [_halves(worker["ids"])]]
+    steps = max(len(half) for half in halves)
+    global_batches = [[i for half in halves if step < len(half) for i in half[step]] for step in range(steps)]
+    expected = numpy_sgd(frame, one["before"], global_batches)
+    for trained, wanted in zip(one["after"], expected, strict=True):
+        np.testing.assert_allclose(np.asarray(trained), wanted, atol=1e-4)
+    assert len(cluster.history["loss"]) == 2
+    assert cluster.history["loss"][1] < cluster.history["loss"][0]
+
+
+def _halves(batches: list[list[int]]) -> list[list[int]]:
+    """Cut a worker's batches as MultiWorkerMirroredStrategy does: two steps of half the global size each."""
+    half = BATCH // 2
+    return [batch[start : start + half] for batch in batches for start in range(0, len(batch), half)]
+
+
+def test_skewed_and_empty_partitions_lose_no_row_in_any_pass(spark: SparkSession) -> None:
+    skewed = spark.range(1000).repartitionByRange(6, "id").where("id < 170 or id >= 990").coalesce(6)
+    ids = {row.id: number for number, row in enumerate(skewed.collect())}
+    renumbered = spark.createDataFrame([(number,) for number in ids.values()], "id long").repartition(5, "id")
+    with launch(seen_ids, {"passes": 3}, workers=2, spark=spark) as cluster:
+        cluster.train(renumbered, epochs=3)
+    results = cluster.results()
+    assert every_row_once(results, len(ids))
+    assert all(passes[0] == passes[1] == passes[2] for passes in results.values())  # the later two come from the spill
+
+
+def test_without_a_spill_spark_is_asked_for_each_epoch(spark: SparkSession) -> None:
+    with launch(seen_ids, {"passes": 2}, workers=2, spark=spark) as cluster:
+        cluster.train(spark.range(300), epochs=2, spill=False)
+    assert every_row_once(cluster.results(), 300)
+
+
+def test_a_spill_that_grows_too_big_falls_back_to_spark(spark: SparkSession) -> None:
+    with launch(seen_ids, {"passes": 3}, workers=2, spark=spark, spill_bytes=1000) as cluster:
+        cluster.train(spark.range(2000), epochs=3)
+    assert every_row_once(cluster.results(), 2000)
+    assert "Spark will be asked again" in cluster.logs()
+
+
+def test_train_may_be_called_again_and_takes_rdds(spark: SparkSession) -> None:
+    rows = spark.sparkContext.parallelize([{"id": i} for i in range(100)], 3)
+    with launch(seen_ids, {"passes": 2}, workers=2, spark=spark) as cluster:
+        cluster.train(rows)
+        cluster.train(rows)
+    assert every_row_once(cluster.results(), 100)
+
+
+def test_one_row_for_three_workers_hangs_nobody(spark: SparkSession) -> None:
+    with launch(seen_ids, {"passes": 2}, workers=3, spark=spark) as cluster:
+        cluster.train(spark.range(1), epochs=2)
+    assert every_row_once(cluster.results(), 1)
+
+
+def test_where_every_slot_is_a_node_the_tasks_leave_theirs_for_feeding(spark: SparkSession) -> None:
+    with launch(seen_ids, {"passes": 1}, workers=4, spark=spark) as cluster:
+        cluster.train(spark.range(400))
+    assert every_row_once(cluster.results(), 400)
+    assert cluster.state.value == "DONE"
+
+
+class DyingOnce:
+    """Passes rows on; its first attempt at partition 1 dies by SIGKILL with rows still to come."""
+
+    def __call__(self, batches: Any) -> Any:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        first = context.partitionId() == 1 and context.attemptNumber() == 0
+        for number, batch in enumerate(batches):
+            if first and number == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield batch
+
+
+def test_a_feeding_task_that_is_killed_and_run_again_neither_loses_nor_repeats_a_row(spark: SparkSession) -> None:
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
+    try:
+        dying = spark.range(0, 8000, 1, 2).mapInArrow(DyingOnce(), "id long")
+        with launch(seen_ids, {"passes": 2}, workers=2, spark=spark) as cluster:
+            cluster.train(dying, epochs=2)
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    assert every_row_once(cluster.results(), 8000)
+
+
+def returning_early(args: Any, ctx: Any) -> int:
+    batch = next(iter(ctx.dataset(4)))
+    return int(batch["id"].shape[0])
+
+
+def test_a_main_that_returns_early_ends_the_feed(spark: SparkSession) -> None:
+    with launch(returning_early, workers=2, spark=spark, buffer_bytes=1000) as cluster:
+        cluster.train(spark.range(200_000), epochs=5)
+    assert cluster.results() == {"worker:0": 4, "worker:1": 4}
+
+
+def placed(args: Any, ctx: Any) -> dict[str, Any]:
+    import json
+
+    return {"config": json.loads(os.environ["TF_CONFIG"]), "chief": ctx.is_chief, "workers": ctx.num_workers}
+
+
+def test_tf_config_is_right_for_every_role(spark: SparkSession) -> None:
+    with launch(placed, workers=2, chief=True, evaluator=True, spark=spark, input_mode="tensorflow") as cluster:
+        pass
+    results = cluster.results()
+    assert {"chief:0", "worker:0", "worker:1"} <= set(results)
+    for node, result in results.items():
+        role, index = node.split(":")
+        assert result["config"]["task"] == {"type": role, "index": int(index)}
+        assert {name: len(at) for name, at in result["config"]["cluster"].items()} == {
+            "chief": 1,
+            "worker": 2,
+            "evaluator": 1,
+        }
+        assert result["chief"] == (node == "chief:0")
+    with pytest.raises(errors.PlanError, match="reads files itself"):
+        cluster.train(spark.range(1))

@@ -1,0 +1,121 @@
+"""How a cluster ends: what is waited for, whose failure is shown, and what every caller then gets to hear.
+
+A :class:`Fate` is shared by a cluster's own thread, which decides, and by the callers that wait for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfos_nb.errors import ClusterClosed, NodeFailed, RendezvousTimeout, TfosError
+from tfos_nb.launching import error_of_job
+from tfos_nb.roster import Failure, Roster
+from tfos_nb.runtime.door import DoorAddress
+from tfos_nb.runtime.lifecycle import Stop
+from tfos_nb.session import Job
+
+__all__ = ["Fate"]
+
+_SETTLE = 0.5  # seconds in which a node that failed for its own reason may come after one that failed because of it
+_SETTLE_COLLATERAL = 3.0  # the same, when all that failed so far failed because of a peer
+
+
+class Fate:
+    """What has been decided of one cluster, and what would decide it.
+
+    Attributes
+    ----------
+    over : threading.Event
+        Set when nothing of the cluster runs any more.
+    error : TfosError or None
+        What every caller gets to hear from then on.
+    stop : Stop or None
+        The user's wish to end it.
+    jobs : sequence of Job
+        The nodes' Spark jobs.
+    """
+
+    def __init__(self, name: str, roster: Roster) -> None:
+        self.name = name
+        self.over = threading.Event()
+        self.error: TfosError | None = None
+        self.stop: Stop | None = None
+        self.jobs: Sequence[Job[Any]] = ()
+        self._roster = roster
+        self._changed = roster.changed
+
+    @property
+    def failing(self) -> bool:
+        """Whether the cluster is about to end before its nodes are done."""
+        return bool(self._roster.failures) or self.stop is not None
+
+    @property
+    def lost_job(self) -> Job[Any] | None:
+        """A Spark job of the nodes that ended by an error."""
+        return next((job for job in self.jobs if job.done.is_set() and job.error is not None), None)
+
+    def wake(self) -> None:
+        """Let everybody who waits look again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def ask_to_stop(self, stop: Stop) -> None:
+        """Wish for the end; a later wish counts if it is more urgent."""
+        with self._changed:
+            if self.stop is not None and stop.grace < self.stop.grace:
+                self._roster.send(stop)
+            if self.stop is None or stop.grace < self.stop.grace:
+                self.stop = stop
+            self._changed.notify_all()
+
+    def abort(self, error: TfosError) -> None:
+        """Make an error of the whole cluster one of its failures."""
+        with self._changed:
+            self._roster.failures.append(Failure(error, "", collateral=False))
+            self._changed.notify_all()
+
+    def wait_for(self, reached: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait for something, a failure, a stop, or a node job's error; False if the time is over."""
+        with self._changed:
+            return self._changed.wait_for(lambda: reached() or self.failing or self.lost_job is not None, timeout)
+
+    def raise_outcome(self) -> None:
+        """Wait for the end, and raise what it was."""
+        self.over.wait()
+        raise self.error or ClusterClosed(f"cluster {self.name} has ended")
+
+    def rendezvous_timeout(self, timeout: float, address: DoorAddress) -> RendezvousTimeout:
+        """Say which nodes never came."""
+        missing, total = self._roster.missing, len(self._roster.plan.nodes)
+        return RendezvousTimeout(
+            f"{total - len(missing)} of {total} nodes reserved within {timeout:g} s; missing: {', '.join(missing)}. "
+            f"Spark did not start their tasks, or their executors cannot reach the driver at {address.host}:"
+            f"{address.port}: look at Spark's UI for the job of cluster {self.name}; set TFOS_SERVER_HOST and "
+            "TFOS_SERVER_PORT if a firewall stands between",
+            missing,
+        )
+
+    def first_failure(self) -> TfosError | None:
+        """Choose the failure to show: the first of those that no peer caused. None if there is none."""
+        failures = self._roster.failures
+        if not failures:
+            return self._error_of_lost_job()
+        with self._changed:
+            if not self._has_own_cause():
+                self._changed.wait_for(self._has_own_cause, _SETTLE_COLLATERAL)
+            elif failures[0].node:
+                self._changed.wait_for(lambda: False, _SETTLE)
+        first = next((failure for failure in failures if not failure.collateral), failures[0])
+        others = len({failure.node for failure in failures if failure.node} - {first.node})
+        return first.error.counting(others) if others and isinstance(first.error, NodeFailed) else first.error
+
+    def _has_own_cause(self) -> bool:
+        return any(not failure.collateral for failure in self._roster.failures)
+
+    def _error_of_lost_job(self) -> TfosError | None:
+        job = self.lost_job
+        if job is None or job.error is None or self._roster.all_returned or self.stop is not None:
+            return None
+        return error_of_job(job.error, "Spark ended the nodes' job")
