@@ -1,4 +1,4 @@
-"""The command behind ``make demo``, with small notebooks of real kernels; the quickstart itself is in test_notebooks.py."""
+"""The command behind ``make demo``, with small notebooks in real kernels; test_notebooks.py has the quickstart."""
 
 from __future__ import annotations
 

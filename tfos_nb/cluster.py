@@ -353,6 +353,8 @@ class Cluster:
         self._roster.dismiss(message)
         with self._changed:
             self._changed.wait_for(lambda: self._roster.all_gone, grace + _LEAVING)
+            # A node's task ends after its supervisor: only then are the process gone and the slot free.
+            self._changed.wait_for(lambda: all(job.done.is_set() for job in self._fate.jobs), _LEAVING)
         self._jobs.cancel_all()
         self._door.close()
 

@@ -262,7 +262,7 @@ def test_only_the_wanted_columns_are_looked_at() -> None:
 @pytest.mark.parametrize(
     ("first", "later", "message"),
     [
-        ([1, 2], [0.5], "column 'c' is double here, and was int64 in the rows that came first"),
+        ([1, 2], [0.5], "column 'c' is double here, and was int64 in the first rows"),
         ([1], ["a"], "column 'c' is string here, and was int64"),
         ([[1, 2]], [3], "column 'c' is int64 here, and was int64 in lists of 2"),
         ([1], [[1, 2]], r"column 'c' is list<.*> here, and was int64"),

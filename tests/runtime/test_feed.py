@@ -1,6 +1,6 @@
 """No row twice, no row lost: real senders, a real door and real Flight servers, under attempts that die.
 
-The nodes are in this process (their passes are what a dataset reads), and so are the tasks, but for those that are killed.
+The nodes are in this process (their passes are what a dataset reads); so are the tasks, but for the one that is killed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SECONDS = 60.0
 PARTITION_STEP = 100_000  # ids of partition p begin at p * PARTITION_STEP
 
 
-# --- a driver, nodes and tasks ----------------------------------------------------------------------------------------
+# --- a driver, nodes and tasks --------------------------------------------------------------------
 
 
 class NodeInside:
@@ -177,7 +177,7 @@ class Died(Exception):
 
 @dataclass(frozen=True)
 class Attempt:
-    """How one attempt reads its partition, and when it dies: before a batch, before it tells the driver, or not at all."""
+    """How one attempt reads its partition, and when it dies: before a batch, before it tells the driver, or never."""
 
     sizes: tuple[int, ...] = ()
     dies_before_batch: int | None = None
@@ -277,7 +277,7 @@ def test_every_row_arrives_once_in_every_pass_whatever_dies(
             assert feed.passes_done[name] == epochs
 
 
-# --- what a retried partition may not do --------------------------------------------------------------------------------
+# --- what a retried partition may not do ----------------------------------------------------------
 
 
 def send(driver: Driver, feed: Feed, batches: Iterable[pa.RecordBatch], partition: int = 0) -> int:
@@ -360,7 +360,7 @@ def test_a_speculative_task_that_is_overtaken_ends_well() -> None:
 
 def test_a_task_that_is_killed_half_way_leaves_no_gap_and_no_double() -> None:
     ids = ids_of_partition(0, 400)
-    script = f"""
+    script = """
         import sys, threading
         from tests.runtime.test_feed import FeedTask, DoorClient, _send_partition, batch_of, ids_of_partition
         from tfos_nb.runtime.door import DoorAddress
@@ -401,7 +401,7 @@ def test_a_task_that_is_killed_half_way_leaves_no_gap_and_no_double() -> None:
             assert sorted(row for node in driver.nodes.values() for row in node.seen[number]) == ids
 
 
-# --- memory, disk, and nodes that want no more ----------------------------------------------------------------------------
+# --- memory, disk, and nodes that want no more ----------------------------------------------------
 
 
 def test_a_full_node_makes_the_task_wait_and_a_reader_frees_it() -> None:
@@ -468,7 +468,7 @@ def test_a_batch_bigger_than_a_message_is_cut(monkeypatch: pytest.MonkeyPatch) -
         assert max(sizes) * batch_of(ids).nbytes / 3000 <= 1000
 
 
-# --- the task as Spark calls it ------------------------------------------------------------------------------------------
+# --- the task as Spark calls it -------------------------------------------------------------------
 
 
 def test_a_feed_task_yields_the_number_of_rows_it_sent() -> None:

@@ -95,8 +95,8 @@ def test_partitions_read_one_by_one_differ_by_one_segment_at_most(sizes: list[in
 def test_the_shares_differ_by_what_is_claimed_ahead_for_partitions_that_are_read_at_once(
     sizes: list[int], nodes: int, at_once: int, local: bool, data: st.DataObject
 ) -> None:
-    """Segments are claimed some ahead, and count in full until their partition is finished; and a node on the same host is
-    preferred to one that has a segment less: hence the bound."""
+    """Segments are claimed some ahead and count in full until their partition is finished; and a node on the same host
+    is preferred to one that has a segment less: hence the bound."""
     ledger = FeedLedger(1, names(nodes))
     waiting = [
         Reading(ledger, number, rows, (names(nodes)[number % nodes],) if local else ())

@@ -68,9 +68,12 @@ def call_elsewhere(payload: bytes, tmp_path: Path) -> str:
     """Call ``main`` in a process that has neither the test's modules nor the cell."""
     file = tmp_path / "payload"
     file.write_bytes(payload)
-    script = "import sys; from tfos_nb.runtime.payload import unpack; " + (
-        "main, args = unpack(open(sys.argv[1], 'rb').read()); print(main(args, None))"
-    )
+    script = """if True:
+        import sys
+        from tfos_nb.runtime.payload import unpack
+        main, args = unpack(open(sys.argv[1], "rb").read())
+        print(main(args, None))
+    """
     ended = subprocess.run(
         [sys.executable, "-c", script, str(file)], env=ENVIRONMENT, capture_output=True, text=True, check=False, cwd="/"
     )
@@ -78,7 +81,7 @@ def call_elsewhere(payload: bytes, tmp_path: Path) -> str:
     return ended.stdout.strip()
 
 
-# --- what travels ---------------------------------------------------------------------------------------------------------
+# --- what travels ---------------------------------------------------------------------------------
 
 
 def test_a_cells_function_takes_its_globals_and_helpers_along(tmp_path: Path) -> None:
@@ -128,8 +131,8 @@ def test_a_function_of_a_local_module_goes_by_value(module: Callable[[str, str],
     assert call_elsewhere(payload, tmp_path) == "7"
 
 
-# The gap: only main's own module goes by value; another local module that it refers to goes by name, so it is found only
-# where the node has the driver's folders too.
+# The gap: only main's own module goes by value; another local module that it refers to goes by name, so it is found
+# only where the node has the driver's folders too.
 @pytest.mark.xfail(reason="a helper of another local module goes by name")
 def test_a_helper_of_another_local_module_goes_by_value(
     module: Callable[[str, str], ModuleType], tmp_path: Path
@@ -183,7 +186,7 @@ def test_a_lambda_is_a_function_too() -> None:
     assert call(pack(lambda args, ctx: args + 1, 1)) == 2
 
 
-# --- what cannot --------------------------------------------------------------------------------------------------------
+# --- what cannot ----------------------------------------------------------------------------------
 
 
 def test_spark_and_its_data_are_named_with_what_to_do_instead(spark: SparkSession) -> None:
@@ -286,7 +289,9 @@ def test_a_variable_that_the_function_does_not_use_may_be_anything() -> None:
 
 def test_functions_that_call_each_other_are_looked_at_once() -> None:
     main = cell(
-        "def even(n): return n == 0 or odd(n - 1)\ndef odd(n): return n != 0 and even(n - 1)\nmain = lambda n, _: even(n)"
+        "def even(n): return n == 0 or odd(n - 1)\n"
+        "def odd(n): return n != 0 and even(n - 1)\n"
+        "main = lambda n, _: even(n)"
     )
     assert call(pack(main, 10)) is True
 
@@ -316,7 +321,7 @@ def test_big_things_are_said_to_be_big(monkeypatch: pytest.MonkeyPatch, caplog: 
     assert "main and what it refers to take 3 MiB, which every node receives" in caplog.text
 
 
-# --- tracebacks ---------------------------------------------------------------------------------------------------------
+# --- tracebacks -----------------------------------------------------------------------------------
 
 
 @pytest.fixture

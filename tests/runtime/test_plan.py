@@ -106,9 +106,9 @@ def test_a_nodes_name_is_read_as_it_is_written(node: Node) -> None:
     assert Node.parse(str(node)) == node
 
 
-@pytest.mark.parametrize("text", ["worker", "worker:", "boss:0", "worker:x", ""])
+@pytest.mark.parametrize("text", ["worker", "worker:", "boss:0", "worker:x", ""], ids=repr)
 def test_what_is_no_nodes_name_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="is not a valid Role|invalid literal for int"):
         Node.parse(text)
 
 

@@ -186,9 +186,12 @@ def test_messages_of_many_threads_do_not_mix(ends: tuple[Channel, Channel]) -> N
 
 def test_a_channel_of_a_killed_process_ends() -> None:
     ours, theirs = Channel.pair()
-    script = "import sys, threading; from tfos_nb.runtime.process import Channel; " + (
-        "Channel.of_fd(int(sys.argv[1])).send('up'); threading.Event().wait()"
-    )
+    script = """if True:
+        import sys, threading
+        from tfos_nb.runtime.process import Channel
+        Channel.of_fd(int(sys.argv[1])).send("up")
+        threading.Event().wait()
+    """
     process = subprocess.Popen(
         [sys.executable, "-c", script, str(theirs.fileno())], env=ENVIRONMENT, pass_fds=(theirs.fileno(),)
     )

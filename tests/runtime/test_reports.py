@@ -65,7 +65,10 @@ def test_the_newest_state_of_the_feed_is_kept(ends: tuple[Reporter, ReportBox]) 
 
 @pytest.mark.parametrize(
     ("value", "number"),
-    [(0.5, 0.5), (2, 2.0), (np.float32(0.5), 0.5), (np.array(3), 3.0), (True, 1.0), ("abc", None), (None, None), ([1, 2], None)],
+    [
+        (0.5, 0.5), (2, 2.0), (np.float32(0.5), 0.5), (np.array(3), 3.0), (True, 1.0),
+        ("abc", None), (None, None), ([1, 2], None),
+    ],
     ids=repr,
 )  # fmt: skip
 def test_a_metric_that_is_no_number_is_left_out(

@@ -103,7 +103,7 @@ def test_what_is_nearly_data_becomes_data(value: Any, plain: Any) -> None:
 
 
 MESSAGES = [
-    lifecycle.NodeJob("worker:1", "c", 0, "1", "host", 1, True, ("0",), {"A": "b"}, ("/a",), {"fed": True}, b"c", "t", b"p"),
+    lifecycle.NodeJob("worker:1", "c", 0, "1", "host", 1, True, ("0",), {"A": "b"}, ("/a",), {"fed": 1}, b"c", "t"),
     lifecycle.Reservation("worker:1", "host", 1, "0", 0, 77, ("0", "1")),
     lifecycle.Refused("worker:1", "host", "no TensorFlow"),
     lifecycle.Start({"worker": ["a:1", "b:2"]}),
@@ -121,10 +121,10 @@ MESSAGES = [
     ledger.PassDone("worker:1", 1, 2, 3),
     ledger.OpenPartition(1, 2, b"s", {"x": (3,)}),
     ledger.Places({"worker:1": lifecycle.FeedPlace("/s", "host", 1, b"c")}, True, "why"),
-    ledger.ClaimSegment(1, 2, 64, ("worker:1",)),
+    ledger.ClaimSegments(1, 2, 64, 16, ("worker:1",)),
     ledger.PartitionDone(1, 2, 3, True),
     ledger.PartitionFailed(1, 2, "why"),
-    reports.Heartbeat("worker:1", 1.0, 2, (reports.StepReport(1, metrics={"loss": 0.5}),), reports.FeedStatus(1, 2, 3, True)),
+    reports.Heartbeat("worker:1", 1.0, 2, (reports.StepReport(1, metrics={"loss": 0.5}),), reports.FeedStatus(1, 2, 3)),
     reports.LogLines("worker:1", ("a", "b")),
 ]  # fmt: skip
 

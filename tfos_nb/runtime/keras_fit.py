@@ -96,6 +96,9 @@ def patch_keras_fit() -> str:
         return "keras: not installed, nothing to mend"
     if keras.backend.backend() != "tensorflow":
         return f"keras: {keras.__version__} runs on {keras.backend.backend()}, not on TensorFlow: nothing to mend"
+    model: Any = keras.Model
+    if getattr(model, "_tfos_mended", False):
+        return f"keras: {keras.__version__} is mended already"
     unlike = _unlike_known(keras.__version__)
     if unlike:
         return (
@@ -105,10 +108,8 @@ def patch_keras_fit() -> str:
         )
     from keras.src.backend.tensorflow import trainer
 
-    if getattr(trainer.TensorFlowTrainer, "_tfos_mended", False):
-        return f"keras: {keras.__version__} is mended already"
     _mend(trainer)
-    trainer.TensorFlowTrainer._tfos_mended = True
+    model._tfos_mended = True
     return f"keras: {keras.__version__} mended: fit and evaluate under synchronous strategies, uneven and empty batches"
 
 

@@ -1,8 +1,7 @@
 """Train a list of small models with ``model.fit`` as one worker, or as the single process that they are compared with.
 
-Usage: ``fit_cases.py OUT [CASE…]``. With ``TF_CONFIG`` it is one worker, has only its own rows, and writes to
-``OUT.<index>`` what came out and which rows it had in which step. Without, it reads those files and trains on the
-same global batches.
+Usage: ``fit_cases.py OUT WORKERS CASE…``. With ``TF_CONFIG`` it is one worker, has only its own rows, and writes what
+came out to ``OUT.<index>``. Without, it trains on the same global batches alone and writes to ``OUT.single``.
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ import tensorflow as tf
 from tfos_nb.runtime.strategy import disable_auto_shard, patch_keras_fit
 
 BATCH = 16  # global, as Keras takes it
-# Rows of each worker, for each epoch; of so many that no step is without any row at all, which makes NaN in one process.
+# Rows of each worker, for each epoch. So many that no step is without any row at all: that makes NaN in one process.
 ROWS: dict[str, list[list[int]]] = {
     "uneven": [[128, 83, 40], [128, 83, 40]],
     "no_row_on_the_chief": [[0, 48, 0], [0, 48, 0]],
     "no_row_on_one": [[70, 0, 30], [70, 0, 30]],
     "synchronized_batch_norm": [[40, 9, 0], [40, 9, 0]],
-    "epochs_of_different_length": [[40, 24, 8], [0, 0, 0], [96, 8, 0], [3, 1, 0]],
-    "first_epoch_empty": [[0, 0, 0], [37, 8, 0]],
+    "epochs_of_different_length": [[0, 0, 0], [40, 24, 8], [0, 0, 0], [96, 8, 0], [3, 1, 0]],
     "class_weight": [[40, 9, 0], [40, 9, 0]],
     "sample_weight": [[40, 9, 3], [40, 9, 3]],
     "sum_loss": [[40, 9, 3], [40, 9, 3]],
@@ -37,7 +35,6 @@ ROWS: dict[str, list[list[int]]] = {
     "own_train_step": [[61, 30, 7], [61, 30, 7]],
 }
 VALIDATION = [30, 0, 5]
-VALIDATED = ("uneven", "sample_weight")
 
 
 def rows_of(seed: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -159,68 +156,72 @@ def train(name: str, train_epochs: list, validation: list | None) -> dict[str, A
     return done
 
 
-def steps_seen(strategy: Any, epochs: list) -> list[list[list[int]]]:
-    """How many rows this worker has in each step of each epoch, as the strategy deals them out."""
-    source = Source(epochs, False)
-    dealt = strategy.experimental_distribute_dataset(source.dataset())
-    return [[int(strategy.experimental_local_results(y)[0].shape[0]) for _, y in dealt] for _ in epochs]
+def dealt(batches: list[tuple[np.ndarray, ...]], replicas: int) -> list[int]:
+    """How many rows a worker with one replica has in each of its steps: TensorFlow cuts each batch in equal parts."""
+    sizes = []
+    for batch in batches:
+        left, part = len(batch[0]), -(-len(batch[0]) // replicas)
+        for _ in range(replicas):
+            sizes.append(min(part, left))
+            left -= sizes[-1]
+    return sizes
+
+
+def epochs_of(name: str, index: int) -> list[list[tuple[np.ndarray, ...]]]:
+    return [batches_of(rows_of(100 * e + index, epoch[index])) for e, epoch in enumerate(ROWS[name])]
+
+
+def validation_of(name: str, index: int) -> list[tuple[np.ndarray, ...]] | None:
+    return batches_of(rows_of(900 + index, VALIDATION[index])) if name == "uneven" else None
 
 
 def as_worker(out: str, names: list[str]) -> None:
-    config = json.loads(os.environ["TF_CONFIG"])
-    index, count = config["task"]["index"], len(config["cluster"]["worker"])
+    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     results: dict[str, Any] = {}
     for name in names:
-        held_out = batches_of(rows_of(900 + index, VALIDATION[index]))
-        epochs = [batches_of(rows_of(100 * e + index, epoch[index])) for e, epoch in enumerate(ROWS[name])]
-        validation = held_out if name in VALIDATED else None
-        dealt = steps_seen(strategy, epochs)
-        held = steps_seen(strategy, [validation])[0] if validation is not None else None
         with strategy.scope():
-            results[name] = train(name, epochs, validation) | {"dealt": dealt, "held": held, "workers": count}
+            results[name] = train(name, epochs_of(name, index), validation_of(name, index))
     with open(f"{out}.{index}", "w") as file:
         json.dump(results, file)
     strategy.reduce("SUM", 0.0, axis=None)  # nobody leaves before all have written
     os._exit(0)  # TensorFlow's own end of a worker takes up to half a minute
 
 
-def as_single(out: str, names: list[str]) -> None:
-    with open(f"{out}.0") as file:
-        count = next(iter(json.load(file).values()))["workers"]
-    dealt = []
-    for index in range(count):
-        with open(f"{out}.{index}") as file:
-            dealt.append(json.load(file))
+def as_single(out: str, workers: int, names: list[str]) -> None:
     results = {}
     for name in names:
-        epochs = [
-            merged([(rows_of(100 * e + i, epoch[i]), dealt[i][name]["dealt"][e]) for i in range(count)])
-            for e, epoch in enumerate(ROWS[name])
-        ]
-        validation = None
-        if name in VALIDATED:
-            validation = merged([(rows_of(900 + i, VALIDATION[i]), dealt[i][name]["held"]) for i in range(count)])
+        parts = [epochs_of(name, index) for index in range(workers)]
+        epochs = [merged([part[e] for part in parts]) for e in range(len(ROWS[name]))]
+        held_out = [validation_of(name, index) for index in range(workers)]
+        validation = merged([part or [] for part in held_out]) if held_out[0] is not None else None
         results[name] = train(name, epochs, validation)
+        results[name]["steps"] = [len(epoch) for epoch in epochs]
+        results[name]["rows"] = [sum(epoch[index] for epoch in ROWS[name]) for index in range(workers)]
     with open(f"{out}.single", "w") as file:
         json.dump(results, file)
 
 
-def merged(workers: list[tuple[tuple[np.ndarray, ...], list[int]]]) -> list[tuple[np.ndarray, ...]]:
-    """The global batch of each step: what each worker had in it, one after the other."""
-    batches = []
-    ends = [0] * len(workers)
-    for step in range(len(workers[0][1])):
-        parts = []
-        for i, (rows, sizes) in enumerate(workers):
-            parts.append([part[ends[i] : ends[i] + sizes[step]] for part in rows])
-            ends[i] += sizes[step]
-        batches.append(tuple(np.concatenate(column) for column in zip(*parts, strict=True)))
-    return batches
+def merged(workers: list[list[tuple[np.ndarray, ...]]]) -> list[tuple[np.ndarray, ...]]:
+    """The global batch of each step: what each worker has in it, one after the other."""
+    sizes = [dealt(batches, len(workers)) for batches in workers]
+    steps = max(len(of_worker) for of_worker in sizes)
+    whole = [
+        tuple(np.concatenate(column) for column in zip(rows_of(0, 0), *batches, strict=True)) for batches in workers
+    ]
+    ends = [np.cumsum([0, *of_worker, *[0] * (steps - len(of_worker))]) for of_worker in sizes]
+    made = []
+    for step in range(steps):
+        parts = [[c[end[step] : end[step + 1]] for c in rows] for rows, end in zip(whole, ends, strict=True)]
+        made.append(tuple(np.concatenate(column) for column in zip(*parts, strict=True)))
+    return made
 
 
 if __name__ == "__main__":
     print(patch_keras_fit())
     tf.config.threading.set_inter_op_parallelism_threads(2)
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    (as_worker if "TF_CONFIG" in os.environ else as_single)(sys.argv[1], sys.argv[2:] or list(ROWS))
+    if "TF_CONFIG" in os.environ:
+        as_worker(sys.argv[1], sys.argv[3:])
+    else:
+        as_single(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

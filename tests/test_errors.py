@@ -1,0 +1,65 @@
+"""The tree of errors, and what they say."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfos_nb import errors
+from tfos_nb.errors import NodeFailed, RendezvousTimeout, TfosError
+
+
+@pytest.mark.parametrize(
+    ("name", "builtin"),
+    [
+        ("PlanError", ValueError),
+        ("RendezvousTimeout", TimeoutError),
+        ("NodeFailed", RuntimeError),
+        ("FeedFailed", RuntimeError),
+        ("FeedTimeout", TimeoutError),
+        ("ClusterClosed", RuntimeError),
+    ],
+)
+def test_every_error_is_a_tfos_error_and_what_python_calls_such(name: str, builtin: type[Exception]) -> None:
+    kind = getattr(errors, name)
+    assert issubclass(kind, TfosError)
+    assert issubclass(kind, builtin)
+
+
+def test_all_names_every_error_and_nothing_else() -> None:
+    defined = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, TfosError)}
+    assert set(errors.__all__) == defined
+
+
+def test_a_notebook_shows_one_line_and_none_of_our_frames() -> None:
+    assert errors.PlanError("too few slots")._render_traceback_() == ["PlanError: too few slots"]
+
+
+def test_a_rendezvous_timeout_knows_who_never_came() -> None:
+    assert RendezvousTimeout("1 of 2 came", ("worker:1",)).missing == ("worker:1",)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (NodeFailed("exited with code 3", node="worker:1"), "worker:1: exited with code 3"),
+        (NodeFailed("no", node="ps:0", host="h"), "ps:0 on h: no"),
+        (NodeFailed("no", node="ps:0", host="h", executor="4"), "ps:0 on h (executor 4): no"),
+        (
+            NodeFailed("no", node="ps:0", remote_traceback="Traceback\n  x\n", log_tail="tail"),
+            "ps:0: no\nTraceback\n  x",
+        ),
+        (NodeFailed("no", node="ps:0", log_tail="a\nb\n"), "ps:0: no\nThe last lines that ps:0 wrote:\na\nb"),
+        (NodeFailed("no", node="ps:0", others=2), "ps:0: no (2 more failed after it)"),
+    ],
+    ids=range(6),
+)
+def test_a_failed_node_says_where_and_why_in_its_first_line(error: NodeFailed, text: str) -> None:
+    assert str(error) == text
+
+
+def test_counting_the_others_keeps_the_error_and_changes_its_words() -> None:
+    error = NodeFailed("killed by SIGKILL", node="worker:0", host="h", signal="SIGKILL")
+    counted = error.counting(3)
+    assert counted is error
+    assert str(error) == "worker:0 on h: killed by SIGKILL (3 more failed after it)"
+    assert (error.node, error.signal, error.exit_code, error.others) == ("worker:0", "SIGKILL", None, 3)
