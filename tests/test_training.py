@@ -216,3 +216,33 @@ def test_tf_config_is_right_for_every_role(spark: SparkSession) -> None:
         assert result["chief"] == (node == "chief:0")
     with pytest.raises(errors.PlanError, match="reads files itself"):
         cluster.train(spark.range(1))
+
+
+def coordinate(args: Any, ctx: Any) -> float | None:
+    """Run a ParameterServerStrategy loop: the chief gives steps, the others serve."""
+    import tensorflow as tf
+
+    if not ctx.is_chief:
+        ctx.serve()
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        total = tf.Variable(0.0)
+
+    @tf.function
+    def step() -> None:
+        total.assign_add(1.0)
+
+    for _ in range(args["steps"]):
+        coordinator.schedule(step)
+    coordinator.join()
+    return float(total.numpy())
+
+
+def test_parameter_servers_and_workers_serve_a_chief(spark: SparkSession) -> None:
+    with launch(coordinate, {"steps": 40}, workers=2, ps=1, spark=spark, input_mode="tensorflow") as cluster:
+        pass
+    assert cluster.results() == {"chief:0": 40.0}
+    assert cluster.result() == 40.0
+    assert {node.status.value for node in cluster.snapshot().nodes} == {"DONE", "STOPPED"}

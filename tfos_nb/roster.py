@@ -27,6 +27,7 @@ from tfos_nb.runtime.lifecycle import (
     NodeUp,
     Refused,
     Reservation,
+    Serving,
     Start,
 )
 from tfos_nb.runtime.node import SupervisorEnded
@@ -70,6 +71,7 @@ class _Record:
     rated: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
     result: bytes | None = None
     returned: bool = False
+    serving: bool = False
     raised: MainRaised | None = None
     ended: NodeEnded | None = None
     parting: bool = False  # it has been told to go, so its end is no failure
@@ -99,6 +101,7 @@ class Roster:
         self._handlers: dict[type, Callable[[_Record, Any], None]] = {
             NodeUp: self._node_up,
             MainStarted: self._main_started,
+            Serving: self._serving,
             MainReturned: self._main_returned,
             MainRaised: self._main_raised,
             NodeEnded: self._node_ended,
@@ -184,6 +187,9 @@ class Roster:
     def _main_started(self, record: _Record, message: MainStarted) -> None:
         fed = record.node in self.plan.fed_nodes
         record.status = NodeStatus.FEEDING if fed else NodeStatus.TRAINING
+
+    def _serving(self, record: _Record, message: Serving) -> None:
+        record.serving, record.status = True, NodeStatus.TRAINING
 
     def _main_returned(self, record: _Record, message: MainReturned) -> None:
         record.result, record.returned = message.result, True
@@ -320,7 +326,8 @@ class Roster:
     def all_returned(self) -> bool:
         """Whether ``main`` has returned on every node that has to."""
         with self.changed:
-            return all(self._records[str(node)].returned for node in self.plan.finishing_nodes)
+            records = [self._records[str(node)] for node in self.plan.finishing_nodes]
+            return records[0].returned and all(record.returned or record.serving for record in records)
 
     @property
     def all_gone(self) -> bool:

@@ -58,6 +58,7 @@ class NodeContext:
         reporter: Reporter,
         stopping: threading.Event,
         failed: Callable[[FeedFailed], object],
+        serving: Callable[[], object],
         args: Any = None,
         gpus: Sequence[str] = (),
     ) -> None:
@@ -78,6 +79,7 @@ class NodeContext:
         self._reporter = reporter
         self._stopping = stopping
         self._failed = failed
+        self._serving = serving
 
     def dataset(
         self,
@@ -163,6 +165,26 @@ class NodeContext:
             Numbers by name, such as ``loss=0.3``.
         """
         self._reporter.step(epoch=epoch, epochs=epochs, step=step, steps=steps, epoch_end=epoch_end, **metrics)
+
+    def serve(self) -> None:
+        """Run TensorFlow's server for the other nodes, and do not return: what a parameter server's ``main`` does.
+
+        So do the workers of a ``ParameterServerStrategy``, whose chief gives them their steps. The cluster is done when
+        the chief has returned, and every other node has returned or serves.
+
+        Examples
+        --------
+        >>> if ctx.job_name in ("ps", "worker"):  # doctest: +SKIP
+        ...     ctx.serve()
+        """
+        import tensorflow as tf
+
+        config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=max(4, os.cpu_count() or 1))
+        server = tf.distribute.Server(
+            self.cluster_spec, job_name=self.job_name, task_index=self.task_index, protocol="grpc", config=config
+        )
+        self._serving()
+        server.join()
 
     @property
     def should_stop(self) -> bool:

@@ -23,6 +23,7 @@ __all__ = [
     "NodeUp",
     "Refused",
     "Reservation",
+    "Serving",
     "Start",
     "Stop",
 ]
@@ -112,6 +113,14 @@ class NodeUp:
 @dataclass(frozen=True)
 class MainStarted:
     """``main`` has been called."""
+
+    node: str
+
+
+@message
+@dataclass(frozen=True)
+class Serving:
+    """``main`` serves the others and does not return: the cluster is done without it."""
 
     node: str
 

@@ -34,6 +34,7 @@ from tfos_nb.runtime.lifecycle import (
     MainStarted,
     NodeJob,
     NodeUp,
+    Serving,
     Start,
     Stop,
 )
@@ -78,6 +79,7 @@ class TensorFlowProcess:
         limits = settings["buffer_bytes"], settings["spill_bytes"]
         self._passes = Passes(job.node, spill_directory(), *limits, channel.send)
         self._directory = directory
+        self._serves = False
 
     def run(self) -> None:
         """Live from the first message to the farewell."""
@@ -129,12 +131,17 @@ class TensorFlowProcess:
             reporter=self._reporter,
             stopping=self._signals.stopping,
             failed=self._remember,
+            serving=self._tell_serving,
             args=args,
             gpus=self._job.gpus,
         )
         self._channel.send(MainStarted(self._job.node))
         result = main(args, ctx)
         return MainReturned(self._job.node, wire.encode_result(result))
+
+    def _tell_serving(self) -> None:
+        self._serves = True
+        self._channel.send(Serving(self._job.node))
 
     def _remember(self, error: FeedFailed) -> None:
         self._feed_error = error
@@ -177,6 +184,8 @@ class TensorFlowProcess:
             self._signals.farewell.set()
         elif isinstance(message, Farewell):
             self._signals.farewell.set()
+        if self._serves and self._signals.farewell.is_set():
+            os._exit(0)  # TensorFlow's server joins for ever, and has no way to be stopped
 
 
 def spill_directory() -> str:
