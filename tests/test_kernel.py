@@ -168,5 +168,16 @@ def test_what_is_wrong_is_said_in_one_line_before_anything_starts(kernel: Kernel
 def test_help_names_every_option(kernel: Kernel) -> None:
     reply = kernel.client.execute_interactive("%%tfos_cluster?", output_hook=lambda message: None, timeout=30)
     text = reply["content"]["payload"][0]["data"]["text/plain"]
-    for option in ("--workers", "--ps", "--data", "--epochs", "--args", "--fn", "--input", "--cpus", "--gpus", "--background"):
+    for option in (
+        "--workers",
+        "--ps",
+        "--data",
+        "--epochs",
+        "--args",
+        "--fn",
+        "--input",
+        "--cpus",
+        "--gpus",
+        "--background",
+    ):
         assert option in text

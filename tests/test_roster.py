@@ -382,8 +382,6 @@ def test_a_node_with_rows_waiting_is_named(make: Callable[..., Cluster]) -> None
     assert cluster.roster.sated() == ("worker:1",)
 
 
-# Roster.sated() pairs its list of nodes with a list of heartbeats that leaves some nodes out, so it names another node.
-@pytest.mark.xfail(reason="sated() names the wrong node when one before it is silent or done")
 @pytest.mark.parametrize("first", ["silent", "done"])
 def test_a_node_with_rows_waiting_is_named_beside_one_that_says_nothing(
     make: Callable[..., Cluster], first: str

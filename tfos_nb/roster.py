@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tfos_nb.errors import NodeFailed, PlanError, TfosError
 from tfos_nb.feeding import FeedDesk
+from tfos_nb.record import Record
 from tfos_nb.runtime.door import Link
 from tfos_nb.runtime.ledger import PassDone
 from tfos_nb.runtime.lifecycle import (
@@ -31,18 +31,16 @@ from tfos_nb.runtime.lifecycle import (
     Start,
 )
 from tfos_nb.runtime.node import SupervisorEnded
-from tfos_nb.runtime.plan import ClusterPlan, Node
+from tfos_nb.runtime.plan import ClusterPlan
 from tfos_nb.runtime.process import signal_name
-from tfos_nb.runtime.reports import Heartbeat, History, LogLines, StepReport
+from tfos_nb.runtime.reports import Heartbeat, History, LogLines
 from tfos_nb.state import NodeState, NodeStatus
 
 __all__ = ["Failure", "Roster"]
 
 logger = logging.getLogger(__name__)
 
-_LINES_KEPT = 10_000
 _HEARTBEAT_LIMIT = 15.0
-_RATE_OVER = 3.0  # seconds over which rows per second are averaged
 
 
 @dataclass(frozen=True)
@@ -52,34 +50,6 @@ class Failure:
     error: TfosError
     node: str
     collateral: bool
-
-
-@dataclass
-class _Record:
-    """What is known of one node."""
-
-    node: Node
-    status: NodeStatus = NodeStatus.PLANNED
-    link: Link | None = None
-    reservation: Reservation | None = None
-    up: NodeUp | None = None
-    heartbeat: Heartbeat | None = None
-    heard_at: float | None = None
-    report: StepReport = field(default_factory=StepReport)
-    rows: int = 0
-    rate: float | None = None
-    rated: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
-    result: bytes | None = None
-    returned: bool = False
-    serving: bool = False
-    raised: MainRaised | None = None
-    ended: NodeEnded | None = None
-    parting: bool = False  # it has been told to go, so its end is no failure
-    lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES_KEPT))
-
-    def forget_rate(self) -> None:
-        self.rate = None
-        self.rated.clear()
 
 
 class Roster:
@@ -97,8 +67,8 @@ class Roster:
         self.history = History(str(plan.chief_node))
         self.failures: list[Failure] = []
         self.feeds = FeedDesk(self.changed, [str(node) for node in plan.fed_nodes], self.send, self._place)
-        self._records = {str(node): _Record(node) for node in plan.nodes}
-        self._handlers: dict[type, Callable[[_Record, Any], None]] = {
+        self._records = {str(node): Record(node) for node in plan.nodes}
+        self._handlers: dict[type, Callable[[Record, Any], None]] = {
             NodeUp: self._node_up,
             MainStarted: self._main_started,
             Serving: self._serving,
@@ -181,26 +151,26 @@ class Roster:
             record.status = NodeStatus.STARTING
         self.send(Start(spec))
 
-    def _node_up(self, record: _Record, message: NodeUp) -> None:
+    def _node_up(self, record: Record, message: NodeUp) -> None:
         record.up = message
 
-    def _main_started(self, record: _Record, message: MainStarted) -> None:
+    def _main_started(self, record: Record, message: MainStarted) -> None:
         fed = record.node in self.plan.fed_nodes
         record.status = NodeStatus.FEEDING if fed else NodeStatus.TRAINING
 
-    def _serving(self, record: _Record, message: Serving) -> None:
+    def _serving(self, record: Record, message: Serving) -> None:
         record.serving, record.status = True, NodeStatus.TRAINING
 
-    def _main_returned(self, record: _Record, message: MainReturned) -> None:
+    def _main_returned(self, record: Record, message: MainReturned) -> None:
         record.result, record.returned = message.result, True
         record.status = NodeStatus.DONE
         record.forget_rate()
 
-    def _main_raised(self, record: _Record, message: MainRaised) -> None:
+    def _main_raised(self, record: Record, message: MainRaised) -> None:
         record.raised = message
         self._fail(record, self._error_of(record, message.summary), message.collateral)
 
-    def _node_ended(self, record: _Record, message: NodeEnded) -> None:
+    def _node_ended(self, record: Record, message: NodeEnded) -> None:
         record.ended = message
         if record.parting:
             if not record.status.ended:
@@ -216,32 +186,20 @@ class Roster:
             hint = "; if nobody did, the host was out of memory" if message.signal == "SIGKILL" else ""
             self._fail(record, self._error_of(record, f"{how}{memory}{when}{hint}"))
 
-    def _heartbeat(self, record: _Record, message: Heartbeat) -> None:
+    def _heartbeat(self, record: Record, message: Heartbeat) -> None:
         record.heartbeat = message
         for report in message.reports:
             record.report = report
             self.history.record(str(record.node), report)
         if message.feed is not None:
-            self._count_rows(record, message.feed.rows_out)
+            record.count_rows(message.feed.rows_out, time.monotonic())
         if record.status is NodeStatus.FEEDING and (record.rows or message.reports):
             record.status = NodeStatus.TRAINING
 
-    @staticmethod
-    def _count_rows(record: _Record, rows: int) -> None:
-        now = time.monotonic()
-        record.rows = rows
-        record.rated.append((now, rows))
-        while len(record.rated) > 2 and now - record.rated[0][0] > _RATE_OVER:
-            record.rated.popleft()
-        then, before = record.rated[0]
-        elapsed = now - then
-        if elapsed > 0 and not record.status.ended:
-            record.rate = (rows - before) / max(elapsed, 0.1)
-
-    def _log_lines(self, record: _Record, message: LogLines) -> None:
+    def _log_lines(self, record: Record, message: LogLines) -> None:
         record.lines.extend(message.lines)
 
-    def _pass_done(self, record: _Record, message: PassDone) -> None:
+    def _pass_done(self, record: Record, message: PassDone) -> None:
         self.feeds.pass_done(message)
 
     def _supervisor_ended(self, message: SupervisorEnded) -> None:
@@ -256,7 +214,7 @@ class Roster:
                 self._fail(record, NodeFailed(cause, node=message.node, log_tail=message.text))
             self.changed.notify_all()
 
-    def _explain_loss(self, record: _Record, message: SupervisorEnded) -> None:
+    def _explain_loss(self, record: Record, message: SupervisorEnded) -> None:
         """The stream broke first; now its task tells how its supervisor ended."""
         how = signal_name(message.code) or f"code {message.code}"
         for index, failure in enumerate(self.failures):
@@ -264,7 +222,7 @@ class Roster:
                 error = self._error_of(record, f"its supervisor ended with {how}", message.text)
                 self.failures[index] = Failure(error, failure.node, failure.collateral)
 
-    def _lose(self, record: _Record, cause: str) -> None:
+    def _lose(self, record: Record, cause: str) -> None:
         if record.parting or record.status.ended:
             if not record.status.ended:
                 record.status = NodeStatus.STOPPED
@@ -272,12 +230,12 @@ class Roster:
         self._fail(record, self._error_of(record, cause))
         record.status = NodeStatus.LOST
 
-    def _fail(self, record: _Record, error: TfosError, collateral: bool = False) -> None:
+    def _fail(self, record: Record, error: TfosError, collateral: bool = False) -> None:
         record.status = NodeStatus.FAILED
         record.forget_rate()
         self.failures.append(Failure(error, str(record.node), collateral))
 
-    def _error_of(self, record: _Record, cause: str, log_tail: str = "") -> NodeFailed:
+    def _error_of(self, record: Record, cause: str, log_tail: str = "") -> NodeFailed:
         place, ended, raised = record.reservation, record.ended, record.raised
         return NodeFailed(
             cause,
@@ -345,12 +303,7 @@ class Roster:
         """Return the fed nodes for which rows wait."""
         with self.changed:
             records = [self._records[str(node)] for node in self.plan.fed_nodes]
-            beats = [record.heartbeat.feed for record in records if record.heartbeat and not record.status.ended]
-            return tuple(
-                str(record.node)
-                for record, feed in zip(records, beats, strict=False)
-                if feed is not None and not feed.hungry
-            )
+            return tuple(str(record.node) for record in records if record.sated)
 
     def is_over(self, node: str) -> bool:
         """Whether a node takes no more rows: its main has returned, or it has ended."""
@@ -385,27 +338,4 @@ class Roster:
         """Return every node's state now."""
         now = time.monotonic()
         with self.changed:
-            return tuple(_state_of(name, record, now) for name, record in self._records.items())
-
-
-def _state_of(name: str, record: _Record, now: float) -> NodeState:
-    place, beat, report = record.reservation, record.heartbeat, record.report
-    alive = not record.status.ended
-    return NodeState(
-        node=name,
-        status=record.status,
-        host=place.host if place else "",
-        executor=place.executor if place else "",
-        pid=record.up.pid if record.up else None,
-        gpus=place.gpus if place else (),
-        epoch=report.epoch,
-        epochs=report.epochs,
-        step=report.step,
-        steps=report.steps,
-        metrics=dict(report.metrics),
-        rows=record.rows,
-        rows_per_second=record.rate if alive else None,
-        cpu_percent=beat.cpu_percent if beat and alive else None,
-        memory_bytes=beat.memory_bytes if beat and alive else None,
-        heartbeat_age=now - record.heard_at if record.heard_at is not None and alive else None,
-    )
+            return tuple(record.state(now) for name, record in self._records.items())

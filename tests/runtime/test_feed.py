@@ -320,6 +320,16 @@ def test_a_retry_that_gives_fewer_rows_is_refused() -> None:
         assert feed.ledger.partitions_done == 0
 
 
+def test_a_node_that_has_fewer_rows_than_were_sent_makes_the_task_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    with driver_of(1) as driver:
+        feed = driver.begin()
+        intake = driver.nodes["worker:0"].passes.intake(feed.number)
+        monkeypatch.setattr(intake, "accept", lambda *chunk: None)  # what no node does: it loses them
+        with pytest.raises(FeedFailed, match="worker:0 has 0 rows of partition 0, not 10"):
+            send(driver, feed, cut(ids_of_partition(0, 10), ()))
+        assert feed.ledger.partitions_done == 0
+
+
 def test_a_speculative_task_that_comes_after_the_partition_is_done_sends_nothing() -> None:
     ids = ids_of_partition(0, 300)
     with driver_of(2) as driver:

@@ -154,7 +154,11 @@ class Door:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(_quiet_poller)
         self._closing = asyncio.Event()
-        options = [*_OPTIONS, ("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0)]  # nodes may ping as they like
+        options = [
+            *_OPTIONS,
+            ("grpc.so_reuseport", 0),
+            ("grpc.http2.max_ping_strikes", 0),
+        ]  # nodes may ping as they like
         server = grpc.aio.server(options=options)
         server.add_generic_rpc_handlers((_Handlers(self),))
         port = self._listen(server)

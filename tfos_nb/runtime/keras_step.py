@@ -92,11 +92,12 @@ class StepFunction:
         if not self.model.run_eagerly:
             on_data = tf.function(on_data, reduce_retracing=True, jit_compile=self.model.jit_compile)
 
-        @tf.autograph.experimental.do_not_convert
         def on_iterator(iterator: Any) -> Any:
             return on_data(_without_optionals(iterator.get_next()))
 
-        once = on_iterator if self.model.run_eagerly else tf.function(on_iterator, reduce_retracing=True)
+        once: Any = tf.autograph.experimental.do_not_convert(on_iterator)
+        if not self.model.run_eagerly:
+            once = tf.function(once, reduce_retracing=True)
 
         def function(iterator: Any) -> Any:
             outputs = None
