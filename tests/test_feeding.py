@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession, types
 
@@ -131,12 +132,13 @@ def test_the_end_of_all_feeds_is_announced_once() -> None:
 
 # Two partitions of an RDD may have other types: each task infers its own. The desk describes the feed by the first and
 # does not look at the others, so what comes of it is an error of Arrow's in a node, or of the spill.
-@pytest.mark.xfail(reason="the desk takes a partition with another schema than the first one's")
-def test_a_partition_with_other_columns_than_the_first_is_refused() -> None:
+def test_a_partition_of_other_types_than_the_first_is_refused_by_column() -> None:
+    whole, broken = (pa.schema([("x", kind)]).serialize().to_pybytes() for kind in (pa.int64(), pa.float64()))
     box = Desk(1)
     box.desk.begin(2, True, 1, 2)
-    box.open(0, b"one schema")
-    assert box.open(1, b"another schema").refused
+    box.open(0, whole)
+    assert "'x' is double, not int64" in box.open(1, broken).refused
+    assert not box.open(2, whole).refused
 
 
 # --- which data -----------------------------------------------------------------------------------

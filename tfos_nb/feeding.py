@@ -32,7 +32,7 @@ class Feed:
     epoch: int
     epochs: int
     ledger: ledger.FeedLedger
-    described: bool = False
+    schema: bytes = b""
     error: FeedFailed | None = None
     passes_done: dict[str, int] = field(default_factory=dict)
     partitions: int = 0
@@ -122,9 +122,11 @@ class FeedDesk:
             feed.moved += 1
 
     def _open(self, feed: Feed, question: ledger.OpenPartition) -> ledger.Places:
-        if not feed.described:
-            feed.described = True
+        if not feed.schema:
+            feed.schema = question.schema
             self._send(ledger.FeedSchema(feed.number, question.schema, question.lengths), self.nodes)
+        elif feed.schema != question.schema and (told := _unlike(feed.schema, question.schema)):
+            return ledger.Places(refused=f"its rows are not of the types of the first partition's: {told}")
         places = {name: place for name, place in self._places().items() if name in self.nodes}
         if len(places) < len(self.nodes):
             gone = ", ".join(name for name in self.nodes if name not in places)
@@ -142,6 +144,19 @@ class FeedDesk:
     def _failed(self, feed: Feed, statement: ledger.PartitionFailed) -> None:
         if feed.error is None:
             feed.error = FeedFailed(f"partition {statement.partition}: {statement.text}")
+
+
+def _unlike(first: bytes, other: bytes) -> str:
+    """Say in which columns two partitions differ; only those of an RDD can."""
+    import pyarrow as pa
+
+    ours, theirs = (pa.ipc.read_schema(pa.py_buffer(schema)) for schema in (first, other))
+    kinds = [dict(zip(schema.names, schema.types, strict=True)) for schema in (ours, theirs)]
+    every = dict.fromkeys([*ours.names, *theirs.names])
+    names = [name for name in every if kinds[0].get(name) != kinds[1].get(name)]
+    return "; ".join(
+        f"{name!r} is {kinds[1].get(name, 'missing')}, not {kinds[0].get(name, 'there')}" for name in names
+    )
 
 
 def feed_job(data: Any, feed: Feed, door: DoorAddress) -> Callable[[], Any]:

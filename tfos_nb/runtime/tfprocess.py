@@ -9,6 +9,7 @@ The process stays after ``main`` has returned, until the driver says farewell: i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -215,6 +216,14 @@ def _users_frames(error: BaseException) -> str:
     return "Traceback (most recent call last):\n" + "".join(traceback.format_list(own)) if own else ""
 
 
+def _remove_generated_files() -> None:
+    """Remove the sources that AutoGraph wrote: it would do so at the interpreter's end, which is left out here."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("__autograph_generated_file") and getattr(module, "__file__", None):
+            with contextlib.suppress(OSError):
+                os.unlink(str(module.__file__))
+
+
 def main() -> None:
     """Run as the node's process."""
     die_with_parent()
@@ -226,6 +235,7 @@ def main() -> None:
     sys.path += [entry for entry in job.python_path if entry not in sys.path and os.path.isdir(entry)]
     sys.argv = [f"tfos_nb {job.node}"]
     TensorFlowProcess(channel, reporter, job, directory, host).run()
+    _remove_generated_files()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # not exit: TensorFlow's servers have no clean shutdown and may hang in it
