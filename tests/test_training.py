@@ -246,3 +246,41 @@ def test_parameter_servers_and_workers_serve_a_chief(spark: SparkSession) -> Non
     assert cluster.results() == {"chief:0": 40.0}
     assert cluster.result() == 40.0
     assert {node.status.value for node in cluster.snapshot().nodes} == {"DONE", "STOPPED"}
+
+
+def convolve(args: Any, ctx: Any) -> list[Any]:
+    """Fit, evaluate and predict with two convolutions, which cannot take an empty batch by themselves."""
+    import keras
+    import tensorflow as tf
+
+    layers = keras.layers
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential(
+            [
+                layers.Input((64,)),
+                layers.Reshape((8, 8, 1)),
+                layers.Conv2D(32, 3, padding="same", activation="relu"),
+                layers.Conv2D(64, 3, padding="same", activation="relu"),
+                layers.GlobalAveragePooling2D(),
+                layers.Dense(2),
+            ]
+        )
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    model.fit(ctx.dataset(16, x="x", y="y"), epochs=1, verbose=0)
+    loss, _ = model.evaluate(ctx.dataset(16, x="x", y="y"), verbose=0)
+    rows = model.predict(ctx.dataset(16, x="x"), verbose=0).shape[0]
+    return [float(loss), rows]
+
+
+def test_a_worker_whose_rows_end_first_goes_on_with_empty_batches(spark: SparkSession) -> None:
+    numbers = np.random.default_rng(2)
+    rows = [(numbers.random(64).astype("float32").tolist(), i % 2) for i in range(100)]
+    uneven = spark.createDataFrame(rows, "x array<float>, y int").coalesce(1)
+    with launch(convolve, workers=2, spark=spark) as cluster:
+        cluster.train(uneven, epochs=3)
+    taken = [node.rows for node in cluster.snapshot().nodes]
+    results = list(cluster.results().values())
+    assert taken[0] != taken[1]
+    assert results[0] == results[1]
+    assert results[0][1] == 100
+    assert np.isfinite(results[0][0])

@@ -34,7 +34,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from tfos_nb.runtime.keras_step import Shares, StepFunction, is_synchronous, moments_of_rows
+from tfos_nb.runtime.keras_empty import bears_empty_batches
+from tfos_nb.runtime.keras_step import Shares, StepFunction, is_synchronous, moments_of_rows, rows_of
 
 __all__ = ["patch_keras_fit"]
 
@@ -151,6 +152,7 @@ def _mend(trainer: Any) -> None:
         return StepFunction(self, step_function, shares).build()
 
     trainer.TensorFlowTrainer._make_function = _make_function
+    trainer.TensorFlowTrainer.predict_step = bears_empty_batches(trainer.TensorFlowTrainer.predict_step, rows_of)
     trainer.TensorFlowTrainer._maybe_symbolic_build = _build_from_spec
     trainer.TFEpochIterator.__init__ = _without_length(trainer.TFEpochIterator.__init__)
     trainer.TFEpochIterator.catch_stop_iteration = _quiet_end(trainer.TFEpochIterator.catch_stop_iteration)

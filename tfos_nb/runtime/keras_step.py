@@ -12,7 +12,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["Shares", "StepFunction", "is_synchronous", "moments_of_rows"]
+from tfos_nb.runtime.keras_empty import with_a_row_at_least
+
+__all__ = ["Shares", "StepFunction", "is_synchronous", "moments_of_rows", "rows_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -135,11 +137,11 @@ class StepFunction:
         import tensorflow as tf
 
         context = tf.distribute.get_replica_context()
-        rows = tf.cast(_rows(data), tf.float32)
+        rows = tf.cast(rows_of(data), tf.float32)
         share = tf.math.divide_no_nan(rows, context.all_reduce(tf.distribute.ReduceOp.SUM, rows))
         averages = _moving_averages(self.model) if self.trains else []
         before = [tf.convert_to_tensor(v.value) for v in averages]
-        with self.shares.during(share):
+        with self.shares.during(share), with_a_row_at_least(self.model, rows_of(data)):
             outputs = self.step(data)
         moved = [tf.convert_to_tensor(v.value) - old for v, old in zip(averages, before, strict=True)]
         outputs, moved = self._level(context, outputs, rows, moved, share)
@@ -186,7 +188,8 @@ def _tensors(strategy: Any, data: Any) -> list[Any]:
     return [v for v in tf.nest.flatten(local, expand_composites=True) if tf.is_tensor(v)]
 
 
-def _rows(data: Any) -> Any:
+def rows_of(data: Any) -> Any:
+    """Return how many rows a batch has, as a tensor."""
     import keras
     import tensorflow as tf
 
