@@ -76,7 +76,7 @@ class Record:
             epochs=report.epochs,
             step=report.step,
             steps=report.steps,
-            metrics=dict(report.metrics),
+            metrics=dict(sorted(report.metrics.items(), key=lambda pair: pair[0] != "loss")),
             rows=self.rows,
             rows_per_second=self.rate if alive else None,
             cpu_percent=beat.cpu_percent if beat and alive else None,

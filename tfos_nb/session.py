@@ -221,6 +221,18 @@ class Job(Generic[_Result]):
         finally:
             self.done.set()
 
+    def partitions(self) -> int:
+        """Count the tasks of the job's last stage, the partitions of what it computes; 0 while Spark does not know."""
+        if self._sc._jsc is None or self.done.is_set():
+            return 0
+        tracker, store = self._sc.statusTracker(), self._sc._jsc.sc().statusStore()
+        for number in sorted(tracker.getActiveJobsIds(), reverse=True):
+            info, described = tracker.getJobInfo(number), store.job(number).description()
+            if info is not None and described.isDefined() and described.get() == self.description:
+                stage = tracker.getStageInfo(max(info.stageIds))
+                return int(stage.numTasks) if stage is not None else 0
+        return 0
+
     def cancel(self, timeout: float = 10.0) -> bool:
         """Cancel this job and no other, and wait until its action has ended; whether it has."""
         self.cancelled = True

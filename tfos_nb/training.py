@@ -41,7 +41,7 @@ class Training:
         name = f"tfos_nb cluster {self.fate.name}: feed epoch {epoch}"
         job = self.jobs.run(Waking(feed_job(data, feed, self.door), self.fate.wake), name)
         try:
-            self._await(feed, job.done.is_set)
+            self._await(feed, job.done.is_set, job)
             if feed.error is None and not job.done.is_set():  # every node has all it wants
                 return passes
             self._check(feed, job)
@@ -53,18 +53,28 @@ class Training:
         finally:
             job.cancel()
 
-    def _await(self, feed: Feed, reached: Callable[[], bool]) -> None:
+    def _await(self, feed: Feed, reached: Callable[[], bool], job: Job[Any] | None = None) -> None:
         """Wait until ``reached()``, or no node wants rows; raise if the cluster fails or nothing moves."""
         mark, since = self._mark(feed), time.monotonic()
-        with self.roster.changed:
-            while not (reached() or feed.error or self._nobody_wants() or self._ending()):
-                self.roster.changed.wait(1.0)
-                if (now := self._mark(feed)) != mark or not self.roster.sated():
-                    mark, since = now, time.monotonic()
-                elif time.monotonic() - since > self.timeout:
-                    self.fate.abort(FeedTimeout(self._stall(feed)))
+        while not self._over_or(reached, feed):
+            if job is not None and feed.moved and not feed.partitions:  # now the last stage runs
+                feed.partitions = job.partitions()
+            if (now := self._mark(feed)) != mark or not self.roster.sated():
+                mark, since = now, time.monotonic()
+            elif time.monotonic() - since > self.timeout:
+                self.fate.abort(FeedTimeout(self._stall(feed)))
         if self._ending():
             self.fate.raise_outcome()
+
+    def _over_or(self, reached: Callable[[], bool], feed: Feed) -> bool:
+        """Look, then wait for a change, for a second at the most, and look again."""
+        with self.roster.changed:
+            if not self._enough(reached, feed):
+                self.roster.changed.wait(1.0)
+            return self._enough(reached, feed)
+
+    def _enough(self, reached: Callable[[], bool], feed: Feed) -> bool:
+        return bool(reached() or feed.error or self._nobody_wants() or self._ending())
 
     def _ending(self) -> bool:
         return self.fate.failing or self.fate.over.is_set()

@@ -41,12 +41,16 @@ class StepReport:
 @message
 @dataclass(frozen=True)
 class FeedStatus:
-    """Rows that came in and went out since the node started, what waits in memory, and whether TensorFlow waits."""
+    """Rows that came in and went out since the node started, and what waits in memory.
+
+    ``hungry`` tells that TensorFlow waits for rows; ``dropped`` counts the reports that were.
+    """
 
     rows_in: int = 0
     rows_out: int = 0
     queued_bytes: int = 0
     hungry: bool = False
+    dropped: int = 0
 
 
 @message
@@ -59,7 +63,6 @@ class Heartbeat:
     memory_bytes: int | None
     reports: tuple[StepReport, ...]
     feed: FeedStatus | None
-    dropped: int = 0
 
 
 @message

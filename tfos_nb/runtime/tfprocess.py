@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,13 +154,13 @@ class TensorFlowProcess:
             return MainRaised(self._job.node, f"what main returned cannot travel: {root}", "")
         if isinstance(root, TfosError):
             return MainRaised(self._job.node, str(root), f"{_users_frames(error)}{type(root).__name__}: {root}")
-        summary = "".join(traceback.format_exception_only(type(root), root)).strip().splitlines()[-1]
+        summary = _headline(root)
         text = "".join(traceback.format_exception(type(error), error, _users_part(error)))
         return MainRaised(self._job.node, summary, text, bool(_COLLATERAL.search(str(error))))
 
     def _tell_feed(self) -> None:
         while not self._signals.farewell.wait(_FEED_STATUS_EVERY):
-            self._reporter.send(self._passes.status())
+            self._reporter.send(replace(self._passes.status(), dropped=self._reporter.dropped))
 
     def _listen(self) -> None:
         for message in self._channel:
@@ -196,6 +196,18 @@ def spill_directory() -> str:
             if directory and os.access(directory, os.W_OK):
                 return directory
     return tempfile.gettempdir()
+
+
+def _headline(error: BaseException) -> str:
+    """Say in a line what an error is; TensorFlow hides the reason behind a preamble and before the node's name."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.strip().startswith("[[")]
+    preamble = bool(lines) and lines[0].startswith(("Graph execution error", "in user code:"))
+    reason = (lines[-1] if preamble else lines[0]) if lines else ""
+    kind = type(error)
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    return f"{name}: {reason}" if reason else name
 
 
 def _users_part(error: BaseException) -> Any:
