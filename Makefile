@@ -30,7 +30,7 @@ demo: $(VENV)/.demo ## Train on a local Spark, from nothing (notebooks/01_quicks
 
 .PHONY: lab
 lab: $(VENV)/.demo ## Open the same notebook in JupyterLab; make lab ARGS=--no-browser on a remote machine
-	@$(BIN)/jupyter lab notebooks/01_quickstart.ipynb $(ARGS)
+	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/01_quickstart.ipynb $(ARGS)
 
 .PHONY: test
 test: $(VENV)/.test ## Run the tests; ends with pytest's closing line

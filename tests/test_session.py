@@ -282,3 +282,33 @@ def test_dynamic_allocation_that_keeps_too_few_executors_is_refused(spark_home: 
     )
     assert "keeps 1 executors for certain; 5 slots need 3 of 2" in ended.stdout
     assert "spark.dynamicAllocation.minExecutors=3" in ended.stdout
+
+
+def test_a_session_that_was_stopped_or_is_none_is_named(run_script: RunScript) -> None:
+    ended = run_script(
+        """
+        import os, sys
+        from pyspark.sql import SparkSession
+        from tfos_nb import errors, launch
+        def main(args, ctx): ...
+        os.environ["PYSPARK_PYTHON"] = "/bin/false"
+        spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+        for session in (spark, "local"):
+            try:
+                launch(main, spark=session)
+            except errors.PlanError as error:
+                print("SAID", error)
+        spark.stop()
+        try:
+            launch(main, spark=spark)
+        except errors.PlanError as error:
+            print("SAID", error)
+        """,
+        PYSPARK_PYTHON=None,
+    )
+    said = [line for line in ended.stdout.splitlines() if line.startswith("SAID")]
+    assert len(said) == 3, ended.stderr
+    assert "/bin/false, does not run" in said[0]
+    assert "set PYSPARK_PYTHON" in said[0]
+    assert "spark is a str, not a SparkSession" in said[1]
+    assert "was stopped" in said[2]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from tfos_nb import errors, launch
+from tfos_nb import Cluster, errors, launch
+from tfos_nb.session import slots_busy
 
 ROWS, WIDTH, BATCH = 512, 8, 32
 
@@ -284,3 +288,53 @@ def test_a_worker_whose_rows_end_first_goes_on_with_empty_batches(spark: SparkSe
     assert results[0] == results[1]
     assert results[0][1] == 100
     assert np.isfinite(results[0][0])
+
+
+def slowly(args: Any, ctx: Any) -> int:
+    rows = 0
+    for batch in ctx.dataset(8):
+        rows += int(batch["id"].shape[0])
+        if ctx.should_stop:
+            break
+        threading.Event().wait(0.2)
+    return rows
+
+
+def test_a_wait_with_a_timeout_keeps_it_while_another_thread_feeds(spark: SparkSession) -> None:
+    cluster = launch(slowly, workers=1, spark=spark, buffer_bytes=100)
+    feeding = threading.Thread(target=lambda: _quietly(lambda: cluster.train(spark.range(100_000))))
+    feeding.start()
+    assert until(lambda: cluster.snapshot().feed is not None)
+    with pytest.raises(TimeoutError, match="still being fed after 0.5 s"):
+        cluster.wait(0.5)
+    cluster.stop()
+    feeding.join()
+    assert cluster.state.value == "STOPPED"
+
+
+def until(reached: Any, seconds: float = 30.0) -> bool:
+    deadline, never = time.monotonic() + seconds, threading.Event()
+    while not reached() and time.monotonic() < deadline:
+        never.wait(0.05)
+    return bool(reached())
+
+
+def _quietly(action: Any) -> None:
+    with contextlib.suppress(errors.TfosError):
+        action()
+
+
+def test_an_interrupted_launch_leaves_nothing(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Cluster] = []
+
+    def interrupted(self: Cluster) -> None:
+        made.append(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Cluster, "wait_until_up", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        launch(slowly, workers=2, spark=spark)
+    assert made[0].state.ended
+    assert not slots_busy(spark)
+    with pytest.raises(errors.ClusterClosed):
+        made[0].train(spark.range(1))

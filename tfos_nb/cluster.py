@@ -25,7 +25,7 @@ from tfos_nb.runtime.lifecycle import Farewell, Stop
 from tfos_nb.runtime.payload import pack
 from tfos_nb.runtime.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.reports import History
-from tfos_nb.session import SparkJobs, spark_session
+from tfos_nb.session import SparkJobs, spark_session, usable_session
 from tfos_nb.state import ClusterState, ClusterStatus
 from tfos_nb.training import Training
 
@@ -123,10 +123,15 @@ def launch(
         model_dir, autolog, dict(env or {}), rendezvous_timeout, feed_timeout, grace, buffer_bytes, spill_bytes
     )
     payload = pack(main, args, sources)
-    cluster = Cluster(plan, settings, payload, spark if spark is not None else spark_session(len(plan.nodes) + 2))
+    session = spark_session(len(plan.nodes) + 2) if spark is None else usable_session(spark)
+    cluster = Cluster(plan, settings, payload, session)
     cluster.start()
     if wait_until_up:
-        cluster.wait_until_up()
+        try:
+            cluster.wait_until_up()
+        except BaseException:  # an interrupt too: the caller has no cluster yet that could be stopped
+            cluster.close()
+            raise
     return cluster
 
 
@@ -235,8 +240,12 @@ class Cluster:
             The first failure of a node.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._training:
-            self._roster.feeds.close("the driver waits for the end")
+        if not self._training.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            raise TimeoutError(f"cluster {self.plan.name} is still being fed after {timeout:g} s")
+        try:
+            self._roster.feeds.close("wait() has told the nodes that no more rows come")
+        finally:
+            self._training.release()
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not self._fate.over.wait(left):
             raise TimeoutError(f"cluster {self.plan.name} still runs after {timeout:g} s")
@@ -313,7 +322,8 @@ class Cluster:
     def __repr__(self) -> str:
         state = self.snapshot()
         minutes, seconds = divmod(int(state.elapsed), 60)
-        return f"<Cluster {self.plan.name} {state.status.value} {len(self.plan.nodes)} nodes {minutes}:{seconds:02}>"
+        count = "1 node" if len(self.plan.nodes) == 1 else f"{len(self.plan.nodes)} nodes"
+        return f"<Cluster {self.plan.name} {state.status.value} {count} {minutes}:{seconds:02}>"
 
     # --- the end, decided in the cluster's own thread ---
 
@@ -379,6 +389,12 @@ class Cluster:
     def _refuse_if_over(self, call: str) -> None:
         if self._fate.error is not None:
             raise self._fate.error
+        if self._roster.failures:
+            self._fate.raise_outcome()
+        if self._roster.feeds.closed and not self._status.ended and self._fate.stop is None:
+            raise ClusterClosed(
+                f"cluster {self.plan.name}: {self._roster.feeds.closed}; launch it anew to {call} again"
+            )
         if self._status.ended or self._fate.failing:
             state = self.state.value
             raise ClusterClosed(f"cluster {self.plan.name} is {state}: {call} needs a running one; launch it anew")

@@ -72,7 +72,7 @@ class FeedDesk:
         self._send = send
         self._places = places
         self._feeds: dict[int, Feed] = {}
-        self._closed = ""
+        self.closed = ""
         self._answers: dict[type, Callable[[Feed, Any], Any]] = {
             ledger.OpenPartition: self._open,
             ledger.ClaimSegments: self._claim,
@@ -100,8 +100,8 @@ class FeedDesk:
     def close(self, reason: str) -> None:
         """Announce that no feed will come any more."""
         with self._changed:
-            if not self._closed:
-                self._closed = reason
+            if not self.closed:
+                self.closed = reason
                 self._send(ledger.NoMoreFeeds(), self.nodes)
 
     def asked(self, message: Any) -> Any:

@@ -16,7 +16,14 @@ from tfos_nb.errors import FeedFailed, PlanError, TfosError
 from tfos_nb.runtime.door import Desk, Door, DoorAddress
 from tfos_nb.runtime.node import SUMMARY_SCHEMA, NodeTask
 from tfos_nb.runtime.plan import ClusterPlan, InputMode
-from tfos_nb.session import Job, SparkJobs, check_dynamic_allocation, check_slots, resource_profile
+from tfos_nb.session import (
+    Job,
+    SparkJobs,
+    check_dynamic_allocation,
+    check_local_python,
+    check_slots,
+    resource_profile,
+)
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -86,6 +93,7 @@ def survey(spark: SparkSession, plan: ClusterPlan) -> Launching:
     PlanError
         With the numbers and what to change.
     """
+    check_local_python(spark)
     feeding = plan.input_mode is InputMode.SPARK
     check_dynamic_allocation(spark, len(plan.nodes) + int(feeding))
     by_gpus: dict[int, list[str]] = {}

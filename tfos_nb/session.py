@@ -38,6 +38,7 @@ from tfos_nb.slots import (
     Busy,
     Slots,
     check_dynamic_allocation,
+    check_local_python,
     check_slots,
     context_of,
     resource_profile,
@@ -52,11 +53,13 @@ __all__ = [
     "Slots",
     "SparkJobs",
     "check_dynamic_allocation",
+    "check_local_python",
     "check_slots",
     "resource_profile",
     "slots_busy",
     "slots_total",
     "spark_session",
+    "usable_session",
 ]
 
 LOG_CONF = "spark.tfos_nb.log"
@@ -100,6 +103,21 @@ def spark_session(
     if SparkContext._active_spark_context is not None or _is_submitted():
         return SparkSession.builder.getOrCreate()
     return _start_embedded(_embedded_conf(slots, app_name, conf or {}))
+
+
+def usable_session(spark: SparkSession) -> SparkSession:
+    """Return the session that the user gave.
+
+    Raises
+    ------
+    PlanError
+        If it is none, is stopped, or is one of Spark Connect.
+    """
+    if not hasattr(spark, "createDataFrame"):
+        raise PlanError(f"spark is a {type(spark).__name__}, not a SparkSession: leave it out, or give spark=spark")
+    if context_of(spark)._jsc is None:
+        raise PlanError("the Spark session was stopped: start one anew, or leave spark out")
+    return spark
 
 
 def _is_submitted() -> bool:

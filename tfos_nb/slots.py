@@ -9,6 +9,8 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ __all__ = [
     "Busy",
     "Slots",
     "check_dynamic_allocation",
+    "check_local_python",
     "check_slots",
     "context_of",
     "resource_profile",
@@ -37,6 +40,12 @@ __all__ = [
 ]
 
 _REGISTER_SECONDS = 30.0
+_NODE_NEEDS = ("tfos_nb", "tensorflow", "keras", "pyarrow", "grpc", "pandas")
+_WHAT_IT_HAS = (
+    "import sys, importlib.util as u; "
+    "print('%d.%d' % sys.version_info[:2], *(name for name in sys.argv[1:] if not u.find_spec(name)))"
+)
+_SET_PYTHON = f"Stop the session, set PYSPARK_PYTHON to this one, {sys.executable}, and start Spark anew"
 _POLL_SECONDS = 0.2
 
 
@@ -296,6 +305,30 @@ def _counted(number: int, noun: str) -> str:
 def _kept_executors(sc: SparkContext) -> int:
     """Executors that dynamic allocation never takes away."""
     return int(_setting(sc, "spark.dynamicAllocation.minExecutors", "0"))
+
+
+def check_local_python(spark: SparkSession) -> None:
+    """Refuse an interpreter of the executors that cannot run a node, where the executors are on this machine.
+
+    Elsewhere only the executors themselves can tell, and do, when a node reserves.
+    """
+    sc = context_of(spark)
+    python = str(sc.pythonExec)
+    if not _master(sc).startswith("local") or python == sys.executable:
+        return
+    command = [python, "-c", _WHAT_IT_HAS, *_NODE_NEEDS]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError) as error:
+        raise PlanError(f"the executors' Python, {python}, does not run: {error}. {_SET_PYTHON}") from None
+    version, missing = told[0], told[1:]
+    if version != f"{sys.version_info.major}.{sys.version_info.minor}":
+        raise PlanError(
+            f"the executors' Python, {python}, is {version}, not "
+            f"{sys.version_info.major}.{sys.version_info.minor} as here. {_SET_PYTHON}"
+        )
+    if missing:
+        raise PlanError(f"the executors' Python, {python}, has no {', '.join(missing)}. {_SET_PYTHON}")
 
 
 def check_dynamic_allocation(spark: SparkSession, need: int) -> None:

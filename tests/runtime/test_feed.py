@@ -495,7 +495,7 @@ def test_an_empty_partition_opens_no_stream() -> None:
         feed = driver.begin()
         [summary] = FeedTask(feed.number, driver.address)(iter([batch_of([])]))
         assert summary.to_pylist() == [{"partition": 0, "rows": 0}]
-        assert not feed.described
+        assert not feed.schema
         assert feed.ledger.partitions_done == 0
 
 

@@ -83,6 +83,8 @@ class LaunchOptions:
 
     def __post_init__(self) -> None:
         """Check what only a line can get wrong, then let the plan check itself."""
+        if self.epochs is not None and self.epochs < 1:
+            raise PlanError(f"--epochs {self.epochs}: it is a whole number, 1 or more")
         if self.data is None and self.epochs is not None:
             raise PlanError(f"--epochs {self.epochs}: the passes over --data, and no --data is given")
         if self.data is not None and self.input_mode is InputMode.TENSORFLOW:

@@ -327,6 +327,8 @@ class Passes:
             self._changed.wait_for(lambda: self._queue or self._closed)
             self.hungry = False
             if not self._queue:
+                if self.rows_out:
+                    logger.warning("the rows were fed for fewer passes than are asked for: this one is empty")
                 return None
             turn = self._queue.popleft()
         return self._run(turn)

@@ -11,6 +11,7 @@ import contextlib
 import dis
 import functools
 import importlib
+import inspect
 import io
 import linecache
 import logging
@@ -60,6 +61,7 @@ def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None 
     PlanError
         Naming what cannot travel and where it is, before anything starts.
     """
+    _check_signature(main)
     if not callable(main):
         raise PlanError(f"main is a {type(main).__name__}, not a function that takes (args, ctx)")
     function = main
@@ -77,6 +79,17 @@ def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None 
             len(data) >> 20,
         )
     return pickle.dumps((data, dict(sources or _sources_of(main))))
+
+
+def _check_signature(main: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(main)
+    except (TypeError, ValueError):  # no function of Python's own: only the call can tell
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        raise PlanError(f"{_name_of(main)}{signature} is called as {_name_of(main)}(args, ctx): give it both") from None
 
 
 def _cloudpickle() -> Any:
