@@ -329,11 +329,6 @@ class Roster:
         with self.changed:
             return list(self._records[node].lines)
 
-    def note_of_log(self) -> dict[str, str]:
-        """Return what each node said of itself when it came up."""
-        with self.changed:
-            return {name: record.up.note for name, record in self._records.items() if record.up}
-
     def snapshot(self) -> tuple[NodeState, ...]:
         """Return every node's state now."""
         now = time.monotonic()

@@ -14,6 +14,7 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.columns import Column, arrays_of, columns_of
 from tfos_nb.runtime.ledger import FeedSchema
 from tfos_nb.runtime.passes import Passes
+from tfos_nb.runtime.strategy import disable_auto_shard
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -116,7 +117,8 @@ def build_dataset(passes: Passes, options: DatasetOptions, failed: Callable[[Fee
         dataset = dataset.rebatch(options.batch_size, drop_remainder=options.drop_remainder)
     if options.x is not None:
         dataset = dataset.map(_Pairs(options.x, options.y, options.sample_weight))
-    return _unsharded(dataset.prefetch(options.prefetch))
+    # The rows of a node are its share already.
+    return disable_auto_shard(dataset.prefetch(options.prefetch))
 
 
 def _choose(schema: FeedSchema, options: DatasetOptions) -> tuple[Column, ...]:
@@ -153,12 +155,3 @@ def _picked(element: dict[str, Any], names: Names) -> Any:
     if names is None or isinstance(names, str):
         return element[names] if names is not None else None
     return {name: element[name] for name in names}
-
-
-def _unsharded(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Switch TensorFlow's own sharding off: the rows of a node are its share already."""
-    import tensorflow as tf
-
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return dataset.with_options(options)
