@@ -6,6 +6,7 @@ Nodes here are clients of a real door.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -372,6 +373,33 @@ def test_logs_are_kept_by_node(make: Callable[..., Cluster]) -> None:
     assert cluster.roster.logs("worker:1") == []
     with pytest.raises(KeyError):
         cluster.roster.logs("worker:9")
+
+
+def test_the_log_of_all_nodes_is_in_the_order_in_which_it_came(make: Callable[..., Cluster]) -> None:
+    cluster = make(2)
+    cluster.bring_up("worker:0", "worker:1")
+    cluster.say(LogLines("worker:1", ("one", "two")))
+    cluster.say(LogLines("worker:0", ("three",)))
+    cluster.say(LogLines("worker:1", ("four",)))
+    tail = cluster.roster.log_tail(3)
+    assert [(line.node, line.text) for line in tail] == [
+        ("worker:1", "two"),
+        ("worker:0", "three"),
+        ("worker:1", "four"),
+    ]
+    assert [line.time for line in tail] == sorted(line.time for line in tail)
+    assert abs(tail[0].time - time.time()) < 3600  # since 1970, and not of some other clock
+    lines = cluster.roster.log_lines("worker:1")
+    assert [line.text for line in lines] == cluster.roster.logs("worker:1") == ["one", "two", "four"]
+    assert cluster.roster.log_lines("worker:1", limit=1) == lines[-1:]
+    assert cluster.roster.log_lines("worker:1", after=lines[0].time, limit=1) == lines[1:2]
+
+
+def test_a_node_that_only_says_what_comes_is_not_training_yet(make: Callable[..., Cluster]) -> None:
+    cluster = make(1)
+    cluster.bring_up("worker:0")
+    cluster.say(beat("worker:0", 0, StepReport(step=0, steps=9, phase="evaluate")))
+    assert cluster.state("worker:0").status is NodeStatus.FEEDING
 
 
 def test_a_node_with_rows_waiting_is_named(make: Callable[..., Cluster]) -> None:

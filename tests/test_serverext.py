@@ -1,93 +1,211 @@
-"""The Jupyter server extension, in a real Jupyter server."""
+"""The Jupyter server extension, in a real Jupyter server: whoever is logged in reaches the kernel, nobody else."""
 
 from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
-import sys
 import threading
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 import tfos_nb
-from tests.conftest import ENVIRONMENT, RunScript
+from tests.conftest import RunScript
+from tests.jupyter import TOKEN, JupyterServer, a_server
+from tfos_nb import connection
+from tfos_nb.connection import Place
+from tfos_nb.endpoint import Endpoint
+from tfos_nb.runtime.tensorboard import make_log_dir
+from tfos_nb.state import ClusterState, ClusterStatus, LogLine
 
-TOKEN = "a-token"
-START_SECONDS = 90.0
+__all__ = ["a_server"]
 
-
-def an_unused_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-@pytest.fixture(scope="module")
-def a_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Jupyter server under a base URL, with the extension named: an editable install enables none."""
-    port, folder = an_unused_port(), tmp_path_factory.mktemp("jupyter")
-    url = f"http://127.0.0.1:{port}/user/alice/"
-    settings = {
-        "ServerApp.port": port,
-        "ServerApp.ip": "127.0.0.1",
-        "ServerApp.base_url": "/user/alice/",
-        "ServerApp.jpserver_extensions": "{'tfos_nb.serverext': True}",
-        "ServerApp.root_dir": folder,
-        "IdentityProvider.token": TOKEN,
-    }
-    command = [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root"]
-    command += [f"--{name}={value}" for name, value in settings.items()]
-    own = {name: str(folder / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")}
-    log = folder / "log"
-    with log.open("wb") as output:
-        server = subprocess.Popen(command, env={**ENVIRONMENT, **own}, stdout=output, stderr=output)
-    try:
-        await_answer(url + "api", server, log)
-        yield url
-    finally:
-        server.terminate()
-        server.wait(30)
+NOBODYS = "0123456789ab"
 
 
-def await_answer(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            urllib.request.urlopen(url, timeout=5).close()
-            return
-        except OSError:
-            assert server.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-        threading.Event().wait(0.1)
+class EndedCluster:
+    """A cluster of this kernel that has ended: what the endpoint asks of one."""
+
+    tensorboard_socket = ""
+
+    def __init__(self, cluster_id: str, log_dir: str = "", status: ClusterStatus = ClusterStatus.DONE) -> None:
+        self.id, self._log_dir, self._status = cluster_id, log_dir, status
+        self.stops = 0
+
+    def snapshot(self) -> ClusterState:
+        return ClusterState("<b>mnist</b>", self.id, status=self._status, log_dir=self._log_dir)
+
+    def request_stop(self) -> str:
+        self.stops += 1
+        return f"stopped {self.stops}"
+
+    def log_lines(self, node: str, limit: int) -> Sequence[LogLine]:
+        if node != "worker:0":
+            raise ValueError(f"no node {node!r}")
+        return [LogLine(1.5, node, "<script>alert(1)</script>")]
 
 
-def get(url: str, token: str | None = None) -> tuple[int, str]:
-    request = urllib.request.Request(url, headers={"Authorization": f"token {token}"} if token else {})
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, ""
+@pytest.fixture
+def runtime_dir(a_server: JupyterServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """This process is a kernel of that server."""
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", a_server.runtime_dir)
+    return a_server.runtime_dir
 
 
-def test_says_its_version_to_whoever_has_the_token(a_server: str) -> None:
-    status, body = get(a_server + "tfos-nb/api/version", TOKEN)
-    assert (status, json.loads(body)) == (200, {"version": tfos_nb.__version__})
+@pytest.fixture
+def endpoint(runtime_dir: str) -> Iterator[Endpoint]:
+    made = Endpoint()
+    yield made
+    made.close()
+
+
+def test_says_its_version_to_whoever_has_the_token(a_server: JupyterServer) -> None:
+    answer = a_server.ask("tfos-nb/api/version")
+    assert (answer.status, json.loads(answer.body)) == (200, {"version": tfos_nb.__version__})
 
 
 @pytest.mark.parametrize("token", [None, "another-token"])
-def test_says_nothing_to_anybody_else(a_server: str, token: str | None) -> None:
-    status, body = get(a_server + "tfos-nb/api/version", token)
-    assert status in (401, 403)
-    assert tfos_nb.__version__ not in body
+@pytest.mark.parametrize("path", ["api/version", f"api/clusters/{NOBODYS}/log", f"tb/{NOBODYS}/", f"tb/{NOBODYS}"])
+def test_says_nothing_to_anybody_else(a_server: JupyterServer, path: str, token: str | None) -> None:
+    answer = a_server.ask(f"tfos-nb/{path}", token=token)
+    assert answer.status in (302, 401, 403)
+    assert answer.status != 302 or "/login?" in answer.headers["Location"]
+    assert tfos_nb.__version__ not in answer.text
+
+
+def test_stops_a_cluster_each_time_it_is_asked(a_server: JupyterServer, endpoint: Endpoint) -> None:
+    cluster = EndedCluster("aaaabbbbcccc")
+    endpoint.serve(cluster)
+    said = [json.loads(a_server.ask(f"tfos-nb/api/clusters/{cluster.id}/stop", "POST").body)["said"] for _ in range(2)]
+    assert said == ["stopped 1", "stopped 2"]
+
+
+def test_another_site_cannot_stop_a_cluster(a_server: JupyterServer, endpoint: Endpoint) -> None:
+    """A page elsewhere can make a browser send its cookies, but not the header that Jupyter wants beside them."""
+    cluster = EndedCluster("aaaabbbbdddd")
+    endpoint.serve(cluster)
+    answer = a_server.ask(f"tfos-nb/api/clusters/{cluster.id}/stop", "POST", token=None, Cookie="_xsrf=1")
+    assert answer.status in (302, 403)
+    assert cluster.stops == 0
+
+
+def test_gives_a_nodes_lines_as_data(a_server: JupyterServer, endpoint: Endpoint) -> None:
+    endpoint.serve(EndedCluster("aaaabbbbeeee"))
+    answer = a_server.ask("tfos-nb/api/clusters/aaaabbbbeeee/log?node=worker%3A0")
+    assert json.loads(answer.body) == {"lines": [[1.5, "worker:0", "<script>alert(1)</script>"]]}
+    assert answer.headers["Content-Type"].startswith("application/json")
+
+
+def test_an_unknown_node_is_named(a_server: JupyterServer, endpoint: Endpoint) -> None:
+    endpoint.serve(EndedCluster("aaaabbbbeeef"))
+    answer = a_server.ask("tfos-nb/api/clusters/aaaabbbbeeef/log?node=worker%3A9")
+    assert (answer.status, "worker:9" in answer.text) == (404, True)
+
+
+def test_a_cluster_that_nobody_published_is_not_found(a_server: JupyterServer) -> None:
+    assert a_server.ask(f"tfos-nb/tb/{NOBODYS}/").status == 404
+    assert a_server.ask(f"tfos-nb/api/clusters/{NOBODYS}/stop", "POST").status == 404
+
+
+@pytest.mark.parametrize("name", ["..%2f..%2fetc", "UPPERCASE", "short", "a" * 65, "aaaa%00bbbb"])
+def test_what_is_no_id_reaches_no_file(a_server: JupyterServer, name: str) -> None:
+    assert a_server.ask(f"tfos-nb/tb/{name}/data").status == 404
+
+
+def test_says_that_the_kernel_has_ended(a_server: JupyterServer, runtime_dir: str, run_script: RunScript) -> None:
+    """The file of a kernel that was killed stays; the page says what happened, and does not wait."""
+    run_script(
+        """
+        import os
+        from tfos_nb.connection import Place, publish
+        publish(Place("deadbeefdead", "mnist", "/tmp/no-such-socket", os.getpid()))
+        """,
+        JUPYTER_RUNTIME_DIR=runtime_dir,
+    )
+    answer = a_server.ask("tfos-nb/tb/deadbeefdead/")
+    assert (answer.status, "kernel that held this cluster has ended" in answer.text) == (410, True)
+    assert a_server.ask("tfos-nb/api/clusters/deadbeefdead/stop", "POST").status == 410
+
+
+def test_the_files_are_this_users_alone(endpoint: Endpoint, runtime_dir: str) -> None:
+    endpoint.serve(EndedCluster("aaaabbbbffff"))
+    file = os.path.join(runtime_dir, "tfos_nb", "aaaabbbbffff.json")
+    for path in (file, os.path.dirname(file), endpoint.socket, os.path.dirname(endpoint.socket)):
+        assert os.stat(path).st_mode & 0o077 == 0, path
+
+
+def test_a_file_that_says_another_id_is_not_believed(runtime_dir: str) -> None:
+    connection.publish(Place("aaaabbbb0000", "mnist", "/tmp/x", 1))
+    folder = os.path.join(runtime_dir, "tfos_nb")
+    os.rename(os.path.join(folder, "aaaabbbb0000.json"), os.path.join(folder, "aaaabbbb1111.json"))
+    assert connection.find("aaaabbbb1111") is None
+
+
+def test_a_log_directory_that_is_elsewhere_is_named(a_server: JupyterServer, endpoint: Endpoint) -> None:
+    endpoint.serve(EndedCluster("aaaabbbb2222", "/no/such/<i>logs</i>"))
+    answer = a_server.ask("tfos-nb/tb/aaaabbbb2222/")
+    assert answer.status == 404
+    assert "/no/such/&lt;i&gt;logs&lt;/i&gt; is not on the kernel" in answer.text
+
+
+def test_a_cluster_that_starts_has_the_page_ask_again(a_server: JupyterServer, endpoint: Endpoint) -> None:
+    endpoint.serve(EndedCluster("aaaabbbb3333", "/tmp", ClusterStatus.STARTING))
+    answer = a_server.ask("tfos-nb/tb/aaaabbbb3333/")
+    assert (answer.status, 'http-equiv="refresh"' in answer.text) == (503, True)
+    assert "<b>mnist" not in answer.text
+
+
+def test_without_tensorboard_the_page_says_how_to_have_it(a_server: JupyterServer, endpoint: Endpoint) -> None:
+    endpoint.serve(EndedCluster("aaaabbbb4444"))
+    answer = a_server.ask("tfos-nb/tb/aaaabbbb4444/")
+    assert (answer.status, "--tensorboard" in answer.text) == (404, True)
+
+
+def test_the_address_without_its_slash_leads_to_the_one_with_it(a_server: JupyterServer) -> None:
+    answer = a_server.ask(f"tfos-nb/tb/{NOBODYS}?x=1")
+    assert (answer.status, answer.headers["Location"]) == (302, f"/user/alice/tfos-nb/tb/{NOBODYS}/")
+
+
+def test_shows_the_logs_of_a_cluster_that_has_ended(
+    a_server: JupyterServer, endpoint: Endpoint, tmp_path: os.PathLike[str]
+) -> None:
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    logs = os.path.join(tmp_path, "logs", "run1")
+    make_log_dir(logs)
+    EventFileWriter(logs).close()
+    endpoint.serve(EndedCluster("aaaabbbb5555", os.path.dirname(logs)))
+    page = a_server.ask(f"tfos-nb/tb/aaaabbbb5555/?token={TOKEN}", token=None)
+    assert (page.status, "<title>TensorBoard</title>" in page.text) == (200, True)
+    assert page.headers["Content-Security-Policy"].endswith("; frame-ancestors 'self'")
+    data = a_server.ask("tfos-nb/tb/aaaabbbb5555/data/runs", Cookie="secret=1", Accept_Encoding="gzip")
+    assert (data.status, data.headers["Content-Encoding"]) == (200, "gzip")
+
+
+def test_two_pages_at_once_share_one_tensorboard(
+    a_server: JupyterServer, endpoint: Endpoint, tmp_path: os.PathLike[str]
+) -> None:
+    endpoint.serve(EndedCluster("aaaabbbb6666", str(tmp_path)))
+    found: list[int] = []
+
+    def ask() -> None:
+        found.append(a_server.ask("tfos-nb/tb/aaaabbbb6666/data/environment").status)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [200] * 4
+    assert len(endpoint._boards) == 1
+
+
+def test_who_asks_stays_at_the_server() -> None:
+    """Of every header that can carry a secret, none goes on to the kernel, or from it to Jupyter's origin."""
+    secrets = dict.fromkeys(("Cookie", "Authorization", "X-XSRFToken", "Proxy-Authorization", "Referer"), "secret")
+    assert connection.passed_on({"Accept": "*/*", **secrets}) == {"Accept": "*/*"}
+    assert connection.answered({"Set-Cookie": "a=1", "Connection": "close", "ETag": "x"}) == {"ETag": "x"}
+    assert connection.asked([("tag", "loss"), ("token", "secret"), ("_xsrf", "secret")]) == [("tag", "loss")]
 
 
 def test_loads_neither_spark_nor_tensorflow_into_the_server(run_script: RunScript) -> None:

@@ -1,42 +1,42 @@
 """A TensorFlow cluster on Spark, seen from the driver: :func:`launch` and :class:`Cluster`.
 
-One thread lives as long as the cluster and alone decides how it ends: it waits for the nodes to come, to return or to
-fail,
-then dismisses them, frees their slots and closes the door. The user's calls wait for what that thread finds. All of
-them
-wait on the roster's one condition.
+The calls here only ask and wait: how a cluster ends is decided in its own thread (:mod:`tfos_nb.life`).
 """
 
 from __future__ import annotations
 
-import logging
+import os
+import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tfos_nb.errors import ClusterClosed, PlanError, TfosError
+from tfos_nb.errors import ClusterClosed, PlanError
 from tfos_nb.fate import Fate
 from tfos_nb.launching import NodeTasks, Settings, open_door, submit_nodes, survey
+from tfos_nb.life import Life
 from tfos_nb.roster import Roster
 from tfos_nb.runtime import wire
-from tfos_nb.runtime.lifecycle import Farewell, Stop
+from tfos_nb.runtime.lifecycle import Stop
 from tfos_nb.runtime.payload import pack
 from tfos_nb.runtime.plan import ClusterPlan, InputMode
+from tfos_nb.runtime.process import private_directory
 from tfos_nb.runtime.reports import History
 from tfos_nb.session import SparkJobs, spark_session, usable_session
-from tfos_nb.state import ClusterState, ClusterStatus
+from tfos_nb.state import ClusterState, ClusterStatus, LogLine
 from tfos_nb.training import Training
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tfos_nb.runtime.door import Door
+
 __all__ = ["Cluster", "launch"]
 
-logger = logging.getLogger(__name__)
-
-_LEAVING = 5.0  # seconds beyond the grace in which nodes must be gone
+_LOG_SHOWN = 60  # lines of all nodes in a snapshot
 
 
 def launch(
@@ -53,6 +53,8 @@ def launch(
     gpus: int = ClusterPlan.gpus,
     name: str = ClusterPlan.name,
     model_dir: str | None = Settings.model_dir,
+    tensorboard: bool = Settings.tensorboard,
+    log_dir: str | None = Settings.log_dir,
     autolog: bool = Settings.autolog,
     env: Mapping[str, str] | None = None,
     rendezvous_timeout: float = Settings.rendezvous_timeout,
@@ -80,8 +82,14 @@ def launch(
     model_dir : str, optional
         Where ``ctx.save`` writes: a path that the chief's host can write, or a URL that fsspec knows. Default:
         ``tfos_models/NAME`` under the driver's working directory.
+    tensorboard : bool, optional
+        Whether TensorBoard runs on the chief's executor and can be seen in the notebook. Keras' ``fit`` then writes its
+        epochs for it by itself, unless it was given a ``TensorBoard`` callback.
+    log_dir : str, optional
+        What TensorBoard shows, ``ctx.log_dir`` in ``main``. Default: ``logs`` under ``model_dir``. Implies
+        ``tensorboard``.
     autolog : bool, optional
-        Whether Keras' ``fit`` reports its progress by itself.
+        Whether Keras' ``fit`` and ``evaluate`` report their progress by themselves.
     env : mapping of str to str, optional
         Environment variables of the nodes, such as ``{"TF_USE_LEGACY_KERAS": "1"}``.
     rendezvous_timeout : float, optional
@@ -89,7 +97,7 @@ def launch(
     feed_timeout : float, optional
         Seconds for which a node may leave rows waiting without taking one.
     grace : float, optional
-        Seconds that ``main`` has to end after :meth:`Cluster.stop`.
+        Seconds that ``main`` has to end after :meth:`Cluster.stop`. A ``ctx.save`` under way is finished anyway.
     buffer_bytes : int, optional
         Bytes of rows that may wait in a node's memory; then Spark waits.
     spill_bytes : int, optional
@@ -120,7 +128,16 @@ def launch(
     """
     plan = ClusterPlan(workers, ps, chief, evaluator, input_mode, cpus, gpus, name)
     settings = Settings(
-        model_dir, autolog, dict(env or {}), rendezvous_timeout, feed_timeout, grace, buffer_bytes, spill_bytes
+        model_dir=model_dir,
+        tensorboard=tensorboard,
+        log_dir=log_dir,
+        autolog=autolog,
+        env=dict(env or {}),
+        rendezvous_timeout=rendezvous_timeout,
+        feed_timeout=feed_timeout,
+        grace=grace,
+        buffer_bytes=buffer_bytes,
+        spill_bytes=spill_bytes,
     )
     payload = pack(main, args, sources)
     session = spark_session(len(plan.nodes) + 2) if spark is None else usable_session(spark)
@@ -147,6 +164,8 @@ class Cluster:
         What was asked for.
     history : History
         The metrics of each epoch, as the chief reported them.
+    id : str
+        Its name among all clusters of the machine.
     """
 
     def __init__(self, plan: ClusterPlan, settings: Settings, payload: bytes, spark: SparkSession) -> None:
@@ -155,35 +174,42 @@ class Cluster:
         self._spark = spark
         self._master = str(spark.conf.get("spark.master", ""))
         self._payload = payload
+        self.id = uuid.uuid4().hex[:12]
         self._roster = Roster(plan)
-        self._jobs = SparkJobs(spark, f"tfos_nb-{uuid.uuid4().hex[:8]}")
+        self._jobs = SparkJobs(spark, f"tfos_nb-{self.id}")
         self._fate = Fate(plan.name, self._roster)
-        self._status = ClusterStatus.PLANNED
+        self._life = Life(plan.name, self._roster, self._fate, self._jobs, settings)
+        self._log_dir = settings.log_dir_for(plan.name)
+        self._tunnel = ""
         self._training = threading.Lock()
-        self._started_at: float | None = None
-        self._ended_at: float | None = None
-        self._thread = threading.Thread(target=self._live, name=f"tfos_nb cluster {plan.name}", daemon=True)
 
     # --- what the user calls ---
 
     def start(self) -> None:
         """Ask Spark, open the door and submit the nodes; returns before they are up."""
         launching = survey(self._spark, self.plan)
-        self._hold = launching.hold
-        self._door, self._address = open_door(self._spark, self._roster)
-        self._started_at = time.monotonic()
-        self._status = ClusterStatus.STARTING
+        door, self._address = open_door(self._spark, self._roster)
+        self._life.begin()
         tasks = NodeTasks(self.plan, self._settings, self._address, launching.hold, self._payload)
         self._payload = b""
         try:
+            if self._log_dir:
+                self._open_tunnel(door)
             description = f"tfos_nb cluster {self.plan.name}"
             self._fate.jobs = submit_nodes(
                 self._spark, self._jobs, launching, task=tasks, description=description, wake=self._fate.wake
             )
         except BaseException:
-            self._door.close()
+            door.close()
             raise
-        self._thread.start()
+        self._life.run(door, self._address)
+
+    def _open_tunnel(self, door: Door) -> None:
+        directory = private_directory("tunnel")
+        path = os.path.join(directory, "tensorboard")
+        door.open_tunnel(path, partial(self._roster.send_to, str(self.plan.chief_node)))
+        self._tunnel = path
+        self._life.at_end(partial(shutil.rmtree, directory, ignore_errors=True))
 
     def wait_until_up(self) -> None:
         """Wait until ``main`` has been called on every node; raise what went wrong instead."""
@@ -265,9 +291,8 @@ class Cluster:
     def state(self) -> ClusterStatus:
         """Where the cluster is in its life."""
         with self._changed:
-            if self._status is ClusterStatus.STARTING and self._roster.all_up:
-                return ClusterStatus.RUNNING
-            return self._status
+            status = self._life.status
+            return ClusterStatus.RUNNING if status is ClusterStatus.STARTING and self._roster.all_up else status
 
     @property
     def history(self) -> History:
@@ -276,11 +301,18 @@ class Cluster:
 
     def logs(self, node: str = "") -> str:
         """Return what a node wrote of late to its output, such as ``logs("worker:1")``; the chief's by default."""
+        return "\n".join(self._roster.logs(self._node_named(node)))
+
+    def log_lines(self, node: str = "", limit: int = 500) -> Sequence[LogLine]:
+        """Return a node's newest lines, each with its time; the chief's by default."""
+        return self._roster.log_lines(self._node_named(node), limit=limit)
+
+    def _node_named(self, node: str) -> str:
         names = [str(known) for known in self.plan.nodes]
         wanted = node or str(self.plan.chief_node)
         if wanted not in names:
             raise ValueError(f"no node {wanted!r}: the cluster has {', '.join(names)}")
-        return "\n".join(self._roster.logs(wanted))
+        return wanted
 
     def stop(self, grace: float | None = None) -> None:
         """Stop the training and free the slots: politely at first, by force after ``grace`` seconds.
@@ -289,7 +321,27 @@ class Cluster:
         ``ctx.should_stop``.
         """
         self._fate.ask_to_stop(Stop("stopped by the user", self._settings.grace if grace is None else grace))
-        self._await_end()
+        self._life.join()
+
+    def request_stop(self) -> str:
+        """Ask for the end and return at once, from any thread; say what happens now.
+
+        The first time politely: training ends at its next step, ``main`` goes on to its end, and a ``ctx.save`` under
+        way is finished. A second time at once.
+        """
+        if self._life.status.ended or self._fate.over.is_set():
+            return f"{self.plan.name} has ended already"
+        if self._fate.stop is None:
+            grace = self._settings.grace
+            self._fate.ask_to_stop(Stop("stopped by the user", grace))
+            return f"stopping {self.plan.name}: its nodes have {grace:g} s to end; ask again to end them at once"
+        self._fate.ask_to_stop(Stop("stopped by the user", 0.0))
+        return f"ending {self.plan.name} at once"
+
+    @property
+    def tensorboard_socket(self) -> str:
+        """The unix socket that leads to TensorBoard on the chief's executor; empty if there is none, or none now."""
+        return self._tunnel if self._tunnel and not self._life.status.ended else ""
 
     def close(self) -> None:
         """End the cluster at once, if it has not ended, and free all it holds. Idempotent, from any thread."""
@@ -299,15 +351,18 @@ class Cluster:
         """Return how the cluster looks now."""
         with self._changed:
             feed = self._roster.feeds.current
-            until = self._ended_at or time.monotonic()
             return ClusterState(
                 name=self.plan.name,
+                id=self.id,
                 status=self.state,
                 nodes=self._roster.snapshot(),
                 feed=feed.progress if feed is not None else None,
-                elapsed=until - self._started_at if self._started_at is not None else 0.0,
+                elapsed=self._life.elapsed,
                 error=str(self._fate.error or ""),
                 spark_master=self._master,
+                log=tuple(self._roster.log_tail(_LOG_SHOWN)),
+                log_dir=self._log_dir,
+                plan=str(self.plan),
             )
 
     def __enter__(self) -> Cluster:
@@ -325,76 +380,19 @@ class Cluster:
         count = "1 node" if len(self.plan.nodes) == 1 else f"{len(self.plan.nodes)} nodes"
         return f"<Cluster {self.plan.name} {state.status.value} {count} {minutes}:{seconds:02}>"
 
-    # --- the end, decided in the cluster's own thread ---
-
     @property
     def _changed(self) -> threading.Condition:
         return self._roster.changed
-
-    def _live(self) -> None:
-        try:
-            error = self._until_done()
-        except Exception as unexpected:
-            logger.exception("cluster %s", self.plan.name)
-            error = TfosError(f"tfos_nb failed by an error of its own: {unexpected!r}")
-        try:
-            self._dismiss(error)
-        finally:
-            self._finish(error)
-
-    def _until_done(self) -> TfosError | None:
-        timeout = self._settings.rendezvous_timeout
-        if not self._fate.wait_for(lambda: not self._roster.missing, timeout):
-            return self._fate.rendezvous_timeout(timeout, self._address)
-        self._fate.wait_for(lambda: self._roster.all_returned, None)
-        return self._fate.first_failure()
-
-    def _dismiss(self, error: TfosError | None) -> None:
-        with self._changed:
-            self._status = ClusterStatus.STOPPING
-            self._changed.notify_all()
-        grace = 0.0
-        if error is not None:
-            message: Stop | Farewell = Stop("another node failed", 0.0)
-        elif self._fate.stop is not None:
-            message, grace = self._fate.stop, self._fate.stop.grace
-        else:
-            message = Farewell()
-        self._roster.dismiss(message)
-        with self._changed:
-            self._changed.wait_for(lambda: self._roster.all_gone, grace + _LEAVING)
-            # A node's task ends after its supervisor: only then are the process gone and the slot free.
-            self._changed.wait_for(lambda: all(job.done.is_set() for job in self._fate.jobs), _LEAVING)
-        self._jobs.cancel_all()
-        self._door.close()
-
-    def _finish(self, error: TfosError | None) -> None:
-        self._roster.mark_stopped()
-        stopped = error is None and self._fate.stop is not None
-        with self._changed:
-            self._fate.error = error
-            self._ended_at = time.monotonic()
-            if stopped and not self._roster.all_returned:
-                self._fate.error = ClusterClosed(f"cluster {self.plan.name} was stopped before its nodes were done")
-            failed = ClusterStatus.FAILED if error is not None else ClusterStatus.DONE
-            self._status = ClusterStatus.STOPPED if stopped else failed
-            self._fate.over.set()
-            self._changed.notify_all()
-
-    def _await_end(self) -> None:
-        if self._thread.ident is not None and threading.current_thread() is not self._thread:
-            self._fate.over.wait()
-            self._thread.join()
 
     def _refuse_if_over(self, call: str) -> None:
         if self._fate.error is not None:
             raise self._fate.error
         if self._roster.failures:
             self._fate.raise_outcome()
-        if self._roster.feeds.closed and not self._status.ended and self._fate.stop is None:
+        if self._roster.feeds.closed and not self._life.status.ended and self._fate.stop is None:
             raise ClusterClosed(
                 f"cluster {self.plan.name}: {self._roster.feeds.closed}; launch it anew to {call} again"
             )
-        if self._status.ended or self._fate.failing:
+        if self._life.status.ended or self._fate.failing:
             state = self.state.value
             raise ClusterClosed(f"cluster {self.plan.name} is {state}: {call} needs a running one; launch it anew")

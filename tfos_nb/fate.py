@@ -52,6 +52,11 @@ class Fate:
         return bool(self._roster.failures) or self.stop is not None
 
     @property
+    def at_once(self) -> bool:
+        """Whether the user wants the end now."""
+        return self.stop is not None and self.stop.grace <= 0
+
+    @property
     def lost_job(self) -> Job[Any] | None:
         """A Spark job of the nodes that ended by an error."""
         return next((job for job in self.jobs if job.done.is_set() and job.error is not None), None)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import FeedFailed, PlanError, TfosError
+from tfos_nb.ports import allowed_ports
 from tfos_nb.runtime.door import Desk, Door, DoorAddress
 from tfos_nb.runtime.node import SUMMARY_SCHEMA, NodeTask
 from tfos_nb.runtime.plan import ClusterPlan, InputMode
@@ -37,11 +38,13 @@ class Settings:
     """What :func:`tfos_nb.launch` takes beside the plan; it documents the fields. Times are in seconds."""
 
     model_dir: str | None = None
+    tensorboard: bool = False
+    log_dir: str | None = None
     autolog: bool = True
     env: dict[str, str] = field(default_factory=dict)
     rendezvous_timeout: float = 120.0
     feed_timeout: float = 600.0
-    grace: float = 10.0
+    grace: float = 30.0
     buffer_bytes: int = 256 << 20
     spill_bytes: int = 1 << 50
 
@@ -52,10 +55,21 @@ class Settings:
         if any(not isinstance(part, str) for pair in self.env.items() for part in pair):
             raise PlanError("env: names and values are text, as in env={'TF_USE_LEGACY_KERAS': '1'}")
 
+    def model_dir_for(self, name: str) -> str:
+        """Return where ``ctx.save`` writes."""
+        return self.model_dir or os.path.join(os.getcwd(), "tfos_models", name)
+
+    def log_dir_for(self, name: str) -> str:
+        """Return what TensorBoard shows; empty if there is to be none."""
+        if self.log_dir:
+            return self.log_dir if "://" in self.log_dir else os.path.abspath(self.log_dir)
+        return f"{self.model_dir_for(name).rstrip('/')}/logs" if self.tensorboard else ""
+
     def for_nodes(self, name: str) -> dict[str, object]:
         """Return what the nodes need to know of them."""
         return {
-            "model_dir": self.model_dir or os.path.join(os.getcwd(), "tfos_models", name),
+            "model_dir": self.model_dir_for(name),
+            "log_dir": self.log_dir_for(name),
             "autolog": self.autolog,
             "buffer_bytes": self.buffer_bytes,
             "spill_bytes": self.spill_bytes,
@@ -130,17 +144,8 @@ def open_door(spark: SparkSession, desk: Desk) -> tuple[Door, DoorAddress]:
     conf = spark.sparkContext.getConf()
     host = os.environ.get("TFOS_SERVER_HOST") or conf.get("spark.driver.host") or "127.0.0.1"
     bind = os.environ.get("TFOS_SERVER_HOST") or conf.get("spark.driver.bindAddress") or host
-    door = Door(desk, host=host, bind=bind, ports=_ports(os.environ.get("TFOS_SERVER_PORT", "")))
+    door = Door(desk, host=host, bind=bind, ports=allowed_ports("TFOS_SERVER_PORT"))
     return door, door.open()
-
-
-def _ports(text: str) -> range | None:
-    if not text:
-        return None
-    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text.strip())
-    if match is None or not 0 < int(match[1]) <= int(match[2] or match[1]) < 65536:
-        raise PlanError(f"TFOS_SERVER_PORT={text}: it is one port, or a range such as 40000-40100")
-    return range(int(match[1]), int(match[2] or match[1]) + 1)
 
 
 def submit_nodes(
@@ -180,7 +185,7 @@ class NodeTasks:
             door=self.door,
             hold=self.hold,
             fed=frozenset(str(node) for node in self.plan.fed_nodes),
-            settings=self.settings.for_nodes(self.plan.name),
+            settings={**self.settings.for_nodes(self.plan.name), "board": str(self.plan.chief_node)},
             env=dict(self.settings.env),
             python_path=tuple(entry or os.getcwd() for entry in sys.path),
             payload=self.payload,

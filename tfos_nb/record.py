@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
+from tfos_nb.curve import Curve
+from tfos_nb.pace import Pace
 from tfos_nb.runtime.door import Link
 from tfos_nb.runtime.lifecycle import MainRaised, NodeEnded, NodeUp, Reservation
 from tfos_nb.runtime.plan import Node
-from tfos_nb.runtime.reports import Heartbeat, StepReport
-from tfos_nb.state import NodeState, NodeStatus
+from tfos_nb.runtime.reports import EVALUATE, OVER, Heartbeat, StepReport
+from tfos_nb.state import GpuUse, NodeState, NodeStatus
 
 __all__ = ["Record"]
 
-_LINES_KEPT = 10_000
+_T = TypeVar("_T")
+
 _RATE_OVER = 3.0  # seconds over which rows per second are averaged
+_CURVES = 3  # beside that of the loss
+_METRICS = 100  # a program that gives each step's metric another name is not followed
 
 
 @dataclass
@@ -29,16 +35,20 @@ class Record:
     heartbeat: Heartbeat | None = None
     heard_at: float | None = None
     report: StepReport = field(default_factory=StepReport)
+    trained: StepReport = field(default_factory=StepReport)  # the newest that is of no evaluation
+    metrics: dict[str, float] = field(default_factory=dict)
+    curves: dict[str, Curve] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace)
     rows: int = 0
     rate: float | None = None
     rated: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
     result: bytes | None = None
     returned: bool = False
     serving: bool = False
+    saving: bool = False
     raised: MainRaised | None = None
     ended: NodeEnded | None = None
     parting: bool = False  # it has been told to go, so its end is no failure
-    lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES_KEPT))
 
     @property
     def sated(self) -> bool:
@@ -61,10 +71,41 @@ class Record:
         if now > then and not self.status.ended:
             self.rate = (rows - before) / max(now - then, 0.1)
 
+    def take(self, report: StepReport) -> None:
+        """Take what the program says of its progress.
+
+        An evaluation has steps of its own and the epoch of the training that it belongs to. A metric stays until there
+        is a newer value of it, or training begins anew.
+        """
+        self.pace.take(report)
+        if report.phase == EVALUATE:
+            before = self.trained
+            self.report = replace(report, epoch=report.epoch or before.epoch, epochs=report.epochs or before.epochs)
+        elif report.phase == OVER and report.epoch is None:
+            self.report = replace(self.trained, phase="")
+        else:
+            if (report.epoch or 0) < (self.trained.epoch or 0):
+                self.metrics.clear()
+            self.report = self.trained = report
+        if len(self.metrics) >= _METRICS:
+            self.metrics.clear()
+        self.metrics.update(report.metrics)
+        if report.phase not in (EVALUATE, OVER):
+            self._draw(report.metrics)
+
+    def _draw(self, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
+            if name not in self.curves:
+                if name != "loss" and len(self.curves.keys() - {"loss"}) >= _CURVES:
+                    continue
+                self.curves[name] = Curve()
+            self.curves[name].add(value)
+
     def state(self, now: float) -> NodeState:
         """Return how the node looks at a moment of the monotonic clock."""
         place, beat, report = self.reservation, self.heartbeat, self.report
         alive = not self.status.ended
+        gpus = beat.gpus if beat and alive else ()
         return NodeState(
             node=str(self.node),
             status=self.status,
@@ -72,14 +113,22 @@ class Record:
             executor=place.executor if place else "",
             pid=self.up.pid if self.up else None,
             gpus=place.gpus if place else (),
+            gpu_use=tuple(GpuUse(one.name, one.percent, one.memory_used, one.memory_total) for one in gpus),
+            phase=report.phase if alive and report.phase != OVER else "",
             epoch=report.epoch,
             epochs=report.epochs,
             step=report.step,
             steps=report.steps,
-            metrics=dict(sorted(report.metrics.items(), key=lambda pair: pair[0] != "loss")),
+            metrics=_loss_first(self.metrics),
+            curves=_loss_first({name: curve.points for name, curve in self.curves.items()}),
+            seconds_left=self.pace.seconds_left if alive else None,
             rows=self.rows,
             rows_per_second=self.rate if alive else None,
             cpu_percent=beat.cpu_percent if beat and alive else None,
             memory_bytes=beat.memory_bytes if beat and alive else None,
             heartbeat_age=now - self.heard_at if self.heard_at is not None and alive else None,
         )
+
+
+def _loss_first(by_name: dict[str, _T]) -> dict[str, _T]:
+    return dict(sorted(by_name.items(), key=lambda pair: pair[0] != "loss"))

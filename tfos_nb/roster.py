@@ -16,6 +16,7 @@ from typing import Any
 
 from tfos_nb.errors import NodeFailed, PlanError, TfosError
 from tfos_nb.feeding import FeedDesk
+from tfos_nb.logbook import LogBook
 from tfos_nb.record import Record
 from tfos_nb.runtime.door import Link
 from tfos_nb.runtime.ledger import PassDone
@@ -27,6 +28,7 @@ from tfos_nb.runtime.lifecycle import (
     NodeUp,
     Refused,
     Reservation,
+    Saving,
     Serving,
     Start,
 )
@@ -34,7 +36,7 @@ from tfos_nb.runtime.node import SupervisorEnded
 from tfos_nb.runtime.plan import ClusterPlan
 from tfos_nb.runtime.process import signal_name
 from tfos_nb.runtime.reports import Heartbeat, History, LogLines
-from tfos_nb.state import NodeState, NodeStatus
+from tfos_nb.state import LogLine, NodeState, NodeStatus
 
 __all__ = ["Failure", "Roster"]
 
@@ -68,10 +70,12 @@ class Roster:
         self.failures: list[Failure] = []
         self.feeds = FeedDesk(self.changed, [str(node) for node in plan.fed_nodes], self.send, self._place)
         self._records = {str(node): Record(node) for node in plan.nodes}
+        self._log = LogBook(self._records)
         self._handlers: dict[type, Callable[[Record, Any], None]] = {
             NodeUp: self._node_up,
             MainStarted: self._main_started,
             Serving: self._serving,
+            Saving: self._saving,
             MainReturned: self._main_returned,
             MainRaised: self._main_raised,
             NodeEnded: self._node_ended,
@@ -161,6 +165,9 @@ class Roster:
     def _serving(self, record: Record, message: Serving) -> None:
         record.serving, record.status = True, NodeStatus.TRAINING
 
+    def _saving(self, record: Record, message: Saving) -> None:
+        record.saving = message.going_on
+
     def _main_returned(self, record: Record, message: MainReturned) -> None:
         record.result, record.returned = message.result, True
         record.status = NodeStatus.DONE
@@ -189,15 +196,16 @@ class Roster:
     def _heartbeat(self, record: Record, message: Heartbeat) -> None:
         record.heartbeat = message
         for report in message.reports:
-            record.report = report
+            record.take(report)
             self.history.record(str(record.node), report)
         if message.feed is not None:
             record.count_rows(message.feed.rows_out, time.monotonic())
-        if record.status is NodeStatus.FEEDING and (record.rows or message.reports):
+        began = record.rows or any(report.step != 0 for report in message.reports)  # step 0: it only says what comes
+        if record.status is NodeStatus.FEEDING and began:
             record.status = NodeStatus.TRAINING
 
     def _log_lines(self, record: Record, message: LogLines) -> None:
-        record.lines.extend(message.lines)
+        self._log.add(str(record.node), message.lines)
 
     def _pass_done(self, record: Record, message: PassDone) -> None:
         self.feeds.pass_done(message)
@@ -205,8 +213,8 @@ class Roster:
     def _supervisor_ended(self, message: SupervisorEnded) -> None:
         with self.changed:
             record = self._records[message.node]
-            record.lines.append(f"[its supervisor ended with code {message.code}]")
-            record.lines.extend(message.text.splitlines())
+            said = message.text.splitlines()
+            self._log.add(message.node, [f"[its supervisor ended with code {message.code}]", *said])
             if record.status is NodeStatus.LOST and message.code != 0:
                 self._explain_loss(record, message)
             if record.reservation is None and not record.status.ended:
@@ -261,6 +269,14 @@ class Roster:
                 if link is not None:
                     link.send(message)
 
+    def send_to(self, node: str, message: Any) -> bool:
+        """Send a message to one node; whether it has a stream."""
+        with self.changed:
+            link = self._records[node].link
+            if link is not None:
+                link.send(message)
+            return link is not None
+
     def dismiss(self, message: Any) -> None:
         """Tell every node to go; from now on its end is no failure."""
         with self.changed:
@@ -286,6 +302,18 @@ class Roster:
         with self.changed:
             records = [self._records[str(node)] for node in self.plan.finishing_nodes]
             return records[0].returned and all(record.returned or record.serving for record in records)
+
+    @property
+    def all_through(self) -> bool:
+        """Whether no ``main`` runs any more, however it ended; one that serves counts as if it did not."""
+        with self.changed:
+            return all(record.status.ended or record.serving for record in self._records.values())
+
+    @property
+    def saving(self) -> bool:
+        """Whether a node is writing a model."""
+        with self.changed:
+            return any(record.saving and record.link is not None for record in self._records.values())
 
     @property
     def all_gone(self) -> bool:
@@ -327,7 +355,17 @@ class Roster:
     def logs(self, node: str) -> list[str]:
         """Return the lines that a node wrote of late."""
         with self.changed:
-            return list(self._records[node].lines)
+            return self._log.texts(node)
+
+    def log_lines(self, node: str, after: float | None = None, limit: int | None = None) -> list[LogLine]:
+        """Return a node's kept lines: the newest ones, or the first ones after the time of a line."""
+        with self.changed:
+            return self._log.lines(node, after, limit)
+
+    def log_tail(self, count: int) -> list[LogLine]:
+        """Return the newest lines of all nodes, the oldest first."""
+        with self.changed:
+            return self._log.tail(count)
 
     def snapshot(self) -> tuple[NodeState, ...]:
         """Return every node's state now."""

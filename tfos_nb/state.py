@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-__all__ = ["ClusterState", "ClusterStatus", "FeedProgress", "NodeState", "NodeStatus"]
+__all__ = ["ClusterState", "ClusterStatus", "FeedProgress", "GpuUse", "LogLine", "NodeState", "NodeStatus"]
 
 
 class NodeStatus(str, enum.Enum):
@@ -50,11 +50,34 @@ class ClusterStatus(str, enum.Enum):
 
 
 @dataclass(frozen=True)
+class GpuUse:
+    """What a node's GPU does: its share of busy time in percent, and its memory in bytes."""
+
+    name: str = ""
+    percent: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line that a node wrote; ``time`` is when the driver got it, in seconds since 1970."""
+
+    time: float
+    node: str
+    text: str
+
+
+@dataclass(frozen=True)
 class NodeState:
     """One node at one moment.
 
     ``epoch`` counts from 1 as people do; ``step`` is the step within the epoch; ``rows_per_second`` is what the node's
-    dataset handed to TensorFlow of late. ``metrics`` holds the newest loss and metrics by name, ``loss`` first.
+    dataset handed to TensorFlow of late. ``metrics`` holds the newest loss and metrics by name, ``loss`` first;
+    ``curves`` how each of them went since the start, in at most 48 points evenly spread. ``phase`` is what Keras does:
+    ``"fit"``, ``"evaluate"``, or empty if it does not say. ``gpus`` are the GPUs' addresses as Spark gives them,
+    ``gpu_use`` what they do, where NVML tells. ``seconds_left`` is until the node's last epoch ends, at its pace of
+    late.
     """
 
     node: str
@@ -63,11 +86,15 @@ class NodeState:
     executor: str = ""
     pid: int | None = None
     gpus: tuple[str, ...] = ()
+    gpu_use: tuple[GpuUse, ...] = ()
+    phase: str = ""
     epoch: int | None = None
     epochs: int | None = None
     step: int | None = None
     steps: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    curves: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    seconds_left: float | None = None
     rows: int = 0
     rows_per_second: float | None = None
     cpu_percent: float | None = None
@@ -93,12 +120,23 @@ class FeedProgress:
 
 @dataclass(frozen=True)
 class ClusterState:
-    """A whole cluster at one moment. ``elapsed``: seconds since launch; ``error``: the first failure in words."""
+    """A whole cluster at one moment.
+
+    ``id`` names it among all clusters of the machine, in URLs too; ``generation`` counts how often its members were
+    gathered; ``elapsed`` are the seconds since launch; ``error`` is the first failure in words; ``log`` are the newest
+    lines of all nodes, the oldest first; ``log_dir`` is what TensorBoard shows, empty if there is none; ``plan`` is the
+    plan as it prints itself.
+    """
 
     name: str
+    id: str = ""
+    generation: int = 1
     status: ClusterStatus = ClusterStatus.PLANNED
     nodes: tuple[NodeState, ...] = ()
     feed: FeedProgress | None = None
     elapsed: float = 0.0
     error: str = ""
     spark_master: str = ""
+    log: tuple[LogLine, ...] = ()
+    log_dir: str = ""
+    plan: str = ""

@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfos_nb.runtime.reports import FeedStatus, History, ReportBox, Reporter, StepReport
+from tfos_nb.runtime import wire
+from tfos_nb.runtime.reports import (
+    FeedStatus,
+    GpuFigures,
+    Heartbeat,
+    History,
+    ReportBox,
+    Reporter,
+    StepReport,
+)
 
 SECONDS = 20.0
 
@@ -27,6 +36,7 @@ def ends() -> Iterator[tuple[Reporter, ReportBox]]:
 
 def deliver(reporter: Reporter, box: ReportBox) -> None:
     """Take all that was sent: the box runs until the socket is closed, which an empty datagram stands for."""
+    reporter.flush()
     reporter._socket.setblocking(True)
     taker = threading.Thread(target=box.run, daemon=True)
     taker.start()
@@ -94,13 +104,13 @@ def test_a_metric_may_be_no_number_at_all(ends: tuple[Reporter, ReportBox]) -> N
 def test_a_program_does_not_wait_for_a_supervisor_that_is_behind(ends: tuple[Reporter, ReportBox]) -> None:
     reporter, box = ends
     for step in range(10_000):
-        reporter.step(step=step)
+        reporter.send(StepReport(step=step))
     assert 0 < reporter.dropped < 10_000
     deliver(reporter, box)
     [report], _ = box.empty()
     assert report.step == 10_000 - reporter.dropped - 1
     before = reporter.dropped
-    reporter.step(step=1)
+    reporter.step(step=1, epoch_end=True)
     assert reporter.dropped == before  # there is room again
 
 
@@ -111,8 +121,75 @@ def test_a_program_goes_on_without_its_supervisor() -> None:
     reporter.step(step=1, loss=0.5)
     assert reporter.dropped == 1
     theirs.close()
-    reporter.step(step=2)
+    reporter.step(step=2, epoch_end=True)
     assert reporter.dropped == 2
+
+
+class Weighed:
+    """A metric that is not there yet, such as a GPU's: to make a number of it is to wait."""
+
+    def __init__(self, value: float, weighed: list[float]) -> None:
+        self.value, self.weighed = value, weighed
+
+    def __float__(self) -> float:
+        self.weighed.append(self.value)
+        return self.value
+
+
+def test_of_steps_that_nobody_can_see_no_number_is_made_and_the_newest_comes_by_itself(
+    ends: tuple[Reporter, ReportBox],
+) -> None:
+    reporter, box = ends
+    weighed: list[float] = []
+    arrived = threading.Event()
+    take = box._take
+
+    def taking(report: Any) -> None:
+        take(report)
+        if report.step == 999:
+            arrived.set()
+
+    box._take = taking  # type: ignore[method-assign]
+    threading.Thread(target=box.run, daemon=True).start()
+    for step in range(1000):
+        reporter.step(step=step, loss=Weighed(step, weighed))
+    assert arrived.wait(SECONDS)  # nothing comes after it, and nobody flushes
+    assert (weighed[0], weighed[-1]) == (0, 999)
+    assert len(weighed) < 500
+
+
+def test_an_epochs_end_is_never_held_back(ends: tuple[Reporter, ReportBox]) -> None:
+    reporter, box = ends
+    for epoch in range(1, 21):
+        reporter.step(epoch=epoch, step=9)
+        reporter.step(epoch=epoch, step=10, epoch_end=True, loss=1 / epoch)
+    deliver(reporter, box)
+    reports, _ = box.empty()
+    assert [report.epoch for report in reports] == list(range(1, 21))
+
+
+def test_a_metric_may_be_called_phase(ends: tuple[Reporter, ReportBox]) -> None:
+    reporter, box = ends
+    reporter.step(step=1, phase=np.float32(0.5), epoch_end=True)
+    reporter.step(step=2, phase="evaluate")
+    deliver(reporter, box)
+    first, second = box.empty()[0]
+    assert (first.phase, first.metrics) == ("", {"phase": 0.5})
+    assert (second.phase, second.metrics) == ("evaluate", {})
+
+
+def test_a_count_may_be_a_variable(ends: tuple[Reporter, ReportBox]) -> None:
+    reporter, box = ends
+    reporter.step(epoch=np.array(2), step=np.int64(7), steps="many", loss=1.0)
+    deliver(reporter, box)
+    [report], _ = box.empty()
+    assert (report.epoch, report.step, report.steps) == (2, 7, None)
+    assert type(report.epoch) is int
+
+
+def test_a_heartbeat_carries_what_the_gpus_do() -> None:
+    beat = Heartbeat("worker:0", 1.0, 2, (), None, (GpuFigures("NVIDIA A100", 87.0, 1, 2), GpuFigures("NVIDIA A100")))
+    assert wire.decode(wire.encode(beat)) == beat
 
 
 def test_the_box_ends_with_its_socket() -> None:
@@ -163,6 +240,20 @@ def test_a_metric_that_came_late_has_the_values_there_are() -> None:
     history.record("worker:0", StepReport(epoch=1, metrics={"loss": 1.0}, epoch_end=True))
     history.record("worker:0", StepReport(epoch=2, metrics={"loss": 0.5, "val_loss": 0.7}, epoch_end=True))
     assert dict(history) == {"loss": [1.0, 0.5], "val_loss": [0.7]}
+
+
+def test_the_history_is_of_training_alone() -> None:
+    history = filled()
+    before = history.steps()
+    for report in (
+        StepReport(2, 2, 1, 9, {"val_loss": 0.5}, phase="evaluate"),
+        StepReport(2, 2, 4, 4, phase="fit"),
+        StepReport(step=9, metrics={"test_loss": 0.5}, phase="over"),
+    ):
+        history.record("worker:0", report)
+    assert history.steps() == before
+    history.record("worker:0", StepReport(3, 3, 1, 4, {"loss": 0.5}, phase="fit"))
+    assert len(history.steps()) == len(before) + 1
 
 
 def test_an_empty_history_says_so() -> None:

@@ -43,6 +43,8 @@ class NodeContext:
         The cluster's name.
     model_dir : str
         Where :meth:`save` writes.
+    log_dir : str
+        What TensorBoard shows, for ``tf.summary`` and Keras' ``TensorBoard`` callback; empty without TensorBoard.
     args : object
         What the program was given, as in ``main(args, ctx)``.
     """
@@ -54,11 +56,13 @@ class NodeContext:
         *,
         cluster_name: str,
         model_dir: str,
+        log_dir: str = "",
         passes: Passes,
         reporter: Reporter,
         stopping: threading.Event,
         failed: Callable[[FeedFailed], object],
         serving: Callable[[], object],
+        saving: Callable[[bool], object],
         args: Any = None,
         gpus: Sequence[str] = (),
     ) -> None:
@@ -73,6 +77,7 @@ class NodeContext:
         self.num_workers = sum(len(self.cluster_spec.get(role, ())) for role in trains)
         self.cluster_name = cluster_name
         self.model_dir = model_dir
+        self.log_dir = log_dir
         self.args = args
         self.gpus = tuple(gpus)
         self._passes = passes
@@ -80,6 +85,7 @@ class NodeContext:
         self._stopping = stopping
         self._failed = failed
         self._serving = serving
+        self._saving = saving
 
     def dataset(
         self,
@@ -214,7 +220,11 @@ class NodeContext:
         if not target.endswith((".keras", ".h5")):
             target += ".keras"
         if self.is_chief:
-            self._write_model(model, target)
+            self._saving(True)
+            try:
+                self._write_model(model, target)
+            finally:
+                self._saving(False)
         return target
 
     def _write_model(self, model: Any, target: str) -> None:

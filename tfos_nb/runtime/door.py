@@ -1,4 +1,4 @@
-"""The one port of the driver, and the two ways through it.
+"""The one port of the driver, and the three ways through it.
 
 ::
 
@@ -6,6 +6,7 @@
     ─────────────                                          ──────
     supervisor ── attend: a stream each way, one a node ─▶ Door ─▶ Desk.arrived / received / left
     FeedTask   ── ask: a question, an answer ────────────▶ Door ─▶ Desk.asked
+    supervisor ── carry: bytes each way ─────────────────▶ Door ─▶ TunnelMouth (tfos_nb.runtime.tunnel)
 
 gRPC over TLS. The key is made for this cluster and pinned by the executors, so no certificate authority is needed; a
 256-bit token is in the metadata of every call. Both reach the executors inside Spark's own task closure. Payloads are
@@ -24,7 +25,7 @@ import logging
 import queue
 import secrets
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -35,12 +36,14 @@ import grpc.aio
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.identity import SERVER_NAME, Identity
+from tfos_nb.runtime.tunnel import OpenTunnel, TunnelMouth
 
 __all__ = ["Desk", "Door", "DoorAddress", "DoorClient", "Link"]
 
 logger = logging.getLogger(__name__)
 
-_ATTEND, _ASK = "/tfos_nb.Door/Attend", "/tfos_nb.Door/Ask"
+_ATTEND, _ASK, _CARRY = "/tfos_nb.Door/Attend", "/tfos_nb.Door/Ask", "/tfos_nb.Door/Carry"
+_NUMBER = "tfos-number"
 _OPTIONS = [
     ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", wire.MAX_MESSAGE_BYTES),
@@ -124,6 +127,7 @@ class Door:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Event | None = None
         self._links: set[Link] = set()
+        self._mouth: TunnelMouth | None = None
         self._thread = threading.Thread(target=self._run, name="tfos_nb door", daemon=True)
 
     def open(self, timeout: float = 10.0) -> DoorAddress:
@@ -131,6 +135,12 @@ class Door:
         self._thread.start()
         port = self._opened.result(timeout)
         return DoorAddress(self._host, port, self._identity.certificate, self._token)
+
+    def open_tunnel(self, path: str, ask: Callable[[OpenTunnel], bool], timeout: float = 10.0) -> None:
+        """Listen on a unix socket whose connections come out at a node: see :class:`TunnelMouth`. At most once."""
+        assert self._loop is not None, "the door is open"
+        self._mouth = TunnelMouth(path, ask)
+        asyncio.run_coroutine_threadsafe(self._mouth.open(), self._loop).result(timeout)
 
     def close(self, timeout: float = 10.0) -> None:
         """End every stream and stop listening. Idempotent; from any thread but the door's own."""
@@ -167,6 +177,8 @@ class Door:
         ticker = asyncio.create_task(self._tick())
         await self._closing.wait()
         ticker.cancel()
+        if self._mouth is not None:
+            await self._mouth.close()
         for link in self._links:
             link.end()
         await server.stop(grace=0.5)
@@ -224,10 +236,17 @@ class Door:
         await self._check_token(context)
         return wire.encode(self._desk.asked(wire.decode(request)))
 
-    async def _check_token(self, context: Any) -> None:
-        metadata = dict(context.invocation_metadata() or ())
-        if not hmac.compare_digest(str(metadata.get("tfos-token", "")).encode(), self._token.encode()):
+    async def _carry(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        metadata = await self._check_token(context)
+        if self._mouth is not None and metadata.get(_NUMBER, "").isdigit():
+            async for data in self._mouth.carry(int(metadata[_NUMBER]), requests):
+                yield data
+
+    async def _check_token(self, context: Any) -> dict[str, str]:
+        metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
+        if not hmac.compare_digest(metadata.get("tfos-token", "").encode(), self._token.encode()):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no valid token")
+        return metadata
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -235,6 +254,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._methods = {
             _ATTEND: grpc.stream_stream_rpc_method_handler(door._attend),
             _ASK: grpc.unary_unary_rpc_method_handler(door._ask),
+            _CARRY: grpc.stream_stream_rpc_method_handler(door._carry),
         }
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
@@ -287,6 +307,12 @@ class DoorClient:
     def attend(self) -> Attendance:
         """Open this node's stream."""
         return Attendance(self._channel.stream_stream(_ATTEND), self._metadata)
+
+    def carry(self, number: int, outgoing: Iterator[bytes]) -> Iterator[bytes]:
+        """Open the stream of bytes that the driver asked for by this number."""
+        method = self._channel.stream_stream(_CARRY)
+        answers: Iterator[bytes] = method(outgoing, metadata=(*self._metadata, (_NUMBER, str(number))))
+        return answers
 
     def close(self) -> None:
         """Hang up."""

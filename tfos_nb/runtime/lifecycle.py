@@ -23,6 +23,7 @@ __all__ = [
     "NodeUp",
     "Refused",
     "Reservation",
+    "Saving",
     "Serving",
     "Start",
     "Stop",
@@ -127,6 +128,15 @@ class Serving:
 
 @message
 @dataclass(frozen=True)
+class Saving:
+    """Whether ``main`` is writing a model: a polite stop waits until it is written."""
+
+    node: str
+    going_on: bool
+
+
+@message
+@dataclass(frozen=True)
 class MainReturned:
     """``main`` has returned; ``result`` is encoded by :func:`tfos_nb.runtime.wire.encode_result`."""
 
@@ -160,7 +170,7 @@ class NodeEnded:
 @message
 @dataclass(frozen=True)
 class Stop:
-    """End: politely at first, with SIGKILL after ``grace`` seconds."""
+    """End: politely at first, with SIGKILL after ``grace`` seconds, or as soon as a model is written after that."""
 
     reason: str
     grace: float

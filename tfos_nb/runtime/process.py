@@ -9,18 +9,29 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 from tfos_nb.runtime import wire
 
-__all__ = ["Channel", "die_with_parent", "kill_group", "read_frame", "signal_name", "start_module", "write_frame"]
+__all__ = [
+    "Channel",
+    "die_with_parent",
+    "kill_group",
+    "private_directory",
+    "read_frame",
+    "signal_name",
+    "start_module",
+    "write_frame",
+]
 
 _PR_SET_PDEATHSIG = 1
 _LENGTH = struct.Struct("!Q")
@@ -77,6 +88,20 @@ def signal_name(returncode: int) -> str | None:
         return signal.Signals(-returncode).name
     except ValueError:
         return f"signal {-returncode}"
+
+
+def private_directory(kind: str) -> str:
+    """Make a directory of this process for its sockets, and remove those of processes that were killed.
+
+    It is in the system's temporary directory, since a socket's path has to be short, and only this user can enter it.
+    """
+    root, prefix = tempfile.gettempdir(), f"tfos_nb-{kind}-"
+    for name in os.listdir(root) if os.path.isdir("/proc") else ():
+        owner = name.removeprefix(prefix).partition("-")[0]
+        path = os.path.join(root, name)
+        if name.startswith(prefix) and owner.isdigit() and not os.path.exists(f"/proc/{owner}") and os.path.isdir(path):
+            shutil.rmtree(path, ignore_errors=True)
+    return tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=root)
 
 
 def write_frame(stream: IO[bytes], message: Any) -> None:

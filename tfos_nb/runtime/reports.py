@@ -1,13 +1,15 @@
 """Numbers coming out of a node: what the program says of itself, and what the supervisor measures.
 
 A report may be lost; training may not. The TF process sends a datagram and never waits: if the supervisor is behind,
-the report is dropped and counted. The supervisor keeps the newest of each kind and sends a heartbeat with them at most
-twice a second. The driver keeps a bounded :class:`History`.
+the report is dropped and counted; of steps that follow each other faster than anybody looks, only the newest is made
+into numbers and sent. The supervisor keeps the newest of each kind and sends a heartbeat with them at most twice a
+second. The driver keeps a bounded :class:`History`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
 import time
@@ -19,15 +21,36 @@ from typing import Any
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.wire import message
 
-__all__ = ["FeedStatus", "Heartbeat", "History", "LogLines", "ReportBox", "Reporter", "StepReport"]
+__all__ = [
+    "EVALUATE",
+    "FIT",
+    "OVER",
+    "FeedStatus",
+    "GpuFigures",
+    "Heartbeat",
+    "History",
+    "LogLines",
+    "ReportBox",
+    "Reporter",
+    "StepReport",
+]
+
+FIT, EVALUATE, OVER = "fit", "evaluate", "over"
+"""The phases of a report that Keras makes: what it does, or that it has returned."""
 
 _STEPS_KEPT = 10_000
+_BETWEEN_STEPS = 0.1  # seconds; what comes sooner waits for the next, or for the flush
+_FLUSH_AFTER = 0.2
 
 
 @message
 @dataclass(frozen=True)
 class StepReport:
-    """Progress that a program reports. ``epoch`` and ``step`` count from 1; ``epoch_end`` marks an epoch's last."""
+    """Progress that a program reports.
+
+    ``epoch`` and ``step`` count from 1; ``epoch_end`` marks an epoch's last. ``phase`` is :data:`FIT`, :data:`EVALUATE`
+    (then ``step`` and ``steps`` are the evaluation's) or :data:`OVER`; empty if it is not Keras that reports.
+    """
 
     epoch: int | None = None
     epochs: int | None = None
@@ -36,6 +59,7 @@ class StepReport:
     metrics: dict[str, float] = field(default_factory=dict)
     epoch_end: bool = False
     time: float = 0.0
+    phase: str = ""
 
 
 @message
@@ -55,14 +79,26 @@ class FeedStatus:
 
 @message
 @dataclass(frozen=True)
+class GpuFigures:
+    """What NVML tells of one GPU: its share of busy time in percent, and its memory in bytes."""
+
+    name: str = ""
+    percent: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+
+
+@message
+@dataclass(frozen=True)
 class Heartbeat:
-    """A node is alive."""
+    """A node is alive. CPU and memory are those of the TF process and of all that it started."""
 
     node: str
     cpu_percent: float | None
     memory_bytes: int | None
     reports: tuple[StepReport, ...]
     feed: FeedStatus | None
+    gpus: tuple[GpuFigures, ...] = ()
 
 
 @message
@@ -87,6 +123,11 @@ class Reporter:
         end.setblocking(False)
         self._socket = end
         self.dropped = 0
+        self._due = -math.inf
+        self._held: tuple[Any, ...] | None = None
+        self._sending = threading.Lock()
+        self._holding = threading.Event()
+        self._flusher: threading.Thread | None = None
 
     def send(self, report: StepReport | FeedStatus) -> None:
         """Send a report, or drop it."""
@@ -103,14 +144,69 @@ class Reporter:
         step: int | None = None,
         steps: int | None = None,
         epoch_end: bool = False,
+        phase: Any = "",
         **metrics: Any,
     ) -> None:
-        """Report a step; a metric that is no number is left out."""
-        numbers: dict[str, float] = {}
-        for name, value in metrics.items():
-            with contextlib.suppress(TypeError, ValueError):
-                numbers[name] = float(value)
-        self.send(StepReport(epoch, epochs, step, steps, numbers, epoch_end, time.time()))
+        """Report a step; a metric that is no number is left out.
+
+        What comes within a tenth of a second after the last one that was sent, and ends no epoch, only takes the
+        place of its like: to make a number of a metric may mean to wait for the GPU. The newest is sent soon after.
+        """
+        now = time.monotonic()
+        report = (epoch, epochs, step, steps, metrics, epoch_end, time.time(), phase)
+        if now < self._due and not epoch_end:
+            self._held = report
+            if not self._holding.is_set():
+                self._flush_soon()
+            return
+        with self._sending:
+            self._due = now + _BETWEEN_STEPS
+            self._held = None
+            self._send_step(report)
+
+    def flush(self) -> None:
+        """Send the newest step now, if it was held back."""
+        with self._sending:
+            held, self._held = self._held, None
+            if held is not None:
+                self._send_step(held)
+
+    def _send_step(self, report: tuple[Any, ...]) -> None:
+        epoch, epochs, step, steps, metrics, epoch_end, at, phase = report
+        if phase not in ("", FIT, EVALUATE, OVER):
+            metrics, phase = {**metrics, "phase": phase}, ""  # a metric of the user's that has this name
+        numbers = {name: number for name, value in metrics.items() if (number := _number(value)) is not None}
+        counts = (_whole(epoch), _whole(epochs), _whole(step), _whole(steps))
+        self.send(StepReport(*counts, numbers, bool(epoch_end), at, phase))
+
+    def _flush_soon(self) -> None:
+        self._holding.set()
+        if self._flusher is None:
+            self._flusher = threading.Thread(target=self._keep_flushing, name="tfos_nb flush", daemon=True)
+            with contextlib.suppress(RuntimeError):  # the interpreter is ending
+                self._flusher.start()
+
+    def _keep_flushing(self) -> None:
+        pause = threading.Event()
+        while self._holding.wait():
+            pause.wait(_FLUSH_AFTER)
+            self._holding.clear()  # before the flush: what is held from here on sets it again
+            self.flush()
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except Exception:  # noqa: BLE001 - whatever a tensor, or an object of the user's, raises: it is no number
+        return None
+
+
+def _whole(value: Any) -> int | None:
+    """Make a plain integer of a count, which may be a variable such as an optimizer's ``iterations``."""
+    try:
+        return None if value is None else int(value)
+    except Exception:  # noqa: BLE001 - as above
+        return None
 
 
 class ReportBox:
@@ -151,6 +247,8 @@ class ReportBox:
 class History(Mapping[str, list[float]]):
     """What a training reported: per metric, the value at the end of each epoch, as in Keras' ``History.history``.
 
+    The steps of evaluations are left out.
+
     Examples
     --------
     >>> history = History("worker:0")
@@ -166,7 +264,10 @@ class History(Mapping[str, list[float]]):
         self._steps: dict[str, deque[StepReport]] = {}
 
     def record(self, node: str, report: StepReport) -> None:
-        """Keep a report."""
+        """Keep a report of training."""
+        only_phase = report.phase == FIT and not report.metrics and not report.epoch_end
+        if only_phase or report.phase in (EVALUATE, OVER):
+            return
         with self._lock:
             self._steps.setdefault(node, deque(maxlen=_STEPS_KEPT)).append(report)
             if report.epoch_end and node == self._chief:

@@ -19,15 +19,14 @@ It never imports TensorFlow, and is the same whether Spark's task waits for it o
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
+import math
 import os
 import queue
 import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -35,22 +34,36 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfos_nb.runtime import ledger
-from tfos_nb.runtime.lifecycle import Farewell, NodeEnded, NodeJob, Refused, Reservation, Stop
+from tfos_nb.runtime.gpu import GpuWatch
+from tfos_nb.runtime.lifecycle import (
+    Farewell,
+    MainStarted,
+    NodeEnded,
+    NodeJob,
+    Refused,
+    Reservation,
+    Saving,
+    Stop,
+)
+from tfos_nb.runtime.output import Output
 from tfos_nb.runtime.process import (
     Channel,
     die_with_parent,
     kill_group,
+    private_directory,
     read_frame,
     signal_name,
     start_module,
 )
 from tfos_nb.runtime.reports import Heartbeat, LogLines, ReportBox
+from tfos_nb.runtime.tensorboard import TensorBoard
+from tfos_nb.runtime.tunnel import OpenTunnel, TunnelEnd
+from tfos_nb.runtime.usage import ProcessUse
 
-_TICK = 0.5
+_TICK = 0.5  # at most two messages a second with lines, and two with figures
 _HEARTBEAT_EVERY = 1.0
 _AFTER_FAREWELL = 3.0
-_LINES_PER_TICK = 500
-_LINE_LENGTH = 4000
+_AFTER_SAVING = 3.0
 # These pass through here, so the wire must know them: naming them imports them.
 PASSED_ON = (ledger.FeedBegins, ledger.FeedSchema, ledger.FeedEnds, ledger.NoMoreFeeds, ledger.PassDone)
 _NEEDED = ("tensorflow", "keras", "pyarrow", "grpc")
@@ -71,35 +84,14 @@ class _Said:
     message: Any
 
 
-class _Output:
-    """What the TF process writes, on its way to the driver."""
+@dataclass(frozen=True)
+class _Heard:
+    message: MainStarted | Saving
 
-    def __init__(self, pipe: Any) -> None:
-        self._pipe = pipe
-        self._lock = threading.Lock()
-        self._pending: deque[str] = deque(maxlen=10 * _LINES_PER_TICK)
-        self._tail: deque[str] = deque(maxlen=40)
-        self.thread = threading.Thread(target=self._read, name="tfos_nb output", daemon=True)
-        self.thread.start()
 
-    def _read(self) -> None:
-        for raw in self._pipe:
-            line = raw.decode(errors="replace").rstrip("\n")[:_LINE_LENGTH]
-            with self._lock:
-                self._pending.append(line)
-                self._tail.append(line)
-
-    def take(self) -> tuple[str, ...]:
-        """Return some lines that were not taken yet."""
-        with self._lock:
-            count = min(len(self._pending), _LINES_PER_TICK)
-            return tuple(self._pending.popleft() for _ in range(count))
-
-    @property
-    def tail(self) -> str:
-        """The last lines."""
-        with self._lock:
-            return "\n".join(self._tail)
+@dataclass(frozen=True)
+class _Wrote:
+    pass
 
 
 class Supervisor:
@@ -114,12 +106,15 @@ class Supervisor:
     def __init__(self, job: NodeJob) -> None:
         self._job = job
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._directory = _private_directory()
+        self._directory = private_directory("node")
         self._host = _address_towards(job.door_host, job.door_port)
         self._port_holder = _hold_port()
         self._kill_at: float | None = None
-        self._beat_at = 0.0
-        self._memory: int | None = None
+        self._at_once = False
+        self._saving = False
+        self._board: TensorBoard | None = None
+        self._beat_at = self._measured_at = -math.inf
+        self._look_due = self._lines_due = 0.0
 
     def run(self) -> None:
         """Run the node to its end."""
@@ -133,6 +128,8 @@ class Supervisor:
         finally:
             if reason is None:
                 kill_group(self._process)
+            if self._board is not None:
+                self._board.stop()
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def _start_process(self) -> None:
@@ -150,7 +147,10 @@ class Supervisor:
         theirs.close()
         reports_theirs.close()
         self._channel.send(self._job)
-        self._output = _Output(self._process.stdout)
+        assert self._process.stdout is not None
+        self._output = Output(self._process.stdout, lambda: self._events.put(_Wrote()))
+        self._use = ProcessUse(self._process.pid)
+        self._gpus = GpuWatch(self._job.gpus)
         self._reports = ReportBox(reports)
         threading.Thread(target=self._reports.run, name="tfos_nb reports", daemon=True).start()
         threading.Thread(target=self._await_exit, name="tfos_nb exit", daemon=True).start()
@@ -161,6 +161,7 @@ class Supervisor:
         job = self._job
         self._client = DoorClient(DoorAddress(job.door_host, job.door_port, job.certificate, job.token))
         self._stream = self._client.attend()
+        self._tunnel = TunnelEnd(self._client, lambda: self._board.port if self._board is not None else None)
         if reason is not None:
             self._stream.send(Refused(job.node, self._host, reason))
             self._stream.end()
@@ -176,7 +177,7 @@ class Supervisor:
     def _supervise(self) -> None:
         while True:
             try:
-                event = self._events.get(timeout=_TICK)
+                event = self._events.get(timeout=self._until_due())
             except queue.Empty:
                 event = None
             if isinstance(event, _DriverGone):
@@ -186,35 +187,65 @@ class Supervisor:
                 return
             if isinstance(event, _Said):
                 self._obey(event.message)
+            elif isinstance(event, _Heard):
+                self._heed(event.message)
             self._tick()
 
+    def _heed(self, message: MainStarted | Saving) -> None:
+        """Act on what the node says, beside passing it on."""
+        if isinstance(message, MainStarted):
+            self._start_board()
+        elif self._kill_at is None or not self._at_once:
+            self._saving = message.going_on
+            if self._kill_at is not None:
+                self._kill_at = max(self._kill_at, time.monotonic() + _AFTER_SAVING)  # main has to return yet
+
+    def _start_board(self) -> None:
+        """Start TensorBoard, if it is this node that has one: not before ``main``, whose start it would slow down."""
+        log_dir = str(self._job.settings.get("log_dir", ""))
+        if log_dir and self._job.settings.get("board") == self._job.node:
+            self._board = TensorBoard(log_dir)
+            self._board.start()  # here, in the main thread: it ends with the thread that started it
+
     def _obey(self, message: Any) -> None:
+        if isinstance(message, OpenTunnel):
+            self._tunnel.open(message)
+            return
         self._channel.send(message)
         if isinstance(message, Stop):
             self._kill_at = time.monotonic() + message.grace
+            self._at_once = message.grace <= 0
+            self._saving &= not self._at_once
         elif isinstance(message, Farewell):
             self._kill_at = time.monotonic() + _AFTER_FAREWELL
 
+    def _until_due(self) -> float:
+        due = min(self._look_due, self._lines_due) if self._output.waiting else self._look_due
+        return max(0.0, due - time.monotonic())
+
     def _tick(self) -> None:
         now = time.monotonic()
-        if self._kill_at is not None and now >= self._kill_at:
+        if self._kill_at is not None and now >= self._kill_at and not self._saving:
             kill_group(self._process)
-        if lines := self._output.take():
+        if now >= self._lines_due and (lines := self._output.take()):
+            self._lines_due = now + _TICK
             self._stream.send(LogLines(self._job.node, lines))
+        if now >= self._look_due:
+            self._look_due = now + _TICK
+            self._beat(now)
+
+    def _beat(self, now: float) -> None:
         reports, feed = self._reports.empty()
-        if reports or now - self._beat_at >= _HEARTBEAT_EVERY:
-            self._beat_at = now
-            cpu, self._memory = self._measure()
-            self._stream.send(Heartbeat(self._job.node, cpu, self._memory, reports, feed))
-
-    def _measure(self) -> tuple[float | None, int | None]:
-        import psutil
-
-        with contextlib.suppress(psutil.Error):
-            if not hasattr(self, "_measured"):
-                self._measured = psutil.Process(self._process.pid)
-            return self._measured.cpu_percent(), self._measured.memory_info().rss
-        return None, self._memory
+        if not reports and now - self._beat_at < _HEARTBEAT_EVERY:
+            return
+        self._beat_at = now
+        if now - self._measured_at >= _HEARTBEAT_EVERY:
+            self._measured_at = now
+            self._use.measure(now)
+        use = self._use
+        self._stream.send(
+            Heartbeat(self._job.node, use.cpu_percent, use.memory_bytes, reports, feed, self._gpus.newest)
+        )
 
     def _report_end(self, returncode: int) -> None:
         self._output.thread.join(1.0)
@@ -224,7 +255,9 @@ class Supervisor:
         if reports:
             self._stream.send(Heartbeat(self._job.node, None, None, reports, feed))
         code = returncode if returncode >= 0 else None
-        self._stream.send(NodeEnded(self._job.node, code, signal_name(returncode), self._output.tail, self._memory))
+        self._stream.send(
+            NodeEnded(self._job.node, code, signal_name(returncode), self._output.tail, self._use.memory_bytes)
+        )
         self._stream.end()
         self._await_driver_gone(2.0)
 
@@ -253,6 +286,8 @@ class Supervisor:
     def _listen_to_node(self) -> None:
         for message in self._channel:
             self._stream.send(message)
+            if isinstance(message, (MainStarted, Saving)):
+                self._events.put(_Heard(message))
 
     def _watch_task(self) -> None:
         while os.read(
@@ -300,21 +335,6 @@ def _address_towards(host: str, port: int) -> str:
     with socket.socket(family, kind) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
-
-
-def _private_directory() -> str:
-    """Make a directory for the node's socket, and remove those of supervisors that were killed."""
-    root, prefix = tempfile.gettempdir(), "tfos_nb-node-"
-    for name in os.listdir(root):
-        owner = name.removeprefix(prefix).partition("-")[0]
-        if (
-            name.startswith(prefix)
-            and owner.isdigit()
-            and not os.path.exists(f"/proc/{owner}")
-            and os.path.isdir("/proc")
-        ):
-            shutil.rmtree(os.path.join(root, name), ignore_errors=True)
-    return tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=root)
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from tfos_nb.runtime.lifecycle import (
     MainStarted,
     NodeJob,
     NodeUp,
+    Saving,
     Serving,
     Start,
     Stop,
@@ -44,6 +46,7 @@ from tfos_nb.runtime.payload import unpack
 from tfos_nb.runtime.plan import Node
 from tfos_nb.runtime.process import Channel, die_with_parent
 from tfos_nb.runtime.reports import Reporter
+from tfos_nb.runtime.tensorboard import make_log_dir
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +83,16 @@ class TensorFlowProcess:
         limits = settings["buffer_bytes"], settings["spill_bytes"]
         self._passes = Passes(job.node, spill_directory(), *limits, channel.send)
         self._directory = directory
-        self._serves = False
+        self._serves = self._called = False
+        self._handlers: dict[type, Callable[[Any], object]] = {
+            Start: self._start,
+            ledger.FeedBegins: self._passes.begin,
+            ledger.FeedSchema: self._passes.describe,
+            ledger.FeedEnds: self._passes.end,
+            ledger.NoMoreFeeds: lambda _: self._passes.close(),
+            Stop: self._stop,
+            Farewell: self._leave,
+        }
 
     def run(self) -> None:
         """Live from the first message to the farewell."""
@@ -93,9 +105,10 @@ class TensorFlowProcess:
             outcome = self._run_main()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the cell must show it
             outcome = self._raised(error)
+        self._reporter.flush()  # the farewell may come before the last report would have been sent
         self._channel.send(outcome)
         self._passes.stop()
-        self._signals.farewell.wait()  # which a stop counts for, too
+        self._signals.farewell.wait()
 
     def _prepare(self) -> None:
         place = self._open_feed()
@@ -106,10 +119,15 @@ class TensorFlowProcess:
 
         note = strategy.patch_keras_fit()
         if self._job.settings.get("autolog", True):
-            strategy.autolog(self._reporter.step, self._signals.stopping)
+            log_dir = str(self._job.settings.get("log_dir", "")) if self._is_board_node else ""
+            strategy.autolog(self._reporter.step, self._signals.stopping, log_dir)
         if note:
             logger.info(note)
         self._channel.send(NodeUp(self._job.node, os.getpid(), tf.__version__, keras.__version__, place, note))
+
+    @property
+    def _is_board_node(self) -> bool:
+        return self._job.settings.get("board") == self._job.node
 
     def _open_feed(self) -> FeedPlace | None:
         if not self._job.settings.get("fed"):
@@ -128,14 +146,19 @@ class TensorFlowProcess:
             spec,
             cluster_name=self._job.cluster,
             model_dir=str(self._job.settings["model_dir"]),
+            log_dir=str(self._job.settings.get("log_dir", "")),
             passes=self._passes,
             reporter=self._reporter,
             stopping=self._signals.stopping,
             failed=self._remember,
             serving=self._tell_serving,
+            saving=lambda going_on: self._channel.send(Saving(self._job.node, going_on)),
             args=args,
             gpus=self._job.gpus,
         )
+        if ctx.log_dir and ctx.is_chief:
+            make_log_dir(ctx.log_dir)
+        self._called = True
         self._channel.send(MainStarted(self._job.node))
         result = main(args, ctx)
         return MainReturned(self._job.node, wire.encode_result(result))
@@ -168,24 +191,24 @@ class TensorFlowProcess:
         os._exit(1)  # the supervisor is gone, so nobody is left to hear of anything
 
     def _hear(self, message: Any) -> None:
-        if isinstance(message, Start):
-            self._signals.cluster_spec = message.cluster_spec
-            self._signals.start.set()
-        elif isinstance(message, ledger.FeedBegins):
-            self._passes.begin(message)
-        elif isinstance(message, ledger.FeedSchema):
-            self._passes.describe(message)
-        elif isinstance(message, ledger.FeedEnds):
-            self._passes.end(message)
-        elif isinstance(message, ledger.NoMoreFeeds):
-            self._passes.close()
-        elif isinstance(message, Stop):
-            self._signals.stopping.set()
-            self._passes.stop()
-            self._signals.farewell.set()
-        elif isinstance(message, Farewell):
-            self._signals.farewell.set()
-        if self._serves and self._signals.farewell.is_set():
+        handler = self._handlers.get(type(message))
+        if handler is not None:
+            handler(message)
+
+    def _start(self, message: Start) -> None:
+        self._signals.cluster_spec = message.cluster_spec
+        self._signals.start.set()
+
+    def _stop(self, message: Stop) -> None:
+        """Tell main; the process stays until the farewell, since a peer that saves may need its server."""
+        self._signals.stopping.set()
+        self._passes.stop()
+        if not self._called:
+            os._exit(0)  # main never will be
+
+    def _leave(self, message: Farewell) -> None:
+        self._signals.farewell.set()
+        if self._serves:
             os._exit(0)  # TensorFlow's server joins for ever, and has no way to be stopped
 
 

@@ -1,0 +1,163 @@
+"""What a process writes: whole lines, in time, in bounded memory, and the process is never held up.
+
+The writers are real processes.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tfos_nb.runtime.output import Output
+
+SECONDS = 60.0
+
+
+class Written:
+    """The output of a Python script, and how often it told that there is some."""
+
+    def __init__(self, script: str) -> None:
+        command = [sys.executable, "-c", script]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        self.told = threading.Semaphore(0)
+        self.output = Output(self.process.stdout, self.told.release)
+
+    def lines(self) -> list[str]:
+        """Wait for the end of the process, then take all."""
+        self.output.thread.join(SECONDS)
+        assert not self.output.thread.is_alive()
+        lines: list[str] = []
+        while taken := self.output.take():
+            lines += taken
+        return lines
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[[str], Written]]:
+    started: list[Written] = []
+
+    def start(script: str) -> Written:
+        started.append(Written(script))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def writing(data: bytes) -> str:
+    return f"import sys; sys.stdout.buffer.write({data!r})"
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"one\ntwo\n", ["one", "two"]),
+        (b"one\n\nno end", ["one", "", "no end"]),
+        (b"windows\r\nlines\r\n", ["windows", "lines"]),
+        ("läßt größer 🎉\n".encode(), ["läßt größer 🎉"]),
+        (b"\xff\xfe\n", ["\ufffd\ufffd"]),
+        (b"\x1b[1m5/16\x1b[0m \x1b[38;5;2mdone\x1b[K\n", ["5/16 done"]),
+        (b"\r 10%|#  |\r 50%|## |\r100%|###|\nnext\n", ["100%|###|", "next"]),
+        (b"10%\r50%\r100%\r", ["100%"]),
+        (b"", []),
+        (b"x" * 5000 + b"\nnext\n", ["x" * 4000 + "…", "next"]),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_lines_come_out_as_they_look(run: Callable[[str], Written], data: bytes, lines: list[str]) -> None:
+    assert run(writing(data)).lines() == lines
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_lines_are_whole_wherever_the_pipe_cuts_them(run: Callable[[str], Written], end: bytes) -> None:
+    script = f"""
+import os
+data = b"".join(b"%d " % line + b"x" * (line % 61) + {end!r} for line in range(3000))
+for at in range(0, len(data), 67):
+    os.write(1, data[at : at + 67])
+"""
+    assert run(script).lines() == [f"{line} " + "x" * (line % 61) for line in range(3000)]
+
+
+def test_a_line_is_told_as_soon_as_it_is_written(run: Callable[[str], Written]) -> None:
+    written = run("print('one', flush=True); input(); print('two', flush=True); input()")
+    for line in ("one", "two"):
+        assert written.told.acquire(timeout=SECONDS)
+        assert written.output.waiting
+        assert written.output.take() == (line,)
+        assert not written.output.waiting
+        written.go_on()
+
+
+def test_an_unfinished_line_that_is_written_over_is_shown_now_and_then(run: Callable[[str], Written]) -> None:
+    script = "import sys\nfor i in range(5000): sys.stderr.write(f'\\r{i} of 5000'); sys.stderr.flush()\ninput()"
+    written = run("import os; os.dup2(1, 2)\n" + script)
+    assert written.told.acquire(timeout=SECONDS)
+    [line] = written.output.take()
+    assert line.endswith(" of 5000")
+    written.go_on()
+    assert written.lines() == ["4999 of 5000"]
+
+
+def test_a_hundred_megabytes_are_read_in_bounded_memory_and_what_is_left_out_is_counted(
+    run: Callable[[str], Written],
+) -> None:
+    script = """
+line = "x" * 99
+for number in range(10):
+    print("\\n".join(f"{number * 100_000 + i:8d} {line[9:]}" for i in range(100_000)))
+"""
+    tracemalloc.start()
+    try:
+        written = run(script)
+        lines: list[str] = []
+        biggest = 0
+        while not (taken := written.output.take()) or len(lines) < 50_000:  # a reader who is far too slow
+            lines += taken
+            biggest = max(biggest, sum(map(len, taken)))
+            if not written.output.thread.is_alive() and not taken:
+                break
+            written.told.acquire(timeout=0.05)
+        lines += [*taken, *written.lines()]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert written.process.wait(SECONDS) == 0
+    assert peak < 64 << 20
+    assert biggest <= (1 << 17) + 4001
+    left_out = [int(line.split()[1].replace(",", "")) for line in lines if line.startswith("…")]
+    kept = [int(line.split()[0]) for line in lines if not line.startswith("…")]
+    assert left_out
+    assert sum(left_out) + len(kept) == 1_000_000
+    assert kept == sorted(kept)
+    assert kept[-1] == 999_999
+    assert all(line.endswith(" left out") for line in lines if line.startswith("…"))
+    assert written.output.tail.splitlines()[-1].split()[0] == "999999"
+
+
+def test_an_endless_line_takes_bounded_memory(run: Callable[[str], Written]) -> None:
+    tracemalloc.start()
+    try:
+        written = run("import os\nfor _ in range(1600): os.write(1, b'x' * 65536)\nprint('\\nafter')")
+        lines = written.lines()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert lines == ["x" * 4000 + "…", "after"]
+    assert peak < 4 << 20

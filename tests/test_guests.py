@@ -1,0 +1,130 @@
+"""A port of the kernel, where no extension stands before it: a link opens once, and then a cookie opens."""
+
+from __future__ import annotations
+
+import http.cookiejar
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.jupyter import TOKEN, JupyterServer, a_server
+from tfos_nb.endpoint import Endpoint
+from tfos_nb.errors import PlanError, TfosError
+from tfos_nb.guests import Guests
+from tfos_nb.widgets.tensorboard import LogDirectory
+
+__all__ = ["a_server"]
+
+
+@pytest.fixture
+def endpoint(a_server: JupyterServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", a_server.runtime_dir)
+    made = Endpoint()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def logs(endpoint: Endpoint, tmp_path: Path) -> LogDirectory:
+    directory = LogDirectory(str(tmp_path))
+    endpoint.serve(directory)
+    return directory
+
+
+class Browser:
+    """Keeps cookies and follows redirections, as a browser does."""
+
+    def __init__(self, token: str = "") -> None:
+        self.cookies = http.cookiejar.CookieJar()
+        self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(self.cookies))
+        self._headers = {"Authorization": f"token {token}"} if token else {}
+
+    def open(self, url: str) -> tuple[int, str, str]:
+        request = urllib.request.Request(url, headers=self._headers)
+        try:
+            with self._opener.open(request, timeout=60) as answer:
+                return answer.status, answer.url, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, url, error.read().decode()
+
+
+def test_a_link_opens_tensorboard_once(endpoint: Endpoint, logs: LogDirectory) -> None:
+    root = f"http://127.0.0.1:{endpoint.open_port()}/"
+    link = root + endpoint.invitation(logs.id)
+    friend, stranger = Browser(), Browser()
+    status, url, body = friend.open(link)
+    assert (status, url, "<title>TensorBoard</title>" in body) == (200, f"{root}{logs.id}/tb/", True)
+    assert stranger.open(link)[0] == 403
+    assert stranger.open(f"{root}{logs.id}/tb/data/environment")[0] == 403
+    assert friend.open(f"{root}{logs.id}/tb/data/environment")[0] == 200
+    assert friend.open(link)[0] == 200, "the same link, in a tab beside the frame"
+
+
+def test_a_link_opens_through_jupyter_server_proxy(
+    a_server: JupyterServer, endpoint: Endpoint, logs: LogDirectory
+) -> None:
+    root = f"{a_server.url}proxy/{endpoint.open_port()}/"
+    browser = Browser(TOKEN)
+    status, url, body = browser.open(root + endpoint.invitation(logs.id))
+    assert (status, url, "<title>TensorBoard</title>" in body) == (200, f"{root}{logs.id}/tb/", True)
+    (cookie,) = [cookie for cookie in browser.cookies if cookie.name == f"tfos-{logs.id}"]
+    assert cookie.path == f"/user/alice/proxy/{endpoint.open_port()}/{logs.id}", "no other page gets it"
+    assert cookie.has_nonstandard_attr("HttpOnly")
+
+
+def test_nothing_but_tensorboard_is_behind_the_port(endpoint: Endpoint, logs: LogDirectory) -> None:
+    root = f"http://127.0.0.1:{endpoint.open_port()}/"
+    browser = Browser()
+    browser.open(root + endpoint.invitation(logs.id))
+    assert browser.open(f"{root}{logs.id}/log?node=worker:0")[0] == 404
+    assert browser.open(f"{root}{logs.id}/stop")[0] == 404
+
+
+def test_the_port_is_of_this_machine_alone_and_stays_the_same(endpoint: Endpoint) -> None:
+    port = endpoint.open_port()
+    assert endpoint.open_port() == port
+    with socket.socket() as elsewhere, pytest.raises(ConnectionRefusedError):
+        elsewhere.settimeout(5)
+        elsewhere.bind(("127.0.0.2", 0))
+        elsewhere.connect(("127.0.0.3", port))  # another address of this machine
+
+
+def test_a_range_that_is_full_is_named(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setenv("TFOS_NB_PORT", str(taken.getsockname()[1]))
+        with pytest.raises(TfosError, match=r"no port for TensorBoard: \d+ on 127.0.0.1 is taken. Set TFOS_NB_PORT"):
+            endpoint.open_port()
+
+
+def test_what_is_no_range_is_refused(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TFOS_NB_PORT", "many")
+    with pytest.raises(PlanError, match="TFOS_NB_PORT=many"):
+        endpoint.open_port()
+
+
+def test_a_code_is_of_one_cluster() -> None:
+    guests = Guests()
+    code = guests.invite("one")
+    assert guests.enter("another", code) is None
+    assert guests.enter("one", code) is None, "and whoever tried it elsewhere has used it up"
+
+
+def test_a_cookie_is_of_one_cluster() -> None:
+    guests = Guests()
+    cookie = guests.enter("one", guests.invite("one"))
+    assert cookie is not None
+    assert guests.knows("one", cookie)
+    assert not guests.knows("another", cookie)
+    assert not guests.knows("one", "")
+
+
+def test_a_directory_that_is_not_there_is_named() -> None:
+    with pytest.raises(PlanError, match="/no/such/logs: no such directory on"):
+        LogDirectory("/no/such/logs")

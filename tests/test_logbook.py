@@ -1,0 +1,70 @@
+"""Lines of many nodes, in bounded memory, in the order in which they came."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfos_nb import logbook
+from tfos_nb.logbook import LogBook
+from tfos_nb.state import LogLine
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr(logbook.time, "time", lambda: now[0])
+    return now
+
+
+def test_a_line_has_the_time_at_which_it_came(clock: list[float]) -> None:
+    book = LogBook(["worker:0"])
+    book.add("worker:0", ("one",))
+    clock[0] = 1001.5
+    book.add("worker:0", ("two",))
+    assert book.lines("worker:0") == [LogLine(1000.0, "worker:0", "one"), LogLine(1001.5, "worker:0", "two")]
+    assert book.texts("worker:0") == ["one", "two"]
+
+
+def test_a_reader_who_goes_on_after_a_line_misses_none(clock: list[float]) -> None:
+    book = LogBook(["worker:0", "worker:1"])
+    read: list[str] = []
+    after = 0.0
+    for number in range(10):
+        clock[0] -= number  # even if the clock is set back meanwhile
+        book.add("worker:0", [f"{number}.{line}" for line in range(5)])
+        book.add("worker:1", ("another's",))
+        while new := book.lines("worker:0", after=after, limit=2):
+            read += [line.text for line in new]
+            after = new[-1].time
+    assert read == book.texts("worker:0")
+    assert len(read) == 50
+
+
+def test_the_newest_lines_of_a_node_and_of_all_come_in_their_order(clock: list[float]) -> None:
+    book = LogBook(["a", "b"])
+    for number in range(1500):
+        book.add("ab"[number % 2], [str(number)])
+    assert [line.text for line in book.lines("a", limit=2)] == ["1496", "1498"]
+    for count in (0, 1, 3, 1000, 1400, 5000):
+        tail = book.tail(count)
+        assert [line.text for line in tail] == [str(number) for number in range(max(0, 1500 - count), 1500)]
+        assert all(line.node == "ab"[int(line.text) % 2] for line in tail)
+
+
+def test_a_node_that_writes_without_end_takes_bounded_memory() -> None:
+    book = LogBook(["a", "b"])
+    book.add("b", ("still here",))
+    for _ in range(100):
+        book.add("a", ["x" * 4000] * 100)
+    assert sum(map(len, book.texts("a"))) <= 1 << 21
+    for _ in range(30):
+        book.add("a", [""] * 1000)
+    assert len(book.texts("a")) == 10_000
+    assert book.texts("b") == ["still here"]
+
+
+def test_an_unknown_node_is_an_error() -> None:
+    book = LogBook(["a"])
+    for asked in (lambda: book.texts("b"), lambda: book.lines("b"), lambda: book.add("b", ("x",))):
+        with pytest.raises(KeyError):
+            asked()

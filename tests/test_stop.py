@@ -1,0 +1,112 @@
+"""Stop: politely at first, so that what is being written is finished; at once when asked again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tfos_nb import Cluster, launch
+from tfos_nb.errors import ClusterClosed
+from tfos_nb.state import ClusterStatus, NodeStatus
+
+SECONDS = 60.0
+
+
+def run_until_stopped(args: Any, ctx: Any) -> str:
+    """Run until the user asks, then come to an end of one's own."""
+    ctx.report(step=1)
+    while not ctx.should_stop:
+        threading.Event().wait(0.02)
+    return f"{ctx.job_name}:{ctx.task_index} came to its end"
+
+
+def listen_to_nobody(args: Any, ctx: Any) -> None:
+    ctx.report(step=1)
+    threading.Event().wait(600)
+
+
+class SlowModel:
+    """A model that takes its time to be written: what a large one on a slow disk does."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def save(self, path: str) -> None:
+        with open(path, "w") as file:
+            file.write("first half, ")
+            file.flush()
+            threading.Event().wait(self.seconds)
+            file.write("second half")
+
+
+def save_slowly(args: Any, ctx: Any) -> str:
+    ctx.report(step=1)
+    while not ctx.should_stop:
+        threading.Event().wait(0.02)
+    return str(ctx.save(SlowModel(args["seconds"])))
+
+
+def start(main: Callable[[Any, Any], Any], spark: SparkSession, args: Any = None, **options: Any) -> Cluster:
+    cluster = launch(main, args, spark=spark, workers=2, input_mode="tensorflow", **options)
+    until(cluster, lambda: all(node.step for node in cluster.snapshot().nodes))
+    return cluster
+
+
+def until(cluster: Cluster, reached: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not reached():
+        assert time.monotonic() < deadline, cluster.snapshot()
+        threading.Event().wait(0.05)
+
+
+def test_a_request_returns_at_once_and_every_main_comes_to_its_end(spark: SparkSession) -> None:
+    with start(run_until_stopped, spark, name="polite") as cluster:
+        said = cluster.request_stop()
+        assert said == "stopping polite: its nodes have 30 s to end; ask again to end them at once"
+        assert cluster.results() == {f"worker:{i}": f"worker:{i} came to its end" for i in range(2)}
+    assert cluster.state is ClusterStatus.STOPPED
+    assert cluster.request_stop() == "polite has ended already"
+
+
+def test_a_second_request_does_not_wait(spark: SparkSession) -> None:
+    cluster = start(listen_to_nobody, spark, name="deaf", grace=600.0)
+    cluster.request_stop()
+    until(cluster, lambda: cluster.state is ClusterStatus.STOPPING)
+    assert cluster.request_stop() == "ending deaf at once"
+    with pytest.raises(ClusterClosed, match="deaf was stopped before its nodes were done"):
+        cluster.wait(SECONDS)
+    assert {node.status for node in cluster.snapshot().nodes} == {NodeStatus.STOPPED}
+
+
+def test_a_model_that_is_being_written_is_finished_beyond_the_grace(spark: SparkSession, tmp_path: Path) -> None:
+    cluster = start(save_slowly, spark, {"seconds": 6.0}, name="slow", grace=1.0, model_dir=str(tmp_path))
+    cluster.request_stop()
+    path = Path(cluster.result())
+    assert path.read_text() == "first half, second half"
+    assert [file.name for file in path.parent.iterdir()] == [path.name], "no half of one is left"
+
+
+def test_at_once_means_at_once_even_while_a_model_is_written(spark: SparkSession, tmp_path: Path) -> None:
+    cluster = start(save_slowly, spark, {"seconds": 600.0}, name="endless", grace=1.0, model_dir=str(tmp_path))
+    cluster.request_stop()
+    until(cluster, lambda: list(tmp_path.glob(".*")))
+    cluster.request_stop()
+    with pytest.raises(ClusterClosed):
+        cluster.wait(SECONDS)
+    assert not list(tmp_path.glob("[!.]*.keras")), "and half a model has not taken a model's name"
+
+
+def test_a_stop_before_main_was_called_ends_the_nodes(spark: SparkSession) -> None:
+    cluster = launch(
+        run_until_stopped, spark=spark, workers=2, input_mode="tensorflow", name="early", wait_until_up=False
+    )
+    until(cluster, lambda: all(node.status is not NodeStatus.PLANNED for node in cluster.snapshot().nodes))
+    cluster.request_stop()
+    with pytest.raises(ClusterClosed):
+        cluster.wait(SECONDS)

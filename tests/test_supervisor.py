@@ -1,0 +1,163 @@
+"""A node without Spark: a real supervisor, its TF process, and the driver's roster behind a real door."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.conftest import PYTHONPATH
+from tfos_nb.roster import Roster
+from tfos_nb.runtime import wire
+from tfos_nb.runtime.door import Door
+from tfos_nb.runtime.lifecycle import Farewell, NodeJob
+from tfos_nb.runtime.payload import pack
+from tfos_nb.runtime.plan import ClusterPlan
+from tfos_nb.runtime.process import kill_group, start_module, write_frame
+from tfos_nb.runtime.reports import Heartbeat
+from tfos_nb.state import NodeState, NodeStatus
+
+SECONDS = 120.0
+NODE = "worker:0"
+
+
+class Node:
+    """One node that runs a main, and what the driver knows of it."""
+
+    def __init__(self, main: Callable[..., Any], model_dir: str) -> None:
+        self.roster = Roster(ClusterPlan(1, input_mode="tensorflow"))
+        self.beats: list[Heartbeat] = []
+        beat = self.roster._handlers[Heartbeat]
+        self.roster._handlers[Heartbeat] = lambda record, message: (self.beats.append(message), beat(record, message))
+        self.door = Door(self.roster, host="127.0.0.1", bind="127.0.0.1")
+        address = self.door.open()
+        self.supervisor = start_module(
+            "tfos_nb.runtime.supervisor",
+            env={**os.environ, "PYTHONPATH": PYTHONPATH},
+            stdin=subprocess.PIPE,
+        )
+        assert self.supervisor.stdin is not None
+        job = NodeJob(
+            node=NODE,
+            cluster="test",
+            attempt=0,
+            executor="0",
+            door_host=address.host,
+            door_port=address.port,
+            hold=True,
+            settings={"model_dir": model_dir, "buffer_bytes": 1 << 20, "spill_bytes": 1 << 20},
+            certificate=address.certificate,
+            token=address.token,
+            payload=pack(main, {}),
+        )
+        write_frame(self.supervisor.stdin, job)
+
+    def until(self, reached: Callable[[], object]) -> None:
+        with self.roster.changed:
+            assert self.roster.changed.wait_for(reached, SECONDS), self.roster.logs(NODE)[-20:]
+
+    def result(self) -> Any:
+        self.until(lambda: self.state.status.ended)
+        assert self.state.status is NodeStatus.DONE, (self.roster.failures, self.roster.logs(NODE)[-20:])
+        return wire.decode(self.roster.results()[NODE])
+
+    @property
+    def state(self) -> NodeState:
+        return self.roster.snapshot()[0]
+
+    def close(self) -> None:
+        self.roster.dismiss(Farewell())
+        try:
+            self.supervisor.wait(20)
+        finally:
+            kill_group(self.supervisor)
+            self.supervisor.communicate()
+            self.door.close()
+
+
+@pytest.fixture
+def start(tmp_path: Any) -> Iterator[Callable[[Callable[..., Any]], Node]]:
+    nodes: list[Node] = []
+
+    def run(main: Callable[..., Any]) -> Node:
+        nodes.append(Node(main, str(tmp_path)))
+        return nodes[-1]
+
+    yield run
+    for node in nodes:
+        node.close()
+
+
+def test_a_node_that_writes_without_end_trains_and_is_heard_and_says_what_was_left_out(
+    start: Callable[[Callable[..., Any]], Node],
+) -> None:
+    def main(args: Any, ctx: Any) -> int:
+        line = "x" * 89
+        for step in range(1000):
+            print("\n".join(f"{step * 1000 + i:9d} {line}" for i in range(1000)))
+            ctx.report(epoch=1, epochs=1, step=step + 1, steps=1000, loss=1 / (step + 1))
+        print("the last line")
+        return step
+
+    node = start(main)
+    assert node.result() == 999
+    node.until(lambda: "the last line" in node.roster.logs(NODE))
+    node.until(lambda: node.state.step == 1000)
+    assert node.roster.failures == []
+    beats = [beat for beat in node.beats if beat.reports]
+    assert len(beats) > 2
+    logs = node.roster.logs(NODE)
+    assert len(logs) <= 10_000
+    left_out = [line for line in logs if line.startswith("…")]
+    assert left_out
+    assert all(line.endswith("left out") for line in left_out)
+    numbers = [int(line.split()[0]) for line in logs if line.endswith("xxx")]
+    assert numbers == sorted(numbers)
+    assert numbers[-1] == 999_999
+
+
+def test_cpu_and_memory_are_those_of_the_process_and_of_what_it_started(
+    start: Callable[[Callable[..., Any]], Node], tmp_path: Any
+) -> None:
+    enough = tmp_path / "enough"
+
+    def main(args: Any, ctx: Any) -> None:
+        import subprocess
+        import sys
+
+        code = """
+import os, sys
+held = bytearray(1 << 30)
+held[::4096] = bytes(len(held) // 4096)
+while not os.path.exists(sys.argv[1]):
+    pass
+"""
+        subprocess.run([sys.executable, "-c", code, str(enough)], check=True)
+
+    node = start(main)
+    # TensorFlow alone takes some 0.7 GiB.
+    node.until(lambda: any((beat.memory_bytes or 0) > 5 << 28 and (beat.cpu_percent or 0) > 1 for beat in node.beats))
+    enough.touch()
+    node.result()
+
+
+def test_fit_tells_of_itself_without_a_line_of_the_users(start: Callable[[Callable[..., Any]], Node]) -> None:
+    def main(args: Any, ctx: Any) -> None:
+        import keras
+        import numpy as np
+
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"])
+        x, y = np.ones((64, 2)), np.ones((64, 1))
+        model.fit(x, y, epochs=3, batch_size=8, verbose=0, validation_data=(x, y))
+
+    node = start(main)
+    node.result()
+    node.until(lambda: node.state.epoch == 3 and node.state.step == 8)
+    assert {"loss", "mae", "val_loss", "val_mae"} <= node.state.metrics.keys()
+    assert len(node.roster.history["val_loss"]) == 3
+    assert len(node.state.curves["val_loss"]) == 3
+    assert node.state.phase == ""

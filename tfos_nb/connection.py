@@ -1,0 +1,182 @@
+"""Where a cluster is: the small file by which a kernel tells the Jupyter server, and both ends of it.
+
+``<jupyter runtime dir>/tfos_nb/<cluster id>.json`` names the unix socket on which the kernel answers for that cluster.
+The directory is the user's alone, and so is the socket: whoever can open it is the user. No secret is in the file.
+
+What of a page's request goes through that socket, and on to TensorBoard, is decided here for both ends: a few headers
+by name. Cookies, tokens and authorization are not among them.
+
+Loaded into the Jupyter server too: neither Spark nor TensorFlow is imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tfos_nb.errors import TfosError
+
+__all__ = [
+    "Place",
+    "answered",
+    "asked",
+    "find",
+    "forget",
+    "is_id",
+    "passed_on",
+    "private_directory",
+    "publish",
+    "runtime_directory",
+]
+
+_ID = re.compile(r"[a-z0-9]{8,64}")
+_MOST_BYTES = 10_000
+_KEPT_FILES = 200
+_PASSED_ON = (
+    "Accept",
+    "Accept-Encoding",
+    "Accept-Language",
+    "Cache-Control",
+    "Content-Type",
+    "If-Modified-Since",
+    "If-None-Match",
+    "Range",
+)
+_ANSWERED = (
+    "Cache-Control",
+    "Content-Disposition",
+    "Content-Encoding",
+    "Content-Length",
+    "Content-Range",
+    "Content-Security-Policy",
+    "Content-Type",
+    "ETag",
+    "Expires",
+    "Last-Modified",
+    "Location",
+    "Vary",
+    "X-Content-Type-Options",
+)
+_NOT_ASKED = ("token", "_xsrf")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the kernel answers for a cluster: the socket's path, and the kernel's process.
+
+    ``name`` is what the user calls the cluster.
+    """
+
+    id: str
+    name: str
+    socket: str
+    pid: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether the kernel's process is there and its socket too."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # another user's process has the number now; the socket decides
+        return os.path.exists(self.socket)
+
+
+def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+    """Leave of a request's headers those that TensorBoard needs: nothing that says who asks, or proves it.
+
+    Examples
+    --------
+    >>> passed_on({"Accept": "*/*", "Cookie": "secret", "Authorization": "token secret"})
+    {'Accept': '*/*'}
+    """
+    return {name: headers[name] for name in _PASSED_ON if name in headers}
+
+
+def answered(headers: Mapping[str, str]) -> dict[str, str]:
+    """Leave of an answer's headers those that a page may get: no cookie for Jupyter's origin, nothing of one hop."""
+    return {name: headers[name] for name in _ANSWERED if name in headers}
+
+
+def asked(query: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Leave Jupyter's token out of a query."""
+    return [(name, value) for name, value in query if name not in _NOT_ASKED]
+
+
+def is_id(text: str) -> bool:
+    """Whether this can be a cluster's id; nothing else becomes part of a path."""
+    return _ID.fullmatch(text) is not None
+
+
+def runtime_directory() -> Path:
+    """Return the directory of the files; server and kernel have the same one."""
+    from jupyter_core.paths import jupyter_runtime_dir
+
+    return Path(jupyter_runtime_dir()) / "tfos_nb"
+
+
+def private_directory(path: Path) -> Path:
+    """Make a directory that only this user can enter, or check that it is one.
+
+    Raises
+    ------
+    TfosError
+        If it belongs to somebody else.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise TfosError(f"{path} is not a directory of yours: remove it, or set JUPYTER_RUNTIME_DIR to another place")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        path.chmod(0o700)
+    return path
+
+
+def publish(place: Place) -> None:
+    """Tell the Jupyter server where a cluster is. Files of kernels that are gone stay a while: a page may ask."""
+    directory = private_directory(runtime_directory())
+    _sweep(directory, keep=place.id)
+    descriptor, draft = tempfile.mkstemp(dir=directory)  # made with mode 0600
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(asdict(place), file)
+    os.replace(draft, directory / f"{place.id}.json")
+
+
+def forget(cluster_id: str) -> None:
+    """Take a cluster's file away."""
+    with contextlib.suppress(OSError):
+        (runtime_directory() / f"{cluster_id}.json").unlink()
+
+
+def find(cluster_id: str) -> Place | None:
+    """Look a cluster up; None if there is no such file, or it is not one of this user's."""
+    if not is_id(cluster_id):
+        return None
+    path = runtime_directory() / f"{cluster_id}.json"
+    try:
+        with path.open() as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():
+                return None
+            place = Place(**json.loads(file.read(_MOST_BYTES)))
+    except (OSError, ValueError, TypeError):
+        return None
+    return place if place.id == cluster_id else None
+
+
+def _sweep(directory: Path, keep: str) -> None:
+    """Remove the files of kernels that ended long ago; those of late still tell a page what happened."""
+    files = sorted(directory.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in files[_KEPT_FILES:]:
+        place = find(file.stem)
+        if file.stem != keep and (place is None or not place.alive):
+            with contextlib.suppress(OSError):
+                file.unlink()

@@ -1,0 +1,70 @@
+"""How a number went since the start of a run, however long that is, in a few points."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["POINTS", "Curve"]
+
+POINTS = 48
+"""The most points that a curve has."""
+
+
+@dataclass
+class _Point:
+    """Some values that came one after another: how many, how many of them finite, and the mean of those."""
+
+    values: int = 0
+    finite: int = 0
+    mean: float = math.nan
+
+    def take(self, values: int, finite: int, mean: float) -> None:
+        if finite:
+            share = finite / (self.finite + finite)
+            both = mean if not self.finite else self.mean * (1 - share) + mean * share
+            # Rounding must not lead out of what was there, least of all beyond the largest number.
+            low, high = sorted((mean, self.mean if self.finite else mean))
+            self.mean = min(max(both, low), high)
+        self.values += values
+        self.finite += finite
+
+
+class Curve:
+    """At most :data:`POINTS` means of equally many values each, in order; only the last may be of fewer.
+
+    When it is full, neighbours are merged, and from then on each point stands for twice as many values. A value that is
+    not finite counts for the time it took, not for the mean; a point without any finite value is NaN, a gap.
+
+    Examples
+    --------
+    >>> curve = Curve()
+    >>> for value in (4.0, 2.0, float("nan"), 1.0):
+    ...     curve.add(value)
+    >>> curve.points
+    (4.0, 2.0, nan, 1.0)
+    """
+
+    def __init__(self) -> None:
+        self._points: list[_Point] = []
+        self._each = 1
+
+    def add(self, value: float) -> None:
+        """Take the next value."""
+        if not self._points or self._points[-1].values == self._each:
+            if len(self._points) == POINTS:
+                self._halve()
+            self._points.append(_Point())
+        finite = math.isfinite(value)
+        self._points[-1].take(1, int(finite), value)
+
+    def _halve(self) -> None:
+        for left, right in zip(self._points[::2], self._points[1::2], strict=True):
+            left.take(right.values, right.finite, right.mean)
+        del self._points[1::2]
+        self._each *= 2
+
+    @property
+    def points(self) -> tuple[float, ...]:
+        """The means, the oldest first."""
+        return tuple(point.mean for point in self._points)

@@ -1,0 +1,319 @@
+"""The kernel's web server: Stop, the log and TensorBoard of every cluster of this kernel, for the page.
+
+::
+
+    page ──▶ Jupyter server (tfos_nb.serverext, behind its login) ── unix socket, 0600 ──▶ Endpoint
+                                                                              stop, log ──▶ the cluster
+                                                              tb, while it runs ── tunnel ──▶ the chief's TensorBoard
+                                                              tb, when it has ended ──▶ one beside the kernel
+
+Where no such server stands before the kernel, :meth:`Endpoint.open_port` opens a port of the loopback for TensorBoard
+alone; whoever comes in by it shows a cookie, for which the link's code was changed.
+
+It runs in a thread of its own, so it answers while a cell blocks the kernel. A page's cookies and tokens stop at the
+Jupyter server, and again here: only the few headers that TensorBoard needs go on. Bodies are passed on piece by piece,
+never gathered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+import aiohttp
+from aiohttp import web
+
+from tfos_nb import connection
+from tfos_nb.connection import Place
+from tfos_nb.errors import TfosError
+from tfos_nb.guests import Guests
+from tfos_nb.pages import page
+from tfos_nb.ports import allowed_ports
+from tfos_nb.runtime.process import private_directory
+from tfos_nb.runtime.tensorboard import TensorBoard
+from tfos_nb.state import ClusterState, LogLine
+
+__all__ = ["Endpoint", "Served", "the_endpoint"]
+
+logger = logging.getLogger(__name__)
+
+_LOG_LINES = 500
+_OPEN_SECONDS = 10.0
+_LOCAL_START_SECONDS = 60.0
+_ASK_AGAIN_SECONDS = 2
+_PORT_VARIABLE = "TFOS_NB_PORT"
+
+
+class Served(Protocol):
+    """What the endpoint needs of a :class:`tfos_nb.Cluster`."""
+
+    @property
+    def id(self) -> str:
+        """Its name in URLs."""
+
+    @property
+    def tensorboard_socket(self) -> str:
+        """The unix socket that leads to the chief's TensorBoard; empty when there is none, or none any more."""
+
+    def snapshot(self) -> ClusterState:
+        """Return how it looks."""
+
+    def request_stop(self) -> str:
+        """Ask it to stop; say what happens."""
+
+    def log_lines(self, node: str, limit: int) -> Sequence[LogLine]:
+        """Return a node's newest lines."""
+
+
+class Endpoint:
+    """Answers for clusters on a unix socket, from a daemon thread.
+
+    Examples
+    --------
+    >>> the_endpoint().serve(cluster)  # doctest: +SKIP
+    """
+
+    def __init__(self) -> None:
+        self._clusters: dict[str, Served] = {}
+        self._boards: dict[str, TensorBoard] = {}
+        self._sessions: dict[str, aiohttp.ClientSession] = {}
+        self._guests = Guests()
+        self._port: int | None = None
+        self._directory = private_directory("kernel")
+        self.socket = os.path.join(self._directory, "http")
+        self._opened: Future[None] = Future()
+        self._runners: list[web.AppRunner] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._run, name="tfos_nb endpoint", daemon=True)
+        self._thread.start()
+        self._opened.result(_OPEN_SECONDS)
+        atexit.register(self.close)
+
+    def serve(self, cluster: Served) -> None:
+        """Answer for a cluster from now on, and let the Jupyter server know."""
+        if cluster.id not in self._clusters:
+            self._clusters[cluster.id] = cluster
+            connection.publish(Place(cluster.id, cluster.snapshot().name, self.socket, os.getpid()))
+
+    def open_port(self, bind: str = "127.0.0.1") -> int:
+        """Listen on a port too, for TensorBoard alone, and return it; again, it is the same one.
+
+        Parameters
+        ----------
+        bind : str, optional
+            The address to listen on.
+
+        Raises
+        ------
+        TfosError
+            If no port of ``TFOS_NB_PORT`` is free.
+        """
+        if self._port is None:
+            assert self._loop is not None, "it has been opened"
+            opening = asyncio.run_coroutine_threadsafe(self._listen(bind, allowed_ports(_PORT_VARIABLE)), self._loop)
+            self._port = opening.result(_OPEN_SECONDS)
+        return self._port
+
+    def invitation(self, cluster_id: str) -> str:
+        """Return the path, below the port's root, of a link to a cluster's TensorBoard: it opens once, for a while."""
+        return f"{cluster_id}/enter?code={self._guests.invite(cluster_id)}"
+
+    def close(self) -> None:
+        """Answer no more; end the TensorBoards that were started here. Idempotent."""
+        for board in self._boards.values():
+            board.stop()
+        self._boards.clear()
+        if self._closing is not None and self._loop is not None and self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # it is closing already
+                self._loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join(_OPEN_SECONDS)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._answer())
+        except BaseException as error:
+            if self._opened.done():
+                logger.exception("the endpoint's thread ended by an error")
+            else:
+                self._opened.set_exception(error)  # whoever waits in __init__ must hear of it
+
+    async def _answer(self) -> None:
+        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+        application = web.Application()
+        application.add_routes(
+            [
+                web.post("/{id}/stop", self._stop),
+                web.get("/{id}/log", self._log),
+                web.route("*", "/{id}/tb/{path:.*}", self.tensorboard),
+            ]
+        )
+        await web.UnixSite(await self._runner(application), self.socket).start()
+        os.chmod(self.socket, 0o600)
+        self._opened.set_result(None)
+        await self._closing.wait()
+        for session in self._sessions.values():
+            await session.close()
+        for runner in self._runners:
+            await runner.cleanup()
+
+    async def _runner(self, application: web.Application) -> web.AppRunner:
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+        self._runners.append(runner)
+        await runner.setup()
+        return runner
+
+    async def _listen(self, bind: str, ports: range) -> int:
+        application = web.Application()
+        application.add_routes([web.get("/{id}/enter", self._enter), web.route("*", "/{id}/tb/{path:.*}", self._guest)])
+        runner = await self._runner(application)
+        for port in ports:
+            site = web.TCPSite(runner, bind, port)
+            with contextlib.suppress(OSError):
+                await site.start()
+                return int(runner.addresses[-1][1])
+        told = f"{ports[0]}-{ports[-1]}" if len(ports) > 1 else str(ports[0])
+        raise TfosError(f"no port for TensorBoard: {told} on {bind} is taken. Set {_PORT_VARIABLE} to another range")
+
+    async def _enter(self, request: web.Request) -> web.StreamResponse:
+        cluster = self._cluster(request)
+        given = request.cookies.get(_cookie_of(cluster.id), "")
+        known = self._guests.knows(cluster.id, given)  # then the link may be used again: in a tab beside the frame
+        cookie = given if known else self._guests.enter(cluster.id, request.query.get("code", ""))
+        if cookie is None:
+            return _say(403, "This link has been used", "It opens once. Run %tfos_tensorboard again for a new one.")
+        # Relative: a proxy before the port may have put something before the path.
+        answer = web.Response(status=302, headers={"Location": "tb/"})
+        # Without a path, the browser takes the one that it sees, whatever a proxy has made of it.
+        answer.set_cookie(_cookie_of(cluster.id), cookie, httponly=True, samesite="Lax", path="")
+        return answer
+
+    async def _guest(self, request: web.Request) -> web.StreamResponse:
+        cluster_id = request.match_info["id"]
+        if not self._guests.knows(cluster_id, request.cookies.get(_cookie_of(cluster_id), "")):
+            return _say(403, "Not for you", "Run %tfos_tensorboard in the notebook: its link lets you in.")
+        return await self.tensorboard(request)
+
+    # --- what is answered -----------------------------------------------------------------------------------------
+
+    def _cluster(self, request: web.Request) -> Served:
+        cluster = self._clusters.get(request.match_info["id"])
+        if cluster is None:
+            raise web.HTTPNotFound(text="no such cluster in this kernel")
+        return cluster
+
+    async def _stop(self, request: web.Request) -> web.StreamResponse:
+        cluster = self._cluster(request)
+        return web.json_response({"said": await asyncio.to_thread(cluster.request_stop)})
+
+    async def _log(self, request: web.Request) -> web.StreamResponse:
+        cluster = self._cluster(request)
+        try:
+            lines = await asyncio.to_thread(cluster.log_lines, request.query.get("node", ""), _LOG_LINES)
+        except ValueError as error:
+            raise web.HTTPNotFound(text=str(error)) from None
+        return web.json_response({"lines": [[line.time, line.node, line.text] for line in lines]})
+
+    async def tensorboard(self, request: web.Request) -> web.StreamResponse:
+        """Hand a request on to TensorBoard: the chief's while the cluster runs, one beside the kernel afterwards."""
+        cluster = self._cluster(request)
+        state = await asyncio.to_thread(cluster.snapshot)
+        if not state.log_dir:
+            return _say(404, "No TensorBoard", f"Cluster {state.name} was launched without --tensorboard or --logdir.")
+        if cluster.tensorboard_socket:
+            return await self._through_tunnel(request, cluster.tensorboard_socket, state)
+        if not state.status.ended:
+            return _say(503, "TensorBoard is starting", f"Cluster {state.name} is starting its nodes.", wait=True)
+        return await self._from_log_dir(request, state.log_dir)
+
+    async def _through_tunnel(self, request: web.Request, socket: str, state: ClusterState) -> web.StreamResponse:
+        session = self._session(socket, lambda: aiohttp.UnixConnector(socket, limit=16))
+        try:
+            return await _handed_on(request, session, "http://127.0.0.1")
+        except aiohttp.ClientError:
+            where = next((f" ({node.node} on {node.host})" for node in state.nodes if node.host), "")
+            text = f"It starts on the chief's executor{where} when the training starts."
+            return _say(503, "TensorBoard is starting", text, wait=True)
+
+    async def _from_log_dir(self, request: web.Request, log_dir: str) -> web.StreamResponse:
+        if "://" not in log_dir and not os.path.isdir(log_dir):
+            text = (
+                f"The cluster has ended, and its log directory {log_dir} is not on the kernel's machine "
+                f"({os.uname().nodename}). Give a --logdir that the chief and the kernel both see, such as a URL."
+            )
+            return _say(404, "The logs are elsewhere", text)
+        board = self._board(log_dir)
+        port = await asyncio.to_thread(board.wait, _LOCAL_START_SECONDS)
+        if port is None:
+            return _say(502, "TensorBoard did not start", board.said or "It said nothing.")
+        session = self._session(f"port {port}", lambda: aiohttp.TCPConnector(limit=16))
+        try:
+            return await _handed_on(request, session, f"http://127.0.0.1:{port}")
+        except aiohttp.ClientError as error:
+            return _say(502, "TensorBoard does not answer", str(error))
+
+    def _board(self, log_dir: str) -> TensorBoard:
+        """Return the TensorBoard over a directory; it is started in this thread, with which it would end."""
+        board = self._boards.get(log_dir)
+        if board is None or board.over:
+            board = self._boards[log_dir] = TensorBoard(log_dir)
+            board.start()
+        return board
+
+    def _session(self, key: str, connector: Callable[[], aiohttp.BaseConnector]) -> aiohttp.ClientSession:
+        if key not in self._sessions:
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=300)
+            self._sessions[key] = aiohttp.ClientSession(
+                connector=connector(), timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+            )
+        return self._sessions[key]
+
+
+async def _handed_on(request: web.Request, session: aiohttp.ClientSession, origin: str) -> web.StreamResponse:
+    """Ask TensorBoard and answer with what it says, piece by piece as it comes and as fast as it is taken."""
+    body = request.content if request.body_exists else None
+    async with session.request(
+        request.method,
+        f"{origin}/{request.match_info['path']}",
+        params=connection.asked(request.query.items()),
+        headers=connection.passed_on(request.headers),
+        data=body,
+        allow_redirects=False,
+        skip_auto_headers=("User-Agent",),
+    ) as answer:
+        response = web.StreamResponse(status=answer.status, headers=connection.answered(answer.headers))
+        await response.prepare(request)
+        async for piece in answer.content.iter_any():
+            await response.write(piece)
+        await response.write_eof()
+        return response
+
+
+def _cookie_of(cluster_id: str) -> str:
+    return f"tfos-{cluster_id}"
+
+
+def _say(status: int, title: str, text: str, wait: bool = False) -> web.Response:
+    body = page(title, text, again=_ASK_AGAIN_SECONDS if wait else None)
+    return web.Response(status=status, text=body, content_type="text/html")
+
+
+_the_one: list[Endpoint] = []
+_making = threading.Lock()
+
+
+def the_endpoint() -> Endpoint:
+    """Return this kernel's endpoint; the first call opens it."""
+    with _making:
+        if not _the_one:
+            _the_one.append(Endpoint())
+        return _the_one[0]

@@ -1,0 +1,46 @@
+"""Who may come in by a port of the kernel, where no Jupyter server stands before it.
+
+A link holds a code that opens once and not for long; whoever uses it gets a cookie instead. So a link that stays behind
+in a saved notebook opens nothing.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+import time
+
+__all__ = ["Guests"]
+
+_CODE_SECONDS = 600.0
+
+
+class Guests:
+    """The codes that were handed out and the cookies they were changed for, of one kernel."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._codes: dict[str, tuple[str, float]] = {}
+        self._passes: dict[str, str] = {}
+
+    def invite(self, cluster_id: str) -> str:
+        """Make a code for a cluster's pages."""
+        code = secrets.token_urlsafe(24)
+        with self._lock:
+            self._codes[code] = (cluster_id, time.monotonic() + _CODE_SECONDS)
+        return code
+
+    def enter(self, cluster_id: str, code: str) -> str | None:
+        """Change a code for a cookie's value; None if it was used, is too old, or is another cluster's."""
+        with self._lock:
+            known, until = self._codes.pop(code, ("", 0.0))
+            if known != cluster_id or time.monotonic() > until:
+                return None
+            return self._passes.setdefault(cluster_id, secrets.token_urlsafe(32))
+
+    def knows(self, cluster_id: str, cookie: str) -> bool:
+        """Whether this is the cookie of that cluster."""
+        with self._lock:
+            expected = self._passes.get(cluster_id)
+        return expected is not None and hmac.compare_digest(expected.encode(), cookie.encode())

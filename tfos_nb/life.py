@@ -1,0 +1,152 @@
+"""The thread that lives as long as a cluster and alone decides how it ends.
+
+It waits for the nodes to come, to return or to fail, then dismisses them, frees their slots and closes the door. The
+user's calls wait for what it finds, all on the roster's one condition.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from tfos_nb.errors import ClusterClosed, TfosError
+from tfos_nb.fate import Fate
+from tfos_nb.launching import Settings
+from tfos_nb.roster import Roster
+from tfos_nb.runtime.door import Door, DoorAddress
+from tfos_nb.runtime.lifecycle import Farewell, Stop
+from tfos_nb.session import SparkJobs
+from tfos_nb.state import ClusterStatus
+
+__all__ = ["Life"]
+
+logger = logging.getLogger(__name__)
+
+_LEAVING = 5.0  # seconds beyond the grace in which nodes must be gone
+_AFTER_SAVING = 3.0  # seconds in which main must return when its model is written
+
+
+class Life:
+    """A cluster's life, from the opened door to the closed one.
+
+    Parameters
+    ----------
+    name : str
+        The cluster's.
+    roster, fate, jobs, settings
+        What it watches, where it writes down how it ends, what it frees, and how long it waits.
+
+    Attributes
+    ----------
+    status : ClusterStatus
+        Where the cluster is in it.
+    """
+
+    def __init__(self, name: str, roster: Roster, fate: Fate, jobs: SparkJobs, settings: Settings) -> None:
+        self.status = ClusterStatus.PLANNED
+        self._name = name
+        self._roster = roster
+        self._changed = roster.changed
+        self._fate = fate
+        self._jobs = jobs
+        self._settings = settings
+        self._started_at: float | None = None
+        self._ended_at: float | None = None
+        self._at_end: list[Callable[[], object]] = []
+        self._thread = threading.Thread(target=self._live, name=f"tfos_nb cluster {name}", daemon=True)
+
+    def at_end(self, action: Callable[[], object]) -> None:
+        """Have something done when the door is closed."""
+        self._at_end.append(action)
+
+    def begin(self) -> None:
+        """Count the time from now: the cluster starts."""
+        self._started_at = time.monotonic()
+        self.status = ClusterStatus.STARTING
+
+    def run(self, door: Door, address: DoorAddress) -> None:
+        """Watch the nodes, which Spark has been asked for, until the end."""
+        self._door, self._address = door, address
+        self._thread.start()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since it began; they stand still when it has ended."""
+        until = self._ended_at or time.monotonic()
+        return until - self._started_at if self._started_at is not None else 0.0
+
+    def join(self) -> None:
+        """Wait for the end, from any other thread."""
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+            self._fate.over.wait()
+            self._thread.join()
+
+    def _live(self) -> None:
+        try:
+            error = self._until_done()
+        except Exception as unexpected:
+            logger.exception("cluster %s", self._name)
+            error = TfosError(f"tfos_nb failed by an error of its own: {unexpected!r}")
+        try:
+            self._dismiss(error)
+        finally:
+            self._finish(error)
+
+    def _until_done(self) -> TfosError | None:
+        timeout = self._settings.rendezvous_timeout
+        if not self._fate.wait_for(lambda: not self._roster.missing, timeout):
+            return self._fate.rendezvous_timeout(timeout, self._address)
+        self._fate.wait_for(lambda: self._roster.all_returned, None)
+        return self._fate.first_failure()
+
+    def _dismiss(self, error: TfosError | None) -> None:
+        with self._changed:
+            self.status = ClusterStatus.STOPPING
+            self._changed.notify_all()
+        grace = 0.0
+        if error is not None:
+            self._roster.dismiss(Stop("another node failed", 0.0))
+        elif self._fate.stop is not None:
+            grace = self._stop_politely(self._fate.stop)
+        else:
+            self._roster.dismiss(Farewell())
+        with self._changed:
+            self._changed.wait_for(lambda: self._roster.all_gone, grace + _LEAVING)
+            # A node's task ends after its supervisor: only then are the process gone and the slot free.
+            self._changed.wait_for(lambda: all(job.done.is_set() for job in self._fate.jobs), _LEAVING)
+        self._jobs.cancel_all()
+        self._door.close()
+        for action in self._at_end:
+            action()
+
+    def _stop_politely(self, stop: Stop) -> float:
+        """Have every main come to its end; nobody goes before, since a peer that saves may still need the others.
+
+        Returns the seconds of the grace that are left.
+        """
+        deadline = time.monotonic() + stop.grace
+        self._roster.dismiss(stop)
+        with self._changed:
+            self._changed.wait_for(lambda: self._roster.all_through or self._fate.at_once, stop.grace)
+            # However long it takes to write a model, half of one is worth nothing; the user can still end it at once.
+            if self._roster.saving:
+                self._changed.wait_for(lambda: not self._roster.saving or self._fate.at_once)
+                self._changed.wait_for(lambda: self._roster.all_through or self._fate.at_once, _AFTER_SAVING)
+        if not self._fate.at_once:
+            self._roster.send(Farewell())
+        return max(0.0, deadline - time.monotonic())
+
+    def _finish(self, error: TfosError | None) -> None:
+        self._roster.mark_stopped()
+        stopped = error is None and self._fate.stop is not None
+        with self._changed:
+            self._fate.error = error
+            self._ended_at = time.monotonic()
+            if stopped and not self._roster.all_returned:
+                self._fate.error = ClusterClosed(f"cluster {self._name} was stopped before its nodes were done")
+            failed = ClusterStatus.FAILED if error is not None else ClusterStatus.DONE
+            self.status = ClusterStatus.STOPPED if stopped else failed
+            self._fate.over.set()
+            self._changed.notify_all()

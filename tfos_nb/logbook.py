@@ -1,0 +1,73 @@
+"""The lines that the nodes of a cluster wrote of late, as the driver keeps them: in bounded memory, with the time."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from tfos_nb.state import LogLine
+
+__all__ = ["LogBook"]
+
+_LINES_KEPT, _CHARACTERS_KEPT = 10_000, 1 << 21  # of each node
+_NEWEST_KEPT = 1_000  # of all nodes
+_BETWEEN = 1e-6
+
+
+class _Lines:
+    """One node's lines, with the seconds since 1970 at which they came."""
+
+    def __init__(self) -> None:
+        self.kept: deque[tuple[float, str]] = deque()
+        self._characters = 0
+
+    def add(self, at: float, text: str) -> None:
+        self.kept.append((at, text))
+        self._characters += len(text)
+        while len(self.kept) > _LINES_KEPT or self._characters > _CHARACTERS_KEPT:
+            self._characters -= len(self.kept.popleft()[1])
+
+
+class LogBook:
+    """Keeps the newest lines of each node. No two lines have the same time, so a time says where to go on reading.
+
+    Parameters
+    ----------
+    nodes : iterable of str
+        Whose lines there will be.
+    """
+
+    def __init__(self, nodes: Iterable[str]) -> None:
+        self._lines = {node: _Lines() for node in nodes}
+        self._newest: deque[LogLine] = deque(maxlen=_NEWEST_KEPT)
+        self._last = 0.0
+
+    def add(self, node: str, lines: Sequence[str]) -> None:
+        """Keep lines that a node wrote, in their order."""
+        now = time.time()
+        for text in lines:
+            self._last = max(now, self._last + _BETWEEN)  # should the clock be set back, the order stays
+            self._lines[node].add(self._last, text)
+            self._newest.append(LogLine(self._last, node, text))
+
+    def texts(self, node: str) -> list[str]:
+        """Return the lines of a node that are kept, without their times."""
+        return [text for _, text in self._lines[node].kept]
+
+    def lines(self, node: str, after: float | None = None, limit: int | None = None) -> list[LogLine]:
+        """Return the newest lines of a node, or the first ones that came after a time; in their order."""
+        kept: Iterable[tuple[float, str]] = self._lines[node].kept
+        if after is not None:
+            kept = islice(((at, text) for at, text in kept if at > after), limit)
+        elif limit is not None:
+            kept = list(kept)[max(0, len(self._lines[node].kept) - limit) :]
+        return [LogLine(at, node, text) for at, text in kept]
+
+    def tail(self, count: int) -> list[LogLine]:
+        """Return the newest lines of all nodes, the oldest first."""
+        if count <= len(self._newest) or len(self._newest) < _NEWEST_KEPT:
+            return list(islice(self._newest, max(0, len(self._newest) - count), None))
+        every = [LogLine(at, node, text) for node, lines in self._lines.items() for at, text in lines.kept]
+        return sorted(every, key=lambda line: line.time)[-count:]

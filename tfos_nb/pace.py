@@ -1,0 +1,168 @@
+"""How long a node's training still takes, by its pace of late."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from operator import ge
+from typing import NamedTuple
+
+from tfos_nb.runtime.reports import EVALUATE, OVER, StepReport
+
+__all__ = ["Pace"]
+
+_OF_LATE = 30.0  # seconds of training over which the pace is measured
+_AT_LEAST = 6  # closings and openings, if there are not as many in that time
+_KEPT = 256
+_KNOWN_AFTER = 1.0  # seconds
+
+
+class _Mark(NamedTuple):
+    time: float
+    position: float  # in epochs, from 0
+    ended: int  # epochs, with all that belongs to their ends
+
+
+class _Way(NamedTuple):
+    """From one mark to a later one."""
+
+    seconds: float = 0.0
+    epochs: float = 0.0
+    ends: int = 0
+
+    def plus(self, other: _Way) -> _Way:
+        return _Way(self.seconds + other.seconds, self.epochs + other.epochs, self.ends + other.ends)
+
+
+class Pace:
+    """Reckons from the reports of one node; its clock is the node's own.
+
+    Training and what lies between the steps of two epochs are measured apart: the seconds for an epoch's steps by the
+    last half minute of them; those for its closing (validation, checkpoints) and for the opening of the next one (its
+    dataset) by the last few of each. So the result neither jumps at an epoch's end nor takes a validation for slow
+    training.
+    """
+
+    def __init__(self) -> None:
+        self._news = False
+        self._left: float | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._last: _Mark | None = None
+        self._epochs = 0
+        self._steps: deque[_Way] = deque(maxlen=_KEPT)  # of training alone
+        self._between: deque[_Way] = deque(maxlen=_KEPT)  # closings, which have an end, and openings
+        self._closing = _Way()  # the one under way
+        self._evaluated_meanwhile = False  # since the last mark
+        self._evaluating_since: float | None = None
+        self._evaluated = 0.0
+        self._share_evaluated = 0.0
+
+    def take(self, report: StepReport) -> None:
+        """Take the next report."""
+        self._news = True
+        if report.phase == EVALUATE:
+            self._take_evaluation(report)
+            return
+        if report.phase == OVER and report.epoch is not None:
+            self._forget()
+            return
+        mark = self._mark(report)
+        if mark is not None and report.epochs is not None:
+            last = self._last
+            if last is not None and report.epochs == self._epochs and all(map(ge, mark, last)):
+                self._go(last, mark)
+            else:
+                self._forget()  # the first, another fit, or a restart
+            self._last, self._epochs, self._evaluated_meanwhile = mark, report.epochs, False
+        self._evaluating_since = None
+
+    def _mark(self, report: StepReport) -> _Mark | None:
+        if report.epoch is None:
+            return None
+        before = report.epoch - 1
+        if report.epoch_end:
+            return _Mark(report.time, before + 1.0, before + 1)
+        if report.step is not None and report.steps:
+            return _Mark(report.time, before + min(1.0, report.step / report.steps), before)
+        # Of unknown length: its first step is as good as its beginning, and the others say nothing.
+        return _Mark(report.time, float(before), before) if self._last is None else None
+
+    def _go(self, last: _Mark, mark: _Mark) -> None:
+        way = _Way(mark.time - last.time, mark.position - last.position, mark.ended - last.ended)
+        if way.ends:
+            _keep(self._between, self._closing.plus(way), _AT_LEAST)
+            self._closing = _Way()
+        elif _is_end(last):
+            _keep(self._between, way, _AT_LEAST)
+        elif self._evaluated_meanwhile:
+            self._closing = self._closing.plus(way)
+        else:
+            _keep(self._steps, way, 1)
+
+    def _take_evaluation(self, report: StepReport) -> None:
+        if self._evaluating_since is None:
+            self._evaluating_since = report.time
+        self._evaluated_meanwhile = True
+        self._evaluated = max(0.0, report.time - self._evaluating_since)
+        self._share_evaluated = min(1.0, (report.step or 0) / report.steps) if report.steps else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the last epoch ends, as they were at the last report; None until they are known."""
+        if self._news:
+            self._news = False
+            left = self._reckon()
+            self._left = None if left is None else max(0.0, left)
+        return self._left
+
+    def _reckon(self) -> float | None:
+        last = self._last
+        if last is None:
+            return None
+        steps, closings = _sum(self._steps), _sum(way for way in self._between if way.ends)
+        seen = [way for way in self._between if not way.ends]
+        openings = _sum(seen)
+        known = steps.seconds + closings.seconds + openings.seconds
+        if known < _KNOWN_AFTER or not (steps.epochs or closings.ends):
+            return None
+        # Where epochs are too short to see a step in, all of them is closing and opening.
+        for_steps = steps.seconds / steps.epochs if steps.epochs else 0.0
+        closing = self._for_closing(for_steps, closings)
+        if closing is None:
+            return None
+        # An epoch that is too short to see its opening has it in its closing.
+        count = len(seen) if len(seen) + 1 >= closings.ends else closings.ends
+        opening = max(0.0, openings.seconds - for_steps * openings.epochs) / max(1, count)
+        to_close = self._epochs - last.ended
+        to_open = to_close - (not _is_end(last))
+        gone = self._closing.seconds + (self._evaluated if self._evaluating_since is not None else 0.0)
+        left = for_steps * (self._epochs - last.position) + opening * to_open
+        return left + closing * to_close - (min(gone, closing) if to_close else 0.0)
+
+    def _for_closing(self, for_steps: float, closings: _Way) -> float | None:
+        if closings.ends:
+            return max(0.0, closings.seconds - for_steps * closings.epochs) / closings.ends
+        if self._evaluating_since is None:
+            return 0.0
+        # The first of all is under way.
+        return self._evaluated / self._share_evaluated if self._share_evaluated else None
+
+
+def _is_end(mark: _Mark) -> bool:
+    return mark.position == mark.ended and mark.ended > 0
+
+
+def _keep(ways: deque[_Way], way: _Way, least: int) -> None:
+    """Take one more, and let go of those that are not of late."""
+    ways.append(way)
+    while len(ways) > least and _sum(ways).seconds - ways[0].seconds >= _OF_LATE:
+        ways.popleft()
+
+
+def _sum(ways: Iterable[_Way]) -> _Way:
+    total = _Way()
+    for way in ways:
+        total = total.plus(way)
+    return total

@@ -1,0 +1,392 @@
+"""Keras reports its progress by itself: ``fit`` and ``evaluate``, of Keras 3 and of tf_keras, and both end when asked.
+
+What is between two reports costs a look at the clock: Keras' numbers are looked at only when a report is due, for on a
+GPU that would be to wait for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import inspect
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Protocol
+
+from tfos_nb.runtime.keras_step import is_synchronous
+from tfos_nb.runtime.reports import EVALUATE, FIT, OVER
+
+__all__ = ["autolog", "progress_callback"]
+
+_REPORTS_PER_SECOND = 5
+_SECONDS_BETWEEN_AGREEMENTS = 0.5
+_FLAVOURS = ("keras", "tf_keras")
+_METHODS = ("fit", "evaluate")
+_KNOWN = frozenset(("epoch", "epochs", "step", "steps", "epoch_end", "phase"))
+
+
+class Stop(Protocol):
+    """What is asked of a stop flag; a ``threading.Event`` is one."""
+
+    def is_set(self) -> bool:
+        """Whether training is to end."""
+        ...
+
+
+class _Progress:
+    """The methods of the progress callback, for the ``Callback`` class of either Keras.
+
+    Keras calls the methods; ``model`` and ``params`` are set by it. An evaluation is a validation if ``fit`` is under
+    way: its numbers are called ``val_…`` then, as Keras will call them at the epoch's end, and ``test_…`` otherwise, so
+    that nobody takes them for those of the training.
+    """
+
+    model: Any
+    params: dict[str, Any] | None
+    _supports_tf_logs = True  # tf_keras makes numbers of all logs at each batch for those who do not say this
+
+    def __init__(self, report: Callable[..., Any], stop: Stop | None = None) -> None:
+        super().__init__()
+        self._report = report
+        self._stop = stop
+        self._due = -math.inf
+        self._divisor = 1
+        self._agreement: _Agreement | None = None
+        self._fitting = False
+        self._epoch = 0
+        self._step = 0
+        self._steps: int | None = None
+        self._test_step = 0
+        self._test_steps: int | None = None
+        self._test_agreement: _Agreement | None = None
+
+    # --- fit ---
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._fitting = True
+        self._agreement = self._begin()
+        self._steps = self._of_params("steps")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch + 1
+        self._step = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._step = batch + 1
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + 1 / _REPORTS_PER_SECOND
+            self._send(self._numbers_within(logs))
+        if self._stop is not None and self._is_asked(self._agreement, at_epoch_end=False):
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._steps = self._step or self._steps
+        self._send(_numbers(logs), epoch_end=True)
+        self._due = time.monotonic() + 1 / _REPORTS_PER_SECOND
+        if self._stop is not None and self._is_asked(self._agreement, at_epoch_end=True):
+            self.model.stop_training = True
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._fitting = False
+        self._send({}, phase=OVER)
+
+    # --- evaluate, also as fit's validation ---
+
+    def expect_evaluation(self, steps: int | None) -> None:
+        """Take the length of the validation that comes, if it is known; else it is taken to be that of the last."""
+        self._test_steps = steps if steps is not None else self._test_steps
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._test_step = 0
+        if self._fitting:
+            self._send_test({})  # fit has reported already, and its last batch is no news any more
+        else:
+            self._test_steps = self._of_params("steps")
+        agreement = self._begin()
+        self._test_agreement = agreement if self._can_stop_evaluating else None
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._test_step = batch + 1
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + 1 / _REPORTS_PER_SECOND
+            self._send_test(self._numbers_within(logs))
+        can_stop = self._stop is not None and self._can_stop_evaluating
+        if can_stop and self._is_asked(self._test_agreement, at_epoch_end=False):
+            self.model.stop_evaluating = True
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self._test_steps = self._test_step or None
+        if self._fitting:
+            self._send({})
+        else:
+            self._send_test(_numbers(logs), phase=OVER)
+
+    @property
+    def _can_stop_evaluating(self) -> bool:
+        """Whether this Keras can end an evaluation: tf_keras cannot."""
+        return hasattr(self.model, "stop_evaluating")
+
+    # --- both ---
+
+    def _begin(self) -> _Agreement | None:
+        strategy = getattr(self.model, "distribute_strategy", None)
+        together = strategy is not None and is_synchronous(strategy)
+        self._divisor = _replicas_summed_over(self.model, strategy) if together else 1
+        return _Agreement(strategy) if together and self._stop is not None else None
+
+    def _is_asked(self, agreement: _Agreement | None, *, at_epoch_end: bool) -> bool:
+        asked = self._stop is not None and self._stop.is_set()
+        return asked if agreement is None else agreement.reached(asked, at_epoch_end)
+
+    def _of_params(self, name: str) -> Any:
+        return (self.params or {}).get(name)
+
+    def _numbers_within(self, logs: Any) -> dict[str, float]:
+        return {name: value / self._divisor for name, value in _numbers(logs).items()}
+
+    def _send(self, numbers: dict[str, float], *, epoch_end: bool = False, phase: str = FIT) -> None:
+        self._report(
+            epoch=self._epoch,
+            epochs=self._of_params("epochs"),
+            step=self._step,
+            steps=self._steps,
+            epoch_end=epoch_end,
+            phase=phase,
+            **{(f"{name}_metric" if name in _KNOWN else name): value for name, value in numbers.items()},
+        )
+
+    def _send_test(self, numbers: dict[str, float], *, phase: str = EVALUATE) -> None:
+        prefix = "val" if self._fitting else "test"
+        steps = self._test_steps
+        self._report(
+            epoch=self._epoch if self._fitting else None,
+            epochs=self._of_params("epochs") if self._fitting else None,
+            step=self._test_step,
+            steps=steps if steps is None or steps >= self._test_step else None,
+            epoch_end=False,
+            phase=phase,
+            **{f"{prefix}_{name}": value for name, value in numbers.items()},
+        )
+
+
+class _Agreement:
+    """All workers of a synchronous strategy leave ``fit`` after the same step, whichever of them was asked to.
+
+    And ``evaluate`` likewise.
+
+    A worker that left alone would leave the others waiting in a collective for ever. So about twice a second all of
+    them add up their flags. When to do so next must be the same number of steps for all, so it is computed from a
+    number that all of them share as well: the sum of the seconds since the last time.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._count = 0
+        self._last = 0
+        self._next = 1
+        self._since = time.monotonic()
+
+    def reached(self, asked: bool, at_epoch_end: bool) -> bool:
+        """Whether any worker was asked to stop; between two agreements always False."""
+        self._count += not at_epoch_end
+        if self._count < self._next and not at_epoch_end:
+            return False
+        import tensorflow as tf
+
+        mine = tf.constant([float(asked), time.monotonic() - self._since], tf.float32)
+        flags, seconds = self._strategy.reduce("MEAN", mine, axis=None).numpy()
+        steps = self._count - self._last
+        if steps and not at_epoch_end:
+            per_step = float(seconds) / steps
+            self._next = self._count + max(1, min(1000, int(_SECONDS_BETWEEN_AGREEMENTS / max(per_step, 1e-6))))
+        self._last, self._since = self._count, time.monotonic()
+        return bool(flags > 0)
+
+
+def progress_callback(report: Callable[..., Any], stop: Stop | None = None, *, flavour: str | None = None) -> Any:
+    """Make a Keras callback that reports progress and ends training when asked to.
+
+    Parameters
+    ----------
+    report : callable
+        Called as ``report(epoch=, epochs=, step=, steps=, epoch_end=, phase=, **metrics)`` at the end of a batch, at
+        most five times a second, and at the end of each epoch, then with ``epoch_end=True`` and with the validation's
+        ``val_…``. Epochs and steps count from 1; ``steps`` is None until it is known. ``phase`` is ``"fit"``; during an
+        evaluation ``"evaluate"``, with the evaluation's own steps; once Keras has returned ``"over"``. It must not
+        block.
+    stop : threading.Event, optional
+        Training ends within about half a second after it is set, and so does an evaluation of Keras 3. Under a
+        synchronous strategy it is enough to set it on one worker, and all of them end after the same step; then each
+        of them must have this callback with a flag.
+    flavour : {"keras", "tf_keras"}, optional
+        Whose callback it is. By default what ``tf.keras`` is.
+
+    Returns
+    -------
+    keras.callbacks.Callback
+    """
+    if flavour is None:
+        flavour = _FLAVOURS[os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")]
+    keras = importlib.import_module(flavour)
+    made = type("ProgressCallback", (_Progress, keras.callbacks.Callback), {"__doc__": _Progress.__doc__})
+    return made(report, stop)
+
+
+def autolog(report: Callable[..., Any], stop: Stop | None = None, log_dir: str = "") -> str:
+    """Make every ``model.fit`` and ``model.evaluate`` of Keras 3 and of tf_keras add :func:`progress_callback`.
+
+    A Keras that is imported later gets it when it is imported. Who gives a progress callback keeps that one alone.
+    With a log directory, ``fit`` also writes its epochs there for TensorBoard, unless it was given a ``TensorBoard``.
+
+    Returns
+    -------
+    str
+        One line for the log.
+    """
+    done = []
+    for flavour in _FLAVOURS:
+        if flavour in sys.modules:
+            done.append(_wrap(sys.modules[flavour], _Added(report, stop, log_dir)))
+        else:
+            sys.meta_path.insert(0, _OnImport(flavour, lambda module: _wrap(module, _Added(report, stop, log_dir))))
+            done.append(f"{flavour} when it is imported")
+    return f"autolog: {', '.join(done)}"
+
+
+@dataclass(frozen=True)
+class _Added:
+    """What is added to the callbacks of a call."""
+
+    report: Callable[..., Any]
+    stop: Stop | None
+    log_dir: str
+
+    def to(self, inside: list[Any], keras: Any, method: str) -> list[Any]:
+        """Return the callbacks with ours behind them."""
+        added = [progress_callback(self.report, self.stop, flavour=keras.__name__)]
+        board = keras.callbacks.TensorBoard
+        if self.log_dir and method == "fit" and not any(isinstance(one, board) for one in inside):
+            added.append(board(self.log_dir, write_graph=False))
+        return [*inside, *added]
+
+
+def _wrap(keras: Any, added: _Added) -> str:
+    model: Any = getattr(keras, "Model", None)
+    for name in _METHODS:
+        method: Any = getattr(model, name, None)
+        if not callable(method) or "callbacks" not in inspect.signature(method).parameters:
+            return f"not {keras.__name__}: its Model.{name} takes no callbacks"
+
+    for name in _METHODS:
+        setattr(model, name, _reporting(getattr(model, name), keras, added))
+    return str(keras.__name__)
+
+
+def _reporting(method: Any, keras: Any, added: _Added) -> Any:
+    """Wrap ``fit`` or ``evaluate``."""
+    method = getattr(method, "_tfos_method", method)
+    signature = inspect.signature(method)
+    container = keras.callbacks.CallbackList
+
+    @functools.wraps(method)
+    def method_that_reports(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        callbacks: Any = given.arguments.get("callbacks")
+        finished = isinstance(callbacks, container)
+        inside = _single(callbacks.callbacks if finished else callbacks)
+        ours = next((one for one in inside if isinstance(one, _Progress)), None)
+        if ours is not None:
+            if finished and method.__name__ == "evaluate":  # fit's own container: this is its validation
+                ours.expect_evaluation(_steps_of(given.arguments))
+        elif not finished:
+            given.arguments["callbacks"] = added.to(inside, keras, method.__name__)
+        elif type(callbacks) is container:
+            # It is only used, no more asked to prepare itself: so another is made, with all that is in this one.
+            several = added.to(inside, keras, method.__name__)
+            params = getattr(callbacks, "params", None) or {}
+            given.arguments["callbacks"] = container(several, model=given.arguments["self"], **params)
+        return method(*given.args, **given.kwargs)
+
+    method_that_reports._tfos_method = method  # type: ignore[attr-defined]
+    return method_that_reports
+
+
+def _single(callbacks: Any) -> list[Any]:
+    """Return the single callbacks of what ``fit`` takes: none, one, or several."""
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []
+
+
+def _steps_of(arguments: dict[str, Any]) -> int | None:
+    """How many steps an evaluation with these arguments takes, as far as that can be told without asking for data."""
+    import tensorflow as tf
+
+    steps, x = arguments.get("steps"), arguments.get("x")
+    if steps is not None:
+        return int(steps)
+    if isinstance(x, tf.data.Dataset):
+        cardinality = int(x.cardinality())
+        return cardinality if cardinality >= 0 else None
+    shape = getattr(x, "shape", None)
+    rows = shape[0] if shape else None
+    return -(-rows // int(arguments.get("batch_size") or 32)) if isinstance(rows, int) else None
+
+
+class _OnImport(importlib.abc.MetaPathFinder):
+    """Calls a function with a module when that is first imported, and is gone then."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], Any]) -> None:
+        self._name = name
+        self._then = then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Find the module as others would, and make its loader call the function afterwards."""
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        execute, then = spec.loader.exec_module, self._then
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            then(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _replicas_summed_over(model: Any, strategy: Any) -> int:
+    """Over how many replicas the numbers within an epoch are sums of what is the same on all of them already.
+
+    It is so with tf_keras on several workers, and by the same private test as there.
+    """
+    import tensorflow as tf
+
+    legacy = any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__)
+    workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    return strategy.num_replicas_in_sync if legacy and workers and strategy.extended._in_multi_worker_mode() else 1
+
+
+def _numbers(logs: Any) -> dict[str, float]:
+    if not hasattr(logs, "items"):  # under a ParameterServerStrategy it may be something that is not there yet
+        return {}
+    found = {}
+    for name, value in logs.items():
+        try:
+            found[str(name)] = float(value)
+        except (TypeError, ValueError):
+            continue
+    return found

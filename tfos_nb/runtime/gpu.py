@@ -1,0 +1,157 @@
+"""What a node's GPUs do, by NVML, as the supervisor looks at them: never in the TF process, never in its way.
+
+NVML may take seconds to start and may hang where a driver has crashed, so it is asked in a thread of its own, and the
+heartbeat takes the newest that is known. Where there is no NVML, no driver or no such GPU, nothing is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from tfos_nb.runtime.reports import GpuFigures
+
+__all__ = ["GpuWatch", "Gpus"]
+
+logger = logging.getLogger(__name__)
+
+_EVERY = 1.0
+_STALE_AFTER = 10.0
+
+
+class Gpus:
+    """The GPUs at some of Spark's addresses.
+
+    Parameters
+    ----------
+    addresses : sequence of str
+        As Spark's discovery gives them: an index as ``nvidia-smi`` counts (``"0"``), a UUID (``"GPU-…"``, ``"MIG-…"``),
+        or a GPU's index and that of its MIG device (``"0:1"``).
+    nvml : module, optional
+        ``pynvml`` if not given.
+
+    Examples
+    --------
+    >>> Gpus(()).measure()
+    ()
+    """
+
+    def __init__(self, addresses: Sequence[str], nvml: Any = None) -> None:
+        self._nvml: Any = None
+        self._handles: list[Any] = []
+        self._told = False
+        if addresses:
+            self._open(addresses, nvml)
+
+    def _open(self, addresses: Sequence[str], nvml: Any) -> None:
+        try:
+            self._nvml = _pynvml() if nvml is None else nvml
+            self._nvml.nvmlInit()
+        except Exception as error:  # noqa: BLE001 - no package, no library, no driver: there is nothing to be shown
+            self._nvml = None
+            self._tell(error)
+            return
+        for address in addresses:
+            try:
+                self._handles.append(_handle(self._nvml, address.strip()))
+            except Exception as error:  # noqa: BLE001 - the others may still be there
+                self._tell(error)
+
+    def _tell(self, error: Exception) -> None:
+        if not self._told:
+            self._told = True
+            logger.info("no GPU figures: %s: %s", type(error).__name__, error)
+
+    def measure(self) -> tuple[GpuFigures, ...]:
+        """Return what is known of each GPU now: a figure that NVML does not tell is None, a GPU without any is out."""
+        figures = (self._figures(handle) for handle in self._handles)
+        return tuple(one for one in figures if one != GpuFigures())
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def _figures(self, handle: Any) -> GpuFigures:
+        nvml = self._nvml
+        name = self._ask(nvml.nvmlDeviceGetName, handle)
+        rates = self._ask(nvml.nvmlDeviceGetUtilizationRates, handle)  # a MIG device has none
+        memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+        return GpuFigures(
+            name=name.decode(errors="replace") if isinstance(name, bytes) else str(name or ""),
+            percent=None if rates is None else float(rates.gpu),
+            memory_used=None if memory is None else int(memory.used),
+            memory_total=None if memory is None else int(memory.total),
+        )
+
+    def _ask(self, query: Callable[[Any], Any], handle: Any) -> Any:
+        try:
+            return query(handle)
+        except Exception as error:  # noqa: BLE001 - one figure is not there, and the others may be
+            self._tell(error)
+            return None
+
+    def close(self) -> None:
+        """Be done with NVML."""
+        if self._nvml is not None:
+            with contextlib.suppress(Exception):
+                self._nvml.nvmlShutdown()
+        self._nvml, self._handles = None, []
+
+
+class GpuWatch:
+    """Looks at some GPUs once a second, in a thread that nobody waits for.
+
+    Parameters
+    ----------
+    addresses : sequence of str
+        As for :class:`Gpus`; without any there is no thread.
+    nvml : module, optional
+        ``pynvml`` if not given.
+    """
+
+    def __init__(self, addresses: Sequence[str], nvml: Any = None) -> None:
+        self._addresses = tuple(addresses)
+        self._given = nvml
+        self._newest: tuple[float, tuple[GpuFigures, ...]] = (0.0, ())
+        self._over = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="tfos_nb gpu", daemon=True)
+        if self._addresses:
+            self.thread.start()
+
+    @property
+    def newest(self) -> tuple[GpuFigures, ...]:
+        """What was measured last; nothing if that is long ago, for then NVML hangs."""
+        at, figures = self._newest
+        return figures if time.monotonic() - at < _STALE_AFTER else ()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._over.set()
+
+    def _run(self) -> None:
+        gpus = Gpus(self._addresses, self._given)
+        while len(gpus) and not self._over.is_set():
+            figures = gpus.measure()
+            self._newest = (time.monotonic(), figures)
+            self._over.wait(_EVERY)
+        gpus.close()
+
+
+def _pynvml() -> ModuleType:
+    import pynvml
+
+    found: ModuleType = pynvml
+    return found
+
+
+def _handle(nvml: Any, address: str) -> Any:
+    if address.isdecimal():
+        return nvml.nvmlDeviceGetHandleByIndex(int(address))
+    gpu, _, part = address.partition(":")
+    if gpu.isdecimal() and part.isdecimal():
+        return nvml.nvmlDeviceGetMigDeviceHandleByIndex(nvml.nvmlDeviceGetHandleByIndex(int(gpu)), int(part))
+    return nvml.nvmlDeviceGetHandleByUUID(address)

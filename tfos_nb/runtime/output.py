@@ -1,0 +1,122 @@
+"""What the TF process writes, on its way to the driver: whole lines, in time, in bounded memory.
+
+The pipe is always read at once, so that a program that writes more than anybody can show is not held up. What is more
+than a message a half second can carry is left out, the oldest first, and a line says how many lines that were.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import IO
+
+__all__ = ["Output"]
+
+_CHUNK = 1 << 16
+_LINE_LENGTH = 4000
+_LINES_KEPT, _CHARACTERS_KEPT = 5_000, 1 << 19
+_LINES_TAKEN, _CHARACTERS_TAKEN = 1_000, 1 << 17
+_TAIL = 40
+_UNFINISHED_EVERY = 5.0  # seconds between two looks at a line that is written over and over, such as a progress bar
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\-_]|\x08+")
+
+
+class Output:
+    """Reads a pipe in a thread of its own, until its end.
+
+    Parameters
+    ----------
+    pipe : binary file
+        Unbuffered or not; the standard output and error of the TF process.
+    wrote : callable
+        Called without arguments, in that thread, when there are lines again after there were none.
+    """
+
+    def __init__(self, pipe: IO[bytes], wrote: Callable[[], object]) -> None:
+        self._pipe = pipe
+        self._wrote = wrote
+        self._lock = threading.Lock()
+        self._pending: deque[str] = deque()
+        self._characters = 0
+        self._left_out = 0
+        self._tail: deque[str] = deque(maxlen=_TAIL)
+        self._unfinished = b""
+        self._shown, self._shown_at = "", 0.0
+        self.thread = threading.Thread(target=self._read, name="tfos_nb output", daemon=True)
+        self.thread.start()
+
+    def take(self) -> tuple[str, ...]:
+        """Return lines that were not taken yet, as many as a message should hold; none if there are none."""
+        with self._lock:
+            lines = []
+            if self._left_out:
+                lines.append(f"… {self._left_out:,} {'line' if self._left_out == 1 else 'lines'} left out")
+                self._left_out = 0
+            taken = 0
+            while self._pending and len(lines) < _LINES_TAKEN and taken < _CHARACTERS_TAKEN:
+                lines.append(self._pending.popleft())
+                taken += len(lines[-1])
+            self._characters -= taken
+            return tuple(lines)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are lines to take."""
+        return bool(self._pending)
+
+    @property
+    def tail(self) -> str:
+        """The last lines."""
+        with self._lock:
+            return "\n".join(self._tail)
+
+    def _read(self) -> None:
+        read = getattr(self._pipe, "read1", self._pipe.read)
+        while chunk := read(_CHUNK):
+            *whole, rest = chunk.split(b"\n")
+            if whole:
+                whole[0] = self._unfinished + whole[0]
+                self._unfinished = b""
+                self._add_finished([_readable(line) for line in whole])
+            self._hold(rest)
+        if self._unfinished:
+            self._add_finished([_readable(self._unfinished)])
+
+    def _add_finished(self, lines: list[str]) -> None:
+        shown, self._shown = self._shown, ""
+        self._add(lines[1:] if shown and shown == lines[0] else lines)
+
+    def _add(self, lines: list[str]) -> None:
+        with self._lock:
+            were_none = not self._pending
+            self._pending.extend(lines)
+            self._characters += sum(map(len, lines))
+            while len(self._pending) > _LINES_KEPT or self._characters > _CHARACTERS_KEPT:
+                self._characters -= len(self._pending.popleft())
+                self._left_out += 1
+            self._tail.extend(lines[-_TAIL:])
+        if were_none and lines:
+            self._wrote()
+
+    def _hold(self, rest: bytes) -> None:
+        """Keep the beginning of a line whose end has not come; show it now and then if it is written over and over."""
+        held = self._unfinished + rest
+        over = held.rstrip(b"\r").rfind(b"\r")  # a last one may be half of a line's end
+        if over >= 0:
+            held = held[over + 1 :]
+            if time.monotonic() - self._shown_at > _UNFINISHED_EVERY:
+                self._shown, self._shown_at = _readable(held), time.monotonic()
+                self._add([self._shown])
+        self._unfinished = held[: 4 * _LINE_LENGTH]  # of an endless line the rest is not even held
+
+
+def _readable(line: bytes) -> str:
+    """Decode a line as it looks when it is written: what a carriage return wrote over, and colours, are gone."""
+    *_, seen = line.rstrip(b"\r").rsplit(b"\r", 1)
+    text = seen[: 4 * _LINE_LENGTH].decode(errors="replace")
+    if "\x1b" in text or "\x08" in text:
+        text = _ESCAPES.sub("", text)
+    return text if len(text) <= _LINE_LENGTH else text[:_LINE_LENGTH] + "…"

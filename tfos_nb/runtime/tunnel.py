@@ -1,0 +1,210 @@
+"""TensorBoard's bytes on their way from the chief's executor to the driver: both ends of the wire.
+
+::
+
+    kernel's web server ── unix socket ──▶ TunnelMouth (driver, in the door's loop)
+                                               │ OpenTunnel(number), on the node's stream
+                                               ▼
+    TensorBoard ◀── TCP, loopback ── TunnelEnd (supervisor) ── carry: a stream of bytes each way ──▶ door
+
+Nobody dials an executor: the driver asks on the stream that the node keeps open, and the supervisor dials the door, as
+for everything else. Each connection of a browser is one gRPC stream; HTTP/2 multiplexes them over the supervisor's one
+connection, and its flow control holds a fast TensorBoard back where a page reads slowly. TLS and the token are the
+door's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tfos_nb.runtime.wire import message
+
+__all__ = ["OpenTunnel", "TunnelEnd", "TunnelMouth"]
+
+logger = logging.getLogger(__name__)
+
+_CHUNK = 64 << 10
+_ANSWER_SECONDS = 10.0  # within which a supervisor that was asked has to dial
+_DIAL_SECONDS = 5.0
+_AT_ONCE = 32  # streams that one supervisor carries; a browser opens six
+
+
+@message
+@dataclass(frozen=True)
+class OpenTunnel:
+    """The driver asks a supervisor to connect its TensorBoard with a stream of this number."""
+
+    number: int
+
+
+# --- the driver's end: everything runs in the door's loop ---------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Passage:
+    """One connection that waits for its stream, then is spliced with it."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class TunnelMouth:
+    """A unix socket on the driver; every connection to it comes out at the chief's TensorBoard.
+
+    Parameters
+    ----------
+    path : str
+        Where to listen; in a directory that nobody else may enter.
+    ask : callable
+        Sends a message to the node's supervisor; False if it has none now. Called in the door's loop.
+    """
+
+    def __init__(self, path: str, ask: Callable[[OpenTunnel], bool]) -> None:
+        self.path = path
+        self._ask = ask
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, _Passage] = {}
+        self._open: set[_Passage] = set()
+        self._server: asyncio.AbstractServer | None = None
+
+    async def open(self) -> None:
+        """Listen."""
+        self._server = await asyncio.start_unix_server(self._connected, self.path)
+        os.chmod(self.path, 0o600)
+
+    async def close(self) -> None:
+        """Listen no more, and hang up on everybody."""
+        if self._server is not None:
+            self._server.close()
+        for passage in self._open:
+            passage.over.set()
+            passage.writer.transport.abort()  # not close: that would wait for a page that does not read
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number, passage = next(self._numbers), _Passage(reader, writer)
+        self._waiting[number] = passage
+        self._open.add(passage)
+        try:
+            if self._ask(OpenTunnel(number)):
+                await asyncio.wait_for(passage.taken.wait(), _ANSWER_SECONDS)
+                await passage.over.wait()
+        except asyncio.TimeoutError:
+            logger.info("a supervisor did not dial back for TensorBoard within %.0f s", _ANSWER_SECONDS)
+        finally:
+            self._waiting.pop(number, None)
+            self._open.discard(passage)
+            writer.close()
+
+    async def carry(self, number: int, incoming: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Splice a supervisor's stream with the connection of that number: what the stream gets is yielded."""
+        passage = self._waiting.pop(number, None)
+        if passage is None:
+            return
+        passage.taken.set()
+        towards_page = asyncio.create_task(_pour(incoming, passage.writer))
+        try:
+            while data := await passage.reader.read(_CHUNK):
+                yield data
+            await towards_page  # the page has said all, and still listens
+        except ConnectionError:
+            pass  # the page was closed
+        finally:
+            towards_page.cancel()
+            passage.over.set()
+
+
+async def _pour(incoming: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
+    """Write what TensorBoard says, no faster than it is read; then hang up."""
+    with contextlib.suppress(ConnectionError):
+        async for data in incoming:
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+
+# --- the supervisor's end: threads, like the rest of it -------------------------------------------------------------
+
+
+class Carrier(Protocol):
+    """What dials the door; a :class:`tfos_nb.runtime.door.DoorClient` is one."""
+
+    def carry(self, number: int, outgoing: Iterator[bytes]) -> Iterator[bytes]:
+        """Open a stream of this number: send what the iterator gives, and return what comes."""
+        ...
+
+
+class TunnelEnd:
+    """Connects streams of the door with a port on this host's loopback.
+
+    Parameters
+    ----------
+    client : DoorClient
+        What dials the door.
+    port : callable
+        The port to connect to, or None while there is none.
+    """
+
+    def __init__(self, client: Carrier, port: Callable[[], int | None]) -> None:
+        self._client = client
+        self._port = port
+        self._free = threading.BoundedSemaphore(_AT_ONCE)
+
+    def open(self, asked: OpenTunnel) -> None:
+        """Do what the driver asks, in a thread."""
+        threading.Thread(target=self._run, args=(asked.number,), name="tfos_nb tunnel", daemon=True).start()
+
+    def _run(self, number: int) -> None:
+        with self._free:
+            connection = self._dial()
+            outgoing = _received(connection) if connection is not None else iter(())
+            try:
+                for data in self._client.carry(number, outgoing):
+                    if connection is None:
+                        break
+                    connection.sendall(data)
+                if connection is not None:
+                    connection.shutdown(socket.SHUT_WR)
+            except OSError:
+                logger.debug("TensorBoard hung up on stream %d", number)
+            except Exception as error:  # noqa: BLE001 - of gRPC's many: the driver, or this stream, has gone
+                logger.debug("stream %d ended: %s", number, type(error).__name__)
+            finally:
+                if connection is not None:
+                    _hang_up(connection)
+
+    def _dial(self) -> socket.socket | None:
+        port = self._port()
+        if port is None:
+            return None
+        try:
+            connection = socket.create_connection(("127.0.0.1", port), _DIAL_SECONDS)
+        except OSError:
+            return None
+        connection.settimeout(None)
+        return connection
+
+
+def _received(connection: socket.socket) -> Iterator[bytes]:
+    """Yield what TensorBoard says; gRPC asks for the next piece only when the last one is on its way."""
+    with contextlib.suppress(OSError):
+        while data := connection.recv(_CHUNK):
+            yield data
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
