@@ -26,7 +26,7 @@ class Written:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.process.stdout is not None
         self.told = threading.Semaphore(0)
-        self.output = Output(self.process.stdout, self.told.release)
+        self.output = Output(self.process.stdout, self.told.release, gpu=False)
 
     def lines(self) -> list[str]:
         """Wait for the end of the process, then take all."""
@@ -82,6 +82,12 @@ def writing(data: bytes) -> str:
 )
 def test_lines_come_out_as_they_look(run: Callable[[str], Written], data: bytes, lines: list[str]) -> None:
     assert run(writing(data)).lines() == lines
+
+
+def test_what_tensorflow_says_at_every_start_is_left_out(run: Callable[[str], Written]) -> None:
+    start = "import os; os.dup2(1, 2); os.environ['CUDA_VISIBLE_DEVICES'] = '-1'"  # as in a node without a GPU
+    script = f"{start}; import tensorflow; tensorflow.constant(1); print('the user', flush=True)"
+    assert run(script).lines() == ["the user"]
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import threading
@@ -339,4 +340,16 @@ def test_a_full_disk_ends_the_spill_and_not_the_training(tmp_path: Path) -> None
     spill.write(batch_of(0, 1_000_000))
     assert not spill.whole
     spill.write(batch_of(0, 1))
+    spill.close()
+
+
+def test_what_is_written_into_a_replays_memory_does_not_reach_the_file(tmp_path: Path) -> None:
+    spill = Spill(str(tmp_path), 1 << 20)
+    spill.write(pa.RecordBatch.from_pydict({"x": pa.array([1.0, 2.0])}))
+    spill.seal()
+    for _ in range(2):
+        (batch,) = spill.batches()
+        assert batch.column(0).to_pylist() == [1.0, 2.0]
+        ctypes.memset(batch.column(0).buffers()[1].address, 0, 16)
+        assert batch.column(0).to_pylist() == [0.0, 0.0]
     spill.close()

@@ -21,6 +21,14 @@ _LINES_KEPT, _CHARACTERS_KEPT = 5_000, 1 << 19
 _LINES_TAKEN, _CHARACTERS_TAKEN = 1_000, 1 << 17
 _TAIL = 40
 _UNFINISHED_EVERY = 5.0  # seconds between two looks at a line that is written over and over, such as a progress bar
+# What TensorFlow says at every start, before any of its settings can keep it quiet: true of every node, and no news.
+_CHATTER = re.compile(
+    r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$"
+    r"|I\d{4} [\d:.]+ +\d+ (port|cudart_stub|cpu_feature_guard|cuda_executor)\.cc:\d+\] "
+    r"|W\d{4} [\d:.]+ +\d+ dataset\.cc:\d+\] Input of GeneratorDatasetOp::Dataset will not be optimized "
+    r"|To enable the following instructions: .*, rebuild TensorFlow with the appropriate compiler flags\.$"
+)
+_WITHOUT_GPU = re.compile(r"E\d{4} [\d:.]+ +\d+ cuda_\w+\.cc:\d+\] failed call to cuInit: ")
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\-_]|\x08+")
 
 
@@ -33,11 +41,14 @@ class Output:
         Unbuffered or not; the standard output and error of the TF process.
     wrote : callable
         Called without arguments, in that thread, when there are lines again after there were none.
+    gpu : bool, optional
+        Whether the process was given a GPU: then it is news that none can be used.
     """
 
-    def __init__(self, pipe: IO[bytes], wrote: Callable[[], object]) -> None:
+    def __init__(self, pipe: IO[bytes], wrote: Callable[[], object], *, gpu: bool = True) -> None:
         self._pipe = pipe
         self._wrote = wrote
+        self._gpu = gpu
         self._lock = threading.Lock()
         self._pending: deque[str] = deque()
         self._characters = 0
@@ -86,8 +97,9 @@ class Output:
             self._add_finished([_readable(self._unfinished)])
 
     def _add_finished(self, lines: list[str]) -> None:
+        lines = [line for line in lines if not _CHATTER.match(line) and (self._gpu or not _WITHOUT_GPU.match(line))]
         shown, self._shown = self._shown, ""
-        self._add(lines[1:] if shown and shown == lines[0] else lines)
+        self._add(lines[1:] if shown and lines[:1] == [shown] else lines)
 
     def _add(self, lines: list[str]) -> None:
         with self._lock:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
 import os
 import tempfile
 import threading
@@ -103,10 +104,15 @@ class Spill:
             self._end_writing()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Read all, without a copy."""
+        """Read all, without a copy.
+
+        The memory may be written to, and the file stays as it is: TensorFlow takes a tensor that only one operation
+        still needs for that operation's result, so it writes into what it was given to read.
+        """
         if self.bytes:
-            with pa.memory_map(self._path) as source:
-                yield from pa.ipc.open_stream(source)
+            with open(self._path, "rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            yield from pa.ipc.open_stream(pa.py_buffer(mapped))  # each buffer keeps the mapping
 
     def close(self) -> None:
         """Give the disk space back."""

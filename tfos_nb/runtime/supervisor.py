@@ -148,7 +148,7 @@ class Supervisor:
         reports_theirs.close()
         self._channel.send(self._job)
         assert self._process.stdout is not None
-        self._output = Output(self._process.stdout, lambda: self._events.put(_Wrote()))
+        self._output = Output(self._process.stdout, lambda: self._events.put(_Wrote()), gpu=bool(self._job.gpus))
         self._use = ProcessUse(self._process.pid)
         self._gpus = GpuWatch(self._job.gpus)
         self._reports = ReportBox(reports)

@@ -10,6 +10,7 @@ The process stays after ``main`` has returned, until the driver says farewell: i
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import logging
 import os
@@ -48,7 +49,7 @@ from tfos_nb.runtime.process import Channel, die_with_parent
 from tfos_nb.runtime.reports import Reporter
 from tfos_nb.runtime.tensorboard import make_log_dir
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("tfos_nb")  # not __name__: this module is __main__
 
 _COLLATERAL = re.compile(
     r"Collective ops is aborted|tasks are unhealthy|Connection reset by peer|failed to connect to all addresses"
@@ -262,7 +263,10 @@ def _remove_generated_files() -> None:
 def main() -> None:
     """Run as the node's process."""
     die_with_parent()
+    faulthandler.enable()  # what a crash of TensorFlow's was doing is then in the node's log
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")  # this process is all ours
+    for chatty in ("absl", "tensorflow"):  # a line for each collective that is compiled is no news to the user
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     messages, reports, directory, host = sys.argv[1:5]
     channel = Channel.of_fd(int(messages))
     reporter = Reporter(socket.socket(fileno=int(reports)))
