@@ -33,8 +33,12 @@ lab: $(VENV)/.demo ## Open the same notebook in JupyterLab; make lab ARGS=--no-b
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/01_quickstart.ipynb $(ARGS)
 
 .PHONY: test
-test: $(VENV)/.test ## Run the tests; ends with pytest's closing line
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.test ## Run the tests but those in a browser; ends with pytest's closing line
+	@$(BIN)/python -m pytest -m "not browser" $(ARGS)
+
+.PHONY: test-browser
+test-browser: $(VENV)/.browser ## Run the tests in a real browser (installs Chromium where it is missing)
+	@$(BIN)/python -m pytest -m browser $(ARGS)
 
 .PHONY: check
 check: $(VENV)/.lint ## Look for mistakes in style, types and layers
@@ -106,6 +110,18 @@ $(VENV)/.demo: $(VENV)/.made $(DESCRIBED)
 $(VENV)/.test: $(VENV)/.demo
 	@echo "Installing what the tests need"
 	@$(INSTALL) --editable '.[test]' | $(BRIEFLY)
+	@touch $@
+
+# Playwright's own browsers come from a server that many networks do not reach; the system's Chromium does as well.
+$(VENV)/.browser: $(VENV)/.test
+	@$(INSTALL) --editable '.[browser]' | $(BRIEFLY)
+	@command -v chromium chromium-browser google-chrome >/dev/null || { \
+	    if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	        echo "Installing Chromium"; \
+	        { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium; } >/dev/null; \
+	    else \
+	        echo "The tests in a browser need Chromium: sudo apt-get install chromium" >&2; exit 1; \
+	    fi; }
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.demo

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.settings import Settings
 from benchmarks.table import Result, document, render
 
-NAMES = ("feed", "replay", "start", "leak", "report", "completion")
+NAMES = ("feed", "replay", "start", "leak", "report", "completion", "board", "panel")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,7 +1,8 @@
-"""The quickstart as a user runs it: a kernel of its own, a local Spark, two TensorFlow processes."""
+"""The notebooks as a user runs them: a kernel of its own, a local Spark, TensorFlow processes."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -9,8 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import numpy as np
 import pytest
+from nbclient import NotebookClient
 from sklearn.datasets import load_digits
 
 from tests.conftest import ENVIRONMENT
@@ -18,6 +21,7 @@ from tfos_nb.demo import OUTCOME
 
 CHECKOUT = Path(__file__).parents[1]
 NOTEBOOK = CHECKOUT / "notebooks/01_quickstart.ipynb"
+TOUR = CHECKOUT / "notebooks/02_panel_and_tensorboard.ipynb"
 EPOCHS = 15
 RUN_SECONDS = 400
 
@@ -105,6 +109,58 @@ def test_the_command_tells_the_plan_the_nodes_the_epochs_and_where_the_files_are
     assert "tfos-panel" in run.page
 
 
-def test_the_notebook_is_shipped_without_outputs() -> None:
-    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+@pytest.mark.parametrize("notebook", [NOTEBOOK, TOUR], ids=lambda notebook: notebook.stem)
+def test_the_notebook_is_shipped_without_outputs(notebook: Path) -> None:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     assert not [cell["id"] for cell in cells if cell.get("outputs") or cell.get("execution_count")]
+
+
+Shown = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def tour(tmp_path_factory: pytest.TempPathFactory) -> Shown:
+    """What each cell of the second notebook shows, in a run by nbclient."""
+    content = nbformat.read(TOUR, as_version=4)
+    folder = tmp_path_factory.mktemp("tour")
+    environment = {**ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.fspath(CHECKOUT)}
+    environment.pop("TFOS_NB_PROGRESS", None)
+    client = NotebookClient(content, timeout=RUN_SECONDS, resources={"metadata": {"path": os.fspath(folder)}})
+    with (folder / "kernel.log").open("wb") as log:
+        client.execute(env=environment, stdout=log, stderr=log)
+    return {cell.id: cell.outputs for cell in content.cells if cell.cell_type == "code"}
+
+
+def test_what_the_clusters_of_the_tour_came_to_is_kept_as_html(tour: Shown) -> None:
+    for cell, outcome in (("cluster", "Done in"), ("loop", "Stopped after")):
+        (panel,) = tour[cell]
+        assert set(panel["data"]) == {"text/html", "text/plain"}
+        assert "tfos-panel" in panel["data"]["text/html"]
+        assert outcome in panel["data"]["text/plain"]
+
+
+def test_the_tour_tells_what_the_other_cells_ask_of_a_running_cluster(tour: Shown) -> None:
+    assert "Spark takes it: 2 of 4 slots" in _said(tour["plan"])
+    assert "worker:1" in tour["look"][0]["data"]["text/plain"]
+    assert "TensorBoard of digits: no page to show it in; the logs are in" in _said(tour["board"])
+    assert "val_accuracy" in tour["wait"][0]["data"]["text/plain"]
+    assert "All that tfos_nb needs is there" in tour["doctor"][0]["data"]["text/plain"]
+
+
+def test_the_polite_stop_of_the_tour_leaves_a_model(tour: Shown) -> None:
+    said = _said(tour["stop"])
+    assert "loop: stopped: 1 node ended, its slot is free" in said
+    result = ast.literal_eval(next(line for line in said.splitlines() if line.startswith("{")))
+    assert result["steps"] > 0
+    assert Path(result["model"]).is_file()
+
+
+def test_the_loop_of_the_tour_writes_for_tensorboard(tour: Shown) -> None:
+    result = ast.literal_eval(next(line for line in _said(tour["stop"]).splitlines() if line.startswith("{")))
+    events = list(Path(result["model"]).parent.glob("logs/loop/events*"))
+    assert events
+    assert b"loss" in events[0].read_bytes()
+
+
+def _said(outputs: list[dict[str, Any]]) -> str:
+    return "".join(output["text"] for output in outputs if output["output_type"] == "stream")

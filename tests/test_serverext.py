@@ -178,6 +178,8 @@ def test_shows_the_logs_of_a_cluster_that_has_ended(
     page = a_server.ask(f"tfos-nb/tb/aaaabbbb5555/?token={TOKEN}", token=None)
     assert (page.status, "<title>TensorBoard</title>" in page.text) == (200, True)
     assert page.headers["Content-Security-Policy"].endswith("; frame-ancestors 'self'")
+    assert "url(font-roboto/" in page.text, "no address of its page leaves the path that it is shown under"
+    assert "url(/" not in page.text
     data = a_server.ask("tfos-nb/tb/aaaabbbb5555/data/runs", Cookie="secret=1", Accept_Encoding="gzip")
     assert (data.status, data.headers["Content-Encoding"]) == (200, "gzip")
 

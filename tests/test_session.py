@@ -19,8 +19,10 @@ from tfos_nb.errors import PlanError
 from tfos_nb.session import (
     Busy,
     SparkJobs,
+    active_session,
     check_dynamic_allocation,
     check_slots,
+    is_stopped,
     resource_profile,
     slots_busy,
     slots_total,
@@ -82,6 +84,12 @@ def jobs(spark: SparkSession) -> Iterator[SparkJobs]:
 
 def test_takes_the_session_that_is_there(spark: SparkSession) -> None:
     assert spark_session() is spark
+
+
+def test_tells_the_session_that_is_there_from_one_that_was_stopped(spark: SparkSession) -> None:
+    assert active_session() is spark
+    assert not is_stopped(spark)
+    assert not is_stopped("spark")
 
 
 def test_takes_the_session_that_is_there_in_another_thread(spark: SparkSession) -> None:
@@ -214,9 +222,10 @@ EMBEDDED = """
     import json, os, sys, warnings
     warnings.simplefilter("ignore")
     from tfos_nb.errors import PlanError
-    from tfos_nb.session import resource_profile, slots_total, spark_session
+    from tfos_nb.session import active_session, is_stopped, resource_profile, slots_total, spark_session
 
     before = dict(os.environ)
+    nothing = active_session()
     spark = spark_session(3, conf={"spark.ui.enabled": "false"})
     sc = spark.sparkContext
     refusals = []
@@ -234,6 +243,7 @@ EMBEDDED = """
         "log_exists": os.path.exists(log), "java": spark._jvm.System.getProperty("java.home"),
     }
     spark.stop()
+    seen["sessions"] = [nothing is None, is_stopped(spark), active_session() is None]
     again = spark_session(2)
     seen["again"] = [again.sparkContext.master, again.range(5).count()]
     again.stop()
@@ -252,6 +262,7 @@ def test_starts_an_embedded_spark_that_retries_and_writes_nothing_into_the_cell(
     assert seen["changed"] == []
     assert seen["log_exists"]
     assert not os.path.exists(seen["log"])
+    assert seen["sessions"] == [True, True, True]
     assert seen["again"] == ["local[2,4]", 5]
     cpus, cores, gpus = seen["refusals"]
     assert "spark.task.cpus=2" in cpus

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["Cluster", "ClusterPlan", "InputMode", "__version__", "errors", "launch", "spark_session"]
+__all__ = ["Cluster", "ClusterPlan", "InputMode", "__version__", "errors", "launch", "predict", "spark_session"]
 
 _PLACES = {
     "Cluster": "tfos_nb.cluster",
     "ClusterPlan": "tfos_nb.runtime.plan",
     "InputMode": "tfos_nb.runtime.plan",
     "launch": "tfos_nb.cluster",
+    "predict": "tfos_nb.inference",
     "spark_session": "tfos_nb.session",
 }
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from tfos_nb import errors
     from tfos_nb.cluster import Cluster, launch
+    from tfos_nb.inference import predict
     from tfos_nb.runtime.plan import ClusterPlan, InputMode
     from tfos_nb.session import spark_session
 

@@ -32,6 +32,7 @@ import aiohttp
 from aiohttp import web
 
 from tfos_nb import connection
+from tfos_nb.brief import brief_line
 from tfos_nb.connection import Place
 from tfos_nb.errors import TfosError
 from tfos_nb.guests import Guests
@@ -49,6 +50,7 @@ _LOG_LINES = 500
 _OPEN_SECONDS = 10.0
 _LOCAL_START_SECONDS = 60.0
 _ASK_AGAIN_SECONDS = 2
+_FRONT_PAGE = ("", "index.html")
 _PORT_VARIABLE = "TFOS_NB_PORT"
 
 
@@ -221,7 +223,7 @@ class Endpoint:
             lines = await asyncio.to_thread(cluster.log_lines, request.query.get("node", ""), _LOG_LINES)
         except ValueError as error:
             raise web.HTTPNotFound(text=str(error)) from None
-        return web.json_response({"lines": [[line.time, line.node, line.text] for line in lines]})
+        return web.json_response({"lines": [brief_line(line) for line in lines]})
 
     async def tensorboard(self, request: web.Request) -> web.StreamResponse:
         """Hand a request on to TensorBoard: the chief's while the cluster runs, one beside the kernel afterwards."""
@@ -280,6 +282,8 @@ class Endpoint:
 
 async def _handed_on(request: web.Request, session: aiohttp.ClientSession, origin: str) -> web.StreamResponse:
     """Ask TensorBoard and answer with what it says, piece by piece as it comes and as fast as it is taken."""
+    if request.match_info["path"] in _FRONT_PAGE and request.method == "GET":
+        return await _front_page(session, origin)
     body = request.content if request.body_exists else None
     async with session.request(
         request.method,
@@ -296,6 +300,15 @@ async def _handed_on(request: web.Request, session: aiohttp.ClientSession, origi
             await response.write(piece)
         await response.write_eof()
         return response
+
+
+async def _front_page(session: aiohttp.ClientSession, origin: str) -> web.StreamResponse:
+    """Fetch TensorBoard's page, whose fonts alone have addresses that leave the path it is shown under."""
+    async with session.get(origin, skip_auto_headers=("User-Agent", "Accept-Encoding")) as answer:
+        body = (await answer.read()).replace(b"url(/font-roboto/", b"url(font-roboto/")
+        headers = connection.answered(answer.headers)
+        headers.pop("Content-Length", None)
+        return web.Response(status=answer.status, body=body, headers=headers)
 
 
 def _cookie_of(cluster_id: str) -> str:

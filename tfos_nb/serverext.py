@@ -66,7 +66,9 @@ class _ClusterHandler(APIHandler):
             async with _kernel(place) as session, session.request(method, f"http://kernel/{place.id}/{what}") as answer:
                 self.set_status(answer.status)
                 said = await answer.text()
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except TimeoutError as error:
+            raise web.HTTPError(504, "the kernel does not answer in time: what was asked may still happen") from error
+        except aiohttp.ClientError as error:
             raise web.HTTPError(410 if not place.alive else 502, _KERNEL_GONE) from error
         await self.finish(said if answer.status == 200 else json.dumps({"message": said}))
 

@@ -34,6 +34,7 @@ from pyspark.sql import SparkSession
 
 from tfos_nb.errors import PlanError
 from tfos_nb.java import find_java
+from tfos_nb.monitor import PORT, listener
 from tfos_nb.slots import (
     Busy,
     Slots,
@@ -52,9 +53,11 @@ __all__ = [
     "Job",
     "Slots",
     "SparkJobs",
+    "active_session",
     "check_dynamic_allocation",
     "check_local_python",
     "check_slots",
+    "is_stopped",
     "resource_profile",
     "slots_busy",
     "slots_total",
@@ -97,12 +100,27 @@ def spark_session(
     PlanError
         If there is no session, and no Java to start one.
     """
-    active = SparkSession.getActiveSession()
+    active = active_session()
     if active is not None:
         return active
-    if SparkContext._active_spark_context is not None or _is_submitted():
+    if _is_submitted():
         return SparkSession.builder.getOrCreate()
     return _start_embedded(_embedded_conf(slots, app_name, conf or {}))
+
+
+def active_session() -> SparkSession | None:
+    """Give the Spark session that is there, and start none."""
+    active = SparkSession.getActiveSession()
+    if active is None and SparkContext._active_spark_context is not None:
+        return SparkSession.builder.getOrCreate()
+    return active
+
+
+def is_stopped(value: object) -> bool:
+    """Whether a value is a session that was stopped."""
+    if not isinstance(value, SparkSession) or "connect" in type(value).__module__.split("."):
+        return False
+    return value.sparkContext._jsc is None
 
 
 def usable_session(spark: SparkSession) -> SparkSession:
@@ -154,6 +172,7 @@ def _start_embedded(conf: SparkConf) -> SparkSession:
         # No search for the machine's name, and a UI that other machines do not see.
         "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
     }
+    settings.update(_join_sparkmonitor(conf, Path(settings["SPARK_HOME"])))
     with _environment(settings):
         if SparkContext._gateway is not None:  # the JVM of a session that was stopped is still there: it is used again
             return SparkSession.builder.config(conf=conf).getOrCreate()
@@ -167,6 +186,19 @@ def _start_embedded(conf: SparkConf) -> SparkSession:
                 raise PlanError(f"Spark did not start on {java}. The last that it wrote:\n{tail}") from error
         SparkContext(conf=conf, gateway=gateway)
         return SparkSession.builder.getOrCreate()
+
+
+def _join_sparkmonitor(conf: SparkConf, home: Path) -> dict[str, str]:
+    """Add sparkmonitor's listener where somebody sees it; return what the JVM needs for it in its environment."""
+    found = listener(home / "jars")
+    if found is None:
+        return {}
+    settings = found.merged(dict(conf.getAll()))
+    gateway = SparkContext._gateway
+    if gateway is not None and gateway.jvm.System.getenv(PORT) != str(found.port):
+        return {}  # this JVM was started without it, and its class path is settled
+    conf.setAll(list(settings.items()))
+    return {PORT: str(found.port)}
 
 
 def _log_file() -> Path:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import queue
+import signal
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+import tfos_nb.magics
 from tfos_nb.errors import ClusterClosed
-from tfos_nb.magics.cluster import TfosMagics
 from tfos_nb.runtime.plan import ClusterPlan
 from tfos_nb.state import ClusterState, ClusterStatus, NodeState, NodeStatus
 
@@ -36,6 +41,10 @@ class LocalCluster:
         self.stopped = threading.Event()
         self.hold: threading.Event | None = None
         self.waited_for = threading.Event()
+        self.requests, self.stubborn = 0, 1  # it ends at the first request, unless it is more stubborn
+        self.asked: queue.Queue[int] = queue.Queue()
+        self.graces: list[float | None] = []
+        self.written: dict[str, list[str]] = {}
         self._status, self._error = ClusterStatus.STARTING, ""
 
     def snapshot(self) -> ClusterState:
@@ -47,7 +56,7 @@ class LocalCluster:
             ClusterStatus.STOPPED: NodeStatus.STOPPED,
         }[self._status]
         nodes = tuple(NodeState(str(node), status) for node in self.plan.nodes)
-        return ClusterState(self.plan.name, self._status, nodes, error=self._error)
+        return ClusterState(self.plan.name, status=self._status, nodes=nodes, error=self._error)
 
     def wait_until_up(self) -> None:
         self.calls.append("wait_until_up")
@@ -64,6 +73,7 @@ class LocalCluster:
             while not self.hold.wait(0.01) and not self.stopped.is_set():
                 pass
         if self.stopped.is_set():
+            self._status = ClusterStatus.STOPPED
             raise ClusterClosed("stopped")
         try:
             self.returned = self.main(self.args, None)
@@ -72,13 +82,25 @@ class LocalCluster:
             raise
         self._status = ClusterStatus.DONE
 
-    def stop(self) -> None:
+    def request_stop(self) -> str:
+        self.calls.append("request_stop")
+        self.requests += 1
+        if self.requests >= self.stubborn:
+            self.stopped.set()
+        self.asked.put(self.requests)
+        return "stopping" if self.requests == 1 else "ending at once"
+
+    def stop(self, grace: float | None = None) -> None:
+        self.graces.append(grace)
         self.stopped.set()
         if not self._status.ended:
             self._status = ClusterStatus.STOPPED
 
+    def result(self) -> Any:
+        return self.returned
+
     def logs(self, node: str) -> str:
-        return f"what {node} wrote"
+        return "\n".join(self.written.get(node, [f"what {node} wrote"]))
 
 
 class Launcher:
@@ -89,6 +111,7 @@ class Launcher:
         self.hold: threading.Event | None = None
         self.raises: BaseException | None = None
         self.waited_for = threading.Event()
+        self.stubborn = 1
 
     def __call__(self, main: Any, args: Any = None, *, wait_until_up: bool = True, **options: Any) -> LocalCluster:
         if self.raises is not None:
@@ -96,7 +119,7 @@ class Launcher:
         assert wait_until_up is False
         plan = ClusterPlan(**{name: options.pop(name) for name in ClusterPlan.field_names()})
         cluster = LocalCluster(main, args, plan, options)
-        cluster.hold, cluster.waited_for = self.hold, self.waited_for
+        cluster.hold, cluster.waited_for, cluster.stubborn = self.hold, self.waited_for, self.stubborn
         self.clusters.append(cluster)
         return cluster
 
@@ -110,8 +133,26 @@ def launcher() -> Launcher:
     return Launcher()
 
 
+class Provided(dict[str, Any]):
+    """Records what the line magics call of other parts of the package; ``returns`` is what they get."""
+
+    def __init__(self) -> None:
+        super().__init__({name: partial(self.called, name) for name in ("show_panel", "show_tensorboard", "predict")})
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.returns: Any = None
+
+    def called(self, name: str, *args: Any, **options: Any) -> Any:
+        self.calls.append((name, args, options))
+        return self.returns
+
+
 @pytest.fixture
-def shell(launcher, monkeypatch):
+def provided() -> Provided:
+    return Provided()
+
+
+@pytest.fixture
+def shell(launcher, provided, monkeypatch):
     """An InteractiveShell with the magics, whose clusters are local."""
     monkeypatch.setenv("TFOS_NB_PROGRESS", "text")
     InteractiveShell.clear_instance()
@@ -119,10 +160,23 @@ def shell(launcher, monkeypatch):
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "nocolor"
     made = InteractiveShell.instance(config=config)
-    made.register_magics(TfosMagics(made, launcher))
+    tfos_nb.magics.load(made, launcher, provided)
     made.user_ns["train_df"] = Rows()
     yield made
     InteractiveShell.clear_instance()
+
+
+def interrupt_when(ready: Callable[[], object], *more: Callable[[], object]) -> threading.Thread:
+    """Interrupt the main thread with a real SIGINT when something has happened, and again after each of the others."""
+
+    def interrupt() -> None:
+        for wait in (ready, *more):
+            wait()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    return thread
 
 
 @pytest.fixture

@@ -1,12 +1,15 @@
-import _thread
+import os
+import signal
 import threading
+from functools import partial
 
 import pytest
 
 import tfos_nb.magics
-from tests.magics.conftest import DEADLINE
+from tests.magics.conftest import DEADLINE, interrupt_when
 from tfos_nb.errors import NodeFailed, PlanError
-from tfos_nb.magics.cluster import StoppedByUser, TfosMagics
+from tfos_nb.magics.cluster import TfosMagics
+from tfos_nb.magics.course import StoppedByUser
 from tfos_nb.state import ClusterStatus
 
 MAIN = "def main(args, ctx):\n    return args\n"
@@ -103,6 +106,16 @@ def test_a_bad_line_is_one_line_and_starts_nothing(run, launcher, line, message)
     assert launcher.clusters == []
 
 
+def test_where_only_spark_connect_is_the_cell_is_refused_before_it_runs(run, shell, launcher, monkeypatch):
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "16.4")
+    monkeypatch.setenv("IS_SERVERLESS", "TRUE")
+    _, shown = run(f"%%tfos_cluster mnist --workers 2\nran = True\n{MAIN}")
+    assert "PlanError: this compute of Databricks (Serverless) gives notebooks Spark Connect" in shown
+    assert "ran" not in shell.user_ns
+    assert launcher.clusters == []
+    assert "Spark would refuse it: this compute of Databricks" in run("%tfos_plan --workers 2")[1]
+
+
 def test_a_cluster_that_runs_is_not_overwritten(run, launcher):
     run(f"%%tfos_cluster mnist --workers 2\n{MAIN}")
     _, shown = run(f"%%tfos_cluster mnist --workers 2\n{MAIN}")
@@ -158,23 +171,65 @@ def test_a_syntax_error_is_shown_without_our_frames(run):
 
 def test_the_kernels_interrupt_stops_the_cluster_with_one_calm_line(run, launcher):
     launcher.hold = threading.Event()
-
-    def interrupt():
-        assert launcher.waited_for.wait(DEADLINE)
-        _thread.interrupt_main()
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
+    thread = interrupt_when(partial(launcher.waited_for.wait, DEADLINE))
     result, shown = run(f"%%tfos_cluster mnist --workers 2 --data train_df\n{MAIN}")
     thread.join(DEADLINE)
     assert isinstance(result.error_in_exec, StoppedByUser)
+    assert launcher.last.calls[-1] == "request_stop"
     assert launcher.last.snapshot().status is ClusterStatus.STOPPED
     assert shown.splitlines()[-1] == "stopped by you: 2 nodes ended, their slots are free"
+    assert "stopping" in shown
     assert "mnist · Stopped" in shown
     assert "Traceback" not in shown
     launcher.hold = None
     result, _ = run(f"%%tfos_cluster mnist --data train_df\n{MAIN}")
     assert result.success
+
+
+def test_the_second_interrupt_cancels(run, launcher):
+    launcher.hold, launcher.stubborn = threading.Event(), 2
+    asked = []
+    thread = interrupt_when(
+        partial(launcher.waited_for.wait, DEADLINE), lambda: asked.append(launcher.last.asked.get(timeout=DEADLINE))
+    )
+    result, shown = run(f"%%tfos_cluster mnist --workers 2 --data train_df\n{MAIN}")
+    thread.join(DEADLINE)
+    assert isinstance(result.error_in_exec, StoppedByUser)
+    assert asked == [1]
+    assert launcher.last.requests == 2
+    assert shown.index("stopping") < shown.index("ending at once")
+    assert "Traceback" not in shown
+
+
+def test_the_third_interrupt_gives_the_cell_back_whatever_the_nodes_do(run, launcher):
+    launcher.hold, launcher.stubborn = threading.Event(), 99
+
+    def asked():
+        return launcher.last.asked.get(timeout=DEADLINE)
+
+    thread = interrupt_when(partial(launcher.waited_for.wait, DEADLINE), asked, asked)
+    result, shown = run(f"%%tfos_cluster mnist --workers 2 --data train_df\n{MAIN}")
+    thread.join(DEADLINE)
+    assert isinstance(result.error_in_exec, StoppedByUser)
+    assert shown.splitlines()[-1] == "stopped by you: 0 of 2 nodes ended so far"
+    launcher.last.stop()
+    end_of("tfos-mnist", "tfos-view")
+
+
+def test_an_interrupt_while_a_cell_waits_is_not_sparks(run, launcher):
+    """PySpark's handler would cancel every job of the session before the nodes are asked."""
+    launcher.hold = threading.Event()
+    seen = []
+    before = signal.signal(signal.SIGINT, lambda *_: seen.append("cancelAllJobs"))
+    try:
+        thread = interrupt_when(partial(launcher.waited_for.wait, DEADLINE))
+        result, _ = run(f"%%tfos_cluster mnist --data train_df\n{MAIN}")
+        thread.join(DEADLINE)
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert isinstance(result.error_in_exec, StoppedByUser)
+    assert seen == ["cancelAllJobs"]  # by the interrupt after the cell: the handler was put back
 
 
 def test_an_interrupt_before_the_nodes_says_that_none_was_started(run, shell, launcher):
@@ -183,38 +238,6 @@ def test_an_interrupt_before_the_nodes_says_that_none_was_started(run, shell, la
     assert isinstance(result.error_in_exec, StoppedByUser)
     assert shown.splitlines()[-1] == "stopped by you before any node was started"
     assert "mnist" not in shell.user_ns
-
-
-def test_stop_status_and_logs_find_the_only_cluster(run, launcher):
-    run(f"%%tfos_cluster mnist --workers 2\n{MAIN}")
-    assert "mnist · Training · 2 workers" in run("%tfos_status")[1]
-    assert run("%tfos_logs worker:1")[1] == "what worker:1 wrote\n"
-    assert run("%tfos_stop")[1] == "mnist: stopped: 2 nodes ended, their slots are free\n"
-    assert launcher.last.stopped.is_set()
-    assert run("%tfos_stop mnist")[1] == "mnist: it was stopped already\n"
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("%tfos_stop", "%tfos_stop: which one? %tfos_stop one or two"),
-        ("%tfos_stop tow", "%tfos_stop tow: no such variable; did you mean two?"),
-        ("%tfos_status train_df", "%tfos_status train_df: not a cluster but of type Rows"),
-        ("%tfos_logs wroker:0 one", "%tfos_logs wroker:0: one has no such node; did you mean worker:0?"),
-        ("%tfos_logs", "%tfos_logs takes a node and, of several clusters, a NAME: %tfos_logs worker:1 mnist"),
-    ],
-)
-def test_a_bad_line_magic_says_what_is_right(run, launcher, line, message):
-    for name in ("one", "two"):
-        run(f"%%tfos_cluster {name}\n{MAIN}")
-    assert run(line)[1].strip() == f"PlanError: {message}"
-    for cluster in launcher.clusters:
-        cluster.stop()
-    end_of("tfos-view")
-
-
-def test_without_a_cluster_the_line_magics_say_how_to_get_one(run):
-    assert run("%tfos_stop")[1].strip() == "PlanError: %tfos_stop: there is no cluster yet; %%tfos_cluster starts one"
 
 
 def test_the_question_mark_shows_all_options_and_an_example(shell):
@@ -229,11 +252,15 @@ def test_loading_twice_and_unloading_leave_the_shell_as_it_was(shell):
     tfos_nb.magics.load(shell)
     tfos_nb.magics.load(shell)
     assert "tfos_stop" in shell.magics_manager.magics["line"]
+    assert len([one for one in shell.configurables if isinstance(one, TfosMagics)]) == 1
+    assert len(shell.Completer.custom_matchers) == 1
     tfos_nb.magics.unload(shell)
     tfos_nb.magics.unload(shell)
     left = {name for kind in shell.magics_manager.magics.values() for name in kind}
     assert not {name for name in left if name.startswith("tfos")}
     assert TfosMagics.__name__ not in shell.magics_manager.registry
+    assert not [one for one in shell.configurables if isinstance(one, TfosMagics)]
+    assert shell.Completer.custom_matchers == []
 
 
 def end_of(*names):

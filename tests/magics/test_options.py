@@ -3,14 +3,15 @@ import contextlib
 import pytest
 
 from tfos_nb.errors import PlanError
-from tfos_nb.magics.options import LaunchOptions, describe, find_data, is_data, parse_options
+from tfos_nb.magics.arguments import find_data, is_data
+from tfos_nb.magics.options import LaunchOptions, describe, parse_options
 from tfos_nb.runtime.plan import ClusterPlan, InputMode
 
 
 def test_a_line_becomes_the_arguments_of_launch():
     options = parse_options(
         "mnist --workers 2 --ps 1 --chief --evaluator --cpus 3 --gpus 1 --name 'my run' --model-dir s3://b/m "
-        "--timeout 90 --feed-timeout 30.5 --no-autolog --env A=1 B=x=y"
+        "--timeout 90 --feed-timeout 30.5 --grace 0 --logdir hdfs://logs --no-autolog --env A=1 B=x=y"
     )
     assert options.variable == "mnist"
     assert options.launch_arguments() == {
@@ -25,6 +26,9 @@ def test_a_line_becomes_the_arguments_of_launch():
         "model_dir": "s3://b/m",
         "rendezvous_timeout": 90.0,
         "feed_timeout": 30.5,
+        "grace": 0.0,
+        "tensorboard": True,
+        "log_dir": "hdfs://logs",
         "autolog": False,
         "env": {"A": "1", "B": "x=y"},
     }
@@ -60,6 +64,7 @@ def test_input_tensorflow_and_background_are_understood():
         ("--quiet=yes", "--quiet: it takes no value"),
         ("--timeout soon", "--timeout soon: a number of seconds, more than 0"),
         ("--timeout nan", "--timeout nan: a number of seconds, more than 0"),
+        ("--grace -1", "--grace -1: a number of seconds, more than 0"),
         ("--feed-timeout -3", "--feed-timeout -3: a number of seconds, more than 0"),
         ("--input sprak", "--input sprak: spark or tensorflow; did you mean spark?"),
         ("--env A", "--env A: it is KEY=VALUE; the cluster's NAME comes first on the line"),
@@ -132,6 +137,27 @@ def test_sparks_own_classes_are_taken_for_data():
 
     assert all(is_data(object.__new__(kind)) for kind in (DataFrame, RDD))
     assert not is_data(DataFrame)
+
+
+def test_a_column_of_spark_which_has_every_attribute_is_no_data():
+    class Column:
+        def __getattr__(self, name):
+            return self
+
+    assert not is_data(Column())
+
+
+def test_the_line_goes_before_the_defaults_and_the_defaults_before_what_is_built_in():
+    defaults = {"workers": 4, "background": True, "model_dir": "s3://b"}
+    options = parse_options("--workers 2 --wait", defaults)
+    assert (options.workers, options.background, options.model_dir) == (2, False, "s3://b")
+    assert parse_options("").workers == ClusterPlan.workers
+
+
+def test_tensorboard_is_asked_for_by_either_of_its_options():
+    assert parse_options("--tensorboard").launch_arguments()["tensorboard"] is True
+    assert "log_dir" not in parse_options("--tensorboard").launch_arguments()
+    assert "tensorboard" not in parse_options("").launch_arguments()
 
 
 def test_options_are_a_value():

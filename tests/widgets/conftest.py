@@ -7,12 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from tfos_nb.state import ClusterState, ClusterStatus, FeedProgress, NodeState, NodeStatus
+from tfos_nb.state import ClusterState, ClusterStatus, FeedProgress, GpuUse, LogLine, NodeState, NodeStatus
 
 TRACEBACK = """Traceback (most recent call last):
   File "Cell In[4]", line 12, in main
     model.fit(ctx.dataset(batch_size=128), epochs=3)
 ValueError: label 10 is outside 0…9"""
+
+
+def falling(points: int = 48) -> tuple[float, ...]:
+    """A loss as one hopes for it."""
+    return tuple(2.3 / (1 + i / 4) for i in range(points))
 
 
 def node(name: str, status: NodeStatus = NodeStatus.TRAINING, number: int = 0, **changes: object) -> NodeState:
@@ -28,6 +33,7 @@ def node(name: str, status: NodeStatus = NodeStatus.TRAINING, number: int = 0, *
         step=412 if trains else None,
         steps=600 if trains else None,
         metrics={"loss": 0.1873 + number / 1000, "accuracy": 0.943} if trains else {},
+        curves={"loss": falling(), "accuracy": tuple(1 - y / 3 for y in falling())} if trains else {},
         rows_per_second=21_400.0 - 137 * (number % 7) if trains else None,
         cpu_percent=71.0,
         memory_bytes=2_300_000_000,
@@ -50,12 +56,28 @@ def running() -> ClusterState:
     """Two workers in their second epoch."""
     return ClusterState(
         "mnist",
-        ClusterStatus.RUNNING,
-        (node("worker:0", number=1), node("worker:1", number=2)),
-        FeedProgress(partitions_done=5, partitions=7, rows=30_720, epochs=3),
+        status=ClusterStatus.RUNNING,
+        nodes=(node("worker:0", number=1), node("worker:1", number=2)),
+        feed=FeedProgress(partitions_done=5, partitions=7, rows=30_720, epochs=3),
         elapsed=131.4,
         spark_master="spark://hdp-a01:7077",
+        id="k3f9a2b7c1",
+        log=tuple(LogLine(1.7e9 + i, f"worker:{i % 2}", f"line {i} of the log") for i in range(8)),
+        log_dir="/data/logs/mnist",
+        plan="cluster mnist: 2 nodes, input from spark",
     )
+
+
+@pytest.fixture
+def on_gpus(running: ClusterState) -> ClusterState:
+    """A worker with a GPU that tells what it does, one whose GPU does not, and a parameter server without."""
+    use = GpuUse("NVIDIA H100 80GB HBM3", 83.0, 41_100_000_000, 85_000_000_000)
+    nodes = (
+        node("worker:0", number=1, gpus=("0",), gpu_use=(use,)),
+        node("worker:1", number=2, gpus=("1",)),
+        node("ps:0", number=3),
+    )
+    return replace(running, nodes=nodes)
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
-from tfos_nb.state import ClusterStatus, FeedProgress
+from tfos_nb import widgets
+from tfos_nb.state import ClusterStatus, FeedProgress, GpuUse, LogLine
 from tfos_nb.widgets import render_html
 
 NASTY = """<script>alert("1")</script>&'"""
@@ -22,8 +24,11 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag != "col":
+        if tag not in ("col", "br"):
             self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -36,7 +41,7 @@ class Page(HTMLParser):
         return [attrs for _, attrs in self.tags if attrs.get(name) == value]
 
 
-@pytest.fixture(params=["planned", "running", "failed", "many"])
+@pytest.fixture(params=["planned", "running", "on_gpus", "failed", "many"])
 def any_state(request):
     return request.getfixturevalue(request.param)
 
@@ -54,10 +59,12 @@ def test_is_balanced_and_runs_and_fetches_nothing(any_state):
 
 def test_everything_from_outside_is_escaped(running):
     node = replace(running.nodes[0], node=NASTY, host=NASTY, executor=NASTY, detail=NASTY, step=None, gpus=(NASTY,))
-    node = replace(node, metrics={NASTY: 1.0, "loss": 2.0})
+    node = replace(node, metrics={NASTY: 1.0, "loss": 2.0}, gpu_use=(GpuUse(NASTY, 1.0),))
     state = replace(
         running, name=NASTY, nodes=(node,), spark_master=NASTY, error=f"{NASTY}\n{NASTY}", status=ClusterStatus.FAILED
     )
+    own = f'{NASTY}\n  File "Cell In[1]", line 1, in {NASTY}\n    {NASTY}'
+    state = replace(state, error=own, log=(LogLine(0.0, NASTY, NASTY),), plan=NASTY, log_dir=NASTY)
     for shown in (state, replace(state, status=ClusterStatus.PLANNED), replace(state, nodes=(node,) * 20)):
         page = Page(render_html(shown, note=NASTY))
         assert page.open == []
@@ -80,7 +87,9 @@ def test_the_failure_is_told_first_and_its_traceback_folded(failed):
     html = render_html(failed)
     page = Page(html)
     assert page.text.index("label 10 is outside") < page.text.index("epoch".capitalize())
-    assert html.index("<details>") < html.index("model.fit(ctx.dataset(batch_size=128), epochs=3)")
+    assert html.index("<details>") < html.index("Traceback (most recent call last)")
+    own = html.index("<code>model.fit(ctx.dataset(batch_size=128), epochs=3)</code>")
+    assert html.index("cell 4, line 12, in main") < own < html.index("<details>")
     assert "1 other node was stopped because of it" in page.text
 
 
@@ -90,6 +99,7 @@ def test_a_screen_reader_finds_caption_headers_and_progress(running):
     assert "caption" in tags
     assert len(page.with_attribute("scope", "row")) == 2
     assert len(page.with_attribute("scope", "col")) == 8
+    assert "NodeStateEpoch · stepLossAccuracyRows/sTime leftCPU · mem" in page.text
     epoch = page.with_attribute("aria-label", "epoch")[0]
     assert (epoch["role"], epoch["aria-valuenow"]) == ("progressbar", "69")
     assert page.with_attribute("aria-label", "TensorFlow cluster mnist")
@@ -131,11 +141,59 @@ def test_colours_are_the_notebooks_own_with_fallbacks_for_both_schemes(running):
 
 def test_every_rule_of_the_style_is_confined_to_the_panel(running):
     style = re.search(r"<style>(.*?)</style>", render_html(running), re.DOTALL).group(1)
-    inner = re.sub(r"@media[^{]*\{((?:[^{}]*\{[^{}]*\})*)\}", r"\1", style)
+    inner = re.sub(r"@(?:media|container)[^{]*\{((?:[^{}]*\{[^{}]*\})*)\}", r"\1", style)
     selectors = [part for rule in re.findall(r"([^{}]+)\{", inner) for part in re.split(r",(?![^(]*\))", rule)]
     assert selectors
     assert all(selector.strip().startswith(".tfos-panel") for selector in selectors)
 
 
 def test_an_update_of_64_nodes_stays_small(many):
-    assert len(render_html(many).encode()) < 20_000
+    assert len(render_html(many).encode()) < 35_000
+
+
+def test_the_style_is_that_of_the_live_panel(running):
+    rule = ".tfos-panel .t-dim{color:var(--t-dim)}"
+    assert rule in Path(widgets.__file__).with_name("panel.css").read_text()
+    assert rule in render_html(running)
+
+
+def test_where_the_style_is_stripped_no_colour_is_left(failed):
+    without = re.sub(r"<style>.*?</style>", "", render_html(failed), flags=re.DOTALL)
+    assert not re.findall(r"#[0-9a-f]{3}|rgb|(?:color|background)\s*[:=]", without)
+    assert set(re.findall(r'style="([^"]*)"', without)) == {"width:69%", "width:71%"}
+    assert set(re.findall(r'stroke="([^"]*)"', without)) == {"currentColor"}
+
+
+def test_gpus_have_a_column_only_where_there_are_any(running, on_gpus):
+    assert "GPU" not in Page(render_html(running)).text
+    text = Page(render_html(on_gpus)).text
+    assert re.search(r"GPU.*83%.*41\.1 / 85\.0 GB.*GPU 1.*no GPU", text, re.DOTALL)
+    assert "NVIDIA H100 80GB HBM3" in render_html(on_gpus)
+
+
+def test_each_metric_has_its_curve(running):
+    tags = [tag for tag, _ in Page(render_html(running)).tags]
+    assert tags.count("polyline") == 6  # of two nodes and the tiles, loss and accuracy
+
+
+def test_the_log_is_folded_below_and_tells_who_wrote(running):
+    text = Page(render_html(running)).text
+    assert "the log's last 8 lines" in text
+    assert re.search(r"\d\d:\d\d:\d\d worker:1\s+line 7 of the log", text)
+
+
+def test_a_generation_is_told_from_the_second_on(running):
+    assert "generation" not in Page(render_html(running)).text
+    assert "generation 2" in Page(render_html(replace(running, generation=2))).text
+
+
+def test_each_node_tells_the_time_it_has_left(running):
+    nodes = (replace(running.nodes[0], seconds_left=42.0), replace(running.nodes[1], seconds_left=400.0))
+    text = Page(render_html(replace(running, nodes=nodes))).text
+    assert "~ 42 s" in text
+    assert "~ 7 min" in text
+    assert "~ 6 min 40 s" in text  # the whole cluster's is that of its last node
+
+
+def test_half_a_surrogate_pair_in_an_error_can_be_sent(failed):
+    render_html(replace(failed, error="worker:0: \ud800")).encode()

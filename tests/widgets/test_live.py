@@ -1,18 +1,23 @@
 import io
 import re
+import sys
 import threading
 from dataclasses import replace
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
+from traitlets import Any
 from traitlets.config import Config
 
 from tfos_nb.errors import PlanError
 from tfos_nb.state import ClusterStatus, NodeStatus
-from tfos_nb.widgets.live import (
+from tfos_nb.widgets.live import LiveView, show_panel
+from tfos_nb.widgets.panel import PanelScreen
+from tfos_nb.widgets.plain import PlainScreen
+from tfos_nb.widgets.screens import (
+    ClearingScreen,
     LastLineScreen,
-    LiveView,
     LogScreen,
     NoScreen,
     NotebookScreen,
@@ -175,6 +180,8 @@ def test_at_a_prompt_only_the_outcome_is_told(running, failed):
         ("text", Terminal(), TerminalScreen),
         ("text", io.StringIO(), LogScreen),
         ("html", io.StringIO(), NotebookScreen),
+        ("widget", io.StringIO(), PanelScreen),
+        (" Widget ", Terminal(), PanelScreen),
         ("auto", Terminal(), TerminalScreen),
         ("", io.StringIO(), LogScreen),
     ],
@@ -183,8 +190,72 @@ def test_the_screen_is_chosen_by_the_variable_or_by_the_place(value, stream, kin
     assert type(choose_screen({"TFOS_NB_PROGRESS": value}, stream)) is kind
 
 
+class KernelShell(InteractiveShell):
+    """A shell that has a kernel, as that of a notebook has."""
+
+    kernel = Any()
+
+
+class ZeppelinContext:
+    pass
+
+
+@pytest.fixture
+def kernel_shell():
+    InteractiveShell.clear_instance()
+    config = Config()
+    config.HistoryManager.enabled = False
+    yield KernelShell.instance(config=config)
+    KernelShell.clear_instance()
+
+
+@pytest.mark.parametrize(
+    ("environ", "kind"),
+    [
+        ({"JPY_SESSION_NAME": "a.ipynb"}, PanelScreen),
+        ({}, NotebookScreen),
+        ({"DATABRICKS_RUNTIME_VERSION": "15.4"}, PlainScreen),
+        ({"DATABRICKS_RUNTIME_VERSION": "15.4", "TFOS_NB_PROGRESS": "html"}, NotebookScreen),
+        ({"JPY_SESSION_NAME": "a.ipynb", "TFOS_NB_PROGRESS": "text"}, LogScreen),
+    ],
+)
+def test_each_host_gets_what_it_can_show(kernel_shell, environ, kind):
+    assert type(choose_screen(environ, io.StringIO())) is kind
+
+
+def test_without_anywidget_the_panel_is_one_of_ipywidgets_alone(kernel_shell, monkeypatch):
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    monkeypatch.delitem(sys.modules, "tfos_nb.widgets.panel", raising=False)
+    assert type(choose_screen({"TFOS_NB_PROGRESS": "widget"})) is PlainScreen
+
+
+def test_without_any_widgets_the_panel_is_html(kernel_shell, monkeypatch):
+    for library in ("anywidget", "ipywidgets"):
+        monkeypatch.setitem(sys.modules, library, None)
+    for module in ("panel", "plain"):
+        monkeypatch.delitem(sys.modules, f"tfos_nb.widgets.{module}", raising=False)
+    assert type(choose_screen({"TFOS_NB_PROGRESS": "widget"})) is NotebookScreen
+
+
+def test_on_zeppelin_the_output_is_cleared_and_written_anew_from_the_running_cell_alone(kernel_shell, running):
+    kernel_shell.user_ns["z"] = ZeppelinContext()
+    screen = choose_screen({})
+    assert type(screen) is ClearingScreen
+    assert not screen.outlives_cell
+    with capture_output() as captured:
+        screen.draw(running, "", None)
+        (first,) = captured._outputs
+        screen.draw(running, "", None)
+        assert captured._outputs == [first]
+        screen.draw(replace(running, elapsed=140.0), "", None)
+    (second,) = captured._outputs  # the capture clears as a page does
+    assert "2 min 11 s" in first["data"]["text/html"]
+    assert "2 min 20 s" in second["data"]["text/html"]
+    assert not any(output.get("update") or output.get("transient") for output in (first, second))
+
+
 def test_an_unknown_choice_of_screen_is_named_with_the_right_ones():
-    with pytest.raises(PlanError, match="TFOS_NB_PROGRESS=fancy: it is one of auto, html, text, none"):
+    with pytest.raises(PlanError, match="TFOS_NB_PROGRESS=fancy: it is one of auto, widget, html, text, none"):
         choose_screen({"TFOS_NB_PROGRESS": "fancy"})
 
 
@@ -215,3 +286,61 @@ def test_a_hint_is_gone_when_the_cluster_has_ended(running):
     assert running_text.splitlines()[-1] == "the note · what to do next"
     view.close()
     assert stream.getvalue().splitlines()[-1] == "the note"
+
+
+def test_the_screen_gets_the_stop_of_the_cluster_that_the_plan_has_become(running):
+    class Stoppable(Recorded):
+        def request_stop(self):
+            return "stopping"
+
+    given = []
+
+    class Screen(NoScreen):
+        def stop_with(self, stop):
+            given.append(stop)
+
+    view = LiveView(Recorded(running), screen=Screen())
+    view.follow(Stoppable(running))
+    assert given[0] is None
+    assert given[1]() == "stopping"
+
+
+def test_a_closed_view_closes_its_screen(running):
+    closed = []
+
+    class Screen(NoScreen):
+        def close(self):
+            closed.append(True)
+
+    with LiveView(Recorded(running), screen=Screen()):
+        assert not closed
+    assert closed == [True]
+
+
+def test_the_panel_of_a_running_cluster_is_shown_again_and_lives_on(shell, running, monkeypatch):
+    monkeypatch.setenv("TFOS_NB_PROGRESS", "html")
+    cluster = Recorded(running, running, running, done(running))
+    with capture_output() as captured:
+        assert show_panel(cluster) is None
+        (thread,) = view_threads()
+        thread.join(DEADLINE)
+    assert "train, epoch 2 of 3" in captured._outputs[0]["data"]["text/html"]
+    assert "Done in" in captured._outputs[-1]["data"]["text/html"]
+
+
+def test_the_panel_of_an_ended_cluster_has_every_node_and_the_log_and_no_thread(shell, many, monkeypatch):
+    monkeypatch.setenv("TFOS_NB_PROGRESS", "widget")
+    with capture_output() as captured:
+        show_panel(Recorded(done(many)))
+    assert not view_threads()
+    (output,) = captured._outputs
+    assert set(output["data"]) == {"text/html", "text/plain"}
+    assert all(f">worker:{i}<" in output["data"]["text/html"] for i in range(64))
+    assert "line 7 of the log" in output["data"]["text/html"]
+
+
+def test_where_nothing_can_be_kept_up_to_date_the_panel_is_shown_once(running, capsys, monkeypatch):
+    monkeypatch.setenv("TFOS_NB_PROGRESS", "text")
+    show_panel(Recorded(running))
+    assert not view_threads()
+    assert "worker:1" in capsys.readouterr().out

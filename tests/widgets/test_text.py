@@ -76,7 +76,7 @@ def test_the_plan_tells_the_slot_of_each_node(planned):
 
 def test_says_who_has_not_come_to_the_rendezvous():
     nodes = (NodeState("worker:0", NodeStatus.RESERVED), NodeState("worker:1"), NodeState("worker:2"))
-    text = render_text(ClusterState("mnist", ClusterStatus.STARTING, nodes))
+    text = render_text(ClusterState("mnist", status=ClusterStatus.STARTING, nodes=nodes))
     assert "1 of 3 nodes came to the rendezvous; worker:1 and worker:2 not yet." in text
 
 
@@ -87,7 +87,7 @@ def test_says_that_a_node_is_silent(running):
 
 @pytest.mark.parametrize("status", list(ClusterStatus))
 def test_an_empty_cluster_in_any_state_can_be_drawn(status):
-    assert render_text(ClusterState("tfos", status)).startswith("tfos · ")
+    assert render_text(ClusterState("tfos", status=status)).startswith("tfos · ")
 
 
 def test_a_nan_loss_is_shown_as_such(running, make_node):
@@ -115,3 +115,18 @@ def test_a_rate_has_three_digits_at_every_border(value, text):
 @pytest.mark.parametrize(("seconds", "text"), [(59.9, "59 s"), (60, "1 min 00 s"), (3600, "1 h 00 min")])
 def test_a_duration_reads_as_people_say_it(seconds, text):
     assert duration(seconds) == text
+
+
+def test_the_use_of_gpus_is_told_only_where_there_are_any(running, on_gpus):
+    assert "GPU" not in render_text(running)
+    lines = render_text(on_gpus).splitlines()
+    assert next(line for line in lines if line.startswith("node ")).endswith("  GPU")
+    assert [line.split()[-1] for line in lines if " training " in line] == ["83%", "1"]
+    assert max(map(len, lines)) <= 100
+
+
+def test_a_generation_and_an_evaluation_are_told(running):
+    nodes = (replace(running.nodes[0], phase="evaluate"),)
+    text = render_text(replace(running, nodes=nodes, generation=2))
+    assert "generation 2" in text.splitlines()[0]
+    assert " evaluating " in text

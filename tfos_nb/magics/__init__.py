@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics
 
 from tfos_nb.magics.cluster import TfosMagics
+from tfos_nb.magics.clusters import Launch
+from tfos_nb.magics.completion import install, remove
+from tfos_nb.magics.lines import ClusterLines
+from tfos_nb.magics.spark import SparkLines
+from tfos_nb.monitor import keep_quiet
 
 __all__ = ["load", "unload"]
 
+_CLASSES: tuple[type[Magics], ...] = (TfosMagics, ClusterLines, SparkLines)
 
-def load(ipython: InteractiveShell) -> None:
-    """Register the magics with a shell. Loading them again replaces them."""
-    ipython.register_magics(TfosMagics(ipython))
+
+def load(
+    ipython: InteractiveShell, launch: Launch | None = None, provided: Mapping[str, Callable[..., Any]] | None = None
+) -> None:
+    """Register the magics and their completion with a shell. Loading them again replaces them.
+
+    Parameters
+    ----------
+    ipython : InteractiveShell
+        The user's shell.
+    launch : callable, optional
+        What starts a cluster, instead of :func:`tfos_nb.launch`.
+    provided : mapping of str to callable, optional
+        What :class:`~tfos_nb.magics.lines.ClusterLines` calls, instead of this package's own.
+    """
+    unload(ipython)
+    magics = TfosMagics(ipython, launch)
+    ipython.register_magics(magics, ClusterLines(ipython, magics, provided), SparkLines(ipython, magics))
+    install(ipython)
+    keep_quiet()
 
 
 def unload(ipython: InteractiveShell) -> None:
     """Take the magics away again; clusters that run go on."""
-    for kind, names in TfosMagics.magics.items():
-        for name in names:
-            ipython.magics_manager.magics[kind].pop(name, None)
-    ipython.magics_manager.registry.pop(TfosMagics.__name__, None)
+    for magics in _CLASSES:
+        for kind, names in magics.magics.items():
+            for name in names:
+                ipython.magics_manager.magics[kind].pop(name, None)
+        ipython.magics_manager.registry.pop(magics.__name__, None)
+    ipython.configurables[:] = [one for one in ipython.configurables if not isinstance(one, _CLASSES)]
+    remove(ipython)

@@ -18,7 +18,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from tfos_nb.errors import PlanError, TfosError
-from tfos_nb.magics.options import nearest
+from tfos_nb.magics.arguments import nearest
 
 __all__ = ["CellProgram", "CellSyntaxError", "ParsedCell", "parse_cell"]
 

@@ -263,6 +263,17 @@ def autolog(report: Callable[..., Any], stop: Stop | None = None, log_dir: str =
     return f"autolog: {', '.join(done)}"
 
 
+class _Flushing:
+    """Makes a ``TensorBoard`` callback write each epoch when it ends: TensorFlow's writers wait two minutes."""
+
+    _writers: dict[str, Any]
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_end(epoch, logs)  # type: ignore[misc]  # of the callback beside it
+        for writer in getattr(self, "_writers", {}).values():
+            writer.flush()
+
+
 @dataclass(frozen=True)
 class _Added:
     """What is added to the callbacks of a call."""
@@ -276,7 +287,7 @@ class _Added:
         added = [progress_callback(self.report, self.stop, flavour=keras.__name__)]
         board = keras.callbacks.TensorBoard
         if self.log_dir and method == "fit" and not any(isinstance(one, board) for one in inside):
-            added.append(board(self.log_dir, write_graph=False))
+            added.append(type("TensorBoard", (_Flushing, board), {})(self.log_dir, write_graph=False))
         return [*inside, *added]
 
 

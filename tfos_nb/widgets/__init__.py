@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tfos_nb.widgets.html import render_html
-from tfos_nb.widgets.live import LiveView, show
+from tfos_nb.widgets.live import LiveView, show, show_panel
 from tfos_nb.widgets.text import render_text
 
-__all__ = ["LiveView", "render_html", "render_text", "show"]
+__all__ = ["LiveView", "render_html", "render_text", "show", "show_panel"]

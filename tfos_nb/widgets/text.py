@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tfos_nb.state import ClusterState, ClusterStatus, NodeState
-from tfos_nb.widgets import wording
+from tfos_nb.widgets import facts, wording
+from tfos_nb.widgets.trouble import headline, trouble_first
 
 __all__ = ["WIDTH", "render_text"]
 
@@ -35,27 +36,24 @@ def _where(node: NodeState, _: str) -> str:
     return f"{node.host} · {node.executor}" if node.executor else node.host
 
 
-def _epoch(node: NodeState, _: str) -> str:
-    if node.epoch is None:
+def _gpu(node: NodeState, _: str) -> str:
+    use = facts.gpu(node)
+    if use is None:
         return ""
-    return f"{node.epoch}/{node.epochs}" if node.epochs else str(node.epoch)
-
-
-def _step(node: NodeState, _: str) -> str:
-    if node.step is None:
-        return ""
-    return f"{node.step}/{node.steps}" if node.steps else str(node.step)
+    return f"{round(sum(use.percents) / len(use.percents))}%" if use.percents else use.memory.removeprefix("GPU ")
 
 
 _COLUMNS = (
     _Column("node", 12, False, lambda node, _: node.node),
     _Column("host · executor", 22, False, _where),
-    _Column("state", 11, False, lambda node, wrong: wrong or wording.node_word(node)),
-    _Column("epoch", 7, True, _epoch),
-    _Column("step", 13, True, _step),
+    _Column("state", 11, False, lambda node, wrong: wording.wrong_word(node, wrong) or wording.node_word(node)),
+    _Column("epoch", 7, True, lambda node, _: facts.steps(node).epoch),
+    _Column("step", 13, True, lambda node, _: facts.steps(node).step),
     _Column("loss", 9, True, lambda node, _: wording.number(node.loss)),
     _Column("rows/s", 7, True, lambda node, _: wording.rate(node.rows_per_second)),
 )
+
+_GPU_COLUMN = _Column("GPU", 5, True, _gpu)
 
 _PLAN_COLUMNS = (_COLUMNS[0], _Column("slot", 70, False, lambda node, _: node.detail))
 
@@ -79,10 +77,11 @@ def render_text(state: ClusterState, *, note: str = "", left: float | None = Non
     str
         Lines of at most 100 characters, without a newline at the end.
     """
+    left = wording.time_left(state, left)
     lines = [_title(state, left), wording.sentence(state)]
-    columns = _PLAN_COLUMNS if state.status is ClusterStatus.PLANNED else _COLUMNS
+    columns = _columns(state)
     many = len(state.nodes) > FEW_NODES and not every_node
-    judged = wording.trouble_first(state.nodes)
+    judged = trouble_first(state.nodes)
     wrong = {node.node: said for node, said in judged}
     shown = [node for node, _ in judged[:SHOWN_OF_MANY]] if many else list(state.nodes)
     if shown:
@@ -98,8 +97,15 @@ def render_text(state: ClusterState, *, note: str = "", left: float | None = Non
     return "\n".join(_fit(line) for line in lines)
 
 
+def _columns(state: ClusterState) -> tuple[_Column, ...]:
+    if state.status is ClusterStatus.PLANNED:
+        return _PLAN_COLUMNS
+    return (*_COLUMNS, _GPU_COLUMN) if facts.has_gpus(state) else _COLUMNS
+
+
 def _title(state: ClusterState, left: float | None) -> str:
     parts = [state.name, wording.cluster_word(state), wording.size(state)]
+    parts += [f"generation {state.generation}"] if state.generation > 1 else []
     if state.status is not ClusterStatus.PLANNED:
         parts.append(wording.duration(state.elapsed))
     if left is not None and not state.status.ended:
@@ -121,7 +127,7 @@ def _facts(state: ClusterState) -> list[str]:
         parts = f", {feed.partitions_done} of {feed.partitions} partitions" if feed.partitions else ""
         facts.append(("feed", f"{wording.count(feed.rows)} rows{parts}{passes}"))
     if state.error and not state.status.ended:  # of an ended cluster the sentence tells it
-        facts.append(("error", wording.headline(state.error)[0]))
+        facts.append(("error", headline(state.error)[0]))
     return [f"{name:<8} {text}" for name, text in facts]
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from collections import Counter
 from dataclasses import dataclass
 
 from tfos_nb.state import ClusterState, ClusterStatus, NodeState, NodeStatus
+from tfos_nb.widgets.trouble import headline, trouble_first
 
 __all__ = [
     "Progress",
+    "about",
     "cluster_word",
     "count",
     "duration",
-    "headline",
     "memory",
     "node_word",
     "number",
@@ -23,18 +23,10 @@ __all__ = [
     "rate",
     "sentence",
     "size",
+    "time_left",
     "tone",
-    "trouble_first",
+    "wrong_word",
 ]
-
-STALE_AFTER = 5.0
-"""Seconds without a heartbeat after which the panel says so; a node beats once a second."""
-
-SLOW_BELOW = 0.6
-"""A node is called slow if it takes less than this share of its peers' median rows per second..."""
-
-ENOUGH_PEERS = 4
-"""...and there are at least so many of them: of three nodes, one always looks slow."""
 
 _CLUSTER_TONES = {
     ClusterStatus.PLANNED: "idle",
@@ -123,6 +115,20 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def about(seconds: float) -> str:
+    """Write a time for a narrow column, in one unit.
+
+    Examples
+    --------
+    >>> about(58.4), about(131), about(7980)
+    ('58 s', '2 min', '2 h')
+    """
+    whole = round(seconds)
+    if whole < 100:
+        return f"{whole} s"
+    return f"{whole / 60:.0f} min" if whole < 6000 else f"{whole / 3600:.0f} h"
+
+
 def size(state: ClusterState) -> str:
     """Say what the cluster consists of: ``"2 workers · 1 ps"``."""
     roles = Counter(node.node.partition(":")[0] for node in state.nodes)
@@ -149,7 +155,16 @@ def node_word(node: NodeState) -> str:
         return "waiting"
     if node.status is NodeStatus.TRAINING and node.node.startswith("ps"):
         return "serving"
+    if node.status is NodeStatus.TRAINING and node.phase == "evaluate":
+        return "evaluating"
     return str(node.status.value).lower()
+
+
+def wrong_word(node: NodeState, wrong: str) -> str:
+    """Name what :func:`trouble_first` found wrong; of a silent node, say since when."""
+    if wrong == "silent" and node.heartbeat_age is not None:
+        return f"silent {duration(node.heartbeat_age)}"
+    return wrong
 
 
 def tone(thing: ClusterState | NodeState) -> str:
@@ -195,49 +210,24 @@ def progress(state: ClusterState) -> Progress:
     )
 
 
-def trouble_first(nodes: tuple[NodeState, ...]) -> list[tuple[NodeState, str]]:
-    """Order nodes so that the one to look at comes first, each with what is wrong with it, if anything is."""
-    judged = [(node, _trouble(node, nodes)) for node in nodes]
-
-    def urgency(pair: tuple[NodeState, str]) -> tuple[int, int, int]:
-        node, wrong = pair
-        broken = node.status in (NodeStatus.FAILED, NodeStatus.LOST)
-        return (0 if broken else 1 if wrong else 2, node.epoch or 0, node.step or 0)
-
-    return sorted(judged, key=urgency)
+def time_left(state: ClusterState, measured: float | None = None) -> float | None:
+    """Return the seconds until the last node is done, as the nodes say; else as somebody has measured it."""
+    if state.status.ended:
+        return None
+    told = [node.seconds_left for node in state.nodes if node.seconds_left is not None and not node.status.ended]
+    return max(told) if told else measured
 
 
-def _trouble(node: NodeState, nodes: tuple[NodeState, ...]) -> str:
-    if node.status.ended:
-        return ""
-    if node.heartbeat_age is not None and node.heartbeat_age > STALE_AFTER:
-        return f"silent {duration(node.heartbeat_age)}"
-    role = node.node.partition(":")[0]
-    peers = [
-        peer.rows_per_second
-        for peer in nodes
-        if peer.rows_per_second is not None and peer.node.partition(":")[0] == role and not peer.status.ended
-    ]
-    slow = (
-        node.rows_per_second is not None
-        and len(peers) >= ENOUGH_PEERS
-        and node.rows_per_second < SLOW_BELOW * statistics.median(peers)
-    )
-    return "slow" if slow else ""
+def sentence(state: ClusterState, *, counting: bool = False) -> str:
+    """Say in one sentence what happens, or what happened.
 
-
-def headline(error: str) -> tuple[str, str]:
-    """Split an error into its first line and the rest."""
-    first, _, rest = error.strip().partition("\n")
-    return first.strip(), rest.rstrip()
-
-
-def sentence(state: ClusterState) -> str:
-    """Say in one sentence what happens, or what happened."""
+    With ``counting``, the reader sees elsewhere for how long a node has been silent, and the sentence stays the same.
+    """
+    if state.status is ClusterStatus.RUNNING:
+        return _say_running(state, counting)
     telling = {
         ClusterStatus.PLANNED: _say_planned,
         ClusterStatus.STARTING: _say_starting,
-        ClusterStatus.RUNNING: _say_running,
         ClusterStatus.RECOVERING: _say_recovering,
         ClusterStatus.STOPPING: _say_stopping,
         ClusterStatus.DONE: _say_done,
@@ -260,7 +250,7 @@ def _say_starting(state: ClusterState) -> str:
     return f"All {_many(len(state.nodes), 'node')} came to the rendezvous; TensorFlow starts in them."
 
 
-def _say_running(state: ClusterState) -> str:
+def _say_running(state: ClusterState, counting: bool) -> str:
     trainers = [node for node in state.nodes if _trains(node)]
     training = [node for node in trainers if node.status is NodeStatus.TRAINING]
     waiting = [node for node in trainers if node.status is NodeStatus.FEEDING]
@@ -281,7 +271,8 @@ def _say_running(state: ClusterState) -> str:
         parts.append(f"{_names(gone)} {'are' if len(gone) > 1 else 'is'} gone")
     said = "; ".join(parts) or "The nodes are up"
     if troubled:
-        said += f". {troubled[0][0].node} is {troubled[0][1]}"
+        node, wrong = troubled[0]
+        said += f". {node.node} is {wrong if counting else wrong_word(node, wrong)}"
         said += f", and {_many(len(troubled) - 1, 'other')} with it" if len(troubled) > 1 else ""
     return said + "."
 

@@ -1,0 +1,206 @@
+"""A TensorBoard page by the way that a browser goes, against the same page asked of TensorBoard directly.
+
+The way is the real one: the kernel's endpoint (a unix socket), the door's mouth, gRPC over TLS to the supervisor's end,
+and TensorBoard on the loopback; only the Jupyter server before it, which every page of a notebook passes, is left out.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.table import Ratio, Result, median
+
+if TYPE_CHECKING:
+    from benchmarks.settings import Settings
+    from tfos_nb.runtime.tunnel import OpenTunnel
+    from tfos_nb.state import ClusterState, LogLine
+
+__all__ = ["run"]
+
+PAGES = {"page of 200 kB": "", "list of tags": "data/plugin/timeseries/tags", "event file of 200 MB": "data/big"}
+TIMES = 30
+BIG = 200 << 20
+START_SECONDS = 60.0
+
+Connect = Callable[[], http.client.HTTPConnection]
+
+
+class _Desk:
+    """Nobody but TensorBoard comes to this door."""
+
+    def arrived(self, link: Any, message: Any) -> None:
+        """Take no node."""
+
+    received = arrived
+
+    def left(self, link: Any) -> None:
+        """Nobody leaves."""
+
+    def asked(self, message: Any) -> Any:
+        """Answer nothing."""
+
+    def ticked(self) -> None:
+        """Nothing is waited for."""
+
+
+class _Running:
+    """What the endpoint asks of a cluster that runs."""
+
+    def __init__(self, path: str, log_dir: str) -> None:
+        self.id, self.tensorboard_socket, self._log_dir = uuid.uuid4().hex[:12], path, log_dir
+
+    def snapshot(self) -> ClusterState:
+        """Return a state with a log directory."""
+        from tfos_nb.state import ClusterState, ClusterStatus
+
+        return ClusterState("bench", self.id, status=ClusterStatus.RUNNING, log_dir=self._log_dir)
+
+    def request_stop(self) -> str:
+        """There is nothing to stop."""
+        return ""
+
+    def log_lines(self, node: str, limit: int) -> Sequence[LogLine]:
+        """Nobody writes."""
+        return ()
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("kernel")
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self._path)
+
+
+def run(settings: Settings) -> Result:
+    """Measure two pages of TensorBoard's, and how fast many bytes come through."""
+    figures: dict[str, Any] = {}
+    ratios = []
+    with _both_ways() as (direct, tunnelled, prefix):
+        for what in ("page of 200 kB", "list of tags"):
+            path = PAGES[what]
+            figures[what] = {"direct": [], "tunnelled": []}
+            for _ in range(TIMES * settings.repeat):
+                figures[what]["direct"].append(_milliseconds(direct, f"/{path}"))
+                figures[what]["tunnelled"].append(_milliseconds(tunnelled, f"{prefix}{path}"))
+            settings.say(f"board: {what}: {median(figures[what]['tunnelled']):.1f} ms")
+            ours, theirs = median(figures[what]["tunnelled"]), median(figures[what]["direct"])
+            ratios.append(Ratio(f"TensorBoard, {what}, tunnelled / direct", ours, theirs, "ms", at_most=True))
+    figures["bytes"] = _throughput(settings)
+    ours, theirs = median(figures["bytes"]["tunnelled"]), median(figures["bytes"]["direct"])
+    ratios.append(Ratio(f"{BIG >> 20} MiB through the tunnel / direct", ours, theirs, "MB/s"))
+    return Result("board", tuple(ratios), figures, ("one connection a request, as TensorBoard closes each.",))
+
+
+@contextmanager
+def _both_ways() -> Iterator[tuple[Connect, Connect, str]]:
+    """Start TensorBoard and all that is between it and a page; yield two ways to connect, and the second's prefix."""
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    from tfos_nb.endpoint import Endpoint
+    from tfos_nb.runtime.tensorboard import TensorBoard
+
+    with tempfile.TemporaryDirectory(prefix="tfos-board-") as name:
+        os.environ["JUPYTER_RUNTIME_DIR"] = name
+        EventFileWriter(f"{name}/logs/run").close()
+        board = TensorBoard(f"{name}/logs")
+        board.start()
+        port = board.wait(START_SECONDS)
+        if port is None:
+            raise RuntimeError(f"TensorBoard did not start: {board.said}")
+        endpoint = Endpoint()
+        try:
+            with _tunnel(Path(name) / "mouth", port) as path:
+                cluster = _Running(path, f"{name}/logs")
+                endpoint.serve(cluster)
+                through = partial(_UnixConnection, endpoint.socket)
+                yield partial(http.client.HTTPConnection, "127.0.0.1", port), through, f"/{cluster.id}/tb/"
+        finally:
+            endpoint.close()
+            board.stop()
+
+
+@contextmanager
+def _tunnel(path: Path, port: int) -> Iterator[str]:
+    """Open a door with a mouth, and a supervisor's end."""
+    from tfos_nb.runtime.door import Door, DoorClient
+    from tfos_nb.runtime.tunnel import TunnelEnd
+
+    door = Door(_Desk(), host="127.0.0.1", bind="127.0.0.1")
+    address = door.open()
+    with DoorClient(address) as client:
+        end = TunnelEnd(client, lambda: port)
+
+        def ask(message: OpenTunnel) -> bool:
+            end.open(message)
+            return True
+
+        door.open_tunnel(str(path), ask)
+        try:
+            yield str(path)
+        finally:
+            door.close()
+
+
+def _milliseconds(connect: Connect, path: str) -> float:
+    started = time.perf_counter()
+    connection = connect()
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    if answer.status != 200:
+        raise RuntimeError(f"{path} was answered with {answer.status}")
+    return 1e3 * (time.perf_counter() - started)
+
+
+def _throughput(settings: Settings) -> dict[str, list[float]]:
+    """Pull many bytes out of a plain socket server, directly and through the tunnel alone."""
+    import threading
+
+    found: dict[str, list[float]] = {"direct": [], "tunnelled": []}
+    with tempfile.TemporaryDirectory(prefix="tfos-board-") as name, socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=_pour, args=(server,), daemon=True).start()
+        port = server.getsockname()[1]
+        with _tunnel(Path(name) / "mouth", port) as path:
+            for _ in range(settings.repeat):
+                with socket.create_connection(("127.0.0.1", port)) as connection:
+                    found["direct"].append(_drain(connection))
+                with socket.socket(socket.AF_UNIX) as connection:
+                    connection.connect(path)
+                    found["tunnelled"].append(_drain(connection))
+    return found
+
+
+def _pour(server: socket.socket) -> None:
+    piece = os.urandom(1 << 20)
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        with connection:
+            for _ in range(BIG // len(piece)):
+                connection.sendall(piece)
+
+
+def _drain(connection: socket.socket) -> float:
+    """Read to the end; return megabytes a second."""
+    started, taken = time.perf_counter(), 0
+    while data := connection.recv(1 << 20):
+        taken += len(data)
+    if taken != BIG:
+        raise RuntimeError(f"{taken} bytes came of {BIG}")
+    return taken / 1e6 / (time.perf_counter() - started)

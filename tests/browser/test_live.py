@@ -1,0 +1,129 @@
+"""The panel in JupyterLab: alive while the cell blocks, stopped from the page, back after a reload."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+
+from tests.browser.conftest import BASE, LOAD, Lab, Tab, fit
+
+pytest.importorskip("playwright")
+from playwright.sync_api import BrowserContext, expect
+
+pytestmark = pytest.mark.browser
+
+OpenTab = Callable[..., Tab]
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def test_a_run_is_seen_live_and_stays_in_the_file(open_tab: OpenTab, lab: Lab) -> None:
+    tab = open_tab("run.ipynb", LOAD, "%%tfos_cluster mnist --workers 2 --data rows --epochs 4\n" + fit(0.05))
+    tab.run_all()
+    expect(tab.panel.get_by_role("row", name=re.compile("worker:1.*training"))).to_be_visible()
+    bar = tab.panel.get_by_role("progressbar", name=re.compile("worker:0")).first
+    before = bar.get_attribute("aria-valuenow")
+    expect(bar).not_to_have_attribute("aria-valuenow", str(before))
+    expect(tab.panel.get_by_role("tabpanel")).to_contain_text("main has begun on worker 1")
+    tab.until_idle()
+    expect(tab.panel).to_contain_text("Done")
+    tab.save()
+    outputs = [output for outputs in lab.saved("run.ipynb") for output in outputs if "data" in output]
+    assert not [output for output in outputs if WIDGET in output["data"]], "no widget is left in the file"
+    assert any("tfos-panel" in output["data"].get("text/html", "") for output in outputs)
+
+
+def test_a_saved_notebook_shows_the_outcome_without_its_kernel(open_tab: OpenTab, lab: Lab) -> None:
+    """What a colleague sees who opens the file."""
+    assert (lab.work / "run.ipynb").exists(), "the test before has saved it"
+    tab = open_tab("run.ipynb")
+    expect(tab.panel).to_contain_text("Done")
+    expect(tab.page.get_by_text("Error displaying widget")).to_have_count(0)
+
+
+def test_the_page_stops_a_cluster_whose_cell_blocks_the_kernel(open_tab: OpenTab) -> None:
+    tab = open_tab("stop.ipynb", LOAD, "%%tfos_cluster mnist --workers 2 --data rows --epochs 400\n" + fit(0.05, 400))
+    tab.run_all()
+    expect(tab.panel.get_by_role("row", name=re.compile("worker:0.*training"))).to_be_visible()
+    with tab.page.expect_response(lambda answer: "/stop" in answer.url) as answered:
+        tab.panel.get_by_role("button", name="Stop").click()
+    assert answered.value.status == 200, "it went by HTTP, past the busy kernel"
+    assert "stopping mnist" in json.loads(answered.value.text())["said"]
+    tab.until_idle()
+    expect(tab.panel).to_contain_text("Stopped")
+    assert tab.failed == []
+
+
+def test_the_keyboard_alone_stops_a_cluster(open_tab: OpenTab) -> None:
+    tab = open_tab("keys.ipynb", LOAD, "%%tfos_cluster mnist --workers 1 --data rows --epochs 400\n" + fit(0.05, 400))
+    tab.run_all()
+    expect(tab.panel.get_by_role("row", name=re.compile("worker:0.*training"))).to_be_visible()
+    tab.panel.get_by_role("button", name="Plan").focus()
+    tab.page.keyboard.press("Enter")
+    expect(tab.panel.get_by_role("button", name="Plan")).to_have_attribute("aria-expanded", "true")
+    expect(tab.panel).to_contain_text("input from spark")
+    tab.page.keyboard.press("Tab")
+    expect(tab.panel.get_by_role("button", name="Stop")).to_be_focused()
+    tab.page.keyboard.press("Enter")
+    tab.until_idle()
+    expect(tab.panel).to_contain_text("Stopped")
+
+
+def test_a_reload_in_a_background_run_brings_the_live_panel_back(open_tab: OpenTab) -> None:
+    tab = open_tab(
+        "back.ipynb",
+        LOAD,
+        "%%tfos_cluster mnist --workers 1 --data rows --epochs 400 --background\n" + fit(0.05, 400),
+    )
+    tab.run_all()
+    expect(tab.panel.get_by_role("row", name=re.compile("worker:0.*training"))).to_be_visible()
+    tab.save()
+    tab.reload()
+    bar = tab.panel.get_by_role("progressbar", name=re.compile("worker:0")).first
+    expect(bar).to_be_visible()
+    before = bar.get_attribute("aria-valuenow")
+    expect(bar).not_to_have_attribute("aria-valuenow", str(before))
+    tab.panel.get_by_role("button", name="Stop").click()
+    expect(tab.panel).to_contain_text("Stopped")
+
+
+def test_the_kernels_interrupt_stops_politely(open_tab: OpenTab) -> None:
+    tab = open_tab(
+        "interrupt.ipynb",
+        LOAD,
+        "%%tfos_cluster mnist --workers 1 --data rows --epochs 400\n" + fit(0.05, 400),
+        "print('the session goes on:', spark.range(3).count(), mnist.state.value)",
+    )
+    tab.run_all()
+    expect(tab.panel.get_by_role("row", name=re.compile("worker:0.*training"))).to_be_visible()
+    tab.command("notebook:interrupt-kernel")
+    expect(tab.page.get_by_text("stopped by you")).to_be_visible()
+    tab.until_idle()
+    tab.page.locator(".jp-CodeCell").nth(2).click()
+    tab.command("notebook:run-cell")
+    expect(tab.page.get_by_text("the session goes on: 3 STOPPED")).to_be_visible()
+
+
+def test_the_panel_takes_the_dark_themes_colours(open_tab: OpenTab) -> None:
+    tab = open_tab("run.ipynb")
+    ground = "element => getComputedStyle(element).backgroundColor"
+    light = tab.panel.evaluate(ground)
+    tab.page.evaluate("jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+    expect(tab.page.locator("body")).to_have_attribute("data-jp-theme-light", "false")
+    dark = tab.panel.evaluate(ground)
+    assert _brightness(light) > 200 > 80 > _brightness(dark)
+
+
+def _brightness(colour: str) -> float:
+    numbers = [float(part) for part in re.findall(r"[\d.]+", colour)][:3]
+    return sum(numbers) / 3 * (255 if colour.startswith("color(srgb") else 1)
+
+
+def test_the_logged_out_get_nothing(browser: object, lab: Lab, context: BrowserContext) -> None:
+    stranger = context.browser.new_context()  # type: ignore[union-attr]
+    for path in ("tfos-nb/api/version", "tfos-nb/tb/0123456789ab/", "tfos-nb/api/clusters/0123456789ab/log"):
+        answer = stranger.request.get(f"http://127.0.0.1:{lab.port}{BASE}{path}", max_redirects=0)
+        assert answer.status in (302, 403), path
+    stranger.close()

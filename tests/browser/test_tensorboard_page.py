@@ -1,0 +1,45 @@
+"""TensorBoard in the page: its curves are drawn in a frame of the notebook, and no request of it fails."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from tests.browser.conftest import LOAD, Tab, fit
+
+pytest.importorskip("playwright")
+from playwright.sync_api import expect
+
+pytestmark = pytest.mark.browser
+
+
+def test_scalars_are_drawn_in_the_notebook_while_it_runs_and_afterwards(open_tab: Callable[..., Tab]) -> None:
+    tab = open_tab(
+        "board.ipynb",
+        LOAD,
+        "%%tfos_cluster mnist --workers 2 --data rows --epochs 600 --tensorboard --background\n" + fit(0.02, 600),
+        "%tfos_tensorboard mnist",
+        "mnist.stop()\nprint('it is', mnist.state.value)",
+        "%tfos_tensorboard mnist --height 700",
+    )
+    for number in (0, 1):
+        tab.page.locator(".jp-CodeCell").nth(number).click()
+        tab.command("notebook:run-cell")
+    expect(tab.panel).to_contain_text(re.compile(r"Epoch ([3-9]|\d\d) of 600"))  # a page that is empty stays so
+    for number in (2, 4):
+        tab.page.locator(".jp-CodeCell").nth(number).click()
+        tab.command("notebook:run-cell")
+        frame = tab.page.locator(".jp-CodeCell").nth(number).frame_locator("iframe")
+        expect(frame.get_by_text("epoch_loss").first).to_be_visible()
+        expect(frame.locator("line-chart svg path, line-chart canvas").first).to_be_attached()
+        if number == 2:
+            tab.page.locator(".jp-CodeCell").nth(3).click()
+            tab.command("notebook:run-cell")
+            expect(tab.page.get_by_text("it is STOPPED")).to_be_visible()
+    shown = [url for url in tab.asked if "/tfos-nb/tb/" in url]
+    assert len(shown) > 10
+    assert all(url.startswith(f"http://127.0.0.1:{tab.lab.port}/user/alice/tfos-nb/tb/") for url in shown)
+    late = [line for line in tab.failed if not line.startswith("503")]  # 503: TensorBoard was not up yet
+    assert late == []

@@ -1,0 +1,99 @@
+import pytest
+from IPython.core.completer import provisionalcompleter
+
+import tfos_nb.magics
+from tests.magics.conftest import Rows
+from tests.magics.test_cluster import MAIN
+
+
+@pytest.fixture
+def offered(shell):
+    """Complete the end of a text as a front-end does; return what can be inserted, and what it replaces."""
+
+    def complete(text, cursor=None):
+        cursor = len(text) if cursor is None else cursor
+        with provisionalcompleter():
+            found = list(shell.Completer.completions(text, cursor))
+        replaced = {text[one.start : one.end] for one in found}
+        assert len(replaced) <= 1
+        return [one.text for one in found], (replaced.pop() if replaced else "")
+
+    return complete
+
+
+def test_the_options_are_offered_and_nothing_of_python(offered):
+    assert offered("%%tfos_cluster mnist --work") == (["--workers"], "--work")
+    words, replaced = offered("%%tfos_cluster mnist --")
+    assert replaced == "--"
+    assert {"--workers", "--data", "--tensorboard", "--grace"} <= set(words)
+    assert all(word.startswith("--") for word in words)
+
+
+def test_an_option_that_the_line_has_is_not_offered_again(offered):
+    words, _ = offered("%%tfos_cluster mnist --workers 2 --env A=1 --w")
+    assert words == ["--wait"]
+    assert "--env" in offered("%%tfos_cluster mnist --env A=1 --e")[0]
+
+
+def test_dataframes_are_offered_after_data_and_as_the_first_word(offered, shell):
+    shell.user_ns.update(test_df=Rows(), table=[1], _hidden=Rows())
+    assert offered("%%tfos_cluster mnist --data ") == (["test_df", "train_df"], "")
+    assert offered("%%tfos_cluster mnist --data tr") == (["train_df"], "tr")
+    assert offered("%%tfos_cluster mnist --data=te") == (["test_df"], "te")
+    assert offered("%tfos_train te") == (["test_df"], "te")
+    assert offered("%tfos_inference tr") == (["train_df"], "tr")
+
+
+def test_choices_functions_and_variables_are_offered_where_they_fit(offered, shell):
+    shell.run_cell("def outside(args, ctx): pass\nimport math\noptions = {}\nlimit = 3")
+    assert offered("%%tfos_cluster mnist --input ") == (["spark", "tensorflow"], "")
+    text = "%%tfos_cluster mnist --fn \ndef main(args, ctx):\n    def inner(): pass\n"
+    assert offered(text, text.index("\n"))[0] == ["main", "outside"]
+    assert offered("%%tfos_cluster mnist --args ")[0] == ["limit", "options"]
+
+
+def test_clusters_and_nodes_are_offered(offered, run, launcher):
+    run(f"%%tfos_cluster mnist --workers 2 --ps 1\n{MAIN}")
+    for magic in ("%tfos_stop", "%tfos_status", "%tfos_panel", "%tfos_tensorboard", "%tfos_plan"):
+        assert "mnist" in offered(f"{magic} ")[0]
+        assert offered(f"{magic} mn") == (["mnist"], "mn")
+    assert offered("%tfos_logs ")[0][:4] == ["chief:0", "worker:0", "worker:1", "ps:0"]
+    assert offered("%tfos_logs worker:") == (["worker:0", "worker:1"], "worker:")
+    assert "mnist" in offered("%tfos_logs worker:1 ")[0]
+    assert offered("%tfos_train train_df m") == (["mnist"], "m")
+    assert offered("%tfos_train --epochs 2 tr") == (["train_df"], "tr")
+    launcher.last.stop()
+
+
+def test_a_line_magic_is_completed_inside_a_cell_and_without_its_sign(offered):
+    text = "x = 1\n%tfos_stop --n\ny = 2"
+    assert offered(text, text.index("--n") + 3) == (["--now"], "--n")
+    assert offered("tfos_stop --n") == (["--now"], "--n")
+
+
+def test_files_are_left_to_ipython(offered, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    assert "models/" in offered("%%tfos_cluster mnist --model-dir mod")[0]
+    assert "models/" in offered("%tfos_tensorboard --logdir mod")[0]
+
+
+def test_the_cell_s_own_lines_are_pythons(offered, shell):
+    shell.user_ns["something"] = 1
+    text = "%%tfos_cluster mnist\nsomethi"
+    assert "something" in offered(text)[0]
+
+
+def test_an_object_that_answers_to_every_name_is_not_asked(offered, shell):
+    class Greedy:
+        def __getattr__(self, name):
+            raise RuntimeError(f"{name} would start a job")
+
+    shell.user_ns["greedy"] = Greedy()
+    assert offered("%%tfos_cluster mnist --data ")[0] == ["train_df"]
+    assert "greedy" in offered("%%tfos_cluster mnist --args ")[0]
+
+
+def test_without_the_extension_nothing_of_it_is_offered(offered, shell):
+    tfos_nb.magics.unload(shell)
+    assert "--workers" not in offered("%%tfos_cluster mnist --work")[0]

@@ -1,0 +1,88 @@
+import pytest
+from traitlets.config import Config
+
+import tfos_nb.magics
+from tests.magics.test_cluster import MAIN
+from tfos_nb.magics.cluster import TfosMagics
+from tfos_nb.widgets.live import NoScreen
+
+
+def test_config_goes_before_what_is_built_in_and_the_line_before_config(run, launcher):
+    run("%config TfosMagics.workers = 3")
+    run("%config TfosMagics.model_dir = 's3://b/m'")
+    run("%config TfosMagics.timeout = 30")
+    run(f"%%tfos_cluster one --input tensorflow\n{MAIN}")
+    assert launcher.last.plan.workers == 3
+    assert launcher.last.options["model_dir"] == "s3://b/m"
+    assert launcher.last.options["rendezvous_timeout"] == 30
+    run(f"%%tfos_cluster two --input tensorflow --workers 2 --model-dir here\n{MAIN}")
+    assert launcher.last.plan.workers == 2
+    assert launcher.last.options["model_dir"] == "here"
+
+
+def test_a_cell_in_the_background_by_config_waits_if_the_line_says_so(run, launcher):
+    run("%config TfosMagics.background = True")
+    _, shown = run(f"%%tfos_cluster mnist --data train_df --wait\n{MAIN}")
+    assert "runs in the background" not in shown
+    assert launcher.last.calls[-1] == "wait"
+
+
+def test_without_config_launch_is_told_nothing_of_it(run, launcher):
+    run(f"%%tfos_cluster mnist --input tensorflow\n{MAIN}")
+    assert set(launcher.last.options) == {"sources"}
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("workers = 'two'", "'workers' trait of a TfosMagics instance expected an int"),
+        ("workers = -1", "'workers' trait of a TfosMagics instance should not be less than 0"),
+        ("height = 3", "should not be less than 100"),
+        ("progress = 'loud'", "'progress' trait of a TfosMagics instance expected any of"),
+        ("proxy_url = '/proxy/8888/'", "TfosMagics.proxy_url=/proxy/8888/: it lacks %PORT%"),
+        ("worker = 2", "Did you mean `workers`?"),
+    ],
+)
+def test_a_bad_value_is_one_line_and_changes_nothing(shell, capsys, caplog, line, told):
+    magics = next(one for one in shell.configurables if isinstance(one, TfosMagics))
+    before = magics.trait_values(config=True)
+    shell.run_cell(f"%config TfosMagics.{line}")
+    said = caplog.text.strip() + capsys.readouterr().out
+    assert told in said
+    assert "Traceback" not in said
+    assert magics.trait_values(config=True) == before
+    shell.run_cell("%config TfosMagics.workers = 2")
+    assert magics.workers == 2
+
+
+def test_every_trait_has_a_help(shell, capsys):
+    shell.run_cell("%config TfosMagics")
+    shown = capsys.readouterr().out
+    for name, trait in TfosMagics.class_traits(config=True).items():
+        assert f"TfosMagics.{name}=" in shown
+        assert trait.help
+
+
+def test_the_profile_s_configuration_holds(shell):
+    shell.config.merge(Config({"TfosMagics": {"workers": 7}}))
+    tfos_nb.magics.load(shell)
+    assert next(one for one in shell.configurables if isinstance(one, TfosMagics)).workers == 7
+
+
+def test_progress_by_config_goes_before_the_variable(run, shell, monkeypatch):
+    monkeypatch.setenv("TFOS_NB_PROGRESS", "text")
+    magics = next(one for one in shell.configurables if isinstance(one, TfosMagics))
+    assert not isinstance(magics.screen(), NoScreen)
+    run("%config TfosMagics.progress = 'none'")
+    assert isinstance(magics.screen(), NoScreen)
+    _, shown = run(f"%%tfos_cluster mnist --data train_df\n{MAIN}")
+    assert shown == ""
+
+
+def test_height_and_proxy_url_reach_tensorboard(run, provided, tmp_path):
+    run("%config TfosMagics.height = 500")
+    run("%config TfosMagics.proxy_url = '/p/%PORT%/'")
+    run(f"%tfos_tensorboard --logdir {tmp_path}")
+    run(f"%tfos_tensorboard --logdir {tmp_path} --height 300")
+    assert [options["height"] for _, _, options in provided.calls] == [500, 300]
+    assert provided.calls[0][2]["proxy_url"] == "/p/%PORT%/"

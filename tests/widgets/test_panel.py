@@ -1,0 +1,273 @@
+import threading
+from collections import deque
+from dataclasses import replace
+
+import pytest
+from comm.base_comm import BaseComm
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+from traitlets.config import Config
+
+from tfos_nb.state import ClusterStatus, NodeStatus
+from tfos_nb.widgets import output
+from tfos_nb.widgets.live import LiveView
+from tfos_nb.widgets.output import KEPT
+from tfos_nb.widgets.panel import PanelScreen, answer_on_any_shell
+from tfos_nb.widgets.plain import PlainScreen
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+class Wire(BaseComm):
+    """A comm whose other end is this test."""
+
+    messages: list[tuple[str, str, dict]] = []  # noqa: RUF012 - the fixture puts a new one here
+
+    def publish_msg(self, msg_type, data=None, metadata=None, buffers=None, **keys):
+        self.messages.append((self.comm_id, msg_type, data or {}))
+
+
+class Clock:
+    """A clock that goes when it is told to."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def wire(monkeypatch):
+    """Every message that widgets send to the page: (comm, type, data)."""
+    monkeypatch.setattr("comm.create_comm", Wire)
+    monkeypatch.setattr(Wire, "messages", [])
+    return Wire.messages
+
+
+@pytest.fixture
+def shell():
+    InteractiveShell.clear_instance()
+    config = Config()
+    config.HistoryManager.enabled = False
+    yield InteractiveShell.instance(config=config)
+    InteractiveShell.clear_instance()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def panel(wire, shell, clock):
+    return PanelScreen(clock)
+
+
+@pytest.fixture(params=["panel", "plain"])
+def screen(request, wire, shell, clock):
+    return PanelScreen(clock) if request.param == "panel" else PlainScreen()
+
+
+def updates(wire):
+    return [data["state"]["cluster"] for _, kind, data in wire if kind == "comm_msg" and "cluster" in data["state"]]
+
+
+def later(state, **changes):
+    return replace(state, nodes=tuple(replace(node, **changes) for node in state.nodes))
+
+
+def press(screen):
+    """What the page sends when Stop is pressed, through the widget's own handling of messages."""
+    if isinstance(screen, PanelScreen):
+        target, content = screen.widgets[0], {"kind": "stop"}
+    else:
+        target = next(widget for widget in screen.widgets if hasattr(widget, "on_click"))
+        content = {"event": "click"}
+    target._handle_msg({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
+
+
+def test_one_bundle_has_the_widget_the_html_and_the_text(screen, running):
+    with capture_output() as captured:
+        screen.draw(running, "a note", None)
+        screen.draw(later(running, step=500), "a note", None)
+    (output,) = captured._outputs
+    assert set(output["data"]) == {WIDGET, "text/html", "text/plain"}
+    assert output["data"][WIDGET]["model_id"] == screen.widgets[0].model_id
+    assert output["transient"]["display_id"]
+    assert "a note" in output["data"]["text/html"]
+
+
+def test_all_that_the_page_needs_after_a_reload_is_in_the_synced_state(panel, running):
+    with capture_output():
+        panel.draw(running, "", None)
+    state = panel.widgets[0].get_state()
+    assert state["cluster"]["name"] == "mnist"
+    assert len(state["cluster"]["nodes"]) == 2
+    assert "export default { render }" in state["_esm"]
+    assert ".tfos-panel" in state["_css"]
+
+
+def test_a_change_is_sent_and_the_same_state_is_not(panel, wire, clock, running):
+    with capture_output():
+        panel.draw(running, "", None)
+        for _ in range(5):
+            clock.now += 0.5
+            panel.draw(running, "", None)
+        assert len(updates(wire)) == 1
+        panel.draw(later(running, step=500), "", None)
+    assert [cluster["nodes"][0][5] for cluster in updates(wire)] == ["412/600", "500/600"]
+
+
+def test_time_alone_is_sent_once_in_five_seconds(panel, wire, clock, running):
+    with capture_output():
+        for half in range(25):
+            clock.now = 100.0 + half / 2
+            panel.draw(replace(later(running, heartbeat_age=half / 6), elapsed=131.0 + half / 2), "", 60.0 - half)
+    assert [cluster["elapsed"] for cluster in updates(wire)] == [131.0, 136.0, 141.0]
+
+
+def test_the_page_gets_at_most_two_messages_a_second_and_misses_no_last_state(panel, wire, clock, running):
+    with capture_output():
+        for tenth in range(21):
+            clock.now = 100.0 + tenth / 10
+            panel.draw(later(running, step=tenth), "", None)
+        assert len(updates(wire)) <= 6
+        clock.now += 0.5
+        panel.draw(later(running, step=20), "", None)
+    assert updates(wire)[-1]["nodes"][0][5] == "20/600"
+
+
+def test_at_the_end_the_same_output_holds_html_alone(screen, wire, running):
+    ended = replace(later(running, status=NodeStatus.DONE), status=ClusterStatus.DONE)
+    with capture_output() as captured:
+        screen.draw(running, "", None)
+        screen.draw(ended, "", None)
+        screen.draw(ended, "a late note", None)
+    first, last, noted = captured._outputs
+    assert set(last["data"]) == {"text/html", "text/plain"}
+    assert last["update"]
+    assert first["transient"] == last["transient"] == noted["transient"]
+    assert "Done in 2 min 11 s" in last["data"]["text/html"]
+    assert "a late note" in noted["data"]["text/html"]
+    assert not screen.widgets
+
+
+def test_a_page_that_was_loaded_anew_sees_the_end_in_the_widget(panel, wire, running):
+    """It knows the output no more, so the HTML does not reach it; the widget is there, and is told at once."""
+    ended = replace(later(running, status=NodeStatus.DONE), status=ClusterStatus.DONE)
+    with capture_output():
+        panel.draw(running, "", None)
+        panel.draw(ended, "", None)
+    assert updates(wire)[-1]["ended"]
+    assert not [comm for comm, kind, _ in wire if kind == "comm_close"]
+
+
+def test_widgets_of_clusters_that_ended_long_ago_are_closed(wire, shell, clock, running, monkeypatch):
+    monkeypatch.setattr(output, "_ended", deque())
+    ended = replace(later(running, status=NodeStatus.DONE), status=ClusterStatus.DONE)
+    with capture_output():
+        for _ in range(KEPT + 1):
+            screen = PanelScreen(clock)
+            screen.draw(running, "", None)
+            screen.draw(ended, "", None)
+    opened = [comm for comm, kind, _ in wire if kind == "comm_open"]
+    closed = {comm for comm, kind, _ in wire if kind == "comm_close"}
+    assert closed == set(opened[: len(opened) // (KEPT + 1)]), "the first one's, and no other"
+
+
+def test_a_view_that_is_closed_before_the_end_leaves_html_behind(screen, running):
+    class Running:
+        def snapshot(self):
+            return running
+
+    with capture_output() as captured, LiveView(Running(), screen=screen):
+        pass
+    assert WIDGET in captured._outputs[0]["data"]
+    assert set(captured._outputs[-1]["data"]) == {"text/html", "text/plain"}
+
+
+def test_a_cluster_that_has_ended_already_is_shown_without_a_widget(screen, wire, failed):
+    with capture_output() as captured:
+        screen.draw(failed, "", None)
+    assert [set(output["data"]) for output in captured._outputs] == [{"text/html", "text/plain"}]
+    assert not wire
+
+
+def test_the_button_calls_the_cluster_and_its_answer_is_shown(screen, clock, running):
+    pressed = []
+    screen.stop_with(lambda: pressed.append(threading.current_thread()) or "stopping: 10 s to save")
+    with capture_output():
+        screen.draw(running, "", None)
+        press(screen)
+        clock.now += 1
+        screen.draw(running, "", None)
+    assert len(pressed) == 1
+    assert screen.said == "stopping: 10 s to save"
+    if isinstance(screen, PanelScreen):
+        assert screen.widgets[0].cluster["said"] == screen.said
+
+
+def test_a_stop_that_fails_is_told_to_the_user(screen, running, caplog):
+    def stop():
+        raise OSError("the door is shut")
+
+    screen.stop_with(stop)
+    with capture_output():
+        screen.draw(running, "", None)
+        press(screen)
+    assert screen.said == "The cluster could not be asked to stop: OSError: the door is shut"
+    assert "could not be asked" in caplog.text
+
+
+def test_a_cluster_without_a_way_to_stop_says_what_to_do_instead(screen, running):
+    with capture_output():
+        screen.draw(running, "", None)
+        press(screen)
+    assert "%tfos_stop" in screen.said
+
+
+def test_other_messages_of_a_page_do_nothing(panel, running):
+    pressed = []
+    panel.stop_with(lambda: pressed.append(1) or "")
+    with capture_output():
+        panel.draw(running, "", None)
+    for content in ({"kind": "start"}, {}, "stop", ["stop"], None):
+        message = {"content": {"data": {"method": "custom", "content": content}}, "buffers": []}
+        panel.widgets[0]._handle_msg(message)
+    assert not pressed
+
+
+def test_the_plan_becomes_a_cluster_in_the_same_panel(panel, wire, clock, planned, running):
+    with capture_output() as captured:
+        panel.draw(planned, "", None)
+        panel.stop_with(lambda: "")
+        clock.now += 1
+        panel.draw(running, "", None)
+    assert len(captured._outputs) == 1
+    assert [(cluster["id"], cluster["stoppable"]) for cluster in updates(wire)] == [("", False), ("k3f9a2b7c1", True)]
+
+
+def test_the_plain_panel_has_a_button_only_while_there_is_something_to_stop(wire, shell, planned, running):
+    screen = PlainScreen()
+    with capture_output():
+        screen.draw(planned, "", None)
+        button = next(widget for widget in screen.widgets if hasattr(widget, "on_click"))
+        assert button.layout.display == "none"
+        screen.stop_with(lambda: "stopping")
+        screen.draw(running, "", None)
+        assert button.layout.display is None
+        press(screen)
+    assert button.description == "Cancel now"
+
+
+def test_a_message_of_the_page_goes_to_the_shell_that_it_was_sent_to():
+    comm = pytest.importorskip("ipykernel.comm.comm").BaseComm(target_name="test", comm_id="1")
+    if not hasattr(comm, "_reply_subshell_for"):
+        pytest.skip("this ipykernel leaves messages on the shell that they were sent to")
+    comm._reply_subshell_id = None  # as after a publication from the main shell
+    assert comm._reply_subshell_for({}, "subshell") is None
+    answer_on_any_shell(comm)
+    assert comm._reply_subshell_for({}, "subshell") == "subshell"
+    answer_on_any_shell(comm)
+    answer_on_any_shell(None)

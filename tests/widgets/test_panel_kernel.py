@@ -1,0 +1,88 @@
+"""The panel in a real kernel: its Stop button reaches the kernel while a cell runs, and the output ends as HTML."""
+
+import os
+from pathlib import Path
+
+import pytest
+from jupyter_client.manager import KernelManager
+
+SECONDS = 60
+ROOT = str(Path(__file__).parents[2])
+
+SHOW = """
+import threading
+from dataclasses import replace
+from tfos_nb.state import ClusterState, ClusterStatus, NodeState, NodeStatus
+from tfos_nb.widgets.panel import PanelScreen
+
+pressed = threading.Event()
+nodes = (NodeState("worker:0", NodeStatus.TRAINING),)
+running = ClusterState("mnist", id="a1", status=ClusterStatus.RUNNING, nodes=nodes)
+screen = PanelScreen()
+screen.stop_with(lambda: pressed.set() or "stopping")
+screen.draw(running, "", None)
+"""
+
+# The cell draws and then blocks the main shell, as a training in the foreground does.
+BLOCK = f"""
+screen.draw(replace(running, generation=2), "", None)
+print("blocked", flush=True)
+print("pressed" if pressed.wait({SECONDS / 2}) else "never", flush=True)
+"""
+
+END = "screen.draw(replace(running, status=ClusterStatus.STOPPED), '', None)"
+
+
+@pytest.fixture
+def kernel(monkeypatch, tmp_path):
+    """A kernel of its own, and a client of it."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")])))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    manager = KernelManager()
+    manager.start_kernel()
+    client = manager.blocking_client()
+    client.start_channels()
+    client.wait_for_ready(timeout=SECONDS)
+    yield client
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+
+
+def message(kernel, kind, **wanted):
+    """Wait for the kernel's next message of a kind."""
+    while True:
+        got = kernel.get_iopub_msg(timeout=SECONDS)
+        assert got["msg_type"] != "error", "\n".join(got["content"]["traceback"])
+        if got["msg_type"] == kind and all(got["content"].get(key) == value for key, value in wanted.items()):
+            return got["content"]
+
+
+def subshell(kernel):
+    """Make a subshell, as JupyterLab does for the messages of widgets."""
+    request = kernel.session.msg("create_subshell_request")
+    kernel.control_channel.send(request)
+    while True:
+        reply = kernel.control_channel.get_msg(timeout=SECONDS)
+        if reply["parent_header"].get("msg_id") == request["header"]["msg_id"]:
+            break
+    if "subshell_id" not in reply["content"]:
+        pytest.skip("this ipykernel has no subshells")
+    return reply["content"]["subshell_id"]
+
+
+def test_stop_reaches_the_cluster_while_a_cell_runs_and_the_output_ends_as_html(kernel):
+    other = subshell(kernel)
+    kernel.execute(SHOW)
+    shown = message(kernel, "display_data")
+    comm = shown["data"]["application/vnd.jupyter.widget-view+json"]["model_id"]
+    kernel.execute(BLOCK)
+    message(kernel, "stream", text="blocked\n")
+    data = {"method": "custom", "content": {"kind": "stop"}}
+    press = kernel.session.msg("comm_msg", {"comm_id": comm, "data": data})
+    press["header"]["subshell_id"] = other
+    kernel.shell_channel.send(press)
+    assert message(kernel, "stream")["text"] == "pressed\n"
+    kernel.execute(END)
+    ended = message(kernel, "update_display_data")
+    assert ended["transient"] == shown["transient"]
+    assert set(ended["data"]) == {"text/html", "text/plain"}

@@ -1,0 +1,209 @@
+"""What the lines of all magics share: words, errors of one line with the nearest right word, the user's variables.
+
+A parser never prints and never exits: a line that cannot be understood is a :class:`~tfos_nb.errors.PlanError`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import difflib
+import keyword
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+from tfos_nb.errors import PlanError
+
+__all__ = [
+    "LineParser",
+    "assignment",
+    "check_identifier",
+    "find_data",
+    "find_variable",
+    "is_data",
+    "nearest",
+    "seconds",
+    "split_line",
+    "whole",
+]
+
+
+class LineParser(argparse.ArgumentParser):
+    """An argument parser for one magic, which raises where argparse prints and exits.
+
+    Parameters
+    ----------
+    magic : str
+        The magic as it is written: ``"%tfos_stop"``.
+    usage : str
+        What follows it: ``"[NAME] [--now]"``.
+    description : str
+        What it does.
+    """
+
+    def __init__(self, magic: str, usage: str, description: str) -> None:
+        self.magic = magic
+        self.line = f"{magic} {usage}".strip()
+        super().__init__(
+            prog=magic,
+            usage=self.line.replace("%", "%%"),  # argparse writes %% as %
+            description=description,
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=100),
+            add_help=False,
+            allow_abbrev=False,
+            exit_on_error=False,
+        )
+
+    def understand(self, line: str) -> argparse.Namespace:
+        """Parse a line.
+
+        Raises
+        ------
+        PlanError
+            If it cannot be understood; the message is one line.
+        """
+        try:
+            found, rest = self.parse_known_intermixed_args(split_line(line))
+        except argparse.ArgumentError as error:
+            raise PlanError(_say(error)) from None
+        if rest:
+            raise PlanError(self._say_unknown(rest, found))
+        return found
+
+    def require(self, found: argparse.Namespace, name: str, metavar: str) -> str:
+        """Return an argument that must be on the line."""
+        value = getattr(found, name)
+        if value is None:
+            raise PlanError(f"{self.magic}: {metavar} is missing: {self.line}")
+        return str(value)
+
+    def document(self) -> str:
+        """Write what the magic's ``?`` shows."""
+        return self.format_help()
+
+    def options(self) -> dict[str, argparse.Action]:
+        """Return every option by what it is called on the line."""
+        return {option: action for action in self._actions for option in action.option_strings}
+
+    def arguments(self) -> list[argparse.Action]:
+        """Return all arguments, those by place and the options, in the order of the help."""
+        return list(self._actions)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print."""
+        raise PlanError(message)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Raise where argparse would end the process."""
+        raise PlanError(message or f"the line ended with {status}")
+
+    def _say_unknown(self, rest: list[str], found: argparse.Namespace) -> str:
+        for word in rest:
+            if word.startswith("-"):
+                option = word.partition("=")[0]
+                return f"{option}: no such option{nearest('--' + option.lstrip('-'), self.options())}"
+        name = getattr(found, "variable", None)
+        if name is None:
+            return f"{rest[0]}: {self.magic} takes no more: {self.line}"
+        return f"{rest[0]}: the line has a NAME already ({name}); options begin with --"
+
+
+def _say(error: argparse.ArgumentError) -> str:
+    """Say argparse's error in our words: the option, what was given, what it takes."""
+    option = error.argument_name or ""
+    message = error.message or "it cannot be understood"
+    if message.startswith("expected"):
+        return f"{option}: a value is missing"
+    if message.startswith("ignored explicit argument"):
+        return f"{option}: it takes no value"
+    joint = ": " if message.startswith("not allowed") else " "
+    return f"{option}{joint}{message}"
+
+
+def split_line(line: str) -> list[str]:
+    """Split a line into words, with a shell's quotes."""
+    try:
+        return shlex.split(line)
+    except ValueError:
+        raise PlanError("the line has an opening quote or backslash without its end") from None
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Say which known word was probably meant: ``"; did you mean train_df?"``, or nothing."""
+    close = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def whole(text: str) -> int:
+    """Read a whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}: a whole number") from None
+
+
+def seconds(text: str) -> float:
+    """Read a number of seconds above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: a number of seconds, more than 0")
+    return value
+
+
+def assignment(text: str) -> tuple[str, str]:
+    """Read KEY=VALUE."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise argparse.ArgumentTypeError(f"{text}: it is KEY=VALUE; the cluster's NAME comes first on the line")
+    return key, value
+
+
+def check_identifier(name: str, metavar: str = "NAME") -> None:
+    """Refuse what cannot become a variable, or would hide one of Python's own names."""
+    if not name.isidentifier() or keyword.iskeyword(name):
+        better = "".join(char if char.isalnum() else "_" for char in name)
+        hint = f"; {better} is one" if better.isidentifier() and not keyword.iskeyword(better) else ""
+        raise PlanError(f"{name}: {metavar} becomes a variable, and this is no name for one{hint}")
+    if hasattr(builtins, name):
+        raise PlanError(f"{name}: {metavar} would hide Python's own {name}; take another")
+
+
+def is_data(value: object) -> bool:
+    """Whether rows can be fed from this: a DataFrame (classic or Connect) or an RDD. Does not import Spark."""
+    # the type is asked: a Column of Spark has every attribute that one asks it for
+    kind = type(value)
+    return kind is not type and any(hasattr(kind, method) for method in ("mapInArrow", "mapPartitions"))
+
+
+def find_variable(option: str, name: str, namespace: Mapping[str, Any], known: Iterable[str] | None = None) -> Any:
+    """Look a variable of the user up.
+
+    Raises
+    ------
+    PlanError
+        If there is none of that name.
+    """
+    if name not in namespace:
+        names = [other for other in namespace if not other.startswith("_")] if known is None else list(known)
+        raise PlanError(f"{option} {name}: no such variable{nearest(name, names)}")
+    return namespace[name]
+
+
+def find_data(name: str, namespace: Mapping[str, Any], option: str = "--data") -> Any:
+    """Look the DataFrame or RDD up that a line names."""
+    sources = [other for other, value in namespace.items() if is_data(value) and not other.startswith("_")]
+    value = find_variable(option, name, namespace, sources)
+    if is_data(value):
+        return value
+    kind = type(value)
+    if kind.__module__.startswith("pandas") and kind.__name__ == "DataFrame":
+        raise PlanError(f"{option} {name}: a pandas DataFrame; spark.createDataFrame({name}) makes one of Spark's")
+    raise PlanError(f"{option} {name}: it takes a Spark DataFrame or RDD, this is {_a(kind.__name__)}")
+
+
+def _a(noun: str) -> str:
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"

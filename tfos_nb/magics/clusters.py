@@ -1,0 +1,114 @@
+"""The user's clusters: what the magics need of one, which variables hold one, and which of them is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from tfos_nb.errors import PlanError
+from tfos_nb.magics.arguments import find_variable
+from tfos_nb.runtime.plan import ClusterPlan
+from tfos_nb.state import ClusterState, NodeState
+
+__all__ = ["Launch", "PlannedCluster", "RunningCluster", "check_free", "clusters_of", "pick", "say_stopped"]
+
+
+class RunningCluster(Protocol):
+    """What the magics need of a :class:`tfos_nb.Cluster`."""
+
+    @property
+    def plan(self) -> ClusterPlan: ...  # noqa: D102
+
+    def snapshot(self) -> ClusterState: ...  # noqa: D102
+
+    def wait_until_up(self) -> object: ...  # noqa: D102
+
+    def train(self, data: Any, epochs: int = 1) -> object: ...  # noqa: D102
+
+    def wait(self, timeout: float | None = None) -> object: ...  # noqa: D102
+
+    def result(self) -> Any: ...  # noqa: D102
+
+    def request_stop(self) -> str: ...  # noqa: D102
+
+    def stop(self, grace: float | None = None) -> object: ...  # noqa: D102
+
+    def logs(self, node: str) -> str: ...  # noqa: D102
+
+
+Launch = Callable[..., RunningCluster]
+
+
+class PlannedCluster:
+    """A plan in the place of a cluster that is not there yet."""
+
+    def __init__(self, plan: ClusterPlan) -> None:
+        self._plan = plan
+
+    def snapshot(self) -> ClusterState:
+        """Return the plan as a state in which nothing has started."""
+        return ClusterState(self._plan.name, nodes=tuple(self._nodes()), plan=str(self._plan))
+
+    def _nodes(self) -> list[NodeState]:
+        made = []
+        for node in self._plan.nodes:
+            gpus = self._plan.gpus_of(node)
+            slot = f"{self._plan.cpus} CPU" + (f" and {gpus} GPU" if gpus else "")
+            fed = ", fed from Spark" if node in self._plan.fed_nodes else ""
+            made.append(NodeState(str(node), detail=slot + fed))
+        return made
+
+
+def is_cluster(value: object) -> bool:
+    """Whether a value is a Cluster; asked without importing Spark."""
+    return callable(getattr(type(value), "snapshot", None)) and isinstance(getattr(value, "plan", None), ClusterPlan)
+
+
+def clusters_of(namespace: Mapping[str, Any]) -> dict[str, RunningCluster]:
+    """Return the clusters among the user's variables, by name."""
+    return {name: value for name, value in list(namespace.items()) if name[:1] != "_" and is_cluster(value)}
+
+
+def pick(magic: str, name: str | None, namespace: Mapping[str, Any]) -> tuple[str, RunningCluster]:
+    """Find the cluster that is meant: the one named, else the only one that runs, else the only one.
+
+    Raises
+    ------
+    PlanError
+        If there is none, or several could be meant.
+    """
+    clusters = clusters_of(namespace)
+    if name:
+        value = find_variable(magic, name, namespace, clusters)
+        if not is_cluster(value):
+            raise PlanError(f"{magic} {name}: not a cluster but of type {type(value).__name__}")
+        return name, value
+    running = {key: value for key, value in clusters.items() if not value.snapshot().status.ended}
+    meant = running or clusters
+    if len({id(value) for value in meant.values()}) > 1:
+        raise PlanError(f"{magic}: which one? {magic} {' or '.join(sorted(meant))}")
+    if not meant:
+        raise PlanError(f"{magic}: there is no cluster yet; %%tfos_cluster starts one")
+    return next(iter(meant.items()))
+
+
+def check_free(name: str, namespace: Mapping[str, Any]) -> None:
+    """Refuse a NAME that holds something of the user's, or a cluster that runs."""
+    value = namespace.get(name)
+    if value is None:
+        return
+    if not is_cluster(value):
+        raise PlanError(f"{name}: NAME would overwrite your {type(value).__name__} {name}; take another")
+    state = value.snapshot()
+    if not state.status.ended:
+        nodes = sum(not node.status.ended for node in state.nodes)
+        raise PlanError(f"{name}: this cluster still runs ({nodes} nodes); {name}.stop() ends it")
+
+
+def say_stopped(cluster: RunningCluster, how: str) -> str:
+    """Say how many nodes have ended."""
+    nodes = cluster.snapshot().nodes
+    ended = sum(node.status.ended for node in nodes)
+    if ended == len(nodes):
+        return f"{how}: {ended} node{' ended, its slot is' if ended == 1 else 's ended, their slots are'} free"
+    return f"{how}: {ended} of {len(nodes)} nodes ended so far"

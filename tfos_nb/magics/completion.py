@@ -1,0 +1,203 @@
+"""Completion of the magics' lines: options, their choices, and the variables that fit.
+
+IPython's own completion knows Python, and would offer builtins after ``--data``. Where a file or a free word is due,
+nothing is offered here, and IPython's own completion goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
+from IPython.core.interactiveshell import InteractiveShell
+
+from tfos_nb.magics import parsers
+from tfos_nb.magics.arguments import LineParser, is_data
+from tfos_nb.magics.clusters import clusters_of
+from tfos_nb.runtime.plan import InputMode
+
+__all__ = ["LineCompleter", "install", "remove"]
+
+_FIRST = 1000
+"""Before all of IPython's: once this one has answered, the slow ones are not asked."""
+
+_IDENTIFIER = "tfos_nb"
+
+_LINE = re.compile(r"\s*(%{0,2}tfos_\w+)(\s.*)$")
+_FUNCTION = re.compile(r"^def\s+(\w+)", re.MULTILINE)
+_NO_VARIABLES = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What is completed: the words before it, and what the user sees and has."""
+
+    words: tuple[str, ...]
+    fragment: str
+    cell: str
+    names: Mapping[str, Any]
+
+
+class LineCompleter:
+    """Completes the lines of the magics.
+
+    Parameters
+    ----------
+    shell : InteractiveShell
+        The shell whose namespace is offered.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell = shell
+
+    def offers(self, context: CompletionContext) -> tuple[list[str], str]:
+        """Return what can stand at the cursor, and the part of it that stands there."""
+        found = _LINE.match(context.text_until_cursor)
+        if found is None or (found[1].startswith("%%") and context.cursor_line):
+            return [], ""
+        magic = found[1] if found[1].startswith("%") else f"%{found[1]}"  # IPython takes line magics without it
+        parser = parsers.ALL.get(magic)
+        if parser is None:
+            return [], ""
+        words = found[2].split()
+        fragment = "" if found[2][-1].isspace() else words.pop()
+        cell = context.full_text.partition("\n")[2] if magic.startswith("%%") else ""
+        place = _Place(tuple(words), fragment, cell, self._visible())
+        offered, fragment = _offer(parser, place)
+        return [word for word in offered if word.startswith(fragment)], fragment
+
+    def _visible(self) -> dict[str, Any]:
+        hidden = getattr(self._shell, "user_ns_hidden", {})
+        return {
+            name: value
+            for name, value in list(self._shell.user_ns.items())
+            if name[:1] != "_" and not (name in hidden and hidden[name] is value)
+        }
+
+
+def _offer(parser: LineParser, place: _Place) -> tuple[list[str], str]:
+    """Return all words that may stand there, whatever has been typed of one, and what has been."""
+    options = parser.options()
+    option, equals, value = place.fragment.partition("=")
+    if equals and option in options:
+        return _values(options[option].dest, parser, place), value
+    if place.fragment.startswith("-"):
+        return _options(parser, place.words), place.fragment
+    before = options.get(place.words[-1]) if place.words else None
+    if before is not None and before.nargs != 0:
+        return _values(before.dest, parser, place), place.fragment
+    action = _due(parser, place.words)
+    offered = _values(action.dest, parser, place) if action is not None else []
+    return offered + (_options(parser, place.words) if not place.fragment else []), place.fragment
+
+
+def _options(parser: LineParser, words: Iterable[str]) -> list[str]:
+    """Return the long options that the line does not have yet."""
+    used = {word.partition("=")[0] for word in words}
+    return [
+        max(action.option_strings, key=len)
+        for action in parser.arguments()
+        if action.option_strings and (action.nargs == "+" or not used & set(action.option_strings))
+    ]
+
+
+def _due(parser: LineParser, words: tuple[str, ...]) -> argparse.Action | None:
+    """Return the argument that comes next by its place."""
+    options = parser.options()
+    placed, skip = 0, False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in options:
+            skip = options[word].nargs != 0
+        elif not word.startswith("-"):
+            placed += 1
+    positional = [action for action in parser.arguments() if not action.option_strings]
+    return positional[placed] if placed < len(positional) else None
+
+
+def _values(dest: str, parser: LineParser, place: _Place) -> list[str]:
+    values = _VALUES.get(dest)
+    if dest == "variable" and parser.magic == "%tfos_plan":  # it shows the plan of a cluster that is there
+        values = _clusters
+    return values(place) if values is not None else []
+
+
+def _data(place: _Place) -> list[str]:
+    return sorted(name for name, value in place.names.items() if is_data(value))
+
+
+def _clusters(place: _Place) -> list[str]:
+    return sorted(clusters_of(place.names))
+
+
+def _nodes(place: _Place) -> list[str]:
+    clusters = clusters_of(place.names)
+    running = [cluster for cluster in clusters.values() if not cluster.snapshot().status.ended]
+    nodes = [str(node) for cluster in running or clusters.values() for node in cluster.plan.nodes]
+    return list(dict.fromkeys(nodes))
+
+
+def _functions(place: _Place) -> list[str]:
+    functions = (types.FunctionType, functools.partial)
+    known = [name for name, value in place.names.items() if isinstance(value, functions)]
+    return sorted({*known, *_FUNCTION.findall(place.cell)})
+
+
+def _variables(place: _Place) -> list[str]:
+    return sorted(
+        name
+        for name, value in place.names.items()
+        if not isinstance(value, _NO_VARIABLES) and not is_data(value) and name not in clusters_of({name: value})
+    )
+
+
+def _modes(_: _Place) -> list[str]:
+    return [mode.value for mode in InputMode]
+
+
+_VALUES: dict[str, Callable[[_Place], list[str]]] = {
+    "data": _data,
+    "df": _data,
+    "cluster": _clusters,
+    "node": _nodes,
+    "fn": _functions,
+    "args": _variables,
+    "input_mode": _modes,
+}
+"""What can stand for an argument, by the name under which it is parsed."""
+
+
+def _matcher(completer: LineCompleter) -> Any:
+    def match(context: CompletionContext) -> SimpleMatcherResult:
+        offered, fragment = completer.offers(context)
+        return SimpleMatcherResult(
+            completions=[SimpleCompletion(text=word, type="param") for word in offered],
+            suppress=True,
+            do_not_suppress=set(),
+            ordered=True,
+            matched_fragment=fragment,
+        )
+
+    mark: Any = context_matcher(identifier=_IDENTIFIER, priority=_FIRST)
+    return mark(match)
+
+
+def install(shell: InteractiveShell) -> None:
+    """Let the shell complete the magics' lines."""
+    if shell.Completer is not None:
+        remove(shell)
+        shell.Completer.custom_matchers.append(_matcher(LineCompleter(shell)))
+
+
+def remove(shell: InteractiveShell) -> None:
+    """Take the completion away again."""
+    if shell.Completer is not None:
+        matchers = shell.Completer.custom_matchers
+        matchers[:] = [matcher for matcher in matchers if getattr(matcher, "matcher_identifier", "") != _IDENTIFIER]

@@ -1,0 +1,81 @@
+"""``%config TfosMagics.…``: what holds where a line says nothing.
+
+A line goes before ``%config``, and ``%config`` before what is built in.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from traitlets import Bool, Enum, Float, Int, TraitError, Unicode, validate
+from traitlets.config import Configurable
+
+from tfos_nb.errors import PlanError
+from tfos_nb.runtime.plan import ClusterPlan
+from tfos_nb.widgets.hosts import check_proxy_url
+from tfos_nb.widgets.live import NoScreen, Screen, choose_screen
+
+__all__ = ["Defaults"]
+
+_LAUNCH = {
+    "workers": "workers",
+    "cpus": "cpus",
+    "gpus": "gpus",
+    "model_dir": "model_dir",
+    "timeout": "rendezvous_timeout",
+    "feed_timeout": "feed_timeout",
+    "grace": "grace",
+    "background": "background",
+    "tensorboard": "tensorboard",
+}
+"""Traits, and the fields of LaunchOptions that they stand for."""
+
+_OWN = "; 0: as tfos_nb.launch has it"
+
+
+class Defaults(Configurable):
+    """The traits of :class:`~tfos_nb.magics.cluster.TfosMagics`."""
+
+    workers = Int(ClusterPlan.workers, min=0, help="--workers where the line names no number").tag(config=True)
+    cpus = Int(ClusterPlan.cpus, min=1, help="--cpus: Spark CPUs of each node").tag(config=True)
+    gpus = Int(ClusterPlan.gpus, min=0, help="--gpus: GPUs of each worker and of the chief").tag(config=True)
+    model_dir = Unicode("", help="--model-dir: where checkpoints and models go").tag(config=True)
+    timeout = Float(0.0, min=0, help=f"--timeout: seconds for all nodes to come{_OWN}").tag(config=True)
+    feed_timeout = Float(0.0, min=0, help=f"--feed-timeout: seconds without a row taken{_OWN}").tag(config=True)
+    grace = Float(0.0, min=0, help=f"--grace: seconds to end in when stopped{_OWN}").tag(config=True)
+    background = Bool(False, help="--background: cells return at once; --wait on the line waits").tag(config=True)
+    tensorboard = Bool(False, help="--tensorboard: run TensorBoard beside the chief").tag(config=True)
+    progress = Enum(
+        ["", "auto", "widget", "html", "text", "none"],
+        "",
+        help="how a running cluster is shown; empty: as the variable TFOS_NB_PROGRESS says",
+    ).tag(config=True)
+    proxy_url = Unicode(
+        "", help="the URL under which the browser reaches a port of this machine, with %PORT% in the port's place"
+    ).tag(config=True)
+    height = Int(800, min=100, max=10_000, help="pixels of TensorBoard's frame").tag(config=True)
+
+    @validate("proxy_url")
+    def _check_proxy_url(self, proposal: dict[str, Any]) -> str:
+        value = str(proposal["value"]).strip()
+        try:
+            if value:
+                check_proxy_url("TfosMagics.proxy_url", value)
+        except PlanError as error:
+            raise TraitError(str(error)) from None
+        return value
+
+    def launch_defaults(self) -> dict[str, Any]:
+        """Return what was configured, as fields of LaunchOptions."""
+        values = {field: getattr(self, trait) for trait, field in _LAUNCH.items()}
+        built_in = {field: self.traits()[trait].default() for trait, field in _LAUNCH.items()}
+        return {field: value for field, value in values.items() if value != built_in[field]}
+
+    def screen(self, quiet: bool = False) -> Screen:
+        """Choose where a cluster is drawn."""
+        if quiet:
+            return NoScreen()
+        if not self.progress:
+            return choose_screen()
+        return choose_screen({**os.environ, "TFOS_NB_PROGRESS": self.progress})

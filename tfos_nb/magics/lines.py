@@ -1,0 +1,220 @@
+"""The line magics of clusters: each parses its line, calls what is public, and shows what came of it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, line_magic, magics_class
+
+from tfos_nb.errors import PlanError
+from tfos_nb.magics import parsers
+from tfos_nb.magics.arguments import check_identifier, find_data, find_variable, is_data, nearest
+from tfos_nb.magics.clusters import PlannedCluster, RunningCluster, clusters_of, pick, say_stopped
+from tfos_nb.magics.course import Course, interruptible
+from tfos_nb.magics.defaults import Defaults
+from tfos_nb.magics.options import parse_options
+from tfos_nb.magics.preflight import preflight
+from tfos_nb.magics.sparks import session_settings
+from tfos_nb.state import ClusterStatus
+from tfos_nb.widgets.hosts import detect_host
+from tfos_nb.widgets.live import LiveView, show
+
+__all__ = ["ClusterLines"]
+
+_FOLLOW_SECONDS = 0.5  # a node's lines come with its heartbeat, once a second
+
+_PROVIDED = {
+    "show_panel": "tfos_nb.widgets.live",
+    "show_tensorboard": "tfos_nb.widgets.tensorboard",
+    "predict": "tfos_nb.inference",
+}
+"""What is called, and where it is: imported when it is first needed, since Spark comes with some of it."""
+
+
+@magics_class
+class ClusterLines(Magics):
+    """Status, logs, stop, panel, plan, train, inference and TensorBoard of clusters.
+
+    Parameters
+    ----------
+    shell : InteractiveShell
+        The user's shell.
+    defaults : Defaults
+        What ``%config`` says.
+    provided : mapping of str to callable, optional
+        What is called instead of this package's own ``show_panel``, ``show_tensorboard`` or ``predict``.
+    """
+
+    def __init__(
+        self, shell: InteractiveShell, defaults: Defaults, provided: Mapping[str, Callable[..., Any]] | None = None
+    ) -> None:
+        super().__init__(shell)
+        self._namespace: dict[str, Any] = shell.user_ns
+        self._defaults = defaults
+        self._provided = dict(provided or {})
+
+    @line_magic
+    def tfos_status(self, line: str) -> None:
+        """Show how a cluster stands."""
+        found = parsers.STATUS.understand(line)
+        show(pick("%tfos_status", found.cluster, self._namespace)[1])
+
+    @line_magic
+    def tfos_panel(self, line: str) -> None:
+        """Show the panel of a cluster once more, here."""
+        found = parsers.PANEL.understand(line)
+        self._call("show_panel", pick("%tfos_panel", found.cluster, self._namespace)[1])
+
+    @line_magic
+    def tfos_stop(self, line: str) -> None:
+        """Stop a cluster and free its slots."""
+        found = parsers.STOP.understand(line)
+        name, cluster = pick("%tfos_stop", found.cluster, self._namespace)
+        before = cluster.snapshot().status
+        with interruptible():
+            cluster.stop(0.0 if found.now else None)
+        said = f"it was {before.value.lower()} already" if before.ended else say_stopped(cluster, "stopped")
+        sys.stdout.write(f"{name}: {said}\n")
+
+    @line_magic
+    def tfos_logs(self, line: str) -> None:
+        """Show what a node wrote."""
+        found = parsers.LOGS.understand(line)
+        node = parsers.LOGS.require(found, "node", "NODE")
+        name, cluster = pick("%tfos_logs", found.cluster, self._namespace)
+        nodes = [str(known) for known in cluster.plan.nodes]
+        if node not in nodes:
+            raise PlanError(f"%tfos_logs {node}: {name} has no such node{nearest(node, nodes)}")
+        lines = cluster.logs(node).splitlines()
+        _write(lines if found.lines is None else lines[-found.lines :])
+        if found.follow:
+            _follow(cluster, node, lines)
+        elif not lines:
+            _write([f"{node} has written nothing yet"])
+
+    @line_magic
+    def tfos_plan(self, line: str) -> None:
+        """Show a plan and what Spark says to it, without starting anything; or the plan of a cluster that is there."""
+        words = line.split()
+        if len(words) == 1 and words[0] in clusters_of(self._namespace):
+            sys.stdout.write(f"{clusters_of(self._namespace)[words[0]].plan}\n")
+            return
+        options = parse_options(line, self._defaults.launch_defaults(), magic="%tfos_plan")
+        if options.data is not None:
+            find_data(options.data, self._namespace)
+        if options.args is not None:
+            find_variable("--args", options.args, self._namespace)
+        show(PlannedCluster(options.plan()))
+        _write([preflight(options.plan())])
+
+    @line_magic
+    def tfos_train(self, line: str) -> None:
+        """Feed a DataFrame to a cluster that waits for rows; an interrupt stops the cluster as it does in its cell."""
+        found = parsers.TRAIN.understand(line)
+        source = parsers.TRAIN.require(found, "df", "DF")
+        epochs = 1 if found.epochs is None else found.epochs
+        if epochs < 1:
+            raise PlanError(f"--epochs {epochs}: it is a whole number, 1 or more")
+        data = find_data(source, self._namespace, "%tfos_train")
+        name, cluster = pick("%tfos_train", found.cluster, self._namespace)
+        with LiveView(cluster, screen=self._defaults.screen()) as view:
+            Course(cluster, partial(cluster.train, data, epochs=epochs), view.say, cluster.plan.name).run()
+            view.hint(f"{name} has these rows: %tfos_train feeds it more, {name}.wait() waits for its end.")
+
+    @line_magic
+    def tfos_inference(self, line: str) -> None:
+        """Apply a model to a DataFrame on the executors; the outcome becomes the variable OUT."""
+        found = parsers.INFERENCE.understand(line)
+        source = parsers.INFERENCE.require(found, "df", "DF")
+        out = parsers.INFERENCE.require(found, "out", "-o OUT")
+        check_identifier(out, "OUT")
+        _check_out(out, self._namespace)
+        data = find_data(source, self._namespace, "%tfos_inference")
+        model = found.model or self._model_of(found.cluster)
+        inputs = None if found.inputs is None else [column for column in found.inputs.split(",") if column]
+        scored = self._call("predict", data, model, inputs=inputs, output=found.output, batch_size=found.batch_size)
+        self._namespace[out] = scored
+        _write([f"{out}: {source} with {found.output}, by {model}; computed when it is asked for rows"])
+
+    @line_magic
+    def tfos_tensorboard(self, line: str) -> None:
+        """Show TensorBoard, of a cluster or of a directory."""
+        found = parsers.TENSORBOARD.understand(line)
+        cluster = None
+        if found.cluster is not None or found.log_dir is None:
+            cluster = pick("%tfos_tensorboard", found.cluster, self._namespace)[1]
+        height = self._defaults.height if found.height is None else found.height
+        if height < 1:
+            raise PlanError(f"--height {height}: pixels, 1 or more")
+        more: dict[str, Any] = {"proxy_url": self._defaults.proxy_url} if self._defaults.proxy_url else {}
+        if detect_host().name == "databricks":  # Spark's configuration names the way through its driver proxy
+            more["spark_conf"] = session_settings() or {}
+        self._call("show_tensorboard", cluster, log_dir=found.log_dir, height=height, frame=found.frame, **more)
+
+    def _model_of(self, name: str | None) -> str:
+        """Return the path that the cluster's chief returned."""
+        variable, cluster = pick("%tfos_inference", name, self._namespace)
+        status = cluster.snapshot().status
+        if status is not ClusterStatus.DONE:
+            said = "failed" if status is ClusterStatus.FAILED else f"is {status.value.lower()}"
+            raise PlanError(f"%tfos_inference: {variable} {said}, so it has no model; name one with --model PATH")
+        result = cluster.result()
+        if not isinstance(result, (str, os.PathLike)):
+            kind = type(result).__name__
+            raise PlanError(
+                f"%tfos_inference: the chief of {variable} returned a value of type {kind}, not the path of a model: "
+                "let main return ctx.save(model), or name one with --model PATH"
+            )
+        return os.fspath(result)
+
+    def _call(self, name: str, *args: Any, **options: Any) -> Any:
+        if name not in self._provided:
+            self._provided[name] = getattr(importlib.import_module(_PROVIDED[name]), name)
+        return self._provided[name](*args, **options)
+
+
+def _write(lines: list[str]) -> None:
+    if lines:
+        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.flush()
+
+
+def _follow(cluster: RunningCluster, node: str, seen: list[str]) -> None:
+    """Write what a node writes, until its cluster has ended or the kernel is interrupted."""
+    with interruptible():
+        try:
+            ended = False
+            while not ended:
+                ended = cluster.snapshot().status.ended  # asked first: what it wrote until then is read below
+                now = cluster.logs(node).splitlines()
+                _write(now[_overlap(seen, now) :])
+                seen = now
+                if not ended:
+                    threading.Event().wait(_FOLLOW_SECONDS)
+        except KeyboardInterrupt:
+            _write([f"{node} is no longer followed; its cluster goes on"])
+
+
+def _overlap(before: list[str], now: list[str]) -> int:
+    """Count the lines that were shown already: a node's oldest lines are dropped when new ones come."""
+    for length in range(min(len(before), len(now)), 0, -1):
+        if before[len(before) - length :] == now[:length]:
+            return length
+    return 0
+
+
+def _check_out(name: str, namespace: Mapping[str, Any]) -> None:
+    value = namespace.get(name)
+    if value is not None and not is_data(value):
+        raise PlanError(f"{name}: OUT would overwrite your {type(value).__name__} {name}; take another")
+
+
+for _name, _parser in parsers.CLUSTER_LINES.items():
+    vars(ClusterLines)[_name].getdoc = _parser.document

@@ -1,0 +1,29 @@
+"""What Spark says to a plan, in words, without anything being started."""
+
+from __future__ import annotations
+
+from tfos_nb.errors import PlanError
+from tfos_nb.runtime.plan import ClusterPlan
+from tfos_nb.widgets.hosts import detect_host
+
+__all__ = ["preflight"]
+
+
+def preflight(plan: ClusterPlan) -> str:
+    """Say in a line whether the Spark session takes the plan, or what would be started if there is none."""
+    refusal = detect_host().refusal
+    if refusal:
+        return f"Spark would refuse it: {refusal}"
+    from tfos_nb.launching import survey  # here, since it brings Spark with it
+    from tfos_nb.session import active_session, slots_busy, slots_total
+
+    spark = active_session()
+    if spark is None:
+        return "Spark: there is no session yet; %%tfos_cluster or %tfos_spark starts an embedded one with enough slots."
+    try:
+        survey(spark, plan)
+        total, busy = slots_total(spark, timeout=5.0), sum(stage.tasks for stage in slots_busy(spark))
+    except PlanError as error:
+        return f"Spark would refuse it: {error}"
+    master = spark.sparkContext.master
+    return f"Spark takes it: {len(plan.nodes)} of {total} slots of {master}, {busy} of them busy. Nothing was started."

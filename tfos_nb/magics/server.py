@@ -1,0 +1,45 @@
+"""What ``%tfos_doctor`` finds of the Jupyter server that started this kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tfos_nb
+from tfos_nb.magics.report import Finding
+from tfos_nb.widgets.extension import ask_extension
+
+__all__ = ["ask_server"]
+
+_WHAT = "server extension"
+_ENABLE = "jupyter server extension enable tfos_nb.serverext"
+
+
+def ask_server(info: Mapping[str, Any]) -> Finding:
+    """Say whether the server has this package's extension, and what to do if not.
+
+    Parameters
+    ----------
+    info : mapping
+        What :func:`tfos_nb.widgets.hosts.parent_server` gave.
+    """
+    answer = ask_extension(info)
+    if not answer.url:
+        return Finding(_WHAT, "ok", "no Jupyter server of this machine started this kernel: nothing to look at")
+    if answer.status:
+        return _refused(answer.url, answer.status)
+    if answer.reason:
+        return Finding(_WHAT, "warn", f"{answer.url} did not answer as expected: {answer.reason}")
+    if answer.version != tfos_nb.__version__:
+        told = f"the server has {answer.version}, this kernel {tfos_nb.__version__}: install the same one for both"
+        return Finding(_WHAT, "warn", told)
+    return Finding(_WHAT, "ok", f"{answer.version}, at {answer.url}")
+
+
+def _refused(url: str, code: int) -> Finding:
+    if code == 404:
+        told = f"{url} does not have it: the panel's Stop and TensorBoard go other ways, if there are any"
+        return Finding(_WHAT, "missing", told, f"{_ENABLE}   # in the server's environment; then restart the server")
+    if code in (301, 302, 401, 403):
+        return Finding(_WHAT, "warn", f"{url} lets nobody ask without a login ({code}): it cannot be seen from here")
+    return Finding(_WHAT, "warn", f"{url} answered with {code}")

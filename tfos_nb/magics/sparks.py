@@ -1,0 +1,208 @@
+"""The Spark session in findings: what it is, what its executors have, and whether they reach the driver."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tfos_nb.errors import PlanError, TfosError
+from tfos_nb.magics.report import Finding
+from tfos_nb.ports import allowed_ports
+from tfos_nb.runtime.probe import GREETING, PROBE_SCHEMA, Probe
+from tfos_nb.widgets.hosts import Host, proxied_url
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["describe_session", "look_at_spark", "session_settings"]
+
+PROBE_SECONDS = 20.0
+"""How long the executors' look may take; a Python worker may have to be started for it."""
+
+REGISTER_SECONDS = 5.0
+"""How long executors that still register are waited for."""
+
+_NODE_NEEDS = ("tfos_nb", "tensorflow", "keras", "pyarrow", "grpc", "msgpack", "pandas")
+_DOOR = "driver's port"
+
+
+def session_settings() -> dict[str, str] | None:
+    """Return the configuration of the session that is there; None if there is none."""
+    from tfos_nb.session import active_session
+
+    spark = active_session()
+    if spark is None or "connect" in type(spark).__module__.split("."):
+        return None
+    return dict(spark.sparkContext.getConf().getAll())
+
+
+def describe_session(spark: SparkSession, host: Host, proxy_url: str = "") -> list[Finding]:
+    """Say which Spark this is, how much of it is busy, and where its UI and its log are."""
+    import pyspark
+
+    from tfos_nb.session import LOG_CONF, slots_busy, slots_total
+    from tfos_nb.slots import context_of
+
+    sc = context_of(spark)
+    conf = dict(sc.getConf().getAll())
+    busy = slots_busy(spark)
+    total, taken = slots_total(spark, timeout=REGISTER_SECONDS), sum(stage.tasks for stage in busy)
+    told = f"{taken} of {total} busy" + "".join(f"; {stage.tasks} by '{stage.description}'" for stage in busy)
+    found = [
+        Finding("Spark", "ok", f"{pyspark.__version__}, {sc.master}, called {sc.appName}"),
+        Finding("slots", "ok" if taken < total else "warn", told),
+    ]
+    if sc.uiWebUrl:
+        found.append(Finding("Spark's UI", "ok", sc.uiWebUrl, link=_through_proxy(sc.uiWebUrl, host, conf, proxy_url)))
+    if conf.get(LOG_CONF):
+        found.append(Finding("log", "ok", conf[LOG_CONF]))
+    return found
+
+
+def _through_proxy(url: str, host: Host, conf: Mapping[str, str], template: str) -> str:
+    """Return the address of Spark's UI in the user's browser, where it is another."""
+    port = url.rpartition(":")[2].strip("/")
+    if not port.isdigit():
+        return ""
+    try:
+        address = proxied_url(int(port), "jobs/", host, template=template, spark_conf=conf) or ""
+    except PlanError:  # the doctor names the variable that is wrong
+        return ""
+    return "" if address.startswith("http://127.0.0.1:") else address
+
+
+def look_at_spark(host: Host, proxy_url: str = "") -> list[Finding]:
+    """Look at the session, at its executors' Python, and at the driver's port as they see it."""
+    from tfos_nb.session import active_session
+
+    spark = active_session()
+    if spark is None:
+        none = Finding("Spark", "ok", "no session yet; %%tfos_cluster or %tfos_spark starts an embedded one")
+        return [none, _look_at_door({})]
+    try:
+        found = describe_session(spark, host, proxy_url)
+    except PlanError as error:
+        return [Finding("Spark", "missing", str(error))]
+    conf = dict(spark.sparkContext.getConf().getAll())
+    return [*found, _dynamic_allocation(spark, conf), *_look_from_executor(spark, conf)]
+
+
+def _dynamic_allocation(spark: SparkSession, conf: Mapping[str, str]) -> Finding:
+    what = "dynamic allocation"
+    on = conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true"
+    if not on or str(spark.sparkContext.master).startswith("local["):
+        return Finding(what, "ok", "off")
+    kept = int(conf.get("spark.dynamicAllocation.minExecutors", "0"))
+    told = f"on: nodes fit only on the {kept} executors that it always keeps"
+    return Finding(what, "ok" if kept else "warn", told, "" if kept else "spark.dynamicAllocation.minExecutors=N")
+
+
+def _addresses(conf: Mapping[str, str]) -> tuple[str, str, range]:
+    """Return where a cluster's driver listens, by which name it is reached, and the ports it may take."""
+    own = os.environ.get("TFOS_SERVER_HOST", "")
+    host = own or conf.get("spark.driver.host", "") or "127.0.0.1"
+    bind = own or conf.get("spark.driver.bindAddress", "") or host
+    return host, bind, allowed_ports("TFOS_SERVER_PORT")
+
+
+@contextmanager
+def _listening(bind: str, ports: range) -> Iterator[int]:
+    """Listen as a cluster's driver would, and greet whoever comes."""
+    listener = _first_free(bind, ports)
+    over = threading.Event()
+    threading.Thread(target=_greet, args=(listener, over), name="tfos-doctor port", daemon=True).start()
+    try:
+        yield int(listener.getsockname()[1])
+    finally:
+        over.set()
+        listener.close()
+
+
+def _first_free(bind: str, ports: range) -> socket.socket:
+    reason: OSError | None = None
+    for port in ports:
+        try:
+            return socket.create_server((bind, port), family=socket.AF_INET6 if ":" in bind else socket.AF_INET)
+        except OSError as error:
+            reason = error
+    raise PlanError(f"cannot listen on {bind}, port {ports[0]}-{ports[-1]}: {reason}")
+
+
+def _greet(listener: socket.socket, over: threading.Event) -> None:
+    listener.settimeout(0.2)
+    while not over.is_set():
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            continue
+        except OSError:
+            return
+        with connection:
+            connection.sendall(GREETING)
+
+
+def _look_at_door(conf: Mapping[str, str]) -> Finding:
+    """Look whether the driver could listen, and reach itself, where no executor can be asked."""
+    try:
+        host, bind, ports = _addresses(conf)
+        with _listening(bind, ports) as port:
+            reason = Probe(host, port, ()).unreachable()
+    except PlanError as error:
+        return Finding(_DOOR, "missing", str(error), "TFOS_SERVER_HOST and TFOS_SERVER_PORT say where it listens")
+    return _door_finding(host, port, reason, "this machine")
+
+
+def _door_finding(host: str, port: int, reason: str, whose: str) -> Finding:
+    if not reason:
+        return Finding(_DOOR, "ok", f"{host} can be reached from {whose}")
+    told = f"{host}:{port} cannot be reached from {whose}: {reason}"
+    return Finding(_DOOR, "missing", told, "set TFOS_SERVER_HOST to an address of this machine that executors reach")
+
+
+def _look_from_executor(spark: SparkSession, conf: Mapping[str, str]) -> list[Finding]:
+    """Send one task, if a slot is free for it."""
+    from tfos_nb.session import slots_busy, slots_total
+
+    what = "executors' Python"
+    if sum(stage.tasks for stage in slots_busy(spark)) >= slots_total(spark, timeout=REGISTER_SECONDS):
+        return [Finding(what, "warn", "no slot is free to look from"), _look_at_door(conf)]
+    try:
+        host, bind, ports = _addresses(conf)
+        with _listening(bind, ports) as port:
+            row = _sent(spark, Probe(host, port, _NODE_NEEDS))
+    except TfosError as error:
+        return [Finding(what, "missing", str(error), _SET_PYTHON)]
+    return [_python_finding(what, row), _door_finding(host, port, row["unreachable"], "the executors")]
+
+
+def _sent(spark: SparkSession, probe: Probe) -> Any:
+    """Run the task; give up, and cancel it, when it takes too long."""
+    from tfos_nb.launching import error_of_job
+    from tfos_nb.session import SparkJobs
+
+    jobs = SparkJobs(spark, f"tfos_nb-doctor-{uuid.uuid4().hex[:8]}")
+    job = jobs.run(spark.range(0, 1, 1, 1).mapInArrow(probe, PROBE_SCHEMA).collect, "tfos_nb doctor")
+    if not job.done.wait(PROBE_SECONDS):
+        job.cancel(timeout=1.0)
+        raise TfosError(f"a task did not come back within {PROBE_SECONDS:g} s")
+    if job.error is not None or not job.result:
+        raise error_of_job(job.error or TfosError("no row came back"), "the executors' Python")
+    return job.result[0]
+
+
+def _python_finding(what: str, row: Any) -> Finding:
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if row["version"] != here:
+        return Finding(what, "missing", f"{row['python']} is {row['version']}, not {here} as here", _SET_PYTHON)
+    if row["missing"]:
+        return Finding(what, "missing", f"{row['python']} has no {row['missing'].replace(' ', ', ')}", _SET_PYTHON)
+    return Finding(what, "ok", f"{row['version']}, {row['python']}")
+
+
+_SET_PYTHON = "set PYSPARK_PYTHON to an environment like this one on every executor, then start Spark anew"

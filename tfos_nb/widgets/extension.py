@@ -1,0 +1,63 @@
+"""Whether the Jupyter server that started this kernel has tfos_nb's extension.
+
+The kernel may have another Python than the server, so nothing but asking tells.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any
+
+__all__ = ["Answer", "ask_extension"]
+
+_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the server said: the extension's version, or the HTTP status in its place, or why nothing came."""
+
+    url: str = ""
+    version: str = ""
+    status: int = 0
+    reason: str = ""
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """The token is for this server and for nobody that it sends us to."""
+
+    def redirect_request(self, *args: object) -> None:
+        """Follow none."""
+
+
+def ask_extension(info: Mapping[str, Any], seconds: float = _SECONDS) -> Answer:
+    """Ask for the version of the extension.
+
+    Parameters
+    ----------
+    info : mapping
+        What :func:`tfos_nb.widgets.hosts.parent_server` gave. Its token is sent to that server and shown nowhere.
+    seconds : float, optional
+        How long the server may take.
+    """
+    url = str(info.get("url", ""))
+    if not url.startswith(("http://", "https://")):
+        return Answer()
+    request = urllib.request.Request(f"{url.rstrip('/')}/tfos-nb/api/version")  # noqa: S310 - see above
+    if info.get("token"):
+        request.add_unredirected_header("Authorization", f"token {info['token']}")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
+    try:
+        with opener.open(request, timeout=seconds) as answer:
+            return Answer(url, version=str(json.loads(answer.read(10_000))["version"]))
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(url, status=error.code)
+    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+        cause = getattr(error, "reason", error)
+        return Answer(url, reason=f"{type(cause).__name__}: {cause}")

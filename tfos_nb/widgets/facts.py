@@ -1,0 +1,130 @@
+"""What the tiles and the cells of the panel say; the page and the static HTML share it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tfos_nb.state import ClusterState, ClusterStatus, NodeState
+from tfos_nb.widgets import wording
+
+__all__ = ["Gpu", "Steps", "Tile", "gpu", "has_gpus", "machine", "metric_names", "steps", "tiles", "title"]
+
+METRICS = 3
+"""So many metrics have a column each."""
+
+
+class Tile(NamedTuple):
+    """One of the numbers above the table. ``key`` is its place on the page; ``percent`` of its bar, if it has one."""
+
+    key: str
+    label: str
+    value: str
+    percent: int | None = None
+    tone: str = "run"
+    curve: tuple[float, ...] = ()
+
+
+class Steps(NamedTuple):
+    """How far a node is: in words, and how much of its epoch in percent."""
+
+    epoch: str
+    step: str
+    percent: int | None
+
+
+class Gpu(NamedTuple):
+    """What the GPUs of a node do, in words; ``percents`` has the use of each."""
+
+    name: str
+    percents: tuple[int, ...]
+    memory: str
+
+
+def tiles(state: ClusterState, left: float | None) -> list[Tile]:
+    """Return the numbers of the whole cluster: how far, how good, how fast, how long still."""
+    if state.status in (ClusterStatus.PLANNED, ClusterStatus.STARTING):
+        return []
+    total = wording.progress(state)
+    curves = next((node.curves for node in state.nodes if node.metrics), {})
+    made = [_epoch_tile(state, total), *_feed_tiles(state)]
+    values = dict(total.metrics)
+    made.append(Tile("loss", "Loss", wording.number(values.get("loss")), curve=tuple(curves.get("loss", ()))))
+    other = next((name for name in values if name != "loss"), None)
+    if other is not None:
+        made.append(Tile("metric", title(other), wording.number(values[other]), curve=tuple(curves.get(other, ()))))
+    if state.status.ended:
+        made.append(Tile("left", "Took", wording.duration(state.elapsed)))
+    else:
+        made.append(Tile("rate", "Rows/s", wording.rate(total.rows_per_second)))
+        made.append(Tile("left", "Time left", "" if left is None else f"~ {wording.duration(left)}"))
+    return made
+
+
+def title(metric: str) -> str:
+    """Write a metric's name as the head of a column."""
+    words = metric.replace("_", " ")
+    return words[:1].upper() + words[1:]
+
+
+def metric_names(state: ClusterState) -> list[str]:
+    """Return the metrics that have a column: the loss first, then as the nodes report them."""
+    names = {name: None for node in state.nodes for name in node.metrics}
+    return sorted(names, key=lambda name: name != "loss")[:METRICS]
+
+
+def steps(node: NodeState) -> Steps:
+    """Say how far a node is."""
+    epoch = "" if node.epoch is None else f"{node.epoch}/{node.epochs}" if node.epochs else str(node.epoch)
+    step = "" if node.step is None else f"{node.step}/{node.steps}" if node.steps else str(node.step)
+    return Steps(epoch, step, _percent((node.step or 0) / node.steps) if node.steps else None)
+
+
+def has_gpus(state: ClusterState) -> bool:
+    """Whether any node has a GPU."""
+    return any(node.gpus or node.gpu_use for node in state.nodes)
+
+
+def gpu(node: NodeState) -> Gpu | None:
+    """Say what the GPUs of a node do; None if it has none. Where NVML tells nothing, their addresses remain."""
+    if not node.gpu_use:
+        return Gpu("", (), f"GPU {', '.join(node.gpus)}") if node.gpus else None
+    names = list(dict.fromkeys(use.name for use in node.gpu_use if use.name))
+    percents = tuple(round(use.percent) for use in node.gpu_use if use.percent is not None)
+    used = [use.memory_used for use in node.gpu_use if use.memory_used is not None]
+    total = [use.memory_total for use in node.gpu_use if use.memory_total is not None]
+    memory = _gigabytes(sum(used)) if used else ""
+    memory += f"{' / ' if used else ''}{_gigabytes(sum(total))}" if total else ""
+    many = f"{len(node.gpu_use)} x " if len(node.gpu_use) > 1 else ""
+    return Gpu(many + (", ".join(names) or "GPU"), percents, f"{memory} GB" if memory else "")
+
+
+def machine(node: NodeState) -> tuple[str, str]:
+    """Return a node's use of the CPU, and of memory."""
+    return "" if node.cpu_percent is None else f"{node.cpu_percent:.0f}%", wording.memory(node.memory_bytes)
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.1f}" if size < 99.95e9 else f"{size / 1e9:.0f}"
+
+
+def _epoch_tile(state: ClusterState, total: wording.Progress) -> Tile:
+    if total.epoch is None:
+        return Tile("epoch", "Epoch", "", 0, "idle")
+    of = f" of {total.epochs}" if total.epochs else ""
+    percent = _percent(total.share)
+    value = f"{percent} %" if percent is not None else f"step {total.step}" if total.step is not None else ""
+    return Tile("epoch", f"Epoch {total.epoch}{of}", value, percent, wording.tone(state))
+
+
+def _feed_tiles(state: ClusterState) -> list[Tile]:
+    feed = state.feed
+    if feed is None:
+        return []
+    percent = _percent(feed.partitions_done / feed.partitions) if feed.partitions else None
+    passes = f" · {feed.epochs} passes" if feed.epochs > 1 else ""
+    done = "" if percent is None else f" · {percent} %"
+    return [Tile("feed", f"Feed{passes}{done}", f"{wording.count(feed.rows)} rows", percent, "ok")]
+
+
+def _percent(share: float | None) -> int | None:
+    return None if share is None else round(100 * min(1.0, max(0.0, share)))

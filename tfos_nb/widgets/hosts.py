@@ -1,0 +1,240 @@
+"""Where the code runs: which notebook, terminal or script, what can be shown there, and how a browser reaches a port.
+
+Nothing is asked of a page, since a page that does not answer would hang the kernel: environment variables, the shell
+and what is imported already tell it. Spark and TensorFlow are never imported for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+from urllib.parse import quote
+
+from tfos_nb.errors import PlanError
+
+__all__ = ["Host", "Rendering", "check_proxy_url", "detect_host", "parent_server", "proxied_url"]
+
+Rendering = Literal["widget", "html", "text"]
+
+_PORT = "%PORT%"
+_URL_VARIABLES = ("TFOS_NB_PROXY_URL", "TENSORBOARD_PROXY_URL")
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+_CONNECT_ON_DATABRICKS = (
+    "this compute of Databricks ({kind}) gives notebooks Spark Connect, which has no SparkContext: attach the notebook "
+    "to classic compute in Dedicated access mode, with the ML runtime"
+)
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where the code runs.
+
+    Attributes
+    ----------
+    name : str
+        ``jupyter`` (JupyterLab, Notebook, JupyterHub), ``vscode``, ``colab``, ``databricks``, ``zeppelin``,
+        ``headless`` (a kernel without a page: nbclient, papermill), ``terminal`` (IPython), or ``script``.
+    rendering : str
+        The best that it can show: ``widget``, ``html`` or ``text``.
+    replaces_by_clearing : bool
+        Whether an output can be replaced only by clearing the cell's outputs and writing them anew.
+    refusal : str
+        Why tfos_nb cannot run here, and what to do; empty if it can.
+    """
+
+    name: str
+    rendering: Rendering
+    replaces_by_clearing: bool = False
+    refusal: str = ""
+
+    @property
+    def headless(self) -> bool:
+        """Whether no page shows what the code displays while it runs."""
+        return self.name in ("headless", "script")
+
+
+def detect_host(
+    environ: Mapping[str, str] | None = None,
+    *,
+    shell: Any = None,
+    modules: Mapping[str, ModuleType] | None = None,
+) -> Host:
+    """Tell where the code runs.
+
+    Parameters
+    ----------
+    environ : mapping of str to str, optional
+        The environment; that of the process by default.
+    shell : InteractiveShell, optional
+        IPython's shell; the one of the process by default, if there is one.
+    modules : mapping of str to module, optional
+        What has been imported; ``sys.modules`` by default.
+    """
+    environ = os.environ if environ is None else environ
+    modules = sys.modules if modules is None else modules
+    shell = _current_shell(modules) if shell is None else shell
+    kernel = shell is not None and bool(shell.has_trait("kernel"))
+    names: Mapping[str, Any] = getattr(shell, "user_ns", {})
+    if environ.get("DATABRICKS_RUNTIME_VERSION"):
+        return Host("databricks", "widget" if kernel else "text", refusal=_refusal(environ, names))
+    if "google.colab" in modules or environ.get("COLAB_RELEASE_TAG"):
+        return Host("colab", "widget" if kernel else "text")
+    if _has_zeppelin_context(names):
+        return Host("zeppelin", "html" if kernel else "text", replaces_by_clearing=kernel)
+    if not kernel:
+        return Host("script" if shell is None else "terminal", "text")
+    if "__vsc_ipynb_file__" in names:
+        return Host("vscode", "widget")
+    if environ.get("JPY_SESSION_NAME"):
+        return Host("jupyter", "widget")
+    if environ.get("VSCODE_PID"):  # terminals of VS Code do not have it, its Interactive Window does
+        return Host("vscode", "widget")
+    return Host("headless", "html")
+
+
+def _current_shell(modules: Mapping[str, ModuleType]) -> Any:
+    """Return IPython's shell, if IPython has been imported and has one."""
+    ipython = modules.get("IPython")
+    get_ipython = getattr(ipython, "get_ipython", None)
+    return get_ipython() if callable(get_ipython) else None
+
+
+def _has_zeppelin_context(names: Mapping[str, Any]) -> bool:
+    """Whether Zeppelin has put its context, ``z``, there; ``ZEPPELIN_HOME`` alone may be of the machine."""
+    return "ZeppelinContext" in type(names.get("z")).__name__
+
+
+def _refusal(environ: Mapping[str, str], names: Mapping[str, Any]) -> str:
+    """Say why this compute of Databricks cannot take a cluster, if it cannot."""
+    if environ.get("IS_SERVERLESS", "").lower() in ("1", "true"):
+        return _CONNECT_ON_DATABRICKS.format(kind="Serverless")
+    parts = type(names.get("spark")).__module__.split(".")
+    if "connect" in parts or environ.get("SPARK_CONNECT_MODE_ENABLED") or environ.get("SPARK_REMOTE"):
+        return _CONNECT_ON_DATABRICKS.format(kind="Standard access mode or Serverless")
+    return ""
+
+
+def proxied_url(
+    port: int,
+    path: str,
+    host: Host,
+    environ: Mapping[str, str] | None = None,
+    *,
+    template: str = "",
+    spark_conf: Mapping[str, str] | None = None,
+) -> str | None:
+    """Return the URL under which the user's browser reaches a port of this machine.
+
+    Parameters
+    ----------
+    port : int
+        The port.
+    path : str
+        What comes after it, without a slash before it; a directory needs its slash at the end.
+    host : Host
+        Where the code runs.
+    environ : mapping of str to str, optional
+        The environment; that of the process by default.
+    template : str, optional
+        A URL with ``%PORT%`` that the user has configured; the environment's own goes before it.
+    spark_conf : mapping of str to str, optional
+        Spark's configuration, from which Databricks' driver proxy is known.
+
+    Returns
+    -------
+    str or None
+        A URL, or a path on the notebook page's own origin; None where only the page knows it (Colab), or nobody.
+
+    Raises
+    ------
+    PlanError
+        If a configured URL has no ``%PORT%``, or is no URL for a browser.
+    """
+    environ = os.environ if environ is None else environ
+    configured = _configured(environ, template)
+    if configured:
+        return _joined(configured.replace(_PORT, str(port)), path)
+    if host.name == "colab":
+        return None
+    if host.name == "databricks":
+        return _driver_proxy(port, path, spark_conf or {})
+    code_server = environ.get("VSCODE_PROXY_URI", "")  # such as https://example.org/proxy/{{port}}/
+    if host.name == "vscode" and "{{port}}" in code_server:
+        return _joined(code_server.replace("{{port}}", str(port)), path)
+    prefix = _prefix(environ, host)
+    return _joined(f"{prefix}proxy/{port}/" if prefix else f"http://127.0.0.1:{port}/", path)
+
+
+def _configured(environ: Mapping[str, str], template: str) -> str:
+    """Return the URL that the user or the administrator has set, checked."""
+    given = [(name, environ.get(name, "")) for name in _URL_VARIABLES] + [("TfosMagics.proxy_url", template)]
+    for name, value in given:
+        value = value.strip()
+        if value:
+            check_proxy_url(name, value)
+            return value
+    return ""
+
+
+def check_proxy_url(name: str, value: str) -> None:
+    """Refuse what cannot be the URL of a port: without ``%PORT%``, or no address for a browser."""
+    if _PORT not in value:
+        raise PlanError(f"{name}={value}: it lacks {_PORT}, in whose place the port goes, as in /proxy/{_PORT}/")
+    scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", value)
+    if (scheme and scheme[0].lower() not in ("http:", "https:")) or re.search(r"[\s\x00-\x1f\"'<>]", value):
+        raise PlanError(f"{name}={value}: it is a path, or a URL that begins with http:// or https://")
+
+
+def _joined(base: str, path: str) -> str:
+    return f"{base.rstrip('/')}/{path.lstrip('/')}"
+
+
+def _driver_proxy(port: int, path: str, conf: Mapping[str, str]) -> str | None:
+    """Return the way through Databricks' driver proxy, if Spark says which cluster of which workspace this is."""
+    cluster = conf.get("spark.databricks.clusterUsageTags.clusterId", "")
+    organization = conf.get("spark.databricks.clusterUsageTags.clusterOwnerOrgId", "")
+    workspace = conf.get("spark.databricks.workspaceUrl", "")
+    if not (_NAME.fullmatch(cluster) and _NAME.fullmatch(organization)):
+        return None
+    origin = f"https://{workspace}" if _NAME.fullmatch(workspace) else ""
+    return _joined(f"{origin}/driver-proxy/o/{organization}/{cluster}/{port}/", path)
+
+
+def _prefix(environ: Mapping[str, str], host: Host) -> str:
+    """Return the path of the Jupyter server that shows this kernel, with its last slash; empty if none does."""
+    if host.name not in ("jupyter", "headless"):
+        return ""
+    for name in ("JUPYTERHUB_SERVICE_PREFIX", "NB_PREFIX"):
+        value = environ.get(name, "").strip()
+        if value:
+            return quote("/" + value.strip("/"), safe="/%~@").rstrip("/") + "/"
+    base = parent_server(environ).get("base_url", "")
+    return f"/{str(base).strip('/')}/".replace("//", "/") if base else ""
+
+
+def parent_server(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return what the Jupyter server that started this kernel says of itself, its token included: show it to nobody.
+
+    It is what ``jupyter_server.serverapp.list_running_servers`` gives, whose import would take more than a second.
+    Empty if no server started this kernel, or it runs on another machine.
+    """
+    environ = os.environ if environ is None else environ
+    parent = environ.get("JPY_PARENT_PID", "")
+    if not parent.isdigit():
+        return {}
+    try:
+        from jupyter_core.paths import jupyter_runtime_dir
+
+        folder = environ.get("JUPYTER_RUNTIME_DIR") or jupyter_runtime_dir()
+        info = json.loads(Path(folder, f"jpserver-{parent}.json").read_text(encoding="utf-8"))
+    except (ImportError, OSError, ValueError):
+        return {}
+    return info if isinstance(info, dict) and info.get("pid") == int(parent) else {}

@@ -1,0 +1,136 @@
+"""The table of nodes in static HTML, and the bars and curves in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import NamedTuple
+
+from tfos_nb.state import ClusterState, ClusterStatus, NodeState
+from tfos_nb.widgets import facts, wording
+from tfos_nb.widgets.curves import span, svg_lines, thin
+
+__all__ = ["bar", "curve", "render_table"]
+
+CURVE_POINTS = 32
+
+
+class _Column(NamedTuple):
+    title: str
+    css: str
+    cell: Callable[[NodeState, str], str]
+
+
+def render_table(state: ClusterState, judged: Sequence[tuple[NodeState, str]], caption: str) -> str:
+    """Draw a row for each of these nodes; with each comes what is wrong with it, or nothing."""
+    columns = _columns(state)
+    kind = " t-planned" if state.status is ClusterStatus.PLANNED else " t-ended" if state.status.ended else ""
+    titles = "".join(f'<th scope="col" class="{column.css}">{escape(column.title)}</th>' for column in columns)
+    rows = "".join(_row(columns, node, wrong) for node, wrong in judged)
+    return (
+        f'<div class="t-scroll"><table class="t-nodes{kind}"><caption class="t-unseen">{escape(caption)}</caption>'
+        f"<thead><tr>{titles}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def bar(percent: int | None, tone: str, label: str) -> str:
+    """Draw a thin bar; without a share, its empty track, so that nothing moves when a share comes."""
+    if percent is None:
+        return '<div class="t-track"></div>'
+    return (
+        f'<div class="t-track t-{tone}" role="progressbar" aria-label="{escape(label)}" aria-valuemin="0" '
+        f'aria-valuemax="100" aria-valuenow="{percent}"><div style="width:{percent}%"></div></div>'
+    )
+
+
+def curve(values: Sequence[float]) -> str:
+    """Draw a curve of a line's height; nothing of fewer than two points."""
+    lines = svg_lines(thin(values, CURVE_POINTS), 100, 16)
+    drawn = "".join(f'<polyline fill="none" stroke="currentColor" points="{points}"/>' for points in lines)
+    if not drawn:
+        return ""
+    return (
+        '<svg class="t-curve" width="72" height="16" viewBox="0 0 100 16" preserveAspectRatio="none" '
+        f'aria-hidden="true">{drawn}</svg>'
+    )
+
+
+def _columns(state: ClusterState) -> list[_Column]:
+    """Choose the columns that there is something for."""
+    if state.status is ClusterStatus.PLANNED:
+        return [
+            _Column("Node", "t-c-node", _who),
+            _Column("Slot", "t-c-step", lambda node, _: escape(node.detail) or "—"),
+        ]
+    columns = [
+        _Column("Node", "t-c-node", _who),
+        _Column("State", "t-c-state", _state),
+        _Column("Epoch · step", "t-c-step", _steps),
+    ]
+    css = ("", " t-second-metric", " t-third")
+    for name, place in zip(facts.metric_names(state), css, strict=False):
+        columns.append(_Column(facts.title(name), f"t-c-metric{place}", lambda node, _, name=name: _metric(node, name)))  # type: ignore[misc]
+    if not state.status.ended:
+        columns.append(_Column("Rows/s", "t-num t-c-rate", lambda node, _: wording.rate(node.rows_per_second)))
+        columns.append(_Column("Time left", "t-num t-c-left", _left))
+    if facts.has_gpus(state):
+        columns.append(_Column("GPU", "t-c-gpu", _gpu))
+    return [*columns, _Column("CPU · mem", "t-num t-c-cpu", _machine)]
+
+
+def _row(columns: Sequence[_Column], node: NodeState, wrong: str) -> str:
+    first, *others = columns
+    cells = "".join(f'<td class="{column.css}">{column.cell(node, wrong)}</td>' for column in others)
+    return f'<tr><th scope="row" class="{first.css}">{first.cell(node, wrong)}</th>{cells}</tr>'
+
+
+def _who(node: NodeState, _: str) -> str:
+    where = escape(" · ".join(part for part in (node.host, node.executor) if part))
+    second = f'<br><span class="t-second t-mono" title="{where}">{where}</span>' if where else ""
+    return f'<span class="t-who">{escape(node.node)}</span>{second}'
+
+
+def _state(node: NodeState, wrong: str) -> str:
+    tone = "warn" if wrong else wording.tone(node)
+    word = wording.wrong_word(node, wrong) or wording.node_word(node)
+    return f'<span class="t-pill t-{tone}">{escape(word)}</span>'
+
+
+def _steps(node: NodeState, wrong: str) -> str:
+    """Write the step with its bar; for a node without steps or one that ended badly, what is known of it."""
+    tone = "warn" if wrong else wording.tone(node)
+    far = facts.steps(node)
+    drawn = bar(far.percent, tone, f"steps of {node.node}")
+    if node.detail and (not far.step or tone == "bad"):
+        detail = escape(node.detail)
+        return f'<span class="t-dim" title="{detail}">{detail}</span>{drawn}'
+    epoch = f'<span class="t-dim">{far.epoch}</span>' if far.epoch else ""
+    return (" · ".join(part for part in (epoch, far.step) if part) or "—") + drawn
+
+
+def _metric(node: NodeState, name: str) -> str:
+    values = node.curves.get(name, ())
+    ends = span(values)
+    drawn = curve(values)
+    title = f' title="lowest {wording.number(ends[0])}, highest {wording.number(ends[1])}"' if ends and drawn else ""
+    return f"<span{title}>{wording.number(node.metrics.get(name))}</span>{drawn}"
+
+
+def _left(node: NodeState, _: str) -> str:
+    return "" if node.seconds_left is None or node.status.ended else f"~ {wording.about(node.seconds_left)}"
+
+
+def _gpu(node: NodeState, _: str) -> str:
+    use = facts.gpu(node)
+    if use is None:
+        return '<span class="t-dim">no GPU</span>'
+    if not use.percents:
+        return f'<span title="{escape(use.name)}">{escape(use.memory)}</span>'
+    mean = round(sum(use.percents) / len(use.percents))
+    memory = f'<br><span class="t-second">{escape(use.memory)}</span>' if use.memory else ""
+    return f'<span title="{escape(use.name)}">{mean}%</span>{memory}'
+
+
+def _machine(node: NodeState, _: str) -> str:
+    cpu, memory = facts.machine(node)
+    return f'{cpu}<br><span class="t-second">{memory}</span>' if memory else cpu

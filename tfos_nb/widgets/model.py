@@ -1,0 +1,232 @@
+"""What the page gets of a cluster: a small dictionary that holds all that the panel shows.
+
+It is sent anew whenever something changes, so it is kept small: at most :data:`BUDGET` bytes, whatever the cluster's
+size and whatever the nodes wrote. Words and numbers come written out from :mod:`tfos_nb.widgets.wording`; the page only
+counts time. A node is a list, whose places ``fields`` names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tfos_nb.brief import brief_line, clip, sendable, size
+from tfos_nb.state import ClusterState, ClusterStatus, LogLine, NodeState, NodeStatus
+from tfos_nb.widgets import facts, wording
+from tfos_nb.widgets.curves import quantise, span
+from tfos_nb.widgets.trouble import STALE_AFTER, aside, headline, own_line, trouble_first
+
+__all__ = ["BUDGET", "FIELDS", "IN_DETAIL", "STOPPABLE", "change_key", "page_model"]
+
+BUDGET = 20_000
+"""Bytes of JSON that a message has at most."""
+
+IN_DETAIL = 64
+"""So many nodes are sent in detail, the ones to look at first; of the others, one character each."""
+
+FOR_TEXTS = 2_500
+"""Bytes that are kept for the sentence, the error, the plan and the log."""
+
+FEW_NODES = 12
+"""Up to so many nodes have long curves, and stay in the order of the plan."""
+
+FIELDS = (
+    "name", "host", "executor", "state", "epoch", "step", "percent", "metrics", "curves", "rate", "left", "gpu", "cpu",
+    "memory", "beat", "detail",
+)  # fmt: skip
+"""The places of a node's list."""
+
+_STATES = (
+    ("planned", "idle"), ("reserved", "warn"), ("starting", "warn"), ("waiting", "warn"), ("training", "run"),
+    ("evaluating", "run"), ("serving", "ok"), ("done", "ok"), ("failed", "bad"), ("lost", "bad"), ("stopped", "idle"),
+    ("slow", "warn"), ("silent", "warn"),
+)  # fmt: skip
+"""What a node may be, with its colour; a node's state is sent as a place in this list."""
+
+_STATE_PLACES = {word: place for place, (word, _) in enumerate(_STATES)}
+STOPPABLE = (ClusterStatus.STARTING, ClusterStatus.RUNNING, ClusterStatus.RECOVERING, ClusterStatus.STOPPING)
+
+
+def page_model(
+    state: ClusterState, *, note: str = "", left: float | None = None, said: str = "", stoppable: bool = True
+) -> dict[str, Any]:
+    """Make the dictionary that the page shows.
+
+    Parameters
+    ----------
+    state : ClusterState
+        What to show.
+    note : str
+        A line at the end.
+    left : float, optional
+        Seconds until the training ends, if the nodes do not say.
+    said : str
+        What the cluster answered to a press of the Stop button.
+    stoppable : bool
+        Whether there is anything that a press of the Stop button could reach.
+
+    Returns
+    -------
+    dict
+        Strings, whole numbers, None, and lists of them: what JSON can hold.
+    """
+    judged = trouble_first(state.nodes)
+    wrong = {node.node: word for node, word in judged}
+    shown = [node for node, _ in judged[:IN_DETAIL]] if len(state.nodes) > FEW_NODES else list(state.nodes)
+    model = _head(state, wording.time_left(state, left), stoppable)
+    model |= {"note": clip(note, 300), "said": clip(said, 300)}
+    model |= _nodes(state, shown, wrong)
+    while size(model) > BUDGET - FOR_TEXTS:  # names, hosts and metrics of extraordinary length
+        model["nodes"] = model["nodes"][: len(model["nodes"]) * 3 // 4]
+    _add_long_texts(model, state)
+    return model
+
+
+def change_key(state: ClusterState, *, note: str = "", said: str = "") -> str:
+    """Return what a reader would see change, apart from the time that the page counts by itself."""
+    calm = tuple(
+        replace(node, heartbeat_age=_STALE_OR_NOT[(node.heartbeat_age or 0.0) > STALE_AFTER], seconds_left=None)
+        for node in state.nodes
+    )
+    elapsed = state.elapsed if state.status.ended else 0.0
+    return json.dumps(page_model(replace(state, nodes=calm, elapsed=elapsed), note=note, said=said))
+
+
+_STALE_OR_NOT = {False: 0.0, True: STALE_AFTER + 1}
+
+
+def _head(state: ClusterState, left: float | None, stoppable: bool) -> dict[str, Any]:
+    return {
+        "id": state.id,
+        "name": clip(state.name, 80),
+        "status": state.status.value,
+        "ended": state.status.ended,
+        "stoppable": stoppable and state.status in STOPPABLE,
+        "word": wording.cluster_word(state),
+        "tone": wording.tone(state),
+        "size": clip(wording.size(state), 200),
+        "generation": state.generation,
+        "elapsed": None if state.status is ClusterStatus.PLANNED else round(state.elapsed, 1),
+        "left": None if left is None else round(left),
+        "master": clip(state.spark_master, 80),
+        "tensorboard": clip(state.log_dir, 120),
+        "tiles": [
+            [tile.key, clip(tile.label, 60), tile.value, tile.percent, tile.tone, _curve(tile.curve, 48)]
+            for tile in facts.tiles(state, left)
+        ],
+    }
+
+
+def _nodes(state: ClusterState, shown: list[NodeState], wrong: dict[str, str]) -> dict[str, Any]:
+    few = len(state.nodes) <= FEW_NODES
+    names = facts.metric_names(state)
+    gpu_names = sorted({use.name for node in shown if (use := facts.gpu(node)) is not None})
+    lengths = (48, 48, 48) if few else (16, 10) if len(shown) > 32 else (20, 14)
+    places = [_place(node, wrong) for node in state.nodes]
+    return {
+        "fields": FIELDS,
+        "states": _STATES,
+        "metrics": [clip(facts.title(name), 24) for name in names],
+        "gpus": facts.has_gpus(state),
+        "gpuNames": [clip(name, 48) for name in gpu_names],
+        "nodes": [_node(node, wrong, names, lengths, gpu_names) for node in shown],
+        "cells": "" if few else "".join(chr(ord("a") + place) for place in places),
+        "roles": _roles(state.nodes),
+    }
+
+
+def _node(
+    node: NodeState, wrong: dict[str, str], names: list[str], lengths: tuple[int, ...], gpu_names: list[str]
+) -> list[Any]:
+    """Write a node as :data:`FIELDS` says."""
+    far = facts.steps(node)
+    gpu = facts.gpu(node)
+    cpu, memory = facts.machine(node)
+    return [
+        clip(node.node, 24),
+        clip(node.host, 32),
+        clip(node.executor, 12),
+        _place(node, wrong),
+        far.epoch,
+        far.step,
+        far.percent,
+        [wording.number(node.metrics.get(name)) for name in names],
+        [_curve(node.curves.get(name, ()), length) for name, length in zip(names, lengths, strict=False)],
+        "" if node.status.ended else wording.rate(node.rows_per_second),
+        None if node.seconds_left is None or node.status.ended else round(node.seconds_left),
+        None if gpu is None else [gpu_names.index(gpu.name), gpu.percents[:8], clip(gpu.memory, 24)],
+        cpu,
+        memory,
+        None if node.heartbeat_age is None or node.status.ended else round(node.heartbeat_age, 1),
+        clip(node.detail, 90) if node.step is None or node.status in (NodeStatus.FAILED, NodeStatus.LOST) else "",
+    ]
+
+
+def _place(node: NodeState, wrong: dict[str, str]) -> int:
+    return _STATE_PLACES[wrong[node.node] or wording.node_word(node)]
+
+
+def _roles(nodes: Sequence[NodeState]) -> list[list[Any]]:
+    """Write the names of all nodes as ``[role, first index, how many]``, where they count up; else one by one."""
+    runs: list[list[Any]] = []
+    for node in nodes:
+        role, _, number = node.node.rpartition(":")
+        index = int(number) if role and number.isdecimal() else None
+        name = node.node if index is None else role
+        if index is not None and runs and runs[-1][0] == name and runs[-1][1] == index - runs[-1][2]:
+            runs[-1][2] += 1
+        else:
+            runs.append([name, index, 1])
+    return [[clip(name, 24), first, count] for name, first, count in runs]
+
+
+def _curve(values: Sequence[float], points: int) -> list[str]:
+    """Write a curve as its points and, where there is room, its ends; nothing if there is no curve yet."""
+    line, ends = quantise(values, points), span(values)
+    if not line or ends is None:
+        return []
+    return [line, f"{ends[0]:.3g}", f"{ends[1]:.3g}"] if points >= 20 else [line]
+
+
+def _add_long_texts(model: dict[str, Any], state: ClusterState) -> None:
+    """Add what may be long, as far as there is room: the error before the plan before the log."""
+    first, rest = headline(state.error)
+    own = own_line(rest)
+    model["sentence"] = clip(wording.sentence(state, counting=True), 600)
+    model["aside"] = aside(state)
+    model["error"] = clip(first, 600)
+    model["own"] = [clip(own.where, 160), clip(own.code, 240)] if own else []
+    left = BUDGET - size(model) - 200
+    model["trace"] = _clip_lines(rest, min(6_000, left // 3))
+    model["plan"] = clip(state.plan, min(2_000, left // 4), more="\n…")
+    model["log"] = _newest(state.log, min(10_000, BUDGET - size(model) - 200))
+
+
+def _newest(log: Sequence[LogLine], room: int) -> list[list[Any]]:
+    """Return the newest lines that fit, the oldest of them first."""
+    taken: list[list[Any]] = []
+    for line in reversed(log):
+        written = brief_line(line)
+        room -= size(written) + 2
+        if room < 0:
+            break
+        taken.append(written)
+    return taken[::-1]
+
+
+def _clip_lines(text: str, room: int) -> str:
+    """Keep the end of a traceback: what was raised, and where, is written last."""
+    whole = sendable(text)
+    if size(whole) <= room:
+        return whole
+    lines: list[str] = []
+    room -= 8
+    for line in reversed(whole.splitlines()):
+        short = clip(line, 400)
+        room -= size(short)
+        if room < 0:
+            break
+        lines.append(short)
+    return "\n".join(["…", *reversed(lines)])

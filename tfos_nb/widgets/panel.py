@@ -1,0 +1,90 @@
+"""The live panel in a notebook: ``panel.js`` shows what :mod:`tfos_nb.widgets.model` makes of a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from tfos_nb.state import ClusterState
+from tfos_nb.widgets.model import change_key, page_model
+from tfos_nb.widgets.output import WidgetScreen
+
+__all__ = ["Panel", "PanelScreen", "answer_on_any_shell"]
+
+KEEP_ALIVE = 5.0
+"""Seconds after which the page hears from the kernel though nothing but time has changed; it counts by itself."""
+
+AT_MOST_EVERY = 0.4
+"""Seconds between two messages: what is drawn sooner waits for the view's next look."""
+
+
+class Panel(anywidget.AnyWidget):
+    """The widget: one dictionary, from which a page that is loaded anew shows everything again."""
+
+    _esm = Path(__file__).with_name("panel.js")
+    _css = Path(__file__).with_name("panel.css")
+    cluster = traitlets.Dict().tag(sync=True)
+
+
+class PanelScreen(WidgetScreen):
+    """An output of a notebook that is the live panel while the cluster runs.
+
+    Parameters
+    ----------
+    clock : callable, optional
+        Tells the time in seconds, as :func:`time.monotonic` does.
+    """
+
+    asks_by_http = True
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._shown = ""
+        self._sent = float("-inf")
+
+    def make(self) -> list[Any]:
+        """Make the panel, and listen to its button."""
+        panel = Panel()
+        panel.on_msg(self._hear)
+        answer_on_any_shell(panel.comm)
+        return [panel]
+
+    def change(self, state: ClusterState, note: str, left: float | None) -> None:
+        """Send the state anew if a reader would see more than the time that the page counts by itself."""
+        stoppable = self.stop is not None or bool(state.id)
+        shown = f"{stoppable} {change_key(state, note=note, said=self.said)}"
+        quiet = self._clock() - self._sent
+        if quiet < (KEEP_ALIVE if shown == self._shown else AT_MOST_EVERY):
+            return
+        (panel,) = self.widgets
+        panel.cluster = page_model(state, note=note, left=left, said=self.said, stoppable=stoppable)
+        answer_on_any_shell(panel.comm)
+        self._shown, self._sent = shown, self._clock()
+
+    def show_last(self, state: ClusterState, note: str, left: float | None) -> None:
+        """Send the end, however short a time ago something was sent."""
+        self._sent = float("-inf")
+        self._shown = ""
+        super().show_last(state, note, left)
+
+    def _hear(self, panel: Panel, content: Any, buffers: Any) -> None:
+        """Take a message of the page."""
+        if isinstance(content, dict) and content.get("kind") == "stop":
+            self.press_stop()
+
+
+def answer_on_any_shell(comm: Any) -> None:
+    """Let the page's messages come in while a cell runs.
+
+    ipykernel 7.4 hands a widget's messages to the shell that last published on its comm: to the main shell, which is
+    busy while a cell runs. Without its record of that, they go to the subshell that the page has sent them to.
+    """
+    with contextlib.suppress(AttributeError):
+        del comm._reply_subshell_id

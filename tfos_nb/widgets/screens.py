@@ -1,0 +1,246 @@
+"""Where a cluster may be drawn, apart from widgets: a notebook's output, a terminal, a log; and which one to take."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+from IPython.display import DisplayHandle, clear_output, display
+
+from tfos_nb.errors import PlanError
+from tfos_nb.state import ClusterState, NodeState
+from tfos_nb.widgets import wording
+from tfos_nb.widgets.hosts import Host, detect_host
+from tfos_nb.widgets.html import render_html
+from tfos_nb.widgets.text import WIDTH, render_text
+
+__all__ = [
+    "ClearingScreen",
+    "LastLineScreen",
+    "LogScreen",
+    "NoScreen",
+    "NotebookScreen",
+    "Screen",
+    "TerminalScreen",
+    "choose_rendering",
+    "choose_screen",
+]
+
+CHOICES = ("auto", "widget", "html", "text", "none")
+"""What ``TFOS_NB_PROGRESS`` may be."""
+
+
+class Screen(ABC):
+    """Where a view draws.
+
+    ``outlives_cell`` says whether it can still be drawn on when the cell that made it has returned; ``asks_by_http``
+    whether it has a page that asks the kernel through the Jupyter server.
+    """
+
+    outlives_cell = True
+    asks_by_http = False
+
+    @abstractmethod
+    def draw(self, state: ClusterState, note: str, left: float | None) -> None:
+        """Bring what is shown up to date."""
+
+    def stop_with(self, stop: Callable[[], str] | None) -> None:  # noqa: B027 - most screens have no button
+        """Take what a Stop button calls: it returns at once and says what happens now."""
+
+    def close(self) -> None:  # noqa: B027 - most screens hold nothing
+        """Let go of what the screen holds; what it shows stays. Nothing is drawn after it."""
+
+
+class NotebookScreen(Screen):
+    """An output of a notebook, replaced in place; its last content is what the saved file holds.
+
+    Parameters
+    ----------
+    handle : DisplayHandle, optional
+        An output that is there already; a new one if not given.
+    """
+
+    def __init__(self, handle: DisplayHandle | None = None) -> None:
+        self._handle = handle
+        self._shown = ""
+
+    def draw(self, state: ClusterState, note: str, left: float | None) -> None:
+        """Send the HTML, with the text beside it for those who show no HTML."""
+        html = render_html(state, note=note, left=left)
+        if html == self._shown:
+            return
+        bundle = {"text/html": html, "text/plain": render_text(state, note=note, left=left)}
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._handle.update(bundle, raw=True)  # type: ignore[no-untyped-call]
+        self._shown = html
+
+
+class ClearingScreen(Screen):
+    """An output of a host that can replace it only by clearing all that the running cell has shown (Zeppelin)."""
+
+    outlives_cell = False
+
+    def __init__(self) -> None:
+        self._shown = ""
+
+    def draw(self, state: ClusterState, note: str, left: float | None) -> None:
+        """Send the HTML; the host clears the old one when the new one is there."""
+        html = render_html(state, note=note, left=left)
+        if html == self._shown:
+            return
+        clear_output(wait=True)  # type: ignore[no-untyped-call]
+        bundle = {"text/html": html, "text/plain": render_text(state, note=note, left=left)}
+        display(bundle, raw=True)  # type: ignore[no-untyped-call]
+        self._shown = html
+
+
+class TerminalScreen(Screen):
+    """A terminal: the table is drawn over itself."""
+
+    outlives_cell = False
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lines: list[str] = []
+
+    def draw(self, state: ClusterState, note: str, left: float | None) -> None:
+        """Go up to the first line of the last drawing and write over it, clearing each line's rest."""
+        width, height = shutil.get_terminal_size((WIDTH, 24))
+        text = render_text(state, note=note, left=left)
+        lines = [line[: width - 1] for line in text.splitlines()][: height - 1]  # a wrapped line would break the count
+        if lines == self._lines:
+            return
+        up = f"\x1b[{len(self._lines)}F" if self._lines else ""
+        body = "".join(f"{line}\x1b[K\n" for line in lines)
+        self._stream.write(f"{up}{body}\x1b[J")
+        self._stream.flush()
+        self._lines = lines
+
+
+class LogScreen(Screen):
+    """A log file or a pipe: the table first and last, and between them a line for each new state or epoch."""
+
+    outlives_cell = False
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._last: ClusterState | None = None
+        self._note = ""
+        self._ended = False
+
+    def draw(self, state: ClusterState, note: str, left: float | None) -> None:
+        """Write what changed since the last drawing, if anything did."""
+        lines = []
+        if self._last is None or (state.status.ended and not self._ended):
+            lines = render_text(state, note=note).splitlines()
+        else:
+            lines = _changes(self._last, state) + ([note] if note and note != self._note else [])
+        self._last, self._note, self._ended = state, note, state.status.ended
+        if lines:
+            self._stream.write("\n".join(lines) + "\n")
+            self._stream.flush()
+
+
+class LastLineScreen(Screen):
+    """A prompt that the user types at: nothing but the outcome."""
+
+    outlives_cell = True
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._told = False
+
+    def draw(self, state: ClusterState, note: str, left: float | None) -> None:
+        """Say how it ended, once."""
+        if state.status.ended and not self._told:
+            self._told = True
+            self._stream.write(f"\n{state.name}: {wording.sentence(state)}\n")
+            self._stream.flush()
+
+
+class NoScreen(Screen):
+    """Nothing at all."""
+
+    outlives_cell = True
+
+    def draw(self, state: ClusterState, note: str, left: float | None) -> None:
+        """Do nothing."""
+
+
+def choose_rendering(environ: Mapping[str, str] | None = None) -> tuple[str, Host]:
+    """Choose what to show, by ``TFOS_NB_PROGRESS`` or by where the code runs: ``widget``, ``html``, ``text``, ``none``.
+
+    Raises
+    ------
+    PlanError
+        If the variable has none of its five values.
+    """
+    environ = os.environ if environ is None else environ
+    wanted = environ.get("TFOS_NB_PROGRESS", "").strip().lower() or "auto"
+    if wanted not in CHOICES:
+        raise PlanError(f"TFOS_NB_PROGRESS={wanted}: it is one of {', '.join(CHOICES)}")
+    host = detect_host(environ)
+    if wanted == "auto":
+        wanted = "html" if host.rendering == "widget" and host.headless else host.rendering
+    return wanted, host
+
+
+def choose_screen(environ: Mapping[str, str] | None = None, stream: TextIO | None = None) -> Screen:
+    """Choose where to draw: see :func:`choose_rendering`."""
+    out = stream or sys.stdout
+    rendering, host = choose_rendering(environ)
+    if rendering == "none":
+        return NoScreen()
+    if rendering == "widget":
+        return _widget_screen(anywidget=host.name != "databricks")
+    if rendering == "html":
+        return ClearingScreen() if host.replaces_by_clearing else NotebookScreen()
+    return TerminalScreen(out) if out.isatty() else LogScreen(out)
+
+
+def _widget_screen(*, anywidget: bool) -> Screen:
+    """Return the best of the widgets that can be imported; where none can, HTML."""
+    if anywidget:
+        with contextlib.suppress(ImportError):
+            from tfos_nb.widgets.panel import PanelScreen
+
+            return PanelScreen()
+    with contextlib.suppress(ImportError):
+        from tfos_nb.widgets.plain import PlainScreen
+
+        return PlainScreen()
+    return NotebookScreen()
+
+
+def _changes(before: ClusterState, now: ClusterState) -> list[str]:
+    """Say what changed between two states, nodes with the same change in one line."""
+    old = {node.node: node for node in before.nodes}
+    said: dict[str, list[str]] = {}
+    for node in now.nodes:
+        change = _change(old.get(node.node), node)
+        if change:
+            said.setdefault(change, []).append(node.node)
+    at = f"[{wording.duration(now.elapsed)}]"
+    lines = [f"{at} {now.name}: {wording.cluster_word(now).lower()}"] if before.status is not now.status else []
+    loss = dict(wording.progress(before).metrics).get("loss")
+    for change, nodes in said.items():
+        names = ", ".join(nodes) if len(nodes) <= 4 else f"{', '.join(nodes[:3])} and {len(nodes) - 3} more"
+        so_far = f", loss {wording.number(loss)} so far" if change.startswith("epoch") and loss is not None else ""
+        lines.append(f"{at} {names}: {change}{so_far}")
+    return lines
+
+
+def _change(old: NodeState | None, new: NodeState) -> str:
+    if old is None or old.status is not new.status:
+        where = f" on {new.host}" if new.host and (old is None or old.host != new.host) else ""
+        return wording.node_word(new) + where
+    if new.epoch is not None and old.epoch != new.epoch:
+        return f"epoch {new.epoch} of {new.epochs}" if new.epochs else f"epoch {new.epoch}"
+    return ""

@@ -1,0 +1,183 @@
+"""TensorBoard where the user is: in the page, in a tab, or as a printed address.
+
+The way to it, first that fits: an address that the user or the administrator has configured; Colab's and Databricks'
+own proxies; this package's extension in the Jupyter server that the page came from; jupyter-server-proxy; the port
+itself. Only the first three and the last two need a port of the kernel's machine, and it is opened only then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from IPython.display import HTML, display
+
+from tfos_nb.endpoint import Endpoint, Served, the_endpoint
+from tfos_nb.errors import PlanError
+from tfos_nb.state import ClusterState, ClusterStatus, LogLine
+from tfos_nb.widgets.extension import ask_extension
+from tfos_nb.widgets.hosts import Host, detect_host, parent_server, proxied_url
+
+__all__ = ["LogDirectory", "show_tensorboard"]
+
+_ADVICE = (
+    "The Jupyter server of this page has no tfos_nb extension. In its environment run: "
+    "jupyter server extension enable tfos_nb.serverext, and start it again."
+)
+
+
+class LogDirectory:
+    """A directory of logs, in the place of a cluster that has ended.
+
+    Parameters
+    ----------
+    log_dir : str
+        A directory of the kernel's machine, or a URL that TensorBoard can read.
+
+    Raises
+    ------
+    PlanError
+        If there is no such directory here.
+    """
+
+    tensorboard_socket = ""
+
+    def __init__(self, log_dir: str) -> None:
+        if "://" not in log_dir:
+            log_dir = os.path.abspath(os.path.expanduser(log_dir))
+            if not os.path.isdir(log_dir):
+                raise PlanError(f"{log_dir}: no such directory on {os.uname().nodename}, where the kernel runs")
+        self._log_dir = log_dir
+        self.id = hashlib.sha256(log_dir.encode()).hexdigest()[:16]
+
+    def snapshot(self) -> ClusterState:
+        """Return the state of a cluster that left these logs."""
+        name = os.path.basename(self._log_dir.rstrip("/")) or self._log_dir
+        return ClusterState(name, self.id, status=ClusterStatus.DONE, log_dir=self._log_dir)
+
+    def request_stop(self) -> str:
+        """Say that there is nothing to stop."""
+        return "there is no cluster behind these logs"
+
+    def log_lines(self, node: str, limit: int) -> Sequence[LogLine]:
+        """Return nothing: there is no node."""
+        return ()
+
+
+def show_tensorboard(
+    cluster: Served | None = None,
+    *,
+    log_dir: str | None = None,
+    height: int = 800,
+    frame: bool = True,
+    proxy_url: str = "",
+    host: Host | None = None,
+    spark_conf: Mapping[str, str] | None = None,
+) -> None:
+    """Show TensorBoard of a cluster, or of a directory, where the code runs.
+
+    Parameters
+    ----------
+    cluster : Cluster, optional
+        One that was launched with ``tensorboard=True`` or ``log_dir=``. While it runs, its chief's TensorBoard is
+        shown; when it has ended, one over what it left.
+    log_dir : str, optional
+        A directory or URL instead.
+    height : int, optional
+        Of the frame in the page, in pixels.
+    frame : bool, optional
+        Whether there is one; without, a link alone.
+    proxy_url : str, optional
+        Under which address a browser reaches a port of this machine, with ``%PORT%`` in it.
+    host : Host, optional
+        Where the code runs; found out by itself.
+    spark_conf : mapping of str to str, optional
+        Spark's configuration, from which Databricks' proxy is known.
+
+    Raises
+    ------
+    PlanError
+        If there is nothing to show.
+    """
+    host = detect_host() if host is None else host
+    shown = LogDirectory(log_dir) if log_dir is not None else _with_logs(cluster)
+    state = shown.snapshot()
+    if host.headless:
+        sys.stdout.write(f"TensorBoard of {state.name}: no page to show it in; the logs are in {state.log_dir}\n")
+        return
+    endpoint = the_endpoint()
+    endpoint.serve(shown)
+    configured = proxy_url or os.environ.get("TFOS_NB_PROXY_URL") or os.environ.get("TENSORBOARD_PROXY_URL")
+    if host.name == "colab" and not configured:
+        _show_in_colab(endpoint, state, height if frame else 0)
+    elif configured or host.name in ("databricks", "zeppelin", "terminal"):
+        _show_link(_address(endpoint, state, host, proxy_url, spark_conf), state, height if frame else 0, host)
+    else:
+        _show_in_jupyter(endpoint, state, height if frame else 0, host)
+
+
+def _with_logs(cluster: Served | None) -> Served:
+    if cluster is None:
+        raise PlanError("which TensorBoard? Name a cluster, or a directory with --logdir")
+    state = cluster.snapshot()
+    if not state.log_dir:
+        raise PlanError(f"{state.name} was launched without TensorBoard: launch it with --tensorboard, or --logdir DIR")
+    return cluster
+
+
+def _address(
+    endpoint: Endpoint, state: ClusterState, host: Host, proxy_url: str = "", conf: Mapping[str, str] | None = None
+) -> str | None:
+    """Return an address that opens once; its port is open to this machine, on Databricks to the proxy before it."""
+    port = endpoint.open_port("0.0.0.0" if host.name == "databricks" else "127.0.0.1")  # noqa: S104 - see guests
+    return proxied_url(port, endpoint.invitation(state.id), host, template=proxy_url, spark_conf=conf)
+
+
+def _show_in_jupyter(endpoint: Endpoint, state: ClusterState, height: int, host: Host) -> None:
+    """Let the page find the way; the static text beside it is what a saved notebook shows."""
+    server = parent_server()
+    base = str(server.get("base_url", "")).rstrip("/") if ask_extension(server).version else ""
+    text = f"TensorBoard of {state.name}: {state.log_dir}"
+    bundle: dict[str, Any] = {"text/plain": text, "text/html": f"<div>{escape(text)}</div>"}
+    try:
+        from tfos_nb.widgets.frame import Frame
+    except ImportError:
+        _show_link(f"{base}/tfos-nb/tb/{state.id}/" if base else None, state, height, host)
+        return
+    # Where the server does not have the extension, or cannot be asked from here, a port may be needed.
+    other = "" if base else _address(endpoint, state, host) or ""
+    widget = Frame(cluster=state.id, name=state.name, log_dir=state.log_dir, height=height, other=other, advice=_ADVICE)
+    bundle["application/vnd.jupyter.widget-view+json"] = {
+        "version_major": 2,
+        "version_minor": 0,
+        "model_id": widget.model_id,
+    }
+    display(bundle, raw=True)  # type: ignore[no-untyped-call]
+
+
+def _show_link(url: str | None, state: ClusterState, height: int, host: Host) -> None:
+    if url is None:
+        raise PlanError(f"TensorBoard of {state.name}: no address leads to it from here. {_ADVICE}")
+    if host.rendering == "text":
+        sys.stdout.write(f"TensorBoard of {state.name}: {url}\n(on this machine; the link opens once)\n")
+        return
+    link = f'<a href="{escape(url)}" target="_blank" rel="noopener">TensorBoard of {escape(state.name)} ↗</a>'
+    title = f"TensorBoard of {escape(state.name)}"
+    box = f'<iframe src="{escape(url)}" title="{title}" width="100%" height="{height}" style="border:0"></iframe>'
+    display(HTML(f"<div>{link}</div>{box if height else ''}"))  # type: ignore[no-untyped-call]
+
+
+def _show_in_colab(endpoint: Endpoint, state: ClusterState, height: int) -> None:
+    """Colab's page knows the address of a port, and tells it to a script of the output alone."""
+    port = endpoint.open_port()
+    script = Path(__file__).with_name("colab.js").read_text(encoding="utf-8")
+    given = json.dumps(
+        {"port": port, "path": endpoint.invitation(state.id), "height": height, "name": state.name}
+    ).replace("<", "\\u003c")
+    display(HTML(f"<div></div><script>({script})({given})</script>"))  # type: ignore[no-untyped-call]

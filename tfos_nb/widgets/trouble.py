@@ -1,0 +1,102 @@
+"""Which node to look at first, and where in the user's program an error comes from."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from typing import NamedTuple
+
+from tfos_nb.state import ClusterState, ClusterStatus, NodeState, NodeStatus
+
+__all__ = ["STALE_AFTER", "OwnLine", "aside", "headline", "own_line", "trouble_first"]
+
+STALE_AFTER = 5.0
+"""Seconds without a heartbeat after which the panel says so; a node beats once a second."""
+
+SLOW_BELOW = 0.6
+"""A node is called slow if it takes less than this share of its peers' median rows per second..."""
+
+ENOUGH_PEERS = 4
+"""...and there are at least so many of them: of three nodes, one always looks slow."""
+
+_FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$')
+_CELL = re.compile(r"Cell In\[(\d+)\]$")
+_NOT_THE_USERS = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ", "/tfos_nb/")
+
+
+def trouble_first(nodes: tuple[NodeState, ...]) -> list[tuple[NodeState, str]]:
+    """Order nodes so that the one to look at comes first, each with ``"silent"``, ``"slow"``, or nothing wrong."""
+    medians = _medians(nodes)
+    judged = [(node, _trouble(node, medians.get(_role(node)))) for node in nodes]
+
+    def urgency(pair: tuple[NodeState, str]) -> tuple[int, int, int]:
+        node, wrong = pair
+        broken = node.status in (NodeStatus.FAILED, NodeStatus.LOST)
+        return (0 if broken else 1 if wrong else 2, node.epoch or 0, node.step or 0)
+
+    return sorted(judged, key=urgency)
+
+
+def _trouble(node: NodeState, median: float | None) -> str:
+    if node.status.ended:
+        return ""
+    if node.heartbeat_age is not None and node.heartbeat_age > STALE_AFTER:
+        return "silent"
+    rate = node.rows_per_second
+    return "slow" if rate is not None and median is not None and rate < SLOW_BELOW * median else ""
+
+
+def _medians(nodes: tuple[NodeState, ...]) -> dict[str, float]:
+    """Return the median rows per second of each role that has enough nodes to compare."""
+    rates: dict[str, list[float]] = {}
+    for node in nodes:
+        if node.rows_per_second is not None and not node.status.ended:
+            rates.setdefault(_role(node), []).append(node.rows_per_second)
+    return {role: statistics.median(of_role) for role, of_role in rates.items() if len(of_role) >= ENOUGH_PEERS}
+
+
+def _role(node: NodeState) -> str:
+    return node.node.partition(":")[0]
+
+
+def headline(error: str) -> tuple[str, str]:
+    """Split an error into its first line and the rest."""
+    first, _, rest = error.strip().partition("\n")
+    return first.strip(), rest.rstrip()
+
+
+def aside(state: ClusterState) -> str:
+    """Say what a failure has done to the others, and what comes next."""
+    if state.status is not ClusterStatus.FAILED or not headline(state.error)[0]:
+        return ""
+    stopped = sum(node.status is NodeStatus.STOPPED for node in state.nodes)
+    others = f"{stopped} other node{'s were' if stopped > 1 else ' was'} stopped because of it. " if stopped else ""
+    return f"{others}The Spark session is free: fix the cell and run it again."
+
+
+class OwnLine(NamedTuple):
+    """The last line of the user's own program in a traceback: where it is, and what it says."""
+
+    where: str
+    code: str
+
+
+def own_line(error: str) -> OwnLine | None:
+    r"""Find the line of the user's program that an error came from; None if the traceback shows none.
+
+    Examples
+    --------
+    >>> own_line('ValueError\n  File "Cell In[4]", line 12, in main\n    model.fit(rows)')
+    OwnLine(where='cell 4, line 12, in main', code='model.fit(rows)')
+    """
+    lines = error.splitlines()
+    found = None
+    for number, line in enumerate(lines):
+        frame = _FRAME.match(line)
+        if frame is None or any(part in frame["file"] for part in _NOT_THE_USERS):
+            continue
+        cell = _CELL.search(frame["file"])
+        file = f"cell {cell[1]}" if cell else frame["file"]
+        code = lines[number + 1].strip() if number + 1 < len(lines) and not _FRAME.match(lines[number + 1]) else ""
+        found = OwnLine(f"{file}, line {frame['line']}, in {frame['function']}", code)
+    return found
