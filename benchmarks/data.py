@@ -31,7 +31,7 @@ class Shape:
     columns : tuple of str
         Spark SQL expressions over ``id``.
     rows : int
-        How many rows the feed takes by default: two to four seconds' worth.
+        How many rows the feed takes by default: some seconds' worth, so that a start of half a second is no large part.
     lineage_rows : int
         How many TensorFlowOnSpark takes: it is slower by far, and more rows
         do not change its rate.
@@ -51,14 +51,14 @@ VECTORS = Shape(
         "transform(sequence(0, 783), i -> cast(pmod(hash(id, i), 256) / 255 as float)) AS features",
         "pmod(id, 10) AS label",
     ),
-    rows=160_000,
+    rows=400_000,
     lineage_rows=40_000,
 )
 SCALARS = Shape(
     name="scalars",
     describes="16 double columns",
     columns=tuple(f"pmod(hash(id, {index}), 1000003) / 1000003.0D AS c{index:02d}" for index in range(16)),
-    rows=4_000_000,
+    rows=8_000_000,
     lineage_rows=200_000,
 )
 SHAPES = (VECTORS, SCALARS)

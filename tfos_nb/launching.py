@@ -24,6 +24,7 @@ from tfos_nb.session import (
     check_local_python,
     check_slots,
     resource_profile,
+    run_to_the_end,
 )
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def submit_nodes(
         count = len(nodes)
         extra: dict[str, Any] = {"profile": profile} if profile is not None else {}  # PySpark 3.5 does not know it
         frame = spark.range(0, count, 1, count).mapInArrow(task(nodes), SUMMARY_SCHEMA, **extra)
-        started.append(jobs.run(Waking(frame.collect, wake), f"{description}: {', '.join(nodes)}"))
+        started.append(jobs.run(Waking(run_to_the_end(frame), wake), f"{description}: {', '.join(nodes)}"))
     return started
 
 

@@ -59,6 +59,7 @@ __all__ = [
     "check_slots",
     "is_stopped",
     "resource_profile",
+    "run_to_the_end",
     "slots_busy",
     "slots_total",
     "spark_session",
@@ -224,6 +225,15 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def run_to_the_end(frame: Any) -> Callable[[], int]:
+    """Return an action that computes a DataFrame and throws its rows away; it counts them.
+
+    ``collect`` would do, but for its name: PySpark gives the job that of the line in which it is called.
+    """
+    action: Callable[[], int] = frame._jdf.toJavaRDD().count
+    return action
+
+
 class Job(Generic[_Result]):
     """A Spark action that runs in a thread of its own.
 
@@ -264,6 +274,8 @@ class Job(Generic[_Result]):
             for tag in tags:
                 self._sc.addJobTag(tag)
             self._sc.setJobDescription(self.description)
+            # What sparkmonitor calls it, of which it shows no more than one word.
+            self._sc._jsc.setCallSite(self.description.replace(" ", "_"))
             if not self.cancelled:
                 self.result = target()
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the job

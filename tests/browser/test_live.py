@@ -127,3 +127,13 @@ def test_the_logged_out_get_nothing(browser: object, lab: Lab, context: BrowserC
         answer = stranger.request.get(f"http://127.0.0.1:{lab.port}{BASE}{path}", max_redirects=0)
         assert answer.status in (302, 403), path
     stranger.close()
+
+
+def test_a_reload_while_the_cell_blocks_shows_the_end_when_there_is_one(open_tab: OpenTab) -> None:
+    """The page has to wait for the kernel; nothing is lost by it."""
+    tab = open_tab("blocked.ipynb", LOAD, "%%tfos_cluster mnist --workers 1 --data rows --epochs 15\n" + fit(0.05, 15))
+    tab.run_all()
+    expect(tab.panel.get_by_role("row", name=re.compile("worker:0.*training"))).to_be_visible()
+    tab.save()
+    tab.reload()
+    expect(tab.panel).to_contain_text("Done")

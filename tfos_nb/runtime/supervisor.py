@@ -66,6 +66,13 @@ _AFTER_FAREWELL = 3.0
 _AFTER_SAVING = 3.0
 # These pass through here, so the wire must know them: naming them imports them.
 PASSED_ON = (ledger.FeedBegins, ledger.FeedSchema, ledger.FeedEnds, ledger.NoMoreFeeds, ledger.PassDone)
+# Blocks of rows come and go by megabytes. As glibc is, each is given back to the system and fetched anew, page by page:
+# half of the time that a node spends in the system while it is fed.
+_ALLOCATION = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
 _NEEDED = ("tensorflow", "keras", "pyarrow", "grpc")
 
 
@@ -311,6 +318,7 @@ def _tensorflow_env(job: NodeJob) -> dict[str, str]:
     env = {
         "TF_GRPC_REUSE_PORT": "1",
         "PYTHONUNBUFFERED": "1",
+        **_ALLOCATION,
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"),
         "CUDA_VISIBLE_DEVICES": ",".join(job.gpus),
         "TF_CONFIG": "",

@@ -2,7 +2,7 @@
 
 The way to it, first that fits: an address that the user or the administrator has configured; Colab's and Databricks'
 own proxies; this package's extension in the Jupyter server that the page came from; jupyter-server-proxy; the port
-itself. Only the first three and the last two need a port of the kernel's machine, and it is opened only then.
+itself. All but the extension need a port of the kernel's machine, and it is opened only then.
 """
 
 from __future__ import annotations
