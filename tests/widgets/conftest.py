@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 from tfos_nb.state import ClusterState, ClusterStatus, FeedProgress, GpuUse, LogLine, NodeState, NodeStatus
 
@@ -40,6 +42,16 @@ def node(name: str, status: NodeStatus = NodeStatus.TRAINING, number: int = 0, *
         heartbeat_age=0.4,
     )
     return replace(made, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    """IPython's shell, without which what is displayed is printed."""
+    InteractiveShell.clear_instance()
+    config = Config()
+    config.HistoryManager.enabled = False
+    yield InteractiveShell.instance(config=config)
+    InteractiveShell.clear_instance()
 
 
 @pytest.fixture

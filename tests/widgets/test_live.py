@@ -47,15 +47,6 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def shell():
-    InteractiveShell.clear_instance()
-    config = Config()
-    config.HistoryManager.enabled = False
-    yield InteractiveShell.instance(config=config)
-    InteractiveShell.clear_instance()
-
-
 def done(state):
     return replace(
         state, status=ClusterStatus.DONE, nodes=tuple(replace(n, status=NodeStatus.DONE) for n in state.nodes)

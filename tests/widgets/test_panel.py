@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 from comm.base_comm import BaseComm
-from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
-from traitlets.config import Config
 
 from tfos_nb.state import ClusterStatus, NodeStatus
 from tfos_nb.widgets import output
@@ -43,15 +41,6 @@ def wire(monkeypatch):
     monkeypatch.setattr("comm.create_comm", Wire)
     monkeypatch.setattr(Wire, "messages", [])
     return Wire.messages
-
-
-@pytest.fixture
-def shell():
-    InteractiveShell.clear_instance()
-    config = Config()
-    config.HistoryManager.enabled = False
-    yield InteractiveShell.instance(config=config)
-    InteractiveShell.clear_instance()
 
 
 @pytest.fixture
