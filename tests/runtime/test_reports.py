@@ -29,7 +29,9 @@ SECONDS = 20.0
 def ends() -> Iterator[tuple[Reporter, ReportBox]]:
     theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     box = ReportBox(ours)
-    yield Reporter(theirs), box
+    reporter = Reporter(theirs)
+    yield reporter, box
+    reporter.close()
     theirs.close()
     ours.close()
 

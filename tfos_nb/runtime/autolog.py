@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import inspect
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Protocol
 
 from tfos_nb.runtime.keras_step import is_synchronous
+from tfos_nb.runtime.on_import import OnImport
 from tfos_nb.runtime.reports import EVALUATE, FIT, OVER
 
 __all__ = ["autolog", "progress_callback"]
@@ -258,7 +255,7 @@ def autolog(report: Callable[..., Any], stop: Stop | None = None, log_dir: str =
         if flavour in sys.modules:
             done.append(_wrap(sys.modules[flavour], _Added(report, stop, log_dir)))
         else:
-            sys.meta_path.insert(0, _OnImport(flavour, lambda module: _wrap(module, _Added(report, stop, log_dir))))
+            sys.meta_path.insert(0, OnImport(flavour, lambda module: _wrap(module, _Added(report, stop, log_dir))))
             done.append(f"{flavour} when it is imported")
     return f"autolog: {', '.join(done)}"
 
@@ -350,33 +347,6 @@ def _steps_of(arguments: dict[str, Any]) -> int | None:
     shape = getattr(x, "shape", None)
     rows = shape[0] if shape else None
     return -(-rows // int(arguments.get("batch_size") or 32)) if isinstance(rows, int) else None
-
-
-class _OnImport(importlib.abc.MetaPathFinder):
-    """Calls a function with a module when that is first imported, and is gone then."""
-
-    def __init__(self, name: str, then: Callable[[ModuleType], Any]) -> None:
-        self._name = name
-        self._then = then
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Find the module as others would, and make its loader call the function afterwards."""
-        if fullname != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        execute, then = spec.loader.exec_module, self._then
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            then(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 def _replicas_summed_over(model: Any, strategy: Any) -> int:

@@ -128,6 +128,7 @@ class Reporter:
         self._sending = threading.Lock()
         self._holding = threading.Event()
         self._flusher: threading.Thread | None = None
+        self._closing = threading.Event()
 
     def send(self, report: StepReport | FeedStatus) -> None:
         """Send a report, or drop it."""
@@ -186,10 +187,14 @@ class Reporter:
             with contextlib.suppress(RuntimeError):  # the interpreter is ending
                 self._flusher.start()
 
+    def close(self) -> None:
+        """Send what was held back, and end the thread that would have."""
+        self.flush()
+        self._closing.set()
+        self._holding.set()
+
     def _keep_flushing(self) -> None:
-        pause = threading.Event()
-        while self._holding.wait():
-            pause.wait(_FLUSH_AFTER)
+        while self._holding.wait() and not self._closing.wait(_FLUSH_AFTER):
             self._holding.clear()  # before the flush: what is held from here on sets it again
             self.flush()
 
