@@ -1,8 +1,9 @@
-"""A port of the kernel, where no extension stands before it: a link opens once, and then a cookie opens."""
+"""A port of the kernel, where no extension stands before it: a link opens once, and leads to an address of its own."""
 
 from __future__ import annotations
 
 import http.cookiejar
+import re
 import socket
 import urllib.error
 import urllib.request
@@ -58,31 +59,31 @@ def test_a_link_opens_tensorboard_once(endpoint: Endpoint, logs: LogDirectory) -
     link = root + endpoint.invitation(logs.id)
     friend, stranger = Browser(), Browser()
     status, url, body = friend.open(link)
-    assert (status, url, "<title>TensorBoard</title>" in body) == (200, f"{root}{logs.id}/tb/", True)
+    assert (status, "<title>TensorBoard</title>" in body) == (200, True)
+    assert re.fullmatch(rf"{re.escape(root)}{logs.id}/[\w-]{{43}}/tb/", url)
+    assert friend.open(f"{url}data/environment")[0] == 200, "without a cookie: a frame of another site's page has none"
+    assert not list(friend.cookies)
     assert stranger.open(link)[0] == 403
-    assert stranger.open(f"{root}{logs.id}/tb/data/environment")[0] == 403
-    assert friend.open(f"{root}{logs.id}/tb/data/environment")[0] == 200
-    assert friend.open(link)[0] == 200, "the same link, in a tab beside the frame"
+    assert stranger.open(f"{root}{logs.id}/tb/data/environment")[0] == 404
+    assert stranger.open(f"{root}{logs.id}/{'x' * 43}/tb/data/environment")[0] == 403
 
 
 def test_a_link_opens_through_jupyter_server_proxy(
     a_server: JupyterServer, endpoint: Endpoint, logs: LogDirectory
 ) -> None:
     root = f"{a_server.url}proxy/{endpoint.open_port()}/"
-    browser = Browser(TOKEN)
-    status, url, body = browser.open(root + endpoint.invitation(logs.id))
-    assert (status, url, "<title>TensorBoard</title>" in body) == (200, f"{root}{logs.id}/tb/", True)
-    (cookie,) = [cookie for cookie in browser.cookies if cookie.name == f"tfos-{logs.id}"]
-    assert cookie.path == f"/user/alice/proxy/{endpoint.open_port()}/{logs.id}", "no other page gets it"
-    assert cookie.has_nonstandard_attr("HttpOnly")
+    status, url, body = Browser(TOKEN).open(root + endpoint.invitation(logs.id))
+    assert (status, "<title>TensorBoard</title>" in body) == (200, True)
+    assert url.startswith(f"{root}{logs.id}/")
 
 
 def test_nothing_but_tensorboard_is_behind_the_port(endpoint: Endpoint, logs: LogDirectory) -> None:
     root = f"http://127.0.0.1:{endpoint.open_port()}/"
     browser = Browser()
-    browser.open(root + endpoint.invitation(logs.id))
-    assert browser.open(f"{root}{logs.id}/log?node=worker:0")[0] == 404
-    assert browser.open(f"{root}{logs.id}/stop")[0] == 404
+    inside = browser.open(root + endpoint.invitation(logs.id))[1].removesuffix("tb/")
+    for path in ("log?node=worker:0", "stop", "tb/..%2fstop", "tb/..%2f..%2fstop"):
+        assert browser.open(inside + path)[0] == 404, path
+    assert browser.open(root)[0] == 204, "a page may ask whether a proxy leads here"
 
 
 def test_the_port_is_of_this_machine_alone_and_stays_the_same(endpoint: Endpoint) -> None:
@@ -116,12 +117,12 @@ def test_a_code_is_of_one_cluster() -> None:
     assert guests.enter("one", code) is None, "and whoever tried it elsewhere has used it up"
 
 
-def test_a_cookie_is_of_one_cluster() -> None:
+def test_a_pass_is_of_one_cluster() -> None:
     guests = Guests()
-    cookie = guests.enter("one", guests.invite("one"))
-    assert cookie is not None
-    assert guests.knows("one", cookie)
-    assert not guests.knows("another", cookie)
+    admitted = guests.enter("one", guests.invite("one"))
+    assert admitted is not None
+    assert guests.knows("one", admitted)
+    assert not guests.knows("another", admitted)
     assert not guests.knows("one", "")
 
 

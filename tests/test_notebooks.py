@@ -14,6 +14,7 @@ import nbformat
 import numpy as np
 import pytest
 from nbclient import NotebookClient
+from nbconvert import HTMLExporter
 from sklearn.datasets import load_digits
 
 from tests.conftest import ENVIRONMENT
@@ -128,7 +129,10 @@ def tour(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     client = NotebookClient(content, timeout=RUN_SECONDS, resources={"metadata": {"path": os.fspath(folder)}})
     with (folder / "kernel.log").open("wb") as log:
         client.execute(env=environment, stdout=log, stderr=log)
-    return {cell.id: cell.outputs for cell in content.cells if cell.cell_type == "code"}
+    html, _ = HTMLExporter().from_notebook_node(content)
+    (folder / "tour.html").write_text(html, encoding="utf-8")
+    shown = {cell.id: cell.outputs for cell in content.cells if cell.cell_type == "code"}
+    return {**shown, "as a page": [{"html": html}]}
 
 
 def test_what_the_clusters_of_the_tour_came_to_is_kept_as_html(tour: Shown) -> None:
@@ -137,6 +141,14 @@ def test_what_the_clusters_of_the_tour_came_to_is_kept_as_html(tour: Shown) -> N
         assert set(panel["data"]) == {"text/html", "text/plain"}
         assert "tfos-panel" in panel["data"]["text/html"]
         assert outcome in panel["data"]["text/plain"]
+
+
+def test_the_tour_converts_to_a_page_that_shows_its_clusters(tour: Shown) -> None:
+    html = tour["as a page"][0]["html"]
+    assert html.count('aria-label="TensorFlow cluster digits"') >= 1
+    assert "Done in" in html
+    assert "Stopped after" in html
+    assert "Error displaying widget" not in html
 
 
 def test_the_tour_tells_what_the_other_cells_ask_of_a_running_cluster(tour: Shown) -> None:

@@ -89,6 +89,15 @@ def test_another_site_cannot_stop_a_cluster(a_server: JupyterServer, endpoint: E
     assert cluster.stops == 0
 
 
+@pytest.mark.parametrize("path", ["..%2fstop", "..%2f..%2faaaabbbbddde%2fstop", "%2e%2e%2fstop", "x%2f..%2f..%2fstop"])
+def test_tensorboards_way_leads_nowhere_else(a_server: JupyterServer, endpoint: Endpoint, path: str) -> None:
+    """There Jupyter's check against other sites is off, since TensorBoard's own requests could not pass it."""
+    cluster = EndedCluster("aaaabbbbddde", "/tmp")
+    endpoint.serve(cluster)
+    assert a_server.ask(f"tfos-nb/tb/{cluster.id}/{path}", "POST").status == 404
+    assert cluster.stops == 0
+
+
 def test_gives_a_nodes_lines_as_data(a_server: JupyterServer, endpoint: Endpoint) -> None:
     endpoint.serve(EndedCluster("aaaabbbbeeee"))
     answer = a_server.ask("tfos-nb/api/clusters/aaaabbbbeeee/log?node=worker%3A0")

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from tfos_nb.errors import TfosError
 
@@ -34,6 +35,7 @@ __all__ = [
     "private_directory",
     "publish",
     "runtime_directory",
+    "stays_below",
 ]
 
 _ID = re.compile(r"[a-z0-9]{8,64}")
@@ -110,6 +112,18 @@ def answered(headers: Mapping[str, str]) -> dict[str, str]:
 def asked(query: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Leave Jupyter's token out of a query."""
     return [(name, value) for name, value in query if name not in _NOT_ASKED]
+
+
+def stays_below(path: str) -> bool:
+    """Whether a path stays below the address it is put after: no part of it, once unquoted, leads up or away.
+
+    Examples
+    --------
+    >>> stays_below("data/plugin/timeseries/tags"), stays_below("../stop"), stays_below("..%2fstop")
+    (True, False, False)
+    """
+    parts = re.split(r"[/\\]", unquote(unquote(path)))
+    return not any(part in (".", "..") for part in parts)
 
 
 def is_id(text: str) -> bool:

@@ -8,7 +8,8 @@
                                                               tb, when it has ended ──▶ one beside the kernel
 
 Where no such server stands before the kernel, :meth:`Endpoint.open_port` opens a port of the loopback for TensorBoard
-alone; whoever comes in by it shows a cookie, for which the link's code was changed.
+alone; whoever comes in by it has changed the link's code for a pass, which is part of the address from then on: a
+cookie would not reach a frame in a page of another site.
 
 It runs in a thread of its own, so it answers while a cell blocks the kernel. A page's cookies and tokens stop at the
 Jupyter server, and again here: only the few headers that TensorBoard needs go on. Bodies are passed on piece by piece,
@@ -176,7 +177,13 @@ class Endpoint:
 
     async def _listen(self, bind: str, ports: range) -> int:
         application = web.Application()
-        application.add_routes([web.get("/{id}/enter", self._enter), web.route("*", "/{id}/tb/{path:.*}", self._guest)])
+        application.add_routes(
+            [
+                web.get("/", self._here),
+                web.get("/{id}/enter", self._enter),
+                web.route("*", "/{id}/{pass}/tb/{path:.*}", self._guest),
+            ]
+        )
         runner = await self._runner(application)
         for port in ports:
             site = web.TCPSite(runner, bind, port)
@@ -188,22 +195,20 @@ class Endpoint:
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
         cluster = self._cluster(request)
-        given = request.cookies.get(_cookie_of(cluster.id), "")
-        known = self._guests.knows(cluster.id, given)  # then the link may be used again: in a tab beside the frame
-        cookie = given if known else self._guests.enter(cluster.id, request.query.get("code", ""))
-        if cookie is None:
+        admitted = self._guests.enter(cluster.id, request.query.get("code", ""))
+        if admitted is None:
             return _say(403, "This link has been used", "It opens once. Run %tfos_tensorboard again for a new one.")
         # Relative: a proxy before the port may have put something before the path.
-        answer = web.Response(status=302, headers={"Location": "tb/"})
-        # Without a path, the browser takes the one that it sees, whatever a proxy has made of it.
-        answer.set_cookie(_cookie_of(cluster.id), cookie, httponly=True, samesite="Lax", path="")
-        return answer
+        return web.Response(status=302, headers={"Location": f"{admitted}/tb/", "Referrer-Policy": "no-referrer"})
 
     async def _guest(self, request: web.Request) -> web.StreamResponse:
-        cluster_id = request.match_info["id"]
-        if not self._guests.knows(cluster_id, request.cookies.get(_cookie_of(cluster_id), "")):
+        if not self._guests.knows(request.match_info["id"], request.match_info["pass"]):
             return _say(403, "Not for you", "Run %tfos_tensorboard in the notebook: its link lets you in.")
         return await self.tensorboard(request)
+
+    async def _here(self, request: web.Request) -> web.StreamResponse:
+        """Tell a page that asks whether a proxy leads here."""
+        return web.Response(status=204)
 
     # --- what is answered -----------------------------------------------------------------------------------------
 
@@ -228,6 +233,8 @@ class Endpoint:
     async def tensorboard(self, request: web.Request) -> web.StreamResponse:
         """Hand a request on to TensorBoard: the chief's while the cluster runs, one beside the kernel afterwards."""
         cluster = self._cluster(request)
+        if not connection.stays_below(request.match_info["path"]):
+            raise web.HTTPNotFound(text="no such page")
         state = await asyncio.to_thread(cluster.snapshot)
         if not state.log_dir:
             return _say(404, "No TensorBoard", f"Cluster {state.name} was launched without --tensorboard or --logdir.")
@@ -309,10 +316,6 @@ async def _front_page(session: aiohttp.ClientSession, origin: str) -> web.Stream
         headers = connection.answered(answer.headers)
         headers.pop("Content-Length", None)
         return web.Response(status=answer.status, body=body, headers=headers)
-
-
-def _cookie_of(cluster_id: str) -> str:
-    return f"tfos-{cluster_id}"
 
 
 def _say(status: int, title: str, text: str, wait: bool = False) -> web.Response:

@@ -1,7 +1,7 @@
 """Who may come in by a port of the kernel, where no Jupyter server stands before it.
 
-A link holds a code that opens once and not for long; whoever uses it gets a cookie instead. So a link that stays behind
-in a saved notebook opens nothing.
+A link holds a code that opens once and not for long; whoever uses it gets a pass instead, which is part of the address
+that it leads to. So a link that stays behind in a saved notebook opens nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CODE_SECONDS = 600.0
 
 
 class Guests:
-    """The codes that were handed out and the cookies they were changed for, of one kernel."""
+    """The codes that were handed out and the passes they were changed for, of one kernel."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,15 +32,15 @@ class Guests:
         return code
 
     def enter(self, cluster_id: str, code: str) -> str | None:
-        """Change a code for a cookie's value; None if it was used, is too old, or is another cluster's."""
+        """Change a code for the cluster's pass; None if it was used, is too old, or is another cluster's."""
         with self._lock:
             known, until = self._codes.pop(code, ("", 0.0))
             if known != cluster_id or time.monotonic() > until:
                 return None
             return self._passes.setdefault(cluster_id, secrets.token_urlsafe(32))
 
-    def knows(self, cluster_id: str, cookie: str) -> bool:
-        """Whether this is the cookie of that cluster."""
+    def knows(self, cluster_id: str, shown: str) -> bool:
+        """Whether this is the pass of that cluster."""
         with self._lock:
             expected = self._passes.get(cluster_id)
-        return expected is not None and hmac.compare_digest(expected.encode(), cookie.encode())
+        return expected is not None and hmac.compare_digest(expected.encode(), shown.encode())

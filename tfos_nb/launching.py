@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -51,8 +52,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("rendezvous_timeout", "feed_timeout", "buffer_bytes"):
-            if not isinstance(getattr(self, name), (int, float)) or getattr(self, name) <= 0:
+            if not isinstance(getattr(self, name), (int, float)) or not getattr(self, name) > 0:
                 raise PlanError(f"{name}={getattr(self, name)!r}: it is a number above 0")
+        for name in ("rendezvous_timeout", "feed_timeout", "grace"):
+            seconds = getattr(self, name)
+            if not isinstance(seconds, (int, float)) or not 0 <= seconds <= threading.TIMEOUT_MAX:
+                raise PlanError(f"{name}={seconds!r}: it is a number of seconds, at most {threading.TIMEOUT_MAX:.0f}")
         if any(not isinstance(part, str) for pair in self.env.items() for part in pair):
             raise PlanError("env: names and values are text, as in env={'TF_USE_LEGACY_KERAS': '1'}")
 

@@ -54,6 +54,7 @@ class Life:
         self._settings = settings
         self._started_at: float | None = None
         self._ended_at: float | None = None
+        self._stopped = False
         self._at_end: list[Callable[[], object]] = []
         self._thread = threading.Thread(target=self._live, name=f"tfos_nb cluster {name}", daemon=True)
 
@@ -105,11 +106,12 @@ class Life:
         with self._changed:
             self.status = ClusterStatus.STOPPING
             self._changed.notify_all()
-        grace = 0.0
+        grace, stop = 0.0, self._fate.stop
         if error is not None:
             self._roster.dismiss(Stop("another node failed", 0.0))
-        elif self._fate.stop is not None:
-            grace = self._stop_politely(self._fate.stop)
+        elif stop is not None:
+            self._stopped = True  # a wish that comes later finds every main returned: there is nothing to stop
+            grace = self._stop_politely(stop)
         else:
             self._roster.dismiss(Farewell())
         with self._changed:
@@ -140,7 +142,7 @@ class Life:
 
     def _finish(self, error: TfosError | None) -> None:
         self._roster.mark_stopped()
-        stopped = error is None and self._fate.stop is not None
+        stopped = error is None and self._stopped
         with self._changed:
             self._fate.error = error
             self._ended_at = time.monotonic()

@@ -25,6 +25,7 @@ from jupyter_server.base.handlers import APIHandler, JupyterHandler
 from jupyter_server.utils import url_path_join
 from tornado import iostream, web
 from tornado.httputil import url_concat
+from yarl import URL
 
 from tfos_nb import __version__, connection
 from tfos_nb.connection import Place
@@ -116,7 +117,7 @@ class TensorBoardHandler(JupyterHandler):
 
     async def _hand_on(self, cluster_id: str, path: str) -> None:
         place = connection.find(cluster_id)
-        if place is None:
+        if place is None or not connection.stays_below(path):
             self._say(404, "No such cluster", _UNKNOWN)
             return
         names = self.request.query_arguments
@@ -128,7 +129,7 @@ class TensorBoardHandler(JupyterHandler):
             async with (
                 _kernel(place) as session,
                 session.request(
-                    str(self.request.method), url, headers=headers, data=body, allow_redirects=False
+                    str(self.request.method), URL(url, encoded=True), headers=headers, data=body, allow_redirects=False
                 ) as answer,
             ):
                 self._answer_like(answer)

@@ -55,7 +55,7 @@ def test_stop_now_leaves_the_nodes_no_time(run, mnist):
         ("%tfos_inference train_df -o list", "list: OUT would hide Python's own list; take another"),
         ("%tfos_inference train_df -o one", "one: OUT would overwrite your LocalCluster one; take another"),
         ("%tfos_inference train_df -o out one",
-         "%tfos_inference: one is running, so it has no model; name one with --model PATH"),
+         "%tfos_inference: one still runs, so it has no model yet; name one with --model PATH"),
         ("%tfos_tensorboard --hieght 3", "--hieght: no such option; did you mean --height?"),
         ("%tfos_plan --worker 2", "--worker: no such option; did you mean --workers?"),
         ("%tfos_plan --data trian_df", "--data trian_df: no such variable; did you mean train_df?"),

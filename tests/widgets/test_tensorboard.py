@@ -83,7 +83,8 @@ def test_on_colab_a_script_asks_the_page_for_the_ports_address(endpoint: Endpoin
     assert found
     given = json.loads(found[1])
     assert given["port"] == endpoint.open_port()
-    assert given["path"].startswith("0123456789ab/enter?code=")
+    assert all(path.startswith("0123456789ab/enter?code=") for path in given["paths"])
+    assert len(set(given["paths"])) == 2, "the link and the frame: each opens once"
     assert (given["height"], given["name"]) == (640, NASTY)
     assert "google.colab.kernel.proxyPort(given.port" in data["text/html"]
     assert "<img" not in data["text/html"], "a name does not end the script"

@@ -13,7 +13,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_magic, magics_class
 
-from tfos_nb.errors import PlanError
+from tfos_nb.errors import PlanError, TfosError
 from tfos_nb.magics import parsers
 from tfos_nb.magics.arguments import check_identifier, find_data, find_variable, is_data, nearest
 from tfos_nb.magics.clusters import PlannedCluster, RunningCluster, clusters_of, pick, say_stopped
@@ -162,10 +162,15 @@ class ClusterLines(Magics):
         """Return the path that the cluster's chief returned."""
         variable, cluster = pick("%tfos_inference", name, self._namespace)
         status = cluster.snapshot().status
-        if status is not ClusterStatus.DONE:
-            said = "failed" if status is ClusterStatus.FAILED else f"is {status.value.lower()}"
-            raise PlanError(f"%tfos_inference: {variable} {said}, so it has no model; name one with --model PATH")
-        result = cluster.result()
+        if not status.ended:
+            raise PlanError(
+                f"%tfos_inference: {variable} still runs, so it has no model yet; name one with --model PATH"
+            )
+        try:
+            result = cluster.result()
+        except TfosError as error:
+            said = str(error).partition("\n")[0]
+            raise PlanError(f"%tfos_inference: {variable} has no model: {said}; name one with --model PATH") from None
         if not isinstance(result, (str, os.PathLike)):
             kind = type(result).__name__
             raise PlanError(

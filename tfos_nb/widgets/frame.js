@@ -21,12 +21,16 @@ async function answers(url) {
   }
 }
 
+/** Find the way: the addresses for the frame and for the link, and whether the kernel's machine must be the user's. */
 async function way(model) {
   const base = baseUrl();
-  if (base && (await answers(`${base}tfos-nb/api/version`))) {
-    return `${base}tfos-nb/tb/${encodeURIComponent(model.get("cluster"))}/`;
-  }
-  return model.get("other") || null;
+  const ours = base && `${base}tfos-nb/tb/${encodeURIComponent(model.get("cluster"))}/`;
+  if (base && (await answers(`${base}tfos-nb/api/version`))) return { urls: [ours, ours], near: false };
+  const [framed, linked] = model.get("invitations");
+  const proxied = model.get("proxied");
+  const leads = !proxied.startsWith("/") || (await answers(proxied)); // a server without a proxy answers with 404
+  const root = leads ? proxied : model.get("local");
+  return { urls: [root + framed, root + linked], near: root === model.get("local") };
 }
 
 function element(tag, text, attributes = {}) {
@@ -43,15 +47,12 @@ async function render({ model, el }) {
   line.append(element("b", name), element("span", model.get("log_dir"), { class: "tfos-frame-dir" }));
   box.append(line);
   el.append(box);
-  const url = await way(model);
-  if (!url) {
-    box.append(element("p", model.get("advice"), { role: "alert" }));
-    return;
-  }
-  line.append(element("a", "open in a tab ↗", { href: url, target: "_blank", rel: "noopener" }));
+  const { urls, near } = await way(model);
+  line.append(element("a", "open in a tab ↗", { href: urls[1], target: "_blank", rel: "noopener" }));
+  if (near) box.append(element("p", `${model.get("advice")} Until then, on the kernel's own machine: ${model.get("local")}`));
   if (model.get("height") > 0) {
     const frame = element("iframe", "", { title: `TensorBoard of ${name}`, height: String(model.get("height")) });
-    frame.src = url;
+    frame.src = urls[0];
     box.append(frame);
   }
 }

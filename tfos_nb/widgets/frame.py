@@ -11,7 +11,11 @@ __all__ = ["Frame"]
 
 
 class Frame(anywidget.AnyWidget):
-    """TensorBoard of a cluster; ``other`` is a link for pages whose server has no extension, and opens once."""
+    """TensorBoard of a cluster.
+
+    ``proxied`` and ``local`` are addresses of the kernel's port, for pages whose server has no extension;
+    ``invitations`` are what comes after them, for the frame and for the link beside it: each opens once.
+    """
 
     _esm = Path(__file__).with_name("frame.js")
     _css = Path(__file__).with_name("frame.css")
@@ -19,5 +23,7 @@ class Frame(anywidget.AnyWidget):
     name = traitlets.Unicode().tag(sync=True)
     log_dir = traitlets.Unicode().tag(sync=True)
     height = traitlets.Int().tag(sync=True)
-    other = traitlets.Unicode().tag(sync=True)
+    proxied = traitlets.Unicode().tag(sync=True)
+    local = traitlets.Unicode().tag(sync=True)
+    invitations = traitlets.List(traitlets.Unicode()).tag(sync=True)
     advice = traitlets.Unicode().tag(sync=True)

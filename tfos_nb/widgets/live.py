@@ -6,6 +6,7 @@ logged and ends the view; it never reaches the training.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
@@ -170,7 +171,9 @@ class LiveView:
                 self._screen.draw(state, " · ".join(filter(None, (self._note, hint))), self._pace.left(state))
             except Exception:  # noqa: BLE001 - whatever a page, a pipe or a terminal does, the training goes on
                 _log.warning("the display of the cluster failed and is switched off", exc_info=True)
-                self._screen = NoScreen()
+                failed, self._screen = self._screen, NoScreen()
+                with contextlib.suppress(Exception):  # what was drawn last stays, as HTML where it was a widget
+                    failed.close()
                 return True
             return state.status.ended
 

@@ -20,7 +20,7 @@ __all__ = ["Panel", "PanelScreen", "answer_on_any_shell"]
 KEEP_ALIVE = 5.0
 """Seconds after which the page hears from the kernel though nothing but time has changed; it counts by itself."""
 
-AT_MOST_EVERY = 0.4
+AT_MOST_EVERY = 0.5
 """Seconds between two messages: what is drawn sooner waits for the view's next look."""
 
 

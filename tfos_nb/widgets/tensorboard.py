@@ -49,6 +49,8 @@ class LogDirectory:
     tensorboard_socket = ""
 
     def __init__(self, log_dir: str) -> None:
+        if not log_dir.strip():
+            raise PlanError("the log directory has no name: --logdir DIR")
         if "://" not in log_dir:
             log_dir = os.path.abspath(os.path.expanduser(log_dir))
             if not os.path.isdir(log_dir):
@@ -117,7 +119,8 @@ def show_tensorboard(
     if host.name == "colab" and not configured:
         _show_in_colab(endpoint, state, height if frame else 0)
     elif configured or host.name in ("databricks", "zeppelin", "terminal"):
-        _show_link(_address(endpoint, state, host, proxy_url, spark_conf), state, height if frame else 0, host)
+        links = [_address(endpoint, state, host, proxy_url, spark_conf) for _ in range(2)]  # each opens once
+        _show_link(links[0], state, height if frame else 0, host, framed=links[1])
     else:
         _show_in_jupyter(endpoint, state, height if frame else 0, host)
 
@@ -140,28 +143,34 @@ def _address(
 
 
 def _show_in_jupyter(endpoint: Endpoint, state: ClusterState, height: int, host: Host) -> None:
-    """Let the page find the way; the static text beside it is what a saved notebook shows."""
+    """Show a frame where the way is known, and let the page find it where it is not.
+
+    What is known is the address below the Jupyter server that started this kernel, if that has the extension: it is
+    shown as plain HTML, which a saved notebook can keep.
+    """
     server = parent_server()
-    base = str(server.get("base_url", "")).rstrip("/") if ask_extension(server).version else ""
-    text = f"TensorBoard of {state.name}: {state.log_dir}"
-    bundle: dict[str, Any] = {"text/plain": text, "text/html": f"<div>{escape(text)}</div>"}
+    base = str(server.get("base_url", "")).rstrip("/")
+    if host.name == "jupyter" and server and ask_extension(server).version:
+        _show_link(f"{base}/tfos-nb/tb/{state.id}/", state, height, host)
+        return
+    port = endpoint.open_port()
+    local = f"http://127.0.0.1:{port}/"
+    proxied = proxied_url(port, "", host) or local
     try:
         from tfos_nb.widgets.frame import Frame
     except ImportError:
-        _show_link(f"{base}/tfos-nb/tb/{state.id}/" if base else None, state, height, host)
+        _show_link(f"{proxied}{endpoint.invitation(state.id)}", state, height, host)
         return
-    # Where the server does not have the extension, or cannot be asked from here, a port may be needed.
-    other = "" if base else _address(endpoint, state, host) or ""
-    widget = Frame(cluster=state.id, name=state.name, log_dir=state.log_dir, height=height, other=other, advice=_ADVICE)
-    bundle["application/vnd.jupyter.widget-view+json"] = {
-        "version_major": 2,
-        "version_minor": 0,
-        "model_id": widget.model_id,
-    }
-    display(bundle, raw=True)  # type: ignore[no-untyped-call]
+    widget = Frame(cluster=state.id, name=state.name, log_dir=state.log_dir, height=height, advice=_ADVICE)
+    widget.proxied, widget.local = proxied, local
+    widget.invitations = [endpoint.invitation(state.id) for _ in range(2)]
+    text = f"TensorBoard of {state.name}: {state.log_dir}"
+    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    bundle: dict[str, Any] = {"text/plain": text, "text/html": f"<div>{escape(text)}</div>"}
+    display({**bundle, "application/vnd.jupyter.widget-view+json": view}, raw=True)  # type: ignore[no-untyped-call]
 
 
-def _show_link(url: str | None, state: ClusterState, height: int, host: Host) -> None:
+def _show_link(url: str | None, state: ClusterState, height: int, host: Host, framed: str | None = None) -> None:
     if url is None:
         raise PlanError(f"TensorBoard of {state.name}: no address leads to it from here. {_ADVICE}")
     if host.rendering == "text":
@@ -169,7 +178,8 @@ def _show_link(url: str | None, state: ClusterState, height: int, host: Host) ->
         return
     link = f'<a href="{escape(url)}" target="_blank" rel="noopener">TensorBoard of {escape(state.name)} ↗</a>'
     title = f"TensorBoard of {escape(state.name)}"
-    box = f'<iframe src="{escape(url)}" title="{title}" width="100%" height="{height}" style="border:0"></iframe>'
+    size = f'width="100%" height="{height}" style="border:0"'
+    box = f'<iframe src="{escape(framed or url)}" title="{title}" {size}></iframe>'
     display(HTML(f"<div>{link}</div>{box if height else ''}"))  # type: ignore[no-untyped-call]
 
 
@@ -177,7 +187,6 @@ def _show_in_colab(endpoint: Endpoint, state: ClusterState, height: int) -> None
     """Colab's page knows the address of a port, and tells it to a script of the output alone."""
     port = endpoint.open_port()
     script = Path(__file__).with_name("colab.js").read_text(encoding="utf-8")
-    given = json.dumps(
-        {"port": port, "path": endpoint.invitation(state.id), "height": height, "name": state.name}
-    ).replace("<", "\\u003c")
+    paths = [endpoint.invitation(state.id) for _ in range(2)]
+    given = json.dumps({"port": port, "paths": paths, "height": height, "name": state.name}).replace("<", "\\u003c")
     display(HTML(f"<div></div><script>({script})({given})</script>"))  # type: ignore[no-untyped-call]
