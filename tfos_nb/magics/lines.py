@@ -162,10 +162,9 @@ class ClusterLines(Magics):
         """Return the path that the cluster's chief returned."""
         variable, cluster = pick("%tfos_inference", name, self._namespace)
         status = cluster.snapshot().status
-        if not status.ended:
-            raise PlanError(
-                f"%tfos_inference: {variable} still runs, so it has no model yet; name one with --model PATH"
-            )
+        if not status.ended or status is ClusterStatus.FAILED:
+            why = "failed, so it has no model" if status.ended else "still runs, so it has no model yet"
+            raise PlanError(f"%tfos_inference: {variable} {why}; name one with --model PATH")
         try:
             result = cluster.result()
         except TfosError as error:
