@@ -653,13 +653,13 @@ def answer_log(panel, node_name, count):
     panel.server.answer(f"api/clusters/k3f9a2b7c1/log?node={quote(node_name, safe='')}", {"lines": lines})
 
 
-def test_a_nodes_tab_shows_the_servers_lines_and_asks_for_more_every_two_seconds(panel, running):
+def test_a_nodes_tab_shows_the_servers_lines_and_asks_for_more_every_second(panel, running):
     answer_log(panel, "worker:1", 30)
     panel.start(running)
     panel.page.get_by_role("tab", name="worker:1").click()
     panel.until("document.querySelectorAll('.t-line').length >= 30")
     answer_log(panel, "worker:1", 40)
-    panel.pass_seconds(2)
+    panel.pass_seconds(1)
     panel.until("document.querySelectorAll('.t-line').length >= 40")
     assert panel.lines()[-1].endswith("served 39")
     assert len(panel.server.asked("/log")) == 2
