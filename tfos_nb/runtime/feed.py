@@ -8,23 +8,26 @@
 
 The protocol of one stream: the sender names the partition; the node answers with its position in it (rows that it has
 already, from an earlier attempt); the sender writes record batches, each with the number of its first row; when the
-sender
-is done, the node acknowledges the position reached. Only then is the partition done. A sender that comes after a failed
-one leaves out the rows before the node's position, after a look that its row there is the same one.
+sender is done, the node acknowledges the position reached. Only then is the partition done. A sender that comes after a
+failed one leaves out the rows before the node's position, after a look that its row there is the same one.
 
-Same host: a unix socket in a private directory. Other hosts: TLS with the node's own certificate, pinned. The cluster's
+Same host: a unix socket in a private directory; the rows themselves are handed over in shared memory
+(:mod:`tfos_nb.runtime.handover`), and what goes through the socket then is an empty batch that says where they are. The
+node grants a block for each batch, two ahead. Other hosts: TLS with the node's own certificate, pinned. The cluster's
 token is in the header of every call.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import hmac
 import os
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -34,6 +37,7 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime import ledger, wire
 from tfos_nb.runtime.columns import first_lengths
 from tfos_nb.runtime.door import DoorAddress, DoorClient
+from tfos_nb.runtime.handover import BLOCK_BYTES, BlockPool, BlockWriter, Grant, PoolPlace
 from tfos_nb.runtime.identity import SERVER_NAME, Identity
 from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.runtime.passes import Passes
@@ -42,8 +46,11 @@ from tfos_nb.runtime.wire import message
 
 __all__ = ["FeedServer", "FeedTask"]
 
+Exchange = Callable[[bytes, Any, Any], None]
+
 _TOKEN_HEADER = "tfos-token"  # noqa: S105 - its name, not what is in it
-_CHUNK_BYTES = 8 << 20
+_CHUNK_BYTES = BLOCK_BYTES - (64 << 10)  # with room for Arrow's own words
+_GRANTED_AHEAD = 2
 _CLAIMED_AHEAD = 16
 _KEEP_ROWS_ALIKE = "Cache or checkpoint the DataFrame, or sort it, and train again"
 SUMMARY_SCHEMA = "partition long, rows long"
@@ -61,20 +68,31 @@ class _Ticket:
 @message
 @dataclass(frozen=True)
 class _Position:
-    """The node's answer: rows of the partition that it has, the fingerprint of the last, and whether all are kept."""
+    """The node's answer: rows of the partition that it has, the fingerprint of the last, and whether all are kept.
+
+    ``pool`` is where blocks are granted from, if they are.
+    """
 
     row: int
     fingerprint: int
     spilled: bool
+    pool: PoolPlace | None = None
 
 
 @message
 @dataclass(frozen=True)
 class _Chunk:
-    """With every batch: the number of its first row in the partition, and its last row's fingerprint."""
+    """With every batch: the number of its first row in the partition, and its last row's fingerprint.
+
+    The rows are in the first ``size`` bytes of ``block``, or in the batch itself if that is -1. ``spent`` tells whether
+    the sender wants another grant for the one that it has used.
+    """
 
     start: int
     fingerprint: int
+    block: int = -1
+    size: int = 0
+    spent: bool = False
 
 
 def fingerprint_of(batch: pa.RecordBatch, row: int) -> int:
@@ -110,12 +128,16 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
 
 class _Listener(flight.FlightServerBase):  # type: ignore[misc]
-    """One address on which rows come in; a node has two."""
+    """One address on which rows come in; a node has two. The near one has a pool of blocks."""
 
-    def __init__(self, location: str, passes: Passes, token: str, identity: Identity | None) -> None:
+    def __init__(
+        self, location: str, passes: Passes, token: str, identity: Identity | None, pool: BlockPool | None
+    ) -> None:
         tls = [(identity.certificate, identity.key)] if identity else None
         super().__init__(location, middleware={"token": _TokenCheck(token)}, tls_certificates=tls)
         self._passes = passes
+        self._pool = pool
+        self.exchange: Exchange | None = None
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take one partition's rows from one sender."""
@@ -123,18 +145,60 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]
         intake = self._passes.intake(ticket.feed)
         lane = intake.lane(ticket.partition)
         self._tell(writer, lane, intake)
+        grants = _Grants(self._pool, writer)
         with contextlib.suppress(StopIteration):
             while True:
                 piece = reader.read_chunk()
                 chunk: _Chunk = wire.decode(piece.app_metadata.to_pybytes())
-                intake.accept(ticket.partition, chunk.start, chunk.fingerprint, piece.data)
+                rows = piece.data if chunk.block < 0 else grants.used(chunk)
+                intake.accept(ticket.partition, chunk.start, chunk.fingerprint, rows)
+                del rows  # or this thread would hold the block until the next batch
+                if chunk.spent:
+                    grants.next()
+        grants.end()  # not after an error: the sender may be writing into a block yet
         self._tell(writer, lane, intake)
 
-    @staticmethod
-    def _tell(writer: Any, lane: Any, intake: Any) -> None:
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Take rows that want answers, and give these: see :mod:`tfos_nb.runtime.inferring`."""
+        if self.exchange is None:
+            raise FeedFailed("this node answers no rows")
+        self.exchange(descriptor.command, reader, writer)
+
+    def _tell(self, writer: Any, lane: Any, intake: Any) -> None:
         kept = intake.spill is not None and intake.spill.whole
         row, fingerprint = lane.reached
-        writer.write(pa.py_buffer(wire.encode(_Position(row, fingerprint, kept))))
+        place = self._pool.place if self._pool is not None else None
+        writer.write(pa.py_buffer(wire.encode(_Position(row, fingerprint, kept, place))))
+
+
+class _Grants:
+    """The blocks that one sender may write into."""
+
+    def __init__(self, pool: BlockPool | None, writer: Any) -> None:
+        self._pool, self._writer = pool, writer
+        self._granted: list[int] = []
+        for _ in range(_GRANTED_AHEAD):
+            self.next()
+
+    def next(self) -> None:
+        """Grant one more, if there is one."""
+        if self._pool is not None:
+            block = self._pool.take()
+            if block >= 0:
+                self._granted.append(block)
+            self._writer.write(pa.py_buffer(wire.encode(Grant(block))))
+
+    def used(self, chunk: _Chunk) -> pa.RecordBatch:
+        """Return the rows of a block."""
+        if self._pool is None or chunk.block not in self._granted or not 0 < chunk.size <= BLOCK_BYTES:
+            raise FeedFailed(f"block {chunk.block} with {chunk.size} bytes was not granted")
+        self._granted.remove(chunk.block)
+        return self._pool.lend(chunk.block, chunk.size)
+
+    def end(self) -> None:
+        """Take back what the sender did not need."""
+        while self._pool is not None and self._granted:
+            self._pool.give_back(self._granted.pop())
 
 
 class FeedServer:
@@ -155,15 +219,22 @@ class FeedServer:
     def __init__(self, passes: Passes, *, directory: str, host: str, token: str) -> None:
         identity = Identity.create()
         path = os.path.join(directory, "feed.sock")
-        self._near = _Listener(f"grpc+unix://{path}", passes, token, None)
+        self._pool = BlockPool.create(passes.buffer_bytes)
+        self._near = _Listener(f"grpc+unix://{path}", passes, token, None, self._pool)
         bind = f"[{host}]" if ":" in host else host
-        self._far = _Listener(f"grpc+tls://{bind}:0", passes, token, identity)
+        self._far = _Listener(f"grpc+tls://{bind}:0", passes, token, identity, None)
         self.place = FeedPlace(path, host, self._far.port, identity.certificate)
+
+    def answer_with(self, exchange: Exchange) -> None:
+        """Have rows that want answers served by this."""
+        self._near.exchange = self._far.exchange = exchange
 
     def close(self) -> None:
         """Take no more rows."""
         self._near.shutdown()
         self._far.shutdown()
+        if self._pool is not None:
+            self._pool.close()
 
 
 # --- the Spark task's end -----------------------------------------------------------------------------------------
@@ -184,6 +255,7 @@ class FeedTask:
         """Send one partition."""
         from pyspark import TaskContext
 
+        _spare_the_collector()
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
         with DoorClient(self.door) as door:
@@ -199,6 +271,15 @@ class FeedTask:
             yield pa.RecordBatch.from_pydict(
                 {"partition": pa.array([partition], pa.int64()), "rows": pa.array([sent], pa.int64())}
             )
+
+
+@functools.cache
+def _spare_the_collector() -> None:
+    """Have the garbage collector pass over what was imported: PySpark calls it after every task.
+
+    That took a quarter of the time of a task. Once a process, since what is garbage now is never looked at again.
+    """
+    gc.freeze()
 
 
 def _send_partition(task: FeedTask, partition: int, batches: Iterable[pa.RecordBatch], door: DoorClient) -> int:
@@ -307,7 +388,10 @@ class _NodeStream:
         options = flight.FlightCallOptions(headers=[(_TOKEN_HEADER.encode(), self.token.encode())])
         descriptor = flight.FlightDescriptor.for_command(wire.encode(self.ticket))
         self._writer, self._answers = self._client.do_put(descriptor, self.schema, options)
-        self._position = self._answer()
+        self._position = self._next_position()
+        self._blocks = BlockWriter.open(self._position.pool)
+        self._grant: Grant | None = None
+        self._nothing = pa.RecordBatch.from_pylist([], schema=self.schema)
         self._sent = self._position.row
         self._offered = 0
 
@@ -325,9 +409,22 @@ class _NodeStream:
             return
         if start < known:
             batch, start = batch.slice(known - start), known
-        chunk = _Chunk(start, fingerprint_of(batch, batch.num_rows - 1))
-        self._writer.write_with_metadata(batch, wire.encode(chunk))
+        chunk = self._hand_over(_Chunk(start, fingerprint_of(batch, batch.num_rows - 1)), batch)
+        self._writer.write_with_metadata(batch if chunk.block < 0 else self._nothing, wire.encode(chunk))
         self._sent = end
+
+    def _hand_over(self, chunk: _Chunk, batch: pa.RecordBatch) -> _Chunk:
+        """Put the rows into a block, if the node has one for them."""
+        if self._blocks is None or batch.nbytes > BLOCK_BYTES:
+            return chunk
+        if self._grant is None:
+            self._grant = self._answer()
+        block = self._grant.block
+        size = self._blocks.write(block, batch) if block >= 0 else 0
+        if block >= 0 and not size:
+            return chunk  # they do not fit: the block is for the next ones
+        self._grant = None
+        return replace(chunk, block=block, size=size, spent=True)
 
     def finish(self) -> bool:
         """Wait for the node's acknowledgement; tell whether it keeps the rows."""
@@ -337,20 +434,25 @@ class _NodeStream:
                 f"{self._position.row} already, and the last one now is {self._offered}. {_KEEP_ROWS_ALIKE}"
             )
         self._writer.done_writing()
-        position = self._answer()
+        position = self._next_position()
         if position.row < self._sent:
             raise FeedFailed(
                 f"{self.node} has {position.row} rows of partition {self.ticket.partition}, not {self._sent}"
             )
         return position.spilled
 
-    def _answer(self) -> _Position:
+    def _next_position(self) -> _Position:
+        """Wait for the node's word on how far it is, past the grants that nobody needed."""
+        while not isinstance(answer := self._answer(), _Position):
+            pass
+        return answer
+
+    def _answer(self) -> Any:
         buffer = self._answers.read()
         if buffer is None:
             self._writer.close()  # raises what the node said
             raise FeedFailed(f"{self.node} hung up while partition {self.ticket.partition} was being fed")
-        position: _Position = wire.decode(buffer.to_pybytes())
-        return position
+        return wire.decode(buffer.to_pybytes())
 
     def close(self) -> None:
         """Hang up. What the node has, it keeps."""

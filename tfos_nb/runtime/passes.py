@@ -117,8 +117,9 @@ class Spill:
     def close(self) -> None:
         """Give the disk space back."""
         self.seal()
+        fd, self._fd = self._fd, -1  # once: the number may be somebody else's by then
         with contextlib.suppress(OSError):
-            os.close(self._fd)
+            os.close(fd)
             if not self._path.startswith("/proc/"):
                 os.unlink(self._path)
 
@@ -257,7 +258,7 @@ class Passes:
     ) -> None:
         self._node = node
         self._directory = directory
-        self._buffer_bytes = buffer_bytes
+        self.buffer_bytes = buffer_bytes
         self._spill_bytes = spill_bytes
         self._tell = tell
         self._changed = threading.Condition()
@@ -272,7 +273,7 @@ class Passes:
         """Prepare for a feed that the driver announced."""
         spill = Spill(self._directory, self._spill_bytes) if begins.spill else None
         with self._changed:
-            intake = Intake(begins, self._changed, self._buffer_bytes, spill)
+            intake = Intake(begins, self._changed, self.buffer_bytes, spill)
             intake.discarding = self._closed
             self._intakes[begins.feed] = intake
             self._queue.append(_Pass(intake, 1, last=False))
