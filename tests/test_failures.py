@@ -13,7 +13,7 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from tfos_nb import errors, launch
+from tfos_nb import Cluster, errors, launch
 from tfos_nb.session import slots_busy
 
 
@@ -109,6 +109,45 @@ def test_a_supervisor_that_is_killed_loses_its_node(spark: SparkSession) -> None
         supervisor.kill()
         cluster.wait()
     assert caught.value.node == "worker:0"
+
+
+def supervisor_of(cluster: Cluster, node: str) -> psutil.Process:
+    victim = next(known for known in cluster.snapshot().nodes if known.node == node)
+    assert victim.pid is not None
+    supervisor = psutil.Process(victim.pid).parent()
+    assert supervisor is not None
+    return supervisor
+
+
+def count_until_told(args: Any, ctx: Any) -> int:
+    dataset = ctx.dataset(16)
+    return sum(int(batch["id"].shape[0]) for _ in range(3) for batch in dataset)  # the third time the feed is over
+
+
+def test_a_node_outlives_the_python_process_of_its_spark_task_and_its_slot_stays_taken(spark: SparkSession) -> None:
+    with launch(count_until_told, workers=2, spark=spark) as cluster:
+        supervisor = supervisor_of(cluster, "worker:1")
+        task = supervisor.parent()
+        assert task is not None
+        task.kill()
+        task.wait(20)
+        assert until(lambda: supervisor.ppid() != task.pid)
+        cluster.train(spark.range(100))
+        cluster.train(spark.range(100))
+        assert until(lambda: [busy.tasks for busy in slots_busy(spark)] == [2]), slots_busy(spark)
+    assert sum(cluster.results().values()) == 200
+
+
+def test_a_node_outlives_its_executor(spark: SparkSession) -> None:
+    with launch(count_until_told, workers=2, spark=spark) as cluster:
+        supervisor = supervisor_of(cluster, "worker:0")
+        executor = next(process for process in supervisor.parents() if process.name() == "java")
+        assert executor.pid != os.getpid()
+        cluster.train(spark.range(100))
+        executor.kill()
+        executor.wait(20)
+        cluster.train(spark.range(100))
+    assert sum(cluster.results().values()) == 200
 
 
 def test_a_row_of_the_wrong_type_is_named(spark: SparkSession) -> None:

@@ -74,6 +74,21 @@ def test_a_request_returns_at_once_and_every_main_comes_to_its_end(spark: SparkS
     assert cluster.request_stop() == "polite has ended already"
 
 
+def leave_a_trace(args: Any, ctx: Any) -> None:
+    Path(args).touch()
+    threading.Event().wait(600)
+
+
+def test_a_request_before_the_nodes_have_come_leaves_every_main_uncalled(spark: SparkSession, tmp_path: Path) -> None:
+    trace = tmp_path / "called"
+    cluster = launch(leave_a_trace, str(trace), workers=2, spark=spark, name="early", grace=600.0, wait_until_up=False)
+    cluster.request_stop()
+    until(cluster, lambda: cluster.state.ended)
+    assert cluster.state is ClusterStatus.STOPPED
+    assert {node.status for node in cluster.snapshot().nodes} == {NodeStatus.STOPPED}
+    assert not trace.exists()
+
+
 def test_a_second_request_does_not_wait(spark: SparkSession) -> None:
     cluster = start(listen_to_nobody, spark, name="deaf", grace=600.0)
     cluster.request_stop()

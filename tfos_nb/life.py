@@ -107,6 +107,8 @@ class Life:
             self.status = ClusterStatus.STOPPING
             self._changed.notify_all()
         grace, stop = 0.0, self._fate.stop
+        if self._roster.missing:
+            self._jobs.cancel_all()  # tasks that wait for a slot would become nodes of nothing
         if error is not None:
             self._roster.dismiss(Stop("another node failed", 0.0))
         elif stop is not None:

@@ -32,7 +32,7 @@ from tfos_nb.runtime.lifecycle import (
     Serving,
     Start,
 )
-from tfos_nb.runtime.node import SupervisorEnded
+from tfos_nb.runtime.node import NodeThere, SupervisorEnded
 from tfos_nb.runtime.plan import ClusterPlan
 from tfos_nb.runtime.process import signal_name
 from tfos_nb.runtime.reports import Heartbeat, History, LogLines
@@ -71,6 +71,7 @@ class Roster:
         self.feeds = FeedDesk(self.changed, [str(node) for node in plan.fed_nodes], self.send, self._place)
         self._records = {str(node): Record(node) for node in plan.nodes}
         self._log = LogBook(self._records)
+        self._dismissed = False
         self._handlers: dict[type, Callable[[Record, Any], None]] = {
             NodeUp: self._node_up,
             MainStarted: self._main_started,
@@ -94,6 +95,8 @@ class Roster:
                 raise ValueError(f"{message.node} is not in the plan")
             if isinstance(message, Refused):
                 self._fail(record, PlanError(f"{message.node} on {message.host}: {message.reason}"))
+                link.end()
+            elif self._dismissed:  # before it had come: its main is not to be called any more
                 link.end()
             elif record.reservation is not None:
                 logger.info("a second %s came from %s and was sent away", message.node, message.host)
@@ -120,13 +123,16 @@ class Roster:
             if record is not None and record.link is link:
                 record.link = None
                 if record.ended is None:
-                    self._lose(record, "its supervisor is gone: the executor or its host died, or Spark ended the task")
+                    self._lose(record, "its supervisor is gone: it was killed, or its host or its container has ended")
             self.changed.notify_all()
 
     def asked(self, message: Any) -> Any:
         """Answer a task."""
         if isinstance(message, SupervisorEnded):
             return self._supervisor_ended(message)
+        if isinstance(message, NodeThere):
+            with self.changed:
+                return self._records[message.node].link is not None
         return self.feeds.asked(message)
 
     def ticked(self) -> None:
@@ -278,10 +284,13 @@ class Roster:
             return link is not None
 
     def dismiss(self, message: Any) -> None:
-        """Tell every node to go; from now on its end is no failure."""
+        """Tell every node to go; from now on its end is no failure, and one that has not come is sent away."""
         with self.changed:
+            self._dismissed = True
             for record in self._records.values():
                 record.parting = True
+                if record.reservation is None and not record.status.ended:
+                    record.status = NodeStatus.STOPPED
             self.send(message)
 
     @property

@@ -1,10 +1,13 @@
 """What one Spark task does: become a node.
 
 The task starts the node's supervisor and, as a rule, waits for it: it holds its Spark slot, so Spark accounts for the
-CPU
-and the GPU. Where every slot is a node and Spark would have none left to feed from, the task leaves the supervisor
-behind
-and returns (``hold=False``); the door then watches the node instead of Spark.
+CPU and the GPU. Where every slot is a node and Spark would have none left to feed from, the task leaves the supervisor
+behind and returns (``hold=False``); the door then watches the node instead of Spark.
+
+The node does not die with the task. Spark ends the Python processes of a whole executor when it interrupts one of its
+tasks while that task's Python starts ("Lost connection to Python daemon, attempting to restart", PySpark 4), so any
+query of the user's that fails would end the training. Spark then runs this task again, somewhere; the driver tells it
+that its node is there, and it holds the slot for it.
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
+import grpc
 import pyarrow as pa
 
 from tfos_nb.runtime.door import DoorAddress, DoorClient
@@ -26,9 +30,18 @@ from tfos_nb.runtime.lifecycle import NodeJob
 from tfos_nb.runtime.process import kill_group, start_module, write_frame
 from tfos_nb.runtime.wire import message
 
-__all__ = ["NodeTask", "SupervisorEnded"]
+__all__ = ["NodeTask", "NodeThere", "SupervisorEnded"]
 
 SUMMARY_SCHEMA = "node string, code int"
+_LOOK_SECONDS = 1.0
+
+
+@message
+@dataclass(frozen=True)
+class NodeThere:
+    """Question of a task: whether its node is in the cluster, started by another attempt."""
+
+    node: str
 
 
 @message
@@ -59,7 +72,11 @@ class NodeTask:
         """Be a node for as long as it lives."""
         deque(batches, maxlen=0)
         job = self._job()
-        code = self._run(job)
+        with DoorClient(self.door) as door:
+            code = 0 if self._is_there(job.node, door) else self._run(job, door)
+            never = threading.Event()
+            while self.hold and self._is_there(job.node, door):
+                never.wait(_LOOK_SECONDS)
         yield pa.RecordBatch.from_pydict({"node": pa.array([job.node]), "code": pa.array([code], pa.int32())})
 
     def _job(self) -> NodeJob:
@@ -86,7 +103,13 @@ class NodeTask:
             payload=self.payload,
         )
 
-    def _run(self, job: NodeJob) -> int:
+    @staticmethod
+    def _is_there(node: str, door: DoorClient) -> bool:
+        with contextlib.suppress(grpc.RpcError):  # without a driver there is no node
+            return bool(door.ask(NodeThere(node)))
+        return False
+
+    def _run(self, job: NodeJob, door: DoorClient) -> int:
         with tempfile.TemporaryFile() as complaints:
             supervisor = start_module(
                 "tfos_nb.runtime.supervisor",
@@ -104,14 +127,11 @@ class NodeTask:
             finally:
                 kill_group(supervisor)
             if code != 0:
-                self._tell(job.node, code, complaints)
+                complaints.seek(0)
+                text = complaints.read()[-8000:].decode(errors="replace")
+                with contextlib.suppress(grpc.RpcError):  # the driver may have gone too
+                    door.ask(SupervisorEnded(job.node, code, text))
             return code
-
-    def _tell(self, node: str, code: int, complaints: Any) -> None:
-        complaints.seek(0)
-        text = complaints.read()[-8000:].decode(errors="replace")
-        with DoorClient(self.door) as door, contextlib.suppress(Exception):  # the driver may have gone too
-            door.ask(SupervisorEnded(node, code, text))
 
 
 def _executor_name() -> str:

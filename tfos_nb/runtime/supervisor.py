@@ -5,14 +5,12 @@
     driver's door ◀──stream── supervisor ──socket pair──▶ TF process (main)
                                   ▲ datagrams: reports      │
                                   ▲ pipe: output ◀──────────┘
-    NodeTask (Spark) ──stdin: the job; its end means the task is gone──▶ supervisor
+    NodeTask (Spark) ──stdin: the job──▶ supervisor
 
 It starts the TF process at once, so that TensorFlow is imported while the cluster gathers; holds the port open until
 TensorFlow has it (SO_REUSEPORT, and ``TF_GRPC_REUSE_PORT=1``); passes messages on; sends heartbeats; and sees to it
-that
-the process ends: with SIGKILL after a grace, since TensorFlow swallows SIGTERM. When the driver's stream or Spark's
-task is
-gone, it ends the process and itself.
+that the process ends: with SIGKILL after a grace, since TensorFlow swallows SIGTERM. When the driver's stream is gone,
+it ends the process and itself. Spark's task may go before it (see :mod:`tfos_nb.runtime.node`).
 
 It never imports TensorFlow, and is the same whether Spark's task waits for it or leaves it behind.
 """
@@ -48,7 +46,6 @@ from tfos_nb.runtime.lifecycle import (
 from tfos_nb.runtime.output import Output
 from tfos_nb.runtime.process import (
     Channel,
-    die_with_parent,
     kill_group,
     private_directory,
     read_frame,
@@ -178,8 +175,6 @@ class Supervisor:
         self._stream.send(Reservation(job.node, self._host, port, job.executor, job.attempt, os.getpid(), job.gpus))
         threading.Thread(target=self._listen_to_driver, name="tfos_nb driver", daemon=True).start()
         threading.Thread(target=self._listen_to_node, name="tfos_nb node", daemon=True).start()
-        if job.hold:
-            threading.Thread(target=self._watch_task, name="tfos_nb task", daemon=True).start()
 
     def _supervise(self) -> None:
         while True:
@@ -296,13 +291,6 @@ class Supervisor:
             if isinstance(message, (MainStarted, Saving)):
                 self._events.put(_Heard(message))
 
-    def _watch_task(self) -> None:
-        while os.read(
-            sys.stdin.fileno(), 1
-        ):  # not sys.stdin: a thread in its buffer's lock breaks the interpreter's end
-            pass
-        self._events.put(_DriverGone())
-
 
 def _why_not() -> str | None:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
@@ -350,8 +338,6 @@ def main() -> None:
     job = read_frame(sys.stdin.buffer)
     if job is None:
         return
-    if job.hold:
-        die_with_parent()
     Supervisor(job).run()
 
 
