@@ -330,6 +330,26 @@ def test_the_panel_of_an_ended_cluster_has_every_node_and_the_log_and_no_thread(
     assert "line 7 of the log" in output["data"]["text/html"]
 
 
+def test_what_a_cell_ended_is_drawn_before_the_cell_is_over(shell, running, monkeypatch):
+    """A headless run takes nothing in after its last cell; here the view's own thread never comes to draw."""
+    monkeypatch.setattr("tfos_nb.widgets.live.PERIOD", 3600.0)
+    cluster = Recorded(running)
+    shell.user_ns["stop"] = lambda: cluster.states.__setitem__(0, done(running))
+    before = list(shell.events.callbacks["post_run_cell"])
+    with LiveView(cluster, screen=NotebookScreen()) as view:
+        view.leave()
+    with capture_output() as captured:
+        shell.run_cell("1 + 1")
+    assert not any("text/html" in output["data"] for output in captured._outputs)
+    assert not view.closed
+    with capture_output() as captured:
+        shell.run_cell("stop()")
+    assert "Done in" in captured._outputs[-1]["data"]["text/html"]
+    assert view.closed
+    assert not view_threads()
+    assert shell.events.callbacks["post_run_cell"] == before
+
+
 def test_where_nothing_can_be_kept_up_to_date_the_panel_is_shown_once(running, capsys, monkeypatch):
     monkeypatch.setenv("TFOS_NB_PROGRESS", "text")
     show_panel(Recorded(running))

@@ -13,6 +13,7 @@ import threading
 from types import TracebackType
 from typing import Any, Protocol
 
+from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from tfos_nb.errors import TfosError
@@ -127,6 +128,18 @@ class LiveView:
         with self._drawing:
             if not self._screen.outlives_cell:
                 self._screen = LastLineScreen(sys.stdout)
+        shell = get_ipython()
+        if shell is not None:
+            shell.events.register("post_run_cell", self._at_cell_end)
+
+    def _at_cell_end(self, _: object = None) -> None:
+        """Draw a cluster's end within the cell that ended it: after the last cell a headless run listens no more."""
+        if self._cluster.snapshot().status.ended:
+            self.close()
+        shell = get_ipython()
+        if self.closed and shell is not None:
+            with contextlib.suppress(ValueError):  # IPython's word for one that is not registered
+                shell.events.unregister("post_run_cell", self._at_cell_end)
 
     def close(self) -> None:
         """Draw a last time and end the thread. Calling it again does nothing."""
