@@ -13,7 +13,7 @@ from typing import Any
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime import ledger
 from tfos_nb.runtime.door import DoorAddress
-from tfos_nb.runtime.feed import SUMMARY_SCHEMA, FeedTask
+from tfos_nb.runtime.feedtask import SUMMARY_SCHEMA, FeedTask
 from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.state import FeedProgress
 

@@ -119,7 +119,8 @@ class Life:
         with self._changed:
             self._changed.wait_for(lambda: self._roster.all_gone, grace + _LEAVING)
             # A node's task ends after its supervisor: only then are the process gone and the slot free.
-            self._changed.wait_for(lambda: all(job.done.is_set() for job in self._fate.jobs), _LEAVING)
+            patience = _LEAVING * (3 if self._roster.all_gone else 1)
+            self._changed.wait_for(lambda: all(job.done.is_set() for job in self._fate.jobs), patience)
         self._jobs.cancel_all()
         self._door.close()
         for action in self._at_end:

@@ -132,7 +132,8 @@ class Roster:
             return self._supervisor_ended(message)
         if isinstance(message, NodeThere):
             with self.changed:
-                return self._records[message.node].link is not None
+                record = self._records[message.node]
+                return record.link is not None and record.ended is None
         return self.feeds.asked(message)
 
     def ticked(self) -> None:

@@ -15,7 +15,8 @@ import pytest
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.door import Door, DoorAddress, DoorClient, Link
-from tfos_nb.runtime.feed import FeedTask, _NodeStream, _Ticket
+from tfos_nb.runtime.feed import FeedTicket, NodeStream
+from tfos_nb.runtime.feedtask import FeedTask
 from tfos_nb.runtime.identity import SERVER_NAME, Identity
 from tfos_nb.runtime.lifecycle import Farewell, FeedPlace, NodeJob, Refused, Reservation, Stop
 from tfos_nb.runtime.node import NodeTask
@@ -327,10 +328,10 @@ def test_no_secret_is_in_a_repr(holder: Any) -> None:
 
 
 def test_the_feeds_stream_keeps_its_token_out_of_its_repr() -> None:
-    fields = {field.name: field.repr for field in _NodeStream.__dataclass_fields__.values()}
+    fields = {field.name: field.repr for field in NodeStream.__dataclass_fields__.values()}
     assert not fields["token"]
     assert not fields["place"]
-    assert SECRET not in repr(_Ticket(1, 2))
+    assert SECRET not in repr(FeedTicket(1, 2))
 
 
 def test_each_door_has_a_token_and_a_key_of_its_own(desk: RecordingDesk) -> None:

@@ -28,10 +28,11 @@ from hypothesis import strategies as st
 from tests.conftest import ENVIRONMENT
 from tfos_nb.errors import FeedFailed
 from tfos_nb.feeding import Feed, FeedDesk
-from tfos_nb.runtime import feed as feed_module
-from tfos_nb.runtime import ledger, wire
+from tfos_nb.runtime import feedtask, ledger, wire
 from tfos_nb.runtime.door import Door, DoorAddress, DoorClient, Link
-from tfos_nb.runtime.feed import FeedServer, FeedTask, _send_partition, _Ticket, fingerprint_of
+from tfos_nb.runtime.feed import FeedServer, FeedTicket
+from tfos_nb.runtime.feedtask import FeedTask, _send_partition
+from tfos_nb.runtime.fingerprint import fingerprint_of
 from tfos_nb.runtime.identity import SERVER_NAME
 from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.runtime.passes import Passes
@@ -465,7 +466,7 @@ def test_a_node_that_has_enough_lets_the_task_end() -> None:
 
 
 def test_a_batch_bigger_than_a_message_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_module, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(feedtask, "CHUNK_BYTES", 1000)
     ids = ids_of_partition(0, 3000)
     with driver_of(1) as driver:
         feed = driver.begin()
@@ -536,7 +537,7 @@ def stream_to(place: FeedPlace, *, near: bool, headers: list[tuple[bytes, bytes]
         client = flight.FlightClient(
             f"grpc+tls://{place.host}:{place.port}", tls_root_certs=roots, override_hostname=SERVER_NAME
         )
-    descriptor = flight.FlightDescriptor.for_command(wire.encode(_Ticket(1, 0)))
+    descriptor = flight.FlightDescriptor.for_command(wire.encode(FeedTicket(1, 0)))
     options = flight.FlightCallOptions(headers=headers, timeout=5.0)
     with client:
         writer, answers = client.do_put(descriptor, batch_of([]).schema, options)

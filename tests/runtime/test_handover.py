@@ -17,9 +17,8 @@ import pytest
 
 from tests.conftest import ENVIRONMENT
 from tests.runtime.test_feed import batch_of, cut, driver_of, ids_of_partition, send
-from tfos_nb.runtime import feed as feed_module
-from tfos_nb.runtime import wire
-from tfos_nb.runtime.feed import _Chunk, _Ticket
+from tfos_nb.runtime import feedtask, wire
+from tfos_nb.runtime.feed import FeedTicket, _Chunk
 from tfos_nb.runtime.handover import BLOCK_BYTES, BlockPool, BlockWriter
 
 
@@ -139,7 +138,7 @@ def test_where_there_are_no_blocks_every_row_comes_by_the_socket(
 
 def test_a_main_that_keeps_what_it_was_given_keeps_what_was_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that never come back: when there are none left the rows take the other way."""
-    monkeypatch.setattr(feed_module, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(feedtask, "CHUNK_BYTES", 1000)
     ids = ids_of_partition(0, 4000)
     with driver_of(1) as driver:
         passes = driver.nodes["worker:0"].passes
@@ -159,7 +158,7 @@ def test_a_block_that_was_not_granted_is_refused() -> None:
         place = driver.places["worker:0"]
         client = flight.FlightClient(f"grpc+unix://{place.socket}")
         headers = flight.FlightCallOptions(headers=[(b"tfos-token", driver.address.token.encode())])
-        descriptor = flight.FlightDescriptor.for_command(wire.encode(_Ticket(feed.number, 0)))
+        descriptor = flight.FlightDescriptor.for_command(wire.encode(FeedTicket(feed.number, 0)))
         schema = batch_of([1]).schema
         writer, _ = client.do_put(descriptor, schema, headers)
         nothing = pa.RecordBatch.from_pylist([], schema=schema)

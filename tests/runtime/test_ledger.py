@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfos_nb.runtime.feed import _CLAIMED_AHEAD
+from tfos_nb.runtime.feedtask import _CLAIMED_AHEAD
 from tfos_nb.runtime.ledger import FeedLedger, segment_end
 
 bounded = settings(deadline=None, max_examples=60)
