@@ -13,6 +13,7 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.waiting import until
 from tfos_nb import Cluster, errors, launch
 from tfos_nb.session import slots_busy
 
@@ -27,13 +28,6 @@ def tf_processes() -> list[psutil.Process]:
         if any(part.startswith("tfos_nb.runtime.") for part in line):
             found.append(process)
     return found
-
-
-def until(reached: Any, seconds: float = 10.0) -> bool:
-    deadline, never = time.monotonic() + seconds, threading.Event()
-    while not reached() and time.monotonic() < deadline:
-        never.wait(0.05)
-    return bool(reached())
 
 
 @pytest.fixture(autouse=True)

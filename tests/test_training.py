@@ -6,13 +6,13 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from typing import Any
 
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from tests.waiting import until
 from tfos_nb import Cluster, errors, launch
 from tfos_nb.session import slots_busy
 
@@ -310,13 +310,6 @@ def test_a_wait_with_a_timeout_keeps_it_while_another_thread_feeds(spark: SparkS
     cluster.stop()
     feeding.join()
     assert cluster.state.value == "STOPPED"
-
-
-def until(reached: Any, seconds: float = 30.0) -> bool:
-    deadline, never = time.monotonic() + seconds, threading.Event()
-    while not reached() and time.monotonic() < deadline:
-        never.wait(0.05)
-    return bool(reached())
 
 
 def _quietly(action: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.waiting import until
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema, PassDone
 from tfos_nb.runtime.passes import Passes, Spill
@@ -27,15 +28,6 @@ def batch_of(start: int, count: int) -> pa.RecordBatch:
 
 def ids_of(batches: Any) -> list[int]:
     return [number for batch in batches for number in batch.column("id").to_pylist()]
-
-
-def until(reached: Callable[[], object]) -> bool:
-    never = threading.Event()
-    for _ in range(int(SECONDS / 0.01)):
-        if reached():
-            return True
-        never.wait(0.01)
-    return False
 
 
 class Box:
