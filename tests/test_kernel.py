@@ -111,8 +111,13 @@ def kernel() -> Iterator[Kernel]:
 def no_node_is_left(kernel: Kernel) -> bool:
     code = """
 import psutil
-print("left:", [p.pid for p in psutil.Process().children(recursive=True)
-                if any("tfos_nb.runtime" in part for part in p.cmdline())], tfos_nb.session.slots_busy(spark))
+def runs(process):
+    try:
+        return any("tfos_nb.runtime" in part for part in process.cmdline())
+    except psutil.Error:  # it has just ended, whatever it was
+        return False
+print("left:", [p.pid for p in psutil.Process().children(recursive=True) if runs(p)],
+      tfos_nb.session.slots_busy(spark))
 """
     return "left: [] ()" in kernel.run(code).streams
 

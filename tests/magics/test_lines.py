@@ -21,7 +21,7 @@ def mnist(run, launcher):
 
 
 def test_stop_status_and_logs_find_the_only_cluster(run, mnist):
-    assert "mnist · Training · 2 workers" in run("%tfos_status")[1]
+    assert "mnist · Running · 2 workers" in run("%tfos_status")[1]
     assert run("%tfos_logs worker:1")[1] == "what worker:1 wrote\n"
     assert run("%tfos_stop")[1] == "mnist: stopped: 2 nodes ended, their slots are free\n"
     assert mnist.graces == [None]
