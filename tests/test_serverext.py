@@ -11,7 +11,9 @@ import pytest
 
 import tfos_nb
 from tests.conftest import RunScript
-from tests.jupyter import TOKEN, JupyterServer, a_server
+from tests.events import write_a_number
+from tests.jupyter import TOKEN, Answer, JupyterServer, a_server
+from tests.waiting import until
 from tfos_nb import connection
 from tfos_nb.connection import Place
 from tfos_nb.endpoint import Endpoint
@@ -178,17 +180,27 @@ def test_the_address_without_its_slash_leads_to_the_one_with_it(a_server: Jupyte
 def test_shows_the_logs_of_a_cluster_that_has_ended(
     a_server: JupyterServer, endpoint: Endpoint, tmp_path: os.PathLike[str]
 ) -> None:
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
     logs = os.path.join(tmp_path, "logs", "run1")
     make_log_dir(logs)
-    EventFileWriter(logs).close()
     endpoint.serve(EndedCluster("aaaabbbb5555", os.path.dirname(logs)))
-    page = a_server.ask(f"tfos-nb/tb/aaaabbbb5555/?token={TOKEN}", token=None)
+
+    def ask() -> Answer:
+        return a_server.ask(f"tfos-nb/tb/aaaabbbb5555/?token={TOKEN}", token=None)
+
+    early = ask()
+    assert (early.status, "Nothing to show yet" in early.text) == (503, True)
+    assert 'http-equiv="refresh"' in early.text
+    write_a_number(logs)
+    assert until(lambda: ask().status != 503)
+    page = ask()
     assert (page.status, "<title>TensorBoard</title>" in page.text) == (200, True)
     assert page.headers["Content-Security-Policy"].endswith("; frame-ancestors 'self'")
     assert "url(font-roboto/" in page.text, "no address of its page leaves the path that it is shown under"
     assert "url(/" not in page.text
+    assert '<head><script src="tfos_nb/reload.js"></script>' in page.text
+    script = a_server.ask("tfos-nb/tb/aaaabbbb5555/tfos_nb/reload.js")
+    assert (script.status, script.headers["Content-Type"]) == (200, "text/javascript; charset=utf-8")
+    assert "{ ...settings, autoReload: true }" in script.text
     data = a_server.ask("tfos-nb/tb/aaaabbbb5555/data/runs", Cookie="secret=1", Accept_Encoding="gzip")
     assert (data.status, data.headers["Content-Encoding"]) == (200, "gzip")
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from tfos_nb.state import LogLine
 
-__all__ = ["brief_line", "clip", "sendable", "size"]
+__all__ = ["brief_line", "clip", "clip_lines", "clip_telling", "sendable", "size"]
 
 _NODE_BYTES, _TEXT_BYTES = 24, 400
+_TELLING_BYTES = len("… ( more characters)".encode())
 
 
 def brief_line(line: LogLine) -> list[Any]:
@@ -17,7 +18,7 @@ def brief_line(line: LogLine) -> list[Any]:
 
     The two ways must agree, since the page tells by the whole line which ones it has already.
     """
-    return [round(line.time, 1), clip(line.node, _NODE_BYTES), clip(line.text, _TEXT_BYTES)]
+    return [round(line.time, 1), clip(line.node, _NODE_BYTES), clip_telling(line.text, _TEXT_BYTES)]
 
 
 def clip(text: str, room: int, more: str = "…") -> str:
@@ -30,6 +31,37 @@ def clip(text: str, room: int, more: str = "…") -> str:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if size(whole[:middle] + more) - 2 <= room else (low, middle - 1)
     return whole[:low] + more if low else ""
+
+
+def clip_telling(text: str, room: int) -> str:
+    """Cut a text as :func:`clip` does, and say how much is missing: who copies a line must know that it is not whole.
+
+    Examples
+    --------
+    >>> clip_telling("x" * 5000, 40)
+    'xxxxxxxxxxxxx… (4,987 more characters)'
+    """
+    whole = sendable(text)
+    if size(whole) - 2 <= room:
+        return whole
+    kept = clip(whole, room - _TELLING_BYTES - len(f"{len(whole):,}"), more="")
+    return f"{kept}… ({len(whole) - len(kept):,} more characters)"
+
+
+def clip_lines(text: str, room: int) -> str:
+    """Keep the end of a text's lines, each cut: of a traceback, what was raised, and where, is written last."""
+    whole = sendable(text)
+    if size(whole) <= room:
+        return whole
+    lines: list[str] = []
+    room -= 8
+    for line in reversed(whole.splitlines()):
+        short = clip(line, 400)
+        room -= size(short)
+        if room < 0:
+            break
+        lines.append(short)
+    return "\n".join(["…", *reversed(lines)])
 
 
 def sendable(text: str) -> str:

@@ -36,6 +36,7 @@ from tfos_nb import connection
 from tfos_nb.brief import brief_line
 from tfos_nb.connection import Place
 from tfos_nb.errors import TfosError
+from tfos_nb.frontpage import SCRIPT, front_page, script
 from tfos_nb.guests import Guests
 from tfos_nb.pages import page
 from tfos_nb.ports import allowed_ports
@@ -238,22 +239,25 @@ class Endpoint:
         state = await asyncio.to_thread(cluster.snapshot)
         if not state.log_dir:
             return _say(404, "No TensorBoard", f"Cluster {state.name} was launched without --tensorboard or --logdir.")
+        if request.match_info["path"] == SCRIPT:
+            return script()
         if cluster.tensorboard_socket:
             return await self._through_tunnel(request, cluster.tensorboard_socket, state)
         if not state.status.ended:
             return _say(503, "TensorBoard is starting", f"Cluster {state.name} is starting its nodes.", wait=True)
-        return await self._from_log_dir(request, state.log_dir)
+        return await self._from_log_dir(request, state)
 
     async def _through_tunnel(self, request: web.Request, socket: str, state: ClusterState) -> web.StreamResponse:
         session = self._session(socket, lambda: aiohttp.UnixConnector(socket, limit=16))
         try:
-            return await _handed_on(request, session, "http://127.0.0.1")
+            return await _handed_on(request, session, "http://127.0.0.1", state)
         except aiohttp.ClientError:
             where = next((f" ({node.node} on {node.host})" for node in state.nodes if node.host), "")
             text = f"It starts on the chief's executor{where} when the training starts."
             return _say(503, "TensorBoard is starting", text, wait=True)
 
-    async def _from_log_dir(self, request: web.Request, log_dir: str) -> web.StreamResponse:
+    async def _from_log_dir(self, request: web.Request, state: ClusterState) -> web.StreamResponse:
+        log_dir = state.log_dir
         if "://" not in log_dir and not os.path.isdir(log_dir):
             text = (
                 f"The cluster has ended, and its log directory {log_dir} is not on the kernel's machine "
@@ -266,7 +270,7 @@ class Endpoint:
             return _say(502, "TensorBoard did not start", board.said or "It said nothing.")
         session = self._session(f"port {port}", lambda: aiohttp.TCPConnector(limit=16))
         try:
-            return await _handed_on(request, session, f"http://127.0.0.1:{port}")
+            return await _handed_on(request, session, f"http://127.0.0.1:{port}", state)
         except aiohttp.ClientError as error:
             return _say(502, "TensorBoard does not answer", str(error))
 
@@ -287,10 +291,12 @@ class Endpoint:
         return self._sessions[key]
 
 
-async def _handed_on(request: web.Request, session: aiohttp.ClientSession, origin: str) -> web.StreamResponse:
+async def _handed_on(
+    request: web.Request, session: aiohttp.ClientSession, origin: str, state: ClusterState
+) -> web.StreamResponse:
     """Ask TensorBoard and answer with what it says, piece by piece as it comes and as fast as it is taken."""
     if request.match_info["path"] in _FRONT_PAGE and request.method == "GET":
-        return await _front_page(session, origin)
+        return await front_page(session, origin) or _nothing_yet(state)
     body = request.content if request.body_exists else None
     async with session.request(
         request.method,
@@ -309,13 +315,10 @@ async def _handed_on(request: web.Request, session: aiohttp.ClientSession, origi
         return response
 
 
-async def _front_page(session: aiohttp.ClientSession, origin: str) -> web.StreamResponse:
-    """Fetch TensorBoard's page, whose fonts alone have addresses that leave the path it is shown under."""
-    async with session.get(origin, skip_auto_headers=("User-Agent", "Accept-Encoding")) as answer:
-        body = (await answer.read()).replace(b"url(/font-roboto/", b"url(font-roboto/")
-        headers = connection.answered(answer.headers)
-        headers.pop("Content-Length", None)
-        return web.Response(status=answer.status, body=body, headers=headers)
+def _nothing_yet(state: ClusterState) -> web.Response:
+    when = "" if state.status.ended else " Keras' fit writes at the end of each epoch."
+    text = f"TensorBoard has found nothing under {state.log_dir}.{when} This page looks again by itself."
+    return _say(503, "Nothing to show yet", text, wait=True)
 
 
 def _say(status: int, title: str, text: str, wait: bool = False) -> web.Response:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from tfos_nb.curve import Curve
+from tfos_nb.metric_order import in_order, rank
 from tfos_nb.pace import Pace
 from tfos_nb.runtime.door import Link
 from tfos_nb.runtime.lifecycle import MainRaised, NodeEnded, NodeUp, Reservation
 from tfos_nb.runtime.plan import Node
-from tfos_nb.runtime.reports import EVALUATE, OVER, Heartbeat, StepReport
+from tfos_nb.runtime.reports import EVALUATE, OVER, GpuFigures, Heartbeat, StepReport
 from tfos_nb.state import GpuUse, NodeState, NodeStatus
 
 __all__ = ["Record"]
-
-_T = TypeVar("_T")
 
 _RATE_OVER = 3.0  # seconds over which rows per second are averaged
 _CURVES = 3  # beside that of the loss
@@ -43,6 +41,7 @@ class Record:
     rate: float | None = None
     rated: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
     result: bytes | None = None
+    began: bool = False  # it has taken a row or reported a step
     returned: bool = False
     serving: bool = False
     saving: bool = False
@@ -95,17 +94,27 @@ class Record:
 
     def _draw(self, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
-            if name not in self.curves:
-                if name != "loss" and len(self.curves.keys() - {"loss"}) >= _CURVES:
-                    continue
-                self.curves[name] = Curve()
-            self.curves[name].add(value)
+            if name in self.curves or self._make_room(name):
+                self.curves.setdefault(name, Curve()).add(value)
+
+    def _make_room(self, name: str) -> bool:
+        """Say whether a metric gets a curve: those that the panel shows have one, whichever came first."""
+        others = self.curves.keys() - {"loss"}
+        if name == "loss" or len(others) < _CURVES:
+            return True
+        last = max(others, key=rank)
+        if rank(name) > rank(last):
+            return False
+        del self.curves[last]
+        return True
 
     def state(self, now: float) -> NodeState:
         """Return how the node looks at a moment of the monotonic clock."""
         place, beat, report = self.reservation, self.heartbeat, self.report
         alive = not self.status.ended
-        gpus = beat.gpus if beat and alive else ()
+        gpus = beat.gpus if beat else ()
+        if not alive:  # what it trained on is still worth telling
+            gpus = tuple(GpuFigures(one.name) for one in gpus if one.name)
         return NodeState(
             node=str(self.node),
             status=self.status,
@@ -119,8 +128,8 @@ class Record:
             epochs=report.epochs,
             step=report.step,
             steps=report.steps,
-            metrics=_loss_first(self.metrics),
-            curves=_loss_first({name: curve.points for name, curve in self.curves.items()}),
+            metrics={name: self.metrics[name] for name in in_order(self.metrics)},
+            curves={name: self.curves[name].points for name in in_order(self.curves)},
             seconds_left=self.pace.seconds_left if alive else None,
             rows=self.rows,
             rows_per_second=self.rate if alive else None,
@@ -128,7 +137,3 @@ class Record:
             memory_bytes=beat.memory_bytes if beat and alive else None,
             heartbeat_age=now - self.heard_at if self.heard_at is not None and alive else None,
         )
-
-
-def _loss_first(by_name: dict[str, _T]) -> dict[str, _T]:
-    return dict(sorted(by_name.items(), key=lambda pair: pair[0] != "loss"))

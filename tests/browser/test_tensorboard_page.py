@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 
@@ -13,6 +14,40 @@ pytest.importorskip("playwright")
 from playwright.sync_api import expect
 
 pytestmark = pytest.mark.browser
+
+
+def test_a_frame_that_is_opened_early_waits_and_then_reads_the_numbers_anew(open_tab: Callable[..., Tab]) -> None:
+    tab = open_tab(
+        "early.ipynb",
+        LOAD,
+        "%%tfos_cluster early --workers 1 --data rows --epochs 600 --tensorboard --background\n" + fit(0.2, 600),
+        "early.wait_until_up()\n%tfos_tensorboard early",
+    )
+    for number in (0, 1, 2):
+        tab.page.locator(".jp-CodeCell").nth(number).click()
+        tab.command("notebook:run-cell")
+    frame = tab.page.locator(".jp-CodeCell").nth(2).frame_locator("iframe")
+    expect(frame.get_by_text("epoch_loss").first).to_be_visible()
+    assert any(line.startswith("503") for line in tab.failed), "at first there was nothing to show"
+    assert not frame.get_by_text("No dashboards are active").count()
+    kept = tab.page.evaluate("localStorage.getItem('_tb_global_settings')")
+    assert json.loads(kept)["autoReload"] is True
+    drawn = _times_that_curves_were_asked_for(tab)
+    assert drawn > 0
+    with tab.page.expect_response(lambda answer: "/tb/" in answer.url and _CURVES in answer.url, timeout=60_000):
+        pass  # nobody touches the page
+    tab.page.evaluate("localStorage.setItem('_tb_global_settings', JSON.stringify({autoReload: false}))")
+    frame.locator("body").evaluate("() => location.reload()")
+    expect(frame.get_by_text("epoch_loss").first).to_be_visible()
+    kept = tab.page.evaluate("localStorage.getItem('_tb_global_settings')")
+    assert json.loads(kept)["autoReload"] is False, "who has switched it off is not overruled"
+
+
+_CURVES = "/data/plugin/timeseries/timeSeries"
+
+
+def _times_that_curves_were_asked_for(tab: Tab) -> int:
+    return sum(_CURVES in url for url in tab.asked)
 
 
 def test_scalars_are_drawn_in_the_notebook_while_it_runs_and_afterwards(open_tab: Callable[..., Tab]) -> None:

@@ -142,3 +142,10 @@ def test_keras_numbers_are_not_looked_at_between_two_reports() -> None:
         callback.on_test_batch_end(batch, {"loss": logged})
     assert logged.looks == len(reports) < 1000
     assert reports[0]["loss"] == 1.0
+
+
+def test_an_epoch_that_is_left_amid_its_steps_is_not_told_to_be_full(alone: dict[str, Any]) -> None:
+    """Of a dataset whose length nobody knows: the first epoch tells it, unless it is the one that is left."""
+    later, first = alone["left"]["later"], alone["left"]["first"]
+    assert told([later], "phase", "epoch", "epochs", "step", "steps") == [("over", 3, 400, 2, 24)]
+    assert told([first], "phase", "epoch", "epochs", "step", "steps") == [("over", 1, 400, 2, None)]

@@ -167,3 +167,31 @@ def test_an_endless_line_takes_bounded_memory(run: Callable[[str], Written]) -> 
         tracemalloc.stop()
     assert lines == ["x" * 4000 + "…", "after"]
     assert peak < 4 << 20
+
+
+def test_a_line_without_its_end_is_shown_after_a_while_and_then_once_as_a_whole(run: Callable[[str], Written]) -> None:
+    script = (
+        "print('half', end='', flush=True); input(); print(' a line'); print('asked: ', end='', flush=True); input()"
+    )
+    written = run(script)
+    shown: list[str] = []
+    for line in ("half", "asked: "):
+        while line not in shown:
+            assert written.told.acquire(timeout=SECONDS)
+            shown += written.output.take()
+        written.go_on()
+    assert shown + written.lines() == ["half", "half a line", "asked: "]
+
+
+def test_a_line_that_grows_bit_by_bit_is_not_told_bit_by_bit(run: Callable[[str], Written]) -> None:
+    script = """
+import sys, time
+for _ in range(30):
+    print(".", end="", flush=True)
+    time.sleep(0.1)
+print()
+"""
+    *begun, whole = run(script).lines()
+    assert whole == "." * 30
+    assert len(begun) <= 2
+    assert begun

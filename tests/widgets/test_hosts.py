@@ -237,3 +237,21 @@ def test_code_server_says_how_its_ports_are_reached() -> None:
     assert url(Host("vscode", "widget"), VSCODE_PROXY_URI="https://code.example/p/{{port}}/") == (
         "https://code.example/p/6006/tb/"
     )
+
+
+def test_a_kernel_that_a_cell_has_started_is_headless_though_it_has_the_notebooks_name(run_script: RunScript) -> None:
+    """As papermill in a cell starts one: with the whole environment of the kernel that it runs in."""
+    said = run_script(
+        """
+        import os, subprocess, sys
+        ask = "from tests.widgets.test_hosts import *; print(detect_host(shell=KernelShell()).name)"
+        starter = "import os, subprocess, sys; os.environ['JPY_PARENT_PID'] = str(os.getpid()); "
+        own = "os.environ['JPY_SESSION_NAME'] = '/b.ipynb'; "
+        run = f"subprocess.run([sys.executable, '-c', {ask!r}], check=True)"
+        notebook = {**os.environ, "JPY_SESSION_NAME": "/a.ipynb"}
+        server = {name: value for name, value in os.environ.items() if name != "JPY_SESSION_NAME"}
+        for environment, more in ((notebook, ""), (notebook, own), (server, own)):
+            subprocess.run([sys.executable, "-c", starter + more + run], env=environment, check=True)
+        """
+    ).stdout
+    assert said.split() == ["headless", "jupyter", "jupyter"]

@@ -197,3 +197,54 @@ def test_each_node_tells_the_time_it_has_left(running):
 
 def test_half_a_surrogate_pair_in_an_error_can_be_sent(failed):
     render_html(replace(failed, error="worker:0: \ud800")).encode()
+
+
+def test_a_long_message_is_cut_and_the_whole_is_folded_below_it(failed):
+    long = "worker:1 on hdp-c02 (executor 2): ValueError: " + "a number 0.125 " * 300
+    html = render_html(replace(failed, error=f"{long}\nTraceback (most recent call last):\n  frames\nValueError: no"))
+    said, folded = html.split('<div class="t-say', 1)[1].split("<details>", 1)
+    assert len(re.sub("<[^>]*>", "", said)) < 900
+    assert folded.startswith("<summary>the whole message</summary>")
+    assert long.rstrip() in Page(html).text
+    assert "Traceback (most recent call last)" in Page(html).text
+
+
+def test_however_long_an_error_is_its_page_stays_small(failed):
+    short = len(render_html(failed))
+    frames = "\n".join(f'  File "Cell In[4]", line {i}, in f{i}\n    f({i})' for i in range(20_000))
+    state = replace(failed, error=f"worker:1: ValueError: {'x' * 10**6}\n{frames}\nValueError: {'y' * 10**6} the end")
+    html = render_html(state)
+    assert len(html) - short < 30_000
+    assert "more characters)" in html
+    assert "in f19999" in html  # of a traceback the end is kept
+
+
+def test_a_column_with_nothing_in_it_is_left_out_of_the_end(running):
+    ended = tuple(replace(node, cpu_percent=None, memory_bytes=None) for node in running.nodes)
+    assert "CPU · mem" not in Page(render_html(replace(running, status=ClusterStatus.DONE, nodes=ended))).text
+    assert "CPU · mem" in Page(render_html(replace(running, nodes=ended))).text  # it may come yet
+
+
+def test_the_gpus_name_is_text_and_the_whole_name_is_with_it(on_gpus):
+    page = Page(render_html(on_gpus))
+    assert re.search(r"H100\s+83%", page.text)
+    assert ("abbr", {"title": "NVIDIA H100 80GB HBM3"}) in page.tags
+
+
+def test_the_gpus_name_stays_when_what_it_does_is_no_more(running):
+    nodes = tuple(replace(node, gpus=("0",), gpu_use=(GpuUse("NVIDIA H100 80GB HBM3"),) * 8) for node in running.nodes)
+    assert "8 x H100" in Page(render_html(replace(running, status=ClusterStatus.DONE, nodes=nodes))).text
+
+
+def test_the_loss_and_three_metrics_have_a_column_each_with_a_curve(running):
+    values = {"val_loss": 0.2, "loss": 0.1, "val_accuracy": 0.8, "accuracy": 0.9, "lr": 0.1}
+    curves = dict.fromkeys(values, (1.0, 2.0))
+    nodes = tuple(replace(node, metrics=values, curves=curves) for node in running.nodes)
+    page = Page(render_html(replace(running, nodes=nodes)))
+    assert "LossAccuracyVal lossVal accuracyRows/s" in page.text
+    assert [tag for tag, _ in page.tags].count("polyline") == 10  # of two nodes, and two tiles
+
+
+def test_a_line_of_the_log_that_is_cut_says_so(running):
+    log = (LogLine(1.7e9, "worker:0", "x" * 5000),)
+    assert re.search(r"xxx… \(4,\d\d\d more characters\)", Page(render_html(replace(running, log=log))).text)

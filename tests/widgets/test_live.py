@@ -355,3 +355,66 @@ def test_where_nothing_can_be_kept_up_to_date_the_panel_is_shown_once(running, c
     show_panel(Recorded(running))
     assert not view_threads()
     assert "worker:1" in capsys.readouterr().out
+
+
+def test_no_page_shows_a_clusters_button_before_its_press_is_wired(running):
+    """The view's thread draws meanwhile; an early press would find nobody."""
+
+    class Slow(NoScreen):
+        def __init__(self):
+            self.drawn = []
+            self.again = threading.Event()
+            self.wired = False
+
+        def draw(self, state, note, left):
+            self.drawn.append((state.id, self.wired))
+            self.again.set()
+
+        def stop_with(self, stop):
+            if stop is None:
+                return
+            for _ in range(2):  # the first may have begun before
+                self.again.clear()
+                assert self.again.wait(DEADLINE)
+            self.wired = True
+
+    cluster, screen = Recorded(running), Slow()
+    cluster.request_stop = lambda: "stopping"
+    with LiveView(Recorded(replace(running, id="")), screen=screen) as view:
+        view.follow(cluster)
+    assert (running.id, True) in screen.drawn
+    assert (running.id, False) not in screen.drawn
+
+
+def shown_widths(text):
+    """How many columns of a terminal each line takes."""
+    wide = {"日", "本", "語", "の"}
+    return [sum(2 if char in wide else 1 for char in line) for line in re.sub(r"\x1b\[\w*", "", text).splitlines()]
+
+
+def test_wide_characters_do_not_wrap_the_terminals_lines(failed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    stream = Terminal()
+    state = replace(failed, error="worker:0: " + "日本語の" * 40, name="日本語")
+    TerminalScreen(stream).draw(state, "日本語" * 40, None)
+    assert "日本語" in stream.getvalue()
+    assert max(shown_widths(stream.getvalue())) < 60
+
+
+@pytest.mark.parametrize("screen", [TerminalScreen, LogScreen, LastLineScreen])
+def test_what_a_program_says_gives_a_terminal_no_commands(running, failed, screen):
+    nasty = "\x1b]0;title\x07\x1b[2J\u202e\x9b31m"
+    stream = Terminal()
+    shown = screen(stream)
+    for state in (running, replace(failed, error=f"worker:0: {nasty} gone", name=f"m{nasty}")):
+        shown.draw(state, f"note {nasty}", None)
+        moved = tuple(replace(node, epoch=3, host=nasty) for node in state.nodes)
+        shown.draw(replace(running, nodes=moved), f"other {nasty}", None)
+    text = re.sub(r"\x1b\[(\d+F|K|J)", "", stream.getvalue())  # those of the redraw itself
+    assert all(char == "\n" or char.isprintable() for char in text)
+
+
+def test_the_outcome_at_a_prompt_is_not_longer_than_a_sentence(failed):
+    stream = io.StringIO()
+    LastLineScreen(stream).draw(replace(failed, error="worker:0: " + "x" * 100_000), "", None)
+    assert len(stream.getvalue()) < 700

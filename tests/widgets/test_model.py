@@ -193,3 +193,50 @@ def test_the_time_left_is_that_of_the_last_node(running):
     assert page_model(replace(running, nodes=nodes), left=5.0)["left"] == 70
     assert page_model(running, left=5.0)["left"] == 5
     assert page_model(replace(running, status=ClusterStatus.DONE), left=5.0)["left"] is None
+
+
+@pytest.mark.parametrize("count", [2, 64, 1000])
+def test_the_loss_and_three_metrics_are_sent_with_a_curve_each(full, count):
+    names = ("val_loss", "auc", "loss", "val_auc", "lr")
+    state = full(count, detail="")
+    nodes = tuple(
+        replace(node, metrics=dict.fromkeys(names, 0.5), curves=dict.fromkeys(names, falling())) for node in state.nodes
+    )
+    model = page_model(replace(state, nodes=nodes))
+    assert model["metrics"] == ["Loss", "Auc", "Val loss", "Val auc"]
+    assert len(model["nodes"]) == min(count, 64)
+    for node in nodes_of(model):
+        assert len(node["metrics"]) == 4
+        curves = (
+            node["curves"].split(" ") if isinstance(node["curves"], str) else [curve[0] for curve in node["curves"]]
+        )
+        assert [curve[0] + curve[-1] for curve in curves] == ["_0"] * 4
+        assert min(map(len, curves)) >= 8
+    assert size(model) <= BUDGET
+
+
+def test_the_metrics_are_in_the_same_order_whatever_came_first(running):
+    def columns(*names):
+        nodes = (replace(running.nodes[0], metrics=dict.fromkeys(names, 1.0)), running.nodes[1])
+        return page_model(replace(running, nodes=nodes))["metrics"]
+
+    assert columns("val_loss", "f1", "auc", "loss") == columns("loss", "auc", "f1", "val_loss")
+    assert columns("val_loss", "f1", "auc", "loss") == ["Loss", "Accuracy", "Auc", "F1"]
+
+
+def test_the_domain_that_all_hosts_share_is_sent_once(full):
+    state = full(64)
+    nodes = tuple(replace(node, host=f"node-{i}.data.example") for i, node in enumerate(state.nodes))
+    model = page_model(replace(state, nodes=nodes))
+    assert model["domain"] == ".data.example"
+    assert {node["host"] for node in nodes_of(model)} == {f"node-{i}" for i in range(64)}
+    addresses = tuple(replace(node, host=f"10.0.{i}.7") for i, node in enumerate(state.nodes))
+    assert page_model(replace(state, nodes=addresses))["domain"] == ""
+
+
+def test_a_line_of_the_log_that_is_cut_says_how_much_is_missing(running):
+    model = page_model(replace(running, log=(LogLine(0.0, "worker:0", "x" * 1000),)))
+    [[_, _, text]] = model["log"]
+    kept, _, missing = text.partition("… (")
+    assert missing == f"{1000 - len(kept)} more characters)"
+    assert len(text) <= 402

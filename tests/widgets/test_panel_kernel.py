@@ -26,8 +26,8 @@ screen.draw(running, "", None)
 # The cell draws and then blocks the main shell, as a training in the foreground does.
 BLOCK = f"""
 screen.draw(replace(running, generation=2), "", None)
-print("blocked", flush=True)
-print("pressed" if pressed.wait({SECONDS / 2}) else "never", flush=True)
+print("blocked", end="", flush=True)
+print("pressed" if pressed.wait({SECONDS / 2}) else "never", end="", flush=True)
 """
 
 END = "screen.draw(replace(running, status=ClusterStatus.STOPPED), '', None)"
@@ -76,12 +76,12 @@ def test_stop_reaches_the_cluster_while_a_cell_runs_and_the_output_ends_as_html(
     shown = message(kernel, "display_data")
     comm = shown["data"]["application/vnd.jupyter.widget-view+json"]["model_id"]
     kernel.execute(BLOCK)
-    message(kernel, "stream", text="blocked\n")
+    message(kernel, "stream", text="blocked")
     data = {"method": "custom", "content": {"kind": "stop"}}
     press = kernel.session.msg("comm_msg", {"comm_id": comm, "data": data})
     press["header"]["subshell_id"] = other
     kernel.shell_channel.send(press)
-    assert message(kernel, "stream")["text"] == "pressed\n"
+    assert message(kernel, "stream")["text"] == "pressed"
     kernel.execute(END)
     ended = message(kernel, "update_display_data")
     assert ended["transient"] == shown["transient"]

@@ -9,7 +9,7 @@ import pytest
 from tests.widgets.browser import BASE, chromium, serving
 from tests.widgets.conftest import node
 from tfos_nb.state import ClusterStatus, FeedProgress, GpuUse, LogLine, NodeStatus
-from tfos_nb.widgets import wording
+from tfos_nb.widgets import render_html, wording
 from tfos_nb.widgets.curves import LEVELS
 from tfos_nb.widgets.model import page_model
 
@@ -19,6 +19,15 @@ START = 1_700_000_000
 NASTY = """<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>&amp;"'`${1}"""
 STOP = "api/clusters/k3f9a2b7c1/stop"
 # The clipboard is asked for only by a page that has the focus; what the panel writes there is looked at in the page.
+CURVES = {"loss": (4.0, 2.0, 1.0), "accuracy": (0.1, 0.5), "val_loss": (3.0, 2.0), "val_accuracy": (0.2, 0.4)}
+MEASURED = {"metrics": {name: values[-1] for name, values in CURVES.items()}, "curves": CURVES}
+GPU = {"gpus": ("0",), "gpu_use": (GpuUse("NVIDIA H100 80GB HBM3", 100.0, 41_100_000_000, 85_000_000_000),)}
+# What is wider than its place, of the elements that can be seen.
+CUT = """selector => [...document.querySelectorAll(selector)].filter((e) => e.offsetParent
+    && [e, ...e.querySelectorAll('*'), e.closest('th, td') || e].some((one) => one.scrollWidth > one.clientWidth
+        && getComputedStyle(one).display !== 'inline')).map((e) => e.textContent)"""
+# What JupyterLab does of a widget whose kernel was restarted.
+DEAD = "void (model.send = () => { throw new Error('Cannot send') })"
 CLIPBOARD = "navigator.clipboard.writeText = async (text) => { window.copied = text }"
 
 
@@ -242,6 +251,53 @@ def test_columns_and_tiles_keep_their_places_while_numbers_change(panel, on_gpus
     assert panel.page.evaluate(places) == before
 
 
+@pytest.mark.parametrize("kind", ["few", "many"])
+@pytest.mark.parametrize(
+    ("width", "gpu", "shown"), [(1100, False, 4), (880, False, 4), (1100, True, 4), (880, True, 2)]
+)
+def test_the_loss_and_three_metrics_have_a_curve_each_as_far_as_there_is_room(
+    open_panel, running, many, kind, width, gpu, shown
+):
+    state = changed(many if kind == "many" else running, **MEASURED, **(GPU if gpu else {}))
+    panel = open_panel(width=width)
+    panel.start(state)
+    heads = panel.page.locator("thead .t-c-metric:visible").all_inner_texts()
+    assert heads == ["Loss", "Accuracy", "Val loss", "Val accuracy"][:shown]
+    first = panel.page.locator("tbody tr").first
+    assert first.locator(".t-c-metric:visible polyline").count() == shown
+    for cells in ("thead .t-sort", "tbody .t-c-metric", "tbody .t-c-gpu", "tbody .t-who"):
+        assert panel.page.evaluate(CUT, cells) == []
+
+
+def test_a_metric_without_a_curve_is_in_the_middle_of_its_cell(panel, running):
+    panel.start(changed(running, curves={}))
+    middles = """(() => { const cell = document.querySelector('tbody .t-c-metric');
+        const middle = (box) => (box.top + box.bottom) / 2;
+        return middle(cell.firstElementChild.getBoundingClientRect()) - middle(cell.getBoundingClientRect()) })()"""
+    assert abs(panel.page.evaluate(middles)) < 2
+
+
+def test_a_number_is_not_wider_than_its_tile(open_panel, running):
+    panel = open_panel(width=420)
+    panel.start(replace(running, feed=FeedProgress(5, 7, 30_720_000, 3)))
+    assert panel.page.evaluate(CUT, ".t-tile b") == []
+
+
+def test_the_gpus_name_is_text_that_can_be_seen_and_the_whole_name_is_said_with_its_use(panel, on_gpus):
+    panel.start(on_gpus)
+    assert panel.page.locator("tbody .t-c-gpu").first.inner_text().split("\n")[0] == "H100"
+    assert panel.page.locator("tbody .t-c-gpu abbr").first.get_attribute("title") == "NVIDIA H100 80GB HBM3"
+    said = panel.page.get_by_role("progressbar", name="GPU use of worker:0").get_attribute("aria-valuetext")
+    assert said == "NVIDIA H100 80GB HBM3: 83 percent"
+
+
+def test_the_html_that_takes_the_panels_place_is_as_wide_as_it(panel, running):
+    """JupyterLab has this padding beside HTML."""
+    panel.page.set_content(f"""<main style="width:800px"><style>.jp-RenderedHTMLCommon {{ padding-right: 20px }}</style>
+        <div class="jp-RenderedHTMLCommon">{render_html(running)}</div></main>""")
+    assert panel.page.evaluate("document.querySelector('.tfos-panel').offsetWidth") == 800
+
+
 # --- changed in place ---
 
 
@@ -281,6 +337,40 @@ def test_the_log_follows_its_end_as_long_as_nobody_scrolls_up(panel, running):
     assert len(panel.lines()) == 100
 
 
+AT_END = """(() => { const log = document.querySelector('.t-log');
+    return log.scrollHeight - log.scrollTop - log.clientHeight < 2 && log.scrollTop > 0 })()"""
+
+
+def test_the_log_follows_its_end_when_the_panel_becomes_narrower_and_wider(panel, running):
+    lines = tuple(LogLine(1.7e9 + i, "worker:0", f"line {i} " + "word " * 30) for i in range(100))
+    panel.start(replace(running, log=lines[:30]))
+    for width, count in ((500, 40), (1100, 50), (700, 60)):
+        panel.page.set_viewport_size({"width": width, "height": 700})
+        panel.until(AT_END)
+        panel.receive(replace(running, log=lines[:count]))
+        panel.until(AT_END)
+    panel.page.evaluate("document.querySelector('.t-log').scrollTop = 100")
+    panel.receive(replace(running, log=lines[:70]))
+    panel.page.set_viewport_size({"width": 1100, "height": 700})
+    panel.receive(replace(running, log=lines[:80]))
+    assert not panel.page.evaluate(AT_END)
+
+
+def test_the_log_follows_its_end_again_when_it_was_out_of_sight_or_searched(panel, running):
+    lines = tuple(LogLine(1.7e9 + i, "worker:0", f"line {i}") for i in range(100))
+    panel.start(replace(running, log=lines[:50]))
+    cell = "document.getElementById('cell')"
+    panel.page.evaluate(f"{cell}.style.display = 'none'")
+    panel.receive(replace(running, log=lines[:60]))
+    panel.page.evaluate(f"{cell}.style.display = ''")
+    panel.receive(replace(running, log=lines[:65]))
+    panel.until(AT_END)
+    panel.page.get_by_label("Search the log").fill("line 1")
+    panel.page.get_by_label("Search the log").fill("")
+    panel.receive(replace(running, log=lines[:70]))
+    panel.until(AT_END)
+
+
 def test_a_row_with_the_focus_stays_when_others_come_before_it(panel, many):
     panel.start(many)
     panel.page.get_by_role("button", name="worker:52", exact=True).focus()
@@ -317,7 +407,7 @@ def test_the_page_counts_time_between_two_messages(panel, running):
     panel.pass_seconds(4)
     assert "2 min 15 s" in panel.text(".t-head")
     assert panel.page.locator(".t-tile").last.inner_text() == "Time left\n~ 54 s"
-    assert panel.column("t-c-beat") == ["4 s", "4 s"]
+    assert panel.column("t-c-beat") == ["now", "now"]  # nothing is known of the time since the message
 
 
 def test_a_node_without_heartbeats_is_stale_and_its_age_goes_on(panel, running):
@@ -326,7 +416,22 @@ def test_a_node_without_heartbeats_is_stale_and_its_age_goes_on(panel, running):
     assert panel.column("t-c-beat") == ["now", "stale 9 s"]
     assert panel.column("t-c-state") == ["training", "silent"]
     panel.pass_seconds(3)
-    assert panel.column("t-c-beat") == ["3 s", "stale 12 s"]
+    assert panel.column("t-c-beat") == ["now", "stale 12 s"]
+
+
+@pytest.mark.parametrize("width", [1100, 880])
+def test_the_age_of_a_silent_node_can_be_read_whole(open_panel, running, width):
+    panel = open_panel(width=width)
+    panel.start(running)
+    for age in (12.0, 99.0, 5_990.0, 400_000.0):
+        panel.receive(changed(running, heartbeat_age=age))
+        assert panel.column("t-c-beat")[0] == f"stale {wording.about(age)}"
+        assert panel.page.evaluate(CUT, "tbody .t-c-beat") == []
+        assert (
+            panel.page.locator("tbody .t-c-beat span")
+            .first.get_attribute("title")
+            .endswith(f"{wording.about(age)} ago")
+        )
 
 
 def test_a_node_is_not_called_stale_because_the_kernel_had_nothing_to_say(panel, running):
@@ -423,6 +528,26 @@ def test_where_the_server_cannot_be_reached_stop_is_a_message(panel, running):
     panel.button("■ Stop").click()
     panel.until("model.sent.length > 0")
     assert panel.sent() == [{"content": {"kind": "stop"}}]
+
+
+def test_after_the_kernels_end_the_servers_sentence_is_shown_and_nothing_hangs(panel, running):
+    panel.server.answer(STOP, {"message": "The kernel that held this cluster has ended."}, status=410)
+    panel.start(running)
+    panel.page.evaluate(DEAD)
+    panel.button("■ Stop").click()
+    panel.pass_seconds(1)
+    panel.until("document.querySelector('.t-stop').textContent === '■ Stop'")
+    assert "The kernel that held this cluster has ended." in panel.text(".tfos-panel")
+    assert panel.button("■ Stop").get_attribute("aria-disabled") in (None, "false")
+
+
+def test_a_press_that_no_way_leads_with_is_told_and_nothing_hangs(panel, running):
+    panel.start(running, served=False)
+    panel.page.evaluate(DEAD)
+    panel.button("■ Stop").click()
+    panel.pass_seconds(1)
+    panel.until("document.querySelector('.t-stop').textContent === '■ Stop'")
+    assert "The kernel that held this cluster has ended" in panel.text(".tfos-panel")
 
 
 def test_an_answer_that_does_not_come_is_not_taken_for_a_refusal(panel, running):

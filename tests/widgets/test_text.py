@@ -38,6 +38,55 @@ def test_no_line_is_wider_than_a_hundred_characters(running, make_node):
         assert max(map(len, text.splitlines())) <= 100
 
 
+@pytest.mark.parametrize("width", [40, 59, 60, 79, 80, 100])
+def test_no_line_is_wider_than_the_terminal_and_its_columns_are_whole(running, on_gpus, failed, width):
+    for state in (running, on_gpus, failed):
+        assert (
+            max(map(len, render_text(state, width=width, note="several words that go on " * 8).splitlines())) <= width
+        )
+    lines = render_text(running, width=width).splitlines()
+    title = next(line for line in lines if line.startswith("node "))
+    loss = lines[lines.index(title) + 1].split()
+    assert "0.1883" in loss
+    assert "loss" in title.split(), "the loss is never left out"
+
+
+def test_in_80_columns_the_loss_and_the_rows_are_shown_and_the_host_is_shortened(running):
+    lines = render_text(running, width=79).splitlines()
+    title = next(line for line in lines if line.startswith("node "))
+    assert title.split() == ["node", "host", "state", "epoch", "step", "loss", "rows/s"]
+    row = next(line for line in lines if line.startswith("worker:1 "))
+    assert row.split() == ["worker:1", "hdp-c02", "·", "2", "training", "2/3", "412/600", "0.1893", "21.1", "k"]
+
+
+def test_in_60_columns_the_host_and_the_rate_are_left_out_and_sentences_go_on_below(running, failed):
+    title = next(line for line in render_text(running, width=59).splitlines() if line.startswith("node "))
+    assert title.split() == ["node", "state", "epoch", "step", "loss"]
+    whole, narrow = (render_text(failed, width=width).splitlines() for width in (100, 50))
+    sentence = " ".join(whole[1:]).partition(" node ")[0]
+    assert " ".join(narrow[1:]).startswith(sentence[:80])
+
+
+def test_what_is_longer_than_four_lines_ends_with_dots(failed):
+    shown = render_text(replace(failed, error="worker:0: " + "word " * 400)).splitlines()
+    assert sum("word word" in line for line in shown) == 4
+    assert [line for line in shown if "word word" in line][-1].endswith(" …")
+
+
+def test_a_main_that_has_neither_asked_for_rows_nor_reported_runs(running, make_node):
+    def state(*statuses: NodeStatus) -> ClusterState:
+        nodes = tuple(NodeState(f"worker:{i}", status) for i, status in enumerate(statuses))
+        return replace(running, nodes=nodes, feed=None)
+
+    quiet = render_text(state(NodeStatus.TRAINING, NodeStatus.TRAINING))
+    assert " · Running · " in quiet
+    assert "main runs on worker:0 and worker:1." in quiet
+    assert quiet.count(" running ") + quiet.count(" running\n") >= 1
+    mixed = render_text(state(NodeStatus.FEEDING, NodeStatus.TRAINING))
+    assert " · Waiting for rows · " in mixed
+    assert "main runs on worker:1; worker:0 waits for rows." in mixed
+
+
 def test_the_first_line_of_the_error_is_told_once_and_the_traceback_not(failed):
     text = render_text(failed)
     assert text.count("ValueError: label 10 is outside 0…9") == 1

@@ -61,6 +61,7 @@ class _Progress:
         self._epoch = 0
         self._step = 0
         self._steps: int | None = None
+        self._cut_short = False
         self._test_step = 0
         self._test_steps: int | None = None
         self._test_agreement: _Agreement | None = None
@@ -75,6 +76,7 @@ class _Progress:
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch + 1
         self._step = 0
+        self._cut_short = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._step = batch + 1
@@ -84,9 +86,11 @@ class _Progress:
             self._send(self._numbers_within(logs))
         if self._stop is not None and self._is_asked(self._agreement, at_epoch_end=False):
             self.model.stop_training = True
+        self._cut_short = bool(getattr(self.model, "stop_training", False))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._steps = self._step or self._steps
+        if not self._cut_short:  # an epoch that was left amid its steps does not tell how many it has
+            self._steps = self._step or self._steps
         self._send(_numbers(logs), epoch_end=True)
         self._due = time.monotonic() + 1 / _REPORTS_PER_SECOND
         if self._stop is not None and self._is_asked(self._agreement, at_epoch_end=True):

@@ -7,6 +7,7 @@ than a message a half second can carry is left out, the oldest first, and a line
 from __future__ import annotations
 
 import re
+import select
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ _LINES_KEPT, _CHARACTERS_KEPT = 5_000, 1 << 19
 _LINES_TAKEN, _CHARACTERS_TAKEN = 1_000, 1 << 17
 _TAIL = 40
 _UNFINISHED_EVERY = 5.0  # seconds between two looks at a line that is written over and over, such as a progress bar
+_UNFINISHED_AFTER = 1.0  # seconds after which the beginning of a line is shown though its end has not come
 # What TensorFlow says at every start, before any of its settings can keep it quiet: true of every node, and no news.
 _CHATTER = re.compile(
     r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$"
@@ -55,6 +57,7 @@ class Output:
         self._left_out = 0
         self._tail: deque[str] = deque(maxlen=_TAIL)
         self._unfinished = b""
+        self._unseen_since: float | None = None  # of the unfinished line
         self._shown, self._shown_at = "", 0.0
         self.thread = threading.Thread(target=self._read, name="tfos_nb output", daemon=True)
         self.thread.start()
@@ -85,16 +88,31 @@ class Output:
             return "\n".join(self._tail)
 
     def _read(self) -> None:
-        read = getattr(self._pipe, "read1", self._pipe.read)
-        while chunk := read(_CHUNK):
+        coming = select.poll()
+        try:
+            coming.register(self._pipe, select.POLLIN)
+        except ValueError:  # closed already
+            return
+        while chunk := self._next(coming):
             *whole, rest = chunk.split(b"\n")
             if whole:
                 whole[0] = self._unfinished + whole[0]
-                self._unfinished = b""
+                self._unfinished, self._unseen_since = b"", None
                 self._add_finished([_readable(line) for line in whole])
             self._hold(rest)
+            if self._patience() == 0:
+                self._show_unfinished()
         if self._unfinished:
             self._add_finished([_readable(self._unfinished)])
+
+    def _next(self, coming: select.poll) -> bytes:
+        """Wait for what is written next; show what there is of a line if its end takes long. Empty at the end."""
+        while not coming.poll(self._patience()):
+            self._show_unfinished()
+        try:
+            return bytes(getattr(self._pipe, "read1", self._pipe.read)(_CHUNK))
+        except ValueError:  # closed, and nobody wants to know what is in it
+            return b""
 
     def _add_finished(self, lines: list[str]) -> None:
         lines = [line for line in lines if not _CHATTER.match(line) and (self._gpu or not _WITHOUT_GPU.match(line))]
@@ -114,15 +132,34 @@ class Output:
             self._wrote()
 
     def _hold(self, rest: bytes) -> None:
-        """Keep the beginning of a line whose end has not come; show it now and then if it is written over and over."""
+        """Keep the beginning of a line whose end has not come; show it at once if it is written over and over."""
         held = self._unfinished + rest
         over = held.rstrip(b"\r").rfind(b"\r")  # a last one may be half of a line's end
         if over >= 0:
             held = held[over + 1 :]
-            if time.monotonic() - self._shown_at > _UNFINISHED_EVERY:
-                self._shown, self._shown_at = _readable(held), time.monotonic()
-                self._add([self._shown])
-        self._unfinished = held[: 4 * _LINE_LENGTH]  # of an endless line the rest is not even held
+        held = held[: 4 * _LINE_LENGTH]  # of an endless line the rest is not even held
+        if self._unseen_since is None and held != self._unfinished:
+            self._unseen_since = time.monotonic()
+        self._unfinished = held
+        if over >= 0 and time.monotonic() - self._shown_at > _UNFINISHED_EVERY:
+            self._show_unfinished()
+
+    def _patience(self) -> float | None:
+        """Return in how many milliseconds an unfinished line is to be shown; None if there is nothing to show."""
+        if self._unseen_since is None:
+            return None
+        due = self._unseen_since + _UNFINISHED_AFTER
+        if self._shown:  # its beginning; what comes bit by bit is not told bit by bit
+            due = max(due, self._shown_at + _UNFINISHED_EVERY)
+        return max(0.0, 1000 * (due - time.monotonic()))
+
+    def _show_unfinished(self) -> None:
+        """Add what there is of a line; its end will add the line anew, unless there is no more to it."""
+        self._unseen_since = None
+        line = _readable(self._unfinished)
+        if line and line != self._shown:
+            self._shown, self._shown_at = line, time.monotonic()
+            self._add([line])
 
 
 def _readable(line: bytes) -> str:

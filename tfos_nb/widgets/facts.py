@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
+from tfos_nb.metric_order import in_order
 from tfos_nb.state import ClusterState, ClusterStatus, NodeState
 from tfos_nb.widgets import wording
 
-__all__ = ["Gpu", "Steps", "Tile", "gpu", "has_gpus", "machine", "metric_names", "steps", "tiles", "title"]
+__all__ = ["Gpu", "Steps", "Tile", "gpu", "has_gpus", "machine", "metric_names", "room", "steps", "tiles", "title"]
 
-METRICS = 3
-"""So many metrics have a column each."""
+METRICS = 4
+"""So many metrics have a column each, the loss among them."""
+
+_ALWAYS, _ALWAYS_ENDED = 594, 464
+"""Pixels that the columns take which are always shown: node, state, step, loss, and rows a second and heartbeat."""
+
+_GPU = 120
+
+_GIVE_WAY = (("metric1", 82), ("metric2", 82), ("metric3", 82), ("left", 72), ("cpu", 80))
+"""Pixels of the columns that a narrow panel leaves out, the last of them first.
+
+The time that is left is in a tile as well; what a node does with its CPU says the least of the training.
+"""
+
+_ROOMS = range(600, 1161, 40)
+"""Widths of the panel at which ``panel.css`` lets a column go."""
+
+_MAKER = re.compile(r"\b(nvidia|tesla|quadro|geforce|graphics|amd|instinct)\b", re.IGNORECASE)
+_OF_THE_SAME = re.compile(r"[- ](\d+ ?GB|HBM\w*|SXM\d?|PCIe)\b", re.IGNORECASE)
 
 
 class Tile(NamedTuple):
@@ -33,11 +52,12 @@ class Steps(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """What the GPUs of a node do, in words; ``percents`` has the use of each."""
+    """What the GPUs of a node do, in words: ``percents`` has the use of each, ``short`` their name in brief."""
 
     name: str
     percents: tuple[int, ...]
     memory: str
+    short: str = ""
 
 
 def tiles(state: ClusterState, left: float | None) -> list[Tile]:
@@ -49,7 +69,7 @@ def tiles(state: ClusterState, left: float | None) -> list[Tile]:
     made = [_epoch_tile(state, total), *_feed_tiles(state)]
     values = dict(total.metrics)
     made.append(Tile("loss", "Loss", wording.number(values.get("loss")), curve=tuple(curves.get("loss", ()))))
-    other = next((name for name in values if name != "loss"), None)
+    other = next((name for name in in_order(values) if name != "loss"), None)
     if other is not None:
         made.append(Tile("metric", title(other), wording.number(values[other]), curve=tuple(curves.get(other, ()))))
     if state.status.ended:
@@ -67,9 +87,22 @@ def title(metric: str) -> str:
 
 
 def metric_names(state: ClusterState) -> list[str]:
-    """Return the metrics that have a column: the loss first, then as the nodes report them."""
-    names = {name: None for node in state.nodes for name in node.metrics}
-    return sorted(names, key=lambda name: name != "loss")[:METRICS]
+    """Return the metrics that have a column: the loss and up to three others, those of the training first."""
+    names = in_order(name for node in state.nodes for name in node.metrics)
+    return names[: METRICS if names[:1] == ["loss"] else METRICS - 1]
+
+
+def room(state: ClusterState) -> dict[str, int]:
+    """Return how many pixels wide the panel must be for the columns that give way where it is narrow."""
+    needed = (_ALWAYS_ENDED if state.status.ended else _ALWAYS) + (_GPU if has_gpus(state) else 0)
+    shown = {f"metric{place}" for place in range(len(metric_names(state)))}
+    shown |= {"cpu"} if state.status.ended else {"cpu", "left"}
+    rooms = {}
+    for column, width in _GIVE_WAY:
+        if column in shown:
+            needed += width
+            rooms[column] = next((room for room in _ROOMS if room >= needed), _ROOMS[-1])
+    return rooms
 
 
 def steps(node: NodeState) -> Steps:
@@ -84,6 +117,17 @@ def has_gpus(state: ClusterState) -> bool:
     return any(node.gpus or node.gpu_use for node in state.nodes)
 
 
+def short_name(gpu: str) -> str:
+    """Name a GPU's model in a few letters: without its maker, its memory and how it is built in.
+
+    Examples
+    --------
+    >>> [short_name(name) for name in ("NVIDIA H100 80GB HBM3", "Tesla V100-SXM2-16GB", "NVIDIA GeForce RTX 4090")]
+    ['H100', 'V100', 'RTX 4090']
+    """
+    return " ".join(_OF_THE_SAME.sub("", _MAKER.sub("", gpu)).split()) or gpu
+
+
 def gpu(node: NodeState) -> Gpu | None:
     """Say what the GPUs of a node do; None if it has none. Where NVML tells nothing, their addresses remain."""
     if not node.gpu_use:
@@ -95,7 +139,8 @@ def gpu(node: NodeState) -> Gpu | None:
     memory = _gigabytes(sum(used)) if used else ""
     memory += f"{' / ' if used else ''}{_gigabytes(sum(total))}" if total else ""
     many = f"{len(node.gpu_use)} x " if len(node.gpu_use) > 1 else ""
-    return Gpu(many + (", ".join(names) or "GPU"), percents, f"{memory} GB" if memory else "")
+    short = ", ".join(dict.fromkeys(map(short_name, names))) or "GPU"
+    return Gpu(many + (", ".join(names) or "GPU"), percents, f"{memory} GB" if memory else "", many + short)
 
 
 def machine(node: NodeState) -> tuple[str, str]:

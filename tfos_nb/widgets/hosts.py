@@ -93,7 +93,7 @@ def detect_host(
         return Host("script" if shell is None else "terminal", "text")
     if "__vsc_ipynb_file__" in names:
         return Host("vscode", "widget")
-    if environ.get("JPY_SESSION_NAME"):
+    if environ.get("JPY_SESSION_NAME") and not _is_inherited("JPY_SESSION_NAME", environ):
         return Host("jupyter", "widget")
     if environ.get("VSCODE_PID"):  # terminals of VS Code do not have it, its Interactive Window does
         return Host("vscode", "widget")
@@ -105,6 +105,22 @@ def _current_shell(modules: Mapping[str, ModuleType]) -> Any:
     ipython = modules.get("IPython")
     get_ipython = getattr(ipython, "get_ipython", None)
     return get_ipython() if callable(get_ipython) else None
+
+
+def _is_inherited(name: str, environ: Mapping[str, str]) -> bool:
+    """Whether who started this kernel has the variable with the same value: it is of the notebook that this runs in.
+
+    So it is with papermill or nbclient in a cell. A Jupyter server makes the variable for each kernel anew, and has
+    none itself.
+    """
+    parent = environ.get("JPY_PARENT_PID", "")
+    if not parent.isdigit():
+        return False
+    try:
+        theirs = Path(f"/proc/{parent}/environ").read_bytes()
+    except OSError:  # no Linux, or another user's process
+        return False
+    return os.fsencode(f"{name}={environ[name]}") in theirs.split(b"\0")
 
 
 def _has_zeppelin_context(names: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
+from tfos_nb.brief import clip, clip_lines, clip_telling
 from tfos_nb.state import ClusterState, ClusterStatus, NodeState
 from tfos_nb.widgets import facts, wording
 from tfos_nb.widgets.html_table import bar, curve, render_table
@@ -27,6 +28,11 @@ FEW_NODES = 12
 SHOWN_OF_MANY = 5
 
 LOG_LINES = 100
+
+LONGEST_LINE = 1000
+
+LONGEST_MESSAGE, LONGEST_TRACE = 8_000, 12_000
+"""Bytes of an error that are kept in the file, below the sentence."""
 
 _SIGNS = {"bad": "✕", "warn": "!"}
 
@@ -87,7 +93,7 @@ def _head(state: ClusterState) -> str:
 
 def _say(state: ClusterState, judged: list[tuple[NodeState, str]]) -> str:
     """Write the sentence, and under it the rest of an error, folded."""
-    first, rest = headline(state.error)
+    first, rest = headline(state.error, wording.LONGEST)
     failed = state.status is ClusterStatus.FAILED
     troubled = any(wrong or wording.tone(node) == "bad" for node, wrong in judged)
     warn = state.status is ClusterStatus.RECOVERING or (troubled and not state.status.ended)
@@ -99,13 +105,26 @@ def _say(state: ClusterState, judged: list[tuple[NodeState, str]]) -> str:
         said += f"<div>{escape(first)}</div>"
     own = own_line(rest)
     if own is not None:
-        where = f'<span class="t-dim">{escape(own.where)}</span>'
-        said += f'<div class="t-own t-bad">{where}<code>{escape(own.code)}</code></div>'
+        where = f'<span class="t-dim">{escape(clip(own.where, 160))}</span>'
+        said += f'<div class="t-own t-bad">{where}<code>{escape(clip(own.code, 240))}</code></div>'
     if aside(state):
         said += f'<div class="t-dim">{escape(aside(state))}</div>'
-    if rest:
-        said += f'<details><summary>traceback</summary><pre class="t-trace">{escape(rest)}</pre></details>'
+    said += _folded(headline(state.error)[0], rest)
     return f'<div class="t-say {"t-bad" if failed else "t-warn" if warn else ""}">{said}</div>'
+
+
+def _folded(first: str, rest: str) -> str:
+    """Fold away what the sentence does not tell: all of a long message, and the traceback's end. Both are bounded."""
+    told = []
+    if len(first) > wording.LONGEST:
+        told.append(("the whole message", clip_telling(first, LONGEST_MESSAGE)))
+    if rest:
+        told.append(("traceback", clip_lines(rest, LONGEST_TRACE)))
+    return "".join(
+        f'<details><summary>{title}</summary><pre class="t-trace{" t-wrap" if title != "traceback" else ""}">'
+        f"{escape(text)}</pre></details>"
+        for title, text in told
+    )
 
 
 def _summary(state: ClusterState, left: float | None) -> str:
@@ -167,7 +186,7 @@ def _log(state: ClusterState) -> str:
         return ""
     written = "".join(
         f'<div class="t-line"><span>{time.strftime("%H:%M:%S", time.localtime(line.time))}</span> '
-        f"<b>{escape(line.node)}</b>  {escape(line.text[:1000])}</div>"
+        f"<b>{escape(line.node)}</b>  {escape(clip_telling(line.text, LONGEST_LINE))}</div>"
         for line in lines
     )
     count = f"the log's last {len(lines)} lines" if len(lines) > 1 else "the log's last line"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from html import escape
 from typing import NamedTuple
 
+from tfos_nb.brief import clip
 from tfos_nb.state import ClusterState, ClusterStatus, NodeState
 from tfos_nb.widgets import facts, wording
 from tfos_nb.widgets.curves import span, svg_lines, thin
@@ -15,16 +17,26 @@ __all__ = ["bar", "curve", "render_table"]
 CURVE_POINTS = 32
 
 
+LONGEST_DETAIL = 300
+
+
 class _Column(NamedTuple):
     title: str
     css: str
     cell: Callable[[NodeState, str], str]
+    key: str = ""
+    """Its name in :func:`facts.room`, if it gives way where the panel is narrow."""
 
 
 def render_table(state: ClusterState, judged: Sequence[tuple[NodeState, str]], caption: str) -> str:
     """Draw a row for each of these nodes; with each comes what is wrong with it, or nothing."""
-    columns = _columns(state)
-    kind = " t-planned" if state.status is ClusterStatus.PLANNED else " t-ended" if state.status.ended else ""
+    rooms = facts.room(state)
+    columns = [
+        column._replace(css=f"{column.css} t-from{rooms[column.key]}") if column.key in rooms else column
+        for column in _columns(state)
+    ]
+    kind = " t-gpus" if facts.has_gpus(state) else ""
+    kind += " t-planned" if state.status is ClusterStatus.PLANNED else " t-ended" if state.status.ended else ""
     titles = "".join(f'<th scope="col" class="{column.css}">{escape(column.title)}</th>' for column in columns)
     rows = "".join(_row(columns, node, wrong) for node, wrong in judged)
     return (
@@ -67,15 +79,18 @@ def _columns(state: ClusterState) -> list[_Column]:
         _Column("State", "t-c-state", _state),
         _Column("Epoch · step", "t-c-step", _steps),
     ]
-    css = ("", " t-second-metric", " t-third")
-    for name, place in zip(facts.metric_names(state), css, strict=False):
-        columns.append(_Column(facts.title(name), f"t-c-metric{place}", lambda node, _, name=name: _metric(node, name)))  # type: ignore[misc]
+    columns += [
+        _Column(facts.title(name), "t-c-metric", partial(_metric, name), f"metric{place}")
+        for place, name in enumerate(facts.metric_names(state))
+    ]
     if not state.status.ended:
         columns.append(_Column("Rows/s", "t-num t-c-rate", lambda node, _: wording.rate(node.rows_per_second)))
-        columns.append(_Column("Time left", "t-num t-c-left", _left))
+        columns.append(_Column("Time left", "t-num t-c-left", _left, "left"))
     if facts.has_gpus(state):
         columns.append(_Column("GPU", "t-c-gpu", _gpu))
-    return [*columns, _Column("CPU · mem", "t-num t-c-cpu", _machine)]
+    if not state.status.ended or any(map(any, map(facts.machine, state.nodes))):
+        columns.append(_Column("CPU · mem", "t-num t-c-cpu", _machine, "cpu"))
+    return columns
 
 
 def _row(columns: Sequence[_Column], node: NodeState, wrong: str) -> str:
@@ -102,13 +117,13 @@ def _steps(node: NodeState, wrong: str) -> str:
     far = facts.steps(node)
     drawn = bar(far.percent, tone, f"steps of {node.node}")
     if node.detail and (not far.step or tone == "bad"):
-        detail = escape(node.detail)
+        detail = escape(clip(node.detail, LONGEST_DETAIL))
         return f'<span class="t-dim" title="{detail}">{detail}</span>{drawn}'
     epoch = f'<span class="t-dim">{far.epoch}</span>' if far.epoch else ""
     return (" · ".join(part for part in (epoch, far.step) if part) or "—") + drawn
 
 
-def _metric(node: NodeState, name: str) -> str:
+def _metric(name: str, node: NodeState, _: str) -> str:
     values = node.curves.get(name, ())
     ends = span(values)
     drawn = curve(values)
@@ -124,11 +139,11 @@ def _gpu(node: NodeState, _: str) -> str:
     use = facts.gpu(node)
     if use is None:
         return '<span class="t-dim">no GPU</span>'
-    if not use.percents:
-        return f'<span title="{escape(use.name)}">{escape(use.memory)}</span>'
-    mean = round(sum(use.percents) / len(use.percents))
-    memory = f'<br><span class="t-second">{escape(use.memory)}</span>' if use.memory else ""
-    return f'<span title="{escape(use.name)}">{mean}%</span>{memory}'
+    if not use.short:
+        return escape(use.memory)
+    mean = f"{round(sum(use.percents) / len(use.percents))}%" if use.percents else ""
+    memory = f'<span class="t-second">{escape(use.memory)}</span>' if use.memory else ""
+    return f'<div class="t-both"><abbr title="{escape(use.name)}">{escape(use.short)}</abbr> {mean}</div>{memory}'
 
 
 def _machine(node: NodeState, _: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import sys
 import threading
 from types import TracebackType
@@ -21,7 +22,7 @@ from tfos_nb.state import ClusterState
 from tfos_nb.widgets import wording
 from tfos_nb.widgets.html import render_html
 from tfos_nb.widgets.screens import LastLineScreen, NoScreen, Screen, choose_rendering, choose_screen
-from tfos_nb.widgets.text import render_text
+from tfos_nb.widgets.text import WIDTH, render_text
 
 __all__ = ["LiveView", "NoScreen", "Observed", "Screen", "choose_screen", "show", "show_panel"]
 
@@ -42,7 +43,8 @@ class Observed(Protocol):
 def show(cluster: Observed, *, every_node: bool = True) -> None:
     """Show a cluster once, as it is now."""
     state = cluster.snapshot()
-    text = render_text(state, every_node=every_node)
+    width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+    text = render_text(state, every_node=every_node, width=width)
     if choose_rendering()[0] in ("widget", "html"):
         bundle = {"text/html": render_html(state, every_node=every_node), "text/plain": text}
         display(bundle, raw=True)  # type: ignore[no-untyped-call]
@@ -90,7 +92,7 @@ class LiveView:
         self._over = threading.Event()
         self._left = False
         self._thread: threading.Thread | None = None
-        self._wire_stop()
+        self._wire_stop(cluster)
 
     def __enter__(self) -> LiveView:
         """Draw at once, then go on in the background."""
@@ -108,8 +110,8 @@ class LiveView:
 
     def follow(self, cluster: Observed) -> None:
         """Look at this cluster from now on: the plan has become one."""
+        self._wire_stop(cluster)  # first: a page that shows the button may be pressed at once
         self._cluster = cluster
-        self._wire_stop()
         self._draw()
 
     def say(self, note: str) -> None:
@@ -156,12 +158,12 @@ class LiveView:
         """Whether nothing will be drawn any more."""
         return self._over.is_set()
 
-    def _wire_stop(self) -> None:
+    def _wire_stop(self, cluster: Observed) -> None:
         """Give the screen's Stop button what it calls; a plan that is no cluster yet has nothing to stop."""
-        stop = getattr(self._cluster, "request_stop", None)
+        stop = getattr(cluster, "request_stop", None)
         self._screen.stop_with(stop)
         if stop is not None and self._screen.asks_by_http:
-            _let_the_page_ask(self._cluster)
+            _let_the_page_ask(cluster)
 
     def _let_go(self) -> None:
         with self._drawing:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
-from tfos_nb.brief import brief_line, clip, sendable, size
+from tfos_nb.brief import brief_line, clip, clip_lines, size
 from tfos_nb.state import ClusterState, ClusterStatus, LogLine, NodeState, NodeStatus
 from tfos_nb.widgets import facts, wording
 from tfos_nb.widgets.curves import quantise, span
@@ -32,6 +33,10 @@ FOR_TEXTS = 2_500
 FEW_NODES = 12
 """Up to so many nodes have long curves, and stay in the order of the plan."""
 
+_FEW_POINTS = ((48, 48),)
+_POINTS = ((16, 10), (10, 8), (6, 5))
+"""How many points the curves of the loss and of the other metrics have: fewer, where the first are too many."""
+
 FIELDS = (
     "name", "host", "executor", "state", "epoch", "step", "percent", "metrics", "curves", "rate", "left", "gpu", "cpu",
     "memory", "beat", "detail",
@@ -39,9 +44,9 @@ FIELDS = (
 """The places of a node's list."""
 
 _STATES = (
-    ("planned", "idle"), ("reserved", "warn"), ("starting", "warn"), ("waiting", "warn"), ("training", "run"),
-    ("evaluating", "run"), ("serving", "ok"), ("done", "ok"), ("failed", "bad"), ("lost", "bad"), ("stopped", "idle"),
-    ("slow", "warn"), ("silent", "warn"),
+    ("planned", "idle"), ("reserved", "warn"), ("starting", "warn"), ("waiting", "warn"), ("running", "run"),
+    ("training", "run"), ("evaluating", "run"), ("serving", "ok"), ("done", "ok"), ("failed", "bad"), ("lost", "bad"),
+    ("stopped", "idle"), ("slow", "warn"), ("silent", "warn"),
 )  # fmt: skip
 """What a node may be, with its colour; a node's state is sent as a place in this list."""
 
@@ -77,7 +82,11 @@ def page_model(
     shown = [node for node, _ in judged[:IN_DETAIL]] if len(state.nodes) > FEW_NODES else list(state.nodes)
     model = _head(state, wording.time_left(state, left), stoppable)
     model |= {"note": clip(note, 300), "said": clip(said, 300)}
-    model |= _nodes(state, shown, wrong)
+    few = len(state.nodes) <= FEW_NODES
+    for points in _FEW_POINTS if few else _POINTS:
+        model |= _nodes(state, shown, wrong, points)
+        if size(model) <= BUDGET - FOR_TEXTS:
+            break
     while size(model) > BUDGET - FOR_TEXTS:  # names, hosts and metrics of extraordinary length
         model["nodes"] = model["nodes"][: len(model["nodes"]) * 3 // 4]
     _add_long_texts(model, state)
@@ -119,11 +128,14 @@ def _head(state: ClusterState, left: float | None, stoppable: bool) -> dict[str,
     }
 
 
-def _nodes(state: ClusterState, shown: list[NodeState], wrong: dict[str, str]) -> dict[str, Any]:
+def _nodes(
+    state: ClusterState, shown: list[NodeState], wrong: dict[str, str], points: tuple[int, int]
+) -> dict[str, Any]:
     few = len(state.nodes) <= FEW_NODES
     names = facts.metric_names(state)
-    gpu_names = sorted({use.name for node in shown if (use := facts.gpu(node)) is not None})
-    lengths = (48, 48, 48) if few else (16, 10) if len(shown) > 32 else (20, 14)
+    gpu_names = dict(sorted((use.name, use.short) for node in shown if (use := facts.gpu(node)) is not None))
+    domain = _domain([node.host for node in shown])
+    lengths = (points[:1] + points[1:] * len(names))[: len(names)]
     places = [_place(node, wrong) for node in state.nodes]
     return {
         "fields": FIELDS,
@@ -131,7 +143,13 @@ def _nodes(state: ClusterState, shown: list[NodeState], wrong: dict[str, str]) -
         "metrics": [clip(facts.title(name), 24) for name in names],
         "gpus": facts.has_gpus(state),
         "gpuNames": [clip(name, 48) for name in gpu_names],
-        "nodes": [_node(node, wrong, names, lengths, gpu_names) for node in shown],
+        "gpuShort": [clip(short, 20) for short in gpu_names.values()],
+        "room": facts.room(state),
+        "domain": domain,
+        "nodes": [
+            _node(replace(node, host=node.host.removesuffix(domain)), wrong, names, lengths, list(gpu_names))
+            for node in shown
+        ],
         "cells": "" if few else "".join(chr(ord("a") + place) for place in places),
         "roles": _roles(state.nodes),
     }
@@ -153,7 +171,7 @@ def _node(
         far.step,
         far.percent,
         [wording.number(node.metrics.get(name)) for name in names],
-        [_curve(node.curves.get(name, ()), length) for name, length in zip(names, lengths, strict=False)],
+        _curves([(node.curves.get(name, ()), length) for name, length in zip(names, lengths, strict=True)]),
         "" if node.status.ended else wording.rate(node.rows_per_second),
         None if node.seconds_left is None or node.status.ended else round(node.seconds_left),
         None if gpu is None else [gpu_names.index(gpu.name), gpu.percents[:8], clip(gpu.memory, 24)],
@@ -182,12 +200,26 @@ def _roles(nodes: Sequence[NodeState]) -> list[list[Any]]:
     return [[clip(name, 24), first, count] for name, first, count in runs]
 
 
+def _domain(hosts: list[str]) -> str:
+    """Return the domain that all of many hosts share; it is sent once."""
+    alike = takewhile(lambda chars: len(set(chars)) == 1, zip(*(host[::-1] for host in hosts), strict=False))
+    shared = "".join(chars[0] for chars in alike)[::-1]
+    domain = shared[shared.find(".") :] if "." in shared else ""
+    is_name = not domain.replace(".", "").isdecimal()  # and not the end of an address
+    return domain if len(hosts) > FEW_NODES and is_name and len(domain) <= 120 else ""
+
+
+def _curves(curves: list[tuple[Sequence[float], int]]) -> list[list[str]] | str:
+    """Write the curves of a node: where there is room, each with its ends; else their points in one string."""
+    if all(length >= 20 for _, length in curves):
+        return [_curve(values, length) for values, length in curves]
+    return " ".join(quantise(values, length) for values, length in curves)
+
+
 def _curve(values: Sequence[float], points: int) -> list[str]:
-    """Write a curve as its points and, where there is room, its ends; nothing if there is no curve yet."""
+    """Write a curve as its points and its ends; nothing if there is no curve yet."""
     line, ends = quantise(values, points), span(values)
-    if not line or ends is None:
-        return []
-    return [line, f"{ends[0]:.3g}", f"{ends[1]:.3g}"] if points >= 20 else [line]
+    return [line, f"{ends[0]:.3g}", f"{ends[1]:.3g}"] if line and ends is not None else []
 
 
 def _add_long_texts(model: dict[str, Any], state: ClusterState) -> None:
@@ -199,7 +231,7 @@ def _add_long_texts(model: dict[str, Any], state: ClusterState) -> None:
     model["error"] = clip(first, 600)
     model["own"] = [clip(own.where, 160), clip(own.code, 240)] if own else []
     left = BUDGET - size(model) - 200
-    model["trace"] = _clip_lines(rest, min(6_000, left // 3))
+    model["trace"] = clip_lines(rest, min(6_000, left // 3))
     model["plan"] = clip(state.plan, min(2_000, left // 4), more="\n…")
     model["log"] = _newest(state.log, min(10_000, BUDGET - size(model) - 200))
 
@@ -214,19 +246,3 @@ def _newest(log: Sequence[LogLine], room: int) -> list[list[Any]]:
             break
         taken.append(written)
     return taken[::-1]
-
-
-def _clip_lines(text: str, room: int) -> str:
-    """Keep the end of a traceback: what was raised, and where, is written last."""
-    whole = sendable(text)
-    if size(whole) <= room:
-        return whole
-    lines: list[str] = []
-    room -= 8
-    for line in reversed(whole.splitlines()):
-        short = clip(line, 400)
-        room -= size(short)
-        if room < 0:
-            break
-        lines.append(short)
-    return "\n".join(["…", *reversed(lines)])

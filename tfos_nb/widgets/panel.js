@@ -15,6 +15,8 @@ const TABS_UP_TO = 8;
 const LOG_LINES = 1000;
 const LOG_EVERY = 1; // seconds
 const ANSWER_WITHIN = 8000; // milliseconds for the Jupyter server to answer
+const GONE = 410; // the status by which the Jupyter server says that the kernel has ended
+const KERNEL_GONE = "The kernel that held this cluster has ended, and the cluster with it.";
 const SECOND_PRESS_AFTER = 1000; // milliseconds: a double click is one press
 const TROUBLE = ["slow", "silent", "failed", "lost"];
 const SIGNS = { bad: "✕", warn: "!" };
@@ -200,7 +202,10 @@ function baseUrl() {
   return base ? base.replace(/\/*$/, "/") : null;
 }
 
-/** Ask the Jupyter server; the answer, or null if there is no server, no such route, or no cluster behind it. */
+/**
+ * Ask the Jupyter server: {data} if it has an answer, {timeout} if it has none yet, {gone} if the kernel has ended, with
+ * what the server says of it. Null if there is no server, no such route, or nobody behind it: another way may lead there.
+ */
 async function ask(path, method = "GET") {
   const base = baseUrl();
   if (base === null) return null;
@@ -210,9 +215,10 @@ async function ask(path, method = "GET") {
     const signal = AbortSignal.timeout(ANSWER_WITHIN);
     const answer = await fetch(`${base}tfos-nb/${path}`, { method, headers, signal, credentials: "same-origin" });
     if (answer.status === 504) return { timeout: true };
-    if (!answer.ok) return null;
+    if (!answer.ok && answer.status !== GONE) return null;
     const text = await answer.text();
-    return text ? JSON.parse(text) : {};
+    const data = text ? JSON.parse(text) : {};
+    return answer.ok ? { data } : { gone: data.message || KERNEL_GONE };
   } catch (error) {
     if (error.name === "TimeoutError") return { timeout: true };
     return null;
@@ -251,35 +257,48 @@ class Stop {
     this.presses += 1;
     this.show();
     const pause = new Promise((done) => setTimeout(done, SECOND_PRESS_AFTER));
-    const answer = await ask(`api/clusters/${encodeURIComponent(pressed)}/stop`, "POST");
-    if (answer === null) this.panel.model.send({ kind: "stop" });
+    const [arrived, said] = await this.send(pressed);
     await pause;
     if (this.panel.data.id !== pressed) return;
     this.busy = false;
-    // It may have arrived or not. A message after it would count as the second press, so the user decides.
-    if (answer && answer.timeout) this.presses -= 1;
-    this.panel.tell(answer ? (answer.timeout ? "The Jupyter server has not answered yet." : answer.said || "") : "");
+    if (!arrived) this.presses -= 1;
+    this.panel.tell(said);
     this.show();
+  }
+
+  /** Send the press by whichever way there is: whether it arrived, as far as one can tell, and what to say. */
+  async send(id) {
+    const answer = await ask(`api/clusters/${encodeURIComponent(id)}/stop`, "POST");
+    if (answer && answer.data) return [true, answer.data.said || ""];
+    // It may have arrived or not. A message after it would count as the second press, so the user decides.
+    if (answer && answer.timeout) return [false, "The Jupyter server has not answered yet."];
+    if (answer) return [false, answer.gone];
+    try {
+      await this.panel.model.send({ kind: "stop" });
+      return [true, ""];
+    } catch {
+      return [false, KERNEL_GONE]; // a widget whose kernel was restarted cannot send
+    }
   }
 }
 
 // --- the table of nodes ---
 
 const second = (css = "") => h("span", { class: `t-second ${css}` });
-const metricCss = ["", " t-second-metric", " t-third"];
+const METRICS = [0, 1, 2, 3]; // the loss and three others
 
-/** Columns: title, css, the direction of the first press of its head, and what to sort by. */
+/** Columns: title, css, the direction of the first press of its head, what to sort by, and its name in data.room. */
 const COLUMNS = [
   { title: "Node", css: "t-c-node", down: false, value: (node) => node.name },
   { title: "State", css: "t-c-state", down: false, value: (node) => node.urgency },
   { title: "Epoch · step", css: "t-c-step", down: false, value: (node) => node.far },
-  ...[0, 1, 2].map((i) => ({
-    metric: i, css: `t-c-metric${metricCss[i]}`, down: true, value: (node) => magnitude(node.metrics[i]),
+  ...METRICS.map((i) => ({
+    metric: i, room: `metric${i}`, css: "t-c-metric", down: true, value: (node) => magnitude(node.metrics[i]),
   })),
   { title: "Rows/s", css: "t-num t-c-rate", down: false, value: (node) => magnitude(node.rate) },
-  { title: "Time left", css: "t-num t-c-left", down: true, value: (node) => node.left },
+  { title: "Time left", room: "left", css: "t-num t-c-left", down: true, value: (node) => node.left },
   { title: "GPU", css: "t-c-gpu", down: false, value: (node) => (node.gpu ? mean(node.gpu[1]) : null) },
-  { title: "CPU · mem", css: "t-num t-c-cpu", down: true, value: (node) => magnitude(node.cpu) },
+  { title: "CPU · mem", room: "cpu", css: "t-num t-c-cpu", down: true, value: (node) => magnitude(node.cpu) },
   { title: "Heartbeat", css: "t-num t-c-beat", down: true, value: (node) => node.beat },
 ];
 
@@ -303,11 +322,10 @@ class Row {
     this.epoch = h("span", { class: "t-dim" });
     this.step = h("span");
     this.bar = new Bar();
-    this.metrics = [0, 1, 2].map(() => ({ value: h("span"), curve: new Curve() }));
+    this.metrics = METRICS.map(() => ({ value: h("span"), curve: new Curve() }));
     this.rate = h("span");
     this.left = h("span");
-    this.gpu = { bar: new Bar(), text: h("span"), memory: second() };
-    this.gpu.bar.element.style.cssText = "flex:1 1 30px;margin:8px 0 0";
+    this.gpu = { name: h("abbr"), used: h("span"), bar: new Bar(), memory: second() };
     this.cpu = { percent: h("span"), memory: second() };
     this.beat = h("span");
     const contents = [
@@ -317,12 +335,13 @@ class Row {
       ...this.metrics.map((metric) => [metric.value, metric.curve.element]),
       [this.rate],
       [this.left],
-      [h("span", { class: "t-both" }, this.gpu.bar.element, this.gpu.text), this.gpu.memory],
+      [h("div", { class: "t-both" }, this.gpu.name, this.gpu.used), this.gpu.bar.element, this.gpu.memory],
       [this.cpu.percent, this.cpu.memory],
       [this.beat],
     ];
     const tag = (i) => (i ? "td" : "th");
     this.cells = COLUMNS.map(({ css }, i) => h(tag(i), { class: css, scope: i ? null : "row" }, ...contents[i]));
+    this.gpu.cell = this.cells[COLUMNS.findIndex(({ title }) => title === "GPU")];
     this.element = h("tr", {}, ...this.cells);
   }
 
@@ -330,7 +349,7 @@ class Row {
     this.node = node;
     const where = [node.host, node.executor].filter(Boolean).join(" · ");
     write(this.where, where);
-    put(this.where, "title", where && `host ${node.host}, executor ${node.executor}`);
+    put(this.where, "title", where && `host ${node.host}${data.domain}, executor ${node.executor}`);
     write(this.state, node.word);
     put(this.state, "class", `t-pill t-${node.tone}`);
     put(this.state, "title", node.detail || null);
@@ -339,6 +358,7 @@ class Row {
       write(value, node.metrics[i] || "");
       const drawn = node.curves[i] || [];
       curve.show(drawn[0] || "");
+      put(curve.element, "hidden", !drawn[0]);
       const cell = this.cells[3 + i];
       put(cell, "title", drawn.length > 1 ? `${data.metrics[i]}: lowest ${drawn[1]}, highest ${drawn[2]}` : null);
     });
@@ -357,24 +377,28 @@ class Row {
   }
 
   showGpu(node, data) {
-    const [name, percents, memory] = node.gpu || [null, [], ""];
+    const [place, percents, memory] = node.gpu || [null, [], ""];
+    const [name, short] = node.gpu ? [data.gpuNames[place], data.gpuShort[place]] : ["", ""];
     const used = percents.length ? Math.round(mean(percents)) : null;
     put(this.gpu.bar.element, "hidden", used === null);
-    this.gpu.bar.show(used, "run", `GPU use of ${node.name}`, `${used} percent`);
-    write(this.gpu.text, used === null ? (node.gpu ? memory : "no GPU") : `${used}%`);
-    put(this.gpu.text, "class", node.gpu ? null : "t-dim");
-    write(this.gpu.memory, used === null ? "" : memory);
+    this.gpu.bar.show(used, "run", `GPU use of ${node.name}`, `${name || "GPU"}: ${used} percent`);
+    write(this.gpu.name, node.gpu ? short || memory : "no GPU");
+    write(this.gpu.used, used === null ? "" : `${used}%`);
+    write(this.gpu.memory, short ? memory : "");
+    put(this.gpu.name, "title", short && short !== name ? name : null);
     const each = percents.length > 1 ? `: ${percents.map((percent) => `${percent}%`).join(", ")}` : "";
-    put(this.cells[8], "title", node.gpu ? `${data.gpuNames[name] || "GPU"}${each}` : null);
+    put(this.gpu.cell, "title", node.gpu ? `${name || "GPU"}${each}` : null);
   }
 
   /** Count on: the age of the last heartbeat, and the time that is left. */
   tick(since) {
     const { beat, left } = this.node;
-    const age = beat === null ? null : beat + since;
-    const stale = age !== null && age > STALE_AFTER && (beat > STALE_AFTER || since > OVERDUE_AFTER);
-    write(this.beat, age === null ? "" : stale ? `stale ${about(age)}` : age < 1.5 ? "now" : about(age));
+    // What the kernel sent was the age then. Of a healthy node it says nothing for seconds, and the node beats on.
+    const stale = beat !== null && (beat > STALE_AFTER || since > OVERDUE_AFTER);
+    const told = beat === null ? "" : stale ? `stale ${about(beat + since)}` : beat < 1.5 ? "now" : about(beat);
+    write(this.beat, told);
     put(this.beat, "class", stale ? "t-stale" : "t-dim");
+    put(this.beat, "title", told && `last heartbeat: ${told.replace("stale ", "")}${told === "now" ? "" : " ago"}`);
     write(this.left, left === null ? "" : `~ ${about(left - since)}`);
   }
 }
@@ -491,18 +515,21 @@ class Table {
   /** Show the columns that there is something for. */
   showColumns(data) {
     const planned = data.status === "PLANNED";
-    put(this.table, "class", `t-nodes${planned ? " t-planned" : data.ended ? " t-ended" : ""}`);
+    const kind = planned ? " t-planned" : data.ended ? " t-ended" : "";
+    put(this.table, "class", `t-nodes${data.gpus ? " t-gpus" : ""}${kind}`);
     const gone = COLUMNS.map(({ metric, css }) => {
       if (metric !== undefined) return metric >= data.metrics.length;
       if (css.includes("t-c-gpu")) return !data.gpus;
+      if (data.ended && css.includes("t-c-cpu") && !this.nodes.some((node) => node.cpu || node.memory)) return true;
       return (planned && !/node|step/.test(css)) || (data.ended && /rate|left|beat/.test(css));
     });
-    COLUMNS.forEach(({ metric, title }, i) => {
+    COLUMNS.forEach(({ metric, title, room, css }, i) => {
       const text = metric === undefined ? title : data.metrics[metric] || "";
       write(this.heads[i].firstElementChild, planned && i === 2 ? "Slot" : text);
       put(this.heads[i].firstElementChild, "title", `sort by ${text.toLowerCase()}`);
+      const from = data.room[room] ? ` t-from${data.room[room]}` : "";
       for (const cell of [this.heads[i], ...[...this.rows.values()].map((row) => row.cells[i])]) {
-        cell.classList.toggle("t-gone", gone[i]);
+        put(cell, "class", `${css}${from}${gone[i] ? " t-gone" : ""}`);
       }
     });
   }
@@ -572,6 +599,8 @@ class Log {
   constructor(panel) {
     this.panel = panel;
     this.lines = new Map([["", []]]); // of each node; "" has those of all
+    this.following = true; // its end, until the reader scrolls up
+    this.size = "";
     this.shown = [];
     this.node = "";
     this.names = null;
@@ -581,14 +610,17 @@ class Log {
     this.tabs = h("div", list);
     this.choice = h("select", { "aria-label": "Log of", onchange: () => this.open(this.choice.value) });
     const search = { type: "search", placeholder: "Search the log", "aria-label": "Search the log" };
-    this.search = h("input", { ...search, oninput: () => this.filter(), spellcheck: "false" });
+    this.search = h("input", { ...search, oninput: () => this.seek(), spellcheck: "false" });
     this.found = h("span", { class: "t-found" });
     this.copier = button("Copy", "t-button", () => this.copy());
     this.bar = h(
       "div", { class: "t-logbar" }, h("span", { class: "t-dim" }, "Log"), this.choice, this.tabs,
       h("span", { class: "t-grow" }), this.found, this.search, this.copier,
     );
-    this.body = h("div", { class: "t-log", id, role: "tabpanel", tabindex: 0, "aria-live": "off" });
+    const scrolls = { role: "tabpanel", tabindex: 0, "aria-live": "off", onscroll: () => this.look() };
+    this.body = h("div", { class: "t-log", id, ...scrolls });
+    this.watch = new ResizeObserver(() => this.look());
+    this.watch.observe(this.body);
     this.element = h("div", {}, this.bar, this.body);
   }
 
@@ -660,10 +692,11 @@ class Log {
     if (!node || !this.panel.data.id) return;
     const path = `api/clusters/${encodeURIComponent(this.panel.data.id)}/log?node=${encodeURIComponent(node)}`;
     const answer = await ask(path);
-    this.served = Boolean(answer && Array.isArray(answer.lines));
+    const lines = answer && answer.data && answer.data.lines;
+    this.served = Array.isArray(lines);
     if (!this.served) this.wait = Infinity; // the tail must do, until the tab is opened again
     else if (this.node === node && this.panel.open) {
-      this.take(node, answer.lines);
+      this.take(node, lines);
       this.draw();
     }
   }
@@ -683,7 +716,8 @@ class Log {
   draw(anew = false) {
     const lines = this.lines.get(this.node) || [];
     const { body } = this;
-    const atEnd = anew || body.scrollHeight - body.scrollTop - body.clientHeight < 8;
+    this.look();
+    if (anew) this.following = true;
     const first = this.shown[0];
     const same = first !== undefined && lines[0] === first && lines[this.shown.length - 1] === this.shown.at(-1);
     const kept = same && !anew;
@@ -691,9 +725,21 @@ class Log {
     if (!kept) body.replaceChildren();
     body.append(...lines.slice(kept ? this.shown.length : 0).map((line) => this.line(line)));
     this.shown = lines;
-    if (atEnd) this.trim(lines);
+    if (this.following) this.trim(lines);
     this.filter();
-    if (atEnd) body.scrollTop = body.scrollHeight;
+  }
+
+  /** See whether the reader is at the end. What a change of size has moved was not the reader, so the end is followed. */
+  look() {
+    const { scrollHeight, scrollTop, clientWidth, clientHeight } = this.body;
+    const size = `${clientWidth} ${clientHeight}`;
+    if (size === this.size) this.following = scrollHeight - scrollTop - clientHeight < 8;
+    this.size = size;
+    this.follow();
+  }
+
+  follow() {
+    if (this.following) this.body.scrollTop = this.body.scrollHeight;
   }
 
   /** Let old lines go, while nobody reads them. */
@@ -710,6 +756,12 @@ class Log {
     return h("div", { class: "t-line" }, stamp, " ", ...who, text);
   }
 
+  /** Filter anew, as the reader types. */
+  seek() {
+    this.look();
+    this.filter();
+  }
+
   filter() {
     const wanted = this.search.value.trim().toLowerCase();
     let found = 0;
@@ -719,6 +771,7 @@ class Log {
       if (line.hidden === fits) line.hidden = !fits;
     }
     write(this.found, wanted ? `${found} of ${this.body.childElementCount}` : "");
+    this.follow();
   }
 
   async copy() {
@@ -828,6 +881,7 @@ class Panel {
   node(values) {
     const node = Object.fromEntries(this.data.fields.map((field, i) => [field, values[i]]));
     [node.word, node.tone] = this.data.states[node.state];
+    if (typeof node.curves === "string") node.curves = node.curves.split(" ").map((points) => [points]);
     node.urgency = { bad: 0, warn: 1 }[node.tone] ?? 2;
     node.far = node.epoch || node.step ? parseInt(node.epoch || 0, 10) * 1e9 + parseInt(node.step || 0, 10) : null;
     return node;
@@ -896,7 +950,7 @@ class Panel {
   async openTensorBoard() {
     const url = `${baseUrl()}tfos-nb/tb/${encodeURIComponent(this.data.id)}/`; // the last slash is compulsory
     const answer = await ask("api/version");
-    if (answer === null || answer.timeout) {
+    if (answer === null || !answer.data) {
       this.tell("This page cannot reach TensorBoard by itself: run %tfos_tensorboard in a cell.");
       return;
     }
@@ -947,6 +1001,7 @@ class Panel {
   close() {
     this.open = false;
     clearInterval(this.timer);
+    this.log.watch.disconnect();
     this.announcer.close();
   }
 }

@@ -14,7 +14,7 @@ from IPython.display import DisplayHandle, clear_output, display
 
 from tfos_nb.errors import PlanError
 from tfos_nb.state import ClusterState, NodeState
-from tfos_nb.widgets import wording
+from tfos_nb.widgets import terminal, wording
 from tfos_nb.widgets.hosts import Host, detect_host
 from tfos_nb.widgets.html import render_html
 from tfos_nb.widgets.text import WIDTH, render_text
@@ -113,8 +113,9 @@ class TerminalScreen(Screen):
     def draw(self, state: ClusterState, note: str, left: float | None) -> None:
         """Go up to the first line of the last drawing and write over it, clearing each line's rest."""
         width, height = shutil.get_terminal_size((WIDTH, 24))
-        text = render_text(state, note=note, left=left)
-        lines = [line[: width - 1] for line in text.splitlines()][: height - 1]  # a wrapped line would break the count
+        text = render_text(state, note=note, left=left, width=width - 1)  # the terminal wraps a full one
+        # A line that wraps would break the count of those to go up.
+        lines = [terminal.fit(line, width - 1) for line in text.splitlines()][: height - 1]
         if lines == self._lines:
             return
         up = f"\x1b[{len(self._lines)}F" if self._lines else ""
@@ -144,7 +145,7 @@ class LogScreen(Screen):
             lines = _changes(self._last, state) + ([note] if note and note != self._note else [])
         self._last, self._note, self._ended = state, note, state.status.ended
         if lines:
-            self._stream.write("\n".join(lines) + "\n")
+            self._stream.write("".join(f"{terminal.plain(line)}\n" for line in lines))
             self._stream.flush()
 
 
@@ -161,7 +162,8 @@ class LastLineScreen(Screen):
         """Say how it ended, once."""
         if state.status.ended and not self._told:
             self._told = True
-            self._stream.write(f"\n{state.name}: {wording.sentence(state)}\n")
+            said = terminal.plain(f"{state.name}: {wording.sentence(state)}")
+            self._stream.write(f"\n{said}\n")
             self._stream.flush()
 
 
@@ -174,7 +176,7 @@ class NoScreen(Screen):
         """Do nothing."""
 
 
-def choose_rendering(environ: Mapping[str, str] | None = None) -> tuple[str, Host]:
+def choose_rendering(environ: Mapping[str, str] | None = None, host: Host | None = None) -> tuple[str, Host]:
     """Choose what to show, by ``TFOS_NB_PROGRESS`` or by where the code runs: ``widget``, ``html``, ``text``, ``none``.
 
     Raises
@@ -186,7 +188,7 @@ def choose_rendering(environ: Mapping[str, str] | None = None) -> tuple[str, Hos
     wanted = environ.get("TFOS_NB_PROGRESS", "").strip().lower() or "auto"
     if wanted not in CHOICES:
         raise PlanError(f"TFOS_NB_PROGRESS={wanted}: it is one of {', '.join(CHOICES)}")
-    host = detect_host(environ)
+    host = detect_host(environ) if host is None else host
     if wanted == "auto":
         wanted = "html" if host.rendering == "widget" and host.headless else host.rendering
     return wanted, host

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from typing import NamedTuple
 
 from tfos_nb.state import ClusterState, ClusterStatus, NodeState
-from tfos_nb.widgets import facts, wording
+from tfos_nb.widgets import facts, terminal, wording
 from tfos_nb.widgets.trouble import headline, trouble_first
 
 __all__ = ["WIDTH", "render_text"]
 
 WIDTH = 100
-"""No line is longer."""
+"""No line is longer, nor longer than the terminal is wide."""
+
+NARROWEST = 40
+"""For a terminal that is narrower, or does not say how wide it is, the lines are written as for this."""
+
+_LINES_OF_A_SENTENCE = 4
+
+_GAP = "  "
 
 FEW_NODES = 16
 """Up to so many nodes have a line each; of more, the ones to look at."""
@@ -25,11 +33,21 @@ class _Column(NamedTuple):
     width: int
     right: bool
     value: Callable[[NodeState, str], str]
+    least: int = 0
+    """The width to which it may shrink; 0 if it may not."""
+    given_up: int = 0
+    """When it is left out where the lines are short: 1 before 2; 0 never."""
 
     def write(self, text: str) -> str:
         """Bring text to the column's width: cut, never wider, so that nothing right of it moves."""
-        cut = text if len(text) <= self.width else text[: self.width - 1] + "…"
-        return cut.rjust(self.width) if self.right else cut.ljust(self.width)
+        text = terminal.plain(text)
+        if terminal.width(text) > self.width:
+            text = text.partition(" · ")[0]  # the host without the executor
+        return terminal.pad(text, self.width, right=self.right)
+
+    def within(self, width: int) -> _Column:
+        """Return the column at another width."""
+        return self._replace(width=width)
 
 
 def _where(node: NodeState, _: str) -> str:
@@ -40,25 +58,32 @@ def _gpu(node: NodeState, _: str) -> str:
     use = facts.gpu(node)
     if use is None:
         return ""
-    return f"{round(sum(use.percents) / len(use.percents))}%" if use.percents else use.memory.removeprefix("GPU ")
+    return f"{round(sum(use.percents) / len(use.percents))}%" if use.percents else ", ".join(node.gpus)
 
 
 _COLUMNS = (
-    _Column("node", 12, False, lambda node, _: node.node),
-    _Column("host · executor", 22, False, _where),
+    _Column("node", 12, False, lambda node, _: node.node, least=10),
+    _Column("host · executor", 22, False, _where, least=12, given_up=1),
     _Column("state", 11, False, lambda node, wrong: wording.wrong_word(node, wrong) or wording.node_word(node)),
-    _Column("epoch", 7, True, lambda node, _: facts.steps(node).epoch),
-    _Column("step", 13, True, lambda node, _: facts.steps(node).step),
+    _Column("epoch", 7, True, lambda node, _: facts.steps(node).epoch, given_up=5),
+    _Column("step", 13, True, lambda node, _: facts.steps(node).step, least=11, given_up=4),
     _Column("loss", 9, True, lambda node, _: wording.number(node.loss)),
-    _Column("rows/s", 7, True, lambda node, _: wording.rate(node.rows_per_second)),
+    _Column("rows/s", 7, True, lambda node, _: wording.rate(node.rows_per_second), given_up=3),
 )
 
-_GPU_COLUMN = _Column("GPU", 5, True, _gpu)
+_GPU_COLUMN = _Column("GPU", 5, True, _gpu, given_up=2)
 
-_PLAN_COLUMNS = (_COLUMNS[0], _Column("slot", 70, False, lambda node, _: node.detail))
+_PLAN_COLUMNS = (_COLUMNS[0], _Column("slot", 70, False, lambda node, _: node.detail, least=20))
 
 
-def render_text(state: ClusterState, *, note: str = "", left: float | None = None, every_node: bool = False) -> str:
+def render_text(
+    state: ClusterState,
+    *,
+    note: str = "",
+    left: float | None = None,
+    every_node: bool = False,
+    width: int = WIDTH,
+) -> str:
     """Draw a cluster as a table of fixed width.
 
     Parameters
@@ -71,36 +96,60 @@ def render_text(state: ClusterState, *, note: str = "", left: float | None = Non
         Seconds until the training ends, if somebody measured its pace.
     every_node : bool
         Show each node, however many there are.
+    width : int
+        Characters of a line, from 40 to 100. Where the table is wider, its columns shrink and the least important ones
+        are left out; sentences go on in the next line.
 
     Returns
     -------
     str
-        Lines of at most 100 characters, without a newline at the end.
+        Lines of at most ``width`` characters, without a newline at the end.
     """
+    width = min(max(width, NARROWEST), WIDTH)
     left = wording.time_left(state, left)
-    lines = [_title(state, left), wording.sentence(state)]
-    columns = _columns(state)
+    lines = [*_wrapped(_title(state, left), width), *_wrapped(wording.sentence(state), width)]
+    columns = _fitting(_columns(state), width)
     many = len(state.nodes) > FEW_NODES and not every_node
     judged = trouble_first(state.nodes)
     wrong = {node.node: said for node, said in judged}
     shown = [node for node, _ in judged[:SHOWN_OF_MANY]] if many else list(state.nodes)
     if shown:
-        lines.append("  ".join(column.write(column.title) for column in columns))
-        lines.extend(
-            "  ".join(column.write(column.value(node, wrong[node.node])) for column in columns) for node in shown
-        )
+        rows = [[column.title for column in columns]]
+        rows += [[column.value(node, wrong[node.node]) for column in columns] for node in shown]
+        lines += [_line(columns, row) for row in rows]
     if many:
         lines.append(f"the {len(shown)} furthest behind of {len(state.nodes)} nodes")
-    lines.extend(_facts(state))
+    for fact in _facts(state):
+        lines += _wrapped(fact, width, " " * 9)
     if note:
-        lines.append(note)
-    return "\n".join(_fit(line) for line in lines)
+        lines += _wrapped(note, width)
+    return "\n".join(lines)
 
 
 def _columns(state: ClusterState) -> tuple[_Column, ...]:
     if state.status is ClusterStatus.PLANNED:
         return _PLAN_COLUMNS
     return (*_COLUMNS, _GPU_COLUMN) if facts.has_gpus(state) else _COLUMNS
+
+
+def _fitting(columns: tuple[_Column, ...], width: int) -> tuple[_Column, ...]:
+    """Leave columns out until the others can shrink to the width, and shrink them."""
+    shrunk = sum(column.least or column.width for column in columns) + len(_GAP) * (len(columns) - 1)
+    goes = min((column for column in columns if column.given_up), key=lambda one: one.given_up, default=None)
+    if shrunk > width and goes is not None:
+        return _fitting(tuple(column for column in columns if column is not goes), width)
+    over = sum(column.width for column in columns) + len(_GAP) * (len(columns) - 1) - width
+    fitted = []
+    for column in sorted(columns, key=lambda one: one.width, reverse=True):
+        less = min(max(over, 0), column.width - column.least if column.least else 0)
+        over -= less
+        fitted.append(column.within(column.width - less))
+    by_title = {column.title: column for column in fitted}
+    return tuple(by_title[column.title] for column in columns)
+
+
+def _line(columns: tuple[_Column, ...], values: list[str]) -> str:
+    return _plain(_GAP.join(column.write(value) for column, value in zip(columns, values, strict=True)))
 
 
 def _title(state: ClusterState, left: float | None) -> str:
@@ -131,6 +180,18 @@ def _facts(state: ClusterState) -> list[str]:
     return [f"{name:<8} {text}" for name, text in facts]
 
 
-def _fit(line: str) -> str:
-    printable = "".join(char if char.isprintable() else " " for char in line).rstrip()
-    return printable if len(printable) <= WIDTH else printable[: WIDTH - 1] + "…"
+def _plain(line: str) -> str:
+    return terminal.plain(line).rstrip()
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """Break text between words, into a few lines."""
+    return textwrap.wrap(
+        _plain(text),
+        width,
+        subsequent_indent=indent,
+        max_lines=_LINES_OF_A_SENTENCE,
+        placeholder=" …",
+        drop_whitespace=True,
+        break_on_hyphens=False,
+    )

@@ -59,10 +59,12 @@ def _role(node: NodeState) -> str:
     return node.node.partition(":")[0]
 
 
-def headline(error: str) -> tuple[str, str]:
-    """Split an error into its first line and the rest."""
+def headline(error: str, longest: int | None = None) -> tuple[str, str]:
+    """Split an error into its first line, which is cut if it is longer than that, and the rest."""
     first, _, rest = error.strip().partition("\n")
-    return first.strip(), rest.rstrip()
+    first = first.strip()
+    cut = longest is not None and len(first) > longest
+    return (f"{first[:longest].rstrip()}…" if cut else first), rest.rstrip()
 
 
 def aside(state: ClusterState) -> str:

@@ -11,6 +11,7 @@ from tfos_nb.state import ClusterState, ClusterStatus, NodeState, NodeStatus
 from tfos_nb.widgets.trouble import headline, trouble_first
 
 __all__ = [
+    "LONGEST",
     "Progress",
     "about",
     "cluster_word",
@@ -27,6 +28,9 @@ __all__ = [
     "tone",
     "wrong_word",
 ]
+
+LONGEST = 600
+"""So many characters of an error are told in a sentence; the whole is below it, folded."""
 
 _CLUSTER_TONES = {
     ClusterStatus.PLANNED: "idle",
@@ -142,7 +146,7 @@ def cluster_word(state: ClusterState) -> str:
     """Name the cluster's state; while it runs, what its nodes do."""
     if state.status is ClusterStatus.RUNNING:
         statuses = {node.status for node in state.nodes if _trains(node)}
-        if NodeStatus.TRAINING in statuses:
+        if any(node.status is NodeStatus.TRAINING and _has_begun(node) for node in state.nodes if _trains(node)):
             return "Training"
         if NodeStatus.FEEDING in statuses:
             return "Waiting for rows"
@@ -157,6 +161,8 @@ def node_word(node: NodeState) -> str:
         return "serving"
     if node.status is NodeStatus.TRAINING and node.phase == "evaluate":
         return "evaluating"
+    if node.status is NodeStatus.TRAINING and not _has_begun(node):
+        return "running"
     return str(node.status.value).lower()
 
 
@@ -253,6 +259,8 @@ def _say_starting(state: ClusterState) -> str:
 def _say_running(state: ClusterState, counting: bool) -> str:
     trainers = [node for node in state.nodes if _trains(node)]
     training = [node for node in trainers if node.status is NodeStatus.TRAINING]
+    running = [node for node in training if not _has_begun(node)]
+    training = [node for node in training if _has_begun(node)]
     waiting = [node for node in trainers if node.status is NodeStatus.FEEDING]
     done = [node for node in trainers if node.status is NodeStatus.DONE]
     gone = [node for node in state.nodes if node.status in (NodeStatus.FAILED, NodeStatus.LOST)]
@@ -263,6 +271,8 @@ def _say_running(state: ClusterState, counting: bool) -> str:
         of = f" of {total.epochs}" if total.epochs else ""
         epoch = f", epoch {total.epoch}{of}" if total.epoch else ""
         parts.append(f"{_names(training)} {'train' if len(training) > 1 else 'trains'}{epoch}")
+    if running:
+        parts.append(f"main runs on {_names(running)}")
     if waiting:
         parts.append(f"{_names(waiting)} {'wait' if len(waiting) > 1 else 'waits'} for rows")
     if done:
@@ -278,7 +288,7 @@ def _say_running(state: ClusterState, counting: bool) -> str:
 
 
 def _say_recovering(state: ClusterState) -> str:
-    first = headline(state.error)[0]
+    first = headline(state.error, LONGEST)[0]
     return f"{first or 'A node was lost'}. The others wait for its replacement.".replace("..", ".")
 
 
@@ -297,7 +307,7 @@ def _say_done(state: ClusterState) -> str:
 
 
 def _say_failed(state: ClusterState) -> str:
-    return headline(state.error)[0] or f"Failed after {duration(state.elapsed)}."
+    return headline(state.error, LONGEST)[0] or f"Failed after {duration(state.elapsed)}."
 
 
 def _say_stopped(state: ClusterState) -> str:
@@ -305,6 +315,11 @@ def _say_stopped(state: ClusterState) -> str:
     if len(ended) == len(state.nodes):
         return f"Stopped after {duration(state.elapsed)}; every node has ended."
     return f"Stopped after {duration(state.elapsed)}; {len(ended)} of {_many(len(state.nodes), 'node')} ended."
+
+
+def _has_begun(node: NodeState) -> bool:
+    """Whether the node's program has taken a row or reported a step; until then all that is known is that it runs."""
+    return bool(node.rows or node.step or node.metrics or node.epoch is not None or node.phase)
 
 
 def _trains(node: NodeState) -> bool:

@@ -129,13 +129,35 @@ def stop() -> dict[str, Any]:
     return {"alone": alone.counts, "amid": amid.counts}
 
 
+class Asks(keras.callbacks.Callback):
+    """Asks for the end at a batch of a training."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.left = at
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.left -= 1
+        if not self.left:
+            STOP.set()
+
+
+def left() -> dict[str, Any]:
+    last = {}
+    for name, at in (("later", 24 + 24 + 2), ("first", 2)):
+        make_model().fit(dataset(24), epochs=400, verbose=0, callbacks=[Asks(at)])
+        STOP.clear()
+        last[name] = reported()[-1]
+    return last
+
+
 def main() -> None:
     done: dict[str, Any] = {"notes": NOTES}
     distribution = tf.distribute.MultiWorkerMirroredStrategy() if CONFIG else tf.distribute.get_strategy()
     with distribution.scope():
         done |= {"validation": validation(), "evaluation": evaluation()}
         if not CONFIG:
-            done["callbacks"] = callbacks()
+            done |= {"callbacks": callbacks(), "left": left()}
         if not CONFIG or FLAVOUR == "keras":
             done["stop"] = stop()
     with open(f"{sys.argv[1]}.{INDEX}", "w") as file:

@@ -1,0 +1,35 @@
+"""What the panel says when its kernel was restarted: it stays on the page, and nobody is behind it any more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from tests.browser.conftest import LOAD, Tab, fit
+
+pytest.importorskip("playwright")
+from playwright.sync_api import expect
+
+pytestmark = pytest.mark.browser
+
+
+def test_stop_after_a_restart_says_that_the_kernel_has_ended_and_does_not_hang(open_tab: Callable[..., Tab]) -> None:
+    cell = "%%tfos_cluster mnist --workers 1 --data rows --epochs 400 --background\n" + fit(0.05, 400)
+    tab = open_tab("restart.ipynb", LOAD, cell)
+    tab.run_all()
+    expect(tab.panel.get_by_role("row", name=re.compile("worker:0.*training"))).to_be_visible()
+    tab.until_idle()
+    tab.page.evaluate("jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    tab.page.wait_for_function(
+        "jupyterapp.shell.currentWidget.sessionContext.session.kernel.connectionStatus === 'connected'"
+    )
+    stop = tab.panel.get_by_role("button", name="■ Stop")
+    with tab.page.expect_response(lambda answer: "/stop" in answer.url) as answered:
+        stop.click()
+    assert answered.value.status == 410
+    expect(tab.panel).to_contain_text("The kernel that held this cluster has ended")
+    expect(stop).not_to_have_attribute("aria-disabled", "true")
+    # The browser itself writes down each answer that is an error.
+    tab.complaints[:] = [said for said in tab.complaints if "410" not in said]

@@ -1,0 +1,64 @@
+"""TensorBoard's first page, as it is handed to a browser.
+
+Its own has three weaknesses in a notebook. Its fonts alone have addresses that leave the path it is shown under. Opened
+before anything is written it says "No dashboards are active" for ever, so a page of ours waits in its place. And it
+reads the numbers once: reading them anew is a setting of the page, off by default, kept in the browser
+(``localStorage``, where TensorBoard's ``persistent_settings_data_source.ts`` reads it). A script switches it on, unless
+the user has switched it off.
+"""
+
+from __future__ import annotations
+
+import json
+
+import aiohttp
+from aiohttp import web
+
+from tfos_nb import connection
+
+__all__ = ["SCRIPT", "front_page", "script"]
+
+SCRIPT = "tfos_nb/reload.js"
+"""Where the script is: TensorBoard's Content-Security-Policy refuses one that is written into the page."""
+
+_SETTINGS = "_tb_global_settings"
+_READ_ANEW = f"""\
+// TensorBoard reads its numbers anew every 30 s, unless the user has set that otherwise in its settings.
+try {{
+  const settings = JSON.parse(localStorage.getItem("{_SETTINGS}") || "{{}}");
+  if (typeof settings.autoReload !== "boolean") {{
+    localStorage.setItem("{_SETTINGS}", JSON.stringify({{ ...settings, autoReload: true }}));
+  }}
+}} catch {{}} // a browser that keeps nothing for this page, or settings of another form
+"""
+
+
+def script() -> web.Response:
+    """Return the script."""
+    return web.Response(text=_READ_ANEW, content_type="text/javascript", headers={"Cache-Control": "no-cache"})
+
+
+async def front_page(session: aiohttp.ClientSession, origin: str) -> web.Response | None:
+    """Fetch TensorBoard's page; None if it has nothing to show yet."""
+    if not await _has_something(session, origin):
+        return None
+    async with session.get(origin, skip_auto_headers=("User-Agent", "Accept-Encoding")) as answer:
+        body = (await answer.read()).replace(b"url(/font-roboto/", b"url(font-roboto/")
+        body = body.replace(b"<head>", f'<head><script src="{SCRIPT}"></script>'.encode(), 1)
+        headers = connection.answered(answer.headers)
+        headers.pop("Content-Length", None)
+        return web.Response(status=answer.status, body=body, headers=headers)
+
+
+async def _has_something(session: aiohttp.ClientSession, origin: str) -> bool:
+    """Ask TensorBoard what its page asks too: whether any of its plugins has found data of its kind."""
+    url = f"{origin}/data/plugins_listing"
+    async with session.get(url, skip_auto_headers=("User-Agent", "Accept-Encoding")) as answer:
+        if answer.status != 200:
+            return True
+        said = await answer.read()
+    try:
+        plugins = json.loads(said)
+        return any(plugin["enabled"] for plugin in plugins.values())
+    except (ValueError, AttributeError, KeyError, TypeError):
+        return True  # another TensorBoard's: its own page shall tell

@@ -1,0 +1,35 @@
+"""Which metric comes before which: the same order in every view, whatever the order in which the nodes report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["in_order", "rank"]
+
+_PREFIXES = ("val_", "test_")
+_SETTINGS = ("learning_rate", "lr")  # Keras puts them among an epoch's numbers
+
+
+def rank(name: str) -> tuple[int, bool, str]:
+    """Return what to sort a metric by.
+
+    The loss comes first, then the other numbers of the training by name, as Keras 3 sorts them; then those of the
+    validation (``val_…``), the validation's loss before its others; then those of an evaluation (``test_…``); what is
+    set rather than measured comes last.
+
+    Examples
+    --------
+    >>> sorted(["val_auc", "lr", "val_loss", "auc", "accuracy", "test_loss", "loss"], key=rank)
+    ['loss', 'accuracy', 'auc', 'val_loss', 'val_auc', 'test_loss', 'lr']
+    """
+    if name in _SETTINGS:
+        return (len(_PREFIXES) + 1, True, name)
+    for place, prefix in enumerate(_PREFIXES, 1):
+        if name.startswith(prefix):
+            return (place, name != f"{prefix}loss", name)
+    return (0, name != "loss", name)
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return each name once, in the order of :func:`rank`."""
+    return sorted(set(names), key=rank)
