@@ -14,7 +14,10 @@ from pathlib import Path
 from benchmarks.settings import Settings
 from benchmarks.table import Result, document, render
 
-NAMES = ("feed", "replay", "start", "leak", "report", "completion", "board", "panel")
+NAMES = (
+    "feed", "replay", "start", "leak", "report", "completion", "board", "panel", "transform", "cluster_inference",
+    "tfrecord",
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:

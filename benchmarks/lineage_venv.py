@@ -19,12 +19,12 @@ _MEASURE_SECONDS = 900.0
 _INSTALL_SECONDS = 1800.0
 
 
-def measure(shape: str, rows: int, partitions: int, repeat: int) -> dict[str, Any]:
-    """Feed `rows` rows of `shape` in `partitions` through TensorFlowOnSpark, `repeat` times; return its rates."""
+def measure(shape: str, rows: int, partitions: int, repeat: int, module: str = "benchmarks.lineage") -> dict[str, Any]:
+    """Send `rows` rows of `shape` in `partitions` through TensorFlowOnSpark, `repeat` times; return its rates."""
     python = _environment()
     # Neither our Spark nor our Python may leak into it.
     kept = {key: value for key, value in os.environ.items() if key not in ("SPARK_HOME", "PYSPARK_PYTHON")}
-    command = [str(python), "-m", "benchmarks.lineage", shape, str(rows), str(partitions), str(repeat)]
+    command = [str(python), "-m", module, shape, str(rows), str(partitions), str(repeat)]
     ended = subprocess.run(
         command,
         cwd=ROOT,

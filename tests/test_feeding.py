@@ -192,13 +192,13 @@ def test_a_column_with_a_tensor_is_taken_as_it_is(spark: SparkSession, kind: typ
     assert feedable(frame).schema == frame.schema
 
 
-def test_vectors_of_spark_ml_become_arrays(spark: SparkSession) -> None:
+def test_vectors_of_spark_ml_go_as_they_are(spark: SparkSession) -> None:
     from pyspark.ml.linalg import Vectors
 
     frame = spark.createDataFrame(
         [(Vectors.dense([1.0, 2.0]), 1), (Vectors.sparse(2, [1], [5.0]), 0)], ["features", "label"]
     )
-    assert [row.features for row in feedable(frame).coalesce(1).collect()] == [[1.0, 2.0], [0.0, 5.0]]
+    assert feedable(frame).schema == frame.schema
 
 
 def test_a_frame_without_columns_is_refused(spark: SparkSession) -> None:

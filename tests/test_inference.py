@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from decimal import Decimal
@@ -24,7 +25,7 @@ ROWS = 50
 
 # Everything that needs TensorFlow: the models, and what Keras' own predict makes of the same rows.
 MAKE_MODELS = """
-import keras, numpy as np, tensorflow as tf, tf_keras
+import keras, numpy as np, os, tensorflow as tf, tf_keras
 from keras import Input, Model, layers
 
 numbers = np.random.default_rng(3)
@@ -69,6 +70,9 @@ twice = keras.Sequential([Input((4,)), Twice()])
 twice.save("twice.keras"), twice.export("twice", verbose=False)
 keras.Sequential([Input((4,)), layers.Lambda(lambda inputs: 2 * inputs)]).save("lambda.keras")
 dense.save_weights("only.weights.h5")
+for folder in ("other", "empty"):
+    os.mkdir(folder)
+open("other/m.pth", "w").close()
 
 TYPES = ["float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64",
          "uint8", "uint16", "uint32", "uint64", "bool"]
@@ -405,14 +409,18 @@ def test_a_secret_in_a_url_is_not_told(frame):
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        ("twice.keras", "needs your own Twice, which a file has only by its name: export it with model.export("),
+        (
+            "twice.keras",
+            "needs your own Twice, which a file has only by its name: give custom_objects={'Twice': Twice}, or export",
+        ),
         ("lambda.keras", "has a Lambda layer, whose Python code Keras does not load from a file: export it"),
         ("only.weights.h5", "it holds weights alone, not a model: save the whole model with model.save("),
         ("expected.npz", "a model is a .keras or .h5 file, or the directory of a SavedModel"),
         ("unserved", "it has no signature 'serving_default'"),
         ("eight", "input 'n' has exactly 8 rows: save the model with a first axis of None"),
         ("spectrum", "output 'z' is complex64, for which Spark has no type"),
-        (".", "the directory has no saved_model.pb in it"),
+        ("other", "the directory has no saved_model.pb in it, and no checkpoint (it has: m.pth); m.pth is PyTorch's"),
+        ("empty", "the directory is empty: was the model written somewhere else, or not yet?"),
     ],
 )
 def test_a_model_that_cannot_be_used_says_why(model, why, frame, models):
@@ -457,6 +465,9 @@ def test_columns_that_do_not_fit_are_refused_by_name(frame, models):
         (frame, pair, {"inputs": {"left": "x"}}, f"inputs names no column for right. {both}"),
         (frame, pair, {"inputs": {"lefd": "x"}}, f"the model has no input 'lefd'; did you mean 'left'?. {both}"),
         (frame, pair, {}, f"not every input has a column of its name. {both}. The DataFrame has id (int), x "),
+        (frame, dense, {"keep": ["idd"]}, "keep: no column 'idd'; did you mean 'id'?; there are id, x, b"),
+        (frame, dense, {"decode": ["picture"]}, "decode: no column 'picture'; there are id, x, b"),
+        (frame, dense, {"decode": ["x"]}, "only a binary column holds encoded pictures"),
         (frame, pair, {}, "Say which: inputs={'left': …, 'right': …}"),
         (frame, dense, {"inputs": 5}, "inputs: 5 is neither the name of a column nor a list of names"),
         (frame, dense, {"inputs": []}, "inputs names 0 columns"),
@@ -492,12 +503,28 @@ def test_arguments_are_checked_before_anything_is_done(spark, frame):
     assert "batch_size=0: it is a whole number" in refusal(frame, "no", batch_size=0)
     assert "batch_size=True: it is a whole number" in refusal(frame, "no", batch_size=True)
     assert "output='': it is the name of a column" in refusal(frame, "no", output="")
+    assert "nulls='drop': it is 'fail', 'skip' or 'fill'" in refusal(frame, "no", nulls="drop")
+    assert "keep='id': it is a list of columns" in refusal(frame, "no", keep="id")
     assert "a list is no DataFrame" in refusal([1], "no")  # type: ignore[arg-type]
     assert "the DataFrame has no columns" in refusal(frame.select(), "no")
     assert "spark is a int, not a SparkSession" in refusal(frame, "no", spark=5)
 
 
-def test_a_column_that_spark_cannot_hand_to_python_is_refused(frame, models):
+def test_a_column_that_spark_cannot_hand_to_python_stays_where_it_is(frame, models, expected):
+    months = frame.withColumn("for", F.expr("interval '1' month"))
+    scored = predict(months, models / "dense.keras")
+    assert scored.selectExpr("for = interval '1' month AS same").distinct().collect() == [(True,)]
+    assert close(column(scored), expected["dense"])
+
+
+def test_without_arrow_udfs_all_columns_go_through_python(frame, models, expected, monkeypatch):
+    monkeypatch.setattr("tfos_nb.applying.has_arrow_udfs", lambda: False)  # as before Spark 4.1
+    none = frame.withColumn("x", F.when(frame.id != 7, frame.x))
+    scored = predict(none, models / "pair", inputs=["x", "b"], nulls="skip", keep=["id"], batch_size=7)
+    assert scored.columns == ["id", "prediction_output_0", "prediction_output_1"]
+    there = [i for i in range(ROWS) if i != 7]
+    assert close(column(scored, "prediction_output_0"), expected["far"][there])
+    assert close(column(predict(frame, models / "dense.keras")), expected["dense"])
     months = frame.withColumn("for", F.expr("interval '1' month"))
     told = refusal(months, models / "dense.keras")
     assert told.startswith("column 'for' is interval month, which Spark cannot hand to Python: leave it out")
@@ -509,5 +536,5 @@ def test_a_column_that_spark_cannot_hand_to_python_is_refused(frame, models):
 def test_a_null_names_its_column(frame, models):
     none = frame.withColumn("x", F.when(frame.id != 7, frame.x))
     told = failure(predict(none, models / "dense.keras"))
-    assert "column 'x' has a null, and a tensor has none: fill it" in told
+    assert re.search(r"column 'x' has a null \(row \d+ of partition \d+\), and a tensor has none: fill it", told)
     assert "df.dropna(subset=['x'])" in told

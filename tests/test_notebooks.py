@@ -136,7 +136,7 @@ def tour(tmp_path_factory: pytest.TempPathFactory) -> Shown:
 
 
 def test_what_the_clusters_of_the_tour_came_to_is_kept_as_html(tour: Shown) -> None:
-    for cell, outcome in (("cluster", "Done in"), ("loop", "Stopped after")):
+    for cell, outcome in (("cluster", "Done in"), ("loop", "Stopped after"), ("train", "Stopped after")):
         (panel,) = tour[cell]
         assert set(panel["data"]) == {"text/html", "text/plain"}
         assert "tfos-panel" in panel["data"]["text/html"]

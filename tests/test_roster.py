@@ -151,7 +151,7 @@ def test_not_all_are_up_while_one_has_not_called_main(make: Callable[..., Cluste
         cluster.say(NodeUp(node, 7, "2", "3", None))
     cluster.say(MainStarted("worker:0"))
     assert not cluster.roster.all_up
-    assert cluster.state("worker:0").status is NodeStatus.FEEDING
+    assert cluster.state("worker:0").status is NodeStatus.TRAINING
 
 
 def test_a_second_reservation_is_sent_away_and_the_first_stays(make: Callable[..., Cluster]) -> None:
@@ -291,7 +291,8 @@ def test_a_silent_node_is_a_lost_node_and_one_that_speaks_is_not(make: Callable[
     cluster.roster.ticked()
     assert [failure.node for failure in cluster.roster.failures] == ["worker:1"]
     assert "no heartbeat for 15 s" in str(cluster.roster.failures[0].error)
-    assert (cluster.state("worker:0").status, cluster.state("worker:1").status) == (NodeStatus.FEEDING, NodeStatus.LOST)
+    statuses = [cluster.state(node).status for node in ("worker:0", "worker:1")]
+    assert statuses == [NodeStatus.TRAINING, NodeStatus.LOST]
 
 
 def test_the_end_of_a_node_that_was_told_to_go_is_no_failure(make: Callable[..., Cluster]) -> None:
@@ -336,7 +337,6 @@ def test_progress_is_of_the_newest_report_and_of_each_epochs_end(make: Callable[
     assert (state.status, state.epoch, state.epochs, state.step, state.loss) == (NodeStatus.TRAINING, 2, 3, 4, 0.4)
     assert (state.rows, state.cpu_percent, state.memory_bytes) == (100, 50.0, 1 << 30)
     assert dict(cluster.roster.history) == {"loss": [0.5]}
-    assert cluster.state("worker:1").status is NodeStatus.FEEDING
 
 
 def test_rows_per_second_are_those_of_the_last_seconds(make: Callable[..., Cluster]) -> None:
@@ -358,10 +358,20 @@ def test_rows_per_second_are_those_of_the_last_seconds(make: Callable[..., Clust
 def test_a_step_that_reports_is_training_even_without_rows(make: Callable[..., Cluster]) -> None:
     cluster = make(1)
     cluster.bring_up("worker:0")
-    cluster.say(beat("worker:0", 0))
+    cluster.say(beat("worker:0", 0, hungry=True))
     assert cluster.state("worker:0").status is NodeStatus.FEEDING
-    cluster.say(beat("worker:0", 0, StepReport(step=1)))
+    cluster.say(beat("worker:0", 0, StepReport(step=1), hungry=True))
     assert cluster.state("worker:0").status is NodeStatus.TRAINING
+    cluster.say(beat("worker:0", 0, hungry=True))
+    assert cluster.state("worker:0").status is NodeStatus.TRAINING
+
+
+def test_only_a_main_that_has_asked_for_rows_waits_for_them(make: Callable[..., Cluster]) -> None:
+    cluster = make(1)
+    cluster.bring_up("worker:0")
+    for hungry, status in ((False, NodeStatus.TRAINING), (True, NodeStatus.FEEDING), (False, NodeStatus.TRAINING)):
+        cluster.say(beat("worker:0", 0, hungry=hungry))
+        assert cluster.state("worker:0").status is status
 
 
 def test_logs_are_kept_by_node(make: Callable[..., Cluster]) -> None:
@@ -398,7 +408,7 @@ def test_the_log_of_all_nodes_is_in_the_order_in_which_it_came(make: Callable[..
 def test_a_node_that_only_says_what_comes_is_not_training_yet(make: Callable[..., Cluster]) -> None:
     cluster = make(1)
     cluster.bring_up("worker:0")
-    cluster.say(beat("worker:0", 0, StepReport(step=0, steps=9, phase="evaluate")))
+    cluster.say(beat("worker:0", 0, StepReport(step=0, steps=9, phase="evaluate"), hungry=True))
     assert cluster.state("worker:0").status is NodeStatus.FEEDING
 
 

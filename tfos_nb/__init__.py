@@ -11,14 +11,35 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["Cluster", "ClusterPlan", "InputMode", "__version__", "errors", "launch", "predict", "spark_session"]
+__all__ = [
+    "Cluster",
+    "ClusterPlan",
+    "InputMode",
+    "TFFeaturizer",
+    "TFModel",
+    "__version__",
+    "errors",
+    "featurize",
+    "launch",
+    "map_batches",
+    "predict",
+    "reduce_batches",
+    "register_udf",
+    "spark_session",
+]
 
 _PLACES = {
     "Cluster": "tfos_nb.cluster",
     "ClusterPlan": "tfos_nb.runtime.plan",
     "InputMode": "tfos_nb.runtime.plan",
+    "TFFeaturizer": "tfos_nb.pipeline.features",
+    "TFModel": "tfos_nb.pipeline.model",
+    "featurize": "tfos_nb.pipeline.features",
     "launch": "tfos_nb.cluster",
+    "map_batches": "tfos_nb.pipeline.blocks",
     "predict": "tfos_nb.inference",
+    "reduce_batches": "tfos_nb.pipeline.blocks",
+    "register_udf": "tfos_nb.pipeline.sql",
     "spark_session": "tfos_nb.session",
 }
 
@@ -28,6 +49,10 @@ if TYPE_CHECKING:
     from tfos_nb import errors
     from tfos_nb.cluster import Cluster, launch
     from tfos_nb.inference import predict
+    from tfos_nb.pipeline.blocks import map_batches, reduce_batches
+    from tfos_nb.pipeline.features import TFFeaturizer, featurize
+    from tfos_nb.pipeline.model import TFModel
+    from tfos_nb.pipeline.sql import register_udf
     from tfos_nb.runtime.plan import ClusterPlan, InputMode
     from tfos_nb.session import spark_session
 

@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tfos_nb.errors import ClusterClosed, PlanError
+from tfos_nb.cluster_inference import Inferring, check_queue
+from tfos_nb.cluster_view import ClusterView
+from tfos_nb.errors import PlanError
 from tfos_nb.fate import Fate
 from tfos_nb.launching import NodeTasks, Settings, open_door, submit_nodes, survey
 from tfos_nb.life import Life
@@ -24,9 +26,9 @@ from tfos_nb.runtime.lifecycle import Stop
 from tfos_nb.runtime.payload import pack
 from tfos_nb.runtime.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.process import private_directory
-from tfos_nb.runtime.reports import History
 from tfos_nb.session import SparkJobs, spark_session, usable_session
-from tfos_nb.state import ClusterState, ClusterStatus, LogLine
+from tfos_nb.sidecar import EvaluatorDesk
+from tfos_nb.streaming import StreamTraining, is_stream, refuse_stream
 from tfos_nb.training import Training
 
 if TYPE_CHECKING:
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from tfos_nb.runtime.door import Door
 
 __all__ = ["Cluster", "launch"]
-
-_LOG_SHOWN = 60  # lines of all nodes in a snapshot
 
 
 def launch(
@@ -52,6 +52,10 @@ def launch(
     cpus: int = ClusterPlan.cpus,
     gpus: int = ClusterPlan.gpus,
     name: str = ClusterPlan.name,
+    driver_ps_nodes: bool = ClusterPlan.driver_ps_nodes,
+    master_node: str | None = ClusterPlan.master_node,
+    protocol: str = ClusterPlan.protocol,
+    evaluator_may_fail: bool = ClusterPlan.evaluator_may_fail,
     model_dir: str | None = Settings.model_dir,
     tensorboard: bool = Settings.tensorboard,
     log_dir: str | None = Settings.log_dir,
@@ -62,6 +66,7 @@ def launch(
     grace: float = Settings.grace,
     buffer_bytes: int = Settings.buffer_bytes,
     spill_bytes: int = Settings.spill_bytes,
+    queues: Sequence[str] = Settings.queues,
     sources: Mapping[str, str] | None = None,
     wait_until_up: bool = True,
 ) -> Cluster:
@@ -79,6 +84,8 @@ def launch(
         Where to run. Default: the active session, or else an embedded local Spark.
     workers, ps, chief, evaluator, input_mode, cpus, gpus, name
         The plan: see :class:`ClusterPlan`.
+    driver_ps_nodes, master_node, protocol, evaluator_may_fail
+        Of the plan too.
     model_dir : str, optional
         Where ``ctx.save`` writes: a path that the chief's host can write, or a URL that fsspec knows. Default:
         ``tfos_models/NAME`` under the driver's working directory.
@@ -102,6 +109,9 @@ def launch(
         Bytes of rows that may wait in a node's memory; then Spark waits.
     spill_bytes : int, optional
         Bytes of rows that a node may keep on its local disk for later epochs; beyond it Spark is asked again.
+    queues : list of str, optional
+        Names of queues of rows, each of which is fed and read apart: ``train(df, qname="valid")``, and
+        ``ctx.dataset(…, queue="valid")`` in ``main``.
     sources : mapping of str to str, optional
         Source text by file name, for tracebacks.
     wait_until_up : bool, optional
@@ -126,7 +136,8 @@ def launch(
     ...     cluster.train(df, epochs=3)
     >>> cluster.result()  # doctest: +SKIP
     """
-    plan = ClusterPlan(workers, ps, chief, evaluator, input_mode, cpus, gpus, name)
+    roles = driver_ps_nodes, master_node, protocol, evaluator_may_fail
+    plan = ClusterPlan(workers, ps, chief, evaluator, input_mode, cpus, gpus, name, *roles)
     settings = Settings(
         model_dir=model_dir,
         tensorboard=tensorboard,
@@ -138,9 +149,10 @@ def launch(
         grace=grace,
         buffer_bytes=buffer_bytes,
         spill_bytes=spill_bytes,
+        queues=tuple(queues) if not isinstance(queues, str) else (queues,),
     )
     payload = pack(main, args, sources)
-    session = spark_session(len(plan.nodes) + 2) if spark is None else usable_session(spark)
+    session = spark_session(len(plan.spark_nodes) + 2) if spark is None else usable_session(spark)
     cluster = Cluster(plan, settings, payload, session)
     cluster.start()
     if wait_until_up:
@@ -152,7 +164,7 @@ def launch(
     return cluster
 
 
-class Cluster:
+class Cluster(ClusterView, Inferring):
     """A running (or ended) TensorFlow cluster. Made by :func:`launch`; a context manager.
 
     Leaving its ``with`` block without an error tells the nodes that no more data come and waits for every ``main`` to
@@ -188,7 +200,7 @@ class Cluster:
     def start(self) -> None:
         """Ask Spark, open the door and submit the nodes; returns before they are up."""
         launching = survey(self._spark, self.plan)
-        door, self._address = open_door(self._spark, self._roster)
+        door, self._address = open_door(self._spark, EvaluatorDesk.before(self._roster, self._settings.grace))
         self._life.begin()
         tasks = NodeTasks(self.plan, self._settings, self._address, launching.hold, self._payload)
         self._payload = b""
@@ -218,20 +230,37 @@ class Cluster:
         if self._roster.failures or self._fate.error is not None:
             self._fate.raise_outcome()
 
-    def train(self, data: Any, epochs: int = 1, *, spill: bool = True) -> None:
+    def train(
+        self,
+        data: Any,
+        epochs: int = 1,
+        *,
+        spill: bool = True,
+        qname: str = "input",
+        feed_timeout: float | None = None,
+        validation: Any = None,
+    ) -> None:
         """Feed the rows of a DataFrame or an RDD: each worker makes ``epochs`` passes over its share.
 
-        Returns when the passes have been delivered; may be called again, and further passes follow.
+        Returns when the passes have been delivered, or no node wants more of them; may be called again, and further
+        passes follow. Of a stream it feeds each micro-batch as a pass, and returns when the stream has ended.
 
         Parameters
         ----------
         data : pyspark.sql.DataFrame or pyspark.RDD
-            The rows. Of an RDD: Rows, dictionaries, tuples or single values.
+            The rows. Of an RDD: Rows, dictionaries, tuples or single values. Or a stream: a streaming DataFrame, what
+            its ``writeStream`` gives (with a trigger and a checkpoint), or a DStream that has not been started.
         epochs : int, optional
-            Passes.
+            Passes; 1 for a stream.
         spill : bool, optional
             Whether the nodes keep their shares on local disk for the later passes. Otherwise Spark is asked again for
             each.
+        qname : str, optional
+            The queue to feed, one of the cluster's ``queues``.
+        feed_timeout : float, optional
+            The cluster's, for this call.
+        validation : pyspark.sql.DataFrame or pyspark.RDD, optional
+            Rows with the same columns for ``ctx.validation(…)``; they are fed first, once, and kept by the nodes.
 
         Raises
         ------
@@ -250,10 +279,16 @@ class Cluster:
             )
         if type(epochs) is not int or epochs < 1:
             raise PlanError(f"epochs={epochs!r}: it is a whole number, 1 or more")
+        check_queue(qname, self._settings)
+        refuse_stream(validation, "validation")
         self._refuse_if_over("train")
         with self._training:
-            training = Training(self._fate, self._roster, self._jobs, self._settings.feed_timeout, self._address)
-            training.run(data, epochs, spill)
+            timeout = self._settings.feed_timeout if feed_timeout is None else feed_timeout
+            training = Training(self._fate, self._roster, self._jobs, timeout, self._address, qname)
+            if is_stream(data):
+                StreamTraining(training).run(data, epochs, validation)
+            else:
+                training.run(data, epochs, spill, validation)
 
     def wait(self, timeout: float | None = None) -> None:
         """Tell the nodes that no more data come, and wait until every ``main`` has returned.
@@ -287,33 +322,6 @@ class Cluster:
         self.wait()
         return {node: wire.decode(data) for node, data in self._roster.results().items()}
 
-    @property
-    def state(self) -> ClusterStatus:
-        """Where the cluster is in its life."""
-        with self._changed:
-            status = self._life.status
-            return ClusterStatus.RUNNING if status is ClusterStatus.STARTING and self._roster.all_up else status
-
-    @property
-    def history(self) -> History:
-        """The metrics of each epoch, as the chief reported them: ``cluster.history["loss"]``."""
-        return self._roster.history
-
-    def logs(self, node: str = "") -> str:
-        """Return what a node wrote of late to its output, such as ``logs("worker:1")``; the chief's by default."""
-        return "\n".join(self._roster.logs(self._node_named(node)))
-
-    def log_lines(self, node: str = "", limit: int = 500) -> Sequence[LogLine]:
-        """Return a node's newest lines, each with its time; the chief's by default."""
-        return self._roster.log_lines(self._node_named(node), limit=limit)
-
-    def _node_named(self, node: str) -> str:
-        names = [str(known) for known in self.plan.nodes]
-        wanted = node or str(self.plan.chief_node)
-        if wanted not in names:
-            raise ValueError(f"no node {wanted!r}: the cluster has {', '.join(names)}")
-        return wanted
-
     def stop(self, grace: float | None = None) -> None:
         """Stop the training and free the slots: politely at first, by force after ``grace`` seconds.
 
@@ -338,32 +346,9 @@ class Cluster:
         self._fate.ask_to_stop(Stop("stopped by the user", 0.0))
         return f"ending {self.plan.name} at once"
 
-    @property
-    def tensorboard_socket(self) -> str:
-        """The unix socket that leads to TensorBoard on the chief's executor; empty if there is none, or none now."""
-        return self._tunnel if self._tunnel and not self._life.status.ended else ""
-
     def close(self) -> None:
         """End the cluster at once, if it has not ended, and free all it holds. Idempotent, from any thread."""
         self.stop(grace=0.0)
-
-    def snapshot(self) -> ClusterState:
-        """Return how the cluster looks now."""
-        with self._changed:
-            feed = self._roster.feeds.current
-            return ClusterState(
-                name=self.plan.name,
-                id=self.id,
-                status=self.state,
-                nodes=self._roster.snapshot(),
-                feed=feed.progress if feed is not None else None,
-                elapsed=self._life.elapsed,
-                error=str(self._fate.error or ""),
-                spark_master=self._master,
-                log=tuple(self._roster.log_tail(_LOG_SHOWN)),
-                log_dir=self._log_dir,
-                plan=str(self.plan),
-            )
 
     def __enter__(self) -> Cluster:
         return self
@@ -373,26 +358,3 @@ class Cluster:
             self.wait()
         else:
             self.close()
-
-    def __repr__(self) -> str:
-        state = self.snapshot()
-        minutes, seconds = divmod(int(state.elapsed), 60)
-        count = "1 node" if len(self.plan.nodes) == 1 else f"{len(self.plan.nodes)} nodes"
-        return f"<Cluster {self.plan.name} {state.status.value} {count} {minutes}:{seconds:02}>"
-
-    @property
-    def _changed(self) -> threading.Condition:
-        return self._roster.changed
-
-    def _refuse_if_over(self, call: str) -> None:
-        if self._fate.error is not None:
-            raise self._fate.error
-        if self._roster.failures:
-            self._fate.raise_outcome()
-        if self._roster.feeds.closed and not self._life.status.ended and self._fate.stop is None:
-            raise ClusterClosed(
-                f"cluster {self.plan.name}: {self._roster.feeds.closed}; launch it anew to {call} again"
-            )
-        if self._life.status.ended or self._fate.failing:
-            state = self.state.value
-            raise ClusterClosed(f"cluster {self.plan.name} is {state}: {call} needs a running one; launch it anew")

@@ -17,9 +17,28 @@ from tfos_nb.runtime.feedtask import SUMMARY_SCHEMA, FeedTask
 from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.state import FeedProgress
 
-__all__ = ["Feed", "FeedDesk", "feed_job", "feedable"]
+__all__ = ["Feed", "FeedDesk", "FeedOf", "check_alike", "check_feedable", "feed_job", "feedable"]
 
 Send = Callable[..., None]
+
+_BATCHES_KNOWN = 16  # micro-batches of which the books are kept; a stream has no end
+
+
+@dataclass(frozen=True)
+class FeedOf:
+    """What a feed is part of.
+
+    ``call`` numbers the calls of ``train``, from 1; ``validates``: it brings validation rows; ``validation`` is the
+    feed that brought those of this one; ``batch`` is a stream's micro-batch, in a ``consecutive`` numbering or not;
+    ``queue`` is the named queue of the nodes that it goes to.
+    """
+
+    call: int = 0
+    validates: bool = False
+    validation: int = 0
+    batch: int | None = None
+    consecutive: bool = False
+    queue: str = "input"
 
 
 @dataclass
@@ -32,7 +51,9 @@ class Feed:
     epoch: int
     epochs: int
     ledger: ledger.FeedLedger
+    place: FeedOf = field(default_factory=lambda: FeedOf())
     schema: bytes = b""
+    lengths: dict[str, tuple[int, ...]] = field(default_factory=dict)
     error: FeedFailed | None = None
     passes_done: dict[str, int] = field(default_factory=dict)
     partitions: int = 0
@@ -72,6 +93,8 @@ class FeedDesk:
         self._send = send
         self._places = places
         self._feeds: dict[int, Feed] = {}
+        self._count = self._calls = 0
+        self._enough: dict[int, set[str]] = {}
         self.closed = ""
         self._answers: dict[type, Callable[[Feed, Any], Any]] = {
             ledger.OpenPartition: self._open,
@@ -80,16 +103,29 @@ class FeedDesk:
             ledger.PartitionFailed: self._failed,
         }
 
-    def begin(self, passes: int, spill: bool, epoch: int, epochs: int) -> Feed:
+    def begin(self, passes: int, spill: bool, epoch: int, epochs: int, place: FeedOf | None = None) -> Feed:
         """Announce a feed to the nodes."""
         with self._changed:
-            number = len(self._feeds) + 1
+            self._count = number = self._count + 1
             book = ledger.FeedLedger(number, self.nodes)
-            feed = Feed(number, passes, spill, epoch, epochs, book)
+            feed = Feed(number, passes, spill, epoch, epochs, book, place or FeedOf())
+            if feed.place.batch is not None:
+                self._feeds.pop(number - _BATCHES_KNOWN, None)
             self._feeds[number] = self.current = feed
-            self._send(ledger.FeedBegins(number, passes, spill), self.nodes)
+            self._send(ledger.FeedBegins(number, passes, spill, **vars(feed.place)), self.nodes)
             self._changed.notify_all()
             return feed
+
+    def begin_call(self) -> int:
+        """Number a call of ``train``."""
+        with self._changed:
+            self._calls += 1
+            self._enough[self._calls] = set()
+            return self._calls
+
+    def has_enough(self, node: str, call: int) -> bool:
+        """Whether a node has said that it wants no more rows of this call of ``train``."""
+        return node in self._enough.get(call, ())
 
     def end(self, feed: Feed, replays: int) -> None:
         """Tell each node that its share is complete, how many rows it has, and how often to go through it again."""
@@ -117,13 +153,19 @@ class FeedDesk:
     def pass_done(self, message: ledger.PassDone) -> None:
         """Record that a node's dataset has been through a pass."""
         with self._changed:
-            feed = self._feeds[message.feed]
+            feed = self._feeds.get(message.feed)
+            if feed is None:
+                return
             feed.passes_done[message.node] = max(message.number, feed.passes_done.get(message.node, 0))
             feed.moved += 1
+            if message.enough:
+                self._enough.setdefault(feed.place.call, set()).add(message.node)
 
     def _open(self, feed: Feed, question: ledger.OpenPartition) -> ledger.Places:
         if not feed.schema:
-            feed.schema = question.schema
+            if told := self._unlike_validation(feed, question):
+                return ledger.Places(refused=told)
+            feed.schema, feed.lengths = question.schema, question.lengths
             self._send(ledger.FeedSchema(feed.number, question.schema, question.lengths), self.nodes)
         elif feed.schema != question.schema and (told := _unlike(feed.schema, question.schema)):
             return ledger.Places(refused=f"its rows are not of the types of the first partition's: {told}")
@@ -132,6 +174,18 @@ class FeedDesk:
             gone = ", ".join(name for name in self.nodes if name not in places)
             return ledger.Places(refused=f"{gone} takes no rows")
         return ledger.Places(places, feed.ledger.is_done(question.partition))
+
+    def _unlike_validation(self, feed: Feed, question: ledger.OpenPartition) -> str:
+        """Say in which columns the rows differ from the validation rows that were fed before them."""
+        kept = self._feeds.get(feed.place.validation)
+        if kept is None or not kept.schema:
+            return ""
+        told = _unlike(kept.schema, question.schema, common=True)
+        for name in sorted(kept.lengths.keys() & question.lengths.keys()):
+            if kept.lengths[name] != question.lengths[name]:
+                ours, theirs = ("x".join(map(str, lengths[name])) for lengths in (question.lengths, kept.lengths))
+                told = told or f"{name!r} holds lists of {ours}, not {theirs}"
+        return f"its rows are not like the validation rows: {told}" if told else ""
 
     def _claim(self, feed: Feed, question: ledger.ClaimSegments) -> list[str]:
         return feed.ledger.claim_many(question.partition, question.start, question.count, question.local)
@@ -146,17 +200,30 @@ class FeedDesk:
             feed.error = FeedFailed(f"partition {statement.partition}: {statement.text}")
 
 
-def _unlike(first: bytes, other: bytes) -> str:
-    """Say in which columns two partitions differ; only those of an RDD can."""
+def _unlike(first: bytes, other: bytes, common: bool = False) -> str:
+    """Say in which columns two partitions differ, or only in which of their ``common`` ones."""
     import pyarrow as pa
 
     ours, theirs = (pa.ipc.read_schema(pa.py_buffer(schema)) for schema in (first, other))
     kinds = [dict(zip(schema.names, schema.types, strict=True)) for schema in (ours, theirs)]
     every = dict.fromkeys([*ours.names, *theirs.names])
+    if common:
+        every = {name: None for name in ours.names if name in kinds[1]}
     names = [name for name in every if kinds[0].get(name) != kinds[1].get(name)]
     return "; ".join(
         f"{name!r} is {kinds[1].get(name, 'missing')}, not {kinds[0].get(name, 'there')}" for name in names
     )
+
+
+def check_feedable(data: Any) -> None:
+    """Refuse what :func:`feed_job` would refuse, before a feed is announced to the nodes.
+
+    Raises
+    ------
+    PlanError
+        As there.
+    """
+    feed_job(data, Feed(0, 1, False, 1, 1, ledger.FeedLedger(0, ())), DoorAddress("", 0, b"", ""))
 
 
 def feed_job(data: Any, feed: Feed, door: DoorAddress) -> Callable[[], Any]:
@@ -192,16 +259,47 @@ _NO_TENSOR = {
 }
 
 
+def check_alike(data: Any, validation: Any) -> None:
+    """Look whether validation rows have all that the training rows have, in the same types.
+
+    Of an RDD it is not known before its rows are read: then the first of them are compared.
+
+    Raises
+    ------
+    PlanError
+        Naming the columns, before anything is read.
+    """
+    if not (hasattr(data, "schema") and hasattr(validation, "schema")):
+        return
+    kinds = {field.name: field.dataType.simpleString() for field in validation.schema.fields}
+    for column in data.schema.fields:
+        ours, theirs = column.dataType.simpleString(), kinds.get(column.name)
+        if theirs is None:
+            raise PlanError(
+                f"the validation rows have no column {column.name!r}; they have {', '.join(kinds)}. Add it, or leave "
+                f"it out of the training rows with df.drop({column.name!r})"
+            )
+        if ours != theirs:
+            raise PlanError(
+                f"column {column.name!r} is {theirs} in the validation rows and {ours} in the training rows: cast one, "
+                f"for example validation.withColumn({column.name!r}, validation[{column.name!r}].cast({ours!r}))"
+            )
+
+
 def feedable(frame: Any) -> Any:
-    """Return a DataFrame whose columns all have tensors: ML vectors become arrays.
+    """Return a DataFrame whose columns all have tensors.
+
+    ML vectors go as they are, sparse ones in the little that they hold; a Spark before 4 makes arrays of them.
 
     Raises
     ------
     PlanError
         Naming a column that has no tensor, and what to do with it, before anything is read.
     """
+    import pyspark
+
     vectors = [column.name for column in frame.schema.fields if type(column.dataType).__name__ == "VectorUDT"]
-    if vectors:
+    if vectors and int(pyspark.__version__.partition(".")[0]) < 4:
         from pyspark.ml.functions import vector_to_array
 
         frame = frame.withColumns({name: vector_to_array(frame[name]) for name in vectors})

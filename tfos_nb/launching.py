@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import FeedFailed, PlanError, TfosError
+from tfos_nb.hosting import HostedNode
 from tfos_nb.ports import allowed_ports
 from tfos_nb.runtime.door import Desk, Door, DoorAddress
 from tfos_nb.runtime.node import SUMMARY_SCHEMA, NodeTask
 from tfos_nb.runtime.plan import ClusterPlan, InputMode
+from tfos_nb.runtime.strategies import PROTOCOL_SCHEMA, PROTOCOL_VARIABLE, ProtocolProbe
 from tfos_nb.session import (
     Job,
     SparkJobs,
@@ -49,6 +51,7 @@ class Settings:
     grace: float = 30.0
     buffer_bytes: int = 256 << 20
     spill_bytes: int = 1 << 50
+    queues: tuple[str, ...] = ("input",)
 
     def __post_init__(self) -> None:
         for name in ("rendezvous_timeout", "feed_timeout", "buffer_bytes"):
@@ -58,6 +61,8 @@ class Settings:
             seconds = getattr(self, name)
             if not isinstance(seconds, (int, float)) or not 0 <= seconds <= threading.TIMEOUT_MAX:
                 raise PlanError(f"{name}={seconds!r}: it is a number of seconds, at most {threading.TIMEOUT_MAX:.0f}")
+        if not self.queues or any(type(name) is not str or name == "" for name in self.queues):
+            raise PlanError(f"queues={list(self.queues)!r}: they are names, such as queues=['input', 'valid']")
         if any(not isinstance(part, str) for pair in self.env.items() for part in pair):
             raise PlanError("env: names and values are text, as in env={'TF_USE_LEGACY_KERAS': '1'}")
 
@@ -79,15 +84,20 @@ class Settings:
             "autolog": self.autolog,
             "buffer_bytes": self.buffer_bytes,
             "spill_bytes": self.spill_bytes,
+            "queues": list(self.queues),
         }
 
 
 @dataclass(frozen=True)
 class Launching:
-    """What preflight found: the profile of each kind of node, and whether a node's task holds its slot."""
+    """What preflight found: the profile of each kind of node, and whether a node's task holds its slot.
+
+    ``here`` are the nodes that run on the driver's host, beside Spark.
+    """
 
     groups: tuple[tuple[tuple[str, ...], ResourceProfile | None], ...]
     hold: bool
+    here: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -115,16 +125,26 @@ def survey(spark: SparkSession, plan: ClusterPlan) -> Launching:
     """
     check_local_python(spark)
     feeding = plan.input_mode is InputMode.SPARK
-    check_dynamic_allocation(spark, len(plan.nodes) + int(feeding))
+    check_dynamic_allocation(spark, len(plan.spark_nodes) + int(feeding))
     by_gpus: dict[int, list[str]] = {}
-    for node in plan.nodes:
+    for node in plan.spark_nodes:
         by_gpus.setdefault(plan.gpus_of(node), []).append(str(node))
     groups, hold = [], True
     for gpus, nodes in by_gpus.items():
         profile = resource_profile(spark, plan.cpus, gpus)
         hold &= _one_is_left(spark, len(nodes), feeding, cpus=plan.cpus, gpus=gpus, profile=profile)
         groups.append((tuple(nodes), profile))
-    return Launching(tuple(groups), hold)
+    if plan.protocol != "grpc":
+        _check_protocol(spark, plan.protocol)
+    return Launching(tuple(groups), hold, tuple(str(node) for node in plan.driver_nodes))
+
+
+def _check_protocol(spark: SparkSession, protocol: str) -> None:
+    """Have an executor's TensorFlow say whether it was built with a protocol; the driver's may be another."""
+    probe = ProtocolProbe(protocol, tuple(entry or os.getcwd() for entry in sys.path))
+    refused = spark.range(0, 1, 1, 1).mapInArrow(probe, PROTOCOL_SCHEMA).collect()[0].refused
+    if refused:
+        raise PlanError(refused)
 
 
 def _one_is_left(
@@ -163,14 +183,15 @@ def submit_nodes(
     description: str,
     wake: Callable[[], None],
 ) -> list[Job[Any]]:
-    """Start one Spark job a resource profile, one partition a node."""
-    started = []
+    """Start one Spark job a resource profile, one partition a node; and the nodes that run here."""
+    started: list[Job[Any]] = []
     for nodes, profile in launching.groups:
         count = len(nodes)
         extra: dict[str, Any] = {"profile": profile} if profile is not None else {}  # PySpark 3.5 does not know it
         frame = spark.range(0, count, 1, count).mapInArrow(task(nodes), SUMMARY_SCHEMA, **extra)
         started.append(jobs.run(Waking(run_to_the_end(frame), wake), f"{description}: {', '.join(nodes)}"))
-    return started
+    here = [(node, HostedNode(task((node,)), node)) for node in launching.here]
+    return [*started, *(jobs.run(Waking(hosted, wake), f"{description}: {node}") for node, hosted in here)]
 
 
 @dataclass(frozen=True)
@@ -192,7 +213,7 @@ class NodeTasks:
             hold=self.hold,
             fed=frozenset(str(node) for node in self.plan.fed_nodes),
             settings={**self.settings.for_nodes(self.plan.name), "board": str(self.plan.chief_node)},
-            env=dict(self.settings.env),
+            env={**self.settings.env, PROTOCOL_VARIABLE: self.plan.protocol},
             python_path=tuple(entry or os.getcwd() for entry in sys.path),
             payload=self.payload,
         )

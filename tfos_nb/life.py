@@ -25,6 +25,7 @@ __all__ = ["Life"]
 logger = logging.getLogger(__name__)
 
 _LEAVING = 5.0  # seconds beyond the grace in which nodes must be gone
+_TELLING_WHY = 15.0  # seconds in which tasks of an inference that Spark runs again are told what went wrong
 _AFTER_SAVING = 3.0  # seconds in which main must return when its model is written
 
 
@@ -122,9 +123,18 @@ class Life:
             patience = _LEAVING * (3 if self._roster.all_gone else 1)
             self._changed.wait_for(lambda: all(job.done.is_set() for job in self._fate.jobs), patience)
         self._jobs.cancel_all()
-        self._door.close()
+        self._close_door(error)
         for action in self._at_end:
             action()
+
+    def _close_door(self, error: TfosError | None) -> None:
+        """Close it; a little later where tasks are under way, so that those which Spark runs again hear the reason."""
+        if error is None or not self._roster.answering.lately_asked:
+            self._door.close()
+            return
+        later = threading.Timer(_TELLING_WHY, self._door.close)
+        later.daemon = True
+        later.start()
 
     def _stop_politely(self, stop: Stop) -> float:
         """Have every main come to its end; nobody goes before, since a peer that saves may still need the others.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from tfos_nb.answering import Answering
 from tfos_nb.errors import NodeFailed, PlanError, TfosError
 from tfos_nb.feeding import FeedDesk
 from tfos_nb.logbook import LogBook
@@ -33,6 +34,7 @@ from tfos_nb.runtime.lifecycle import (
     Start,
 )
 from tfos_nb.runtime.node import NodeThere, SupervisorEnded
+from tfos_nb.runtime.placement import QUESTIONS
 from tfos_nb.runtime.plan import ClusterPlan
 from tfos_nb.runtime.process import signal_name
 from tfos_nb.runtime.reports import Heartbeat, History, LogLines
@@ -70,6 +72,7 @@ class Roster:
         self.failures: list[Failure] = []
         self.feeds = FeedDesk(self.changed, [str(node) for node in plan.fed_nodes], self.send, self._place)
         self._records = {str(node): Record(node) for node in plan.nodes}
+        self.answering = Answering(self._records, self._place, self.failures, self.feeds)
         self._log = LogBook(self._records)
         self._dismissed = False
         self._handlers: dict[type, Callable[[Record, Any], None]] = {
@@ -134,6 +137,9 @@ class Roster:
             with self.changed:
                 record = self._records[message.node]
                 return record.link is not None and record.ended is None
+        if isinstance(message, QUESTIONS):
+            with self.changed:
+                return self.answering.asked(message)
         return self.feeds.asked(message)
 
     def ticked(self) -> None:
@@ -166,8 +172,7 @@ class Roster:
         record.up = message
 
     def _main_started(self, record: Record, message: MainStarted) -> None:
-        fed = record.node in self.plan.fed_nodes
-        record.status = NodeStatus.FEEDING if fed else NodeStatus.TRAINING
+        record.status = NodeStatus.TRAINING  # that it waits for rows, its heartbeat tells
 
     def _serving(self, record: Record, message: Serving) -> None:
         record.serving, record.status = True, NodeStatus.TRAINING
@@ -207,9 +212,11 @@ class Roster:
             self.history.record(str(record.node), report)
         if message.feed is not None:
             record.count_rows(message.feed.rows_out, time.monotonic())
-        began = record.rows or any(report.step != 0 for report in message.reports)  # step 0: it only says what comes
-        if record.status is NodeStatus.FEEDING and began:
-            record.status = NodeStatus.TRAINING
+        record.began |= record.rows > 0 or any(report.step != 0 for report in message.reports)  # 0 says what comes
+        if record.status in (NodeStatus.FEEDING, NodeStatus.TRAINING):
+            hungry = message.feed is not None and message.feed.hungry and record.node in self.plan.fed_nodes
+            waits = hungry and not record.began and not record.serving
+            record.status = NodeStatus.FEEDING if waits else NodeStatus.TRAINING
 
     def _log_lines(self, record: Record, message: LogLines) -> None:
         self._log.add(str(record.node), message.lines)

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfos_nb.errors import FeedFailed, FeedTimeout, TfosError
 from tfos_nb.fate import Fate
-from tfos_nb.feeding import Feed, feed_job
+from tfos_nb.feeding import Feed, FeedOf, check_alike, check_feedable, feed_job
 from tfos_nb.launching import Waking, error_of_job
 from tfos_nb.roster import Roster
 from tfos_nb.runtime.door import DoorAddress
 from tfos_nb.session import Job, SparkJobs
 
 __all__ = ["Training"]
+
+
+@dataclass(frozen=True)
+class _Apart:
+    """An action that goes on when the streaming query that it serves is stopped: its batch is then fed to the end."""
+
+    action: Callable[[], Any]
+
+    def __call__(self) -> Any:
+        """Leave the query's job group, and run."""
+        from pyspark import SparkContext
+
+        context = SparkContext._active_spark_context
+        assert context is not None, "a stream runs in it"
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]  # which is how it is removed
+        return self.action()
 
 
 @dataclass(frozen=True)
@@ -27,20 +44,49 @@ class Training:
     jobs: SparkJobs
     timeout: float
     door: DoorAddress = field(repr=False)
+    queue: str = "input"
 
-    def run(self, data: Any, epochs: int, spill: bool) -> None:
-        """Deliver ``epochs`` passes; Spark is asked once, or once a pass where the nodes cannot keep the rows."""
+    def run(self, data: Any, epochs: int, spill: bool, validation: Any = None) -> None:
+        """Deliver ``epochs`` passes; Spark is asked once, or once a pass where the nodes cannot keep the rows.
+
+        The validation rows go first, once.
+        """
+        check_feedable(data)
+        if validation is not None:
+            check_alike(data, validation)
+        place = self.begin_call(validation)
         epoch = 1
-        while epoch <= epochs and not self._nobody_wants():
-            epoch += self._feed_once(data, epoch, epochs, spill)
+        while epoch <= epochs and not self.nobody_wants(place.call):
+            epoch += self._feed_once(data, epoch, epochs, spill, place)
 
-    def _feed_once(self, data: Any, epoch: int, epochs: int, spill: bool) -> int:
+    def begin_call(self, validation: Any = None) -> FeedOf:
+        """Number a call of ``train``, and send its validation rows."""
+        if validation is not None:
+            check_feedable(validation)
+        place = FeedOf(self.roster.feeds.begin_call(), queue=self.queue)
+        return place if validation is None else replace(place, validation=self._keep(validation, place))
+
+    def _keep(self, validation: Any, place: FeedOf) -> int:
+        """Send the validation rows, which the nodes keep; return the feed's number."""
+        feed = self.roster.feeds.begin(2, True, 1, 1, replace(place, validates=True))
+        with self._job(validation, feed, "feed validation rows") as job:
+            self._await(feed, job.done.is_set, job)
+            self._check(feed, job, "the validation data have no rows")
+            if not feed.ledger.spilled and not self.nobody_wants(place.call):
+                self._fail(
+                    FeedFailed(
+                        f"the validation rows ({feed.ledger.rows}) could not be kept on the executors' local disk: it "
+                        "is full, or spill_bytes is less than they take. Validate on a sample, or raise spill_bytes"
+                    )
+                )
+            self.roster.feeds.end(feed, 0)
+        return feed.number
+
+    def _feed_once(self, data: Any, epoch: int, epochs: int, spill: bool, place: FeedOf) -> int:
         """Send the rows through Spark once; return how many passes that made."""
         passes = epochs - epoch + 1
-        feed = self.roster.feeds.begin(passes, spill and passes > 1, epoch, epochs)
-        name = f"tfos_nb cluster {self.fate.name}: feed epoch {epoch}"
-        job = self.jobs.run(Waking(feed_job(data, feed, self.door), self.fate.wake), name)
-        try:
+        feed = self.roster.feeds.begin(passes, spill and passes > 1, epoch, epochs, place)
+        with self._job(data, feed, f"feed epoch {epoch}") as job:
             self._await(feed, job.done.is_set, job)
             if feed.error is None and not job.done.is_set():  # every node has all it wants
                 return passes
@@ -50,6 +96,31 @@ class Training:
             if epoch + replays == epochs:
                 self._await(feed, lambda: self._made(feed, 1 + replays))
             return 1 + replays
+
+    def feed_batch(self, data: Any, place: FeedOf) -> bool:
+        """Send a stream's micro-batch; return whether every node has been through it and has asked for the next one.
+
+        It may have no row. False: the nodes have had enough before its end.
+        """
+        feed = self.roster.feeds.begin(1, False, 1, 1, place)
+        with self._job(data, feed, f"feed batch {place.batch}") as job:
+            self._await(feed, job.done.is_set, job)
+            if feed.error is None and not job.done.is_set():
+                return False
+            self._check(feed, job, "")
+            self.roster.feeds.end(feed, 0)
+            self._await(feed, lambda: self._made(feed, 1))
+            return not self.nobody_wants(place.call) or all(feed.passes_done.get(node) for node in self._nodes)
+
+    @contextlib.contextmanager
+    def _job(self, data: Any, feed: Feed, what: str) -> Iterator[Job[Any]]:
+        """Run the Spark job of a feed; what is not read when the block is left, will not be."""
+        action = feed_job(data, feed, self.door)
+        if feed.place.batch is not None:
+            action = _Apart(action)
+        job = self.jobs.run(Waking(action, self.fate.wake), f"tfos_nb cluster {self.fate.name}: {what}")
+        try:
+            yield job
         finally:
             job.cancel()
 
@@ -63,7 +134,7 @@ class Training:
                 mark, since = now, time.monotonic()
             elif time.monotonic() - since > self.timeout:
                 self.fate.abort(FeedTimeout(self._stall(feed)))
-        if self._ending():
+        if self.ending:
             self.fate.raise_outcome()
 
     def _over_or(self, reached: Callable[[], bool], feed: Feed) -> bool:
@@ -74,20 +145,25 @@ class Training:
             return self._enough(reached, feed)
 
     def _enough(self, reached: Callable[[], bool], feed: Feed) -> bool:
-        return bool(reached() or feed.error or self._nobody_wants() or self._ending())
+        return bool(reached() or feed.error or self.nobody_wants(feed.place.call) or self.ending)
 
-    def _ending(self) -> bool:
+    @property
+    def ending(self) -> bool:
+        """Whether the cluster ends, or has ended."""
         return self.fate.failing or self.fate.over.is_set()
 
-    def _check(self, feed: Feed, job: Job[Any]) -> None:
+    def _check(self, feed: Feed, job: Job[Any], empty: str = "the data have no rows") -> None:
         error: TfosError | None = feed.error
         if error is None and job.error is not None:
             error = error_of_job(job.error, "Spark could not deliver the rows")
-        if error is None and feed.ledger.rows == 0:
-            error = FeedFailed("the data have no rows")
+        if error is None and feed.ledger.rows == 0 and empty and not self.nobody_wants(feed.place.call):
+            error = FeedFailed(empty)
         if error is not None:
-            self.fate.abort(error)
-            self.fate.raise_outcome()
+            self._fail(error)
+
+    def _fail(self, error: TfosError) -> None:
+        self.fate.abort(error)
+        self.fate.raise_outcome()
 
     def _mark(self, feed: Feed) -> tuple[int, int]:
         return feed.moved, self.roster.rows_taken
@@ -101,7 +177,16 @@ class Training:
 
     def _made(self, feed: Feed, count: int) -> bool:
         done = feed.passes_done
-        return all(done.get(node, 0) >= count or self.roster.is_over(node) for node in self.roster.feeds.nodes)
+        return all(done.get(node, 0) >= count or self._is_through(node, feed) for node in self._nodes)
 
-    def _nobody_wants(self) -> bool:
-        return all(self.roster.is_over(node) for node in self.roster.feeds.nodes)
+    def _is_through(self, node: str, feed: Feed) -> bool:
+        return self.roster.is_over(node) or self.roster.feeds.has_enough(node, feed.place.call)
+
+    def nobody_wants(self, call: int) -> bool:
+        """Whether no node takes rows of this call of ``train`` any more."""
+        feeds = self.roster.feeds
+        return all(self.roster.is_over(node) or feeds.has_enough(node, call) for node in self._nodes)
+
+    @property
+    def _nodes(self) -> list[str]:
+        return self.roster.feeds.nodes

@@ -45,6 +45,7 @@ class LocalCluster:
         self.asked: queue.Queue[int] = queue.Queue()
         self.graces: list[float | None] = []
         self.written: dict[str, list[str]] = {}
+        self.cut_short = False
         self._status, self._error = ClusterStatus.STARTING, ""
 
     def snapshot(self) -> ClusterState:
@@ -64,6 +65,9 @@ class LocalCluster:
 
     def train(self, data: Any, epochs: int = 1) -> None:
         self.calls.append("train")
+        if self.cut_short:  # as a polite stop does, whose every main comes to its end
+            self._status = ClusterStatus.STOPPED
+            raise ClusterClosed(f"cluster {self.plan.name} has ended")
         self.fed = (data, epochs)
 
     def wait(self, timeout: float | None = None) -> None:
@@ -112,6 +116,7 @@ class Launcher:
         self.raises: BaseException | None = None
         self.waited_for = threading.Event()
         self.stubborn = 1
+        self.cut_short = False
 
     def __call__(self, main: Any, args: Any = None, *, wait_until_up: bool = True, **options: Any) -> LocalCluster:
         if self.raises is not None:
@@ -120,6 +125,7 @@ class Launcher:
         plan = ClusterPlan(**{name: options.pop(name) for name in ClusterPlan.field_names()})
         cluster = LocalCluster(main, args, plan, options)
         cluster.hold, cluster.waited_for, cluster.stubborn = self.hold, self.waited_for, self.stubborn
+        cluster.cut_short = self.cut_short
         self.clusters.append(cluster)
         return cluster
 

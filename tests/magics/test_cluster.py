@@ -39,8 +39,33 @@ def test_without_data_the_cell_returns_when_the_nodes_are_up(run, launcher):
     result, shown = run(f"%%tfos_cluster mnist --workers 2\n{MAIN}")
     assert result.success
     assert launcher.last.calls == ["wait_until_up"]
-    assert "mnist is up and waits for rows: mnist.train(df), then mnist.wait()." in shown
     launcher.last.stop()
+    assert "mnist is up: mnist.train(df) feeds it, mnist.wait() waits for its end." in shown
+
+
+@pytest.mark.parametrize("configured", [False, True])
+def test_with_wait_on_the_line_the_cell_waits_for_every_main_even_without_data(run, launcher, configured):
+    run(f"%config TfosMagics.background = {configured}")
+    result, shown = run(f"%%tfos_cluster mnist --workers 2 --wait\n{MAIN}")
+    assert result.success
+    assert launcher.last.calls == ["wait_until_up", "wait"]
+    assert "mnist · Done · 2 workers" in shown
+
+
+def test_with_wait_a_main_that_fails_later_is_raised_in_the_cell(run):
+    result, _ = run("%%tfos_cluster mnist --wait\ndef main(args, ctx): raise ValueError('label 10')\n")
+    assert isinstance(result.error_in_exec, ValueError)
+
+
+@pytest.mark.parametrize("background", ["", " --background"])
+def test_a_feed_that_the_users_stop_has_cut_short_is_no_error(run, launcher, shell, background):
+    launcher.cut_short = True
+    result, shown = run(f"%%tfos_cluster mnist --data train_df{background}\n{MAIN}")
+    end_of("tfos-mnist", "tfos-view")
+    assert result.success
+    assert launcher.last.snapshot().status is ClusterStatus.STOPPED
+    assert "ClusterClosed" not in shown
+    assert launcher.last.calls == ["wait_until_up", "train"]
 
 
 def test_nodes_that_read_files_are_waited_for(run, launcher):

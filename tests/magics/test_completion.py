@@ -44,6 +44,23 @@ def test_dataframes_are_offered_after_data_and_as_the_first_word(offered, shell)
     assert offered("%tfos_inference tr") == (["train_df"], "tr")
 
 
+def test_where_nothing_fits_what_is_typed_stays_and_nothing_of_python_is_offered(offered, shell):
+    del shell.user_ns["train_df"]
+    assert offered("%%tfos_cluster mnist --data ") == ([""], "")
+    assert offered("%%tfos_cluster mnist --data a") == (["a"], "a")
+    assert offered("%tfos_status i") == (["i"], "i")
+    assert offered("%%tfos_cluster mnist --nothing") == (["--nothing"], "--nothing")
+
+
+def test_among_many_variables_only_our_own_matcher_is_asked(offered, shell, monkeypatch):
+    shell.user_ns.update({f"var_{number}": number for number in range(20_000)})
+    for slow in ("_jedi_matches", "python_matches", "all_completions"):
+        if hasattr(shell.Completer, slow):
+            monkeypatch.setattr(shell.Completer, slow, lambda *_, **__: pytest.fail("IPython's own were asked"))
+    assert offered("%%tfos_cluster mnist --data va") == (["va"], "va")
+    assert offered("%%tfos_cluster mnist --args var_1999") == ([f"var_1999{n}" for n in ("", *range(10))], "var_1999")
+
+
 def test_choices_functions_and_variables_are_offered_where_they_fit(offered, shell):
     shell.run_cell("def outside(args, ctx): pass\nimport math\noptions = {}\nlimit = 3")
     assert offered("%%tfos_cluster mnist --input ") == (["spark", "tensorflow"], "")

@@ -126,8 +126,13 @@ def test_the_host_s_refusal_and_the_rendering_are_told() -> None:
     refused = Host("databricks", "widget", refusal="Spark Connect: attach it elsewhere")
     found = checks.look_at_host(refused, "", {"TFOS_NB_PROGRESS": "html"})
     assert (found[0].state, found[0].remedy) == ("missing", "Spark Connect: attach it elsewhere")
-    assert found[1].told == "html, as TFOS_NB_PROGRESS says"
-    assert checks.look_at_host(JUPYTER, "text", {})[1].told == "text, as %config says"
+    assert found[1].told == "html; TFOS_NB_PROGRESS says html"
+    assert checks.look_at_host(JUPYTER, "text", {})[1].told == "text; %config says text"
+    assert checks.look_at_host(JUPYTER, "auto", {})[1].told == "widget; %config says auto"
+    assert (
+        checks.look_at_host(JUPYTER, "", {"TFOS_NB_PROGRESS": "auto"})[1].told == "widget; TFOS_NB_PROGRESS says auto"
+    )
+    assert checks.look_at_host(JUPYTER, "", {"TFOS_NB_PROGRESS": "loud"})[1].state == "missing"
     assert checks.look_at_host(JUPYTER, "", {})[1].told == "widget"
 
 

@@ -62,7 +62,12 @@ def test_stop_now_leaves_the_nodes_no_time(run, mnist):
         ("%tfos_doctor now", "now: %tfos_doctor takes no more: %tfos_doctor"),
         ("%tfos_spark --stop --slots 2", "--stop: it takes no --slots; start a session in a line of its own"),
         ("%tfos_spark --stop", "--stop: one still runs on this session; %tfos_stop one ends it first"),
-        ("%tfos_spark --conf a", "--conf a: it is KEY=VALUE; the cluster's NAME comes first on the line"),
+        ("%tfos_spark --conf a", "--conf a: it is KEY=VALUE"),
+        ("%tfos_logs 1 one", "%tfos_logs 1: one has no such node; it has worker:0"),
+        ("%tfos_status ONE", "%tfos_status ONE: no such variable; did you mean one?"),
+        ("%tfos_status --help", "--help: no such option; %tfos_status? shows them all"),
+        ("%tfos_spark -h", "-h: no such option; %tfos_spark? shows them all"),
+        ("%tfos_tensorboard one --logdir /tmp", "--logdir /tmp: the logs of one, or of a directory; leave one out"),
     ],
 )  # fmt: skip
 def test_a_bad_line_says_in_one_line_what_is_right(run, launcher, line, message):

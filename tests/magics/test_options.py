@@ -11,7 +11,8 @@ from tfos_nb.runtime.plan import ClusterPlan, InputMode
 def test_a_line_becomes_the_arguments_of_launch():
     options = parse_options(
         "mnist --workers 2 --ps 1 --chief --evaluator --cpus 3 --gpus 1 --name 'my run' --model-dir s3://b/m "
-        "--timeout 90 --feed-timeout 30.5 --grace 0 --logdir hdfs://logs --no-autolog --env A=1 B=x=y"
+        "--timeout 90 --feed-timeout 30.5 --grace 0 --logdir hdfs://logs --no-autolog --env A=1 B=x=y "
+        "--driver-ps-nodes --master-node master --protocol grpc+verbs --evaluator-may-fail"
     )
     assert options.variable == "mnist"
     assert options.launch_arguments() == {
@@ -23,6 +24,10 @@ def test_a_line_becomes_the_arguments_of_launch():
         "cpus": 3,
         "gpus": 1,
         "name": "my run",
+        "driver_ps_nodes": True,
+        "master_node": "master",
+        "protocol": "grpc+verbs",
+        "evaluator_may_fail": True,
         "model_dir": "s3://b/m",
         "rendezvous_timeout": 90.0,
         "feed_timeout": 30.5,

@@ -19,8 +19,9 @@ from pyspark.sql import SparkSession
 
 from tests.conftest import RunScript
 from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.intake import Feed, Where, incomplete_rows
 from tfos_nb.runtime.models import Signature, Tensor
-from tfos_nb.runtime.scoring import Feed, ScoreTask, rebatched
+from tfos_nb.runtime.scoring import ScoreTask, rebatched
 from tfos_nb.runtime.shelf import Place
 
 VECTOR = pa.struct(
@@ -39,7 +40,7 @@ def sparse(size: int, **entries: float) -> dict[str, Any]:
 
 def array(values: Any, dtype: str, *shape: int | None) -> np.ndarray[Any, Any]:
     column = values if isinstance(values, pa.Array) else pa.array(values)
-    return Feed(Tensor("x", dtype, shape), (0,), ("c",)).array(pa.RecordBatch.from_arrays([column], ["c0"]))
+    return Feed(Tensor("x", dtype, shape), (0,), ("c",)).array([column])
 
 
 def refusal(values: Any, dtype: str, *shape: int | None) -> str:
@@ -87,10 +88,10 @@ def test_numbers_take_the_type_of_their_input() -> None:
     ],
 )
 def test_a_value_that_the_input_cannot_hold_is_named(values: Any, dtype: str, culprit: str) -> None:
-    told = refusal(values, dtype)
-    assert (
-        told
-        == f"column 'c' has the value {culprit}, which input 'x', {dtype}, cannot hold: round or filter it in Spark"
+    row = len(values) - 1
+    assert refusal(values, dtype) == (
+        f"column 'c' has the value {culprit} (row {row} of partition 0), which input 'x', {dtype}, cannot hold: round "
+        "or filter it in Spark"
     )
 
 
@@ -102,23 +103,28 @@ def test_text_and_bytes_become_bytes() -> None:
 
 def test_columns_are_stacked_side_by_side() -> None:
     batch = pa.RecordBatch.from_pydict({"c0": [9, 9], "c1": [1, 2], "c2": [0.5, 0.25]})
-    assert Feed(Tensor("x", "float32", (2,)), (1, 2), ("a", "b")).array(batch).tolist() == [[1, 0.5], [2, 0.25]]
+    assert Feed(Tensor("x", "float32", (2,)), (1, 2), ("a", "b")).array(batch.columns).tolist() == [[1, 0.5], [2, 0.25]]
     with pytest.raises(FeedFailed, match="column 'b' has the value 0.5"):
-        Feed(Tensor("x", "int32", (2,)), (1, 2), ("a", "b")).array(batch)
+        Feed(Tensor("x", "int32", (2,)), (1, 2), ("a", "b")).array(batch.columns)
 
 
 def test_a_flat_list_is_laid_into_the_axes_of_its_input() -> None:
     assert array([[1, 2, 3, 4]], "int64", 2, 2).tolist() == [[[1, 2], [3, 4]]]
     assert array([[[1], [2]]], "int64", 2, 1).tolist() == [[[1], [2]]]
-    assert "has a list of 3 values where the model takes 4" in refusal([[1, 2, 3]], "int64", 2, 2)
+    assert "has a list of 3 values, [1, 2, 3], where the model takes 4 (row 0 of" in refusal([[1, 2, 3]], "int64", 2, 2)
 
 
 def test_lists_of_other_lengths_are_told_with_both_lengths() -> None:
     assert refusal([[1, 2], [1, 2, 3]], "float32", 2) == (
-        "column 'c' has a list of 3 values where the model takes 2: pad or cut it in Spark, or leave such rows out"
+        "column 'c' has a list of 3 values, [1, 2, 3], where the model takes 2 (row 1 of partition 0): pad or cut it "
+        "in Spark, or leave such rows out"
     )
-    assert "has a list of 1 values where another row of its batch has 2" in refusal([[1, 2], [1]], "float32", None)
-    assert "has a list of 1 values where the model takes 2" in refusal([[[1, 2]], [[1]]], "float32", None, 2)
+    assert "has a list of 1 values, [1], where another row of its batch has 2 (row 1 of" in refusal(
+        [[1, 2], [1]], "float32", None
+    )
+    assert "has a list of 1 values, [1], where the model takes 2 (row 1 of" in refusal(
+        [[[1, 2]], [[1]]], "float32", None, 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,7 +138,8 @@ def test_lists_of_other_lengths_are_told_with_both_lengths() -> None:
 )
 def test_a_null_is_told_of_with_its_column(values: Any, shape: tuple[int, ...], where: str) -> None:
     told = refusal(values, "float32", *shape)
-    assert told.startswith(f"column 'c' has a null{where}, and a tensor has none: fill it")
+    row = len(values) - 1
+    assert told.startswith(f"column 'c' has a null{where} (row {row} of partition 0), and a tensor has none: fill it")
     assert "df.dropna(subset=['c'])" in told
 
 
@@ -149,8 +156,54 @@ def test_vectors_become_dense_wherever_their_batch_is_cut() -> None:
 
 
 def test_a_vector_that_is_missing_or_of_another_length_is_told_of() -> None:
-    assert "has a list of 4 values where the model takes 3" in refusal(pa.array([sparse(4)], VECTOR), "float32", 3)
-    assert "column 'c' has a null, and" in refusal(pa.array([dense(1.0), None], VECTOR), "float32", 1)
+    assert "has a list of 4 values, {1: 5.0}, where the model takes 3" in refusal(
+        pa.array([sparse(4, i1=5.0)], VECTOR), "float32", 3
+    )
+    assert "column 'c' has a null (row 1 of partition 0), and" in refusal(
+        pa.array([dense(1.0), None], VECTOR), "float32", 1
+    )
+
+
+# --- nulls
+
+
+def filled(values: Any, dtype: str, *shape: int | None, fill: Any) -> np.ndarray[Any, Any]:
+    column = values if isinstance(values, pa.Array) else pa.array(values)
+    return Feed(Tensor("x", dtype, shape), (0,), ("c",), fill).array([column])
+
+
+def test_nulls_are_filled_at_every_depth() -> None:
+    assert filled([1, None], "int32", fill=7).tolist() == [1, 7]
+    assert filled([None, [1.0, None]], "float32", 2, fill=5).tolist() == [[5, 5], [1, 5]]
+    assert filled([[[1.0], None], None], "float32", 2, 1, fill=0).tolist() == [[[1], [0]], [[0], [0]]]
+    assert filled(pa.array([[None], None], pa.list_(pa.int8())), "float32", None, fill=2).tolist() == [[2], [2]]
+    assert filled(pa.array([None, None], pa.list_(pa.float32())), "float32", 3, fill=1).tolist() == [[1] * 3] * 2
+    assert filled(["a", None], "string", fill="?").tolist() == [b"a", b"?"]
+    assert filled(pa.array([dense(1, 2), None], VECTOR), "float32", 2, fill=9).tolist() == [[1, 2], [9, 9]]
+
+
+def test_a_filling_of_another_type_is_told_of() -> None:
+    for values, dtype, fill in (([1, None], "int32", 0.5), ([1.0, None], "float32", "x"), (["a", None], "string", 0)):
+        with pytest.raises(
+            FeedFailed, match=r"column 'c' has a null, and .* to fill it is no .* \(row 1 of partition 0\)"
+        ):
+            filled(values, dtype, fill=fill)
+
+
+@given(st.lists(st.none() | st.lists(st.none() | st.integers(0, 9), min_size=2, max_size=2), min_size=1, max_size=9))
+def test_rows_with_a_null_anywhere_are_found(values: list[Any]) -> None:
+    column = pa.array([None, *values, [None, 1]], pa.list_(pa.int64())).slice(1, len(values))  # with an offset
+    found = incomplete_rows([column])
+    expected = [value is None or None in value for value in values]
+    assert (found is None and not any(expected)) or (found is not None and found.tolist() == expected)
+
+
+def test_the_row_is_counted_over_the_nulls_before_it() -> None:
+    feed = Feed(Tensor("x", "float32", (2,)), (0,), ("c",), 0)
+    with pytest.raises(FeedFailed, match=r"\(row 12 of partition 3\)"):
+        feed.array([pa.array([None, [1, 2], [1]])], Where(3, 10))
+    with pytest.raises(FeedFailed, match=r"\(row 15 of partition 3\)"):
+        feed.array([pa.array([[1, 2], [1]])], Where(3, 10, np.array([0, 5])))
 
 
 # --- the model of a process
@@ -161,8 +214,9 @@ PREPARE = """
     import pyarrow as pa
     from tfos_nb.errors import FeedFailed
     from tfos_nb.runtime import shelf
-    from tfos_nb.runtime.models import Signature, Tensor
-    from tfos_nb.runtime.scoring import Feed, ScoreTask
+    from tfos_nb.runtime.models import Signature, Tensor, Use
+    from tfos_nb.runtime.intake import Feed
+    from tfos_nb.runtime.scoring import ScoreTask
     from tfos_nb.runtime.shelf import Place, Share, Shelf
     os.chdir(os.path.dirname(os.path.abspath(__file__)))
     assert "tensorflow" not in sys.modules
@@ -252,7 +306,7 @@ def test_a_model_that_does_not_give_what_it_said_is_told_of(run_script: RunScrip
     for name, dtype in (("serving_default", "string"), ("half", "int32"), ("half", "int64"), ("more", "int64")):
         said = Signature((feed.tensor,), (Tensor("y", dtype, ()),))
         try:
-            list(ScoreTask(Place("m", name), said, (feed,), 3)(iter([batch])))
+            list(ScoreTask(Place("m", Use(name)), said, (feed,), 3)(iter([batch])))
         except FeedFailed as error:
             print(error)
     """
@@ -260,7 +314,7 @@ def test_a_model_that_does_not_give_what_it_said_is_told_of(run_script: RunScrip
     told = ended.stdout.splitlines()
     assert told[0].startswith("output 'y' has bytes that are no UTF-8 text: let the model encode them")
     assert told[1].startswith("output 'y' came as 2 for 3 rows")
-    assert told[2] == "the model takes or gives something else than when predict() was called: call it anew"
+    assert told[2] == "the model takes or gives something else than when it was looked at: apply it anew"
     assert "it has no signature 'more' (it has: " in told[3]
 
 

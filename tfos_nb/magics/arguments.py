@@ -28,6 +28,8 @@ __all__ = [
     "whole",
 ]
 
+_HELP = ("-h", "--help", "-help", "-?")
+
 
 class LineParser(argparse.ArgumentParser):
     """An argument parser for one magic, which raises where argparse prints and exits.
@@ -102,6 +104,8 @@ class LineParser(argparse.ArgumentParser):
         for word in rest:
             if word.startswith("-"):
                 option = word.partition("=")[0]
+                if option in _HELP:
+                    return f"{option}: no such option; {self.magic}? shows them all"
                 return f"{option}: no such option{nearest('--' + option.lstrip('-'), self.options())}"
         name = getattr(found, "variable", None)
         if name is None:
@@ -131,8 +135,9 @@ def split_line(line: str) -> list[str]:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Say which known word was probably meant: ``"; did you mean train_df?"``, or nothing."""
-    close = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+    by_small_letters = {name.casefold(): name for name in sorted(known)}
+    close = difflib.get_close_matches(word.casefold(), by_small_letters, n=1, cutoff=0.6)
+    return f"; did you mean {by_small_letters[close[0]]}?" if close else ""
 
 
 def whole(text: str) -> int:
@@ -158,7 +163,7 @@ def assignment(text: str) -> tuple[str, str]:
     """Read KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise argparse.ArgumentTypeError(f"{text}: it is KEY=VALUE; the cluster's NAME comes first on the line")
+        raise argparse.ArgumentTypeError(f"{text}: it is KEY=VALUE")
     return key, value
 
 
@@ -173,10 +178,10 @@ def check_identifier(name: str, metavar: str = "NAME") -> None:
 
 
 def is_data(value: object) -> bool:
-    """Whether rows can be fed from this: a DataFrame (classic or Connect) or an RDD. Does not import Spark."""
+    """Whether rows can be fed from this: a DataFrame (classic or Connect), an RDD, a stream. Imports no Spark."""
     # the type is asked: a Column of Spark has every attribute that one asks it for
     kind = type(value)
-    return kind is not type and any(hasattr(kind, method) for method in ("mapInArrow", "mapPartitions"))
+    return kind is not type and any(hasattr(kind, method) for method in ("mapInArrow", "mapPartitions", "foreachBatch"))
 
 
 def find_variable(option: str, name: str, namespace: Mapping[str, Any], known: Iterable[str] | None = None) -> Any:

@@ -16,7 +16,7 @@ from tfos_nb.errors import PlanError
 from tfos_nb.magics.arguments import nearest
 from tfos_nb.magics.report import Finding
 from tfos_nb.widgets.hosts import Host, check_proxy_url
-from tfos_nb.widgets.screens import CHOICES
+from tfos_nb.widgets.screens import CHOICES, choose_rendering
 
 __all__ = [
     "look_at_gpus",
@@ -124,8 +124,12 @@ def look_at_host(host: Host, progress: str, environ: Mapping[str, str] | None = 
     found = [Finding("notebook", "missing" if host.refusal else "ok", host.name, host.refusal)]
     variable = environ.get("TFOS_NB_PROGRESS", "").strip()
     asked = progress or variable
-    shown = f"{asked}, as {'%config' if progress else 'TFOS_NB_PROGRESS'} says" if asked else host.rendering
-    return [*found, Finding("rendering", "ok", shown)]
+    try:
+        rendering, _ = choose_rendering({**environ, "TFOS_NB_PROGRESS": asked}, host)
+    except PlanError as error:
+        return [*found, Finding("rendering", "missing", str(error))]
+    by = f"; {'%config' if progress else 'TFOS_NB_PROGRESS'} says {asked}" if asked else ""
+    return [*found, Finding("rendering", "ok", rendering + by)]
 
 
 def look_at_variables(environ: Mapping[str, str] | None = None) -> list[Finding]:

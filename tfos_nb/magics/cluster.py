@@ -7,7 +7,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
-from tfos_nb.errors import PlanError
+from tfos_nb.errors import ClusterClosed, PlanError
 from tfos_nb.magics.arguments import find_data, find_variable
 from tfos_nb.magics.cell import CellProgram, parse_cell
 from tfos_nb.magics.clusters import Launch, PlannedCluster, RunningCluster, check_free
@@ -15,6 +15,7 @@ from tfos_nb.magics.course import Course, StoppedByUser
 from tfos_nb.magics.defaults import Defaults
 from tfos_nb.magics.options import LaunchOptions, describe, parse_options
 from tfos_nb.runtime.plan import InputMode
+from tfos_nb.state import ClusterStatus
 from tfos_nb.widgets.hosts import detect_host
 from tfos_nb.widgets.live import LiveView
 
@@ -48,13 +49,14 @@ class TfosMagics(Magics, Defaults):
             raise PlanError(refusal)
         program = self._read(cell or "", options)
         data = None if options.data is None else find_data(options.data, self._namespace)
+        held_out = options.validation and find_data(options.validation, self._namespace, "--validation")
         args = None if options.args is None else find_variable("--args", options.args, self._namespace)
         screen = self.screen(options.quiet)
         with LiveView(PlannedCluster(options.plan()), note=program.note, screen=screen) as view:
             cluster = self._start(program, args, options)
             self._namespace[options.variable] = cluster
             view.follow(cluster)
-            _CellWork(cluster, view, options, data).run()
+            _CellWork(cluster, view, options, data, held_out).run()
 
     def launcher(self) -> Launch:
         """Return what starts a cluster."""
@@ -84,13 +86,16 @@ class TfosMagics(Magics, Defaults):
 class _CellWork:
     """Takes a cluster through up, train and wait, and says what comes next where the cell returns before its end."""
 
-    def __init__(self, cluster: RunningCluster, view: LiveView, options: LaunchOptions, data: Any) -> None:
+    def __init__(
+        self, cluster: RunningCluster, view: LiveView, options: LaunchOptions, data: Any, held_out: Any
+    ) -> None:
         self._cluster = cluster
         self._view = view
         self._options = options
         self._data = data
+        self._more = {} if held_out is None else {"validation": held_out}
         # without --data the user feeds the cluster in a later cell, so this one must return
-        self._to_the_end = data is not None or options.input_mode is InputMode.TENSORFLOW
+        self._to_the_end = data is not None or options.input_mode is InputMode.TENSORFLOW or options.wait
 
     def run(self) -> None:
         """Go, and return when the cell is to return."""
@@ -103,7 +108,7 @@ class _CellWork:
             course.run()
             if self._to_the_end:
                 return
-            self._view.hint(f"{name} is up and waits for rows: {name}.train(df), then {name}.wait().")
+            self._view.hint(f"{name} is up: {name}.train(df) feeds it, {name}.wait() waits for its end.")
         self._view.leave()
 
     def __call__(self) -> None:
@@ -111,12 +116,15 @@ class _CellWork:
         try:
             self._cluster.wait_until_up()
             if self._data is not None:
-                self._cluster.train(self._data, epochs=self._options.epochs or 1)
+                self._cluster.train(self._data, epochs=self._options.epochs or 1, **self._more)
             if self._to_the_end:
                 self._cluster.wait()
         except Exception as error:
             self._cluster.stop()
-            if self._options.background and not self._cluster.snapshot().error:
+            state = self._cluster.snapshot()
+            if isinstance(error, ClusterClosed) and state.status is ClusterStatus.STOPPED and not state.error:
+                return  # the feed was cut short since the user asked for the end, and every main came to its own
+            if self._options.background and not state.error:
                 self._view.say(f"{type(error).__name__}: {error}")
             raise
 

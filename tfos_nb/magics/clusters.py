@@ -23,7 +23,7 @@ class RunningCluster(Protocol):
 
     def wait_until_up(self) -> object: ...  # noqa: D102
 
-    def train(self, data: Any, epochs: int = 1) -> object: ...  # noqa: D102
+    def train(self, data: Any, epochs: int = 1, *, validation: Any = None) -> object: ...  # noqa: D102
 
     def wait(self, timeout: float | None = None) -> object: ...  # noqa: D102
 
@@ -102,7 +102,8 @@ def check_free(name: str, namespace: Mapping[str, Any]) -> None:
     state = value.snapshot()
     if not state.status.ended:
         nodes = sum(not node.status.ended for node in state.nodes)
-        raise PlanError(f"{name}: this cluster still runs ({nodes} nodes); {name}.stop() ends it")
+        many = "1 node" if nodes == 1 else f"{nodes} nodes"
+        raise PlanError(f"{name}: this cluster still runs ({many}); {name}.stop() ends it")
 
 
 def say_stopped(cluster: RunningCluster, how: str) -> str:

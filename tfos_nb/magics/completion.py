@@ -1,7 +1,8 @@
 """Completion of the magics' lines: options, their choices, and the variables that fit.
 
-IPython's own completion knows Python, and would offer builtins after ``--data``. Where a file or a free word is due,
-nothing is offered here, and IPython's own completion goes on.
+IPython's own completion knows Python, and would offer builtins after ``--data``. So where a DataFrame, a cluster or
+the like is due and there is none that fits, what is typed already is offered: nothing changes, and IPython's own, which
+look at every variable, are not asked. Where a file or a free word is due, nothing is offered here, and theirs go on.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ class LineCompleter:
         cell = context.full_text.partition("\n")[2] if magic.startswith("%%") else ""
         place = _Place(tuple(words), fragment, cell, self._visible())
         offered, fragment = _offer(parser, place)
-        return [word for word in offered if word.startswith(fragment)], fragment
+        if offered is None:
+            return [], fragment
+        return [word for word in offered if word.startswith(fragment)] or [fragment], fragment
 
     def _visible(self) -> dict[str, Any]:
         hidden = getattr(self._shell, "user_ns_hidden", {})
@@ -81,8 +84,8 @@ class LineCompleter:
         }
 
 
-def _offer(parser: LineParser, place: _Place) -> tuple[list[str], str]:
-    """Return all words that may stand there, whatever has been typed of one, and what has been."""
+def _offer(parser: LineParser, place: _Place) -> tuple[list[str] | None, str]:
+    """Return all words that may stand there, whatever has been typed of one, and what has been; None if any may."""
     options = parser.options()
     option, equals, value = place.fragment.partition("=")
     if equals and option in options:
@@ -93,8 +96,10 @@ def _offer(parser: LineParser, place: _Place) -> tuple[list[str], str]:
     if before is not None and before.nargs != 0:
         return _values(before.dest, parser, place), place.fragment
     action = _due(parser, place.words)
-    offered = _values(action.dest, parser, place) if action is not None else []
-    return offered + (_options(parser, place.words) if not place.fragment else []), place.fragment
+    offered = _values(action.dest, parser, place) if action is not None else None
+    if place.fragment:
+        return offered, place.fragment
+    return (offered or []) + _options(parser, place.words), place.fragment
 
 
 def _options(parser: LineParser, words: Iterable[str]) -> list[str]:
@@ -122,15 +127,19 @@ def _due(parser: LineParser, words: tuple[str, ...]) -> argparse.Action | None:
     return positional[placed] if placed < len(positional) else None
 
 
-def _values(dest: str, parser: LineParser, place: _Place) -> list[str]:
+def _values(dest: str, parser: LineParser, place: _Place) -> list[str] | None:
     values = _VALUES.get(dest)
     if dest == "variable" and parser.magic == "%tfos_plan":  # it shows the plan of a cluster that is there
         values = _clusters
-    return values(place) if values is not None else []
+    return values(place) if values is not None else None
 
 
 def _data(place: _Place) -> list[str]:
-    return sorted(name for name, value in place.names.items() if is_data(value))
+    kinds: dict[type, bool] = {}  # there are many variables and few types
+    for value in place.names.values():
+        if type(value) not in kinds:
+            kinds[type(value)] = is_data(value)
+    return sorted(name for name, value in place.names.items() if kinds[type(value)])
 
 
 def _clusters(place: _Place) -> list[str]:
@@ -151,10 +160,9 @@ def _functions(place: _Place) -> list[str]:
 
 
 def _variables(place: _Place) -> list[str]:
+    others = {*_data(place), *_clusters(place)}
     return sorted(
-        name
-        for name, value in place.names.items()
-        if not isinstance(value, _NO_VARIABLES) and not is_data(value) and name not in clusters_of({name: value})
+        name for name, value in place.names.items() if name not in others and not isinstance(value, _NO_VARIABLES)
     )
 
 
@@ -164,6 +172,7 @@ def _modes(_: _Place) -> list[str]:
 
 _VALUES: dict[str, Callable[[_Place], list[str]]] = {
     "data": _data,
+    "validation": _data,
     "df": _data,
     "cluster": _clusters,
     "node": _nodes,

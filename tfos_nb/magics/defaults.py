@@ -6,6 +6,7 @@ A line goes before ``%config``, and ``%config`` before what is built in.
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 from traitlets import Bool, Enum, Float, Int, TraitError, Unicode, validate
@@ -64,6 +65,14 @@ class Defaults(Configurable):
                 check_proxy_url("TfosMagics.proxy_url", value)
         except PlanError as error:
             raise TraitError(str(error)) from None
+        return value
+
+    @validate("timeout", "feed_timeout", "grace")
+    def _check_seconds(self, proposal: dict[str, Any]) -> float:
+        value = float(proposal["value"])
+        if not value <= threading.TIMEOUT_MAX:  # NaN is not either
+            name = proposal["trait"].name
+            raise TraitError(f"TfosMagics.{name}={value}: a number of seconds, at most {threading.TIMEOUT_MAX:.0f}")
         return value
 
     def launch_defaults(self) -> dict[str, Any]:

@@ -91,7 +91,8 @@ class ClusterLines(Magics):
         name, cluster = pick("%tfos_logs", found.cluster, self._namespace)
         nodes = [str(known) for known in cluster.plan.nodes]
         if node not in nodes:
-            raise PlanError(f"%tfos_logs {node}: {name} has no such node{nearest(node, nodes)}")
+            hint = nearest(node, nodes) or f"; it has {_several(nodes)}"
+            raise PlanError(f"%tfos_logs {node}: {name} has no such node{hint}")
         lines = cluster.logs(node).splitlines()
         _write(lines if found.lines is None else lines[-found.lines :])
         if found.follow:
@@ -123,10 +124,15 @@ class ClusterLines(Magics):
         if epochs < 1:
             raise PlanError(f"--epochs {epochs}: it is a whole number, 1 or more")
         data = find_data(source, self._namespace, "%tfos_train")
+        held_out = found.validation and find_data(found.validation, self._namespace, "--validation")
+        more = {} if held_out is None else {"validation": held_out}
         name, cluster = pick("%tfos_train", found.cluster, self._namespace)
-        with LiveView(cluster, screen=self._defaults.screen()) as view:
-            Course(cluster, partial(cluster.train, data, epochs=epochs), view.say, cluster.plan.name).run()
+        screen = self._defaults.screen()
+        with LiveView(cluster, screen=screen) as view:
+            Course(cluster, partial(cluster.train, data, epochs=epochs, **more), view.say, cluster.plan.name).run()
             view.hint(f"{name} has these rows: %tfos_train feeds it more, {name}.wait() waits for its end.")
+            if screen.outlives_cell:  # its output goes on to the cluster's end, as that of the cluster's cell does
+                view.leave()
 
     @line_magic
     def tfos_inference(self, line: str) -> None:
@@ -148,6 +154,8 @@ class ClusterLines(Magics):
         """Show TensorBoard, of a cluster or of a directory."""
         found = parsers.TENSORBOARD.understand(line)
         cluster = None
+        if found.cluster is not None and found.log_dir is not None:
+            raise PlanError(f"--logdir {found.log_dir}: the logs of {found.cluster}, or of a directory; leave one out")
         if found.cluster is not None or found.log_dir is None:
             cluster = pick("%tfos_tensorboard", found.cluster, self._namespace)[1]
         height = self._defaults.height if found.height is None else found.height
@@ -204,6 +212,11 @@ def _follow(cluster: RunningCluster, node: str, seen: list[str]) -> None:
                     threading.Event().wait(_FOLLOW_SECONDS)
         except KeyboardInterrupt:
             _write([f"{node} is no longer followed; its cluster goes on"])
+
+
+def _several(nodes: list[str]) -> str:
+    more = f" and {len(nodes) - 5} more" if len(nodes) > 6 else ""
+    return ", ".join(nodes[: 5 if more else 6]) + more
 
 
 def _overlap(before: list[str], now: list[str]) -> int:

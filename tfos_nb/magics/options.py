@@ -67,8 +67,13 @@ class LaunchOptions:
     cpus: int = ClusterPlan.cpus
     gpus: int = ClusterPlan.gpus
     name: str = ClusterPlan.name
+    driver_ps_nodes: bool = ClusterPlan.driver_ps_nodes
+    master_node: str | None = ClusterPlan.master_node
+    protocol: str = ClusterPlan.protocol
+    evaluator_may_fail: bool = ClusterPlan.evaluator_may_fail
     data: str | None = None
     epochs: int | None = None
+    validation: str | None = None
     args: str | None = None
     fn: str | None = None
     model_dir: str | None = None
@@ -80,6 +85,7 @@ class LaunchOptions:
     log_dir: str | None = None
     env: Mapping[str, str] | None = None
     background: bool = False
+    wait: bool = False
     quiet: bool = False
 
     def __post_init__(self) -> None:
@@ -88,6 +94,8 @@ class LaunchOptions:
             raise PlanError(f"--epochs {self.epochs}: it is a whole number, 1 or more")
         if self.data is None and self.epochs is not None:
             raise PlanError(f"--epochs {self.epochs}: the passes over --data, and no --data is given")
+        if self.data is None and self.validation is not None:
+            raise PlanError(f"--validation {self.validation}: the rows beside --data, and no --data is given")
         if self.data is not None and self.input_mode is InputMode.TENSORFLOW:
             raise PlanError(f"--data {self.data}: with --input tensorflow the nodes read files; leave one of them out")
         self.plan()
@@ -136,6 +144,8 @@ def parse_options(line: str, defaults: Mapping[str, Any] | None = None, *, magic
         given["env"] = dict(given["env"])
     if "log_dir" in given:
         given["tensorboard"] = True
+    if "wait" in given:  # it goes before %config
+        given["background"] = False
     return LaunchOptions(**given)
 
 
@@ -188,6 +198,7 @@ def _add_nodes(group: argparse._ArgumentGroup, told: _Told) -> None:
     group.add_argument(
         "--evaluator", action="store_true", default=None, help="a node that evaluates checkpoints beside the training"
     )
+    _add_kinds_of_nodes(group, told)
     group.add_argument("--cpus", metavar="N", type=whole, help=told("cpus", "Spark CPUs of each node"))
     group.add_argument("--gpus", metavar="N", type=whole, help=told("gpus", "GPUs of each worker and of the chief"))
     group.add_argument(
@@ -197,10 +208,31 @@ def _add_nodes(group: argparse._ArgumentGroup, told: _Told) -> None:
     )
 
 
+def _add_kinds_of_nodes(group: argparse._ArgumentGroup, told: _Told) -> None:
+    group.add_argument(
+        "--evaluator-may-fail", action="store_true", default=None, help="go on training when the evaluator fails"
+    )
+    group.add_argument(
+        "--driver-ps-nodes",
+        action="store_true",
+        default=None,
+        help="run the parameter servers on the driver's host: they take no slot of Spark's",
+    )
+    group.add_argument(
+        "--master-node", metavar="ROLE", help="chief, or master, which means the same: TensorFlowOnSpark's --chief"
+    )
+    group.add_argument(
+        "--protocol",
+        metavar="NAME",
+        help=told("protocol", "what the nodes' TensorFlow speaks; one that it was built with"),
+    )
+
+
 def _add_program(group: argparse._ArgumentGroup, told: _Told) -> None:
     group.add_argument("--fn", metavar="NAME", help="the function that runs on the nodes, in the cell or outside it")
     group.add_argument("--args", metavar="VAR", help="the variable that it gets as args")
-    group.add_argument("--data", metavar="VAR", help="the DataFrame or RDD whose rows are fed to the nodes")
+    group.add_argument("--data", metavar="VAR", help="the DataFrame, RDD or stream whose rows are fed to the nodes")
+    group.add_argument("--validation", metavar="VAR", help="the DataFrame or RDD for ctx.validation(...)")
     group.add_argument("--epochs", metavar="E", type=whole, help=told("epochs", "passes over --data"))
     group.add_argument(
         "--input",
@@ -247,12 +279,16 @@ def _add_course(group: argparse._ArgumentGroup, told: _Told) -> None:
         help="let Keras' fit not report its steps by itself",
     )
     group.add_argument(
-        "--env", metavar="K=V", type=assignment, nargs="+", action="extend", help="environment variables of the nodes"
+        "--env", metavar="K=V", type=_variable, nargs="+", action="extend", help="environment variables of the nodes"
     )
     course = group.add_mutually_exclusive_group()
     course.add_argument("--background", action="store_true", default=None, help="return at once; NAME.wait() waits")
     course.add_argument(
-        "--wait", dest="background", action="store_false", default=None, help="return when it is done (default)"
+        "--wait",
+        action="store_true",
+        default=None,
+        help="return when every main has; the default with --data and with --input tensorflow. Without "
+        "these the cell returns when the nodes are up",
     )
     group.add_argument("--quiet", action="store_true", default=None, help="show nothing while it runs")
 
@@ -262,6 +298,13 @@ def _input_mode(text: str) -> InputMode:
     if text not in modes:
         raise argparse.ArgumentTypeError(f"{text}: {' or '.join(modes)}{nearest(text, modes)}")
     return InputMode(text)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    try:
+        return assignment(text)
+    except argparse.ArgumentTypeError as error:  # it takes all words up to the next option: NAME too
+        raise argparse.ArgumentTypeError(f"{error}; the cluster's NAME comes first on the line") from None
 
 
 def _grace(text: str) -> float:

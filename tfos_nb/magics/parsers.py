@@ -66,12 +66,13 @@ LOGS.add_argument("-n", "--lines", metavar="N", type=_whole_from_1, help="only t
 TRAIN = _parser(
     "%tfos_train",
     "DF [NAME] [--epochs E]",
-    "Feed a DataFrame or RDD to a cluster that was launched without --data.\n\n"
+    "Feed a DataFrame, RDD or stream to a cluster that was launched without --data.\n\n"
     "It returns when the rows are delivered. An interrupt stops the cluster, a second one cancels it.",
     ("df", "the variable with the rows"),
     _WHICH,
 )
 TRAIN.add_argument("--epochs", metavar="E", type=whole, help="passes over DF (default: 1)")
+TRAIN.add_argument("--validation", metavar="VAR", help="the DataFrame or RDD for ctx.validation(...)")
 
 INFERENCE = _parser(
     "%tfos_inference",

@@ -16,24 +16,29 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.vectors import dense_rows, first_size, is_vector, sparse_rows
 
-__all__ = ["Column", "arrays_of", "columns_of", "first_lengths"]
+__all__ = ["Column", "arrays_of", "columns_of", "first_lengths", "sparse_of"]
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its name, NumPy's type of its elements (``object`` for bytes) and the shape of one row's value."""
+    """One column: its name, NumPy's type of its elements (``object`` for bytes) and the shape of one row's value.
+
+    ``vector``: it holds vectors of Spark ML.
+    """
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    vector: bool = False
 
 
 def first_lengths(batch: pa.RecordBatch) -> dict[str, tuple[int, ...]]:
     """Return the lengths of the list columns in a batch's first row without a null, outermost first."""
     lengths = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        shape: list[int] = []
+        shape: list[int] = [first_size(column)] if is_vector(column.type) else []
         values, kind = column, column.type
         while _is_list(kind):
             values = (values.drop_null() if values.null_count else values).slice(0, 1)
@@ -57,7 +62,12 @@ def columns_of(schema: pa.Schema, lengths: Mapping[str, tuple[int, ...]]) -> dic
         If a column's type has no tensor; the message says how to convert it.
     """
     return {
-        name: Column(name, _dtype_of(name, schema.field(name).type), tuple(lengths.get(name, ())))
+        name: Column(
+            name,
+            _dtype_of(name, schema.field(name).type),
+            tuple(lengths.get(name, ())),
+            is_vector(schema.field(name).type),
+        )
         for name in schema.names
     }
 
@@ -70,6 +80,8 @@ def _dtype_of(name: str, kind: pa.DataType) -> np.dtype[Any]:
         return dtype
     if _is_bytes(kind):
         return np.dtype(object)
+    if is_vector(kind):
+        return np.dtype(np.float64)
     raise FeedFailed(
         f"column {name!r} is {kind}, for which TensorFlow has no tensor: leave it out, or cast it "
         f"(a date or decimal: df.withColumn({name!r}, df[{name!r}].cast('double')); a struct: select its fields)"
@@ -115,6 +127,8 @@ def arrays_of(
 
 def _array_of(values: pa.Array, column: Column, fill: Any) -> np.ndarray[Any, Any]:
     rows = len(values)
+    if column.vector:
+        return dense_rows(_vectors(values, column, fill), column.shape[0], column.name)
     _refuse_other_type(values, column)
     for level, length in enumerate(column.shape):
         values = _flatten(_without_nulls(values, column, level, fill), length, column)
@@ -125,11 +139,38 @@ def _array_of(values: pa.Array, column: Column, fill: Any) -> np.ndarray[Any, An
     return array.reshape((rows, *column.shape))
 
 
+def sparse_of(
+    batch: pa.RecordBatch, column: Column, fill: Any = None
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], tuple[int, int]]:
+    """Return a column of vectors as ``tf.SparseTensor`` takes it: indices, values, and the dense shape.
+
+    Raises
+    ------
+    FeedFailed
+        For a null without a fill, or a vector of another length than the first row's.
+    """
+    values = _vectors(batch.column(batch.schema.get_field_index(column.name)), column, fill)
+    places, entries = sparse_rows(values, column.shape[0], column.name)
+    return places, entries, (len(values), column.shape[0])
+
+
+def _vectors(values: pa.Array, column: Column, fill: Any) -> pa.Array:
+    if not is_vector(values.type):
+        raise FeedFailed(f"column {column.name!r} is {values.type} here, and held vectors in the first rows")
+    if values.null_count and fill is None:
+        _refuse_nulls(values, column)
+    if values.null_count and fill != 0:
+        raise FeedFailed(
+            f"fill={{{column.name!r}: {fill!r}}}: in place of a null vector it can only be 0, for all zeros"
+        )
+    return values
+
+
 def _refuse_other_type(values: pa.Array, column: Column) -> None:
     kind, depth = values.type, 0
     while _is_list(kind):
         kind, depth = kind.value_type, depth + 1
-    if depth != len(column.shape) or _dtype_of(column.name, kind) != column.dtype:
+    if is_vector(kind) or depth != len(column.shape) or _dtype_of(column.name, kind) != column.dtype:
         first = "bytes" if column.dtype.hasobject else str(column.dtype)
         first += f" in lists of {'x'.join(map(str, column.shape))}" if column.shape else ""
         raise FeedFailed(

@@ -11,10 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import FeedFailed, TfosError
+from tfos_nb.runtime.datafeed import NodeRows, RowFeeds
 from tfos_nb.runtime.dataset import DatasetOptions, Names, build_dataset
-from tfos_nb.runtime.passes import Passes
+from tfos_nb.runtime.early_stop import watch_fit
 from tfos_nb.runtime.plan import Node, Role
+from tfos_nb.runtime.queues import DEFAULT_QUEUE
 from tfos_nb.runtime.reports import Reporter
+from tfos_nb.runtime.roles import Roles
+from tfos_nb.runtime.sources import Sources
+from tfos_nb.runtime.supply import Supply
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -24,7 +29,7 @@ __all__ = ["NodeContext"]
 logger = logging.getLogger(__name__)
 
 
-class NodeContext:
+class NodeContext(Roles, RowFeeds, Sources):
     """This node's place in the cluster, its rows, and the way to report and save.
 
     Attributes
@@ -57,7 +62,8 @@ class NodeContext:
         cluster_name: str,
         model_dir: str,
         log_dir: str = "",
-        passes: Passes,
+        passes: Supply,
+        rows: NodeRows | None = None,
         reporter: Reporter,
         stopping: threading.Event,
         failed: Callable[[FeedFailed], object],
@@ -81,11 +87,13 @@ class NodeContext:
         self.args = args
         self.gpus = tuple(gpus)
         self._passes = passes
+        self._node_rows = rows
         self._reporter = reporter
         self._stopping = stopping
         self._failed = failed
         self._serving = serving
         self._saving = saving
+        watch_fit(lambda: passes.begun, self.stop_feeding)
 
     def dataset(
         self,
@@ -100,6 +108,9 @@ class NodeContext:
         seed: int | None = None,
         drop_remainder: bool = False,
         prefetch: int = 2,
+        class_weight: Mapping[Any, float] | None = None,
+        sparse: Sequence[str] = (),
+        queue: str = DEFAULT_QUEUE,
     ) -> tf.data.Dataset:
         """Return this node's share of the rows that Spark feeds.
 
@@ -129,6 +140,13 @@ class NodeContext:
             Leave a smaller last batch out.
         prefetch : int, optional
             Batches to prepare ahead.
+        class_weight : mapping, optional
+            Weights by class, for the classes in the column ``y``: numbers, text or one-hot. Elements are then ``(x, y,
+            weight)``, with ``sample_weight`` multiplied by it. A class that is not named weighs 1.
+        sparse : list of str, optional
+            Columns of Spark ML's vectors that are to be a ``tf.SparseTensor``; others of these become dense.
+        queue : str, optional
+            The queue whose rows these are, one of the cluster's ``queues``.
 
         Returns
         -------
@@ -145,9 +163,21 @@ class NodeContext:
         >>> model.fit(ctx.dataset(128, x="pixels", y="label"), epochs=3)  # doctest: +SKIP
         """
         options = DatasetOptions(
-            batch_size, x, y, sample_weight, columns, dict(fill or {}), shuffle, seed, drop_remainder, prefetch
+            batch_size,
+            x,
+            y,
+            sample_weight,
+            columns,
+            dict(fill or {}),
+            shuffle,
+            seed,
+            drop_remainder,
+            prefetch,
+            class_weight,
+            sparse,
         )
-        return build_dataset(self._passes, options, self._failed)
+        source = self._passes if queue == DEFAULT_QUEUE else self._rows().queues.of(queue)
+        return build_dataset(source, options, self._failed)
 
     def report(
         self,
@@ -171,26 +201,6 @@ class NodeContext:
             Numbers by name, such as ``loss=0.3``.
         """
         self._reporter.step(epoch=epoch, epochs=epochs, step=step, steps=steps, epoch_end=epoch_end, **metrics)
-
-    def serve(self) -> None:
-        """Run TensorFlow's server for the other nodes, and do not return: what a parameter server's ``main`` does.
-
-        So do the workers of a ``ParameterServerStrategy``, whose chief gives them their steps. The cluster is done when
-        the chief has returned, and every other node has returned or serves.
-
-        Examples
-        --------
-        >>> if ctx.job_name in ("ps", "worker"):  # doctest: +SKIP
-        ...     ctx.serve()
-        """
-        import tensorflow as tf
-
-        config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=max(4, os.cpu_count() or 1))
-        server = tf.distribute.Server(
-            self.cluster_spec, job_name=self.job_name, task_index=self.task_index, protocol="grpc", config=config
-        )
-        self._serving()
-        server.join()
 
     @property
     def should_stop(self) -> bool:

@@ -5,23 +5,37 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.columns import Column, arrays_of, columns_of
+from tfos_nb.runtime.class_weights import weights_of
+from tfos_nb.runtime.columns import Column, arrays_of, columns_of, sparse_of
 from tfos_nb.runtime.ledger import FeedSchema
-from tfos_nb.runtime.passes import Passes
 from tfos_nb.runtime.strategy import disable_auto_shard
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["DatasetOptions", "build_dataset"]
+__all__ = ["DatasetOptions", "Source", "build_dataset"]
 
 Names = str | Sequence[str] | None
+
+_WEIGHT = "tfos_nb weight"  # the element's entry for what class_weight gives
+
+
+class Source(Protocol):
+    """Where the rows of a dataset come from: Spark's feed, its validation rows, or files."""
+
+    def schema(self) -> FeedSchema | None:
+        """Return what the rows look like; None if there will be none."""
+        ...
+
+    def next_pass(self) -> Iterator[pa.RecordBatch] | None:
+        """Return the rows of this node's share once more; None if there are none any more."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -38,6 +52,8 @@ class DatasetOptions:
     seed: int | None = None
     drop_remainder: bool = False
     prefetch: int = 2
+    class_weight: Mapping[Any, float] | None = None
+    sparse: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if type(self.batch_size) is not int or self.batch_size < 1:
@@ -46,6 +62,11 @@ class DatasetOptions:
             raise ValueError("y and sample_weight need x: ctx.dataset(64, x='features', y='label')")
         if self.columns is not None and self.x is not None:
             raise ValueError("give either columns (elements are dictionaries) or x and y (elements are tuples)")
+
+        if self.class_weight is not None and not isinstance(self.y, str):
+            raise ValueError("class_weight needs the column of the classes: ctx.dataset(64, x='x', y='label', …)")
+        if isinstance(self.sparse, str):
+            raise ValueError(f"sparse={self.sparse!r}: it is a list of columns, [{self.sparse!r}]")
 
     def wanted(self) -> list[str] | None:
         """Return the columns to read; None for all."""
@@ -62,20 +83,33 @@ def _listed(names: Names) -> list[str]:
 class _Blocks:
     """The generator that TensorFlow calls at the start of each iteration: one call, one pass."""
 
-    passes: Passes
+    source: Source
     columns: tuple[Column, ...]
     fill: Mapping[str, Any]
     failed: Callable[[FeedFailed], object]
+    sparse: frozenset[str] = frozenset()
+    weigh: tuple[str, Mapping[Any, float]] | None = None
 
-    def __call__(self) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
-        blocks = self.passes.next_pass()
+    def __call__(self) -> Iterator[dict[str, Any]]:
         try:
-            for block in blocks or ():
+            for block in self.source.next_pass() or ():
                 self._check(block)
-                yield arrays_of(block, self.columns, self.fill)
+                yield self._element(block)
         except FeedFailed as error:
             self.failed(error)
             raise
+
+    def _element(self, block: pa.RecordBatch) -> dict[str, Any]:
+        element: dict[str, Any] = arrays_of(block, [c for c in self.columns if c.name not in self.sparse], self.fill)
+        for column in self.columns:
+            if column.name in self.sparse:
+                import tensorflow as tf
+
+                element[column.name] = tf.SparseTensor(*sparse_of(block, column, self.fill.get(column.name)))
+        if self.weigh is not None:
+            column_name, table = self.weigh
+            element[_WEIGHT] = weights_of(element[column_name], table, column_name)
+        return element
 
     def _check(self, block: pa.RecordBatch) -> None:
         for column in self.columns:
@@ -84,8 +118,15 @@ class _Blocks:
                 raise FeedFailed(f"this feed has no column {column.name!r}; it has {', '.join(block.schema.names)}")
 
 
-def build_dataset(passes: Passes, options: DatasetOptions, failed: Callable[[FeedFailed], object]) -> tf.data.Dataset:
+def build_dataset(
+    source: Source,
+    options: DatasetOptions,
+    failed: Callable[[FeedFailed], object],
+    decode: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> tf.data.Dataset:
     """Build the dataset; waits for the first row anywhere in the cluster, since its shape is needed.
+
+    ``decode`` makes other columns of a batch's columns, before ``x`` and ``y`` are taken of them.
 
     Raises
     ------
@@ -94,44 +135,92 @@ def build_dataset(passes: Passes, options: DatasetOptions, failed: Callable[[Fee
     """
     import tensorflow as tf
 
-    schema = passes.schema()
+    schema = source.schema()
     if schema is None:
         raise FeedFailed(
             "no rows will come: the cluster was not given any. Feed it with --data VAR, or cluster.train(df), before "
             "cluster.wait() or the end of its with block"
         )
-    columns = _choose(schema, options)
-    signature = {
-        column.name: tf.TensorSpec((None, *column.shape), tf.string if column.dtype.hasobject else column.dtype)
-        for column in columns
-    }
-    blocks = _Blocks(passes, columns, dict(options.fill), failed)
-    dataset = tf.data.Dataset.from_generator(blocks, output_signature=signature)
-    if options.shuffle:
-        dataset = (
-            dataset.unbatch()
-            .shuffle(options.shuffle, seed=options.seed)
-            .batch(options.batch_size, drop_remainder=options.drop_remainder)
-        )
-    else:
-        dataset = dataset.rebatch(options.batch_size, drop_remainder=options.drop_remainder)
+    columns = _choose(schema, options, decode is None)
+    weigh = (str(options.y), options.class_weight) if options.class_weight is not None else None
+    early = weigh if decode is None else None
+    blocks = _Blocks(source, columns, dict(options.fill), failed, frozenset(options.sparse), early)
+    dataset = _batches(blocks, options)
+    if decode is not None:
+        dataset = dataset.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
+        _check_decoded(dataset.element_spec, options)
+    if weigh is not None and decode is not None:
+        dataset = dataset.map(_Weigh(*weigh))
     if options.x is not None:
-        dataset = dataset.map(_Pairs(options.x, options.y, options.sample_weight))
+        dataset = dataset.map(_Pairs(options.x, options.y, options.sample_weight, weigh is not None))
     # The rows of a node are its share already.
     return disable_auto_shard(dataset.prefetch(options.prefetch))
 
 
-def _choose(schema: FeedSchema, options: DatasetOptions) -> tuple[Column, ...]:
+def _batches(blocks: _Blocks, options: DatasetOptions) -> tf.data.Dataset:
+    import tensorflow as tf
+
+    signature = {column.name: _spec(column, column.name in blocks.sparse) for column in blocks.columns}
+    if blocks.weigh is not None:
+        signature[_WEIGHT] = tf.TensorSpec((None,), tf.float32)
+    dataset = tf.data.Dataset.from_generator(blocks, output_signature=signature)
+    if not options.shuffle:
+        return dataset.rebatch(options.batch_size, drop_remainder=options.drop_remainder)
+    return (
+        dataset.unbatch()
+        .shuffle(options.shuffle, seed=options.seed)
+        .batch(options.batch_size, drop_remainder=options.drop_remainder)
+    )
+
+
+def _spec(column: Column, sparse: bool) -> Any:
+    import tensorflow as tf
+
+    if sparse and not column.vector:
+        raise FeedFailed(
+            f"sparse=[{column.name!r}]: it holds no vectors of Spark ML, but {column.dtype} of shape {column.shape}"
+        )
+    if sparse:
+        return tf.SparseTensorSpec((None, *column.shape), column.dtype)
+    return tf.TensorSpec((None, *column.shape), tf.string if column.dtype.hasobject else column.dtype)
+
+
+def _choose(schema: FeedSchema, options: DatasetOptions, by_name: bool = True) -> tuple[Column, ...]:
     fields = pa.ipc.read_schema(pa.py_buffer(schema.schema))
-    wanted = options.wanted()
+    wanted = options.wanted() if by_name else None
     names = list(fields.names) if wanted is None else list(dict.fromkeys(wanted))
-    for name in (*names, *options.fill):
-        if name not in fields.names:
-            near = difflib.get_close_matches(name, fields.names, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise FeedFailed(f"no column {name!r} in the rows that are fed: they have {', '.join(fields.names)}{hint}")
+    _check_names((*names, *options.fill, *options.sparse), fields.names)
     chosen = pa.schema([fields.field(name) for name in names])
     return tuple(columns_of(chosen, schema.lengths).values())
+
+
+def _check_names(wanted: Sequence[str], known: Sequence[str]) -> None:
+    for name in wanted:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise FeedFailed(f"no column {name!r} in the rows that are fed: they have {', '.join(known)}{hint}")
+
+
+def _check_decoded(spec: Any, options: DatasetOptions) -> None:
+    _check_names(options.wanted() or (), list(spec))
+
+
+@dataclass(frozen=True)
+class _Weigh:
+    """Add the weights of the classes to a batch whose classes only decoding shows."""
+
+    column: str
+    table: Mapping[Any, float]
+
+    def __call__(self, element: dict[str, Any]) -> dict[str, Any]:
+        import tensorflow as tf
+
+        weights = tf.numpy_function(self._weights, [element[self.column]], tf.float32)
+        return {**element, _WEIGHT: tf.ensure_shape(weights, (None,))}
+
+    def _weights(self, labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return weights_of(labels, self.table, self.column)
 
 
 @dataclass(frozen=True)
@@ -141,14 +230,25 @@ class _Pairs:
     x: Names
     y: Names
     sample_weight: str | None
+    weighed: bool = False
 
     def __call__(self, element: dict[str, Any]) -> Any:
         parts = [_picked(element, self.x)]
         if self.y is not None or self.sample_weight is not None:
             parts.append(_picked(element, self.y))
-        if self.sample_weight is not None:
-            parts.append(element[self.sample_weight])
+        weights = self._weights(element)
+        if weights is not None:
+            parts.append(weights)
         return tuple(parts) if len(parts) > 1 else parts[0]
+
+    def _weights(self, element: dict[str, Any]) -> Any:
+        import tensorflow as tf
+
+        own = element[self.sample_weight] if self.sample_weight is not None else None
+        if not self.weighed:
+            return own
+        by_class = element[_WEIGHT]
+        return by_class if own is None else by_class * tf.cast(own, by_class.dtype)
 
 
 def _picked(element: dict[str, Any], names: Names) -> Any:

@@ -54,11 +54,23 @@ def segment_end(row: int) -> int:
 @message
 @dataclass(frozen=True)
 class FeedBegins:
-    """To the nodes: rows of a new feed will come. ``spill`` tells to keep them for ``passes - 1`` replays."""
+    """To the nodes: rows of a new feed will come. ``spill`` tells to keep them for ``passes - 1`` replays.
+
+    ``call`` numbers the calls of ``train``. ``validates``: the rows are kept for as long as the node lives, and are no
+    pass; ``validation`` is the feed that has the validation rows of this one, 0 if none. ``batch`` is the number of a
+    stream's micro-batch, and ``consecutive`` tells whether these numbers have no gaps. ``queue`` is the named queue
+    that they are for.
+    """
 
     feed: int
     passes: int
     spill: bool
+    call: int = 0
+    validates: bool = False
+    validation: int = 0
+    batch: int | None = None
+    consecutive: bool = False
+    queue: str = "input"
 
 
 @message
@@ -93,12 +105,16 @@ class NoMoreFeeds:
 @message
 @dataclass(frozen=True)
 class PassDone:
-    """From a node: its dataset has been through one pass (1 is the first) of a feed."""
+    """From a node: its dataset has been through one pass (1 is the first) of a feed.
+
+    ``enough``: it wants no more rows of the call of ``train`` to which the feed belongs.
+    """
 
     node: str
     feed: int
     number: int
     rows: int
+    enough: bool = False
 
 
 @message

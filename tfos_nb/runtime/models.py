@@ -1,9 +1,10 @@
-"""A saved model as a function of arrays: what it takes and gives, and how each kind of file becomes one.
+"""A saved model as a function of arrays: what it takes and gives, and which kind of file becomes one by which reader.
 
 ::
 
-    .keras, .h5      Keras 3; tf_keras where Keras 2 wrote it
-    a directory      one signature of a SavedModel
+    .keras, .h5                      Keras 3; tf_keras where Keras 2 wrote it        keras_models.py
+    directory with saved_model.pb    one signature, or tensors by their names        saved_models.py
+    directory with checkpoints       with a .keras file or the model function        checkpoints.py
 
 TensorFlow is imported here inside functions: in Spark's Python worker, never before that was forked, and never on the
 driver.
@@ -11,16 +12,13 @@ driver.
 
 from __future__ import annotations
 
-import functools
+import difflib
 import importlib
-import importlib.util
-import json
 import os
 import re
 import sys
-import zipfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,13 +27,19 @@ from tfos_nb.runtime.wire import message
 
 __all__ = [
     "SERVING",
+    "WHOLE",
     "Model",
     "ModelUnusable",
     "Signature",
     "Tensor",
+    "Use",
     "check_directory",
     "check_file",
+    "constant",
+    "described",
     "load",
+    "near",
+    "tensor_of",
     "why_not_loaded",
 ]
 
@@ -46,8 +50,15 @@ SERVING = "serving_default"
 
 _KERAS_FILE = b"PK\x03\x04"
 _HDF5_FILE = b"\x89HDF\r\n\x1a\n"
-_NEEDS_NO_CODE = "export it with model.export(DIRECTORY) and give that directory, which needs no code of yours"
 _OWN_CODE = re.compile(r"(?:Could not locate (?:class|function)|Unknown (?:layer|object|\w+ function)):? '(\w+)'")
+_OTHERS = (
+    ("PyTorch", re.compile(r"\.(pt|pth|safetensors)$|^pytorch_model\.bin$")),
+    ("ONNX", re.compile(r"\.onnx$")),
+    ("TensorFlow Lite", re.compile(r"\.tflite$")),
+    ("MLflow", re.compile(r"^MLmodel$")),
+    ("Spark ML", re.compile(r"^(stages|metadata)$")),
+    ("scikit-learn", re.compile(r"\.(pkl|joblib)$")),
+)
 
 
 class ModelUnusable(Exception):
@@ -74,6 +85,37 @@ class Signature:
 
 
 @dataclass(frozen=True)
+class Use:
+    """Which part of a model is used, and what its reader needs.
+
+    Parameters
+    ----------
+    signature : str or None
+        A SavedModel's signature. None: the one that serves, or the only one.
+    tags : tuple of str
+        A SavedModel's tags; empty: ``serve``, or those of the only graph in it.
+    inputs, outputs : tuple of str
+        The names that the user knows: a signature's, or a graph's tensors, or a Keras model's outputs and layers.
+        Empty: those of the signature.
+    layer : str, int or None
+        What comes out of this layer of a Keras model, by its name or its place, is the output.
+    code : bytes
+        Code of the user's that the model needs, from :func:`tfos_nb.runtime.baggage.pack`; it comes with Spark's task.
+    """
+
+    signature: str | None = None
+    tags: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    layer: str | int | None = None
+    code: bytes = field(default=b"", repr=False)
+
+
+WHOLE = Use()
+"""What a model serves."""
+
+
+@dataclass(frozen=True)
 class Model:
     """A loaded model.
 
@@ -92,18 +134,25 @@ class Model:
     close: Callable[[], object] = lambda: None
 
 
-def load(path: str, signature: str = SERVING) -> Model:
-    """Load a Keras file, or a signature of a SavedModel.
+def load(path: str, use: Use = WHOLE) -> Model:
+    """Load a Keras file, a SavedModel or a checkpoint.
 
     Raises
     ------
     ModelUnusable
-        If it is neither, or does not say what it takes and gives.
+        If it is none of them, or does not say what it takes and gives.
     """
-    if os.path.isdir(path):
-        return _load_saved_model(path, signature)
-    check_file(path)
-    return _load_keras(path)
+    if not os.path.isdir(path):
+        check_file(path)
+        kind, function = "keras_models", "load_keras"
+    else:
+        check_directory(path)
+        kind, function = (
+            ("saved_models", "load_saved_model") if is_saved_model(path) else ("checkpoints", "load_checkpoint")
+        )
+    # The readers refer to this module.
+    read: Callable[[str, Use], Model] = getattr(importlib.import_module(f"tfos_nb.runtime.{kind}"), function)
+    return read(path, use)
 
 
 def check_file(path: str) -> None:
@@ -113,116 +162,41 @@ def check_file(path: str) -> None:
         head = file.read(8)
     expected = {".keras": _KERAS_FILE, ".h5": _HDF5_FILE, ".hdf5": _HDF5_FILE}.get(suffix)
     if expected is None:
-        raise ModelUnusable("a model is a .keras or .h5 file, or the directory of a SavedModel")
+        raise ModelUnusable("a model is a .keras or .h5 file, or the directory of a SavedModel" + _other_kind([path]))
     if not head.startswith(expected):
         raise ModelUnusable(f"it is called {suffix}, and is no such file inside: save the model anew")
 
 
+def is_saved_model(path: str) -> bool:
+    """Whether a directory is a SavedModel."""
+    return any(os.path.exists(os.path.join(path, name)) for name in ("saved_model.pb", "saved_model.pbtxt"))
+
+
 def check_directory(path: str) -> None:
-    """Raise ModelUnusable if a directory is no SavedModel."""
-    if not os.path.exists(os.path.join(path, "saved_model.pb")):
-        raise ModelUnusable("the directory has no saved_model.pb in it: model.export(DIRECTORY) makes such a directory")
-
-
-def _load_saved_model(path: str, name: str) -> Model:
-    import tensorflow as tf
-
-    check_directory(path)
-    loaded = tf.saved_model.load(path)
-    if name not in loaded.signatures:
-        there = ", ".join(loaded.signatures) or "none"
-        raise ModelUnusable(f"it has no signature {name!r} (it has: {there}): model.export(DIRECTORY) makes one")
-    function = loaded.signatures[name]
-    given, returned = function.structured_input_signature[1], function.structured_outputs
-    inputs, outputs = sorted(given), sorted(returned)
-    signature = Signature(
-        tuple(_tensor("input", key, given[key]) for key in inputs),
-        tuple(_tensor("output", key, returned[key]) for key in outputs),
+    """Raise ModelUnusable if a directory holds neither a SavedModel nor a checkpoint."""
+    names = sorted(os.listdir(path))
+    if is_saved_model(path) or any(re.search(r"\.(index|keras|h5|hdf5)$", name) for name in names):
+        return
+    if not names:
+        raise ModelUnusable("the directory is empty: was the model written somewhere else, or not yet?")
+    versions = [name for name in names if is_saved_model(os.path.join(path, name))]
+    below = f"; there is one in its {', '.join(versions[:5])}: give that directory" if versions else ""
+    there = ", ".join(names[:8]) + ", …" * (len(names) > 8)
+    raise ModelUnusable(
+        f"the directory has no saved_model.pb in it, and no checkpoint (it has: {there}){below or _other_kind(names)}: "
+        "model.export(DIRECTORY) makes a SavedModel"
     )
 
-    def apply(arrays: Sequence[Array], _owner: Any = loaded) -> list[Array]:  # its variables live as long as it does
-        tensors = {t.name: _constant(a, t) for t, a in zip(signature.inputs, arrays, strict=True)}
-        result = function(**tensors)
-        return [result[key].numpy() for key in outputs]
 
-    return Model(signature, apply)
-
-
-def _load_keras(path: str) -> Model:
-    version = _keras_version(path)
-    flavour = "tf_keras" if version.startswith("2.") and importlib.util.find_spec("tf_keras") else "keras"
-    keras = importlib.import_module(flavour)
-    try:
-        model = keras.models.load_model(path, compile=False)
-    except Exception as error:
-        written = f" (written by Keras {version or 'of unknown version'}, read by {flavour} {keras.__version__})"
-        raise ModelUnusable(why_not_loaded(error) + written) from error
-    return _keras_model(model)
+def _other_kind(names: Iterable[str]) -> str:
+    for framework, pattern in _OTHERS:
+        found = next((name for name in names if pattern.search(os.path.basename(name))), None)
+        if found is not None:
+            return f"; {os.path.basename(found)} is {framework}'s"
+    return ""
 
 
-def _keras_version(path: str) -> str:
-    if path.endswith(".keras"):
-        with zipfile.ZipFile(path) as archive:
-            return str(json.loads(archive.read("metadata.json")).get("keras_version", ""))
-    h5py = importlib.import_module("h5py")  # it comes with Keras
-    with h5py.File(path) as file:
-        if "model_config" not in file.attrs:
-            raise ModelUnusable("it holds weights alone, not a model: save the whole model with model.save(PATH.keras)")
-        version = file.attrs.get("keras_version", "")
-    return version.decode() if isinstance(version, bytes) else str(version)
-
-
-def _keras_model(model: Any) -> Model:
-    import tensorflow as tf
-
-    given, returned = (_flat(getattr(model, name, None)) for name in ("inputs", "outputs"))
-    if not given or not returned:
-        raise ModelUnusable(f"a {type(model).__name__} does not say what it takes: {_NEEDS_NO_CODE}")
-    structure = _structure(model, "input", given)
-    signature = Signature(
-        tuple(map(functools.partial(_tensor, "input"), _names(structure, [t.name for t in given]), given)),
-        tuple(map(functools.partial(_tensor, "output"), _output_names(model, returned), returned)),
-    )
-
-    def call(*tensors: Any) -> Any:
-        return tf.nest.flatten(model(tf.nest.pack_sequence_as(structure, list(tensors)), training=False))
-
-    traced = tf.function(call, input_signature=[tf.TensorSpec(t.shape, t.dtype) for t in given])
-
-    def apply(arrays: Sequence[Array]) -> list[Array]:
-        tensors = [_constant(a, t) for t, a in zip(signature.inputs, arrays, strict=True)]
-        return [tensor.numpy() for tensor in traced(*tensors)]
-
-    return Model(signature, apply)
-
-
-def _flat(tensors: Any) -> list[Any]:
-    return list(tensors) if isinstance(tensors, (list, tuple)) else [] if tensors is None else [tensors]
-
-
-def _structure(model: Any, name: str, flat: list[Any]) -> Any:
-    """Return how a model's inputs or outputs are nested; a Sequential may not say, and has one."""
-    try:
-        return getattr(model, name)
-    except (AttributeError, ValueError):
-        return flat[0] if len(flat) == 1 else flat
-
-
-def _names(structure: Any, otherwise: Sequence[str]) -> list[str]:
-    """Name tensors by the keys of the dictionary that holds them, where there is one."""
-    keys = sorted(structure) if isinstance(structure, dict) else []
-    names = keys if len(keys) == len(otherwise) else list(otherwise)
-    twice = {name for name in names if names.count(name) > 1}
-    return [f"{name}_{index}" if name in twice else name for index, name in enumerate(names)]
-
-
-def _output_names(model: Any, returned: list[Any]) -> list[str]:
-    # Not the tensors' own names: those count what the process has made, and are others elsewhere.
-    own = getattr(model, "output_names", None) or [f"output_{index}" for index in range(len(returned))]
-    return _names(_structure(model, "output", returned), own)
-
-
-def _tensor(role: str, name: str, spec: Any) -> Tensor:
+def tensor_of(role: str, name: str, spec: Any) -> Tensor:
     """Describe one input or output.
 
     Raises
@@ -244,22 +218,46 @@ def _tensor(role: str, name: str, spec: Any) -> Tensor:
     return Tensor(name, str(tf.as_dtype(spec.dtype).name), tuple(sizes[1:]))
 
 
-def _constant(array: Array, tensor: Tensor) -> Any:
+def constant(array: Array, tensor: Tensor) -> Any:
+    """Make TensorFlow's tensor of an array."""
     import tensorflow as tf
 
-    return tf.cast(tf.constant(array), tensor.dtype) if tensor.dtype != "string" else tf.constant(array, tf.string)
+    if tensor.dtype == "string":
+        return tf.constant(array, tf.string)
+    made = tf.constant(array)
+    return made if made.dtype.name == tensor.dtype else tf.cast(made, tensor.dtype)
+
+
+def near(name: object, names: Iterable[str]) -> str:
+    """Return the name that was perhaps meant, as the end of a clause."""
+    found = difflib.get_close_matches(str(name), list(names), 1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def described(tensors: Iterable[Tensor]) -> str:
+    """List tensors with their types and shapes."""
+    return ", ".join(f"{t.name} ({t.dtype} {_sizes(t.shape)})" for t in tensors) or "nothing"
+
+
+def _sizes(shape: Sequence[int | None]) -> str:
+    return "x".join("any" if size is None else str(size) for size in shape) if shape else "one value"
 
 
 def why_not_loaded(error: BaseException) -> str:
     """Say in a sentence why a model could not be loaded; Keras puts its whole configuration around it."""
     text = str(error).strip() or type(error).__name__
-    unknown = re.search(
-        r"(?:Could not locate (?:class|function)|Unknown (?:layer|object|\w+ function)):? '(\w+)'", text
-    )
+    unknown = _OWN_CODE.search(text)
     if unknown:
-        return f"it needs your own {unknown[1]}, which a file has only by its name: {_NEEDS_NO_CODE}"
+        own = unknown[1]
+        return (
+            f"it needs your own {own}, which a file has only by its name: give custom_objects={{{own!r}: {own}}}, or "
+            "export it with model.export(DIRECTORY) and give that directory, which needs no code of yours"
+        )
     if "`Lambda` layer" in text or "Lambda layer" in text:
-        return f"it has a Lambda layer, whose Python code Keras does not load from a file: {_NEEDS_NO_CODE}"
+        return (
+            "it has a Lambda layer, whose Python code Keras does not load from a file: export it with "
+            "model.export(DIRECTORY) and give that directory, which needs no code of yours"
+        )
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing in ("tensorflow", "keras", "h5py"):
         return f"the executors' Python ({sys.executable}) has no {missing}: install it there, or set PYSPARK_PYTHON"

@@ -73,13 +73,24 @@ class ClusterPlan:
         Whether there is a node with the role ``chief`` beside the workers. None: only if there are parameter servers,
         since their coordinator is the chief.
     evaluator : bool
-        Whether there is a node that evaluates checkpoints beside the training.
+        Whether there is a node that evaluates checkpoints beside the training. When the others are through it has the
+        grace of a stop to come to its own end.
     input_mode : InputMode or str
         ``"spark"`` or ``"tensorflow"``.
     cpus, gpus : int
         Spark CPUs and GPUs of each node. Parameter servers and evaluators get no GPU.
     name : str
         What the cluster is called in the notebook, the Spark UI and the logs.
+    driver_ps_nodes : bool
+        Whether the parameter servers run on the driver's host, beside Spark, and take none of its slots.
+    master_node : str or None
+        TensorFlowOnSpark's way to ask for a chief: ``"chief"``, or ``"master"``, which TensorFlow 2 has no more and
+        means the same.
+    protocol : str
+        What TensorFlow's nodes speak with one another. TensorFlow as it is published has ``"grpc"`` alone; one that was
+        built with more may be asked for ``"grpc+verbs"`` and the like.
+    evaluator_may_fail : bool
+        Whether the training goes on when the evaluator fails.
 
     Raises
     ------
@@ -101,12 +112,17 @@ class ClusterPlan:
     cpus: int = 1
     gpus: int = 0
     name: str = "tfos"
+    driver_ps_nodes: bool = False
+    master_node: str | None = None
+    protocol: str = "grpc"
+    evaluator_may_fail: bool = False
 
     def __post_init__(self) -> None:
         for field, least in (("workers", 0), ("ps", 0), ("cpus", 1), ("gpus", 0)):
             _check_count(field, getattr(self, field), least)
         if type(self.chief) not in (bool, type(None)) or type(self.evaluator) is not bool:
             raise PlanError("chief and evaluator are True or False")
+        self._take_master_node()
         try:
             object.__setattr__(self, "input_mode", InputMode(self.input_mode))
         except ValueError:
@@ -120,6 +136,33 @@ class ClusterPlan:
             raise PlanError(f"name={self.name!r}: letters, digits, space, '_', '-' and '.', 64 at most")
         if not self.workers and not self.chief:
             raise PlanError("a cluster needs at least one worker or a chief: workers=1")
+        self._check_servers()
+
+    def _take_master_node(self) -> None:
+        if self.master_node is None:
+            return
+        if self.master_node not in ("chief", "master"):
+            raise PlanError(f"master_node={self.master_node!r}: it is 'chief', or 'master', which means the same")
+        if self.chief is False:
+            raise PlanError(
+                f"master_node={self.master_node!r} asks for a chief, and chief=False for none: leave one out"
+            )
+        object.__setattr__(self, "chief", True)
+
+    def _check_servers(self) -> None:
+        for field in ("driver_ps_nodes", "evaluator_may_fail"):
+            if type(getattr(self, field)) is not bool:
+                raise PlanError(f"{field} is True or False")
+        if self.ps and not self.workers:
+            raise PlanError(f"ps={self.ps} and no worker: parameter servers serve workers. Ask for workers=1 or more")
+        if self.driver_ps_nodes and not self.ps:
+            raise PlanError("driver_ps_nodes: there are no parameter servers to put there. Ask for ps=1 or more")
+        if self.evaluator_may_fail and not self.evaluator:
+            raise PlanError("evaluator_may_fail: there is no evaluator. Ask for evaluator=True")
+        if type(self.protocol) is not str or not re.fullmatch(r"[a-z][a-z0-9_+]*", self.protocol):
+            raise PlanError(
+                f"protocol={self.protocol!r}: it is 'grpc', or the name of one that TensorFlow was built with"
+            )
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -146,9 +189,24 @@ class ClusterPlan:
         return tuple(node for node in self.nodes if node.role in fed) or (self.chief_node,)
 
     @property
+    def training_nodes(self) -> tuple[Node, ...]:
+        """The nodes that train, or coordinate: when they are through, the training is over."""
+        return tuple(node for node in self.nodes if node.role in (Role.CHIEF, Role.WORKER))
+
+    @property
     def finishing_nodes(self) -> tuple[Node, ...]:
         """The nodes whose ``main`` must return for the cluster to be done; the others serve them."""
-        return tuple(node for node in self.nodes if node.role in (Role.CHIEF, Role.WORKER))
+        return tuple(node for node in self.nodes if node.role is not Role.PS)
+
+    @property
+    def spark_nodes(self) -> tuple[Node, ...]:
+        """The nodes that take a slot of Spark's."""
+        return tuple(node for node in self.nodes if node not in self.driver_nodes)
+
+    @property
+    def driver_nodes(self) -> tuple[Node, ...]:
+        """The nodes that run on the driver's host, beside Spark."""
+        return tuple(node for node in self.nodes if self.driver_ps_nodes and node.role is Role.PS)
 
     def gpus_of(self, node: Node) -> int:
         """GPUs of one node: none for parameter servers and evaluators."""
@@ -159,9 +217,12 @@ class ClusterPlan:
         for node in self.nodes:
             gpus = self.gpus_of(node)
             slot = f"{self.cpus} CPU" + ("s" if self.cpus > 1 else "") + (f" + {gpus} GPU" if gpus else "")
+            slot = "on the driver" if node in self.driver_nodes else slot
             rows.append((str(node), slot, "yes" if node in self.fed_nodes else "no"))
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        if self.master_node == "master":
+            lines.append("chief:0 is the master that was asked for: TensorFlow 2 calls it chief")
         return "\n".join(
             [f"cluster {self.name}: {len(self.nodes)} nodes, input from {InputMode(self.input_mode).value}", *lines]
         )

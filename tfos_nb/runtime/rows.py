@@ -15,7 +15,10 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 
-__all__ = ["batches_of_rows"]
+__all__ = ["KIND_KEY", "batches_of_rows"]
+
+KIND_KEY = b"tfos_nb.rows"
+"""Of a schema's metadata: what the rows were, ``value``, ``array``, ``tuple``, ``list``, ``dict`` or ``row``."""
 
 _ROWS_PER_BATCH = 1024
 
@@ -36,8 +39,10 @@ def batches_of_rows(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
         names = schema.names if schema is not None else list(records[0])
         _check_names(names, records, number)
         arrays = [_column(name, records, number, schema) for name in names]
-        batch = pa.RecordBatch.from_arrays(arrays, names=names)
-        schema = schema or batch.schema
+        if schema is None:
+            fields = [pa.field(name, array.type) for name, array in zip(names, arrays, strict=True)]
+            schema = pa.schema(fields, {KIND_KEY: _kind_of(chunk[0])})
+        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
         number += len(chunk)
         yield batch
 
@@ -50,6 +55,14 @@ def _record(row: Any) -> dict[str, Any]:
     if isinstance(row, (tuple, list)):
         return {f"_{position}": value for position, value in enumerate(row, 1)}
     return {"value": row}
+
+
+def _kind_of(row: Any) -> str:
+    if hasattr(row, "asDict"):
+        return "row"
+    kinds = ((dict, "dict"), (tuple, "tuple"), (list, "list"))
+    plain = "array" if hasattr(row, "__array__") and getattr(row, "shape", None) else "value"
+    return next((name for kind, name in kinds if isinstance(row, kind)), plain)
 
 
 def _check_names(names: list[str], records: list[dict[str, Any]], number: int) -> None:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import hashlib
 import io
@@ -17,23 +18,41 @@ import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from tfos_nb.runtime.models import SERVING, Model, ModelUnusable, Signature, load, why_not_loaded
+from tfos_nb.runtime.models import WHOLE, Model, ModelUnusable, Signature, Use, load, why_not_loaded
 from tfos_nb.runtime.process import PARENT_VARIABLE, die_with_parent
 from tfos_nb.runtime.tfprocess import spill_directory
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
 
-__all__ = ["ModelAbsent", "Parcel", "Place", "Share", "Shelf"]
+__all__ = ["ModelAbsent", "Parcel", "Place", "Reader", "Share", "Shelf", "Source"]
 
 Array = np.ndarray[Any, Any]
+Reader = Callable[[], Model]
+
+
+class Source(Protocol):
+    """Where a model comes from."""
+
+    @property
+    def use(self) -> Use:
+        """Which part of it is used."""
+
+    def version(self) -> str:
+        """Tell one content from another."""
+
+    def on_disk(self) -> contextlib.AbstractContextManager[str]:
+        """Give it a path for as long as it is loaded."""
+
+    def reader(self, path: str) -> Reader:
+        """Return what loads it from there, in this process or another."""
 
 
 class ModelAbsent(ModelUnusable):
@@ -52,18 +71,22 @@ class Parcel:
         Of its content.
     content : pyspark.Broadcast
         Its bytes.
-    signature : str
-        Which one of a SavedModel's is used.
+    use : Use
+        Which part of it is used.
     """
 
     suffix: str
     digest: str
     content: Broadcast[bytes] = field(repr=False)
-    signature: str = SERVING
+    use: Use = WHOLE
 
     def version(self) -> str:
         """Tell one content from another."""
         return self.digest
+
+    def reader(self, path: str) -> Reader:
+        """Return what loads it from there, in this process or another."""
+        return functools.partial(load, path, self.use)
 
     @contextlib.contextmanager
     def on_disk(self) -> Iterator[str]:
@@ -86,12 +109,12 @@ class Place:
     ----------
     url : str
         A URL that fsspec knows, or a path on the executor's host.
-    signature : str
-        Which one of a SavedModel's is used.
+    use : Use
+        Which part of it is used.
     """
 
     url: str = field(repr=False)  # it may have a token in it
-    signature: str = SERVING
+    use: Use = WHOLE
 
     def version(self) -> str:
         """Tell one content from another, by what its file system says of it.
@@ -106,6 +129,10 @@ class Place:
             raise ModelAbsent("there is no such file or directory")
         known = system.find(path, detail=True) if system.isdir(path) else {path: system.info(path)}
         return hashlib.sha256(repr((self.url, sorted(known.items(), key=str))).encode()).hexdigest()
+
+    def reader(self, path: str) -> Reader:
+        """Return what loads it from there, in this process or another."""
+        return functools.partial(load, path, self.use)
 
     @contextlib.contextmanager
     def on_disk(self) -> Iterator[str]:
@@ -155,11 +182,11 @@ class Shelf:
     """Holds the model that this process used last, and lets go of it when another one is asked for."""
 
     def __init__(self) -> None:
-        self._version: tuple[str, str, tuple[str, ...]] | None = None
+        self._version: tuple[str, Use, tuple[str, ...]] | None = None
         self._model: Model | None = None
         self._gpus: tuple[str, ...] | None = None
 
-    def take(self, source: Parcel | Place, share: Share) -> Model:
+    def take(self, source: Source, share: Share) -> Model:
         """Return a model; it is loaded if it is not the one that is here.
 
         Raises
@@ -168,11 +195,11 @@ class Shelf:
             If it cannot be.
         """
         try:
-            version = (source.version(), source.signature, share.gpus)
+            version = (source.version(), source.use, share.gpus)
             if self._model is None or version != self._version:
                 self._let_go()
                 with source.on_disk() as path:
-                    self._model = self._load(path, source.signature, share)
+                    self._model = self._load(source.reader(path), share)
                 self._version = version
         except ModelUnusable:
             raise
@@ -186,13 +213,13 @@ class Shelf:
         self._model = self._version = None
         gc.collect()  # Keras models are cycles
 
-    def _load(self, path: str, signature: str, share: Share) -> Model:
+    def _load(self, read: Reader, share: Share) -> Model:
         if self._gpus is None:
             _set_up(share)
             self._gpus = share.gpus
         if share.gpus != self._gpus:
-            return _load_elsewhere(path, signature, share)
-        return load(path, signature)
+            return _load_elsewhere(read, share)
+        return read()
 
 
 def _set_up(share: Share) -> None:
@@ -212,11 +239,11 @@ def _set_up(share: Share) -> None:
 # those are used by a process of their own.
 
 
-def _load_elsewhere(path: str, signature: str, share: Share) -> Model:
+def _load_elsewhere(read: Reader, share: Share) -> Model:
     context = multiprocessing.get_context("spawn")  # a fork of a process that has run TensorFlow hangs
     pool = ProcessPoolExecutor(1, context, _begin_elsewhere, (share, os.getpid()))
     try:
-        told = pool.submit(_keep, path, signature).result()
+        told = pool.submit(_keep, read).result()
     except BaseException:
         pool.shutdown(wait=False)
         raise
@@ -232,8 +259,8 @@ def _begin_elsewhere(share: Share, parent: int) -> None:
     _set_up(share)
 
 
-def _keep(path: str, signature: str) -> Signature:
-    _kept[:] = [load(path, signature)]
+def _keep(read: Reader) -> Signature:
+    _kept[:] = [read()]
     return _kept[0].signature
 
 

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from tfos_nb.runtime import keras_fit
 from tfos_nb.runtime.autolog import autolog, progress_callback
-from tfos_nb.runtime.keras_fit import patch_keras_fit
+from tfos_nb.runtime.strategies import refuse_what_fails
 
 __all__ = ["autolog", "disable_auto_shard", "patch_keras_fit", "progress_callback"]
+
+
+def patch_keras_fit() -> str:
+    """Mend Keras' ``fit``, and have what would hang or fail refused with a reason; say what was mended."""
+    note = keras_fit.patch_keras_fit()
+    refuse_what_fails()
+    return note
 
 
 def disable_auto_shard(dataset: Any) -> Any:

@@ -28,7 +28,9 @@ from typing import Any
 from tfos_nb.errors import FeedFailed, TfosError
 from tfos_nb.runtime import ledger, wire
 from tfos_nb.runtime.context import NodeContext
+from tfos_nb.runtime.datafeed import NodeRows
 from tfos_nb.runtime.feed import FeedServer
+from tfos_nb.runtime.inferring import RequestDesk
 from tfos_nb.runtime.lifecycle import (
     Farewell,
     FeedPlace,
@@ -42,10 +44,10 @@ from tfos_nb.runtime.lifecycle import (
     Start,
     Stop,
 )
-from tfos_nb.runtime.passes import Passes
 from tfos_nb.runtime.payload import unpack
 from tfos_nb.runtime.plan import Node
 from tfos_nb.runtime.process import Channel, die_with_parent
+from tfos_nb.runtime.queues import DEFAULT_QUEUE, FeedQueues
 from tfos_nb.runtime.reports import Reporter
 from tfos_nb.runtime.tensorboard import make_log_dir
 
@@ -82,7 +84,9 @@ class TensorFlowProcess:
         self._feed_error: FeedFailed | None = None
         settings: dict[str, Any] = job.settings
         limits = settings["buffer_bytes"], settings["spill_bytes"]
-        self._passes = Passes(job.node, spill_directory(), *limits, channel.send)
+        queues = tuple(settings.get("queues", (DEFAULT_QUEUE,)))
+        self._passes = FeedQueues(job.node, spill_directory(), *limits, channel.send, names=queues)
+        self._requests = RequestDesk(job.node, queues, settings["buffer_bytes"])
         self._directory = directory
         self._serves = self._called = False
         self._handlers: dict[type, Callable[[Any], object]] = {
@@ -90,7 +94,7 @@ class TensorFlowProcess:
             ledger.FeedBegins: self._passes.begin,
             ledger.FeedSchema: self._passes.describe,
             ledger.FeedEnds: self._passes.end,
-            ledger.NoMoreFeeds: lambda _: self._passes.close(),
+            ledger.NoMoreFeeds: self._hear_the_last,
             Stop: self._stop,
             Farewell: self._leave,
         }
@@ -109,6 +113,7 @@ class TensorFlowProcess:
         self._reporter.flush()  # the farewell may come before the last report would have been sent
         self._channel.send(outcome)
         self._passes.stop()
+        self._requests.stop(getattr(outcome, "summary", ""))
         self._signals.farewell.wait()
 
     def _prepare(self) -> None:
@@ -134,6 +139,7 @@ class TensorFlowProcess:
         if not self._job.settings.get("fed"):
             return None
         server = FeedServer(self._passes, directory=self._directory, host=self._host, token=self._job.token)
+        server.answer_with(self._requests.exchange)
         return server.place
 
     def _run_main(self) -> MainReturned:
@@ -149,6 +155,7 @@ class TensorFlowProcess:
             model_dir=str(self._job.settings["model_dir"]),
             log_dir=str(self._job.settings.get("log_dir", "")),
             passes=self._passes,
+            rows=NodeRows(self._job.node, bool(self._job.settings.get("fed")), self._passes, self._requests),
             reporter=self._reporter,
             stopping=self._signals.stopping,
             failed=self._remember,
@@ -177,7 +184,8 @@ class TensorFlowProcess:
         if isinstance(root, wire.NotData):
             return MainRaised(self._job.node, f"what main returned cannot travel: {root}", "")
         if isinstance(root, TfosError):
-            return MainRaised(self._job.node, str(root), f"{_users_frames(error)}{type(root).__name__}: {root}")
+            frames = _users_frames(error)  # none where main was not called yet: then the sentence is all there is
+            return MainRaised(self._job.node, str(root), frames and f"{frames}{type(root).__name__}: {root}")
         summary = _headline(root)
         text = "".join(traceback.format_exception(type(error), error, _users_part(error)))
         return MainRaised(self._job.node, summary, text, bool(_COLLATERAL.search(str(error))))
@@ -204,8 +212,13 @@ class TensorFlowProcess:
         """Tell main; the process stays until the farewell, since a peer that saves may need its server."""
         self._signals.stopping.set()
         self._passes.stop()
+        self._requests.stop()
         if not self._called:
             os._exit(0)  # main never will be
+
+    def _hear_the_last(self, message: ledger.NoMoreFeeds) -> None:
+        self._passes.close()
+        self._requests.close()
 
     def _leave(self, message: Farewell) -> None:
         self._signals.farewell.set()

@@ -1,0 +1,99 @@
+"""Cells on real nodes: what is said of a main that asks for no rows, and where a failure is told after its cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+from pyspark.sql import SparkSession
+from traitlets.config import Config
+
+import tfos_nb.magics
+from tests.waiting import until
+from tfos_nb.errors import NodeFailed
+from tfos_nb.state import ClusterStatus, NodeStatus
+
+MAIN = """\
+def main(args, ctx):
+    import os, time
+    def wait_for(name):
+        deadline = time.monotonic() + 120
+        while not os.path.exists(os.path.join(args, name)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    wait_for("go on")
+    if os.path.exists(os.path.join(args, "fail")):
+        raise ValueError("label 10")
+    return sum(len(batch["x"]) for batch in ctx.dataset(4))
+"""
+
+
+@pytest.fixture
+def shell(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
+    """A shell with the magics as a user has them."""
+    monkeypatch.setenv("TFOS_NB_PROGRESS", "text")
+    InteractiveShell.clear_instance()
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    made = InteractiveShell.instance(config=config)
+    tfos_nb.magics.load(made)
+    rows = spark.createDataFrame([(float(number),) for number in range(8)], "x double")
+    made.user_ns.update(folder=str(tmp_path), rows=rows)
+    yield made
+    for value in list(made.user_ns.values()):
+        if isinstance(value, tfos_nb.Cluster):
+            value.close()
+    InteractiveShell.clear_instance()
+
+
+def run(shell: InteractiveShell, text: str) -> tuple[Any, str]:
+    with capture_output() as captured:
+        result = shell.run_cell(text, store_history=True)
+    return result, captured.stdout
+
+
+def test_a_main_waits_for_rows_only_when_it_has_asked_for_them(shell: InteractiveShell, tmp_path: Path) -> None:
+    result, shown = run(shell, f"%%tfos_cluster quiet --workers 1 --args folder --model-dir {tmp_path}/m\n{MAIN}")
+    assert result.success
+    assert "quiet is up: quiet.train(df) feeds it, quiet.wait() waits for its end." in shown
+    quiet = shell.user_ns["quiet"]
+    (node,) = quiet.snapshot().nodes
+    assert until(lambda: (quiet.snapshot().nodes[0].cpu_percent or 0) >= 0 and quiet.snapshot().nodes[0].memory_bytes)
+    assert (node.status, "main runs on worker:0." in run(shell, "%tfos_status")[1]) == (NodeStatus.TRAINING, True)
+    (tmp_path / "go on").touch()
+    assert until(lambda: quiet.snapshot().nodes[0].status is NodeStatus.FEEDING)
+    assert "worker:0 waits for rows." in run(shell, "%tfos_status")[1]
+    result, shown = run(shell, "%tfos_train rows")
+    assert result.success
+    quiet.wait()
+    assert quiet.result() == 8
+
+
+def test_what_fails_after_its_cell_is_shown_and_raised_by_each_later_call(
+    shell: InteractiveShell, tmp_path: Path
+) -> None:
+    result, _ = run(shell, f"%%tfos_cluster late --workers 1 --args folder --model-dir {tmp_path}/m\n{MAIN}")
+    assert result.success, "the nodes are up, and nothing has failed yet"
+    late = shell.user_ns["late"]
+    (tmp_path / "fail").touch()
+    (tmp_path / "go on").touch()
+    assert until(lambda: late.state is ClusterStatus.FAILED)
+    assert "ValueError: label 10" in run(shell, "%tfos_status late")[1]
+    for _ in range(2):
+        assert isinstance(run(shell, "%tfos_train rows late")[0].error_in_exec, NodeFailed)
+        with pytest.raises(NodeFailed, match="label 10"):
+            late.train(shell.user_ns["rows"])
+        with pytest.raises(NodeFailed, match="label 10"):
+            late.result()
+
+
+def test_with_wait_a_main_that_fails_late_is_raised_in_its_own_cell(shell: InteractiveShell, tmp_path: Path) -> None:
+    (tmp_path / "fail").touch()
+    (tmp_path / "go on").touch()
+    result, _ = run(shell, f"%%tfos_cluster own --workers 1 --wait --args folder --model-dir {tmp_path}/m\n{MAIN}")
+    assert isinstance(result.error_in_exec, NodeFailed)

@@ -1,0 +1,183 @@
+"""TensorFlow functions over blocks: new columns, other rows, reductions; what they say of functions that do not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.types import IntegerType, StructField, StructType
+
+from tests.conftest import SCRIPT_SECONDS
+from tests.pipeline.conftest import close, column
+from tfos_nb import map_batches, reduce_batches
+from tfos_nb.errors import FeedFailed, PlanError
+
+
+def scaled(x):
+    return {"total": tf.reduce_sum(x, 1), "double": 2 * x}
+
+
+def test_a_function_gives_new_columns_beside_the_rows(rows, known):
+    found = map_batches(rows, scaled, "double array<float>, total double", batch_size=7)
+    assert found.dtypes == [*rows.dtypes, ("double", "array<float>"), ("total", "double")]
+    assert close(column(found, "double"), known["x"] * 2)
+    assert close(column(found, "total"), known["x"].sum(1))
+
+
+def test_a_dictionary_of_all_columns_is_given_to_one_parameter(rows, known):
+    found = map_batches(rows, lambda block: block["x"][:, 0] * tf.cast(block["b"], tf.float32), "y float")
+    assert close(column(found, "y"), known["x"][:, 0] * known["b"])
+
+
+def test_several_parameters_are_several_columns(rows, known):
+    found = map_batches(rows, lambda b, id: (b + id, b - id), "plus int, minus bigint")
+    assert column(found, "plus").tolist() == (known["b"] + np.arange(50)).tolist()
+    assert column(found, "minus").tolist() == (known["b"] - np.arange(50)).tolist()
+
+
+def test_a_function_that_is_not_compiled_may_use_numpy(rows, known):
+    found = map_batches(rows, lambda x: np.sort(x.numpy(), 1), "s array<float>", compiled=False)
+    assert close(column(found, "s"), np.sort(known["x"], 1))
+
+
+def test_the_block_is_a_block(spark):
+    numbers = spark.range(10).coalesce(1)
+    sizes = map_batches(numbers, lambda id: tf.fill(tf.shape(id), tf.size(id)), "n int", batch_size=4)
+    assert [row.n for row in sizes.orderBy("id").collect()] == [4] * 8 + [2] * 2
+
+
+def test_other_rows_may_take_the_place_of_a_blocks(rows):
+    firsts = map_batches(rows, lambda b: {"n": tf.unique(b)[0]}, "n int", keep=False, batch_size=100)
+    assert firsts.dtypes == [("n", "int")]
+    assert {row.n for row in firsts.collect()} == set(range(5))
+    none = map_batches(rows, lambda b: b[:0], "n int", keep=False)
+    assert none.collect() == []
+
+
+def test_text_vectors_and_nested_arrays_are_taken(spark):
+    words = spark.createDataFrame([(0, "ab", [["a"], ["b"]])], "id int, word string, nested array<array<string>>")
+    found = map_batches(
+        words, lambda word, nested: (tf.strings.upper(word), nested), "u string, n array<array<string>>"
+    )
+    assert found.first()[3:] == ("AB", [["a"], ["b"]])
+    vectors = spark.createDataFrame([(0, Vectors.dense(1, 2)), (1, Vectors.sparse(2, [1], [5.0]))], ["id", "v"])
+    assert column(map_batches(vectors, lambda v: v * 2, "w array<double>"), "w").tolist() == [[2, 4], [0, 10]]
+
+
+def test_a_dot_in_a_name_is_a_name_like_others(rows, known):
+    dotted = rows.select("id", rows.b.alias("b.c"))
+    found = map_batches(dotted, lambda block: block["b.c"] + 1, "n int")
+    assert column(found, "n").tolist() == (known["b"] + 1).tolist()
+    assert map_batches(dotted, lambda block: block["b.c"], "n int", keep=False).count() == 50
+    assert reduce_batches(dotted.drop("id"), lambda block: {"b.c": tf.reduce_max(block["b.c"])}) == {"b.c": 4}
+    by = reduce_batches(dotted, lambda id: tf.reduce_min(id), by="b.c")
+    assert sorted(tuple(row) for row in by.collect()) == [(i, i) for i in range(5)]
+
+
+def test_nulls_follow_the_policy(spark):
+    frame = spark.createDataFrame([(0, 1.0), (1, None), (2, 3.0)], "id int, v double").coalesce(1)
+    with pytest.raises(Exception, match=r"column 'v' has a null \(row 1 of partition 0\)"):
+        map_batches(frame, lambda v: v + 1, "w double").collect()
+    skipped = map_batches(frame, lambda v: v + 1, "w double", nulls="skip")
+    assert [(row.id, row.w) for row in skipped.orderBy("id").collect()] == [(0, 2.0), (2, 4.0)]
+    filled = map_batches(frame, lambda v: v + 1, "w double", nulls="fill", fill=9)
+    assert column(filled, "w").tolist() == [2, 10, 4]
+    assert reduce_batches(frame, lambda v: tf.reduce_sum(v), nulls="skip") == {"v": 4.0}
+
+
+def test_a_stream_is_mapped(spark, rows, tmp_path):
+    rows.write.parquet(str(tmp_path / "in"))
+    stream = spark.readStream.schema(rows.schema).parquet(str(tmp_path / "in"))
+    query = map_batches(stream, lambda b: b + 1, "c int").writeStream.format("memory").queryName("mapped")
+    running = query.trigger(availableNow=True).start()
+    assert running.awaitTermination(SCRIPT_SECONDS)
+    assert running.exception() is None
+    assert spark.table("mapped").where("c = b + 1").count() == 50
+
+
+# --- reductions
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_all_rows_are_reduced_to_one(size, rows, known):
+    found = reduce_batches(rows.select("x"), lambda x: tf.reduce_sum(x, 0), batch_size=size)
+    assert close(found["x"], known["x"].sum(0))
+
+
+def test_several_columns_are_reduced_together(rows, known):
+    found = reduce_batches(rows, lambda b, x: {"x": tf.reduce_max(x, 0), "b": tf.reduce_min(b)})
+    assert (found["b"], found["b"].dtype) == (0, np.int32)
+    assert close(found["x"], known["x"].max(0))
+
+
+@pytest.mark.parametrize("size", [3, 1000])
+def test_rows_are_reduced_by_key(size, rows, known):
+    found = reduce_batches(rows.select("b", "x"), lambda x: tf.reduce_sum(x, 0), by="b", batch_size=size)
+    assert found.dtypes == [("b", "int"), ("x", "array<float>")]
+    by_key = {row.b: row.x for row in found.collect()}
+    assert sorted(by_key) == [0, 1, 2, 3, 4]
+    for key, value in by_key.items():
+        assert close(value, known["x"][known["b"] == key].sum(0))
+
+
+def test_keys_of_several_columns_nulls_and_nans_are_keys(spark):
+    nan = float("nan")
+    values = [("a", 1.0, 1), ("a", 1.0, 2), ("a", nan, 4), ("a", nan, 8), (None, 1.0, 16), (None, 1.0, 32)]
+    frame = spark.createDataFrame(values * 3, "k string, f double, v bigint").repartition(4)
+    found = reduce_batches(frame, lambda v: tf.reduce_sum(v), by=["k", "f"], batch_size=2).collect()
+    assert sorted(row.v for row in found) == [9, 36, 144]
+
+
+def test_no_rows_are_no_result(rows):
+    with pytest.raises(FeedFailed, match="the DataFrame has no rows: there is nothing to reduce"):
+        reduce_batches(rows.where("id < 0"), lambda b: tf.reduce_sum(b))
+    assert reduce_batches(rows.where("id < 0"), lambda x: tf.reduce_sum(x, 0), by="b").collect() == []
+
+
+# --- what cannot be
+
+
+def test_functions_that_do_not_fit_are_refused_before_anything_runs(rows):
+    dated = rows.select(F.current_date().alias("d"))
+    cases: list[tuple[Any, ...]] = [
+        (rows, lambda x, z: x, "y float", "fn takes 'z', and there is no such column; there are id, x, b. A function"),
+        (rows, 5, "y float", "fn is a int: it is a function"),
+        (rows, lambda: 1, "y float", "fn takes no column"),
+        (rows, lambda x: x, "y date", "schema: 'y' is date; a tensor becomes a number"),
+        (rows, lambda x: x, "y what ever", "is no schema such as"),
+        (rows, lambda x: x, "b array<float>", "the DataFrame has a column 'b' already"),
+        (dated, lambda d: d, "y float", "column 'd' is date, for which TensorFlow has no tensor: cast it"),
+    ]
+    for df, fn, schema, told in cases:
+        with pytest.raises(PlanError) as raised:
+            map_batches(df, fn, schema)
+        assert told in str(raised.value)
+    with pytest.raises(PlanError, match="by: no column 'bb'; did you mean 'b'"):
+        reduce_batches(rows, lambda x: x, by="bb")
+    frame = rows
+    with pytest.raises(PlanError, match="what it refers to cannot travel to the executors"):
+        map_batches(rows, lambda x: frame, "y float")
+
+
+def test_results_that_do_not_fit_the_schema_are_told_of(rows):
+    cases = [
+        (lambda x: {"z": x}, "y array<float>", r"<lambda>\(\) gave z, and its schema has y"),
+        (lambda x: (x, x), "y array<float>", r"gave 2 tensors, and its schema has y"),
+        (lambda x: x, "y float", r"gave \S+ for 'y', whose type in the schema has 1 axes"),
+        (lambda x: tf.strings.as_string(x), "y array<float>", r"gave string for 'y', which is float32"),
+        (lambda x: x[:1], "y array<float>", r"output 'y' came as 1x4 for"),
+    ]
+    for fn, schema, told in cases:
+        with pytest.raises(Exception, match=told):
+            map_batches(rows, fn, schema, batch_size=10).collect()
+    with pytest.raises(Exception, match="what a reduction gives has no axis of rows"):
+        reduce_batches(rows, lambda x: tf.expand_dims(x, 0))
+
+
+def test_the_schema_may_be_a_struct_type(rows, known):
+    schema = StructType([StructField("c", IntegerType())])
+    assert column(map_batches(rows, lambda b: b * 2, schema), "c").tolist() == (known["b"] * 2).tolist()

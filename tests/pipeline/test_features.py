@@ -1,0 +1,58 @@
+"""Models cut off at a layer, before Spark ML's own."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.classification import LogisticRegression
+from pyspark.ml.linalg import VectorUDT
+
+from tests.pipeline.conftest import close, column
+from tfos_nb import TFFeaturizer, featurize
+from tfos_nb.errors import PlanError
+
+
+def test_a_layers_output_is_a_vector_column(rows, kinds, known):
+    found = featurize(kinds / "dense.keras", "middle", "x").transform(rows)
+    assert found.columns == [*rows.columns, "features"]
+    assert found.schema["features"].dataType == VectorUDT()
+    assert close([v.toArray() for v in (r.features for r in found.orderBy("id").collect())], known["features"])
+
+
+def test_a_layer_is_counted_from_the_end_and_arrays_are_left_as_they_are(rows, kinds, known):
+    model = keras.models.load_model(kinds / "dense.keras")
+    found = featurize(model, -2, output_col="f", vector=False).transform(rows)
+    assert found.dtypes[-1] == ("f", "array<float>")
+    assert close(column(found, "f"), known["features"])
+
+
+def test_features_of_several_axes_become_one_vector(spark, kinds):
+    content = [(0, bytearray((kinds / "small.png").read_bytes()))]
+    pictures = spark.createDataFrame(content, "id int, file binary")
+    found = featurize(kinds / "picture.keras", "picture", "file", decode=["file"]).transform(pictures)
+    assert found.first().features.toArray().tolist()[:6] == [200, 0, 10, 200, 0, 10]
+    assert len(found.first().features) == 4 * 6 * 3
+
+
+def test_it_feeds_a_model_of_spark_in_a_pipeline_that_is_saved(rows, kinds, tmp_path):
+    labelled = rows.selectExpr("*", "double(b % 2) AS label")
+    stages = [TFFeaturizer(export_dir=str(kinds / "dense.keras"), layer="middle"), LogisticRegression(maxIter=2)]
+    fitted = Pipeline(stages=stages).fit(labelled)
+    fitted.save(str(tmp_path / "fitted"))
+    expected = column(fitted.transform(labelled))
+    assert close(column(PipelineModel.load(str(tmp_path / "fitted")).transform(labelled)), expected)
+
+
+def test_layers_that_are_not_there_are_told_with_those_that_are(rows, kinds):
+    cases = [
+        ("dense.keras", "midle", "it has no layer 'midle'; did you mean 'middle'?. Its layers are x, middle, last"),
+        ("dense.keras", 7, "it has 3 layers, and none at 7"),
+        ("dense", "middle", "a SavedModel has no layers: give the .keras file"),
+    ]
+    for place, layer, told in cases:
+        with pytest.raises(PlanError) as raised:
+            featurize(kinds / place, layer).transform(rows)
+        assert told in str(raised.value)
+    with pytest.raises(PlanError, match="there is no model: give model or export_dir"):
+        TFFeaturizer().transform(rows)

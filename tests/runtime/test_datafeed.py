@@ -1,0 +1,608 @@
+"""Rows as lists and rows that want answers, in one process: a real Flight server, a real door, real tasks' code."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime import inferring, ledger, wire
+from tfos_nb.runtime.answers import Answers, listed
+from tfos_nb.runtime.connecting import connect
+from tfos_nb.runtime.datafeed import DataFeed, NodeRows, RowFeeds
+from tfos_nb.runtime.door import Door, DoorAddress, Link
+from tfos_nb.runtime.feed import FeedServer
+from tfos_nb.runtime.inferring import InferTask, RequestDesk
+from tfos_nb.runtime.placement import QUESTIONS, PlacementDesk
+from tfos_nb.runtime.queues import FeedQueues
+from tfos_nb.runtime.requests import RequestQueue
+from tfos_nb.runtime.row_lists import FeedRow, RowMaker, columns_by_mapping
+from tfos_nb.runtime.rows import batches_of_rows
+
+SECONDS = 30.0
+
+
+class Ctx(RowFeeds):
+    def __init__(self, rows: NodeRows) -> None:
+        self._node_rows = rows
+
+
+class Node:
+    """A node's rows without its process."""
+
+    def __init__(self, root: Path, name: str = "worker:0", queues: tuple[str, ...] = ("input",), buffer: int = 1 << 20):
+        self.told: list[Any] = []
+        self.queues = FeedQueues(name, str(root), buffer, 1 << 30, self.told.append, names=queues)
+        self.desk = RequestDesk(name, queues, buffer)
+        self.ctx = Ctx(NodeRows(name, True, self.queues, self.desk))
+
+    def feed(self, number: int, blocks: list[pa.RecordBatch], replays: int = 0, queue: str = "input") -> None:
+        """Bring a feed in, as the messages and the Flight server do."""
+        self.queues.begin(ledger.FeedBegins(number, replays + 1, replays > 0, call=number, queue=queue))
+        schema = blocks[0].schema.serialize().to_pybytes()
+        self.queues.describe(ledger.FeedSchema(number, schema, {}))
+        at = 0
+        for block in blocks:
+            self.queues.intake(number).accept(0, at, 0, block)
+            at += block.num_rows
+        self.queues.end(ledger.FeedEnds(number, at, replays))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def numbers(*sizes: int, start: int = 0) -> list[pa.RecordBatch]:
+    blocks = []
+    for size in sizes:
+        blocks.append(pa.RecordBatch.from_pydict({"id": pa.array(range(start, start + size))}))
+        start += size
+    return blocks
+
+
+# --- rows are what they were ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ["5,1,2", "7,3,4"],
+        [([0.5, 1.5], 3), ([2.5], 4), ([], 5)],
+        [[1, 2], [3, 4]],
+        [{"a": 1, "b": "x"}, {"a": 2, "b": None}],
+        [(1, None, b"\x00"), (None, True, b"")],
+        [([[1, 2], [3]], "x"), (None, "y")],
+        [7, 8, None],
+        [(float("inf"),)],
+    ],
+    ids=str,
+)
+def test_a_row_of_an_rdd_comes_as_it_was(rows: list[Any]) -> None:
+    block = next(batches_of_rows(rows))
+    assert RowMaker(block.schema).rows(block) == rows
+    assert [type(row) for row in RowMaker(block.schema).rows(block)] == [type(row) for row in rows]
+
+
+def test_named_rows_are_tuples_with_names() -> None:
+    block = pa.RecordBatch.from_pydict({"label": [1, None], "pixels": [[1.0, 2.0], [3.0]], "a b": ["x", "y"]})
+    one, two = RowMaker(block.schema).rows(block)
+    assert isinstance(one, tuple)
+    assert one == (1, [1.0, 2.0], "x")
+    assert (one.label, one["a b"], one[1], two[0]) == (1, "x", [1.0, 2.0], None)
+    assert one.asDict() == {"label": 1, "pixels": [1.0, 2.0], "a b": "x"}
+    with pytest.raises(AttributeError, match="no field 'lable'; it has label, pixels, a b"):
+        _ = one.lable
+    with pytest.raises(KeyError, match="no field 'x'"):
+        _ = one["x"]
+
+
+def test_lists_are_arrays_where_that_is_asked_for() -> None:
+    block = next(batches_of_rows([([1.0, 2.0], "a"), ([3.0], "b")]))
+    rows = RowMaker(block.schema, arrays=True).rows(block)
+    assert all(isinstance(row[0], np.ndarray) for row in rows)
+    assert [row[0].tolist() for row in rows] == [[1.0, 2.0], [3.0]]
+
+
+def test_arrays_in_an_rdd_come_as_arrays() -> None:
+    block = next(batches_of_rows([np.arange(3.0), np.arange(2.0)]))
+    assert [row.tolist() for row in RowMaker(block.schema).rows(block)] == [[0.0, 1.0, 2.0], [0.0, 1.0]]
+
+
+def test_a_sliced_column_with_nulls_keeps_its_rows() -> None:
+    fixed = pa.array([[1, 2], None, [3, 4], [5, 6]], pa.list_(pa.int32(), 2))
+    block = pa.RecordBatch.from_pydict({"f": fixed, "n": [1, None, 3, None], "l": [["a"], None, [], ["b", None]]})
+    rows = RowMaker(block.schema).rows(block.slice(1, 3))
+    assert [tuple(row) for row in rows] == [(None, None, None), ([3, 4], 3, []), ([5, 6], None, ["b", None])]
+
+
+def test_a_mapping_goes_by_the_sorted_names_where_rows_have_none() -> None:
+    block = next(batches_of_rows([(1, 2), (3, 4)]))
+    assert columns_by_mapping(block, {"b": "tb", "a": "ta"}) == {"ta": [1, 3], "tb": [2, 4]}
+    named = pa.RecordBatch.from_pydict({"b": [1], "x": [0], "a": [2]})
+    assert columns_by_mapping(named, {"b": "tb", "a": "ta"}) == {"ta": [2], "tb": [1]}
+    with pytest.raises(FeedFailed, match=r"input_mapping names 1 columns \(z\), and a row has 2 fields"):
+        columns_by_mapping(block, {"z": "t"})
+
+
+# --- train ----------------------------------------------------------------------------------------
+
+
+def test_batches_go_over_blocks_passes_and_feeds_without_a_seam(node: Node) -> None:
+    node.feed(1, numbers(5, 3), replays=1)
+    node.feed(2, numbers(2, start=100))
+    node.queues.close()
+    feed = node.ctx.get_data_feed()
+    batches = []
+    while not feed.should_stop():
+        batches.append([row.id for row in feed.next_batch(4)])
+    rows = [*range(8), *range(8), 100, 101]
+    assert [batch for batch in batches if batch] == [rows[start : start + 4] for start in range(0, 18, 4)]
+    assert feed.done_feeding
+    assert feed.next_batch(4) == []
+    assert [done.number for done in node.told] == [1, 2, 1]
+
+
+def test_whoever_asks_again_goes_on_where_the_first_was(node: Node) -> None:
+    node.feed(1, numbers(6))
+    node.queues.close()
+    assert [row.id for row in node.ctx.get_data_feed().next_batch(4)] == [0, 1, 2, 3]
+    assert [row.id for row in node.ctx.get_data_feed().next_batch(4)] == [4, 5]
+
+
+def test_a_mapped_feed_gives_lists_by_tensor(node: Node) -> None:
+    node.feed(1, [next(batches_of_rows([([1.0], 7), ([2.0], 8)]))])
+    node.queues.close()
+    feed = node.ctx.get_data_feed(input_mapping={"image": "x", "label": "y"})
+    assert feed.next_batch(10) == {"x": [[1.0], [2.0]], "y": [7, 8]}
+    assert feed.next_batch(10) == {"x": [], "y": []}
+
+
+def test_terminate_ends_the_feed_and_tells_the_driver(node: Node) -> None:
+    node.feed(1, numbers(6), replays=3)
+    feed = node.ctx.get_data_feed()
+    feed.next_batch(2)
+    feed.terminate()
+    assert feed.should_stop()
+    assert feed.next_batch(2) == []
+    assert any(done.enough for done in node.told)
+    node.queues.begin(ledger.FeedBegins(2, 1, False, call=2))  # a later call of train
+    assert [done.enough for done in node.told if done.feed == 2] == [True]
+
+
+def test_each_queue_is_read_apart(tmp_path: Path) -> None:
+    node = Node(tmp_path, queues=("input", "valid"))
+    node.feed(1, numbers(3, start=10), queue="valid")
+    node.feed(2, numbers(2))
+    node.queues.close()
+    assert [row.id for row in node.ctx.get_data_feed().next_batch(9)] == [0, 1]
+    assert [row.id for row in node.ctx.get_data_feed(qname_in="valid").next_batch(9)] == [10, 11, 12]
+    with pytest.raises(FeedFailed, match="no queue 'vaild': this cluster has 'input', 'valid'"):
+        node.ctx.get_data_feed(qname_in="vaild")
+
+
+def test_a_node_that_is_not_fed_says_so(node: Node) -> None:
+    ctx = Ctx(NodeRows("ps:0", False, node.queues, node.desk))
+    with pytest.raises(FeedFailed, match="ps:0 gets no rows from Spark"):
+        ctx.get_data_feed()
+    with pytest.raises(FeedFailed, match="ps:0 gets no rows"):
+        ctx.requests()
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, None])
+def test_a_batch_size_is_a_whole_number(node: Node, size: Any) -> None:
+    with pytest.raises(FeedFailed, match="whole number, 1 or more"):
+        node.ctx.get_data_feed().next_batch(size)
+    with pytest.raises(FeedFailed, match="whole number, 1 or more"):
+        node.ctx.requests(size)
+
+
+def test_results_of_training_rows_are_refused(node: Node) -> None:
+    with pytest.raises(FeedFailed, match="rows want no results"):
+        node.ctx.get_data_feed().batch_results([1])
+
+
+# --- results become columns -----------------------------------------------------------------------
+
+
+SCHEMA = pa.schema([("label", pa.int64()), ("scores", pa.list_(pa.float32()))])
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        {"label": np.array([1, 2]), "scores": np.array([[0.5, 1.5], [2.5, 3.5]])},
+        {"label": [1, 2], "scores": [np.array([0.5, 1.5]), np.array([2.5, 3.5])]},
+        {"label": np.array([[1], [2]], "int32"), "scores": [[0.5, 1.5], [2.5, 3.5]]},
+        [(1, [0.5, 1.5]), (2, [2.5, 3.5])],
+        [{"label": 1, "scores": [0.5, 1.5]}, {"scores": [2.5, 3.5], "label": 2}],
+    ],
+    ids=["arrays", "lists of arrays", "a column of one", "tuples", "dictionaries"],
+)
+def test_results_of_many_shapes_become_the_columns_of_the_schema(results: Any) -> None:
+    given = Answers(results)
+    assert given.count == 2
+    assert given.cut(0, 2, SCHEMA).to_pylist() == [
+        {"label": 1, "scores": [0.5, 1.5]},
+        {"label": 2, "scores": [2.5, 3.5]},
+    ]
+    assert given.cut(1, 1, SCHEMA).to_pylist() == [{"label": 2, "scores": [2.5, 3.5]}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "results", "expected"),
+    [
+        (pa.float64(), np.array([[0.5], [1.5]], "float32"), [0.5, 1.5]),
+        (pa.string(), ["a", None], ["a", None]),
+        (pa.string(), np.array([b"a", b"b"], object), ["a", "b"]),
+        (pa.bool_(), np.array([True, False]), [True, False]),
+        (pa.list_(pa.list_(pa.int32())), np.arange(8).reshape(2, 2, 2), [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]),
+    ],
+    ids=str,
+)
+def test_one_column_takes_plain_results(kind: pa.DataType, results: Any, expected: list[Any]) -> None:
+    schema = pa.schema([("p", kind)])
+    assert Answers(results).cut(0, 2, schema).column(0).to_pylist() == expected
+
+
+def test_an_array_with_a_value_a_column_is_taken_apart() -> None:
+    schema = pa.schema([("a", pa.float64()), ("b", pa.float64())])
+    assert Answers(np.array([[1.0, 2.0]])).cut(0, 1, schema).to_pylist() == [{"a": 1.0, "b": 2.0}]
+    with pytest.raises(FeedFailed, match="a result has 3 values; the schema has a, b"):
+        Answers(np.zeros((1, 3))).cut(0, 1, schema)
+
+
+@pytest.mark.parametrize(
+    ("results", "told"),
+    [
+        (
+            {"label": [1], "score": [[1.0]]},
+            "the results have the columns label, score; the schema .* has label, scores",
+        ),
+        ({"label": [1], "scores": []}, "not of one length: {'label': 1, 'scores': 0}"),
+        ({"label": [0.5], "scores": [[1.0]]}, "column 'label' of the results is to be int64"),
+        ({"label": ["x"], "scores": [[1.0]]}, "column 'label' of the results is to be int64"),
+        ({"label": [1], "scores": np.array([1.0])}, "shape \\(1,\\) that does not fit: it has 0 axes"),
+        ([5], "a result is one value"),
+        ([{"label": 1}], "not every result has a value for column 'scores'"),
+        (5, "a int is no list with one result for each row"),
+        ("ab", "a str is no list"),
+        (np.float32(1), "one number is no list|is no list"),
+    ],
+    ids=str,
+)
+def test_results_that_do_not_fit_are_named(results: Any, told: str) -> None:
+    with pytest.raises(FeedFailed, match=told):
+        Answers(results).cut(0, 1, SCHEMA)
+
+
+def test_results_of_an_rdd_are_data_of_any_kind() -> None:
+    given: list[Any] = [1, "a", (1, [2.5]), {"k": b"v"}, None]
+    assert listed(Answers(given).cut(0, 5, None).column(0)[0].as_py()) == given
+    rows = listed(Answers({"a": np.arange(2), "b": ["x", "y"]}).cut(0, 2, None).column(0)[0].as_py())
+    assert rows == [{"a": 0, "b": "x"}, {"a": 1, "b": "y"}]
+    with pytest.raises(FeedFailed, match="a result cannot travel: a builtins.object"):
+        Answers([object()]).cut(0, 1, None)
+
+
+# --- inference over the real wire -----------------------------------------------------------------
+
+
+class Driver:
+    """The door with the real placement behind it, and nodes in front of it."""
+
+    def __init__(self, root: Path, nodes: int = 1, buffer: int = 1 << 20) -> None:
+        self.why = ""
+        self.placement = PlacementDesk(
+            lambda: {name: one.place for name, one in self.servers.items()}, lambda: self.why
+        )
+        self.door = Door(self, host="127.0.0.1", bind="127.0.0.1")
+        self.address = self.door.open()
+        self.nodes: dict[str, Node] = {}
+        self.servers: dict[str, FeedServer] = {}
+        for index in range(nodes):
+            name = f"worker:{index}"
+            directory = root / f"node{index}"
+            directory.mkdir()
+            self.nodes[name] = node = Node(directory, name, buffer=buffer)
+            server = FeedServer(node.queues, directory=str(directory), host="127.0.0.1", token=self.address.token)
+            server.answer_with(node.desk.exchange)
+            self.servers[name] = server
+
+    def arrived(self, link: Link, message: Any) -> None: ...
+
+    def received(self, link: Link, message: Any) -> None: ...
+
+    def left(self, link: Link) -> None: ...
+
+    def ticked(self) -> None: ...
+
+    def asked(self, message: Any) -> Any:
+        assert isinstance(message, QUESTIONS)
+        return self.placement.asked(message)
+
+    def close(self) -> None:
+        for name, server in self.servers.items():
+            self.nodes[name].desk.stop("the test is over")
+            server.close()
+        self.door.close()
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    made = Driver(tmp_path, nodes=1)
+    yield made
+    made.close()
+
+
+def task(address: DoorAddress, **changes: Any) -> InferTask:
+    settings = {"cluster": "c", "inference": "i", "queue": "input", "timeout": SECONDS, "rows": True, **changes}
+    return InferTask(address, **settings)
+
+
+def in_thread(action: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(action())
+        except FeedFailed as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, found
+
+
+def doubled(node: Node) -> list[int]:
+    """A main that answers until the end; tells its batches' sizes."""
+    feed, sizes = node.ctx.get_data_feed(False), []
+    while not feed.should_stop():
+        rows = feed.next_batch(100)
+        if rows:
+            sizes.append(len(rows))
+            feed.batch_results([row * 2 for row in rows])
+    return sizes
+
+
+def test_every_row_gets_its_result_in_order_while_tasks_run_side_by_side(driver: Driver) -> None:
+    node = driver.nodes["worker:0"]
+    main, sizes = in_thread(lambda: doubled(node))
+    lots = [list(range(start, start + 2500)) for start in range(0, 20000, 2500)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda rows: list(task(driver.address)(rows)), lots))
+    assert found == [[row * 2 for row in rows] for rows in lots]
+    node.desk.close()
+    main.join(SECONDS)
+    assert sum(sizes[0]) == 20000
+    assert max(sizes[0]) == 100
+
+
+def test_a_frame_keeps_its_columns_beside_the_results_and_sends_only_what_is_wanted(driver: Driver) -> None:
+    node = driver.nodes["worker:0"]
+
+    def main() -> None:
+        for batch in node.ctx.requests(64):
+            assert list(batch) == ["x"]
+            batch.reply({"y": batch["x"].sum(axis=1)})
+
+    thread, found = in_thread(main)
+    block = pa.RecordBatch.from_pydict({"id": list(range(200)), "x": [[float(i), 1.0] for i in range(200)]})
+    schema = pa.schema([("y", pa.float64())]).serialize().to_pybytes()
+    asked = task(driver.address, rows=False, schema=schema, names=("id", "x"), sent=(1,), keep=True)
+    whole = pa.Table.from_batches(list(asked(iter([block.slice(0, 150), block.slice(150)])))).to_pydict()
+    assert whole["c0"] == list(range(200))
+    assert whole["c2"] == [i + 1.0 for i in range(200)]
+    node.desk.close()
+    thread.join(SECONDS)
+    assert found == [None]
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_a_batch_holds_several_partitions_only_where_that_is_allowed(driver: Driver, across: bool) -> None:
+    node = driver.nodes["worker:0"]
+    with ThreadPoolExecutor(3) as pool:
+        tasks = [pool.submit(lambda rows=rows: list(task(driver.address)(rows))) for rows in ([1, 2], [3, 4], [5])]
+        await_streams(node.desk.of("input"), 3)
+        feed = node.ctx.get_data_feed(False, across_partitions=across)
+        sizes = []
+        while sum(sizes) < 5:
+            rows = feed.next_batch(100)
+            sizes.append(len(rows))
+            feed.batch_results(rows)
+        assert sorted(row for done in tasks for row in done.result(SECONDS)) == [1, 2, 3, 4, 5]
+    assert sorted(sizes) == ([5] if across else [1, 2, 2])
+
+
+def await_streams(queue: RequestQueue, count: int) -> None:
+    with queue._changed:
+        assert queue._changed.wait_for(
+            lambda: len(queue._streams) == count and all(stream.ended for stream in queue._streams), SECONDS
+        )
+
+
+def test_results_may_be_given_for_several_batches_at_once(driver: Driver) -> None:
+    node = driver.nodes["worker:0"]
+    thread, found = in_thread(lambda: list(task(driver.address)(range(10))))
+    feed = node.ctx.get_data_feed(False)
+    rows = [feed.next_batch(1)[0] for _ in range(10)]
+    feed.batch_results(rows[:7])
+    feed.batch_results(rows[7:])
+    thread.join(SECONDS)
+    assert found == [list(range(10))]
+
+
+def test_too_few_results_are_an_error_when_the_next_rows_are_asked_for(driver: Driver) -> None:
+    node = driver.nodes["worker:0"]
+    thread, found = in_thread(lambda: list(task(driver.address)(range(10))))
+    feed = node.ctx.get_data_feed(False)
+    feed.batch_results(feed.next_batch(100)[:-3])
+    with pytest.raises(FeedFailed, match="worker:0: main asks for more rows, and 3 of partition 0 have no result"):
+        feed.next_batch(100)
+    thread.join(SECONDS)
+    assert "3 of partition 0 have no result" in str(found[0])
+
+
+def test_too_many_results_are_an_error_at_once(driver: Driver) -> None:
+    node = driver.nodes["worker:0"]
+    thread, found = in_thread(lambda: list(task(driver.address)(range(10))))
+    feed = node.ctx.get_data_feed(False)
+    rows = feed.next_batch(4)
+    with pytest.raises(FeedFailed, match="worker:0: main gave 5 results, and 4 rows of partition 0 wait for one"):
+        feed.batch_results([*rows, 0])
+    thread.join(SECONDS)
+    assert "main gave 5 results" in str(found[0])
+
+
+def test_a_request_that_is_not_replied_to_is_an_error(driver: Driver) -> None:
+    node = driver.nodes["worker:0"]
+    thread, found = in_thread(lambda: list(task(driver.address)(range(10))))
+    requests = node.ctx.requests(4)
+    next(requests)
+    with pytest.raises(FeedFailed, match="4 of partition 0 have no result"):
+        next(requests)
+    thread.join(SECONDS)
+    assert "have no result" in str(found[0])
+
+
+def test_a_main_that_returns_early_is_told_of_to_the_task(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inferring, "_WHY_SECONDS", 0.1)
+    node = driver.nodes["worker:0"]
+    thread, found = in_thread(lambda: list(task(driver.address)(range(10))))
+    node.ctx.get_data_feed(False).next_batch(5)
+    node.desk.stop()
+    thread.join(SECONDS)
+    assert "main of worker:0 has ended" in str(found[0])
+    with pytest.raises(FeedFailed, match="main of worker:0 has ended"):
+        list(task(driver.address)(range(3)))
+
+
+def test_a_main_that_asks_for_no_rows_is_named_after_the_timeout_and_not_waited_for_twice(driver: Driver) -> None:
+    with pytest.raises(
+        FeedFailed, match=r"10 rows of partition 0 .* for 0.2 s. main has asked for none: .*ctx.requests"
+    ):
+        list(task(driver.address, timeout=0.2)(range(10)))
+    with pytest.raises(FeedFailed, match="main has asked for none"):
+        list(task(driver.address, timeout=1000.0)(range(10)))  # nothing has moved since
+
+
+def test_a_task_that_hangs_up_leaves_the_node_to_the_others(driver: Driver) -> None:
+    node = driver.nodes["worker:0"]
+    main, _ = in_thread(lambda: doubled(node))
+    results = task(driver.address)(range(100_000))
+    assert [next(results) for _ in range(3)] == [0, 2, 4]
+    results.close()
+    assert list(task(driver.address)(range(5))) == [0, 2, 4, 6, 8]
+    node.desk.close()
+    main.join(SECONDS)
+    assert not main.is_alive()
+
+
+def test_rows_beyond_the_nodes_memory_wait_and_get_through(tmp_path: Path) -> None:
+    driver = Driver(tmp_path, buffer=5000)
+    try:
+        node = driver.nodes["worker:0"]
+        main, sizes = in_thread(
+            lambda: [len(batch) and batch.reply(batch["value"]) for batch in node.ctx.requests(10**6)]
+        )
+        assert list(task(driver.address)(range(30_000))) == list(range(30_000))
+        node.desk.close()
+        main.join(SECONDS)
+        assert len(sizes[0]) > 1  # a batch is what fits, if that is less than was asked for
+    finally:
+        driver.close()
+
+
+def test_an_error_of_the_rows_themselves_is_the_tasks(driver: Driver) -> None:
+    node = driver.nodes["worker:0"]
+    main, _ = in_thread(lambda: doubled(node))
+
+    def rows() -> Iterator[int]:
+        yield from range(3000)
+        raise ZeroDivisionError("in the user's own map")
+
+    with pytest.raises(ZeroDivisionError, match="in the user's own map"):
+        list(task(driver.address)(rows()))
+    node.desk.close()
+    main.join(SECONDS)
+    assert not main.is_alive()
+
+
+def test_without_a_row_nobody_is_asked() -> None:
+    nowhere = DoorAddress("127.0.0.1", 1, b"", "t")
+    assert list(task(nowhere)([])) == []
+
+
+def test_a_node_that_ends_without_knowing_why_leaves_it_to_the_driver(driver: Driver) -> None:
+    node = driver.nodes["worker:0"]
+    thread, found = in_thread(lambda: list(task(driver.address)(range(10))))
+    node.ctx.get_data_feed(False).next_batch(5)
+    driver.why = "worker:1: ValueError: boom"
+    node.desk.stop()
+    thread.join(SECONDS)
+    assert str(found[0]).endswith("launch the cluster anew. worker:1: ValueError: boom")
+
+
+def test_a_node_on_another_host_is_reached_by_tls(driver: Driver) -> None:
+    server = driver.servers["worker:0"]
+    server.place = replace(server.place, socket="/on/another/host")
+    main, _ = in_thread(lambda: doubled(driver.nodes["worker:0"]))
+    assert list(task(driver.address)(range(3000))) == list(range(0, 6000, 2))
+    driver.nodes["worker:0"].desk.close()
+    main.join(SECONDS)
+
+
+def test_nobody_is_answered_without_the_token(driver: Driver) -> None:
+    client = connect(driver.servers["worker:0"].place, near=True)
+    ticket = wire.encode(inferring.Ticket("input", 0, 0, b"", 1.0))
+    _, reader = client.do_exchange(flight.FlightDescriptor.for_command(ticket))
+    with pytest.raises(flight.FlightUnauthenticatedError):
+        reader.read_chunk()
+    client.close()
+
+
+def test_a_cluster_that_has_ended_is_told_of(driver: Driver) -> None:
+    driver.close()
+    with pytest.raises(FeedFailed, match="cluster c cannot be reached at .* so it has ended"):
+        list(task(driver.address)(range(4)))
+
+
+# --- who answers what -----------------------------------------------------------------------------
+
+
+def test_a_repeated_attempt_goes_to_another_node_and_work_is_spread(tmp_path: Path) -> None:
+    from tfos_nb.runtime.lifecycle import FeedPlace
+    from tfos_nb.runtime.placement import AskPlaces, ClaimNode, ReleaseNode
+
+    places = {name: FeedPlace(f"/{name}", "h", 1, b"") for name in ("worker:0", "worker:1", "worker:2")}
+    closed = [""]
+    desk = PlacementDesk(lambda: places, lambda: closed[0])
+    assert desk.asked(AskPlaces("input")).places == places
+    near = ("worker:0", "worker:1")
+    assert [desk.asked(ClaimNode("i", p, p, near)) for p in range(4)] == ["worker:0", "worker:1"] * 2
+    assert desk.asked(ClaimNode("i", 0, 10, near)) == "worker:1"
+    desk.asked(ReleaseNode("i", 0, 0))
+    desk.asked(ReleaseNode("i", 2, 2))
+    assert desk.asked(ClaimNode("i", 5, 11, near)) == "worker:0"
+    assert desk.asked(ClaimNode("i", 6, 12, ())) == "worker:2"  # nobody near: anybody
+    closed[0] = "wait() has told the nodes"
+    assert "wait() has told the nodes" in desk.asked(AskPlaces("input")).refused
+    closed[0] = ""
+    places.clear()
+    assert "every main that could has returned" in desk.asked(AskPlaces("input")).refused
+
+
+def test_the_messages_of_inference_cross_a_wire() -> None:
+    ticket = inferring.Ticket("input", 3, 4, b"s", 5.0)
+    assert wire.decode(wire.encode(ticket)) == ticket
+    assert isinstance(FeedRow((1,)), tuple)
+    assert DataFeed is not None

@@ -1,0 +1,45 @@
+"""Plans with parameter servers, evaluators and chiefs of all names, refused before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tfos_nb.errors import PlanError
+from tfos_nb.runtime.plan import ClusterPlan
+
+
+def test_parameter_servers_on_the_driver_are_no_nodes_of_sparks() -> None:
+    plan = ClusterPlan(2, ps=2, driver_ps_nodes=True)
+    assert [str(node) for node in plan.spark_nodes] == ["chief:0", "worker:0", "worker:1"]
+    assert [str(node) for node in plan.driver_nodes] == ["ps:0", "ps:1"]
+    assert str(plan).count("on the driver") == 2
+    assert ClusterPlan(2, ps=2).driver_nodes == ()
+
+
+@pytest.mark.parametrize("name", ["chief", "master"])
+def test_a_master_node_is_a_chief_by_either_name(name: str) -> None:
+    plan = ClusterPlan(1, master_node=name)
+    assert str(plan.chief_node) == "chief:0"
+    assert ("TensorFlow 2 calls it chief" in str(plan)) == (name == "master")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 0, "ps": 1}, "ps=1 and no worker: parameter servers serve workers. Ask for workers=1"),
+        ({"driver_ps_nodes": True}, "driver_ps_nodes: there are no parameter servers"),
+        ({"ps": 1, "driver_ps_nodes": 1}, "driver_ps_nodes is True or False"),
+        ({"master_node": "boss"}, "master_node='boss': it is 'chief', or 'master'"),
+        ({"master_node": "chief", "chief": False}, "asks for a chief, chief=False for none"),
+        ({"evaluator_may_fail": True}, "evaluator_may_fail: there is no evaluator"),
+        ({"protocol": ""}, "protocol='': it is 'grpc'"),
+        ({"protocol": None}, "protocol=None: it is 'grpc'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        ClusterPlan(**options)
+    assert message in str(caught.value)

@@ -1,0 +1,124 @@
+"""What tasks write and the driver commits, without Spark: whose files stay, and what is left when something fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pytest
+
+from tests.tfrecord.test_framing import read
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.tfrecord.fields import Field, RecordType
+from tfos_nb.runtime.tfrecord.files import found
+from tfos_nb.runtime.tfrecord.writing import Encoding, WriteJob, write_part
+
+ROWS = pa.record_batch({"x": pa.array([1, 2, 3], pa.int64())})
+
+
+def job_at(url: str, *, gzip: bool = False, partitioned: bool = False, name: str = "job") -> WriteJob:
+    partition = ((0, "k"),) if partitioned else ()
+    job = WriteJob(url, Encoding((Field("x", "bigint"),), partition, RecordType.EXAMPLE, gzip), name)
+    job.begin()
+    return job
+
+
+def there(path: Path) -> list[str]:
+    return sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+
+
+def records(path: Path) -> int:
+    return sum(len(read(Path(file.url).read_bytes())[0]) for file in found(str(path)))
+
+
+def test_only_the_attempt_that_spark_took_is_committed(tmp_path: Path) -> None:
+    job = job_at(str(tmp_path / "out"))
+    write_part(job, [ROWS], 0)
+    taken = write_part(job, [ROWS], 0)
+    assert len(there(tmp_path / "out/_temporary-job")) == 2
+    job.commit([taken])
+    assert there(tmp_path / "out") == ["_SUCCESS", "part-00000-job.tfrecord"]
+    assert records(tmp_path / "out") == 3
+
+
+def test_a_task_that_fails_leaves_nothing_that_is_read(tmp_path: Path) -> None:
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield ROWS
+        raise ZeroDivisionError
+
+    job = job_at(str(tmp_path / "out"))
+    with pytest.raises(ZeroDivisionError):
+        write_part(job, rows(), 0)
+    assert there(tmp_path) == []
+    job.abort()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_job_that_fails_leaves_what_was_there_before(tmp_path: Path) -> None:
+    first = job_at(str(tmp_path), name="first")
+    first.commit([write_part(first, [ROWS], 0)])
+    second = job_at(str(tmp_path), name="second")
+    write_part(second, [ROWS], 0)
+    second.abort()
+    assert there(tmp_path) == ["_SUCCESS", "part-00000-first.tfrecord"]
+
+
+def test_an_overwrite_leaves_the_new_files_alone(tmp_path: Path) -> None:
+    rows = pa.record_batch({"k": ["a", "b", "a"], "x": pa.array([1, 2, 3], pa.int64())})
+    for name, overwrite in (("first", False), ("second", True)):
+        job = job_at(str(tmp_path), partitioned=True, name=name)
+        batch = rows if name == "first" else rows.slice(0, 1)
+        job.commit([write_part(job, [batch], 0)], overwrite=overwrite)
+    assert there(tmp_path) == ["_SUCCESS", "k=a/part-00000-second.tfrecord"]
+    assert not (tmp_path / "k=b").exists()
+
+
+def test_a_task_without_rows_writes_no_file(tmp_path: Path) -> None:
+    job = job_at(str(tmp_path))
+    job.commit([write_part(job, [], 0), write_part(job, [ROWS.slice(0, 0)], 1)])
+    assert there(tmp_path) == ["_SUCCESS"]
+
+
+def test_many_directories_do_not_hold_as_many_files_open(tmp_path: Path) -> None:
+    keys = [str(number % 100) for number in range(300)]
+    rows = pa.record_batch({"k": keys, "x": pa.array(range(300), pa.int64())})
+    job = job_at(str(tmp_path), partitioned=True)
+    written = write_part(job, [rows, rows], 0)
+    job.commit([written])
+    assert len({file.place for file in written.files}) == len(written.files) > 100
+    assert records(tmp_path) == 600
+    assert len(list(tmp_path.glob("k=*"))) == 100
+
+
+def test_a_file_that_is_not_to_be_seen_here_names_the_host(tmp_path: Path) -> None:
+    job = job_at(str(tmp_path))
+    written = write_part(job, [ROWS], 0)
+    Path(written.files[0].temporary).unlink()
+    with pytest.raises(FeedFailed, match=f"which an executor on {written.host} wrote, is not to be seen"):
+        job.commit([written])
+
+
+def test_a_task_that_does_not_see_the_drivers_directory_says_so(tmp_path: Path) -> None:
+    job = job_at(str(tmp_path))
+    job.abort()
+    with pytest.raises(FeedFailed, match="which the driver made, is not to be seen"):
+        write_part(job, [ROWS], 0)
+
+
+def test_a_url_is_written_like_a_path() -> None:
+    job = job_at("memory://tfrecord-writing/out", gzip=True)
+    job.commit([write_part(job, [ROWS], 0)])
+    fs = fsspec.filesystem("memory")
+    (name,) = [path for path in fs.find("/tfrecord-writing") if not path.endswith("_SUCCESS")]
+    assert name.endswith("/out/part-00000-job.tfrecord.gz")
+    assert len(read(fs.cat(name))[0]) == 3
+
+
+def test_a_batch_of_large_rows_is_written_in_pieces(tmp_path: Path) -> None:
+    rows = pa.record_batch({"x": pa.array([b"\1" * 1_000_000] * 40)})
+    encoding = Encoding((Field("x", "binary"),), (), RecordType.EXAMPLE, gzip=False)
+    pieces = list(encoding.pieces([rows]))
+    assert sum(count for _, count, _ in pieces) == 40
+    assert max(data.size for _, _, data in pieces) < 10_000_000

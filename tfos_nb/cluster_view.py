@@ -1,0 +1,104 @@
+"""What a cluster shows of itself, running or ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from tfos_nb.errors import ClusterClosed
+from tfos_nb.fate import Fate
+from tfos_nb.life import Life
+from tfos_nb.roster import Roster
+from tfos_nb.runtime.plan import ClusterPlan
+from tfos_nb.runtime.reports import History
+from tfos_nb.state import ClusterState, ClusterStatus, LogLine
+
+__all__ = ["ClusterView"]
+
+_LOG_SHOWN = 60  # lines of all nodes in a snapshot
+
+
+class ClusterView:
+    """The part of :class:`tfos_nb.Cluster` that only looks."""
+
+    plan: ClusterPlan
+    id: str
+    _master: str
+    _roster: Roster
+    _fate: Fate
+    _life: Life
+    _log_dir: str
+    _tunnel: str
+
+    @property
+    def state(self) -> ClusterStatus:
+        """Where the cluster is in its life."""
+        with self._changed:
+            status = self._life.status
+            return ClusterStatus.RUNNING if status is ClusterStatus.STARTING and self._roster.all_up else status
+
+    @property
+    def history(self) -> History:
+        """The metrics of each epoch, as the chief reported them: ``cluster.history["loss"]``."""
+        return self._roster.history
+
+    def logs(self, node: str = "") -> str:
+        """Return what a node wrote of late to its output, such as ``logs("worker:1")``; the chief's by default."""
+        return "\n".join(self._roster.logs(self._node_named(node)))
+
+    def log_lines(self, node: str = "", limit: int = 500) -> Sequence[LogLine]:
+        """Return a node's newest lines, each with its time; the chief's by default."""
+        return self._roster.log_lines(self._node_named(node), limit=limit)
+
+    def _node_named(self, node: str) -> str:
+        names = [str(known) for known in self.plan.nodes]
+        wanted = node or str(self.plan.chief_node)
+        if wanted not in names:
+            raise ValueError(f"no node {wanted!r}: the cluster has {', '.join(names)}")
+        return wanted
+
+    @property
+    def tensorboard_socket(self) -> str:
+        """The unix socket that leads to TensorBoard on the chief's executor; empty if there is none, or none now."""
+        return self._tunnel if self._tunnel and not self._life.status.ended else ""
+
+    def snapshot(self) -> ClusterState:
+        """Return how the cluster looks now."""
+        with self._changed:
+            feed = self._roster.feeds.current
+            return ClusterState(
+                name=self.plan.name,
+                id=self.id,
+                status=self.state,
+                nodes=self._roster.snapshot(),
+                feed=feed.progress if feed is not None else None,
+                elapsed=self._life.elapsed,
+                error=str(self._fate.error or ""),
+                spark_master=self._master,
+                log=tuple(self._roster.log_tail(_LOG_SHOWN)),
+                log_dir=self._log_dir,
+                plan=str(self.plan),
+            )
+
+    def __repr__(self) -> str:
+        state = self.snapshot()
+        minutes, seconds = divmod(int(state.elapsed), 60)
+        count = "1 node" if len(self.plan.nodes) == 1 else f"{len(self.plan.nodes)} nodes"
+        return f"<Cluster {self.plan.name} {state.status.value} {count} {minutes}:{seconds:02}>"
+
+    @property
+    def _changed(self) -> threading.Condition:
+        return self._roster.changed
+
+    def _refuse_if_over(self, call: str) -> None:
+        if self._fate.error is not None:
+            raise self._fate.error
+        if self._roster.failures:
+            self._fate.raise_outcome()
+        if self._roster.feeds.closed and not self._life.status.ended and self._fate.stop is None:
+            raise ClusterClosed(
+                f"cluster {self.plan.name}: {self._roster.feeds.closed}; launch it anew to {call} again"
+            )
+        if self._life.status.ended or self._fate.failing:
+            state = self.state.value
+            raise ClusterClosed(f"cluster {self.plan.name} is {state}: {call} needs a running one; launch it anew")

@@ -1,0 +1,101 @@
+"""``TFManager``: what a program's ``ctx.mgr`` is, as TensorFlowOnSpark calls it."""  # noqa: N999 - its name
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NoReturn
+
+from tfos_nb.errors import PlanError
+
+__all__ = ["NodeManager", "TFManager", "connect", "start"]
+
+logger = logging.getLogger(__name__)
+
+
+class NodeManager:
+    """``ctx.mgr``: the node's queues and a few values, all within the node's own process.
+
+    Parameters
+    ----------
+    native : tfos_nb.runtime.context.NodeContext
+        The node.
+    """
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+        self._values: dict[str, Any] = {"state": "running"}
+
+    def get(self, key: str) -> Any:
+        """Return a value: ``"state"`` is running, terminating or stopped."""
+        if key == "state" and self._values["state"] == "running" and self.native.should_stop:
+            return "stopped"
+        return self._values.get(key)
+
+    def set(self, key: str, value: Any) -> None:
+        """Keep a value, for this node alone."""
+        self._values[key] = value
+
+    def get_queue(self, name: str) -> _Rows | _Results | _Errors | None:
+        """Return a queue that gives or takes one row at a time; None if there is none of that name."""
+        if name == "output":
+            return _Results(self.native)
+        if name == "error":
+            return _Errors()
+        rows = self.native._rows()
+        return _Rows(self.native, name) if name in rows.queues.names else None
+
+
+class _Rows:
+    """Rows one by one. Slow: a :class:`tfos_nb.compat.TFNode.DataFeed` takes many at once."""
+
+    def __init__(self, native: Any, name: str) -> None:
+        self._feed = native.get_data_feed(True, name)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Return the next row; None at the end."""
+        rows = self._feed.next_batch(1)
+        return rows[0] if rows else None
+
+    def task_done(self) -> None:
+        """Do nothing: a row is done when it has been taken."""
+
+    join = task_done
+
+
+class _Results:
+    """Results one by one."""
+
+    def __init__(self, native: Any) -> None:
+        self._feed = native.get_data_feed(False)
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Give the result of the next row."""
+        self._feed.batch_results([item])
+
+
+class _Errors:
+    """What a program reports: it goes to the node's log."""
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Log a traceback."""
+        logger.error("%s", item)
+
+
+class TFManager:
+    """Kept for programs that name it."""
+
+
+def start(authkey: bytes, queues: Any, mode: str = "local") -> NoReturn:
+    """Refuse: a node needs no manager's process."""
+    _refuse()
+
+
+def connect(address: Any, authkey: bytes) -> NoReturn:
+    """Refuse: a node's queues are within its own process."""
+    _refuse()
+
+
+def _refuse() -> NoReturn:
+    raise PlanError(
+        "there is no manager's process, and no port of one: a program has its queues as ctx.mgr, or ctx.get_data_feed()"
+    )

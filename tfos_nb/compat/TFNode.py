@@ -1,0 +1,153 @@
+"""``TFNode``: what a program calls on a node, as TensorFlowOnSpark calls it."""  # noqa: N999 - its name
+
+from __future__ import annotations
+
+import getpass
+import logging
+import re
+from typing import Any, NoReturn
+
+from tfos_nb.errors import FeedFailed, TfosError
+
+__all__ = [
+    "DataFeed",
+    "batch_results",
+    "export_saved_model",
+    "hdfs_path",
+    "next_batch",
+    "release_port",
+    "start_cluster_server",
+    "terminate",
+]
+
+logger = logging.getLogger(__name__)
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
+class DataFeed:
+    """The rows of a node, as lists.
+
+    Parameters
+    ----------
+    mgr : NodeManager
+        ``ctx.mgr``.
+    train_mode : bool
+        True: the rows of ``train``. False: those of ``inference``, each of which wants a result.
+    qname_in, qname_out : str
+        The queues.
+    input_mapping : dict of str to str, optional
+        The tensor of each column: batches are then ``{tensor: list}``.
+    """
+
+    def __init__(
+        self,
+        mgr: Any,
+        train_mode: bool = True,
+        qname_in: str = "input",
+        qname_out: str = "output",
+        input_mapping: dict[str, str] | None = None,
+    ) -> None:
+        native = getattr(mgr, "native", None)
+        if native is None:
+            raise FeedFailed(f"DataFeed takes ctx.mgr, not a {type(mgr).__name__}")
+        self.mgr = mgr
+        self.train_mode = train_mode
+        self.qname_in, self.qname_out = qname_in, qname_out
+        self._feed = native.get_data_feed(train_mode, qname_in, qname_out, input_mapping)
+
+    @property
+    def done_feeding(self) -> bool:
+        """Whether the feed is at its end."""
+        return bool(self._feed.done_feeding)
+
+    def next_batch(self, batch_size: int) -> Any:
+        """Wait for rows; return a list of at most ``batch_size``, or ``{tensor: list}``. Empty at the end."""
+        return self._feed.next_batch(batch_size)
+
+    def should_stop(self) -> bool:
+        """Whether the feed is at its end."""
+        return bool(self._feed.should_stop())
+
+    def batch_results(self, results: Any) -> None:
+        """Give the results of the rows that were taken last, one a row."""
+        self._feed.batch_results(results)
+
+    def terminate(self) -> None:
+        """Want no more rows: what Spark still has to read for them is not read."""
+        self.mgr.set("state", "terminating")
+        self._feed.terminate()
+
+
+def hdfs_path(ctx: Any, path: str) -> str:
+    """Return a path in full, as the cluster's file systems understand it.
+
+    A URL of any scheme stays as it is. An absolute path is put on ``ctx.defaultFS``; a relative one under the user's
+    folder there, or under the driver's working folder if it is the local file system.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> ctx = SimpleNamespace(defaultFS="hdfs://nn:8020", working_dir="/home/me", user="me")
+    >>> hdfs_path(ctx, "mnist"), hdfs_path(ctx, "/mnist"), hdfs_path(ctx, "gs://bucket/mnist")
+    ('hdfs://nn:8020/user/me/mnist', 'hdfs://nn:8020/mnist', 'gs://bucket/mnist')
+    """
+    if _URL.match(path):
+        return path
+    root = str(ctx.defaultFS)
+    if path.startswith("/"):
+        return root + path
+    if root.startswith("file:"):
+        return f"{root}/{str(ctx.working_dir)[1:]}/{path}"
+    if root.startswith(("hdfs:", "viewfs:")):
+        return f"{root}/user/{getattr(ctx, 'user', '') or getpass.getuser()}/{path}"
+    logger.warning("a relative path on %s: it is put below its root", root)
+    return f"{root}/{path}"
+
+
+def start_cluster_server(ctx: Any, num_gpus: int = 1, rdma: bool = False) -> tuple[Any, Any]:
+    """Start TensorFlow's server of this node; return the cluster's specification and the server.
+
+    A strategy of TensorFlow 2 starts its own: this is for programs of ``tf.compat.v1``, and for parameter servers,
+    which then call ``server.join()``.
+    """
+    import tensorflow as tf
+
+    if ctx._server is None:
+        spec = {("chief" if name == "master" else name): list(at) for name, at in ctx.cluster_spec.items()}
+        job = "chief" if ctx.job_name == "master" else ctx.job_name
+        cluster = tf.train.ClusterSpec(spec)
+        protocol = "grpc+verbs" if rdma else "grpc"
+        ctx._server = cluster, tf.distribute.Server(cluster, job_name=job, task_index=ctx.task_index, protocol=protocol)
+    found: tuple[Any, Any] = ctx._server
+    return found
+
+
+def export_saved_model(sess: Any, export_dir: str, tag_set: Any, signatures: Any) -> NoReturn:
+    """Refuse: it is of TensorFlow 1."""
+    raise TfosError("export_saved_model(sess, …) is of TensorFlow 1: call compat.export_saved_model(model, export_dir)")
+
+
+def release_port(ctx: Any) -> None:
+    """Do nothing: TensorFlow takes the node's port while it is held."""
+
+
+def next_batch(mgr: Any, batch_size: int, qname: str = "input") -> NoReturn:
+    """Refuse, as TensorFlowOnSpark does."""
+    _refuse()
+
+
+def batch_results(mgr: Any, results: Any, qname: str = "output") -> NoReturn:
+    """Refuse, as TensorFlowOnSpark does."""
+    _refuse()
+
+
+def terminate(mgr: Any, qname: str = "input") -> NoReturn:
+    """Refuse, as TensorFlowOnSpark does."""
+    _refuse()
+
+
+def _refuse() -> NoReturn:
+    raise TfosError(
+        "the functions next_batch, batch_results and terminate were taken away: use the class TFNode.DataFeed"
+    )

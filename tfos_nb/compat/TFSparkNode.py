@@ -1,0 +1,138 @@
+"""``TFSparkNode``: what a program gets as ``ctx``, as TensorFlowOnSpark calls it."""  # noqa: N999 - its name
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from tfos_nb.compat import TFNode
+from tfos_nb.errors import FeedFailed, PlanError
+
+__all__ = ["TFNodeContext", "TFSparkNode", "inference", "run", "shutdown", "train"]
+
+
+class TFNodeContext:
+    """A node's place in its cluster.
+
+    Attributes
+    ----------
+    executor_id, worker_num : int
+        The node's number among all: parameter servers first, then chief, evaluator and workers.
+    job_name : str
+        ``"ps"``, ``"chief"`` (or ``"master"``), ``"evaluator"`` or ``"worker"``.
+    task_index : int
+        Its number among those of its job.
+    cluster_spec : dict of str to list of str
+        The addresses of each job.
+    num_workers : int
+        Chief and workers.
+    defaultFS, working_dir : str
+        Hadoop's file system, and the folder of the driver.
+    mgr : NodeManager or None
+        What a :class:`tfos_nb.compat.TFNode.DataFeed` is made of.
+    tmp_socket : None
+        No socket of Python's holds the port.
+    native : tfos_nb.runtime.context.NodeContext
+        This package's own ``ctx``: ``dataset``, ``requests``, ``save``, ``report`` and more.
+    """
+
+    def __init__(  # noqa: PLR0917 - its order
+        self,
+        executor_id: int = 0,
+        job_name: str = "",
+        task_index: int = 0,
+        cluster_spec: dict[str, list[str]] | None = None,
+        defaultFS: str = "file://",  # noqa: N803 - its name
+        working_dir: str = ".",
+        mgr: Any = None,
+        tmp_socket: Any = None,
+    ) -> None:
+        self.worker_num = self.executor_id = executor_id
+        self.job_name = job_name
+        self.task_index = task_index
+        self.cluster_spec = cluster_spec or {}
+        self.num_workers = sum(len(self.cluster_spec.get(name, ())) for name in ("master", "chief", "worker"))
+        self.defaultFS = defaultFS
+        self.working_dir = working_dir
+        self.mgr = mgr
+        self.tmp_socket = tmp_socket
+        self.native: Any = None
+        self.user = ""
+        self._server: tuple[Any, Any] | None = None
+
+    def absolute_path(self, path: str) -> str:
+        """Return a path in full: see :func:`tfos_nb.compat.TFNode.hdfs_path`."""
+        return TFNode.hdfs_path(self, path)
+
+    tf_path = absolute_path
+
+    def get_data_feed(
+        self,
+        train_mode: bool = True,
+        qname_in: str = "input",
+        qname_out: str = "output",
+        input_mapping: dict[str, str] | None = None,
+    ) -> TFNode.DataFeed:
+        """Return the rows that are fed to this node, as lists."""
+        if self.mgr is None:
+            raise FeedFailed("this program gets no rows from Spark: it runs on its own")
+        return TFNode.DataFeed(self.mgr, train_mode, qname_in, qname_out, input_mapping)
+
+    def next_batch(self, batch_size: int, qname: str = "input") -> Any:
+        """Return the next rows that ``train`` feeds; empty at the end."""
+        return self.get_data_feed(True, qname).next_batch(batch_size)
+
+    def start_cluster_server(self, num_gpus: int = 1, rdma: bool = False) -> tuple[Any, Any]:
+        """Start TensorFlow's server: see :func:`tfos_nb.compat.TFNode.start_cluster_server`."""
+        return TFNode.start_cluster_server(self, num_gpus, rdma)
+
+    @property
+    def cluster(self) -> Any:
+        """The ``tf.train.ClusterSpec``."""
+        import tensorflow as tf
+
+        return tf.train.ClusterSpec(self.cluster_spec)
+
+    @property
+    def server(self) -> Any:
+        """TensorFlow's server of this node, started when it is first asked for."""
+        return self.start_cluster_server()[1]
+
+    def export_saved_model(self, sess: Any, export_dir: str, tag_set: Any, signatures: Any) -> None:
+        """Export a session's graph: see :func:`tfos_nb.compat.TFNode.export_saved_model`."""
+        TFNode.export_saved_model(sess, export_dir, tag_set, signatures)
+
+    def release_port(self) -> None:
+        """Do nothing: TensorFlow takes the node's port while it is held."""
+
+
+class TFSparkNode:
+    """Kept for programs that look at it."""
+
+    mgr = None
+    cluster_id = None
+
+
+def run(  # noqa: PLR0917 - its order
+    fn: Any, tf_args: Any, cluster_meta: Any, tensorboard: bool, log_dir: Any, queues: Any, background: bool
+) -> NoReturn:
+    """Refuse: a node is started by ``TFCluster.run``."""
+    _refuse("run", "TFCluster.run(sc, map_fun, …)")
+
+
+def train(cluster_info: Any, cluster_meta: Any, feed_timeout: float = 600, qname: str = "input") -> NoReturn:
+    """Refuse: rows are fed by ``cluster.train``."""
+    _refuse("train", "cluster.train(rdd)")
+
+
+def inference(cluster_info: Any, feed_timeout: float = 600, qname: str = "input") -> NoReturn:
+    """Refuse: rows are answered by ``cluster.inference``."""
+    _refuse("inference", "cluster.inference(rdd)")
+
+
+def shutdown(cluster_info: Any, grace_secs: float = 0, queues: Any = ("input",)) -> NoReturn:
+    """Refuse: a cluster is ended by ``cluster.shutdown``."""
+    _refuse("shutdown", "cluster.shutdown()")
+
+
+def _refuse(name: str, instead: str) -> NoReturn:
+    raise PlanError(f"TFSparkNode.{name} is inside of TensorFlowOnSpark, and has no counterpart here: call {instead}")

@@ -1,0 +1,39 @@
+"""``compat``: what differed between versions of TensorFlow, as TensorFlowOnSpark calls it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any
+
+from tfos_nb.compat import gpu_info
+
+__all__ = ["disable_auto_shard", "export_saved_model", "is_gpu_available"]
+
+
+def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> None:
+    """Write a Keras model as a SavedModel. The chief's is the one; the others take part, and throw theirs away."""
+    if is_chief:
+        _export(model, export_dir)
+        return
+    with tempfile.TemporaryDirectory(prefix="tfos_nb-export-") as scratch:
+        _export(model, os.path.join(scratch, "model"))
+
+
+def _export(model: Any, directory: str) -> None:
+    if hasattr(model, "export"):
+        model.export(directory)
+    else:
+        model.save(directory, save_format="tf")
+
+
+def disable_auto_shard(options: Any) -> None:
+    """Have a ``tf.data.Options`` leave the rows as they are shared out."""
+    import tensorflow as tf
+
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+
+
+def is_gpu_available() -> bool:
+    """Whether this host has a GPU."""
+    return gpu_info.is_gpu_available()

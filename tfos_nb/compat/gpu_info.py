@@ -1,0 +1,71 @@
+"""``gpu_info``: which GPUs of this host nobody uses, as TensorFlowOnSpark calls it.
+
+A node gets its GPUs from Spark, and ``CUDA_VISIBLE_DEVICES`` is set: a program seldom has to ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from typing import Any
+
+from tfos_nb.errors import TfosError
+
+__all__ = ["AS_LIST", "AS_STRING", "MAX_RETRIES", "get_gpus", "is_gpu_available"]
+
+MAX_RETRIES = 3
+AS_STRING = "string"
+AS_LIST = "list"
+
+
+def is_gpu_available() -> bool:
+    """Whether this host has a GPU."""
+    return bool(_gpus())
+
+
+def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) -> str | list[str]:
+    """Return GPUs that no process uses.
+
+    Parameters
+    ----------
+    num_gpu : int
+        How many.
+    worker_index : int
+        Which of several workers on this host asks, so that they get different ones; -1: any.
+    format : str
+        ``AS_STRING``, as ``CUDA_VISIBLE_DEVICES`` takes it, or ``AS_LIST``.
+
+    Raises
+    ------
+    TfosError
+        If there are not so many.
+    """
+    free = [index for index, busy in _gpus() if not busy]
+    if worker_index < 0:
+        random.shuffle(free)
+        chosen = free[:num_gpu]
+    else:
+        chosen = free[worker_index * num_gpu : (worker_index + 1) * num_gpu]
+    if len(chosen) < num_gpu:
+        raise TfosError(f"{num_gpu} GPUs were asked for, and {len(chosen)} are free here for worker {worker_index}")
+    names = [str(index) for index in chosen]
+    return names if format == AS_LIST else ",".join(names)
+
+
+def _gpus() -> list[tuple[int, bool]]:
+    """Return each GPU's number, and whether a process uses it."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # noqa: BLE001 - no package, no library or no driver: no GPU
+        return []
+    try:
+        return [(index, _is_busy(pynvml, index)) for index in range(pynvml.nvmlDeviceGetCount())]
+    finally:
+        with contextlib.suppress(Exception):
+            pynvml.nvmlShutdown()
+
+
+def _is_busy(nvml: Any, index: int) -> bool:
+    return bool(nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(index)))

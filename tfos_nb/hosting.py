@@ -1,0 +1,84 @@
+"""Nodes on the driver's own host: parameter servers that take no slot of Spark's.
+
+The supervisor is the one that a Spark task would start, and speaks to the same door; a thread of the driver waits for
+it in the task's place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+
+import grpc
+
+from tfos_nb.runtime.door import DoorClient
+from tfos_nb.runtime.lifecycle import NodeJob
+from tfos_nb.runtime.node import NodeTask, SupervisorEnded
+from tfos_nb.runtime.process import kill_group, start_module, write_frame
+
+__all__ = ["HostedNode"]
+
+_COMPLAINTS = 8000  # bytes of what a supervisor wrote that are told
+
+
+@dataclass(frozen=True)
+class HostedNode:
+    """Run one node here, for as long as it lives.
+
+    Parameters
+    ----------
+    task : NodeTask
+        What would be sent to Spark.
+    node : str
+        Which of the cluster's nodes.
+    """
+
+    task: NodeTask
+    node: str
+
+    def __call__(self) -> None:
+        """Start its supervisor, and wait for it."""
+        with tempfile.TemporaryFile() as complaints:
+            supervisor = start_module(
+                "tfos_nb.runtime.supervisor",
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
+                stdin=subprocess.PIPE,
+                stderr=complaints.fileno(),
+            )
+            assert supervisor.stdin is not None, "it was asked for"
+            try:
+                with contextlib.suppress(BrokenPipeError):  # it is dead: the code and the complaints tell why
+                    write_frame(supervisor.stdin, self._job())
+                code = supervisor.wait()
+            finally:
+                kill_group(supervisor)
+                supervisor.stdin.close()
+            if code != 0:
+                complaints.seek(0)
+                self._tell(code, complaints.read()[-_COMPLAINTS:].decode(errors="replace"))
+
+    def _job(self) -> NodeJob:
+        task = self.task
+        return NodeJob(
+            node=self.node,
+            cluster=task.cluster,
+            attempt=0,
+            executor="driver",
+            door_host=task.door.host,
+            door_port=task.door.port,
+            hold=True,
+            env=task.env,
+            python_path=task.python_path,
+            settings={**task.settings, "fed": self.node in task.fed},
+            certificate=task.door.certificate,
+            token=task.door.token,
+            payload=task.payload,
+        )
+
+    def _tell(self, code: int, text: str) -> None:
+        with DoorClient(self.task.door) as door, contextlib.suppress(grpc.RpcError):  # the cluster may be over
+            door.ask(SupervisorEnded(self.node, code, text))

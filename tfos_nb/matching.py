@@ -1,0 +1,260 @@
+"""Which columns become which inputs of a model, and which columns its outputs become.
+
+What is not said is found by names and shapes; what does not fit is refused before any row is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    NumericType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from tfos_nb.errors import PlanError
+from tfos_nb.runtime.intake import Feed
+from tfos_nb.runtime.models import Tensor, near
+from tfos_nb.runtime.outlet import SPARK_TYPES
+
+__all__ = ["Inputs", "Outputs", "column_type", "depth_of", "feeds_of", "fields_added"]
+
+Inputs = str | Sequence[str] | Mapping[str, str | Sequence[str]] | None
+Outputs = str | Mapping[str, str]
+
+
+def feeds_of(
+    tensors: Sequence[Tensor], fields: Sequence[StructField], inputs: Inputs, decode: Sequence[str] = ()
+) -> tuple[Feed, ...]:
+    """Return where each input's values come from.
+
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        The model's inputs.
+    fields : sequence of StructField
+        The DataFrame's columns.
+    inputs : str, list, dict or None
+        What :func:`tfos_nb.predict` takes.
+    decode : sequence of str
+        The columns of encoded pictures.
+
+    Raises
+    ------
+    PlanError
+        If a column is not there, does not fit, or could be several.
+    """
+    names = [column.name for column in fields]
+    for name in decode:
+        _refuse_absent(name, names, "decode")
+    wanted = _wanted(tensors, fields, inputs, decode)
+    return tuple(_feed(tensor, columns, fields, decode) for tensor, columns in zip(tensors, wanted, strict=True))
+
+
+def _wanted(
+    tensors: Sequence[Tensor], fields: Sequence[StructField], inputs: Inputs, decode: Sequence[str]
+) -> list[list[str]]:
+    """Return the names of the columns of each input."""
+    if inputs is None:
+        return _wanted_by_name(tensors, fields, decode)
+    if isinstance(inputs, Mapping):
+        names = [tensor.name for tensor in tensors]
+        for key in inputs:
+            if key not in names:
+                raise PlanError(f"inputs: the model has no input {key!r}{near(key, names)}. {_takes(tensors)}")
+        missing = [name for name in names if name not in inputs]
+        if missing:
+            raise PlanError(f"inputs names no column for {', '.join(missing)}. {_takes(tensors)}")
+        return [_listed(inputs[name]) for name in names]
+    columns = _listed(inputs)
+    if len(tensors) == 1 and columns:
+        return [columns]
+    if len(columns) != len(tensors):
+        count = f"{len(columns)} column" + "s" * (len(columns) != 1)
+        raise PlanError(f"inputs names {count}: it takes one for each input. {_takes(tensors)}")
+    return [[column] for column in columns]
+
+
+def _listed(columns: Any) -> list[str]:
+    listed = [columns] if isinstance(columns, str) else columns
+    if not isinstance(listed, Sequence) or not all(isinstance(column, str) for column in listed):
+        raise PlanError(f"inputs: {columns!r} is neither the name of a column nor a list of names")
+    return list(listed)
+
+
+def _wanted_by_name(tensors: Sequence[Tensor], fields: Sequence[StructField], decode: Sequence[str]) -> list[list[str]]:
+    """Find the columns by the inputs' names, and for what is left those that alone fit."""
+    names = [column.name for column in fields]
+    wanted = {tensor.name: tensor.name for tensor in tensors if tensor.name in names}
+    left = [tensor for tensor in tensors if tensor.name not in wanted]
+    fitting = {
+        tensor.name: [
+            column.name
+            for column in fields
+            if column.name not in wanted.values() and _why_unfit(column, tensor, column.name in decode) is None
+        ]
+        for tensor in left
+    }
+    while True:
+        sure = next((name for name, columns in fitting.items() if len(columns) == 1), None)
+        if sure is None:
+            break
+        (wanted[sure],) = fitting.pop(sure)
+        taken = wanted[sure]
+        fitting = {name: [column for column in columns if column != taken] for name, columns in fitting.items()}
+    if not fitting:
+        return [[wanted[tensor.name]] for tensor in tensors]
+    raise PlanError(_unsure(tensors, fields, fitting))
+
+
+def _unsure(tensors: Sequence[Tensor], fields: Sequence[StructField], fitting: Mapping[str, Sequence[str]]) -> str:
+    has = f"{_takes(tensors)}. The DataFrame has {', '.join(_described(column) for column in fields)}"
+    if len(tensors) > 1:
+        example = ", ".join(f"{tensor.name!r}: …" for tensor in tensors)
+        return f"not every input has a column of its name. {has}. Say which: inputs={{{example}}}"
+    (columns,) = fitting.values()
+    several = "" if len(tensors[0].shape) != 1 else ", or several numeric ones, side by side: inputs=['a', 'b', …]"
+    which = f"{len(columns)} columns fit ({', '.join(columns)})" if columns else "no column fits"
+    return f"{which}. {has}. Say which: inputs='COLUMN'{several}"
+
+
+def _feed(tensor: Tensor, columns: list[str], fields: Sequence[StructField], decode: Sequence[str]) -> Feed:
+    names = [column.name for column in fields]
+    for name in columns:
+        _refuse_absent(name, names, "inputs")
+        if names.count(name) > 1:
+            raise PlanError(f"inputs: there are {names.count(name)} columns {name!r}: rename one")
+    positions = tuple(names.index(name) for name in columns)
+    pictures = len(columns) == 1 and columns[0] in decode
+    if len(columns) == 1:
+        _refuse_unfit(fields[positions[0]], tensor, pictures)
+    elif len(tensor.shape) != 1 or tensor.shape[0] not in (None, len(columns)):
+        raise PlanError(f"inputs names {len(columns)} columns for one input. {_takes([tensor])}")
+    else:
+        one = Tensor(tensor.name, tensor.dtype, ())
+        for position in positions:
+            _refuse_unfit(fields[position], one, False)
+    return Feed(tensor, positions, tuple(columns), decode=pictures)
+
+
+def _refuse_absent(name: str, names: Sequence[str], where: str) -> None:
+    if name not in names:
+        raise PlanError(f"{where}: no column {name!r}{near(name, names)}; there are {', '.join(names)}")
+
+
+def _refuse_unfit(column: StructField, tensor: Tensor, pictures: bool) -> None:
+    unfit = _why_unfit(column, tensor, pictures)
+    if unfit is not None:
+        raise PlanError(f"column {_described(column)} does not fit {_tensor_text(tensor)}: {unfit}")
+
+
+def depth_of(kind: DataType) -> tuple[DataType, int]:
+    """Return the type of the values in an array type, and how deep they are; an ML vector is one deep."""
+    depth = 0
+    while isinstance(kind, ArrayType):
+        kind, depth = kind.elementType, depth + 1
+    return kind, depth + (type(kind).__name__ == "VectorUDT")
+
+
+def _why_unfit(column: StructField, tensor: Tensor, pictures: bool) -> str | None:
+    """Say why a column cannot become an input, as far as its type tells; None if it can."""
+    kind, depth = depth_of(column.dataType)
+    if pictures:
+        if not isinstance(kind, BinaryType) or depth:
+            return "only a binary column holds encoded pictures"
+        return None if len(tensor.shape) == 3 else "pictures have three axes: height, width, channels"
+    unfit = _why_of_other_type(kind, tensor)
+    if unfit is not None:
+        return unfit
+    vector = type(kind).__name__ == "VectorUDT"
+    if vector and depth > 1:
+        return "its rows are lists of vectors"
+    length = column.metadata.get("ml_attr", {}).get("num_attrs") if vector else None
+    known = [size for size in tensor.shape if size is not None]
+    values = math.prod(known)
+    if depth == len(tensor.shape) or (depth == 1 and len(known) == len(tensor.shape) > 1):
+        exact = len(known) == len(tensor.shape)
+        return f"its vectors have {length} values" if exact and length not in (None, values) else None
+    if depth == 0:
+        return None if values == 1 else "a row of it is one value; name as many columns as it takes, or an array"
+    return f"its rows are lists, {depth} deep" if depth > 1 else "its rows are lists"
+
+
+def _why_of_other_type(kind: DataType, tensor: Tensor) -> str | None:
+    numeric = isinstance(kind, (NumericType, BooleanType)) or type(kind).__name__ == "VectorUDT"
+    if tensor.dtype == "string":
+        return None if isinstance(kind, (StringType, BinaryType)) else "cast it to string"
+    if numeric:
+        return None
+    if isinstance(kind, BinaryType) and len(tensor.shape) == 3:
+        return "it is binary; if these are encoded pictures, name it in decode"
+    return "it is not numeric; cast it, for example to double, or let the model's first layer take strings"
+
+
+def _described(column: StructField) -> str:
+    kind = "vector" if type(column.dataType).__name__ == "VectorUDT" else column.dataType.simpleString()
+    return f"{column.name} ({kind if len(kind) <= 60 else kind[:60] + '…'})"
+
+
+def _tensor_text(tensor: Tensor) -> str:
+    sizes = "x".join("any" if size is None else str(size) for size in tensor.shape)
+    a_row = f"{sizes} values a row" if math.prod(size or 2 for size in tensor.shape) != 1 else "one value a row"
+    return f"{tensor.name} ({tensor.dtype}, {a_row})"
+
+
+def _takes(tensors: Sequence[Tensor]) -> str:
+    return f"The model takes {', '.join(map(_tensor_text, tensors))}"
+
+
+# --- outputs become columns ---------------------------------------------------------------------------------------
+
+
+def fields_added(
+    tensors: Sequence[Tensor], output: Outputs, kept: Sequence[str], case: bool = False
+) -> list[StructField]:
+    """Return the columns of the outputs.
+
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+        The outputs that are wanted.
+    output : str or dict
+        Their column's name (with several outputs ``{output}_{name}``), or ``{output: column}``.
+    kept : sequence of str
+        The DataFrame's columns that stay.
+    case : bool
+        Whether Spark tells upper from lower case.
+
+    Raises
+    ------
+    PlanError
+        If a name is taken.
+    """
+    if isinstance(output, str):
+        names = [output] if len(tensors) == 1 else [f"{output}_{tensor.name}" for tensor in tensors]
+    else:
+        names = [output[tensor.name] for tensor in tensors]
+    there = {name if case else name.lower() for name in kept}
+    for name in names:
+        if (name if case else name.lower()) in there:
+            how = "take another name with output=…, or drop it" if isinstance(output, str) else "name it otherwise"
+            raise PlanError(f"the DataFrame has a column {name!r} already: {how}")
+        there.add(name if case else name.lower())
+    return [StructField(name, column_type(tensor)) for name, tensor in zip(names, tensors, strict=True)]
+
+
+def column_type(tensor: Tensor) -> DataType:
+    """Return the type of an output's column: of a value a row a number, otherwise (nested) arrays."""
+    kind: Any = SPARK_TYPES[tensor.dtype]
+    for _ in () if tensor.shape == (1,) else tensor.shape:
+        kind = {"type": "array", "elementType": kind, "containsNull": True}
+    field = {"name": tensor.name, "type": kind, "nullable": True, "metadata": {}}
+    return StructType.fromJson({"type": "struct", "fields": [field]}).fields[0].dataType

@@ -1,0 +1,190 @@
+"""Independent programs on Spark's executors, one a slot: each with its own TensorFlow, none with a peer.
+
+What TensorFlowOnSpark calls TFParallel: inference over files, one model a set of parameters, and the like.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tfos_nb.errors import NodeFailed, PlanError, TfosError
+from tfos_nb.launching import Waking, error_of_job, open_door
+from tfos_nb.runtime import wire
+from tfos_nb.runtime.door import Link
+from tfos_nb.runtime.payload import pack
+from tfos_nb.runtime.solo import SUMMARY_SCHEMA, SoloEnded, SoloTask
+from tfos_nb.session import (
+    SparkJobs,
+    check_dynamic_allocation,
+    check_local_python,
+    check_slots,
+    resource_profile,
+    run_to_the_end,
+    spark_session,
+    usable_session,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["run"]
+
+_ENDING_SECONDS = 10.0  # in which Spark notes the end of tasks that have told their results
+
+
+class _Desk:
+    """Behind the door: how the programs ended."""
+
+    def __init__(self, count: int) -> None:
+        self.changed = threading.Condition()
+        self.ended: dict[int, SoloEnded] = {}
+        self.count = count
+
+    def asked(self, message: Any) -> None:
+        """Take a task's word; that of the first attempt counts."""
+        if isinstance(message, SoloEnded):
+            with self.changed:
+                self.ended.setdefault(message.index, message)
+                self.changed.notify_all()
+
+    def wake(self) -> None:
+        """Let whoever waits look again."""
+        with self.changed:
+            self.changed.notify_all()
+
+    @property
+    def failure(self) -> SoloEnded | None:
+        """The first program that failed."""
+        return next((ended for ended in self.ended.values() if ended.result is None), None)
+
+    def arrived(self, link: Link, message: Any) -> None:
+        """Send whoever wants a stream away: nobody here keeps one."""
+        link.end()
+
+    def received(self, link: Link, message: Any) -> None:
+        """Take nothing."""
+
+    def left(self, link: Link) -> None:
+        """Miss nobody."""
+
+    def ticked(self) -> None:
+        """Look at no clock."""
+
+
+def run(
+    main: Callable[[Any, Any], Any],
+    args: Any = None,
+    *,
+    nodes: int,
+    spark: SparkSession | None = None,
+    barrier: bool = False,
+    cpus: int = 1,
+    gpus: int = 0,
+    env: Mapping[str, str] | None = None,
+    name: str = "parallel",
+    sources: Mapping[str, str] | None = None,
+) -> list[Any]:
+    """Call ``main(args, ctx)`` in ``nodes`` processes on Spark's executors, and return what each returned.
+
+    Each is one Spark task. ``ctx.index`` and ``ctx.count`` say which of how many it is. If Spark loses an executor it
+    runs that executor's programs again; one that raises is not run again, and ends the others.
+
+    Parameters
+    ----------
+    main : callable
+        The program: takes ``args`` and a :class:`tfos_nb.runtime.solo.SoloContext`. It travels by value; its result is
+        data.
+    args : object, optional
+        Handed to ``main``.
+    nodes : int
+        How many.
+    spark : SparkSession, optional
+        Where to run. Default: the active session, or else an embedded local Spark.
+    barrier : bool, optional
+        Whether all begin together, each in a slot of its own. Otherwise they may be more than Spark has slots.
+    cpus, gpus : int, optional
+        Spark CPUs and GPUs of each.
+    env : mapping of str to str, optional
+        Environment variables of the programs.
+    name : str, optional
+        What the job is called in the Spark UI.
+    sources : mapping of str to str, optional
+        Source text by file name, for tracebacks.
+
+    Returns
+    -------
+    list
+        The results, in the order of the programs.
+
+    Raises
+    ------
+    PlanError
+        If Spark cannot take them, or the function cannot travel; before anything starts.
+    NodeFailed
+        If a program raised, or its process died.
+
+    Examples
+    --------
+    >>> def main(args, ctx):  # doctest: +SKIP
+    ...     return [score(file) for file in args["files"][ctx.index :: ctx.count]]
+    >>> tfos_nb.parallel.run(main, {"files": files}, nodes=4)  # doctest: +SKIP
+    """
+    if type(nodes) is not int or nodes < 1:
+        raise PlanError(f"nodes={nodes!r}: it is a whole number, 1 or more")
+    if any(type(part) is not str for pair in (env or {}).items() for part in pair):
+        raise PlanError("env: names and values are text, as in env={'OMP_NUM_THREADS': '1'}")
+    payload = pack(main, args, sources)
+    session = spark_session(nodes) if spark is None else usable_session(spark)
+    check_local_python(session)
+    profile = resource_profile(session, cpus, gpus)
+    if barrier:
+        check_dynamic_allocation(session, nodes)
+        check_slots(session, nodes, False, cpus=cpus, gpus=gpus, profile=profile)
+    desk = _Desk(nodes)
+    door, address = open_door(session, desk)
+    try:
+        path = tuple(entry or os.getcwd() for entry in sys.path)
+        task = SoloTask(nodes, address, barrier, dict(env or {}), path, payload)
+        extra: dict[str, Any] = {"profile": profile} if profile is not None else {}
+        frame = session.range(0, nodes, 1, nodes).mapInArrow(task, SUMMARY_SCHEMA, barrier=barrier, **extra)
+        return _results(desk, SparkJobs(session, f"tfos_nb-parallel-{uuid.uuid4().hex[:12]}"), frame, name)
+    finally:
+        door.close()
+
+
+def _results(desk: _Desk, jobs: SparkJobs, frame: Any, name: str) -> list[Any]:
+    job = jobs.run(Waking(run_to_the_end(frame), desk.wake), f"tfos_nb {name}: {desk.count} programs")
+    try:
+        with desk.changed:
+            desk.changed.wait_for(lambda: desk.failure or len(desk.ended) == desk.count or job.done.is_set())
+            failure = desk.failure
+        if failure is not None:
+            raise _error_of(failure)
+        if len(desk.ended) < desk.count:
+            job.done.wait()
+            raise _error_of_job(job.error, name)
+        job.done.wait(_ENDING_SECONDS)
+    finally:
+        job.cancel()
+    return [wire.decode(desk.ended[index].result or b"") for index in range(desk.count)]
+
+
+def _error_of(failure: SoloEnded) -> NodeFailed:
+    return NodeFailed(
+        failure.summary,
+        node=f"program {failure.index}",
+        host=failure.host,
+        exit_code=failure.exit_code,
+        signal=failure.signal,
+        remote_traceback=failure.traceback,
+        log_tail=failure.log_tail,
+    )
+
+
+def _error_of_job(error: BaseException | None, name: str) -> TfosError:
+    return error_of_job(error or TfosError("Spark ended the job"), f"Spark ended the job of {name}")

@@ -1,0 +1,29 @@
+"""Spark ML and DataFrames: models as Transformers, TensorFlow functions over blocks of rows, models in SQL."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_PLACES = {
+    "TFFeaturizer": "tfos_nb.pipeline.features",
+    "TFModel": "tfos_nb.pipeline.model",
+    "featurize": "tfos_nb.pipeline.features",
+    "map_batches": "tfos_nb.pipeline.blocks",
+    "reduce_batches": "tfos_nb.pipeline.blocks",
+    "register_udf": "tfos_nb.pipeline.sql",
+}
+
+__all__ = ["TFFeaturizer", "TFModel", "featurize", "map_batches", "reduce_batches", "register_udf"]
+
+if TYPE_CHECKING:
+    from tfos_nb.pipeline.blocks import map_batches, reduce_batches
+    from tfos_nb.pipeline.features import TFFeaturizer, featurize
+    from tfos_nb.pipeline.model import TFModel
+    from tfos_nb.pipeline.sql import register_udf
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)

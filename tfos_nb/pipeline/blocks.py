@@ -1,0 +1,281 @@
+"""TensorFlow functions over blocks of a DataFrame's rows: new columns, other rows, reductions, by key or of all.
+
+What TensorFrames called ``map_blocks``, ``map_blocks_trimmed``, ``reduce_blocks`` and ``aggregate``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pyspark.sql import DataFrame, types
+from pyspark.sql.types import DataType, StructField, StructType
+
+from tfos_nb.applying import applied
+from tfos_nb.errors import FeedFailed, PlanError
+from tfos_nb.inference import NULLS, check_frame
+from tfos_nb.matching import column_type, depth_of
+from tfos_nb.runtime.baggage import Baggage, pack
+from tfos_nb.runtime.blocks import Function, MapTask, ReduceTask
+from tfos_nb.runtime.intake import Feed
+from tfos_nb.runtime.models import Signature, Tensor, near
+from tfos_nb.runtime.scoring import ScoreTask
+from tfos_nb.session import usable_session
+
+__all__ = ["map_batches", "reduce_batches"]
+
+_TENSOR_TYPES = {
+    "boolean": "bool",
+    "tinyint": "int8",
+    "smallint": "int16",
+    "int": "int32",
+    "bigint": "int64",
+    "float": "float32",
+    "double": "float64",
+    "string": "string",
+    "binary": "string",
+}
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What both functions take beside a DataFrame and a function."""
+
+    batch_size: int
+    nulls: str
+    fill: Any
+
+    def __post_init__(self) -> None:
+        if type(self.batch_size) is not int or self.batch_size < 1:
+            raise PlanError(f"batch_size={self.batch_size!r}: it is a whole number, 1 or more")
+        if self.nulls not in NULLS:
+            raise PlanError(f"nulls={self.nulls!r}: it is {', '.join(map(repr, NULLS[:-1]))} or {NULLS[-1]!r}")
+
+    def feeds(self, columns: Sequence[str], tensors: Sequence[Tensor]) -> tuple[Feed, ...]:
+        """Return where each tensor's values come from."""
+        return tuple(Feed(t, (columns.index(t.name),), (t.name,), self._fill(t)) for t in tensors)
+
+    def _fill(self, tensor: Tensor) -> Any:
+        if self.nulls != "fill":
+            return None
+        default: Any = "" if tensor.dtype == "string" else 0
+        given = self.fill.get(tensor.name) if isinstance(self.fill, dict) else self.fill
+        return default if given is None else given
+
+
+def map_batches(
+    df: DataFrame,
+    fn: Callable[..., Any],
+    schema: StructType | str,
+    *,
+    keep: bool = True,
+    batch_size: int = 1024,
+    compiled: bool = True,
+    nulls: str = "fail",
+    fill: Any = None,
+) -> DataFrame:
+    """Apply a TensorFlow function to blocks of rows.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+        The rows; a streaming DataFrame too.
+    fn : callable
+        Takes columns as tensors, the first axis being the rows: those that its parameters are called like, or, with one
+        parameter that no column is called like, a dictionary of all that are numbers, text, or arrays of these. Returns
+        a tensor for each column of ``schema``: a dictionary, or several in the schema's order.
+    schema : StructType or str
+        The columns that it gives, as ``"y float, words array<string>"``.
+    keep : bool
+        Whether the columns of ``df`` stay, and each row has its results beside it. False: what the function gives are
+        the rows, as many as it likes.
+    batch_size : int
+        Rows that it gets at once; the last block of a partition may have fewer.
+    compiled : bool
+        Whether it becomes a ``tf.function``. False: it runs as it is, and may use NumPy.
+    nulls, fill
+        As for :func:`tfos_nb.predict`.
+
+    Returns
+    -------
+    DataFrame
+        Computed when somebody asks for rows.
+
+    Raises
+    ------
+    PlanError
+        If the function asks for a column that is not there, or cannot travel to the executors.
+
+    Examples
+    --------
+    >>> import tensorflow as tf  # doctest: +SKIP
+    >>> map_batches(df, lambda x: x - tf.reduce_mean(x), "centred float")  # doctest: +SKIP
+    """
+    check_frame(df)
+    block = _Block(batch_size, nulls, fill)
+    usable_session(df.sparkSession)
+    outputs, fields = _declared(schema)
+    inputs, as_dict = _taken(df, fn)
+    source = _function(fn, Signature(inputs, outputs), as_dict, compiled)
+    if not keep:
+        needed = _places(df, [tensor.name for tensor in inputs])
+        feeds = block.feeds([tensor.name for tensor in inputs], inputs)
+        return needed.mapInArrow(MapTask(source, feeds, batch_size, nulls == "skip"), StructType(fields))
+    twice = [field.name for field in fields if field.name in df.columns]
+    if twice:
+        raise PlanError(f"the DataFrame has a column {twice[0]!r} already: name it otherwise in the schema, or drop it")
+    task = ScoreTask(source, source.signature, block.feeds(df.columns, inputs), batch_size, nulls == "skip")
+    return applied(df, task, fields, range(len(df.columns)))
+
+
+def reduce_batches(
+    df: DataFrame,
+    fn: Callable[..., Any],
+    *,
+    by: str | Sequence[str] = (),
+    batch_size: int = 1024,
+    compiled: bool = True,
+    nulls: str = "fail",
+    fill: Any = None,
+) -> Any:
+    """Reduce rows to one with a TensorFlow function, or to one a key.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+        The rows.
+    fn : callable
+        Takes columns as :func:`map_batches` says, and returns one value for each of them, without the axis of rows. It
+        is applied to blocks of rows, and again to pairs of its own results: it has to give the same in any grouping, as
+        sums, products, extremes and concatenated statistics do.
+    by : str or list of str
+        The columns of the key.
+    batch_size, compiled, nulls, fill
+        As for :func:`map_batches`.
+
+    Returns
+    -------
+    dict or DataFrame
+        Without ``by`` the values by column, NumPy's; with it a lazy DataFrame of the keys and the values.
+
+    Raises
+    ------
+    PlanError
+        If a column is not there, or the function cannot travel.
+    FeedFailed
+        If there are no rows.
+
+    Examples
+    --------
+    >>> reduce_batches(df.select("x"), lambda x: tf.reduce_sum(x, 0))  # doctest: +SKIP
+    >>> reduce_batches(df, lambda x: tf.reduce_max(x, 0), by="label").show()  # doctest: +SKIP
+    """
+    check_frame(df)
+    block = _Block(batch_size, nulls, fill)
+    usable_session(df.sparkSession)
+    keys = [by] if isinstance(by, str) else list(by)
+    for key in keys:
+        if key not in df.columns:
+            raise PlanError(f"by: no column {key!r}{near(key, df.columns)}; there are {', '.join(df.columns)}")
+    inputs, as_dict = _taken(df, fn, without=keys)
+    source = _function(fn, Signature(inputs, inputs), as_dict, compiled, rows=False)
+    names = [*keys, *(tensor.name for tensor in inputs)]
+    kept = _places(df, names)
+    columns = [*(df.schema.fields[df.columns.index(key)] for key in keys), *_fields(inputs)]
+    feeds = block.feeds(names, inputs)
+    task = ReduceTask(source, feeds, batch_size, tuple(range(len(keys))), nulls == "skip")
+    if keys:
+        sorted_by = kept.columns[: len(keys)]
+        return kept.repartition(*sorted_by).sortWithinPartitions(*sorted_by).mapInArrow(task, StructType(columns))
+    parts = kept.mapInArrow(task, StructType(columns)).repartition(1)
+    row = parts.mapInArrow(ReduceTask(source, feeds, batch_size), StructType(columns)).first()
+    if row is None:
+        raise FeedFailed("the DataFrame has no rows: there is nothing to reduce")
+    return {tensor.name: _value(row[index], tensor) for index, tensor in enumerate(inputs)}
+
+
+def _places(df: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Return some columns, under other names: Spark's look-up by name fails for a dot in one."""
+    places = df.toDF(*(f"c{index}" for index in range(len(df.columns))))
+    return places.select(*(f"c{df.columns.index(name)}" for name in names))
+
+
+def _fields(tensors: Sequence[Tensor]) -> list[StructField]:
+    return [StructField(tensor.name, column_type(tensor)) for tensor in tensors]
+
+
+def _value(value: Any, tensor: Tensor) -> Any:
+    return value if tensor.dtype == "string" else np.asarray(value, tensor.dtype)[()]
+
+
+def _function(
+    fn: Callable[..., Any], signature: Signature, as_dict: bool, compiled: bool, rows: bool = True
+) -> Function:
+    name = f"{getattr(fn, '__name__', type(fn).__name__)}()"
+    return Function(name, pack(Baggage(function=fn)), signature, as_dict, compiled, rows)
+
+
+def _declared(schema: Any) -> tuple[tuple[Tensor, ...], list[StructField]]:
+    """Return what a function gives, from the columns that it is to become."""
+    parse = getattr(StructType, "fromDDL", None) or getattr(types, "_parse_datatype_string")  # noqa: B009 - Spark 3.5
+    try:
+        parsed: Any = schema if isinstance(schema, StructType) else parse(schema)
+    except Exception as error:
+        told = str(error).strip().splitlines()[0]
+        raise PlanError(f"schema={schema!r} is no schema such as 'y float, z array<long>': {told}") from error
+    tensors = []
+    for column in parsed.fields:
+        tensor = _tensor(column.name, column.dataType)
+        if tensor is None or column_type(tensor) != _nullable(column.dataType):
+            raise PlanError(
+                f"schema: {column.name!r} is {column.dataType.simpleString()}; a tensor becomes a number, a boolean, a "
+                "string, or (nested) arrays of these"
+            )
+        tensors.append(tensor)
+    if not tensors:
+        raise PlanError("the schema has no columns")
+    return tuple(tensors), list(parsed.fields)
+
+
+def _nullable(kind: DataType) -> DataType:
+    """Return a type whose arrays may have nulls in them, as the outputs' types say."""
+    inner, depth = depth_of(kind)
+    tensor = Tensor("", _TENSOR_TYPES.get(inner.simpleString(), ""), (None,) * depth)
+    return column_type(tensor) if tensor.dtype and inner.simpleString() != "binary" else kind
+
+
+def _tensor(name: str, kind: DataType) -> Tensor | None:
+    """Return the tensor that a column becomes; None if it becomes none."""
+    inner, depth = depth_of(kind)
+    if type(inner).__name__ == "VectorUDT" or inner.simpleString().startswith("decimal"):
+        return Tensor(name, "float64", (None,) * depth)
+    dtype = _TENSOR_TYPES.get(inner.simpleString())
+    return Tensor(name, dtype, (None,) * depth) if dtype is not None else None
+
+
+def _taken(df: DataFrame, fn: Any, without: Sequence[str] = ()) -> tuple[tuple[Tensor, ...], bool]:
+    """Return the columns that a function takes, and whether as a dictionary."""
+    if not callable(fn):
+        raise PlanError(f"fn is a {type(fn).__name__}: it is a function that takes columns as tensors")
+    columns = {field.name: _tensor(field.name, field.dataType) for field in df.schema.fields}
+    names = list(inspect.signature(fn).parameters)
+    unknown = [name for name in names if name not in columns]
+    if unknown and len(names) > 1:
+        raise PlanError(
+            f"fn takes {unknown[0]!r}, and there is no such column{near(unknown[0], columns)}; there are "
+            f"{', '.join(columns)}. A function of one parameter may take a dictionary of all columns"
+        )
+    wanted = [name for name in columns if name not in without and columns[name] is not None] if unknown else names
+    for name in wanted:
+        if columns[name] is None:
+            kind = df.schema[name].dataType.simpleString()
+            raise PlanError(f"column {name!r} is {kind}, for which TensorFlow has no tensor: cast it")
+    taken = tuple(tensor for name in wanted if (tensor := columns[name]) is not None)
+    if not taken:
+        raise PlanError(
+            "fn takes no column" + (f": give it parameters, such as {next(iter(columns))}" if names else "")
+        )
+    return taken, bool(unknown)

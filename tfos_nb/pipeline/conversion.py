@@ -1,0 +1,109 @@
+"""What the Params of the pipeline take, and the arguments of a training program with the Params laid over them."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pyspark.ml.param import Params
+
+from tfos_nb.runtime.plan import InputMode
+
+__all__ = ["Namespace", "TFParams", "to_count", "to_input_mode", "to_mapping", "to_number", "to_path", "to_text"]
+
+# Spark ML asks for a TypeError, and puts the Param's name before its message.
+
+
+def to_mapping(value: Any) -> dict[str, str]:
+    """Take a dictionary of text."""
+    if isinstance(value, Mapping) and all(isinstance(text, str) and text for pair in value.items() for text in pair):
+        return dict(value)
+    raise TypeError(f"{value!r} is no dictionary of names, {{'name': 'name'}}")
+
+
+def to_path(value: Any) -> str:
+    """Take a path or a URL."""
+    if isinstance(value, (str, os.PathLike)) and os.fspath(value):
+        return os.fsdecode(value)
+    raise TypeError(f"{value!r} is no path")
+
+
+def to_text(value: Any) -> str:
+    """Take text."""
+    if isinstance(value, str) and value:
+        return value
+    raise TypeError(f"{value!r} is no name")
+
+
+def to_count(value: Any) -> int:
+    """Take a whole number, 1 or more."""
+    if to_number(value) < 1:
+        raise TypeError(f"{value!r} is no whole number, 1 or more")
+    return int(value)
+
+
+def to_number(value: Any) -> int:
+    """Take a whole number, 0 or more."""
+    whole = isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value)
+    if not whole or value < 0:
+        raise TypeError(f"{value!r} is no whole number, 0 or more")
+    return int(value)
+
+
+def to_input_mode(value: Any) -> str:
+    """Take an InputMode, its name, or the number that TensorFlowOnSpark has for it; a saved Param is text."""
+    numbers = {0: InputMode.TENSORFLOW, 1: InputMode.SPARK}
+    try:
+        return InputMode(numbers.get(value, value.lower() if isinstance(value, str) else value)).value
+    except ValueError:
+        raise TypeError(f"{value!r} is neither 'spark' nor 'tensorflow'") from None
+
+
+class Namespace(argparse.Namespace):
+    """The arguments of a program: of a dictionary, an ``argparse.Namespace``, or a list, which becomes ``argv``.
+
+    Examples
+    --------
+    >>> "epochs" in Namespace({"epochs": 3})
+    True
+    >>> Namespace(["--epochs", "3"]).argv
+    ['--epochs', '3']
+    """
+
+    argv: list[str]
+
+    def __init__(self, given: Any = None) -> None:
+        super().__init__()
+        if isinstance(given, (list, tuple)):
+            self.argv = list(given)
+        elif isinstance(given, Mapping):
+            self.__dict__.update(given)
+        elif isinstance(given, argparse.Namespace):
+            self.__dict__.update(vars(given))
+        elif given is not None:
+            raise TypeError(f"tf_args is a {type(given).__name__}: give a dictionary, a Namespace or a list")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__dict__)
+
+
+class TFParams(Params):
+    """Params beside the arguments of a program.
+
+    Attributes
+    ----------
+    args : Namespace
+        The program's own arguments.
+    """
+
+    args: Namespace
+
+    def merge_args_params(self) -> Namespace:
+        """Return a copy of the arguments with every Param that has a value laid over them."""
+        merged = Namespace(copy.copy(self.args))
+        for param, value in self.extractParamMap().items():
+            setattr(merged, param.name, value)
+        return merged

@@ -1,0 +1,396 @@
+"""The Params of the pipeline, a mixin each, with the names and defaults that TensorFlowOnSpark's pipeline has.
+
+An Estimator or Model inherits those that it has. ``setInputMapping`` and the like return the object itself; a value of
+a wrong type is a TypeError that names the Param.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pyspark.ml.param import Param, Params, TypeConverters
+
+from tfos_nb.pipeline.conversion import to_count, to_input_mode, to_mapping, to_number, to_path, to_text
+from tfos_nb.runtime.plan import InputMode
+
+__all__ = [
+    "HasBatchSize",
+    "HasClusterSize",
+    "HasEpochs",
+    "HasExportDir",
+    "HasGraceSecs",
+    "HasInputMapping",
+    "HasInputMode",
+    "HasMasterNode",
+    "HasModelDir",
+    "HasNumPS",
+    "HasOutputMapping",
+    "HasProtocol",
+    "HasReaders",
+    "HasSignatureDefKey",
+    "HasSteps",
+    "HasTFRecordDir",
+    "HasTagSet",
+    "HasTensorboard",
+]
+
+P = TypeVar("P", bound=Params)
+
+
+def _param(name: str, doc: str, converter: Any) -> Any:
+    return Param(Params._dummy(), name, doc, typeConverter=converter)
+
+
+class HasInputMapping(Params):
+    """Which column becomes which input, {column: tensor}."""
+
+    input_mapping: Param[dict[str, str]] = _param(
+        "input_mapping", "which column becomes which input, {column: tensor}", to_mapping
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(input_mapping={})
+
+    def setInputMapping(self: P, value: dict[str, str]) -> P:
+        """Set it."""
+        return self._set(input_mapping=value)
+
+    def getInputMapping(self) -> dict[str, str]:
+        """Return it."""
+        return self.getOrDefault(self.input_mapping)
+
+
+class HasOutputMapping(Params):
+    """Which output becomes which column, {tensor: column}."""
+
+    output_mapping: Param[dict[str, str]] = _param(
+        "output_mapping", "which output becomes which column, {tensor: column}", to_mapping
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(output_mapping={})
+
+    def setOutputMapping(self: P, value: dict[str, str]) -> P:
+        """Set it."""
+        return self._set(output_mapping=value)
+
+    def getOutputMapping(self) -> dict[str, str]:
+        """Return it."""
+        return self.getOrDefault(self.output_mapping)
+
+
+class HasModelDir(Params):
+    """The directory of checkpoints, a path or a URL."""
+
+    model_dir: Param[str | None] = _param("model_dir", "the directory of checkpoints, a path or a URL", to_path)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(model_dir=None)
+
+    def setModelDir(self: P, value: str | None) -> P:
+        """Set it."""
+        return self._set(model_dir=value)
+
+    def getModelDir(self) -> str | None:
+        """Return it."""
+        return self.getOrDefault(self.model_dir)
+
+
+class HasExportDir(Params):
+    """The saved model: a SavedModel's directory or a Keras file, a path or a URL."""
+
+    export_dir: Param[str | None] = _param(
+        "export_dir", "the saved model: a SavedModel's directory or a Keras file, a path or a URL", to_path
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(export_dir=None)
+
+    def setExportDir(self: P, value: str | None) -> P:
+        """Set it."""
+        return self._set(export_dir=value)
+
+    def getExportDir(self) -> str | None:
+        """Return it."""
+        return self.getOrDefault(self.export_dir)
+
+
+class HasBatchSize(Params):
+    """Rows that the model takes at once."""
+
+    batch_size: Param[int] = _param("batch_size", "rows that the model takes at once", to_count)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(batch_size=100)
+
+    def setBatchSize(self: P, value: int) -> P:
+        """Set it."""
+        return self._set(batch_size=value)
+
+    def getBatchSize(self) -> int:
+        """Return it."""
+        return self.getOrDefault(self.batch_size)
+
+
+class HasSignatureDefKey(Params):
+    """The SavedModel's signature."""
+
+    signature_def_key: Param[str | None] = _param(
+        "signature_def_key", "the SavedModel's signature; None: the one that serves, or the only one", to_text
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(signature_def_key=None)
+
+    def setSignatureDefKey(self: P, value: str | None) -> P:
+        """Set it."""
+        return self._set(signature_def_key=value)
+
+    def getSignatureDefKey(self) -> str | None:
+        """Return it."""
+        return self.getOrDefault(self.signature_def_key)
+
+
+class HasTagSet(Params):
+    """The tags of the SavedModel's graph, commas between."""
+
+    tag_set: Param[str | None] = _param(
+        "tag_set", "the tags of the SavedModel's graph, commas between; None: serve, or the only one", to_text
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(tag_set=None)
+
+    def setTagSet(self: P, value: str | None) -> P:
+        """Set it."""
+        return self._set(tag_set=value)
+
+    def getTagSet(self) -> str | None:
+        """Return it."""
+        return self.getOrDefault(self.tag_set)
+
+
+class HasClusterSize(Params):
+    """How many nodes the cluster has, those of num_ps among them."""
+
+    cluster_size: Param[int] = _param(
+        "cluster_size", "how many nodes the cluster has, those of num_ps among them", to_count
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(cluster_size=1)
+
+    def setClusterSize(self: P, value: int) -> P:
+        """Set it."""
+        return self._set(cluster_size=value)
+
+    def getClusterSize(self) -> int:
+        """Return it."""
+        return self.getOrDefault(self.cluster_size)
+
+
+class HasNumPS(Params):
+    """How many of the nodes are parameter servers."""
+
+    num_ps: Param[int] = _param("num_ps", "how many of the nodes are parameter servers", to_number)
+    driver_ps_nodes: Param[bool] = _param(
+        "driver_ps_nodes", "whether the parameter servers run on the driver", TypeConverters.toBoolean
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(num_ps=0, driver_ps_nodes=False)
+
+    def setNumPS(self: P, value: int) -> P:
+        """Set it."""
+        return self._set(num_ps=value)
+
+    def getNumPS(self) -> int:
+        """Return it."""
+        return self.getOrDefault(self.num_ps)
+
+    def setDriverPSNodes(self: P, value: bool) -> P:
+        """Set whether they run on the driver."""
+        return self._set(driver_ps_nodes=value)
+
+    def getDriverPSNodes(self) -> bool:
+        """Return whether they run on the driver."""
+        return self.getOrDefault(self.driver_ps_nodes)
+
+
+class HasReaders(Params):
+    """How many readers the program uses."""
+
+    readers: Param[int] = _param("readers", "how many readers the program uses; handed to it", to_count)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(readers=1)
+
+    def setReaders(self: P, value: int) -> P:
+        """Set it."""
+        return self._set(readers=value)
+
+    def getReaders(self) -> int:
+        """Return it."""
+        return self.getOrDefault(self.readers)
+
+
+class HasMasterNode(Params):
+    """What the first worker is called, chief or master."""
+
+    master_node: Param[str | None] = _param(
+        "master_node", "what the first worker is called, chief or master; None: there is none", to_text
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(master_node="chief")
+
+    def setMasterNode(self: P, value: str | None) -> P:
+        """Set it."""
+        return self._set(master_node=value)
+
+    def getMasterNode(self) -> str | None:
+        """Return it."""
+        return self.getOrDefault(self.master_node)
+
+
+class HasTensorboard(Params):
+    """Whether TensorBoard runs beside the training."""
+
+    tensorboard: Param[bool] = _param(
+        "tensorboard", "whether TensorBoard runs beside the training", TypeConverters.toBoolean
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(tensorboard=False)
+
+    def setTensorboard(self: P, value: bool) -> P:
+        """Set it."""
+        return self._set(tensorboard=value)
+
+    def getTensorboard(self) -> bool:
+        """Return it."""
+        return self.getOrDefault(self.tensorboard)
+
+
+class HasSteps(Params):
+    """How many steps the program makes."""
+
+    steps: Param[int] = _param("steps", "how many steps the program makes; handed to it", to_count)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(steps=1000)
+
+    def setSteps(self: P, value: int) -> P:
+        """Set it."""
+        return self._set(steps=value)
+
+    def getSteps(self) -> int:
+        """Return it."""
+        return self.getOrDefault(self.steps)
+
+
+class HasEpochs(Params):
+    """How often the rows are gone through."""
+
+    epochs: Param[int] = _param("epochs", "how often the rows are gone through", to_count)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(epochs=1)
+
+    def setEpochs(self: P, value: int) -> P:
+        """Set it."""
+        return self._set(epochs=value)
+
+    def getEpochs(self) -> int:
+        """Return it."""
+        return self.getOrDefault(self.epochs)
+
+
+class HasProtocol(Params):
+    """How the nodes talk to each other."""
+
+    protocol: Param[str] = _param("protocol", "how the nodes talk to each other; handed to the program", to_text)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(protocol="grpc")
+
+    def setProtocol(self: P, value: str) -> P:
+        """Set it."""
+        return self._set(protocol=value)
+
+    def getProtocol(self) -> str:
+        """Return it."""
+        return self.getOrDefault(self.protocol)
+
+
+class HasTFRecordDir(Params):
+    """Where the rows are written as TFRecords, a path or a URL."""
+
+    tfrecord_dir: Param[str | None] = _param(
+        "tfrecord_dir", "where the rows are written as TFRecords, a path or a URL", to_path
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(tfrecord_dir=None)
+
+    def setTFRecordDir(self: P, value: str | None) -> P:
+        """Set it."""
+        return self._set(tfrecord_dir=value)
+
+    def getTFRecordDir(self) -> str | None:
+        """Return it."""
+        return self.getOrDefault(self.tfrecord_dir)
+
+
+class HasGraceSecs(Params):
+    """Seconds that the nodes have to end when they are stopped."""
+
+    grace_secs: Param[int] = _param("grace_secs", "seconds that the nodes have to end when they are stopped", to_number)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(grace_secs=30)
+
+    def setGraceSecs(self: P, value: int) -> P:
+        """Set it."""
+        return self._set(grace_secs=value)
+
+    def getGraceSecs(self) -> int:
+        """Return it."""
+        return self.getOrDefault(self.grace_secs)
+
+
+class HasInputMode(Params):
+    """Where the nodes' data come from."""
+
+    input_mode: Param[str] = _param(
+        "input_mode", "spark: rows are fed; tensorflow: the program reads files", to_input_mode
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(input_mode=InputMode.SPARK)
+
+    def setInputMode(self: P, value: InputMode | str | int) -> P:
+        """Set it."""
+        return self._set(input_mode=value)
+
+    def getInputMode(self) -> InputMode:
+        """Return it."""
+        return InputMode(self.getOrDefault(self.input_mode))

@@ -1,0 +1,217 @@
+"""What the Transformers with a model in them have in common: the model, how rows are read, writing and reading."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.util import MLReadable, MLWritable
+from pyspark.sql import SparkSession
+
+from tfos_nb.errors import PlanError
+from tfos_nb.inference import NULLS
+from tfos_nb.library import Known, find, is_keras_model, keras_bytes, own_classes
+from tfos_nb.pipeline.conversion import Namespace, TFParams
+from tfos_nb.pipeline.storage import ScorerReader, ScorerWriter
+from tfos_nb.runtime.models import Use, near
+
+__all__ = ["HasRows", "Scorer", "one_place"]
+
+P = TypeVar("P", bound=Params)
+
+
+def _to_policy(value: Any) -> str:
+    if value in NULLS:
+        return str(value)
+    raise TypeError(f"{value!r} is none of {', '.join(NULLS)}")
+
+
+class HasRows(Params):
+    """How rows are read, and which columns stay."""
+
+    keep_columns: Param[list[str] | None] = Param(
+        Params._dummy(), "keep_columns", "the columns that stay; None: all", TypeConverters.toListString
+    )
+    null_policy: Param[str] = Param(
+        Params._dummy(),
+        "null_policy",
+        "a row with a null in an input: fail (naming it), skip (the row is left out), fill (with the Param fill)",
+        _to_policy,
+    )
+    fill: Param[Any] = Param(
+        Params._dummy(), "fill", "what to fill nulls with: a value, or {column: value}; None: 0 or empty text"
+    )
+    decode: Param[list[str]] = Param(
+        Params._dummy(), "decode", "the binary columns that hold encoded pictures", TypeConverters.toListString
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(keep_columns=None, null_policy="fail", fill=None, decode=[])
+
+    def setKeepColumns(self: P, value: list[str] | None) -> P:
+        """Set which columns stay."""
+        return self._set(keep_columns=value)
+
+    def getKeepColumns(self) -> list[str] | None:
+        """Return which columns stay."""
+        return self.getOrDefault(self.keep_columns)
+
+    def setNullPolicy(self: P, value: str) -> P:
+        """Set what becomes of rows with a null."""
+        return self._set(null_policy=value)
+
+    def getNullPolicy(self) -> str:
+        """Return what becomes of rows with a null."""
+        return self.getOrDefault(self.null_policy)
+
+    def setFill(self: P, value: Any) -> P:
+        """Set what nulls are filled with."""
+        return self._set(fill=value)
+
+    def getFill(self) -> Any:
+        """Return what nulls are filled with."""
+        return self.getOrDefault(self.fill)
+
+    def setDecode(self: P, value: list[str]) -> P:
+        """Set which columns hold encoded pictures."""
+        return self._set(decode=value)
+
+    def getDecode(self) -> list[str]:
+        """Return which columns hold encoded pictures."""
+        return self.getOrDefault(self.decode)
+
+
+class Scorer(HasRows, TFParams, MLReadable[Any], MLWritable):
+    """A Transformer's model, and the code of the user's that it needs.
+
+    Attributes
+    ----------
+    model : keras.Model, path, URL, bytes or None
+        The model itself, or what it was saved as.
+    model_fn : callable or None
+        Builds the model whose weights a checkpoint has; it takes nothing, or the arguments with the Params.
+    custom_objects : dict
+        The user's own classes and functions, by the names that the model's file has for them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bring()
+
+    def _bring(
+        self,
+        tf_args: Any = None,
+        model: Any = None,
+        model_fn: Callable[..., Any] | None = None,
+        custom_objects: Mapping[str, Any] | None = None,
+    ) -> None:
+        # Not in __init__: the mixins' take nothing.
+        self.args = Namespace(tf_args)
+        self.model = model
+        self.model_fn = model_fn
+        self.custom_objects = dict(custom_objects or {})
+        self._seen: tuple[Any, Known] | None = None
+
+    def _set_all(self, given: Mapping[str, Any]) -> None:
+        """Set Params by keywords."""
+        names = [param.name for param in self.params]
+        for name in given:
+            if name not in names:
+                raise TypeError(
+                    f"{type(self).__name__} has no Param {name!r}{near(name, names)}; it has {', '.join(names)}"
+                )
+        self._set(**given)
+
+    def _place(self) -> Any:
+        """Return the model, or where it is."""
+        return self.model
+
+    def _find(self, spark: SparkSession, use: Use) -> Known:
+        """Look at the model, once for each content that it has."""
+        model = self._place()
+        key = (use, spark.sparkContext.applicationId, _stamp(model))
+        if self._seen is not None and self._seen[0] == key and key[2]:
+            return self._seen[1]
+        args = () if self.model_fn is None or not _takes_one(self.model_fn) else (self.merge_args_params(),)
+        known = find(model, spark, use, custom_objects=self.custom_objects, model_fn=self.model_fn, args=args)
+        self._seen = (key, known)
+        return known
+
+    def write(self) -> ScorerWriter:
+        """Return what saves it."""
+        return ScorerWriter(self)
+
+    @classmethod
+    def read(cls) -> ScorerReader:
+        """Return what loads it."""
+        return ScorerReader(cls)
+
+    def stored(self) -> tuple[dict[str, Any], dict[str, Any], bytes | None]:
+        """Return what is saved beside the Params: arguments, code, and the bytes of a model object.
+
+        Raises
+        ------
+        PlanError
+            If the model object cannot be saved.
+        """
+        code = dict(self.custom_objects)
+        content = self.model if isinstance(self.model, bytes) else None
+        if is_keras_model(self.model):
+            code = {**own_classes(self.model), **code}
+            content = keras_bytes(self.model)
+        if self.model_fn is not None:
+            code[_MODEL_FN] = self.model_fn
+        args = dict(vars(self.args))
+        if isinstance(self.model, (str, os.PathLike)):
+            args[_PATH] = os.fspath(self.model)
+        return args, code, content
+
+    def restore(self, args: dict[str, Any], code: dict[str, Any], content: bytes | None) -> None:
+        """Undo :meth:`stored`."""
+        self.model = args.pop(_PATH, content)
+        self.args = Namespace(args)
+        self.model_fn = code.pop(_MODEL_FN, None)
+        self.custom_objects = code
+
+
+_MODEL_FN = "model_fn"
+_PATH = "tfos_nb model"
+
+
+def _takes_one(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return True
+    return False
+
+
+def _stamp(model: Any) -> tuple[Any, ...]:
+    """Tell one content of a model on this machine from another; empty if that cannot be told from outside."""
+    if not isinstance(model, (str, os.PathLike)):
+        return ()
+    path = os.path.expanduser(os.fspath(model))
+    if not os.path.exists(path):
+        return ()
+    files = (
+        [path] if os.path.isfile(path) else [os.path.join(at, name) for at, _, names in os.walk(path) for name in names]
+    )
+    return tuple(sorted((file, os.path.getsize(file), os.stat(file).st_mtime_ns) for file in files))
+
+
+def one_place(**places: Any) -> Any:
+    """Return the one that is given.
+
+    Raises
+    ------
+    PlanError
+        If none is.
+    """
+    found = next((place for place in places.values() if place is not None), None)
+    if found is None:
+        raise PlanError(f"there is no model: give {' or '.join(places)}")
+    return found

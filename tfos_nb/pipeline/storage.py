@@ -1,0 +1,121 @@
+"""How a Transformer with a model in it is written and read: its Params, its model, its arguments.
+
+::
+
+    metadata/   Spark ML's own, in JSON: Params, arguments, and the user's functions by the names of their modules
+    model/      the .keras file of a model object, in pieces, as Parquet: on any file system that Spark knows
+
+Nothing of it is pickled, so a directory that comes from somebody else runs no code when it is read.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+from pyspark.sql import SparkSession
+
+from tfos_nb.errors import PlanError
+
+__all__ = ["ScorerReader", "ScorerWriter"]
+
+_PIECE = 16 << 20
+
+
+class ScorerWriter(MLWriter):
+    """Writes what ``stored()`` of a Transformer gives."""
+
+    def __init__(self, instance: Any) -> None:
+        super().__init__()
+        self.instance = instance
+
+    def saveImpl(self, path: str) -> None:
+        """Write it; Spark ML has looked whether something is there."""
+        args, code, content = self.instance.stored()
+        extra = {
+            "args": _jsonable(args),
+            "code": {name: _reference(value, name) for name, value in code.items()},
+            "model": content is not None,
+        }
+        spark = self.sparkSession
+        DefaultParamsWriter.saveMetadata(self.instance, path, spark.sparkContext, extra)
+        if content is not None:
+            _write(spark, f"{path}/model", content)
+
+
+class ScorerReader(MLReader[Any]):
+    """Reads what :class:`ScorerWriter` wrote."""
+
+    def __init__(self, cls: type[Any]) -> None:
+        super().__init__()
+        self.cls = cls
+
+    def load(self, path: str) -> Any:
+        """Read it.
+
+        Raises
+        ------
+        PlanError
+            If it is another class', or needs a function whose module is not here.
+        """
+        spark = self.sparkSession
+        metadata = DefaultParamsReader.loadMetadata(path, spark.sparkContext)
+        kind = f"{self.cls.__module__}.{self.cls.__name__}"
+        if metadata["class"] != kind:
+            raise PlanError(f"{path} holds a {metadata['class']}, not a {kind}: load it with that class")
+        instance: Any = self.cls()
+        instance._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(instance, metadata)
+        code = {name: _found(text) for name, text in metadata["code"].items()}
+        instance.restore(metadata["args"], code, _read(spark, f"{path}/model") if metadata["model"] else None)
+        return instance
+
+
+def _write(spark: SparkSession, path: str, content: bytes) -> None:
+    pieces = [(at, bytearray(content[at : at + _PIECE])) for at in range(0, len(content), _PIECE)]
+    spark.createDataFrame(pieces, "at long, piece binary").repartition(1).write.parquet(path)
+
+
+def _read(spark: SparkSession, path: str) -> bytes:
+    return b"".join(bytes(row.piece) for row in spark.read.parquet(path).orderBy("at").collect())
+
+
+def _jsonable(args: Mapping[str, Any]) -> dict[str, Any]:
+    for name, value in args.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            raise PlanError(
+                f"tf_args: {name!r} is a {type(value).__name__}, which cannot be saved: make it text or a number"
+            ) from None
+    return dict(args)
+
+
+def _reference(value: Any, name: str) -> str:
+    """Return the name by which a function or class is found again."""
+    module, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+    text = f"{module}:{qualified}"
+    if module in (None, "__main__") or "<" in qualified or _resolved(text) is not value:
+        raise PlanError(
+            f"{name} is defined in the notebook or inside a function, where nobody finds it again: put it into a "
+            "module, or export the model with model.export(DIRECTORY) and use that directory"
+        )
+    return text
+
+
+def _resolved(text: str) -> Any:
+    module, _, qualified = text.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in qualified.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _found(text: str) -> Any:
+    try:
+        return _resolved(text)
+    except (ImportError, AttributeError) as error:
+        raise PlanError(f"it was saved with {text.replace(':', '.')}, which is not here: {error}") from error

@@ -1,0 +1,67 @@
+"""Code of the user's that a model needs, on its way to the executors: custom objects, and the function that builds it.
+
+It is pickled by value on the driver and travels inside Spark's own task closure, as bytes: the process that applies the
+model unpickles it after it has set TensorFlow up, and not while Spark reads the task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfos_nb.errors import PlanError
+from tfos_nb.runtime.payload import _taken_along
+
+__all__ = ["Baggage", "pack", "unpack"]
+
+
+@dataclass(frozen=True)
+class Baggage:
+    """What travels.
+
+    Parameters
+    ----------
+    custom_objects : mapping
+        The user's own classes and functions, by the names that the file has for them.
+    function : callable or None
+        Builds the model, or is applied itself.
+    args : tuple
+        What the function gets before anything else.
+    """
+
+    custom_objects: Mapping[str, Any] = field(default_factory=dict)
+    function: Callable[..., Any] | None = None
+    args: tuple[Any, ...] = ()
+
+
+def pack(baggage: Baggage) -> bytes:
+    """Pickle it by value; nothing is no bytes.
+
+    Raises
+    ------
+    PlanError
+        If something in it cannot travel.
+    """
+    if not baggage.custom_objects and baggage.function is None:
+        return b""
+    own = [value for value in (*baggage.custom_objects.values(), baggage.function) if value is not None]
+    with contextlib.ExitStack() as stack:
+        for value in own:
+            stack.enter_context(_taken_along(value))
+        try:
+            data: bytes = importlib.import_module("pyspark.cloudpickle").dumps(baggage)
+        except Exception as error:
+            what = str(error).splitlines()[0] if str(error) else type(error).__name__
+            names = ", ".join(getattr(value, "__name__", type(value).__name__) for value in own)
+            raise PlanError(f"{names}: what it refers to cannot travel to the executors: {what}") from error
+    return data
+
+
+def unpack(data: bytes) -> Baggage:
+    """Undo :func:`pack`, in the process that applies the model."""
+    # The bytes come from Spark's task closure, never from a socket.
+    return pickle.loads(data) if data else Baggage()  # noqa: S301

@@ -1,0 +1,116 @@
+"""TensorFlow 1's way: each worker builds the graph, the variables are on the ps, and a session per worker trains.
+
+``tf.compat.v1.train.MonitoredTrainingSession`` does it, but for some traps on a cluster that starts and ends by itself:
+
+- A worker that comes before the chief has initialised the variables looks again only after 30 seconds. Here it looks
+  each second.
+- Under SyncReplicasOptimizer a worker waits for a token that is given out with each update. When the others are at
+  their end there are no more updates, and the last one waits for ever. Here each worker leaves tokens when it ends.
+  The chief's thread that makes the updates waits for gradients even then; the session gave it two minutes to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["monitored_session"]
+
+_LOOK_EVERY = 1  # seconds
+_CHIEF_WITHIN = 600  # seconds
+_THREADS_END_WITHIN = 5  # seconds
+
+
+def monitored_session(
+    server: Any,
+    *,
+    is_chief: bool,
+    optimizer: Any = None,
+    workers: int = 1,
+    hooks: Sequence[Any] = (),
+    checkpoint_dir: str | None = None,
+    save_checkpoint_secs: float | None = None,
+    config: Any = None,
+) -> Any:
+    """Return a session in which this worker trains, inside the graph that it has built.
+
+    Parameters
+    ----------
+    server : tf.distribute.Server
+        From ``ctx.server()``.
+    is_chief : bool
+        Whether this worker initialises the variables and writes checkpoints.
+    optimizer : tf.compat.v1.train.SyncReplicasOptimizer, optional
+        The optimizer, if training is synchronous; after its ``apply_gradients``.
+    workers : int, optional
+        How many workers there are; for ``optimizer``.
+    hooks : sequence of tf.compat.v1.train.SessionRunHook, optional
+        As ``StopAtStepHook``.
+    checkpoint_dir : str, optional
+        Where the chief writes checkpoints, and starts from the newest.
+    save_checkpoint_secs : float, optional
+        Seconds between two checkpoints. Default: 600.
+    config : tf.compat.v1.ConfigProto, optional
+        Of the session.
+
+    Returns
+    -------
+    tf.compat.v1.train.MonitoredSession
+    """
+    import tensorflow as tf
+
+    train = tf.compat.v1.train
+    hooks = list(hooks)
+    if optimizer is not None:
+        hooks += [optimizer.make_session_run_hook(is_chief, num_tokens=0), _tokens_at_the_end(optimizer, workers)]
+    scaffold = train.Scaffold()
+    if not is_chief:
+        creator = _patient_creator(scaffold, server.target, config)
+        return train.MonitoredSession(creator, hooks, stop_grace_period_secs=_THREADS_END_WITHIN)
+    if checkpoint_dir:
+        hooks.append(
+            train.CheckpointSaverHook(checkpoint_dir, save_secs=save_checkpoint_secs or 600, scaffold=scaffold)
+        )
+    creator = train.ChiefSessionCreator(scaffold, server.target, config, checkpoint_dir)
+    return train.MonitoredSession(creator, hooks, stop_grace_period_secs=_THREADS_END_WITHIN)
+
+
+def _patient_creator(scaffold: Any, target: str, config: Any) -> Any:
+    """Make what MonitoredSession asks for a session; its class is TensorFlow's, which is imported late."""
+    import tensorflow as tf
+
+    train = tf.compat.v1.train
+
+    class PatientCreator(tf.compat.v1.train.SessionCreator):  # type: ignore[misc]
+        """Waits for the chief, and looks each second."""
+
+        def create_session(self) -> Any:
+            """Wait until the variables are there."""
+            scaffold.finalize()
+            manager = train.SessionManager(
+                local_init_op=scaffold.local_init_op,
+                ready_op=scaffold.ready_op,
+                ready_for_local_init_op=scaffold.ready_for_local_init_op,
+                recovery_wait_secs=_LOOK_EVERY,
+            )
+            return manager.wait_for_session(target, config=config, max_wait_secs=_CHIEF_WITHIN)
+
+    return PatientCreator()
+
+
+def _tokens_at_the_end(optimizer: Any, workers: int) -> Any:
+    """Make the hook by which a worker that ends leaves tokens for those that still wait for one."""
+    import tensorflow as tf
+
+    class TokensAtTheEnd(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+        """Gives out as many tokens as there are workers."""
+
+        def begin(self) -> None:
+            """Build the operation, while the graph can still be changed."""
+            self._leave = optimizer.get_init_tokens_op(workers)
+
+        def end(self, session: Any) -> None:
+            """Leave them."""
+            session.run(self._leave)
+
+    return TokensAtTheEnd()

@@ -1,0 +1,251 @@
+"""A TensorFlow function of the user's over blocks of rows: to new columns, to other rows, or to one row a key.
+
+::
+
+    Function     where the function comes from; it is traced once in a process
+    ScoreTask    new columns beside the rows (tfos_nb.runtime.scoring)
+    MapTask      other rows instead of them
+    ReduceTask   one row for all rows of a partition, or of a key: fn(block), and fn(two results) again
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime import baggage
+from tfos_nb.runtime.intake import Feed, Where, incomplete_rows
+from tfos_nb.runtime.models import WHOLE, Model, Signature, Tensor, Use, constant
+from tfos_nb.runtime.outlet import column_of
+from tfos_nb.runtime.scoring import partition_id, rebatched, take_model
+from tfos_nb.runtime.shelf import Reader
+
+__all__ = ["Function", "MapTask", "ReduceTask"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function as a model's source.
+
+    Parameters
+    ----------
+    name : str
+        What the user calls it.
+    code : bytes
+        It, from :func:`tfos_nb.runtime.baggage.pack`.
+    signature : Signature
+        The columns that it takes, and what it gives.
+    as_dict : bool
+        Whether it takes one dictionary of columns, rather than a column for each of its parameters.
+    compiled : bool
+        Whether it becomes a ``tf.function``.
+    rows : bool
+        Whether what it gives has an axis of rows; a reduction has none.
+    """
+
+    name: str
+    code: bytes = field(repr=False)
+    signature: Signature
+    as_dict: bool
+    compiled: bool = True
+    rows: bool = True
+
+    @property
+    def use(self) -> Use:
+        """A function is used as a whole."""
+        return WHOLE
+
+    def version(self) -> str:
+        """Tell one function from another."""
+        rest = repr((self.signature, self.as_dict, self.compiled, self.rows)).encode()
+        return hashlib.sha256(self.code + rest).hexdigest()
+
+    @contextlib.contextmanager
+    def on_disk(self) -> Iterator[str]:
+        """It is not a file."""
+        yield ""
+
+    def reader(self, path: str) -> Reader:
+        """Return what makes it ready to be applied."""
+        del path
+        return functools.partial(_as_model, self)
+
+
+def _as_model(source: Function) -> Model:
+    import tensorflow as tf
+
+    function = baggage.unpack(source.code).function
+    assert function is not None
+    inputs, outputs = source.signature.inputs, source.signature.outputs
+
+    def call(*tensors: Any) -> list[Any]:
+        named = {t.name: tensor for t, tensor in zip(inputs, tensors, strict=True)}
+        return _in_order(function(named) if source.as_dict else function(*tensors), source)
+
+    run = call
+    if source.compiled:
+        specs = [tf.TensorSpec((None, *tensor.shape), tensor.dtype) for tensor in inputs]
+        run = tf.function(call, input_signature=specs)
+
+    def apply(arrays: Sequence[Array]) -> list[Array]:
+        results = run(*(constant(array, t) for array, t in zip(arrays, inputs, strict=True)))
+        return [_shaped(np.asarray(r), t, source) for r, t in zip(results, outputs, strict=True)]
+
+    return Model(source.signature, apply)
+
+
+def _in_order(result: Any, source: Function) -> list[Any]:
+    """Return what a function gave in the order of its schema, with the schema's types."""
+    import tensorflow as tf
+
+    names = [tensor.name for tensor in source.signature.outputs]
+    if isinstance(result, Mapping):
+        if set(result) != set(names):
+            raise FeedFailed(f"{source.name} gave {', '.join(result)}, and its schema has {', '.join(names)}")
+        given = [result[name] for name in names]
+    else:
+        given = list(result) if isinstance(result, (tuple, list)) else [result]
+    if len(given) != len(names):
+        raise FeedFailed(f"{source.name} gave {len(given)} tensors, and its schema has {', '.join(names)}")
+    tensors = []
+    for value, wanted in zip(given, source.signature.outputs, strict=True):
+        tensor = tf.convert_to_tensor(value)
+        if (tensor.dtype == tf.string) != (wanted.dtype == "string"):
+            raise FeedFailed(f"{source.name} gave {tensor.dtype.name} for {wanted.name!r}, which is {wanted.dtype}")
+        tensors.append(tensor if tensor.dtype.name == wanted.dtype else tf.cast(tensor, wanted.dtype))
+    return tensors
+
+
+def _shaped(array: Array, tensor: Tensor, source: Function) -> Array:
+    axes = len(tensor.shape) + source.rows
+    if array.ndim == axes + 1 and array.shape[-1] == 1:
+        return array[..., 0]  # a column of one value a row
+    if array.ndim != axes:
+        shape = "x".join(map(str, array.shape)) or "one value"
+        without = "" if source.rows else "; what a reduction gives has no axis of rows"
+        raise FeedFailed(
+            f"{source.name} gave {shape} for {tensor.name!r}, whose type in the schema has {axes} axes{without}"
+        )
+    return array
+
+
+@dataclass(frozen=True)
+class MapTask:
+    """Gives a function's rows instead of a partition's.
+
+    Parameters
+    ----------
+    source : Function
+        The function.
+    feeds : tuple of Feed
+        One for each column that it takes.
+    batch_size : int
+        Rows that it gets at once.
+    skip : bool
+        Whether rows with a null are left out.
+    """
+
+    source: Function
+    feeds: tuple[Feed, ...]
+    batch_size: int
+    skip: bool = False
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Map a partition."""
+        outputs = self.source.signature.outputs
+        for arrays, _ in _blocks(batches, self.feeds, self.batch_size, self.skip):
+            given = take_model(self.source, self.source.signature).apply(arrays)
+            columns = [column_of(array, t, len(given[0])) for array, t in zip(given, outputs, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, names=[tensor.name for tensor in outputs])
+
+
+@dataclass(frozen=True)
+class ReduceTask:
+    """Gives one row for the rows of a partition, or for each run of rows with the same key.
+
+    Parameters
+    ----------
+    source : Function
+        The function.
+    feeds : tuple of Feed
+        One for each column that it takes; what it gives has the same columns.
+    batch_size : int
+        Rows that it gets at once.
+    keys : tuple of int
+        The key's columns. The rows are sorted by them.
+    skip : bool
+        Whether rows with a null are left out.
+    """
+
+    source: Function
+    feeds: tuple[Feed, ...]
+    batch_size: int
+    keys: tuple[int, ...] = ()
+    skip: bool = False
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Reduce a partition."""
+        key: list[pa.Array] = []
+        result: list[Array] | None = None
+        for arrays, batch in _blocks(batches, self.feeds, self.batch_size, self.skip):
+            for start, stop in _runs([batch.column(position) for position in self.keys], batch.num_rows):
+                here = [batch.column(position).slice(start, 1) for position in self.keys]
+                if result is not None and _text(here) != _text(key):
+                    yield self._row(key, result)
+                    result = None
+                key = here
+                given = self._applied([array[start:stop] for array in arrays])
+                result = (
+                    given if result is None else self._applied(list(map(np.stack, zip(result, given, strict=True))))
+                )
+        if result is not None:
+            yield self._row(key, result)
+
+    def _applied(self, arrays: list[Array]) -> list[Array]:
+        return take_model(self.source, self.source.signature).apply(arrays)
+
+    def _row(self, key: Sequence[pa.Array], result: Sequence[Array]) -> pa.RecordBatch:
+        outputs = self.source.signature.outputs
+        columns = [column_of(array[np.newaxis], t, 1) for array, t in zip(result, outputs, strict=True)]
+        names = [f"key {index}" for index in range(len(key))] + [tensor.name for tensor in outputs]
+        return pa.RecordBatch.from_arrays([*key, *columns], names=names)
+
+
+def _blocks(
+    batches: Iterator[pa.RecordBatch], feeds: Sequence[Feed], size: int, skip: bool
+) -> Iterator[tuple[list[Array], pa.RecordBatch]]:
+    """Give blocks of rows as arrays, and as they came."""
+    partition, start = partition_id(), 0
+    for batch in rebatched(batches, size):
+        here, there = batch, None
+        if skip:
+            missing = incomplete_rows([batch.column(position) for feed in feeds for position in feed.positions])
+            there = None if missing is None else np.flatnonzero(~missing)
+            here = batch if there is None else batch.take(pa.array(there))
+        if here.num_rows:
+            yield [feed.array(here.columns, Where(partition, start, there)) for feed in feeds], here
+        start += batch.num_rows
+
+
+def _text(key: Sequence[pa.Array]) -> str:
+    return repr([column.to_pylist() for column in key])  # two NaNs are one key
+
+
+def _runs(keys: Sequence[pa.Array], rows: int) -> Iterator[tuple[int, int]]:
+    """Give where each run of equal keys starts and ends; nulls are equal, and so are NaNs."""
+    changes = np.zeros(rows, bool)
+    for key in keys:
+        codes = key.dictionary_encode("encode").indices.to_numpy(zero_copy_only=False)
+        changes[1:] |= codes[1:] != codes[:-1]
+    starts = np.concatenate([[0], np.flatnonzero(changes), [rows]])
+    yield from zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)

@@ -1,0 +1,119 @@
+"""An evaluator's view of the training: the checkpoints, as they come, until the training is over.
+
+No process tells another of a checkpoint; the directory is looked at. That the training is over, the driver tells.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tfos_nb.errors import PlanError
+
+if TYPE_CHECKING:
+    from tfos_nb.runtime.passes import Passes
+
+__all__ = ["CheckpointWatch"]
+
+_CLOCKS_DIFFER = 1.0  # seconds; some file systems also tell whole seconds only
+_TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified")
+_PART_OF_CHECKPOINT = re.compile(r"\.data-\d+-of-\d+$|_temp$|(^|/)checkpoint$")
+
+
+@dataclass(frozen=True, order=True)
+class _Seen:
+    """A file as it was at one look. Of two that were written at once, the number in the name decides."""
+
+    modified: float
+    numbers: tuple[int, ...]
+    path: str
+    size: int
+
+
+@dataclass(frozen=True)
+class CheckpointWatch:
+    """The checkpoints in a directory that are written while this process lives, each once; the newest goes first.
+
+    One that is overtaken before it was given out is left out, so a slow evaluator does not fall behind.
+
+    Parameters
+    ----------
+    directory : str
+        A path or a URL that fsspec knows.
+    pattern : str
+        Which files count.
+    poll : float
+        Seconds between two looks.
+    passes : Passes
+        Of the evaluator: it is closed when the training is over.
+    stopping : threading.Event
+        Set when the user wants the end.
+    """
+
+    directory: str
+    pattern: str
+    poll: float
+    passes: Passes
+    stopping: threading.Event
+
+    def __post_init__(self) -> None:
+        if not self.poll > 0:
+            raise PlanError(f"poll={self.poll!r}: it is a number of seconds, more than 0")
+
+    def __iter__(self) -> Iterator[str]:
+        """Wait for each; end when the training is over and the newest has been given out."""
+        over = threading.Event()
+        threading.Thread(target=self._await_end, args=(over,), name="tfos_nb training's end", daemon=True).start()
+        since = _process_started() - _CLOCKS_DIFFER
+        given: _Seen | None = None
+        before: set[_Seen] = set()
+        while not self.stopping.is_set():
+            last = over.is_set()  # asked first: what was written before is then seen below
+            now = {seen for seen in self._look() if seen.modified >= since and (given is None or seen > given)}
+            whole = now if last else now & before  # the same at two looks: nobody writes it any more
+            before = now
+            if whole:
+                given = max(whole)
+                yield given.path
+            elif last:
+                return
+            else:
+                over.wait(self.poll)
+
+    def _await_end(self, over: threading.Event) -> None:
+        self.passes.schema()  # no rows are fed to an evaluator: it returns when the driver says that none will come
+        over.set()
+
+    def _look(self) -> Iterator[_Seen]:
+        import fsspec
+
+        filesystem, place = fsspec.core.url_to_fs(self.directory)
+        filesystem.invalidate_cache()
+        try:
+            files = filesystem.ls(place, detail=True)
+        except FileNotFoundError:
+            return
+        for info in files:
+            name = str(info["name"]).rstrip("/").rpartition("/")[2]
+            if name.startswith(".") or _PART_OF_CHECKPOINT.search(name) or info.get("type") == "directory":
+                continue
+            if fnmatch.fnmatch(name, self.pattern):
+                path = filesystem.unstrip_protocol(info["name"]) if "://" in self.directory else str(info["name"])
+                numbers = tuple(int(digits) for digits in re.findall(r"\d+", name))
+                yield _Seen(_modified(info), numbers, path.removesuffix(".index"), int(info.get("size") or 0))
+
+
+def _modified(info: dict[str, Any]) -> float:
+    value = next((info[name] for name in _TIMES if info.get(name) is not None), 0.0)
+    return float(value.timestamp()) if hasattr(value, "timestamp") else float(value)
+
+
+def _process_started() -> float:
+    import psutil
+
+    return min(float(psutil.Process().create_time()), time.time())

@@ -1,0 +1,47 @@
+"""A weight for each row, by its class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tfos_nb.errors import FeedFailed
+
+__all__ = ["weights_of"]
+
+
+def weights_of(labels: np.ndarray[Any, Any], table: Mapping[Any, float], column: str) -> np.ndarray[Any, Any]:
+    """Return the weight of each row; a class that the table does not name weighs 1.
+
+    Parameters
+    ----------
+    labels : numpy.ndarray
+        A class a row, of shape ``(rows,)`` or ``(rows, 1)``, or one-hot of shape ``(rows, classes)``.
+    table : mapping
+        Weights by class: a number, or text.
+    column : str
+        What the labels are called, for the error.
+
+    Raises
+    ------
+    FeedFailed
+        If the labels have another shape.
+
+    Examples
+    --------
+    >>> weights_of(np.array([0, 1, 1, 2]), {0: 0.5, 1: 2.0}, "label").tolist()
+    [0.5, 2.0, 2.0, 1.0]
+    """
+    if labels.ndim > 2:
+        raise FeedFailed(
+            f"class_weight: column {column!r} has the shape {labels.shape[1:]} a row; a class is one number"
+        )
+    if labels.ndim == 2 and labels.shape[1] > 1:
+        labels = labels.argmax(axis=1)
+    known = {key.encode() if isinstance(key, str) else key: float(weight) for key, weight in table.items()}
+    classes, places = np.unique(labels.reshape(len(labels)), return_inverse=True)
+    weights = np.array([known.get(one, 1.0) for one in classes.tolist()], dtype=np.float32)
+    found: np.ndarray[Any, Any] = weights[places.reshape(-1)] if len(labels) else np.zeros(0, np.float32)
+    return found

@@ -1,0 +1,306 @@
+"""Asynchronous training: a coordinator's steps over datasets that live on the workers, and are fed from Spark there.
+
+::
+
+    chief                                              worker (ctx.serve())
+      coordinator.schedule(step, iterator) ──gRPC──▶     iterator of a tf.data pipeline
+                                                           └─ PyFunc, by name ──▶ LocalFeed ──▶ Passes ◀── Spark
+
+A dataset function of ``ClusterCoordinator.create_per_worker_dataset`` becomes a graph that runs on each worker, where
+no Python of the coordinator's can be called. But TensorFlow's PyFunc operation looks its function up by a token in the
+process that executes it, and a worker of ours is a Python process too: it registers its rows under fixed tokens before
+its server starts, and the coordinator's dataset names them.
+
+The operation is public (``tf.raw_ops.PyFunc``); the registry, ``tensorflow.python.ops.script_ops._py_funcs``, is not.
+It is used here and nowhere else, and a worker tries it out before it serves.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from tfos_nb.errors import FeedFailed, TfosError
+from tfos_nb.runtime import wire
+from tfos_nb.runtime.columns import Column
+from tfos_nb.runtime.dataset import DatasetOptions, _Blocks, _choose, _Pairs
+from tfos_nb.runtime.ledger import FeedSchema
+from tfos_nb.runtime.passes import Passes, Spill
+from tfos_nb.runtime.strategy import disable_auto_shard
+from tfos_nb.runtime.wire import message
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+__all__ = ["FedDataset", "LocalFeed", "fed_columns", "idle", "this_task"]
+
+logger = logging.getLogger(__name__)
+
+_TOKEN = "tfos_nb_"  # noqa: S105 - a name in TensorFlow's registry, not a secret
+_ASKED_EVERY = 0.5  # seconds for which a worker lets the coordinator wait for an answer; it then asks again
+_IDLE = 0.05  # seconds that a worker takes for a step for which it has no rows, while others still have some
+_MANY = 1 << 62
+
+
+@message
+@dataclass(frozen=True)
+class Described:
+    """A worker's answer to what its rows look like: unknown as yet, known, or that none will come."""
+
+    schema: FeedSchema | None = None
+    none_will_come: bool = False
+
+
+@message
+@dataclass(frozen=True)
+class Wanted:
+    """What a coordinator's dataset reads: the columns, what to put for nulls, and whether it never ends."""
+
+    columns: tuple[str, ...]
+    fill: dict[str, Any] = field(default_factory=dict)
+    repeat: bool = False
+
+
+class LocalFeed:
+    """A worker's rows, given out by token to TensorFlow operations that run in this process.
+
+    TensorFlow's registry holds its functions weakly: keep the object for as long as the process serves.
+
+    Parameters
+    ----------
+    passes : Passes
+        The worker's rows.
+    task : int
+        The worker's index.
+    stopping : threading.Event
+        Set when the user wants the end.
+    """
+
+    def __init__(self, passes: Passes, task: int, stopping: threading.Event) -> None:
+        self._passes = passes
+        self._task = task
+        self._stopping = stopping
+        self._turn = threading.Lock()
+        self._number = 0
+        self._live: Generator[dict[str, Any], None, None] | None = None
+        self._columns: tuple[Column, ...] = ()
+        self._known = threading.Event()
+        self._described = Described()
+        self._entries = {
+            "describe": _Entry(self.describe),
+            "open": _Entry(self.open),
+            "next": _Entry(self.next),
+            "task": _Entry(self.task),
+            "idle": _Entry(self.idle),
+        }
+
+    def register(self) -> None:
+        """Make the rows known by token to the operations of this process, and try that out.
+
+        Raises
+        ------
+        TfosError
+            If this TensorFlow does not keep its functions as TensorFlow 2.16 to 2.21 do.
+        """
+        import tensorflow as tf
+
+        try:
+            from tensorflow.python.ops import script_ops
+
+            for name, entry in self._entries.items():
+                script_ops._py_funcs._funcs[_TOKEN + name] = entry
+            (told,) = tf.raw_ops.PyFunc(input=[], token=_TOKEN + "task", Tout=[tf.int64])
+        except (ImportError, AttributeError, TypeError, tf.errors.OpError) as error:
+            raise TfosError(_unlike(tf.__version__, error)) from error
+        if int(told) != self._task:
+            raise TfosError(_unlike(tf.__version__, f"asked for task {self._task} it says {int(told)}"))
+        threading.Thread(target=self._learn, name="tfos_nb feed's schema", daemon=True).start()
+
+    def _learn(self) -> None:
+        schema = self._passes.schema()
+        self._described = Described(schema, schema is None)
+        self._known.set()
+
+    def describe(self) -> bytes:
+        """Say what the rows look like, or after a moment that it is not known yet."""
+        self._known.wait(_ASKED_EVERY)
+        return wire.encode(self._described)
+
+    def open(self, wanted: Any) -> Any:
+        """Begin a pass; the one before, if it is not at its end, is left. Returns the pass' number."""
+        asked: Wanted = wire.decode(wanted)
+        described = self._described.schema
+        assert described is not None, "the coordinator has asked for it"
+        with self._turn:
+            if self._live is not None:
+                self._live.close()
+            self._columns = _choose(described, DatasetOptions(1, columns=asked.columns, fill=asked.fill))
+            passes: Any = _Repeated(self._passes, self._stopping) if asked.repeat else self._passes
+            self._live = _Blocks(passes, self._columns, asked.fill, _log_failure)()  # type: ignore[assignment]
+            self._number += 1
+            return np.int64(self._number)
+
+    def next(self, number: Any) -> list[Any]:
+        """Give the pass' next block: whether there is one, and the columns' arrays."""
+        with self._turn:
+            block = next(self._live, None) if self._live is not None and number == self._number else None
+            if block is None:
+                empty = [np.empty((0, *column.shape), column.dtype) for column in self._columns]
+                return [np.bool_(False), *empty]
+            return [np.bool_(True), *(block[column.name] for column in self._columns)]
+
+    def task(self) -> Any:
+        """Tell which worker this is."""
+        return np.int64(self._task)
+
+    def idle(self) -> Any:
+        """Take a moment: this worker has come to its end, and others have not."""
+        self._stopping.wait(_IDLE)
+        return np.int64(self._task)
+
+
+def _log_failure(error: FeedFailed) -> None:
+    logger.error("%s", error)
+
+
+@dataclass(frozen=True, eq=False)
+class _Entry:
+    """A function as the registry wants it: an object that can be referred to weakly, which a bound method cannot."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *values: Any) -> Any:
+        return self.function(*values)
+
+
+@dataclass(frozen=True)
+class _Repeated:
+    """Passes without an end: all that Spark delivers as one, and then the last one's rows again and again."""
+
+    passes: Passes
+    stopping: threading.Event
+
+    def next_pass(self) -> Iterator[pa.RecordBatch]:
+        """Give out all of it."""
+        kept: Spill | None = None
+        while (batches := self.passes.next_pass()) is not None:
+            if kept is not None:
+                kept.close()
+            kept = Spill(self.passes._directory, self.passes._spill_bytes)
+            for batch in batches:
+                kept.write(batch)
+                yield batch
+            kept.seal()
+        if kept is not None and not kept.whole:
+            raise FeedFailed("the rows could not be kept, to go through them again: raise spill_bytes")
+        while kept is not None and kept.bytes and not self.stopping.is_set():
+            yield from kept.batches()
+
+
+def _unlike(version: str, why: object) -> str:
+    return (
+        f"TensorFlow {version} keeps its Python functions otherwise than 2.16 to 2.21, so a coordinator cannot reach "
+        f"a worker's rows ({why}). Launch with input_mode='tensorflow' and let the workers read files"
+    )
+
+
+def fed_columns(options: DatasetOptions, stopping: threading.Event) -> tuple[Column, ...]:
+    """Ask a worker what the rows look like, and choose the columns; waits for the first row anywhere.
+
+    Raises
+    ------
+    FeedFailed
+        If no rows will come, or a column is not there or has no tensor.
+    """
+    import tensorflow as tf
+
+    described = Described()
+    while described.schema is None:
+        if described.none_will_come or stopping.is_set():
+            raise FeedFailed(
+                "no rows will come: the cluster was not given any. Feed it with --data VAR, or cluster.train(df), "
+                "before cluster.wait() or the end of its with block"
+            )
+        with tf.device("/job:worker/replica:0/task:0/device:CPU:0"):
+            (answer,) = tf.raw_ops.PyFunc(input=[], token=_TOKEN + "describe", Tout=[tf.string])
+        described = wire.decode(answer.numpy())
+    return _choose(described.schema, options)
+
+
+@dataclass(frozen=True)
+class FedDataset:
+    """A coordinator's dataset function: on a worker it gives that worker's rows, a pass for each iteration."""
+
+    options: DatasetOptions
+    columns: tuple[Column, ...]
+    repeat: bool = False
+
+    def __call__(self, input_context: Any = None) -> tf.data.Dataset:
+        """Build it; ``input_context`` is what tf_keras' ``DatasetCreator`` gives, and is not needed."""
+        import tensorflow as tf
+
+        options = self.options
+        wanted = wire.encode(Wanted(tuple(c.name for c in self.columns), dict(options.fill), self.repeat))
+        dataset = tf.data.Dataset.from_tensors(wanted).flat_map(_Pass(self.columns))
+        if options.shuffle:
+            dataset = dataset.unbatch().shuffle(options.shuffle, seed=options.seed)
+            dataset = dataset.batch(options.batch_size, drop_remainder=options.drop_remainder)
+        else:
+            dataset = dataset.rebatch(options.batch_size, drop_remainder=options.drop_remainder)
+        if options.x is not None:
+            dataset = dataset.map(_Pairs(options.x, options.y, options.sample_weight))
+        return disable_auto_shard(dataset.prefetch(options.prefetch))
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """From what is wanted to a pass' blocks."""
+
+    columns: tuple[Column, ...]
+
+    def __call__(self, wanted: Any) -> tf.data.Dataset:
+        import tensorflow as tf
+
+        (number,) = tf.raw_ops.PyFunc(input=[wanted], token=_TOKEN + "open", Tout=[tf.int64])
+        number.set_shape(())
+        blocks = tf.data.Dataset.range(_MANY).map(_Block(self.columns, number))
+        return blocks.take_while(lambda more, _: more).map(lambda _, block: block)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One block of a pass: whether there is one, and its columns."""
+
+    columns: tuple[Column, ...]
+    number: Any
+
+    def __call__(self, _: Any) -> tuple[Any, dict[str, Any]]:
+        import tensorflow as tf
+
+        types = [tf.string if column.dtype.hasobject else tf.as_dtype(column.dtype) for column in self.columns]
+        more, *tensors = tf.raw_ops.PyFunc(input=[self.number], token=_TOKEN + "next", Tout=[tf.bool, *types])
+        more.set_shape(())
+        for tensor, column in zip(tensors, self.columns, strict=True):
+            tensor.set_shape((None, *column.shape))
+        return more, {column.name: tensor for column, tensor in zip(self.columns, tensors, strict=True)}
+
+
+def this_task() -> Any:
+    """Return, on a worker, the tensor that tells which worker it is."""
+    import tensorflow as tf
+
+    (task,) = tf.raw_ops.PyFunc(input=[], token=_TOKEN + "task", Tout=[tf.int64])
+    return task
+
+
+def idle() -> Any:
+    """Return, on a worker, the operations that take a moment: it has no rows left, and others have."""
+    import tensorflow as tf
+
+    return tf.raw_ops.PyFunc(input=[], token=_TOKEN + "idle", Tout=[tf.int64])

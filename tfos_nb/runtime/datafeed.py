@@ -1,0 +1,382 @@
+"""Rows as lists, and rows that want an answer: ``ctx.get_data_feed`` and ``ctx.requests``.
+
+::
+
+    train():      Supply ── passes, one after another ──▶ DataFeed.next_batch(n) ──▶ main
+    inference():  RequestQueue ── rows of one partition ──▶ DataFeed.next_batch(n) ──▶ main ──▶ DataFeed.batch_results
+                                └────────────────────────▶ ctx.requests() ──▶ Request ──▶ main ──▶ Request.reply
+
+Rows come in Arrow's blocks, are cut there, and become Python values a column at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.columns import Column, arrays_of, columns_of
+from tfos_nb.runtime.inferring import RequestDesk
+from tfos_nb.runtime.queues import DEFAULT_QUEUE, FeedQueues, check_queue
+from tfos_nb.runtime.requests import Piece, RequestQueue, joined
+from tfos_nb.runtime.row_lists import RowMaker, columns_by_mapping
+
+__all__ = ["DataFeed", "NodeRows", "Request", "RowFeeds"]
+
+
+class _Source(Protocol):
+    """Where a feed's blocks come from."""
+
+    def take(self, count: int) -> list[pa.RecordBatch] | None:
+        """Return blocks of at most ``count`` rows in all; None at the end."""
+
+    def answer(self, results: Any) -> None:
+        """Take results."""
+
+    def end(self) -> None:
+        """Want no more."""
+
+
+class _Passes:
+    """The rows that ``train`` feeds to a queue: one pass after the other, without a seam."""
+
+    def __init__(self, queues: FeedQueues, queue: str) -> None:
+        self._queues, self._queue = queues, queue
+        self._blocks: Iterator[pa.RecordBatch] | None = None
+        self._block: pa.RecordBatch | None = None
+        self._at = 0
+
+    def take(self, count: int) -> list[pa.RecordBatch] | None:
+        taken: list[pa.RecordBatch] = []
+        while count and self._advance():
+            assert self._block is not None, "there was one"
+            part = self._block.slice(self._at, count)
+            self._at += part.num_rows
+            count -= part.num_rows
+            taken.append(part)
+        return taken or None
+
+    def _advance(self) -> bool:
+        """Have a row at hand, waiting for one; False if none comes any more."""
+        while self._block is None or self._at >= self._block.num_rows:
+            self._block = None  # its memory is wanted while this waits
+            if self._blocks is None:
+                self._blocks = self._queues.of(self._queue).next_pass()
+                if self._blocks is None:
+                    return False
+            self._block, self._at = next(self._blocks, None), 0
+            if self._block is None:
+                self._blocks = None
+        return True
+
+    def answer(self, results: Any) -> None:
+        raise FeedFailed(
+            "batch_results: this feed is one of train(), whose rows want no results. For inference: "
+            "ctx.get_data_feed(train_mode=False)"
+        )
+
+    def end(self) -> None:
+        blocks, self._blocks, self._block = self._blocks, None, None
+        self._queues.terminate(self._queue)
+        if blocks is not None:
+            blocks.close()  # type: ignore[attr-defined]  # a generator: it tells that its pass was left
+
+
+class _Requests:
+    """The rows that ``inference`` sends to a queue."""
+
+    def __init__(self, queue: RequestQueue, across: bool) -> None:
+        self._queue, self._across = queue, across
+        self._owner = threading.get_ident()
+
+    def take(self, count: int) -> list[pa.RecordBatch] | None:
+        ahead = self._across or threading.get_ident() != self._owner  # such as a thread of tf.data
+        pieces = self._queue.take(count, across=self._across, strict=False, ahead=ahead)
+        return None if pieces is None else [piece.rows for piece in pieces]
+
+    def answer(self, results: Any) -> None:
+        self._queue.answer(results)
+
+    def end(self) -> None:
+        self._queue.stop("main has ended its feed by terminate()")
+
+
+class DataFeed:
+    """The rows of a node as lists. Made by :meth:`RowFeeds.get_data_feed`.
+
+    Attributes
+    ----------
+    done_feeding : bool
+        Whether the feed is at its end.
+    """
+
+    def __init__(self, source: _Source, input_mapping: Mapping[str, str] | None, arrays: bool) -> None:
+        self.done_feeding = False
+        self._source = source
+        self._mapping = dict(input_mapping) if input_mapping else None
+        self._arrays = arrays
+        self._makers: dict[bytes, RowMaker] = {}
+
+    def next_batch(self, batch_size: int) -> Any:
+        """Wait for rows and return them.
+
+        Parameters
+        ----------
+        batch_size : int
+            The most rows. Fewer come at the end of the feed; in inference also at the end of a partition.
+
+        Returns
+        -------
+        list or dict
+            A list of rows, or with ``input_mapping`` a list a tensor. Empty at the end of the feed.
+
+        Raises
+        ------
+        FeedFailed
+            In inference, if rows taken before have no result and their partition is at its end.
+        """
+        if type(batch_size) is not int or batch_size < 1:
+            raise FeedFailed(f"next_batch({batch_size!r}): it is a whole number, 1 or more")
+        blocks = None if self.done_feeding else self._source.take(batch_size)
+        self.done_feeding = blocks is None
+        if self._mapping is not None:
+            found: dict[str, list[Any]] = {self._mapping[column]: [] for column in sorted(self._mapping)}
+            for block in blocks or ():
+                for tensor, values in columns_by_mapping(block, self._mapping, self._arrays).items():
+                    found[tensor] += values
+            return found
+        rows: list[Any] = []
+        for block in blocks or ():
+            rows += self._maker(block.schema).rows(block)
+        return rows
+
+    def _maker(self, schema: pa.Schema) -> RowMaker:
+        key = bytes(schema.serialize())
+        if key not in self._makers:
+            self._makers[key] = RowMaker(schema, self._arrays)
+        return self._makers[key]
+
+    def should_stop(self) -> bool:
+        """Whether the feed is at its end: no row comes any more."""
+        return self.done_feeding
+
+    def batch_results(self, results: Any) -> None:
+        """Give the results of the rows that were taken last: one for each row, in their order.
+
+        Parameters
+        ----------
+        results : list, array or dict
+            Values, tuples, dictionaries or Rows; or an array (a tensor) whose first axis is the rows; or ``{column:
+            array}``. What the schema of :meth:`tfos_nb.Cluster.inference` says, if it has one.
+
+        Raises
+        ------
+        FeedFailed
+            If they are more than the rows, or do not fit the schema.
+        """
+        self._source.answer(results)
+
+    def terminate(self) -> None:
+        """Want no more rows: the feed is at its end at once, and Spark does not read what is left of it."""
+        self.done_feeding = True
+        self._source.end()
+
+
+class Request(Mapping[str, "np.ndarray[Any, Any]"]):
+    """Some rows that want an answer: a mapping from columns to arrays whose first axis is the rows.
+
+    Attributes
+    ----------
+    partition : int
+        The partition of the first row.
+    rows : int
+        How many there are.
+    """
+
+    def __init__(
+        self, queue: RequestQueue, pieces: Sequence[Piece], names: Sequence[str] | None, fill: Mapping[str, Any]
+    ) -> None:
+        self._queue = queue
+        self._block = joined([piece.rows for piece in pieces])
+        self.partition = pieces[0].stream.partition
+        self.rows = self._block.num_rows
+        kept = self._block.schema.names if names is None else names
+        missing = [name for name in kept if name not in self._block.schema.names]
+        if missing:
+            raise FeedFailed(f"no column {missing[0]!r} in the rows: they have {', '.join(self._block.schema.names)}")
+        fields = pa.schema([self._block.schema.field(name) for name in kept])
+        self._columns: dict[str, Column] = columns_of(fields, pieces[0].stream.lengths)
+        self._fill = fill
+
+    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+        return arrays_of(self._block, [self._columns[name]], self._fill)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def reply(self, results: Any) -> None:
+        """Answer all rows.
+
+        Parameters
+        ----------
+        results : dict, array or list
+            ``{column: array or tensor}``, the first axis being the rows; or what
+            :meth:`DataFeed.batch_results` takes.
+        """
+        self._queue.answer(results)
+
+
+@dataclass(frozen=True)
+class NodeRows:
+    """A node's ends of all queues."""
+
+    node: str
+    fed: bool
+    queues: FeedQueues
+    desk: RequestDesk
+    _sources: dict[tuple[str, bool, bool], _Source] = field(default_factory=dict)
+
+    def source(self, name: str, train: bool, across: bool) -> _Source:
+        """Return a queue's rows; for whoever asks again, from where the first was."""
+        self.check(name)
+        key = (name, train, across)
+        if key not in self._sources:
+            self._sources[key] = _Passes(self.queues, name) if train else _Requests(self.desk.of(name), across)
+        return self._sources[key]
+
+    def check(self, name: str) -> None:
+        """Refuse a queue that is not there, and a node that gets no rows."""
+        if not self.fed:
+            raise FeedFailed(
+                f"{self.node} gets no rows from Spark: it is a parameter server or an evaluator, or the cluster reads "
+                "files itself (launch it with input_mode='spark')"
+            )
+        check_queue(name, self.queues.names)
+
+
+class RowFeeds:
+    """The part of ``ctx`` that gives out rows as lists, and rows that want an answer."""
+
+    _node_rows: NodeRows | None = None
+
+    def _rows(self) -> NodeRows:
+        if self._node_rows is None:
+            raise FeedFailed("this program gets no rows from Spark")
+        return self._node_rows
+
+    @property
+    def executor_id(self) -> int:
+        """The node's number among all: parameter servers first, then chief, evaluator and workers."""
+        spec: Mapping[str, Sequence[str]] = getattr(self, "cluster_spec", {})
+        roles = ("ps", "chief", "evaluator", "worker")
+        before = roles[: roles.index(str(getattr(self, "job_name", "ps")))]
+        return sum(len(spec.get(role, ())) for role in before) + int(getattr(self, "task_index", 0))
+
+    worker_num = executor_id
+
+    def get_data_feed(
+        self,
+        train_mode: bool = True,
+        qname_in: str = DEFAULT_QUEUE,
+        qname_out: str = "output",
+        input_mapping: Mapping[str, str] | None = None,
+        *,
+        across_partitions: bool = False,
+        arrays: bool = False,
+    ) -> DataFeed:
+        """Return this node's rows as lists.
+
+        Whoever asks again gets the same rows from where the first was. For tensors :meth:`dataset` and
+        :meth:`requests` are faster by far.
+
+        Parameters
+        ----------
+        train_mode : bool
+            True: the rows of ``cluster.train``, all passes one after the other. False: those of ``cluster.inference``.
+        qname_in : str
+            The queue.
+        qname_out : str
+            Results go back to where their rows came from, so this names nothing; it is taken for older programs.
+        input_mapping : dict of str to str, optional
+            The tensor of each column: batches are then ``{tensor: list}``. Columns are found by name, or, where rows
+            have no names, by place, in the order of the sorted names.
+        across_partitions : bool
+            In inference, let a batch hold rows of several partitions. It then waits for more while any that has begun
+            is not at its end.
+        arrays : bool
+            Have a list of numbers in a row as a NumPy array, which costs less.
+
+        Raises
+        ------
+        FeedFailed
+            If there is no such queue, or this node gets no rows.
+
+        Examples
+        --------
+        >>> feed = ctx.get_data_feed(train_mode=False)  # doctest: +SKIP
+        >>> while not feed.should_stop():  # doctest: +SKIP
+        ...     rows = feed.next_batch(256)
+        ...     feed.batch_results([model(row) for row in rows])
+        """
+        if not isinstance(qname_out, str):
+            raise FeedFailed(f"qname_out={qname_out!r}: it is the name of a queue")
+        source = self._rows().source(qname_in, bool(train_mode), across_partitions)
+        return DataFeed(source, input_mapping, arrays)
+
+    def requests(
+        self,
+        batch_size: int = 1024,
+        *,
+        columns: Sequence[str] | None = None,
+        fill: Mapping[str, Any] | None = None,
+        qname: str = DEFAULT_QUEUE,
+        across_partitions: bool = False,
+    ) -> Iterator[Request]:
+        """Go through the rows of ``cluster.inference`` in batches of arrays, each of which wants a reply.
+
+        Ends when the driver has said that no more rows come.
+
+        Parameters
+        ----------
+        batch_size : int
+            The most rows in a batch; the last one of a partition may have fewer.
+        columns : list of str, optional
+            Only these columns.
+        fill : mapping, optional
+            What to put in place of a null, by column.
+        qname : str
+            The queue.
+        across_partitions : bool
+            As in :meth:`get_data_feed`.
+
+        Raises
+        ------
+        FeedFailed
+            If a batch was not replied to before the next, or a column is not there or has no tensor.
+
+        Examples
+        --------
+        >>> for batch in ctx.requests(512):  # doctest: +SKIP
+        ...     batch.reply({"prediction": model(batch["pixels"])})
+        """
+        if type(batch_size) is not int or batch_size < 1:
+            raise FeedFailed(f"requests(batch_size={batch_size!r}): it is a whole number, 1 or more")
+        rows = self._rows()
+        rows.check(qname)
+        queue = rows.desk.of(qname)
+        return _requests(queue, batch_size, across_partitions, columns, dict(fill or {}))
+
+
+def _requests(
+    queue: RequestQueue, size: int, across: bool, names: Sequence[str] | None, fill: Mapping[str, Any]
+) -> Iterator[Request]:
+    while (pieces := queue.take(size, across=across)) is not None:
+        yield Request(queue, pieces, names, fill)

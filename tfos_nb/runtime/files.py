@@ -1,0 +1,239 @@
+"""Files that the nodes read by themselves: which there are, and who reads which rows of them.
+
+::
+
+    pattern ──list──▶ files, sorted ──count──▶ units (rows of one file) ──cut into even shares──▶ this node's spans
+                                                │ shuffle: the units change places, alike on every node
+                                                ▼
+                                            reading.batches(spans) ──▶ Arrow record batches ──▶ ctx.read(…)
+
+Every node lists and counts for itself, and comes to the same result: nothing is agreed upon between them. Paths are
+anything that fsspec knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.columns import first_lengths
+from tfos_nb.runtime.ledger import FeedSchema
+
+__all__ = ["File", "FileSource", "Reading", "Span", "list_files", "naming", "share_of_files"]
+
+_BLOCK_ROWS = 8192
+
+
+@dataclass(frozen=True)
+class File:
+    """One file: its full name, and where fsspec finds it."""
+
+    url: str
+    path: str
+    system: Any
+
+    @property
+    def local(self) -> bool:
+        """Whether it is on this host's own file system."""
+        from fsspec.implementations.local import LocalFileSystem
+
+        return isinstance(self.system, LocalFileSystem)
+
+    def open(self) -> Any:
+        """Open it for reading; what its name says to be compressed comes unpacked."""
+        return self.system.open(self.path, "rb", compression="infer")
+
+
+@contextlib.contextmanager
+def naming(file: File) -> Iterator[None]:
+    """Say of which file an error is."""
+    try:
+        yield
+    except (OSError, EOFError, ValueError, pa.ArrowException) as error:
+        said = str(error).strip().splitlines()
+        raise FeedFailed(f"{file.url}: {said[0] if said else type(error).__name__}") from error
+
+
+def list_files(pattern: str | Sequence[str]) -> list[File]:
+    """Return the files that match, sorted by name.
+
+    A directory stands for the files in it, and in directories below it; names that begin with ``_`` or ``.`` are left
+    out there, as Spark does.
+
+    Raises
+    ------
+    FeedFailed
+        If a pattern matches nothing, or its file system cannot be reached.
+    """
+    patterns = [pattern] if isinstance(pattern, (str, os.PathLike)) else list(pattern)
+    found: dict[str, File] = {}
+    for one in patterns:
+        matching = _matching(os.fspath(one))
+        if not matching:
+            raise FeedFailed(
+                f"{one} matches no file, seen from {socket.gethostname()}. The nodes read it, not the notebook: it "
+                "has to be a path that is the same on every host, or a URL"
+            )
+        found.update((file.url, file) for file in matching)
+    if not found:
+        raise FeedFailed("no pattern was given: ctx.read('dir/*.parquet', 64)")
+    return sorted(found.values(), key=lambda file: file.url)
+
+
+def _matching(pattern: str) -> list[File]:
+    import fsspec
+
+    try:
+        system, path = fsspec.core.url_to_fs(pattern)
+        if glob.has_magic(path):
+            paths = [str(name) for name, info in system.glob(path, detail=True).items() if info["type"] == "file"]
+        elif system.isdir(path):
+            paths = [name for name in system.find(path) if not _is_hidden(name[len(path) :])]
+        else:
+            paths = [path] if system.exists(path) else []
+        return [File(system.unstrip_protocol(name) if "://" in pattern else name, name, system) for name in paths]
+    except ImportError as error:  # fsspec names the package that it lacks
+        raise FeedFailed(f"{pattern} cannot be read here: {error}. It has to be there on every executor") from error
+    except (OSError, ValueError) as error:
+        raise FeedFailed(f"{pattern} cannot be listed from {socket.gethostname()}: {error}") from error
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(("_", ".")) for part in name.split("/"))
+
+
+def share_of_files(pattern: str | Sequence[str], rank: int, count: int) -> list[str]:
+    """Return the names of every ``count``-th file, from the ``rank``-th on."""
+    return [file.url for file in list_files(pattern)][rank::count]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rows ``start`` to ``stop`` (not included; None for all there are) of a file."""
+
+    file: File
+    start: int = 0
+    stop: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows."""
+        assert self.stop is not None, "a span that was counted"
+        return self.stop - self.start
+
+
+class Reading(Protocol):
+    """What a format knows of its files."""
+
+    files: list[File]
+    decode: Any
+
+    def units(self) -> list[Span]:
+        """Count the rows of all files, in pieces that can be read by themselves."""
+        ...
+
+    def batches(self, spans: Sequence[Span], columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+        """Read rows; ``columns`` tells which are needed, None for all."""
+        ...
+
+    def first(self) -> pa.RecordBatch:
+        """Return the first rows of the first file that has some; without a row if none has."""
+        ...
+
+
+class FileSource:
+    """A node's share of the rows of some files, as often as wanted: what a dataset is built on.
+
+    Parameters
+    ----------
+    reading : Reading
+        The files and their format.
+    place : tuple of int
+        This node's number among those that read, and how many these are.
+    shuffle : int
+        Rows within which rows change places; 0 leaves all as it is.
+    seed : int
+        Of the orders, one for each pass.
+    share : str
+        ``"rows"``, which is even to one row, or ``"files"``.
+    """
+
+    def __init__(self, reading: Reading, place: tuple[int, int], *, shuffle: int, seed: int, share: str) -> None:
+        if share not in ("rows", "files"):
+            raise ValueError(f"share={share!r}: it is 'rows' or 'files'")
+        if type(shuffle) is not int or shuffle < 0 or type(seed) is not int or seed < 0:
+            raise ValueError(f"shuffle={shuffle!r}, seed={seed!r}: they are whole numbers, 0 or more")
+        self.reading = reading
+        self.wanted: Sequence[str] | None = None
+        self._rank, self._count = place
+        self._shuffle = shuffle
+        self._seed = seed
+        self._share = share
+        self._units: list[Span] | None = None
+        self._passes = 0
+
+    def schema(self) -> FeedSchema | None:
+        """Look what the rows are like."""
+        first = self.reading.first()
+        return FeedSchema(0, first.schema.serialize().to_pybytes(), first_lengths(first))
+
+    def next_pass(self) -> Iterator[pa.RecordBatch] | None:
+        """Read the share once more."""
+        number, self._passes = self._passes, self._passes + 1
+        batches = self.reading.batches(self.spans(number), self.wanted)
+        return self._mixed(batches, number) if self._shuffle else batches
+
+    def spans(self, number: int) -> list[Span]:
+        """Return what this node reads in a pass, 0 being the first."""
+        if self._units is None:
+            self._units = self._all_units()
+        order = np.arange(len(self._units))
+        if self._shuffle:
+            order = np.random.default_rng((self._seed, number)).permutation(len(order))
+        units = [self._units[index] for index in order]
+        return units if self._share == "files" else _cut(units, self._rank, self._count)
+
+    def _all_units(self) -> list[Span]:
+        if self._share == "files":
+            return [Span(file) for file in self.reading.files[self._rank :: self._count]]
+        return self.reading.units()
+
+    def _mixed(self, batches: Iterator[pa.RecordBatch], number: int) -> Iterator[pa.RecordBatch]:
+        """Give the rows out in another order, within windows of so many."""
+        chance = np.random.default_rng((self._seed, number, 1 + self._rank))
+        window: list[pa.RecordBatch] = []
+        for batch in batches:
+            window.append(batch)
+            if sum(part.num_rows for part in window) >= self._shuffle:
+                yield from _permuted(window, chance)
+                window = []
+        yield from _permuted(window, chance)
+
+
+def _cut(units: Sequence[Span], rank: int, count: int) -> list[Span]:
+    """Return the rows of one of ``count`` shares, of which no two differ by more than one row."""
+    total = sum(unit.rows for unit in units)
+    first, last = total * rank // count, total * (rank + 1) // count
+    share, at = [], 0
+    for unit in units:
+        low, high = max(first - at, 0), min(last - at, unit.rows)
+        if low < high:
+            share.append(Span(unit.file, unit.start + low, unit.start + high))
+        at += unit.rows
+    return share
+
+
+def _permuted(window: Sequence[pa.RecordBatch], chance: np.random.Generator) -> Iterator[pa.RecordBatch]:
+    if not window:
+        return
+    table = pa.Table.from_batches(window).combine_chunks()
+    yield from table.take(pa.array(chance.permutation(table.num_rows))).to_batches(max_chunksize=_BLOCK_ROWS)

@@ -1,0 +1,285 @@
+"""Parquet, CSV and images, as Arrow record batches; TFRecords are in :mod:`tfos_nb.runtime.recordfiles`."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.files import File, Reading, Span, list_files, naming
+from tfos_nb.runtime.recordfiles import TFRecords
+
+__all__ = ["Csv", "Images", "Parquet", "reading"]
+
+_ENDINGS = {
+    "parquet": (".parquet", ".pq"),
+    "csv": (".csv", ".tsv"),
+    "images": (".png", ".jpg", ".jpeg", ".gif", ".bmp"),
+    "tfrecord": (".tfrecord", ".tfrecords", ".tfr"),
+}
+_ONLY_FOR = {"features": "tfrecord", "types": "csv", "image_size": "images"}
+_IMAGES_AT_ONCE = 64
+_THREADS = 8
+
+
+def reading(pattern: str | Sequence[str], kind: str | None, **options: Any) -> Reading:
+    """List the files of a pattern and choose how to read them.
+
+    Raises
+    ------
+    FeedFailed
+        If nothing matches, or the names do not say the format.
+    ValueError
+        For a format that is not known, or an option of another one.
+    """
+    if kind is not None and kind not in _ENDINGS:
+        raise ValueError(f"format={kind!r}: it is one of {', '.join(sorted(_ENDINGS))}")
+    files = list_files(pattern)
+    kind = kind or _format_of(files)
+    for name, value in options.items():
+        if value is not None and _ONLY_FOR[name] != kind:
+            raise ValueError(f"{name}= is for format={_ONLY_FOR[name]!r}, and these files are {kind}")
+    made: dict[str, Any] = {
+        "parquet": lambda: Parquet(files),
+        "csv": lambda: Csv(files, dict(options["types"] or {})),
+        "images": lambda: Images(files, options["image_size"]),
+        "tfrecord": lambda: TFRecords(files, options["features"]),
+    }
+    chosen: Reading = made[kind]()
+    return chosen
+
+
+def _format_of(files: Sequence[File]) -> str:
+    kinds: dict[str, str] = {}
+    for file in files:
+        name = file.path.lower().removesuffix(".gz")
+        kind = next((kind for kind, endings in _ENDINGS.items() if name.endswith(endings)), "")
+        kinds.setdefault(kind, file.url)
+    if "" in kinds:
+        raise FeedFailed(f"{kinds['']}: its name says no format; give format='tfrecord', 'parquet', 'csv' or 'images'")
+    if len(kinds) > 1:
+        told = ", ".join(f"{url} is {kind}" for kind, url in kinds.items())
+        raise FeedFailed(f"the pattern matches files of several formats: {told}")
+    return next(iter(kinds))
+
+
+def _check_like_first(first: File, ours: pa.Schema, file: File, theirs: pa.Schema) -> None:
+    """Refuse a file whose columns are not those of the first one."""
+    for name in dict.fromkeys([*ours.names, *theirs.names]):
+        kinds = [schema.field(name).type if name in schema.names else None for schema in (ours, theirs)]
+        if kinds[0] != kinds[1]:
+            is_now, was = (str(kind) if kind is not None else "missing" for kind in (kinds[1], kinds[0]))
+            raise FeedFailed(f"{file.url}: column {name!r} is {is_now}, and in {first.url} it is {was}")
+
+
+class Parquet:
+    """Parquet files; rows are counted in their footers, and pieces are row groups."""
+
+    decode = None
+
+    def __init__(self, files: list[File]) -> None:
+        self.files = files
+        self._schema: pa.Schema | None = None
+
+    def _open(self, file: File) -> Any:
+        import pyarrow.parquet as pq
+
+        with naming(file):
+            opened = pq.ParquetFile(file.path, memory_map=True) if file.local else pq.ParquetFile(file.open())
+        if self._schema is None:
+            self._schema = opened.schema_arrow if file == self.files[0] else self._open(self.files[0]).schema_arrow
+        _check_like_first(self.files[0], self._schema, file, opened.schema_arrow)
+        return opened
+
+    def units(self) -> list[Span]:
+        """Count the rows of each row group."""
+        spans = []
+        for file in self.files:
+            ends = _ends_of_groups(self._open(file))
+            spans += [Span(file, start, end) for start, end in itertools.pairwise([0, *ends])]
+        return spans
+
+    def batches(self, spans: Sequence[Span], columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+        """Read rows."""
+        for file, group in itertools.groupby(spans, key=lambda span: span.file):
+            opened = self._open(file)
+            names = opened.schema_arrow.names
+            known = None if columns is None else [name for name in dict.fromkeys(columns) if name in names]
+            ends = _ends_of_groups(opened)
+            for span in group:
+                stop = opened.metadata.num_rows if span.stop is None else span.stop
+                for number in range(bisect.bisect_right(ends, span.start), bisect.bisect_left(ends, stop) + 1):
+                    if span.start < stop:
+                        at = ends[number - 1] if number else 0
+                        with naming(file):
+                            rows = opened.iter_batches(row_groups=[number], columns=known)
+                            yield from _sliced(rows, at, span.start, stop)
+
+    def first(self) -> pa.RecordBatch:
+        """Return the first rows."""
+        for batch in self.batches([Span(file) for file in self.files], None):
+            if batch.num_rows:
+                return batch
+        assert self._schema is not None, "a file was opened"
+        return pa.RecordBatch.from_pylist([], schema=self._schema)
+
+
+def _ends_of_groups(opened: Any) -> list[int]:
+    about = opened.metadata
+    return list(itertools.accumulate(about.row_group(number).num_rows for number in range(about.num_row_groups)))
+
+
+def _sliced(batches: Iterable[pa.RecordBatch], at: int, start: int, stop: int | None) -> Iterator[pa.RecordBatch]:
+    """Leave out of batches, the first of which begins with row ``at``, what is before ``start`` or from ``stop`` on."""
+    for batch in batches:
+        low = max(start - at, 0)
+        high = batch.num_rows if stop is None else min(stop - at, batch.num_rows)
+        if low < high:
+            yield batch.slice(low, high - low)
+        at += batch.num_rows
+        if stop is not None and at >= stop:
+            return
+
+
+@dataclass
+class Csv:
+    """CSV files with a line of names; to be counted, they are read once more."""
+
+    files: list[File]
+    types: Mapping[str, str] = field(default_factory=dict)
+    decode: Any = None
+    _schema: pa.Schema | None = None
+
+    def _read(self, file: File) -> Iterator[pa.RecordBatch]:
+        from pyarrow import csv
+
+        known = {name: _arrow_type(name, kind) for name, kind in self.types.items()}
+        if self._schema is not None:
+            known = dict(zip(self._schema.names, self._schema.types, strict=True))
+        parse = csv.ParseOptions(delimiter="\t" if ".tsv" in file.path.lower() else ",", newlines_in_values=True)
+        with naming(file), file.open() as stream:
+            reader = csv.open_csv(stream, parse_options=parse, convert_options=csv.ConvertOptions(column_types=known))
+            if self._schema is None:
+                self._learn(file, reader.schema)
+            elif reader.schema != self._schema:
+                _check_like_first(self.files[0], self._schema, file, reader.schema)
+            yield from reader
+
+    def _learn(self, file: File, schema: pa.Schema) -> None:
+        for name in self.types:
+            if name not in schema.names:
+                raise FeedFailed(f"{file.url}: types= names {name!r}, and the columns are {', '.join(schema.names)}")
+        self._schema = schema
+
+    def units(self) -> list[Span]:
+        """Count the rows of each file."""
+        return [Span(file, 0, sum(batch.num_rows for batch in self._read_as_first(file))) for file in self.files]
+
+    def _read_as_first(self, file: File) -> Iterator[pa.RecordBatch]:
+        if self._schema is None and file != self.files[0]:
+            next(self._read(self.files[0]), None)
+        return self._read(file)
+
+    def batches(self, spans: Sequence[Span], columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+        """Read rows."""
+        for span in spans:
+            for batch in _sliced(self._read_as_first(span.file), 0, span.start, span.stop):
+                yield (
+                    batch if columns is None else batch.select([name for name in batch.schema.names if name in columns])
+                )
+
+    def first(self) -> pa.RecordBatch:
+        """Return the first rows."""
+        for file in self.files:
+            for batch in self._read_as_first(file):
+                if batch.num_rows:
+                    return batch
+        assert self._schema is not None, "a file was opened"
+        return pa.RecordBatch.from_pylist([], schema=self._schema)
+
+
+def _arrow_type(name: str, kind: str) -> pa.DataType:
+    try:
+        return pa.type_for_alias(kind)
+    except ValueError:
+        raise ValueError(
+            f"types={{{name!r}: {kind!r}}}: Arrow has no such type; 'float32', 'int64', 'string' are"
+        ) from None
+
+
+class Images:
+    """Image files, one row each: their pixels, the number of their directory, and their name."""
+
+    decode = None
+
+    def __init__(self, files: list[File], size: tuple[int, int] | None) -> None:
+        self.files = files
+        self._size = size
+        self._found: tuple[int, ...] = ()
+        names = sorted({os.path.basename(os.path.dirname(file.path)) for file in files})
+        self._classes = {name: number for number, name in enumerate(names)}
+
+    def units(self) -> list[Span]:
+        """Each file is one row."""
+        return [Span(file, 0, 1) for file in self.files]
+
+    def batches(self, spans: Sequence[Span], columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+        """Read and decode images, some at once."""
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for start in range(0, len(spans), _IMAGES_AT_ONCE):
+                files = [span.file for span in spans[start : start + _IMAGES_AT_ONCE]]
+                pixels = list(pool.map(self._pixels, files))
+                self._check_sizes(files, pixels)
+                yield self._batch(files, np.stack(pixels))
+
+    def _check_sizes(self, files: Sequence[File], pixels: Sequence[np.ndarray[Any, Any]]) -> None:
+        for file, array in zip(files, pixels, strict=True):
+            self._found = self._found or array.shape[:2]
+            if array.shape[:2] != self._found:
+                sizes = ["x".join(map(str, shape)) for shape in (array.shape[:2], self._found)]
+                raise FeedFailed(
+                    f"{file.url} is {sizes[0]}, and the first one {sizes[1]}: give image_size=(height, width), "
+                    "to which all are made"
+                )
+
+    def _batch(self, files: Sequence[File], pixels: np.ndarray[Any, Any]) -> pa.RecordBatch:
+        images = pa.array(pixels.reshape(-1))
+        for length in reversed(pixels.shape[1:]):
+            images = pa.FixedSizeListArray.from_arrays(images, int(length))
+        labels = [self._classes[os.path.basename(os.path.dirname(file.path))] for file in files]
+        columns = {
+            "image": images,
+            "label": pa.array(labels, pa.int64()),
+            "path": pa.array([file.url for file in files]),
+        }
+        return pa.RecordBatch.from_pydict(columns)
+
+    def _pixels(self, file: File) -> np.ndarray[Any, Any]:
+        import tensorflow as tf
+
+        with naming(file), tf.device("cpu"):
+            data = file.system.cat_file(file.path)
+            try:
+                image = tf.io.decode_image(data, channels=3, expand_animations=False)
+            except tf.errors.InvalidArgumentError as error:
+                raise FeedFailed(
+                    f"{file.url} is no image that TensorFlow reads: {error.message.splitlines()[0]}"
+                ) from None
+            if self._size is not None:
+                image = tf.cast(tf.round(tf.image.resize(image, self._size)), tf.uint8)
+            array: np.ndarray[Any, Any] = image.numpy()
+        return array
+
+    def first(self) -> pa.RecordBatch:
+        """Return the first image."""
+        pixels = self._pixels(self.files[0])
+        self._check_sizes(self.files[:1], [pixels])
+        return self._batch(self.files[:1], pixels[None])

@@ -1,0 +1,392 @@
+"""Inference through a running cluster: both ends of the wire.
+
+::
+
+    Spark task "InferTask" ── question: which node? ──▶ door (tfos_nb.runtime.placement)
+         │  ▲
+         │  └── results, in the order of the rows ──────┐
+         └───── Arrow Flight DoExchange, one a task ──▶ RequestQueue in the node ──▶ main: takes rows, answers them
+
+One stream carries one attempt at one partition, there and back. The task sends record batches; the node sends, on the
+same stream, batches of results, each with the number of rows that it answers, or a :class:`_Failure`, which says why
+there will be none. A second attempt at a partition is another stream: its rows are answered anew, and what was answered
+before goes nowhere. So results stay in order and each row has one, whatever Spark repeats.
+
+What waits in the node is bounded in bytes for each stream, rows and results together; then the task waits, and Spark
+waits with it. The node watches the clock: a stream whose rows wait while ``main`` neither takes nor answers any is
+failed after ``timeout`` seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import grpc
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime import wire
+from tfos_nb.runtime.answers import PLAIN, listed
+from tfos_nb.runtime.connecting import connect
+from tfos_nb.runtime.door import DoorAddress, DoorClient
+from tfos_nb.runtime.lifecycle import FeedPlace
+from tfos_nb.runtime.placement import AskPlaces, ClaimNode, InferencePlaces, ReleaseNode
+from tfos_nb.runtime.queues import check_queue
+from tfos_nb.runtime.requests import RequestQueue, Stream, joined
+from tfos_nb.runtime.rows import batches_of_rows
+from tfos_nb.runtime.wire import message
+
+__all__ = ["InferTask", "RequestDesk"]
+
+_STREAM_BYTES = 32 << 20
+_PIECE_BYTES = 4 << 20
+_TOKEN_HEADER = b"tfos-token"
+_ENDING_SECONDS = 60.0
+_WHY_SECONDS = 3.0
+
+
+@message
+@dataclass(frozen=True)
+class Ticket:
+    """First word of a stream: whose rows these are. ``schema`` is that of the results, Arrow's encoding; or empty."""
+
+    queue: str
+    partition: int
+    attempt: int
+    schema: bytes
+    timeout: float
+
+
+@message
+@dataclass(frozen=True)
+class Answered:
+    """With every batch of results: how many rows it answers."""
+
+    rows: int
+
+
+@message
+@dataclass(frozen=True)
+class Failure:
+    """The node's last word on a stream: no result will come any more.
+
+    ``cause_known`` is False where the node ends without knowing why: the driver does.
+    """
+
+    text: str
+    cause_known: bool = True
+
+
+# --- the node's end ---------------------------------------------------------------------------------------------
+
+
+class RequestDesk:
+    """The node's end of all streams.
+
+    Parameters
+    ----------
+    node : str
+        This node.
+    queues : sequence of str
+        The queues' names.
+    buffer_bytes : int
+        The most bytes that wait in one stream, if that is less than 32 MiB.
+    """
+
+    def __init__(self, node: str, queues: Sequence[str], buffer_bytes: int) -> None:
+        limit = min(buffer_bytes, _STREAM_BYTES)
+        self._node = node
+        self._queues: Mapping[str, RequestQueue] = {name: RequestQueue(node, name, limit) for name in queues}
+
+    def of(self, name: str) -> RequestQueue:
+        """Return a queue."""
+        check_queue(name, tuple(self._queues))
+        return self._queues[name]
+
+    def close(self) -> None:
+        """Learn that no more rows come."""
+        for queue in self._queues.values():
+            queue.close()
+
+    def stop(self, reason: str = "") -> None:
+        """Give up all streams; without a reason, it is the driver who knows it."""
+        text = reason or f"main of {self._node} has ended, or was told to: it takes no more rows"
+        for queue in self._queues.values():
+            queue.stop(text, bool(reason))
+
+    def exchange(self, command: bytes, reader: Any, writer: Any) -> None:
+        """Serve one stream, in its Flight call's thread: rows are read here, results are written in another."""
+        ticket: Ticket = wire.decode(command)
+        queue = self.of(ticket.queue)
+        schema = pa.ipc.read_schema(pa.py_buffer(ticket.schema)) if ticket.schema else None
+        stream = queue.open(ticket.partition, schema)
+        writing = threading.Thread(
+            target=_write, args=(writer, queue, stream, ticket.timeout), name="tfos_nb results", daemon=True
+        )
+        writing.start()
+        try:
+            while True:
+                stream.put(reader.read_chunk().data)
+        except StopIteration:
+            stream.end()
+        except (pa.ArrowException, flight.FlightError, OSError):
+            stream.end(gone=True)
+        finally:
+            writing.join()  # Flight takes the writer away when this call returns
+            queue.leave(stream)
+
+
+def _write(writer: Any, queue: RequestQueue, stream: Stream, timeout: float) -> None:
+    try:
+        writer.begin(PLAIN if stream.schema is None else stream.schema)
+        while (answer := queue.await_answer(stream, timeout)) is not None:
+            rows, results = answer
+            writer.write_with_metadata(results, pa.py_buffer(wire.encode(Answered(rows))))
+        if stream.failure:
+            writer.write_metadata(pa.py_buffer(wire.encode(Failure(stream.failure, stream.cause_known))))
+    except (pa.ArrowException, flight.FlightError, OSError):
+        stream.end(gone=True)  # the task is gone, and reads no more
+
+
+# --- the Spark task's end -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class InferTask:
+    """What a Spark task does with a partition: have a node answer its rows.
+
+    Called with Arrow record batches by ``DataFrame.mapInArrow``, with rows by ``RDD.mapPartitions`` (``rows=True``).
+
+    Parameters
+    ----------
+    door : DoorAddress
+        The driver's.
+    cluster : str
+        The cluster's name, for messages.
+    inference : str
+        A name of this call of ``inference()``.
+    queue : str
+        The queue from which ``main`` takes the rows.
+    timeout : float
+        Seconds for which rows may wait while ``main`` does nothing.
+    schema : bytes
+        Arrow's encoding of the results' schema; empty for an RDD.
+    names : tuple of str
+        The columns' own names, in the order in which they come.
+    sent : tuple of int
+        Which of them go to the node.
+    keep : bool
+        Whether all columns stand before the results.
+    rows : bool
+        Whether rows come, not record batches.
+    """
+
+    door: DoorAddress
+    cluster: str
+    inference: str
+    queue: str
+    timeout: float
+    schema: bytes = b""
+    names: tuple[str, ...] = ()
+    sent: tuple[int, ...] = ()
+    keep: bool = False
+    rows: bool = False
+
+    def __call__(self, items: Iterable[Any]) -> Iterator[Any]:
+        """Answer one partition; without a row no node is asked."""
+        batches = (batch for batch in (batches_of_rows(items) if self.rows else items) if batch.num_rows)
+        first = next(iter(batches), None)
+        if first is None:
+            return
+        with _Exchange(self, self._to_send(first).schema) as exchange:
+            yield from exchange.results(first, batches)
+
+    def _to_send(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self.rows:
+            return batch
+        return pa.RecordBatch.from_arrays(
+            [batch.column(place) for place in self.sent], names=[self.names[place] for place in self.sent]
+        )
+
+    def pieces(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+        """Cut a batch to what goes at once; of each piece, what is sent and what is kept."""
+        count = max(1, int(_PIECE_BYTES * batch.num_rows / max(1, batch.nbytes)))
+        for start in range(0, batch.num_rows, count):
+            piece = batch.slice(start, count)
+            yield self._to_send(piece), piece
+
+    def ticket(self, partition: int, attempt: int) -> Ticket:
+        """Return a stream's first word."""
+        return Ticket(self.queue, partition, attempt, self.schema, self.timeout)
+
+
+class _Exchange:
+    """One attempt at one partition: a thread sends what Spark gives, the task's own reads the results.
+
+    The rows that are kept wait here for their results.
+    """
+
+    def __init__(self, task: InferTask, schema: pa.Schema) -> None:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        self._task = task
+        self._partition = context.partitionId() if context is not None else 0
+        attempt = int(context.taskAttemptId()) if context is not None else 0
+        self._claim = ClaimNode(task.inference, self._partition, attempt, ())
+        self._sent = self._received = 0
+        self._kept: deque[pa.RecordBatch] = deque()
+        self._error: BaseException | None = None
+        self._leaving = threading.Event()
+        self._door = DoorClient(task.door)
+        try:
+            places = self._places()
+            local = tuple(name for name, place in places.items() if os.path.exists(place.socket))
+            self._claim = replace(self._claim, local=local)
+            self.node = str(self._ask(self._claim))
+            if self.node not in places:
+                raise FeedFailed(f"no node of cluster {task.cluster} answers rows any more: the last has just ended")
+            self._client = connect(places[self.node], self.node in local)
+        except BaseException:
+            self._door.close()
+            raise
+        options = flight.FlightCallOptions(headers=[(_TOKEN_HEADER, task.door.token.encode())])
+        descriptor = flight.FlightDescriptor.for_command(wire.encode(task.ticket(self._partition, attempt)))
+        self._writer, self._reader = self._client.do_exchange(descriptor, options)
+        self._schema = schema
+        self._sending: threading.Thread | None = None
+
+    def _places(self) -> dict[str, FeedPlace]:
+        answer: InferencePlaces = self._ask(AskPlaces(self._task.queue))
+        if answer.refused:
+            raise FeedFailed(answer.refused)
+        return answer.places
+
+    def _ask(self, question: Any) -> Any:
+        try:
+            return self._door.ask(question)
+        except grpc.RpcError as error:
+            address = self._task.door
+            raise FeedFailed(
+                f"cluster {self._task.cluster} cannot be reached at {address.host}:{address.port}, so it has ended: "
+                "inference() is computed when somebody asks for its rows. Ask before wait(), or launch it anew "
+                f"({error.code()})"
+            ) from None
+
+    def results(self, first: pa.RecordBatch, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+        """Send all rows and give the results as they come."""
+        self._sending = threading.Thread(target=self._send, args=(first, batches), name="tfos_nb rows", daemon=True)
+        self._sending.start()
+        while (results := self._next()) is not None:
+            yield from self._given(results)
+        self._sending.join()
+        if self._error is not None:
+            raise self._error
+        if self._received != self._sent:
+            raise FeedFailed(
+                f"{self.node} gave {self._received} results for {self._sent} rows of partition {self._partition}: it "
+                "ended before the others"
+            )
+
+    def _next(self) -> tuple[int, pa.RecordBatch] | None:
+        try:
+            chunk = self._reader.read_chunk()
+        except StopIteration:
+            return None
+        except (pa.ArrowException, flight.FlightError) as error:
+            if self._error is not None:
+                raise self._error from None
+            left = f"{self._sent - self._received} rows of partition {self._partition}"
+            self._ask_why(f"{self.node} was gone while {left} had no result: {str(error).splitlines()[0]:.200}")
+        word = wire.decode(chunk.app_metadata.to_pybytes())
+        if isinstance(word, Failure):
+            if word.cause_known:
+                raise FeedFailed(word.text)
+            self._ask_why(word.text)
+        self._received += word.rows
+        return word.rows, chunk.data
+
+    def _ask_why(self, text: str) -> NoReturn:
+        """Raise what the driver knows of a node's end; if it knows nothing in time, what is known here.
+
+        It is asked again for a while: what ends a node reaches the driver by another way.
+        """
+        never = threading.Event()
+        deadline = time.monotonic() + _WHY_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                answer: InferencePlaces = self._door.ask(AskPlaces(self._task.queue))
+            except grpc.RpcError:
+                break
+            if answer.refused:
+                raise FeedFailed(answer.refused)
+            never.wait(0.25)
+        raise FeedFailed(text)
+
+    def _given(self, results: tuple[int, pa.RecordBatch]) -> Iterator[Any]:
+        rows, batch = results
+        if self._task.rows:
+            yield from listed(batch.column(0)[0].as_py())
+        elif self._task.keep:
+            columns = [*self._rows_kept(rows).columns, *batch.columns]
+            names = [f"c{place}" for place in range(len(columns))]  # Spark takes them by their places
+            yield pa.RecordBatch.from_arrays(columns, names=names)
+        else:
+            yield batch
+
+    def _rows_kept(self, count: int) -> pa.RecordBatch:
+        taken: list[pa.RecordBatch] = []
+        while count:
+            block = self._kept.popleft()
+            if block.num_rows > count:
+                self._kept.appendleft(block.slice(count))
+                block = block.slice(0, count)
+            taken.append(block)
+            count -= block.num_rows
+        return joined(taken)
+
+    def _send(self, first: pa.RecordBatch, batches: Iterator[pa.RecordBatch]) -> None:
+        """Send every row; runs in a thread of its own, since results come before the last row has gone."""
+        try:
+            self._writer.begin(self._schema)
+            self._send_batch(first)
+            while not self._leaving.is_set() and (batch := next(batches, None)) is not None:
+                self._send_batch(batch)
+            self._writer.done_writing()
+        except (pa.ArrowException, flight.FlightError):
+            pass  # the reader hears what it was
+        except BaseException as error:  # noqa: BLE001 - it belongs to the task's own thread
+            self._error = error
+            self._reader.cancel()
+
+    def _send_batch(self, batch: pa.RecordBatch) -> None:
+        for sent, kept in self._task.pieces(batch):
+            if self._task.keep:
+                self._kept.append(kept)
+            self._sent += sent.num_rows
+            self._writer.write_batch(sent)
+
+    def __enter__(self) -> _Exchange:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is not None:
+            self._leaving.set()
+            self._reader.cancel()
+        if self._sending is not None:
+            self._sending.join(_ENDING_SECONDS)  # Spark's input is read by one thread at a time
+        with contextlib.suppress(pa.ArrowException, flight.FlightError):
+            self._writer.close()
+        with contextlib.suppress(grpc.RpcError):
+            claim = self._claim
+            self._door.ask(ReleaseNode(claim.inference, claim.partition, claim.attempt), timeout=5.0)
+        self._client.close()
+        self._door.close()

@@ -1,0 +1,319 @@
+"""Columns become a model's inputs: Arrow's buffers as arrays of the shape and type that the model takes.
+
+Nulls are refused, filled, or their rows left out. A row that does not fit is told of with its column, its place and its
+value. Nothing here loops over rows in Python, except to decode pictures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.models import Tensor, described
+
+__all__ = ["Feed", "Fill", "Where", "incomplete_rows"]
+
+Array = np.ndarray[Any, Any]
+Fill = bool | int | float | str | bytes | None
+
+_SHOWN = 60  # characters of a value in a message
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a batch is: the number of its partition, and that of its first row in it, from 0.
+
+    ``kept`` are the rows of the batch that were not left out; None: all.
+    """
+
+    partition: int = 0
+    start: int = 0
+    kept: Array | None = None
+
+    def row(self, index: int) -> str:
+        """Name a row."""
+        there = index if self.kept is None else int(self.kept[index])
+        return f"row {self.start + there} of partition {self.partition}"
+
+
+class _Unfit(Exception):
+    """A row that does not fit: which, what it has, and what to do about it."""
+
+    def __init__(self, row: int, has: str, advice: str) -> None:
+        super().__init__(has)
+        self.row, self.has, self.advice = row, has, advice
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Which columns become an input: one, or several numeric ones side by side.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The input.
+    positions : tuple of int
+        The columns' places in a batch.
+    names : tuple of str
+        What the user calls them.
+    fill : number, text or None
+        What stands in place of a null.
+    decode : bool
+        The column holds encoded pictures (PNG, JPEG, GIF, BMP).
+    """
+
+    tensor: Tensor
+    positions: tuple[int, ...]
+    names: tuple[str, ...]
+    fill: Fill = None
+    decode: bool = False
+
+    def array(self, columns: Sequence[pa.Array], where: Where | None = None) -> Array:
+        """Return the input's array for some rows.
+
+        Raises
+        ------
+        FeedFailed
+            For a null, a list of a wrong length, or a value that the input's type cannot hold; it names the column, the
+            row and the value.
+        """
+        where = where or Where()
+        parts = [
+            self._part(columns[position], name, where)
+            for position, name in zip(self.positions, self.names, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else np.stack(parts, axis=1)
+
+    def _part(self, values: pa.Array, name: str, where: Where) -> Array:
+        shape = self.tensor.shape if len(self.positions) == 1 else ()
+        try:
+            if self.decode:
+                return _pictures(values, self.tensor)
+            _refuse_other_type(values.type, shape, self.tensor, name)
+            return _as_type(_values(values, shape, self.fill), self.tensor)
+        except _Unfit as unfit:
+            advice = unfit.advice.format(name=repr(name))
+            raise FeedFailed(f"column {name!r} has {unfit.has} ({where.row(unfit.row)}){advice}") from None
+
+
+def incomplete_rows(columns: Sequence[pa.Array]) -> Array | None:
+    """Return which rows have a null somewhere, one truth value a row; None if none has."""
+    found: Array | None = None
+    for column in columns:
+        mask = _with_null(column)
+        if mask is not None:
+            found = mask if found is None else found | mask
+    return found
+
+
+def _with_null(values: pa.Array) -> Array | None:
+    mask = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
+    if _is_list(values.type) and len(values):
+        inner = _with_null(values.flatten())
+        if inner is not None:
+            parents = np.repeat(np.arange(len(values)), _lengths(values))
+            below = np.zeros(len(values), bool)
+            below[parents[inner]] = True
+            mask = below if mask is None else mask | below
+    return mask
+
+
+# --- values -------------------------------------------------------------------------------------------------------
+
+
+def _values(values: pa.Array, shape: tuple[int | None, ...], fill: Fill) -> Array:
+    """Turn a column into an array of one ``shape`` a row; a flat list may be laid into several axes."""
+    rows, depth = len(values), _depth(values.type)
+    flat = depth != len(shape)  # a number for an input of one value, or one list for several axes
+    lengths: tuple[int | None, ...] = shape
+    if flat:
+        lengths = (math.prod(size or 1 for size in shape),) if depth else ()
+    array = _dense(values, lengths, fill, "")
+    return array.reshape((rows, *(size or 1 for size in shape))) if flat else array
+
+
+def _refuse_other_type(kind: pa.DataType, shape: Sequence[int | None], tensor: Tensor, name: str) -> None:
+    # The driver has looked where it knew the columns' types; it does not know those of a function's arguments in SQL.
+    depth, leaf, types = _depth(kind), kind, pa.types
+    while _is_list(leaf):
+        leaf = leaf.value_type
+    text = any(test(leaf) for test in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary))
+    number = types.is_boolean(leaf) or types.is_integer(leaf) or types.is_floating(leaf) or types.is_decimal(leaf)
+    vector = types.is_struct(kind) and kind.num_fields == 4
+    fits = text if tensor.dtype == "string" else number or vector
+    flat = depth == 1 or (depth == 0 and math.prod(size or 1 for size in shape) == 1)
+    if not fits or (depth != len(shape) and not flat) or (depth > 0 and not shape):
+        raise FeedFailed(f"column {name!r} is {kind}, and does not fit {described([tensor])}: cast it in Spark")
+
+
+def _depth(kind: pa.DataType) -> int:
+    depth = int(pa.types.is_struct(kind))  # an ML vector, in the form that Spark stores it in
+    while _is_list(kind):
+        kind, depth = kind.value_type, depth + 1
+    return depth
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _lengths(values: pa.Array) -> Array:
+    """Return the lengths of lists; a null has none."""
+    if pa.types.is_fixed_size_list(values.type):
+        return np.where(values.is_valid().to_numpy(zero_copy_only=False), values.type.list_size, 0)
+    array: Array = values.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    return array
+
+
+def _dense(values: pa.Array, lengths: tuple[int | None, ...], fill: Fill, inside: str) -> Array:
+    if values.null_count:
+        return _dense_with_nulls(values, lengths, fill, inside)
+    if pa.types.is_struct(values.type):
+        return _vectors(values, lengths[0])
+    if not lengths:
+        return _numbers(values)
+    size = _same_length(values, _lengths(values), lengths[0])
+    try:
+        flat = _dense(values.flatten(), lengths[1:], fill, " in its lists")
+    except _Unfit as unfit:
+        unfit.row //= max(1, size)
+        raise
+    return flat.reshape((len(values), size, *flat.shape[1:]))
+
+
+def _dense_with_nulls(values: pa.Array, lengths: tuple[int | None, ...], fill: Fill, inside: str) -> Array:
+    missing = values.is_null().to_numpy(zero_copy_only=False)
+    if fill is None:
+        raise _Unfit(
+            int(np.argmax(missing)),
+            f"a null{inside}",
+            ", and a tensor has none: fill it, for example with df.fillna or coalesce, or drop such rows with "
+            "df.dropna(subset=[{name}])",
+        )
+    there = np.flatnonzero(~missing)
+    try:
+        present = _dense(values.drop_null(), lengths, fill, inside)
+    except _Unfit as unfit:
+        unfit.row = int(there[unfit.row])
+        raise
+    shape = present.shape[1:] if len(there) else tuple(size or 0 for size in lengths)
+    array = np.empty((len(values), *shape), present.dtype)
+    array[missing] = _filling(fill, present.dtype, int(np.argmax(missing)))
+    array[there] = present
+    return array
+
+
+def _filling(fill: Fill, dtype: np.dtype[Any], row: int) -> Any:
+    text = isinstance(fill, (str, bytes))
+    if text != dtype.hasobject or (dtype.kind in "iu" and int(fill or 0) != fill):
+        raise _Unfit(row, f"a null, and {fill!r} to fill it is no {'text' if dtype.hasobject else dtype}", "")
+    return fill.encode() if isinstance(fill, str) else fill
+
+
+def _numbers(values: pa.Array) -> Array:
+    kind = values.type
+    if pa.types.is_decimal(kind):
+        values = values.cast(pa.float64())
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        values = values.cast(pa.large_binary() if pa.types.is_large_string(kind) else pa.binary())
+    array: Array = values.to_numpy(zero_copy_only=False)
+    return array
+
+
+def _vectors(values: pa.Array, wanted: int | None) -> Array:
+    """Turn ML vectors, dense (type 1) and sparse (type 0), into a dense array."""
+    dense = values.field(0).to_numpy() == 1
+    entries = values.field(3)
+    counts = entries.value_lengths().fill_null(0).to_numpy()
+    sizes = values.field(1).fill_null(0).to_numpy()
+    size = _same_length(values, np.where(dense, counts, sizes), wanted)
+    numbers = entries.flatten().to_numpy()
+    if dense.all():
+        return np.asarray(numbers).reshape((len(values), size))
+    array = np.zeros((len(values), size))
+    row = np.repeat(np.arange(len(values)), counts)
+    place = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
+    place[~dense[row]] = values.field(2).filter(pa.array(~dense)).flatten().to_numpy()
+    array[row, place] = numbers
+    return array
+
+
+def _same_length(values: pa.Array, lengths: Array, wanted: int | None) -> int:
+    """Return the one length that all lists have."""
+    size = wanted if wanted is not None else int(lengths[0]) if len(lengths) else 0
+    wrong = np.flatnonzero(lengths != size)
+    if len(wrong):
+        row = int(wrong[0])
+        expected = f"the model takes {size}" if wanted is not None else f"another row of its batch has {size}"
+        raise _Unfit(
+            row,
+            f"a list of {int(lengths[row])} values, {_value(values, row)}, where {expected}",
+            ": pad or cut it in Spark, or leave such rows out",
+        )
+    return size
+
+
+def _value(values: pa.Array, row: int) -> str:
+    value = values[row].as_py()
+    if isinstance(value, dict):  # an ML vector
+        value = value["values"] if value["type"] == 1 else dict(zip(value["indices"], value["values"], strict=True))
+    text = repr(value[:20]) if isinstance(value, list) else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _as_type(array: Array, tensor: Tensor) -> Array:
+    """Give an array its input's type; a whole-number type must hold each value as it is."""
+    if tensor.dtype == "string":
+        return array
+    wanted = np.dtype("float32" if tensor.dtype == "bfloat16" else tensor.dtype)
+    if array.dtype == wanted:
+        return array
+    with np.errstate(invalid="ignore", over="ignore"):
+        cast = array.astype(wanted)
+    if wanted.kind in "iub" and not np.can_cast(array.dtype, wanted):
+        wrong = cast != array
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            raise _Unfit(
+                place // max(1, array[0].size),
+                f"the value {array.flat[place]}",
+                f", which input {tensor.name!r}, {tensor.dtype}, cannot hold: round or filter it in Spark",
+            )
+    return cast
+
+
+# --- pictures -----------------------------------------------------------------------------------------------------
+
+
+def _pictures(values: pa.Array, tensor: Tensor) -> Array:
+    """Decode pictures; they get the size, the channels and the type of the input, with values from 0 to 255."""
+    import tensorflow as tf
+
+    height, width, channels = tensor.shape
+    pictures = []
+    for row, content in enumerate(values):
+        data = content.as_py()
+        if data is None:
+            raise _Unfit(row, "a null", ", and a model takes pictures: leave such rows out")
+        try:
+            picture = tf.io.decode_image(data, channels=channels or 0, expand_animations=False)
+        except tf.errors.InvalidArgumentError as error:
+            told = str(error.message).splitlines()[0][:120]
+            raise _Unfit(row, f"no picture, {len(data)} bytes that begin with {data[:8]!r}", f": {told}") from None
+        if height and width and picture.shape[:2] != (height, width):
+            picture = tf.image.resize(picture, (height, width), antialias=True)
+        pictures.append(picture.numpy())
+    sizes = {picture.shape for picture in pictures}
+    if len(sizes) > 1:
+        row = next(row for row, picture in enumerate(pictures) if picture.shape != pictures[0].shape)
+        told = f"a picture of {'x'.join(map(str, pictures[row].shape))} where the first has another size"
+        raise _Unfit(row, told, ": resize them, or let the model's first layer do it")
+    stacked = np.stack(pictures) if pictures else np.empty((0, *(size or 1 for size in tensor.shape)), np.uint8)
+    wanted = np.dtype("float32" if tensor.dtype == "bfloat16" else tensor.dtype)
+    return np.rint(stacked).astype(wanted) if wanted.kind in "iu" else stacked.astype(wanted)

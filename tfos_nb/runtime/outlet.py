@@ -1,0 +1,96 @@
+"""A model's outputs become columns: a value a row, a list, or lists of lists, of the types that Spark has."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.models import Tensor
+
+__all__ = ["SPARK_TYPES", "arrow_type", "column_of"]
+
+Array = np.ndarray[Any, Any]
+
+SPARK_TYPES = {
+    "bool": "boolean",
+    "int8": "byte",
+    "int16": "short",
+    "int32": "integer",
+    "int64": "long",
+    "uint8": "short",
+    "uint16": "integer",
+    "uint32": "long",
+    "uint64": "decimal(20,0)",
+    "float16": "float",
+    "bfloat16": "float",
+    "float32": "float",
+    "float64": "double",
+    "string": "string",
+}
+"""TensorFlow's types, and the types in which Spark holds all of their values, as its schemas in JSON name them."""
+
+_ARROW_TYPES = {
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "decimal(20,0)": pa.decimal128(20, 0),
+    "string": pa.string(),
+}
+
+
+def arrow_type(tensor: Tensor) -> pa.DataType:
+    """Return the type of an output's column."""
+    kind = _ARROW_TYPES[SPARK_TYPES[tensor.dtype]]
+    for _ in _axes(tensor):
+        kind = pa.list_(kind)
+    return kind
+
+
+def _axes(tensor: Tensor) -> tuple[int | None, ...]:
+    return () if tensor.shape == (1,) else tensor.shape
+
+
+def column_of(array: Array, tensor: Tensor, rows: int) -> pa.Array:
+    """Turn an output into a column.
+
+    Raises
+    ------
+    FeedFailed
+        If it has not one value of the declared shape for each row, or bytes that are no text.
+    """
+    if array.ndim != len(tensor.shape) + 1 or len(array) != rows:
+        shape = "x".join(map(str, array.shape)) or "one value"
+        raise FeedFailed(
+            f"output {tensor.name!r} came as {shape} for {rows} rows: a model gives one value of the declared shape "
+            "for each row"
+        )
+    sizes = () if tensor.shape == (1,) else array.shape[1:]
+    column = _flat_column(array.reshape(-1), tensor)
+    for level in reversed(range(len(sizes))):
+        lists = rows * math.prod(sizes[:level])
+        offsets = pa.array(np.arange(lists + 1, dtype=np.int64) * sizes[level]).cast(pa.int32())
+        column = pa.ListArray.from_arrays(offsets, column)
+    return column
+
+
+def _flat_column(flat: Array, tensor: Tensor) -> pa.Array:
+    kind = _ARROW_TYPES[SPARK_TYPES[tensor.dtype]]
+    if tensor.dtype == "string":
+        try:
+            return pa.array(flat, pa.binary()).cast(kind)
+        except pa.ArrowInvalid:
+            raise FeedFailed(
+                f"output {tensor.name!r} has bytes that are no UTF-8 text: let the model encode them, for example with "
+                "tf.io.encode_base64"
+            ) from None
+    if tensor.dtype in ("float16", "bfloat16"):
+        flat = flat.astype(np.float32)
+    return pa.array(flat).cast(kind)

@@ -1,0 +1,60 @@
+"""Paths as the cluster's hosts understand them."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import xml.etree.ElementTree as ElementTree
+
+__all__ = ["default_file_system", "tf_path"]
+
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:/")
+
+
+def tf_path(path: str, default_fs: str | None = None, working_dir: str | None = None) -> str:
+    """Return a path in full.
+
+    Parameters
+    ----------
+    path : str
+        A URL of any scheme (``hdfs``, ``viewfs``, ``s3a``, ``gs``, ``abfs``, ``abfss``, ``wasb``, ``wasbs``, ``adl``,
+        ``oss``, ``dbfs``, ``file``, …) stays as it is; an absolute path is put on the default file system, a relative
+        one under the user's directory there, or under the working directory if it is the local one.
+    default_fs : str, optional
+        Hadoop's ``fs.defaultFS``; by default what :func:`default_file_system` finds.
+    working_dir : str, optional
+        By default the process'.
+
+    Examples
+    --------
+    >>> tf_path("gs://bucket/data", "hdfs://nn:8020")
+    'gs://bucket/data'
+    >>> tf_path("/data/mnist", "hdfs://nn:8020")
+    'hdfs://nn:8020/data/mnist'
+    """
+    if _URL.match(path):
+        return path
+    root = (default_fs if default_fs is not None else default_file_system()).rstrip("/")
+    local = root in ("", "file:")
+    if os.path.isabs(path):
+        return path if local else f"{root}{path}"
+    if local:
+        return os.path.join(working_dir or os.getcwd(), path)
+    return f"{root}/user/{getpass.getuser()}/{path}"
+
+
+def default_file_system() -> str:
+    """Return ``fs.defaultFS`` of this host's Hadoop configuration; ``file://`` if it has none."""
+    for variable in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
+        directory = os.environ.get(variable)
+        if not directory:
+            continue
+        try:
+            root = ElementTree.parse(os.path.join(directory, "core-site.xml")).getroot()  # noqa: S314 - the host's own
+        except (OSError, ElementTree.ParseError):
+            continue
+        for entry in root.iter("property"):
+            if entry.findtext("name") in ("fs.defaultFS", "fs.default.name"):
+                return (entry.findtext("value") or "file://").strip()
+    return "file://"

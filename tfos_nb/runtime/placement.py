@@ -1,0 +1,122 @@
+"""Which node answers which partition, in inference: what the tasks ask, and what the driver answers.
+
+A node on the task's own host is preferred; of those, one that has not tried this partition yet, then the one with the
+fewest attempts in hand, then the one that had the fewest. So an attempt that Spark repeats goes to another node.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfos_nb.runtime.lifecycle import FeedPlace
+from tfos_nb.runtime.wire import message
+
+__all__ = ["AskPlaces", "ClaimNode", "InferencePlaces", "PlacementDesk", "ReleaseNode"]
+
+
+@message
+@dataclass(frozen=True)
+class AskPlaces:
+    """Question of a task that has a partition's first row. Answer: :class:`InferencePlaces`."""
+
+    queue: str
+
+
+@message
+@dataclass(frozen=True)
+class InferencePlaces:
+    """Where the nodes take rows; ``refused`` says why none does."""
+
+    places: dict[str, FeedPlace] = field(default_factory=dict)
+    refused: str = ""
+
+
+@message
+@dataclass(frozen=True)
+class ClaimNode:
+    """Question: which node answers this attempt at a partition? ``local``: those on the task's host. Answer: a name."""
+
+    inference: str
+    partition: int
+    attempt: int
+    local: tuple[str, ...]
+
+
+@message
+@dataclass(frozen=True)
+class ReleaseNode:
+    """Statement: the attempt that claimed this node is at its end."""
+
+    inference: str
+    partition: int
+    attempt: int
+
+
+QUESTIONS = (AskPlaces, ClaimNode, ReleaseNode)
+
+
+class PlacementDesk:
+    """Behind the door: who answers what. Called with the roster's lock held.
+
+    Parameters
+    ----------
+    places : callable
+        Returns the places of the nodes that take rows now.
+    closed : callable
+        Returns why no rows may come any more; empty if they may.
+
+    Attributes
+    ----------
+    asked_at : float
+        When a task asked last, on the monotonic clock.
+    """
+
+    def __init__(self, places: Callable[[], dict[str, FeedPlace]], closed: Callable[[], str]) -> None:
+        self._places = places
+        self._closed = closed
+        self._in_hand: dict[tuple[str, int, int], str] = {}
+        self._tried: Counter[tuple[str, int, str]] = Counter()
+        self._had: Counter[str] = Counter()
+        self.asked_at = -math.inf
+
+    def asked(self, message: Any) -> Any:
+        """Answer a task's question."""
+        self.asked_at = time.monotonic()
+        if isinstance(message, AskPlaces):
+            return self._answer_places()
+        if isinstance(message, ClaimNode):
+            return self._claim(message)
+        return self._in_hand.pop((message.inference, message.partition, message.attempt), None)
+
+    def _answer_places(self) -> InferencePlaces:
+        if self._closed():
+            return InferencePlaces(refused=f"no node answers rows any more; launch the cluster anew. {self._closed()}")
+        places = self._places()
+        if not places:
+            return InferencePlaces(refused="no node answers rows: every main that could has returned, or serves others")
+        return InferencePlaces(places)
+
+    def _claim(self, claim: ClaimNode) -> str:
+        there: Collection[str] = self._places().keys()
+        near = [name for name in claim.local if name in there] or list(there) or list(claim.local)
+        if not near:
+            return ""
+        busy = Counter(self._in_hand.values())
+        node = min(
+            near,
+            key=lambda name: (
+                self._tried[claim.inference, claim.partition, name],
+                busy[name],
+                self._had[name],
+                name,
+            ),
+        )
+        self._in_hand[claim.inference, claim.partition, claim.attempt] = node
+        self._tried[claim.inference, claim.partition, node] += 1
+        self._had[node] += 1
+        return node

@@ -1,0 +1,213 @@
+"""TFRecord files: where each record is, the records themselves, and what is in them.
+
+The format (tensorflow/core/lib/io/record_writer.h): a record is its length (8 bytes, little endian), a checksum of that
+(4), the data, and a checksum of the data (4). To count the records is to hop from one to the next.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.files import File, Span, naming
+
+__all__ = ["TFRecords"]
+
+_LENGTH = struct.Struct("<Q")
+_BEFORE, _AFTER = 12, 4  # bytes around the data
+_UNIT_RECORDS = 8192
+_BLOCK_RECORDS = 1024
+
+
+@dataclass
+class TFRecords:
+    """TFRecord files. Their records come as a column ``record`` of bytes, and ``decode`` parses them.
+
+    Parameters
+    ----------
+    files : list of File
+        The files.
+    features : mapping or None
+        As ``tf.io.parse_example`` takes it; None: as the first record has them; empty: records stay as they are.
+    """
+
+    files: list[File]
+    features: Mapping[str, Any] | None = None
+    _index: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    _first: bytes | None = None
+
+    @property
+    def decode(self) -> Any:
+        """What parses a batch; None if records stay as they are."""
+        if self.features is None:
+            self.features = _features_of(self._first_record())
+        return _Parse(dict(self.features)) if self.features else None
+
+    def units(self) -> list[Span]:
+        """Count the records of each file."""
+        spans = []
+        for file in self.files:
+            count = len(self._places(file)) - 1
+            spans += [Span(file, at, min(at + _UNIT_RECORDS, count)) for at in range(0, count, _UNIT_RECORDS)]
+        return spans
+
+    def _places(self, file: File) -> np.ndarray[Any, Any]:
+        """Return where each record of a file begins, and where the last one ends."""
+        if file.url not in self._index:
+            with naming(file), _content(file) as content:
+                self._index[file.url] = _places_in(file, content)
+        return self._index[file.url]
+
+    def batches(self, spans: Sequence[Span], columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+        """Read records."""
+        for span in spans:
+            places = self._places(span.file)
+            stop = len(places) - 1 if span.stop is None else span.stop
+            with naming(span.file), _content(span.file) as content:
+                for at in range(span.start, stop, _BLOCK_RECORDS):
+                    yield _records(content, places[at : min(at + _BLOCK_RECORDS, stop) + 1])
+
+    def first(self) -> pa.RecordBatch:
+        """Return the first record."""
+        return pa.RecordBatch.from_pydict({"record": pa.array([self._first_record()], pa.binary())})
+
+    def _first_record(self) -> bytes:
+        if self._first is None:
+            for file in self.files:
+                with naming(file), _content(file) as content:
+                    head = content.read(0, _BEFORE)
+                    if head:
+                        self._first = content.read(_BEFORE, _length_of(file, head, 0))
+                        return self._first
+            raise FeedFailed(f"{self.files[0].url}, and all files beside it, have no record")
+        return self._first
+
+
+def _length_of(file: File, head: bytes, at: int) -> int:
+    if len(head) < _BEFORE:
+        raise FeedFailed(f"{file.url} ends within a record, at byte {at}: it was not written to its end")
+    length, told = int(_LENGTH.unpack_from(head)[0]), struct.unpack_from("<I", head, 8)[0]
+    if told != _masked_crc(head[:8]):
+        raise FeedFailed(f"{file.url} is no TFRecord file, or is damaged: the checksum at byte {at} is wrong")
+    return length
+
+
+def _places_in(file: File, content: _Content) -> np.ndarray[Any, Any]:
+    places, at = [0], 0
+    while head := content.read(at, _BEFORE):
+        length = _length_of(file, head, at) if at == 0 or len(head) < _BEFORE else _LENGTH.unpack_from(head)[0]
+        at += _BEFORE + length + _AFTER
+        places.append(at)
+    if content.size is not None and at > content.size:
+        raise FeedFailed(
+            f"{file.url} ends within a record: the one at byte {places[-2]} would end at byte {at}, and the file has "
+            f"{content.size}. It was not written to its end, or is damaged"
+        )
+    return np.array(places, dtype=np.int64)
+
+
+def _records(content: _Content, places: np.ndarray[Any, Any]) -> pa.RecordBatch:
+    """Cut records out of the bytes that hold them, in one piece and without a copy of each."""
+    base = int(places[0])
+    data = np.frombuffer(content.read(base, int(places[-1]) - base), np.uint8)
+    if len(data) < places[-1] - base:
+        raise EOFError(f"it ends before byte {int(places[-1])}; was it changed while it is read?")
+    starts, ends = places[:-1] - base + _BEFORE, places[1:] - base - _AFTER
+    records = [data[start:end].tobytes() for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    return pa.RecordBatch.from_pydict({"record": pa.array(records, pa.binary())})
+
+
+class _Content:
+    """Bytes of a file by their place: mapped where that is possible, else read forward, and backward at need."""
+
+    def __init__(self, file: File) -> None:
+        self._map: mmap.mmap | None = None
+        packed = file.path.endswith((".gz", ".bz2", ".xz", ".zst"))
+        self.size: int | None = None if packed else int(file.system.size(file.path))
+        self._stream = None if file.local and not packed else file.open()
+        if self._stream is None and self.size:
+            with open(file.path, "rb") as opened:
+                self._map = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def read(self, start: int, count: int) -> bytes:
+        if self._map is not None:
+            return self._map[start : start + count]
+        if self._stream is None:
+            return b""
+        self._stream.seek(start)
+        data: bytes = self._stream.read(count)
+        return data
+
+    def __enter__(self) -> _Content:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._map is not None:
+            self._map.close()
+        if self._stream is not None:
+            self._stream.close()
+
+
+def _content(file: File) -> _Content:
+    if file.local and not os.access(file.path, os.R_OK):
+        raise PermissionError("this host's user may not read it")
+    return _Content(file)
+
+
+@dataclass(frozen=True)
+class _Parse:
+    """Parse a batch of records; what ``tf.io.parse_example`` gives."""
+
+    features: Mapping[str, Any]
+
+    def __call__(self, element: dict[str, Any]) -> dict[str, Any]:
+        import tensorflow as tf
+
+        parsed: dict[str, Any] = tf.io.parse_example(element["record"], self.features)
+        return parsed
+
+
+def _features_of(record: bytes) -> dict[str, Any]:
+    """Take a record for a ``tf.train.Example``, and say what is in it, in lengths that all others must have too."""
+    import tensorflow as tf
+    from google.protobuf.message import DecodeError
+
+    try:
+        example = tf.train.Example.FromString(record)
+    except DecodeError:
+        example = tf.train.Example()
+    if not example.features.feature:
+        raise FeedFailed(
+            "the first record holds no tf.train.Example: give features={…} as for tf.io.parse_example, or features={} "
+            "to have the records as they are"
+        )
+    kinds = {"bytes_list": tf.string, "float_list": tf.float32, "int64_list": tf.int64}
+    found = {}
+    for name, feature in sorted(example.features.feature.items()):
+        kind = feature.WhichOneof("kind")
+        values = len(getattr(feature, kind).value) if kind else 0
+        if not values:
+            raise FeedFailed(f"feature {name!r} is empty in the first record: say with features={{…}} what it is")
+        found[name] = tf.io.FixedLenFeature([] if values == 1 else [values], kinds[kind])
+    return found
+
+
+# CRC-32C (Castagnoli), for the eight bytes of a file's first length: enough to tell a TFRecord from something else.
+
+
+def _masked_crc(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF

@@ -1,0 +1,337 @@
+"""Rows that wait in a node for answers, and what ``main`` does with them.
+
+One :class:`Stream` is one attempt at one partition (:mod:`tfos_nb.runtime.inferring` brings its rows and takes its
+results away). A :class:`RequestQueue` has the streams of one named queue. Results belong to the rows that were handed
+out first; each is owed one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.answers import Answers
+from tfos_nb.runtime.columns import first_lengths
+
+__all__ = ["Piece", "RequestQueue", "Stream", "joined"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of one stream in a row, handed to ``main``."""
+
+    stream: Stream
+    rows: pa.RecordBatch
+
+
+class Stream:
+    """One attempt at one partition, as the node sees it. All of it is guarded by its queue's condition."""
+
+    def __init__(self, partition: int, schema: pa.Schema | None, changed: threading.Condition, limit: int) -> None:
+        self.partition = partition
+        self.schema = schema
+        self.lengths: dict[str, tuple[int, ...]] = {}
+        self.ended = False  # the task has sent all there is
+        self.gone = False  # the task has hung up
+        self.full = False  # the task waits for room
+        self.failure = ""  # why no answer will come any more
+        self.cause_known = True  # or the driver knows better than this node
+        self.waiting = 0  # rows that main has not taken
+        self.owed = 0  # rows that main has taken and not answered
+        self.answers: deque[tuple[int, pa.RecordBatch]] = deque()
+        self._changed = changed
+        self._limit = limit
+        self._row_bytes = self._answer_bytes = 0
+        self._blocks: deque[pa.RecordBatch] = deque()
+
+    def put(self, block: pa.RecordBatch) -> None:
+        """Take a block of the task's; blocks while there is no room for it."""
+        with self._changed:
+            if not self.lengths:
+                self.lengths = first_lengths(block)
+            while self._is_too_much(block.nbytes) and not self.failure:
+                self.full = True
+                self._changed.notify_all()
+                self._changed.wait()
+            self.full = False
+            if not self.failure and block.num_rows:
+                self._blocks.append(block)
+                self._row_bytes += block.nbytes
+                self.waiting += block.num_rows
+                self._changed.notify_all()
+
+    def _is_too_much(self, more: int) -> bool:
+        held = self._row_bytes + self._answer_bytes
+        return bool(held) and held + more > self._limit
+
+    def end(self, gone: bool = False) -> None:
+        """Learn that no more comes: the task has sent all, or has hung up."""
+        with self._changed:
+            self.ended = True
+            if gone:
+                self.gone, self.waiting = True, 0
+                self._blocks.clear()
+                self.answers.clear()
+            self._changed.notify_all()
+
+    def is_ready(self, count: int) -> bool:
+        """Whether so many rows can be taken, or fewer are all that can be had."""
+        return bool(self.waiting) and (self.waiting >= count or self.ended or self.full)
+
+    @property
+    def settled(self) -> bool:
+        """Whether there will be no more rows than those that wait."""
+        return self.ended or self.full
+
+    @property
+    def drained(self) -> bool:
+        """Whether main has taken all rows that there are."""
+        return self.ended and not self.waiting
+
+    def cut(self, count: int) -> Piece:
+        """Hand out the next rows, at most ``count``."""
+        taken: list[pa.RecordBatch] = []
+        left = min(count, self.waiting)
+        while left:
+            block = self._blocks.popleft()
+            if block.num_rows > left:
+                self._blocks.appendleft(block.slice(left))
+                block = block.slice(0, left)
+            taken.append(block)
+            left -= block.num_rows
+        piece = Piece(self, joined(taken))
+        self.waiting -= piece.rows.num_rows
+        self.owed += piece.rows.num_rows
+        self._row_bytes = sum(block.nbytes for block in self._blocks)
+        return piece
+
+    def answer(self, rows: int, results: pa.RecordBatch) -> None:
+        """Give results of the rows that were taken first."""
+        self.owed -= rows
+        if not self.gone and not self.failure:
+            self.answers.append((rows, results))
+            self._answer_bytes += results.nbytes
+
+    def next_answer(self) -> tuple[int, pa.RecordBatch] | None:
+        """Take results that are to be sent; None if there are none yet."""
+        if not self.answers:
+            return None
+        rows, results = self.answers.popleft()
+        self._answer_bytes -= results.nbytes
+        self._changed.notify_all()
+        return rows, results
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row has been answered, and every answer sent."""
+        return self.ended and not self.waiting and not self.owed and not self.answers
+
+
+class RequestQueue:
+    """The streams of one queue: where ``main`` gets rows and leaves results.
+
+    Parameters
+    ----------
+    node, name : str
+        The node, and the queue.
+    limit : int
+        Bytes that may wait in each stream.
+    """
+
+    def __init__(self, node: str, name: str, limit: int) -> None:
+        self.name = name
+        self._node = node
+        self._limit = limit
+        self._changed = threading.Condition()
+        self._streams: list[Stream] = []
+        self._owed: deque[tuple[Stream, int]] = deque()
+        self._closed = False
+        self._broken = ""
+        self._moved = 0
+        self._asked = False
+        self._stalled = (-1, "")
+        self._cause_known = True
+
+    # --- main's side ---
+
+    def take(self, count: int, *, across: bool = False, strict: bool = True, ahead: bool = False) -> list[Piece] | None:
+        """Wait for rows and take at most ``count``: of one partition, or with ``across`` of several. None at the end.
+
+        Fewer come only at the end of a partition (or when more do not fit into memory). ``strict``: what was taken
+        before has to be answered first. Otherwise it has to be answered once its partition is at its end; with
+        ``ahead``, which a program with several threads needs, not even then.
+
+        Raises
+        ------
+        FeedFailed
+            If there are too few results for the rows taken before.
+        """
+        with self._changed:
+            self._asked = True
+            while True:
+                self._refuse_owing(strict, ahead)
+                pieces = self._ready(count, across)
+                if pieces:
+                    self._moved += 1
+                    self._owed.extend((piece.stream, piece.rows.num_rows) for piece in pieces)
+                    self._changed.notify_all()
+                    return pieces
+                if self._over():
+                    return None
+                self._changed.wait()
+
+    def _over(self) -> bool:
+        return bool(self._broken) or (self._closed and all(stream.drained for stream in self._streams))
+
+    def _ready(self, count: int, across: bool) -> list[Piece]:
+        if not across:
+            ready = next((stream for stream in self._streams if stream.is_ready(count)), None)
+            return [ready.cut(count)] if ready is not None else []
+        waiting = sum(stream.waiting for stream in self._streams)
+        if not waiting or (waiting < count and not all(stream.settled for stream in self._streams)):
+            return []
+        pieces, left = [], count
+        for stream in self._streams:
+            if stream.waiting and left:
+                pieces.append(stream.cut(left))
+                left -= pieces[-1].rows.num_rows
+        return pieces
+
+    def _refuse_owing(self, strict: bool, ahead: bool) -> None:
+        for stream, rows in self._owed:
+            if strict or (stream.drained and not stream.gone and not ahead):
+                text = (
+                    f"{self._node}: main asks for more rows, and {rows} of partition {stream.partition} have no "
+                    "result: it gives one for each row before that"
+                )
+                self._break(text)
+                raise FeedFailed(text)
+
+    def answer(self, results: Any) -> None:
+        """Give results of the rows that were taken first and have none.
+
+        Raises
+        ------
+        FeedFailed
+            If there are more than rows, or they do not fit the schema.
+        """
+        try:
+            self._answer(Answers(results))
+        except FeedFailed as error:
+            text = f"{self._node}: {error}"
+            self.stop(text)
+            raise FeedFailed(text) from None
+
+    def _answer(self, given: Answers) -> None:
+        with self._changed:
+            parts = self._shared_out(given.count)
+        start = 0
+        for stream, rows in parts:
+            batch = given.cut(start, rows, stream.schema)
+            with self._changed:
+                stream.answer(rows, batch)
+                self._moved += 1
+                self._changed.notify_all()
+            start += rows
+
+    def _shared_out(self, count: int) -> list[tuple[Stream, int]]:
+        """Find whose rows the next results belong to."""
+        owed = sum(rows for _, rows in self._owed)
+        if count > owed:
+            places = sorted({stream.partition for stream, _ in self._owed})
+            of = f" of partition {', '.join(map(str, places))}" if places else ""
+            raise FeedFailed(f"main gave {count} results, and {owed} rows{of} wait for one: it gives one for each row")
+        parts = []
+        while count:
+            stream, rows = self._owed.popleft()
+            taken = min(rows, count)
+            if taken < rows:
+                self._owed.appendleft((stream, rows - taken))
+            parts.append((stream, taken))
+            count -= taken
+        return parts
+
+    # --- the wire's side ---
+
+    def open(self, partition: int, schema: pa.Schema | None) -> Stream:
+        """Take a stream up; one that finds no answers here has its failure already."""
+        with self._changed:
+            stream = Stream(partition, schema, self._changed, self._limit)
+            over = f"{self._node} has been told that no more rows come" if self._closed else ""
+            # Spark tries again: what stands still is not waited for a second time.
+            stream.failure = self._broken or over or (self._stalled[1] if self._stalled[0] == self._moved else "")
+            stream.cause_known = self._cause_known or not self._broken
+            if not stream.failure:
+                self._streams.append(stream)
+            return stream
+
+    def leave(self, stream: Stream) -> None:
+        """Forget a stream that is at its end."""
+        with self._changed:
+            if stream in self._streams:
+                self._streams.remove(stream)
+            self._changed.notify_all()
+
+    def await_answer(self, stream: Stream, timeout: float) -> tuple[int, pa.RecordBatch] | None:
+        """Wait for results of a stream; None at its end, where ``stream.failure`` tells if it is a bad one."""
+        with self._changed:
+            mark, since = self._moved, time.monotonic()
+            while not stream.failure and not stream.gone and not stream.complete:
+                answer = stream.next_answer()
+                if answer is not None:
+                    return answer
+                if self._moved != mark or not (stream.waiting or stream.owed):
+                    mark, since = self._moved, time.monotonic()
+                left = since + timeout - time.monotonic()
+                if left <= 0:
+                    self._stalled = (self._moved, self._stall(stream, timeout))
+                    self._fail([stream], self._stalled[1])
+                self._changed.wait(min(max(left, 0.0), 60.0))
+            return None
+
+    def _stall(self, stream: Stream, timeout: float) -> str:
+        rows = stream.waiting + stream.owed
+        hint = ". main has asked for none: it takes them with ctx.requests(), or ctx.get_data_feed(train_mode=False), "
+        hint = "" if self._asked else f"{hint}from queue {self.name!r}"
+        return (
+            f"{self._node}: {rows} rows of partition {stream.partition} were neither taken nor answered for "
+            f"{timeout:g} s{hint}"
+        )
+
+    def _fail(self, streams: Sequence[Stream], text: str) -> None:
+        for stream in streams:
+            stream.failure = stream.failure or text
+        self._changed.notify_all()
+
+    def close(self) -> None:
+        """Take no new stream; those that are there are still answered."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def stop(self, reason: str, cause_known: bool = True) -> None:
+        """Give up: every stream hears the reason."""
+        with self._changed:
+            self._break(reason, cause_known)
+
+    def _break(self, reason: str, cause_known: bool = True) -> None:
+        if not self._broken:
+            self._broken, self._cause_known = reason, cause_known
+        for stream in self._streams:
+            stream.cause_known = self._cause_known or bool(stream.failure)
+        self._fail(self._streams, self._broken)
+
+
+def joined(blocks: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return blocks as one; only seams are copied."""
+    if len(blocks) == 1:
+        return blocks[0]
+    columns = [pa.concat_arrays([block.column(i) for block in blocks]) for i in range(blocks[0].num_columns)]
+    return pa.RecordBatch.from_arrays(columns, schema=blocks[0].schema)

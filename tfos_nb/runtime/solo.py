@@ -1,0 +1,204 @@
+"""One program in one Spark task, on its own: both ends of what is said about it.
+
+::
+
+    SoloTask (Spark) ── SoloJob ──▶ child process: main(args, ctx)
+         │  ◀── SoloEnded ───────────┘
+         └── SoloEnded ──▶ door ──▶ driver (tfos_nb.parallel)
+
+The program has a process of its own, a fresh interpreter with its own environment, which ends with the task. It has no
+peers, takes no rows, and imports TensorFlow by itself, if it wants it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import tempfile
+import traceback
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from tfos_nb.runtime import wire
+from tfos_nb.runtime.door import DoorAddress, DoorClient
+from tfos_nb.runtime.payload import unpack
+from tfos_nb.runtime.process import Channel, die_with_parent, kill_group, signal_name, start_module
+from tfos_nb.runtime.wire import message
+
+__all__ = ["SoloContext", "SoloEnded", "SoloJob", "SoloTask"]
+
+SUMMARY_SCHEMA = "program long"
+_TAIL_BYTES = 8000
+
+
+@message
+@dataclass(frozen=True)
+class SoloJob:
+    """All that the child needs; it comes from Spark's task closure by an inherited socket."""
+
+    index: int
+    count: int
+    gpus: tuple[str, ...] = ()
+    python_path: tuple[str, ...] = ()
+    payload: bytes = field(default=b"", repr=False)
+
+
+@message
+@dataclass(frozen=True)
+class SoloEnded:
+    """How a program ended: with a result, or with ``summary`` saying why not."""
+
+    index: int
+    result: bytes | None = field(default=None, repr=False)
+    summary: str = ""
+    traceback: str = ""
+    host: str = ""
+    exit_code: int | None = None
+    signal: str | None = None
+    log_tail: str = ""
+
+
+class SoloContext:
+    """``ctx`` of a program that runs on its own.
+
+    Attributes
+    ----------
+    index, count : int
+        Which of how many programs this is, from 0: what to share the work out by. ``task_index`` and ``num_workers``
+        are the same.
+    gpus : tuple of str
+        The GPUs that Spark gave it; ``CUDA_VISIBLE_DEVICES`` is set.
+    args : object
+        What the program was given.
+    """
+
+    job_name = "worker"
+    is_chief = True
+
+    def __init__(self, index: int, count: int, gpus: Sequence[str] = (), args: Any = None) -> None:
+        self.index = self.task_index = index
+        self.count = self.num_workers = count
+        self.gpus = tuple(gpus)
+        self.args = args
+        self.cluster_spec: dict[str, list[str]] = {}
+
+    def __repr__(self) -> str:
+        return f"<ctx program {self.index} of {self.count}>"
+
+
+@dataclass(frozen=True)
+class SoloTask:
+    """Run the program that belongs to this task's partition, by ``DataFrame.mapInArrow``."""
+
+    count: int
+    door: DoorAddress
+    barrier: bool
+    env: dict[str, str]
+    python_path: tuple[str, ...]
+    payload: bytes = field(repr=False)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run it to its end, and tell the driver how that was."""
+        from pyspark import BarrierTaskContext, TaskContext
+
+        deque(batches, maxlen=0)
+        context = TaskContext.get()
+        assert context is not None, "a SoloTask runs inside a Spark task"
+        if self.barrier:
+            BarrierTaskContext.get().barrier()  # all have their places before the first one begins
+        gpus = context.resources().get("gpu")
+        addresses = tuple(gpus.addresses) if gpus is not None else ()
+        job = SoloJob(context.partitionId(), self.count, addresses, self.python_path, self.payload)
+        with DoorClient(self.door) as door:
+            door.ask(self._run(job))
+        yield pa.RecordBatch.from_pydict({"program": pa.array([job.index], pa.int64())})
+
+    def _run(self, job: SoloJob) -> SoloEnded:
+        channel, theirs = Channel.pair()
+        with tempfile.TemporaryFile() as output:
+            child = start_module(
+                "tfos_nb.runtime.solo",
+                env=self._environment(job.gpus),
+                fds=(theirs.fileno(),),
+                arguments=(str(theirs.fileno()),),
+                stdout=output.fileno(),
+                stderr=output.fileno(),
+            )
+            theirs.close()
+            try:
+                channel.send(job)
+                ended = next(iter(channel), None)
+                code = child.wait() if ended is None else 0
+            finally:
+                kill_group(child)
+                child.wait()
+                channel.close()
+            return self._completed(ended, job.index, code, output)
+
+    def _completed(self, ended: SoloEnded | None, index: int, code: int, output: Any) -> SoloEnded:
+        size = os.fstat(output.fileno()).st_size
+        output.seek(max(0, size - _TAIL_BYTES))
+        tail = output.read().decode(errors="replace")
+        sys.stderr.write(tail)  # the rest of what Spark keeps of a task
+        if ended is not None:
+            return replace(ended, host=socket.gethostname(), log_tail=tail)
+        signal = signal_name(code)
+        how = f"killed by {signal}" if signal else f"exited with code {code} before main had returned"
+        return SoloEnded(
+            index,
+            summary=how,
+            host=socket.gethostname(),
+            exit_code=code if code >= 0 else None,
+            signal=signal,
+            log_tail=tail,
+        )
+
+    def _environment(self, gpus: tuple[str, ...]) -> dict[str, str]:
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        ours = {
+            "PYTHONPATH": path,
+            "PYTHONUNBUFFERED": "1",
+            "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"),
+            "CUDA_VISIBLE_DEVICES": ",".join(gpus) or "-1",
+        }
+        kept = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+        return {**kept, **ours, **self.env}
+
+
+def _call(job: SoloJob) -> SoloEnded:
+    try:
+        main, args = unpack(job.payload)
+        result = wire.encode_result(main(args, SoloContext(job.index, job.count, job.gpus, args)))
+    except wire.NotData as error:
+        return SoloEnded(job.index, summary=f"what main returned cannot travel: {error}")
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the cell must show it
+        frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        text = "".join(traceback.format_exception(type(error), error, frames))
+        return SoloEnded(job.index, summary=f"{type(error).__name__}: {error}", traceback=text)
+    return SoloEnded(job.index, result)
+
+
+def main() -> None:
+    """Run as the child's process."""
+    die_with_parent()
+    channel = Channel.of_fd(int(sys.argv[1]))
+    job = next(iter(channel))
+    sys.path += [entry for entry in job.python_path if entry not in sys.path and os.path.isdir(entry)]
+    sys.argv = [f"tfos_nb program {job.index}"]
+    ended = _call(job)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    channel.send(ended)
+    with contextlib.suppress(OSError):
+        channel.close()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""The steps that a coordinator gives out to the workers, each over a dataset of the worker's own."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tfos_nb.errors import FeedFailed, PlanError
+from tfos_nb.runtime.coordinator import idle, this_task
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+__all__ = ["CoordinatedDataset"]
+
+_IN_FLIGHT = 4  # steps given out for each worker before one's result is waited for
+
+
+class CoordinatedDataset:
+    """A dataset that every worker has its own of, and the steps over it that a coordinator gives out.
+
+    Made by ``ctx.coordinator_dataset``. It is a dataset function too: tf_keras takes it as
+    ``DatasetCreator(ctx.coordinator_dataset(…, repeat=True))``.
+
+    Parameters
+    ----------
+    coordinator : tf.distribute.coordinator.ClusterCoordinator
+        The chief's.
+    function : callable
+        Returns a ``tf.data.Dataset``; it is traced here and run on each worker.
+    workers : int
+        How many there are.
+
+    Raises
+    ------
+    PlanError
+        If the function does not make its dataset itself: one that was made on the chief cannot travel to the workers.
+    """
+
+    def __init__(self, coordinator: Any, function: Callable[..., Any], workers: int) -> None:
+        self._coordinator = coordinator
+        self._function = function
+        self._workers = workers
+        self._datasets: Any = None
+        self._element_spec = _element_spec(function)
+
+    def __call__(self, input_context: Any = None) -> tf.data.Dataset:
+        """Build one worker's dataset."""
+        return self._function()
+
+    def __iter__(self) -> Any:
+        """Return the workers' iterators, as one value for ``coordinator.schedule``: each begins a pass."""
+        if self._datasets is None:
+            self._datasets = self._coordinator.create_per_worker_dataset(self._function)
+        return iter(self._datasets)
+
+    def steps(self, step: Callable[..., Any]) -> Iterator[Any]:
+        """Have the workers go through a pass, each through its own rows, and give each step's result when it is there.
+
+        The pass is over when every worker has come to its end: all rows of all workers have been through ``step`` then,
+        each once. A worker that is done before others takes no more steps.
+
+        Parameters
+        ----------
+        step : callable
+            Takes an element (a tuple as its parts) and returns tensors, or None. It is made a ``tf.function`` and runs
+            on the workers.
+
+        Raises
+        ------
+        FeedFailed
+            If a worker cannot make tensors of a row; the message names the column.
+
+        Examples
+        --------
+        >>> for epoch in range(3):  # doctest: +SKIP
+        ...     losses = [float(loss) for loss in rows.steps(train_step)]
+        """
+        once = self._once(step)
+        iterators = iter(self)
+        ended: set[int] = set()
+        flight: deque[Any] = deque()
+        try:
+            while len(ended) < self._workers or flight:
+                while len(ended) < self._workers and len(flight) < _IN_FLIGHT * self._workers:
+                    flight.append(self._coordinator.schedule(once, args=(iterators,)))
+                more, task, result = flight.popleft().fetch()
+                if more:
+                    yield result
+                else:
+                    ended.add(int(task))
+        except GeneratorExit:  # the caller has seen enough; what has been given out is still done
+            self._coordinator.join()
+            raise
+        except Exception as error:
+            raise _cause(error) from error
+
+    def _once(self, step: Callable[..., Any]) -> Any:
+        import tensorflow as tf
+
+        traced = step if hasattr(step, "get_concrete_function") else tf.function(step)
+        with self._coordinator.strategy.scope():
+            outcome = traced.get_concrete_function(*_parts(self._element_spec)).structured_outputs
+        empty = _Empty(outcome)
+
+        def once(iterator: Any) -> Any:
+            element = iterator.get_next_as_optional()
+            more = element.has_value()
+            result = tf.cond(more, lambda: empty.filled(traced(*_parts(element.get_value()))), empty)
+            return more, this_task(), result
+
+        return tf.function(once)
+
+
+def _element_spec(function: Callable[..., Any]) -> Any:
+    import tensorflow as tf
+
+    found: list[Any] = []
+
+    def look() -> Any:
+        dataset = function()
+        found.append(dataset.element_spec)
+        return tf.data.experimental.to_variant(dataset)
+
+    traced = tf.function(look).get_concrete_function()
+    if any(tensor.dtype is tf.variant for tensor in traced.captured_inputs):
+        raise PlanError(
+            "coordinator_dataset: the function takes a tf.data.Dataset from outside it, which stays on the chief. Make "
+            "the dataset inside the function: it runs on each worker"
+        )
+    return found[0]
+
+
+def _parts(element: Any) -> tuple[Any, ...]:
+    return element if isinstance(element, tuple) else (element,)
+
+
+@dataclass(frozen=True)
+class _Empty:
+    """What a step gives for which there are no rows: zeros of the same kind, after a moment's rest."""
+
+    outcome: Any
+
+    def __call__(self) -> Any:
+        import tensorflow as tf
+
+        with tf.control_dependencies(idle()):
+            return self.filled(tf.nest.map_structure(_zeros, self.outcome) if self.outcome is not None else None)
+
+    @staticmethod
+    def filled(result: Any) -> Any:
+        """Give a result that can be a branch's: nothing becomes a zero."""
+        import tensorflow as tf
+
+        return tf.constant(0) if result is None else result
+
+
+def _zeros(tensor: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.zeros([size or 0 for size in tensor.shape], tensor.dtype)
+
+
+def _cause(error: Exception) -> Exception:
+    """Find our own error in one of TensorFlow's, which holds it as text."""
+    found = re.search(r"FeedFailed: (.+)", str(error))
+    return FeedFailed(found[1]) if found else error

@@ -1,0 +1,359 @@
+"""What ``ctx.strategy`` builds: TensorFlow's strategies, told what this cluster is, and refused where they would hang.
+
+The kinds, and what TensorFlow calls them::
+
+    sync       MultiWorkerMirroredStrategy     every worker has the model; gradients are added up in each step
+    async      ParameterServerStrategy         the variables are on the ps; the chief gives steps to the workers
+    mirrored   MirroredStrategy                this node's own GPUs, or parts of its CPU
+    one        OneDeviceStrategy               one device of this node
+    default    the strategy in force           none, as a rule
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from tfos_nb.errors import PlanError
+from tfos_nb.runtime.plan import Node, Role
+
+__all__ = ["KINDS", "PROTOCOL_SCHEMA", "PROTOCOL_VARIABLE", "Member", "ProtocolProbe", "refuse_what_fails"]
+
+logger = logging.getLogger(__name__)
+
+KINDS = ("auto", "sync", "async", "mirrored", "one", "default")
+PROTOCOL_VARIABLE = "TFOS_NB_PROTOCOL"
+"""The nodes' environment variable that holds the protocol of the plan."""
+PROTOCOL_SCHEMA = "refused string"
+_COMMUNICATIONS = ("auto", "ring", "nccl")
+_FACTORY = re.compile(r"server factories are: \[ ?([^\]]*?) ?\]")
+_ASK_PROTOCOL = (
+    "import sys; from tfos_nb.runtime.strategies import check_protocol\n"
+    "try: check_protocol(sys.argv[1])\n"
+    "except Exception as error: print(f'refused: {error}')"
+)
+_PROBE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Member:
+    """A node of a cluster, as the strategies need to know it.
+
+    Parameters
+    ----------
+    node : Node
+        Which it is.
+    cluster_spec : mapping of str to sequence of str
+        All nodes' addresses, by role.
+    gpus : sequence of str
+        The GPUs that Spark gave it; every node that trains has as many.
+    """
+
+    node: Node
+    cluster_spec: Mapping[str, Sequence[str]]
+    gpus: Sequence[str] = ()
+
+    def kind_of(self, asked: str) -> str:
+        """Return the kind that is meant on this node; refuse one that cannot be.
+
+        Raises
+        ------
+        PlanError
+            If there is no such kind, or the cluster's roles do not fit it: TensorFlow would wait for ever.
+        """
+        if asked not in KINDS:
+            raise PlanError(f"strategy({asked!r}): it is one of {', '.join(KINDS)}")
+        has_ps = Role.PS.value in self.cluster_spec
+        kind = ("async" if has_ps else "sync") if asked == "auto" else asked
+        if kind == "async" and not has_ps:
+            raise PlanError(
+                "strategy('async'): it keeps the variables on parameter servers, and this cluster has none. Launch it "
+                "with ps=1 (--ps 1)"
+            )
+        if kind == "sync" and has_ps:
+            raise PlanError(_SYNC_WITH_PS)
+        if kind == "async" and self.node.role is not Role.CHIEF:
+            raise PlanError(self._not_the_chief("strategy('async')"))
+        return "one" if kind == "sync" and self.node.role is Role.EVALUATOR else kind
+
+    def _not_the_chief(self, call: str) -> str:
+        if Role.CHIEF.value not in self.cluster_spec:
+            return f"{call}: there is no chief to coordinate. Launch with parameter servers and leave chief out"
+        remedy = "evaluates with a strategy of its own: ctx.strategy('one')"
+        if self.node.role is not Role.EVALUATOR:
+            remedy = "serves it: begin main with `if not ctx.is_chief: return ctx.serve()`"
+        return f"{call}: the chief alone coordinates, and {self.node} {remedy}"
+
+    def strategy(self, kind: str, options: Mapping[str, Any]) -> Any:
+        """Build the strategy; ``options`` are those of :meth:`NodeContext.strategy`."""
+        import tensorflow as tf
+
+        if kind == "sync":
+            return self._sync(**options)
+        if kind == "async":
+            return self._async(**options)
+        if kind == "mirrored":
+            return mirrored(**options)
+        if options:
+            raise PlanError(f"strategy({kind!r}) takes no {', '.join(options)}")
+        if kind == "one":
+            gpus = tf.config.list_physical_devices("GPU")
+            return tf.distribute.OneDeviceStrategy("/gpu:0" if gpus else "/cpu:0")
+        return tf.distribute.get_strategy()
+
+    def _sync(self, communication: str = "auto", timeout: float | None = None, protocol: str = "") -> Any:
+        import tensorflow as tf
+
+        collectives = tf.distribute.experimental.CommunicationOptions(
+            timeout_seconds=timeout, implementation=self._implementation(communication)
+        )
+        resolver = self.resolver(protocol) if (protocol or plans_protocol()) != "grpc" else None
+        return tf.distribute.MultiWorkerMirroredStrategy(resolver, collectives)
+
+    def _implementation(self, communication: str) -> Any:
+        import tensorflow as tf
+
+        asked = str(communication).lower()
+        if asked not in _COMMUNICATIONS:
+            raise PlanError(f"communication={communication!r}: it is one of {', '.join(_COMMUNICATIONS)}")
+        seen = bool(tf.config.list_physical_devices("GPU"))
+        if asked == "nccl" and not (self.gpus and seen):
+            lacks = "TensorFlow sees no GPU here" if self.gpus else "this cluster's nodes have no GPUs (gpus=1)"
+            raise PlanError(
+                f"communication='nccl': it joins GPUs, and {lacks}. Leave 'auto', which takes what is there"
+            )
+        if asked == "auto" and self.gpus and not seen:
+            logger.warning("Spark gave this node GPU %s, but TensorFlow sees none", ", ".join(self.gpus))
+        chosen = "nccl" if asked == "auto" and self.gpus and seen else asked
+        logger.info("sync: %s of %s", chosen, ", ".join(f"{role} x {len(a)}" for role, a in self.cluster_spec.items()))
+        return tf.distribute.experimental.CommunicationImplementation[chosen.upper()]
+
+    def _async(self, variable_partitioner: Any = None, protocol: str = "") -> Any:
+        import tensorflow as tf
+
+        return tf.distribute.ParameterServerStrategy(self.resolver(protocol), variable_partitioner)
+
+    def resolver(self, protocol: str = "") -> Any:
+        """Return TensorFlow's resolver of this cluster, without the evaluators, who take no part in training."""
+        import tensorflow as tf
+
+        return tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(self.training_spec),
+            task_type=self.node.role.value,
+            task_id=self.node.index,
+            rpc_layer=check_protocol(protocol or plans_protocol()),
+        )
+
+    @property
+    def training_spec(self) -> dict[str, list[str]]:
+        """The addresses of the nodes that train and serve."""
+        return {role: list(at) for role, at in self.cluster_spec.items() if role != Role.EVALUATOR.value}
+
+    def server(self, protocol: str = "", config: Any = None) -> Any:
+        """Start TensorFlow's server on this node's address."""
+        import tensorflow as tf
+
+        if self.node.role is Role.EVALUATOR:
+            raise PlanError(f"{self.node} takes no part in training, so it has nothing to serve")
+        return tf.distribute.Server(
+            self.training_spec,
+            job_name=self.node.role.value,
+            task_index=self.node.index,
+            protocol=check_protocol(protocol or plans_protocol()),
+            config=config or tf.compat.v1.ConfigProto(inter_op_parallelism_threads=max(4, os.cpu_count() or 1)),
+        )
+
+    def connect(self, protocol: str = "") -> list[str]:
+        """Make the devices of the nodes that serve this node's own; return the names of all."""
+        import tensorflow as tf
+
+        tf.config.experimental_connect_to_cluster(
+            tf.train.ClusterSpec(self.training_spec),
+            job_name=self.node.role.value,
+            task_index=self.node.index,
+            protocol=check_protocol(protocol or plans_protocol()),
+        )
+        return [device.name for device in tf.config.list_logical_devices()]
+
+
+_SYNC_WITH_PS = (
+    "strategy('sync'): in a cluster with parameter servers MultiWorkerMirroredStrategy waits for ever. Launch it with "
+    "ps=0, or take ctx.strategy('async')"
+)
+
+
+def mirrored(devices: int | Sequence[str] | None = None) -> Any:
+    """Build a MirroredStrategy over this node's devices.
+
+    Parameters
+    ----------
+    devices : int or sequence of str, optional
+        Their names; or how many: of the GPUs, or, where there are none, the parts that the CPU is cut into.
+
+    Raises
+    ------
+    PlanError
+        If there are too few GPUs, or the CPU can no longer be cut.
+    """
+    import tensorflow as tf
+
+    if devices is None or not isinstance(devices, int):
+        return tf.distribute.MirroredStrategy(devices)
+    gpus = tf.config.list_physical_devices("GPU")
+    if devices < 1 or (gpus and devices > len(gpus)):
+        raise PlanError(f"devices={devices}: this node has {len(gpus) or 'no'} GPUs; give a number from 1 up to theirs")
+    if gpus:
+        return tf.distribute.MirroredStrategy([f"/gpu:{index}" for index in range(devices)])
+    cut_cpu(devices)
+    return tf.distribute.MirroredStrategy([f"/cpu:{index}" for index in range(devices)])
+
+
+def cut_cpu(parts: int) -> None:
+    """Have TensorFlow see the CPU as so many devices; only before it has used it."""
+    import tensorflow as tf
+
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    before = tf.config.get_logical_device_configuration(cpu)
+    if before is not None and len(before) == parts:
+        return
+    try:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * parts)
+    except RuntimeError as error:
+        raise PlanError(
+            f"devices={parts}: TensorFlow has already used the CPU as it is ({error}). Build the strategy first in main"
+        ) from error
+
+
+def mesh(member: Member, dimensions: Mapping[str, int], kind: str) -> Any:
+    """Build a DTensor mesh over the devices of all workers; see ``NodeContext.mesh``."""
+    import tensorflow as tf
+
+    dtensor = tf.experimental.dtensor
+    roles = [role for role in (Role.CHIEF.value, Role.WORKER.value) if role in member.cluster_spec]
+    jobs = [address for role in roles for address in member.cluster_spec[role]]
+    if member.node.role.value not in roles:
+        raise PlanError(f"mesh: it spans the nodes that train, and {member.node} does not")
+    position = jobs.index(member.cluster_spec[member.node.role.value][member.node.index])
+    os.environ["DTENSOR_CLIENT_ID"] = str(position)
+    os.environ["DTENSOR_NUM_CLIENTS"] = str(len(jobs))
+    os.environ["DTENSOR_JOBS"] = ",".join(jobs)
+    os.environ["DTENSOR_JOB_NAME"] = Role.WORKER.value
+    total = functools.reduce(lambda product, size: product * size, dimensions.values(), 1)
+    if total % len(jobs):
+        raise PlanError(f"mesh {dict(dimensions)}: {total} devices cannot be shared out among {len(jobs)} nodes")
+    if kind == "CPU" and total > len(jobs):
+        cut_cpu(total // len(jobs))
+    dtensor.initialize_accelerator_system(kind)
+    return dtensor.create_distributed_mesh(list(dimensions.items()), device_type=kind)
+
+
+def plans_protocol() -> str:
+    """Return the protocol that the plan of this node's cluster names."""
+    return os.environ.get(PROTOCOL_VARIABLE, "grpc")
+
+
+def check_protocol(protocol: str) -> str:
+    """Return the protocol, if this TensorFlow has it.
+
+    Raises
+    ------
+    PlanError
+        Naming those that it has.
+    """
+    import tensorflow as tf
+
+    if protocol == "grpc":
+        return protocol
+    try:
+        tf.distribute.Server({"worker": ["127.0.0.1:0"]}, protocol=protocol, start=False)
+    except tf.errors.NotFoundError as error:
+        found = _FACTORY.search(str(error))
+        names = [name.removesuffix("_SERVER").lower().replace("_", "+") for name in found[1].split()] if found else []
+        raise PlanError(
+            f"protocol={protocol!r}: TensorFlow {tf.__version__} was built without it; it has "
+            f"{', '.join(names) or 'grpc'}. Between GPUs NCCL takes the fast network by itself, whatever the protocol"
+        ) from None
+    return protocol
+
+
+@dataclass(frozen=True)
+class ProtocolProbe:
+    """A Spark task that asks an executor's TensorFlow for a protocol: one row, with the reason for a refusal or ''."""
+
+    protocol: str
+    python_path: tuple[str, ...] = ()
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Ask in a process of its own, since Spark goes on using this one."""
+        for _ in batches:
+            pass
+        path = os.pathsep.join([*(entry for entry in sys.path if entry), *self.python_path])
+        ended = subprocess.run(
+            [sys.executable, "-c", _ASK_PROTOCOL, self.protocol],
+            env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_SECONDS,
+            check=False,
+        )
+        refused = re.search(r"^refused: (.*)", ended.stdout, re.MULTILINE)
+        told = refused[1] if refused else ended.stderr[-2000:] if ended.returncode else ""
+        yield pa.RecordBatch.from_pydict({"refused": pa.array([told], pa.string())})
+
+
+def refuse_what_fails() -> None:
+    """Have TensorFlow and Keras refuse, with a reason, what they would hang in or fail in without one.
+
+    MultiWorkerMirroredStrategy in a cluster with parameter servers waits for ever; Keras 3's ``fit`` under
+    ParameterServerStrategy fails with advice that does not help.
+    """
+    import tensorflow as tf
+
+    _refuse_before(tf.distribute.MultiWorkerMirroredStrategy, "__init__", _refuse_ps)
+    try:
+        from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+    except ImportError:  # another backend, or another Keras: nothing of it runs under this strategy
+        return
+    for name in ("fit", "evaluate", "predict"):
+        _refuse_before(TensorFlowTrainer, name, _refuse_keras3)
+
+
+def _refuse_before(owner: Any, name: str, check: Any) -> None:
+    original = getattr(owner, name)
+    if hasattr(original, "tfos_nb_checked"):
+        return
+
+    @functools.wraps(original)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        check(self)
+        return original(self, *args, **kwargs)
+
+    checked.tfos_nb_checked = True  # type: ignore[attr-defined]
+    setattr(owner, name, checked)
+
+
+def _refuse_ps(_: Any) -> None:
+    if Role.PS.value in json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {}):
+        raise PlanError(_SYNC_WITH_PS)
+
+
+def _refuse_keras3(model: Any) -> None:
+    import tensorflow as tf
+
+    strategies = model.distribute_strategy, tf.distribute.get_strategy()
+    if any(isinstance(strategy, tf.distribute.ParameterServerStrategy) for strategy in strategies):
+        raise PlanError(
+            "Keras 3's fit, evaluate and predict do not run under ParameterServerStrategy. Use tf_keras, which does "
+            "(launch with env={'TF_USE_LEGACY_KERAS': '1'} and import tf_keras), or a loop of your own: "
+            "ctx.coordinator_dataset(…).steps(train_step)"
+        )

@@ -1,0 +1,326 @@
+"""What a node takes beside its passes: validation rows, a stream's micro-batches, and the word that it has enough.
+
+::
+
+    train(df, validation=df2) ──▶ Kept: on disk, replayed by each ctx.validation() ──┐
+                              └─▶ passes ────────────────────────────────────────────┴─▶ fit
+    train(stream) ──▶ one pass a micro-batch; the next one is asked for ──▶ the last one is done (PassDone)
+
+A micro-batch counts as done when ``main`` asks for the one after it, not when its last row has left: what ``main``
+saves in between is saved before Spark notes the batch as done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema, PassDone
+from tfos_nb.runtime.passes import Passes, _Pass
+from tfos_nb.runtime.reports import FeedStatus
+
+__all__ = ["Kept", "Supply"]
+
+logger = logging.getLogger(__name__)
+
+_BATCHES_KNOWN = 16  # micro-batches of which the books are kept; a stream has no end
+
+
+class Supply(Passes):
+    """All rows of this node, and how far it has come with them.
+
+    Parameters
+    ----------
+    node : str
+        This node.
+    directory : str
+        Where to spill.
+    buffer_bytes, spill_bytes : int
+        The most bytes that wait in memory, and that are kept on disk.
+    tell : callable
+        Called with a :class:`PassDone` after each pass.
+    """
+
+    def __init__(
+        self, node: str, directory: str, buffer_bytes: int, spill_bytes: int, tell: Callable[[PassDone], object]
+    ) -> None:
+        super().__init__(node, directory, buffer_bytes, spill_bytes, tell)
+        self._begins: dict[int, FeedBegins] = {}
+        self._first_batch: FeedBegins | None = None
+        self._forgotten_rows = 0
+        self._kept_schemas: dict[int, FeedSchema] = {}
+        self._latest: FeedBegins | None = None
+        self._current: FeedBegins | None = None
+        self._enough = 0  # of this call of train and those before it, no row is wanted any more
+        self._owed: PassDone | None = None
+        self._stopped = False
+        self._validating = 0
+        self._let_go = False  # the loop over batches is to end, once
+        self._described: set[int] = set()
+        self.begun = 0
+
+    # --- what the driver says ---
+
+    def begin(self, begins: FeedBegins) -> None:
+        """Prepare for a feed that the driver announced."""
+        with self._changed:
+            super().begin(begins)
+            intake = self._intakes[begins.feed]
+            self._begins[begins.feed] = begins
+            if begins.validates:
+                intake.discarding = True  # to the spill alone, and no pass by itself
+                self._queue.pop()
+                return
+            self._latest = begins
+            if begins.batch is not None:
+                self._queue.pop()  # lined up when there is a row, or none is known to come
+                self._first_batch = self._first_batch or begins
+                self._forget(begins.feed - _BATCHES_KNOWN)
+            if self._is_unwanted(begins):
+                self._queue = deque(turn for turn in self._queue if turn.intake is not intake)
+                self._want_no_more(begins)
+            else:
+                self._let_go = False
+            self._changed.notify_all()
+
+    def describe(self, schema: FeedSchema) -> None:
+        """Learn what the rows look like."""
+        with self._changed:
+            begins = self._begins.get(schema.feed)
+            if begins is not None and begins.validates:
+                self._kept_schemas[schema.feed] = schema
+                self._changed.notify_all()
+                return
+            super().describe(schema)
+            if begins is not None and begins.batch is not None:
+                self._line_up(begins)
+
+    def end(self, ends: FeedEnds) -> None:
+        """Learn that the share is complete, and how often to go through it again."""
+        with self._changed:
+            begins, intake = self._begins[ends.feed], self._intakes[ends.feed]
+            if begins.validates:
+                if intake.spill is not None:
+                    intake.spill.seal()
+                intake.ended = ends
+                self._changed.notify_all()
+                return
+            if self._is_unwanted(begins):
+                ends = FeedEnds(ends.feed, ends.rows, 0)
+            super().end(ends)
+            if begins.batch is not None and ends.feed not in self._described:
+                self._take_empty(begins)
+
+    def _take_empty(self, begins: FeedBegins) -> None:
+        """Give out a micro-batch without a row, if it is known what rows look like; it is done at once otherwise."""
+        if self._schema is not None:
+            self._line_up(begins)
+        else:
+            self._tell(PassDone(self._node, begins.feed, 1, 0))
+
+    def _line_up(self, begins: FeedBegins) -> None:
+        self._described.add(begins.feed)
+        if not self._is_unwanted(begins):
+            self._queue.append(_Pass(self._intakes[begins.feed], 1, last=False))
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Give out nothing more and let every sender go."""
+        with self._changed:
+            self._stopped = True
+            super().stop()
+
+    # --- what main says ---
+
+    def next_pass(self) -> Iterator[pa.RecordBatch] | None:
+        """Wait for the next pass and return its batches; None if there is none any more."""
+        with self._changed:
+            self._settle()
+        return super().next_pass()
+
+    def enough(self) -> None:
+        """Want no more rows of the latest call of ``train``, nor of those before it.
+
+        What waits is dropped, and the driver is told. Rows that a dataset is giving out just now end early. Without a
+        feed, nothing happens.
+        """
+        with self._changed:
+            self._refuse(self._latest)
+
+    def enough_of_pass(self) -> None:
+        """Want no more of the call of ``train`` whose rows were given out last: the next one may have been made."""
+        with self._changed:
+            self._refuse(self._current or self._latest)
+
+    def _refuse(self, last: FeedBegins | None) -> None:
+        self._settle()
+        if last is None or last.call <= self._enough:
+            return
+        self._enough, self._let_go = last.call, True
+        refused = [begins for begins in self._begins.values() if not begins.validates and self._is_unwanted(begins)]
+        feeds = {begins.feed for begins in refused}
+        self._queue = deque(turn for turn in self._queue if turn.intake.feed not in feeds)
+        for begins in refused[:-1]:
+            self._drop(begins.feed)
+        self._want_no_more(refused[-1])
+
+    def next_batch(self, after: int) -> int | None:
+        """Wait for the next micro-batch behind ``after`` and return its number; None if the stream is over.
+
+        Raises
+        ------
+        FeedFailed
+            If the rows come from no stream, or the stream goes on behind a batch that was never given out.
+        """
+        with self._changed:
+            self._settle()
+            while True:
+                self.hungry = True
+                self._changed.wait_for(lambda: self._queue or self._closed or self._let_go)
+                self.hungry = self._let_go = False
+                if not self._queue:
+                    return None
+                begins = self._begins[self._queue[0].intake.feed]
+                if begins.batch is None:
+                    raise FeedFailed(
+                        "ctx.batches() goes through the micro-batches of a stream, and these rows come from none: "
+                        "iterate over ctx.dataset() once for each epoch"
+                    )
+                if begins.batch > after:
+                    self._refuse_gap(after)
+                    return begins.batch
+                self._skip(begins)
+
+    def _skip(self, begins: FeedBegins) -> None:
+        logger.info("batch %s of the stream is in the state already, and is left out", begins.batch)
+        turn = self._queue.popleft()
+        turn.intake.discard()
+        self._tell(PassDone(self._node, begins.feed, 1, 0))
+
+    def _refuse_gap(self, after: int) -> None:
+        first = self._first_batch
+        assert first is not None
+        assert first.batch is not None
+        if after >= 0 and first.consecutive and first.batch > after + 1:
+            raise FeedFailed(
+                f"the state holds the stream's batches to {after}, but its checkpoint goes on with {first.batch}: "
+                f"those from {after + 1} to {first.batch - 1} would be in neither. Save the state in each turn of "
+                "ctx.batches(), before the next batch is asked for; or start both anew"
+            )
+
+    @property
+    def batch(self) -> int | None:
+        """The number of the micro-batch that is given out, or was last; None if the rows come from no stream."""
+        with self._changed:
+            return self._current.batch if self._current is not None else None
+
+    def _is_unwanted(self, begins: FeedBegins) -> bool:
+        return 0 < begins.call <= self._enough
+
+    # --- within ---
+
+    def _run(self, turn: _Pass) -> Iterator[pa.RecordBatch]:
+        with self._changed:
+            self._current = self._begins.get(turn.intake.feed)
+            self.begun += 1
+            for feed, begins in self._begins.items():
+                if begins.validates and self._current is not None and feed < self._current.validation:
+                    self._drop(feed)  # nobody will validate with it any more
+        return super()._run(turn)
+
+    def _done(self, turn: _Pass, rows: int) -> None:
+        begins = self._begins.get(turn.intake.feed)
+        if begins is None or begins.batch is None:
+            super()._done(turn, rows)
+            return
+        with self._changed:
+            if not self._stopped and not self._is_unwanted(begins):  # otherwise it was cut, and is not done
+                self._owed = PassDone(self._node, begins.feed, 1, rows)
+
+    def _settle(self) -> None:
+        """Tell that the last micro-batch is done: ``main`` is through with it."""
+        owed, self._owed = self._owed, None
+        if owed is not None:
+            self._tell(owed)
+
+    def _want_no_more(self, begins: FeedBegins) -> None:
+        self._drop(begins.feed)
+        self._tell(PassDone(self._node, begins.feed, 0, 0, enough=True))
+        self._changed.notify_all()
+
+    def _drop(self, feed: int) -> None:
+        intake = self._intakes.get(feed)
+        if intake is not None:
+            intake.discard()
+            if intake.spill is not None:
+                intake.spill.close()
+
+    def _forget(self, feed: int) -> None:
+        begins = self._begins.get(feed)
+        if begins is not None and begins.batch is not None:
+            self._forgotten_rows += self._intakes.pop(feed).rows_in
+            del self._begins[feed]
+            self._described.discard(feed)
+
+    def status(self) -> FeedStatus:
+        """Return what a heartbeat says of the feed."""
+        status = super().status()
+        status = replace(status, rows_in=status.rows_in + self._forgotten_rows)
+        return replace(status, hungry=True) if self._validating else status  # then it takes none for a good reason
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The validation rows of a node's share: as often as they are asked for.
+
+    Which ones: those that were given to the call of ``train`` whose rows the node is going through.
+    """
+
+    supply: Supply
+
+    def schema(self) -> FeedSchema | None:
+        """Wait until the driver has said what is fed; None if nothing will be.
+
+        Raises
+        ------
+        FeedFailed
+            If no validation rows were given.
+        """
+        supply = self.supply
+        with supply._changed:
+            supply._changed.wait_for(lambda: supply._latest is not None or supply._closed)
+            if supply._latest is None:
+                return None
+            return supply._kept_schemas[self._feed()]
+
+    def next_pass(self) -> Iterator[pa.RecordBatch] | None:
+        """Return all rows of the share once more."""
+        supply = self.supply
+        with supply._changed:
+            if supply._latest is None or supply._stopped:
+                return None
+            intake = supply._intakes[self._feed()]
+        assert intake.ended is not None, "the driver feeds validation rows before all others"
+        if intake.spill is None or not intake.spill.whole or intake.rows_in != intake.ended.rows:
+            raise FeedFailed(f"{intake.rows_in} validation rows came, and not all of them could be kept on disk")
+        return self._replay(intake.spill.batches())
+
+    def _feed(self) -> int:
+        begins = self.supply._current or self.supply._latest
+        if begins is None or not begins.validation:
+            raise FeedFailed(
+                "no validation rows were given: cluster.train(df, validation=df2), or --validation VAR in the cell"
+            )
+        return begins.validation
+
+    def _replay(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        self.supply._validating += 1
+        try:
+            yield from batches
+        finally:
+            self.supply._validating -= 1

@@ -1,0 +1,288 @@
+"""Rows become records: each column of a batch as its bytes in every record at once, and all columns joined by Arrow.
+
+What comes before a value in a record (tags, lengths, the column's name) depends on the value's length alone. So it is
+made once for each length that a batch has, and a column of equal lengths costs a constant and a copy.
+
+The messages are those of tensorflow/core/example/example.proto and feature.proto.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tfos_nb.runtime.tfrecord.fields import Field, Kind, RecordError, RecordType
+from tfos_nb.runtime.tfrecord.framing import EMPTY, large_binary
+from tfos_nb.runtime.tfrecord.spans import Ints
+
+__all__ = ["encode"]
+
+_ENTRY, _VALUE, _ELEMENT = 0x0A, 0x12, 0x0A
+_FEATURES, _CONTEXT, _LISTS = 0x0A, 0x0A, 0x12
+_COUNTED = 4096  # lengths below it are counted in a table; longer ones are sorted
+
+
+def encode(batch: pa.RecordBatch, fields: Sequence[Field], record_type: RecordType = RecordType.EXAMPLE) -> pa.Array:
+    """Encode a batch.
+
+    Parameters
+    ----------
+    batch : pyarrow.RecordBatch
+        The rows; its columns in the order of ``fields``.
+    fields : sequence of Field
+        What each column is.
+    record_type : RecordType
+        The message that each record is to hold.
+
+    Returns
+    -------
+    pyarrow.Array
+        One message a row, ``large_binary``.
+
+    Raises
+    ------
+    RecordError
+        For a null inside an array, an array of another length than asked, or a number that no float32 holds.
+    """
+    rows = batch.num_rows
+    context = _message(rows, [p for f, c in _pairs(batch, fields) if f.depth < 2 for p in _column(f, c)])
+    if record_type is RecordType.EXAMPLE:
+        return _joined(rows, [_prefixes(_lengths(context), None, functools.partial(_wrapped, (_FEATURES,))), context])
+    lists = _message(rows, [p for f, c in _pairs(batch, fields) if f.depth == 2 for p in _column(f, c)])
+    parts = []
+    for part, tag, there in (
+        (context, _CONTEXT, any(f.depth < 2 for f in fields)),
+        (lists, _LISTS, any(f.depth == 2 for f in fields)),
+    ):
+        if there:
+            parts += [_prefixes(_lengths(part), None, functools.partial(_wrapped, (tag,))), part]
+    return _joined(rows, parts)
+
+
+def _pairs(batch: pa.RecordBatch, fields: Sequence[Field]) -> list[tuple[Field, pa.Array]]:
+    return list(zip(fields, batch.columns, strict=True))
+
+
+def _message(rows: int, pieces: list[Any]) -> pa.Array:
+    return _joined(rows, pieces) if pieces else large_binary(np.zeros(rows + 1, dtype=np.int64), b"")
+
+
+def _joined(rows: int, pieces: list[Any]) -> pa.Array:
+    """Put pieces (arrays, or what is the same in every row) together, row by row."""
+    if not rows:
+        return pa.array([], pa.large_binary())
+    if all(isinstance(piece, pa.Scalar) for piece in pieces):
+        whole = b"".join(piece.as_py() for piece in pieces)
+        return large_binary(np.arange(rows + 1) * len(whole), whole * rows)
+    return pc.binary_join_element_wise(*pieces, EMPTY)
+
+
+# --- what comes before a value ------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=4096)
+def _varint(number: int) -> bytes:
+    octets = bytearray()
+    while number > 0x7F:
+        octets.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*octets, number])
+
+
+def _wrapped(tags: tuple[int, ...], length: int) -> bytes:
+    """Return what stands before ``length`` bytes that are inside of fields ``tags``, the innermost first."""
+    before = b""
+    for tag in tags:
+        before = bytes([tag]) + _varint(length + len(before)) + before
+    return before
+
+
+def _entry(name: bytes, tags: tuple[int, ...], length: int) -> bytes:
+    """Return what stands before the value of a map's entry whose key is ``name``."""
+    value = _wrapped((*tags, _VALUE), length)
+    key = bytes([_ELEMENT]) + _varint(len(name)) + name
+    return bytes([_ENTRY]) + _varint(len(key) + len(value) + length) + key + value
+
+
+def _prefixes(lengths: Ints, valid: np.ndarray[Any, Any] | None, prefix: Callable[[int], bytes]) -> Any:
+    """Return ``prefix`` of each row's length, and nothing for a null; a scalar where all rows have the same."""
+    if valid is None and len(lengths) and (lengths == lengths[0]).all():
+        return pa.scalar(prefix(int(lengths[0])), pa.large_binary())
+    if len(lengths) and int(lengths.max()) < _COUNTED:
+        known = np.flatnonzero(np.bincount(lengths))
+        place = np.zeros(_COUNTED, dtype=np.int64)
+        place[known] = np.arange(len(known))
+        places = place[lengths]
+    else:
+        known, places = np.unique(lengths, return_inverse=True)
+    made = [prefix(length) for length in known.tolist()]
+    if valid is not None:
+        places = np.where(valid, places, len(made))
+        made.append(b"")
+    return pa.array(made, pa.large_binary()).take(pa.array(places))
+
+
+# --- a column -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Values:
+    """The values of some rows, one after the other: how many each row has, and which rows have any (None: all)."""
+
+    counts: Ints
+    values: pa.Array
+    valid: np.ndarray[Any, Any] | None
+
+    @property
+    def bounds(self) -> Ints:
+        return np.concatenate(([0], np.cumsum(self.counts)))
+
+
+def _column(field: Field, column: pa.Array) -> list[Any]:
+    """Return the pieces that a column puts into every record."""
+    name = field.name.encode()
+    rows = _rows(column, field.depth > 0)
+    _refuse_length(field, rows)
+    if field.depth == 2:
+        features = _features(field, rows.values)
+        data = large_binary(_offsets(features)[rows.bounds], features.buffers()[2])
+        return [_prefixes(_lengths(data), rows.valid, functools.partial(_entry, name, ())), data]
+    data = _data(field, rows)
+    return [_heads(field, data, rows.valid, functools.partial(_entry, name)), data]
+
+
+def _features(field: Field, arrays: pa.Array) -> pa.Array:
+    """Return each of some arrays as a Feature in a FeatureList."""
+    if arrays.null_count:
+        raise RecordError(
+            f"column {field.name!r} holds a null inside an array, and a record has no place for one: "
+            f"filter it out, for example with filter({field.name}, x -> x is not null)"
+        )
+    rows = _rows(arrays, is_list=True)
+    _refuse_length(field, rows)
+    data = _data(field, rows)
+    return _joined(len(arrays), [_heads(field, data, None, _in_list), data])
+
+
+def _in_list(tags: tuple[int, ...], length: int) -> bytes:
+    return _wrapped((*tags, _ELEMENT), length)
+
+
+def _heads(field: Field, data: pa.Array, valid: Any, around: Callable[[tuple[int, ...], int], bytes]) -> Any:
+    """Return what stands before each row's values; ``around`` wraps what is in the Feature."""
+    lone = field.kind is Kind.BYTES and not field.depth
+    tag = _tag(field.kind)
+
+    def prefix(length: int) -> bytes:
+        packed = lone or (field.kind is not Kind.BYTES and length > 0)
+        return around((_ELEMENT, tag) if packed else (tag,), length)
+
+    return _prefixes(_lengths(data), valid, prefix)
+
+
+def _tag(kind: Kind) -> int:
+    return kind << 3 | 2
+
+
+def _rows(column: pa.Array, is_list: bool) -> _Values:
+    valid = column.is_valid().to_numpy(zero_copy_only=False) if column.null_count else None
+    if not is_list:
+        counts = np.ones(len(column), dtype=np.int64) if valid is None else valid.astype(np.int64)
+        return _Values(counts, column.drop_null() if column.null_count else column, valid)
+    lengths = column.value_lengths()
+    if column.null_count:
+        lengths = lengths.fill_null(0)
+    return _Values(lengths.to_numpy(zero_copy_only=False).astype(np.int64), column.flatten(), valid)
+
+
+def _refuse_length(field: Field, rows: _Values) -> None:
+    innermost = not pa.types.is_list(rows.values.type) and not pa.types.is_large_list(rows.values.type)
+    if field.length is None or not field.depth or not innermost:
+        return
+    wrong = rows.counts != field.length
+    if rows.valid is not None:
+        wrong &= rows.valid
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise RecordError(
+            f"column {field.name!r} holds an array of {rows.counts[row]} values where {field.length} are asked", row
+        )
+
+
+def _data(field: Field, rows: _Values) -> pa.Array:
+    """Return each row's values as the bytes that stand in its list."""
+    values = rows.values
+    if values.null_count:
+        raise RecordError(
+            f"column {field.name!r} holds a null inside an array, and a record has no place for one: "
+            f"filter it out, for example with filter({field.name}, x -> x is not null)"
+        )
+    if field.kind is Kind.FLOAT:
+        return large_binary(rows.bounds * 4, _floats(field, values))
+    if field.kind is Kind.INT:
+        octets, ends = _packed(values)
+        return large_binary(np.concatenate(([0], ends))[rows.bounds], octets)
+    return _strings(field, rows)
+
+
+def _strings(field: Field, rows: _Values) -> pa.Array:
+    values = rows.values.cast(pa.large_binary())
+    if not field.depth:
+        offsets = _offsets(values)
+        return large_binary(offsets[rows.bounds], values.buffers()[2] or b"")
+    heads = _prefixes(_lengths(values), None, functools.partial(_wrapped, (_ELEMENT,)))
+    elements = _joined(len(values), [heads, values])
+    return large_binary(_offsets(elements)[rows.bounds], elements.buffers()[2] or b"")
+
+
+def _floats(field: Field, values: pa.Array) -> np.ndarray[Any, Any]:
+    array = values.to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):
+        single: np.ndarray[Any, Any] = np.ascontiguousarray(array, dtype="<f4")
+    if array.dtype == np.float32:
+        return single
+    lost = np.isinf(single) & np.isfinite(array)
+    if lost.any():
+        raise RecordError(
+            f"column {field.name!r} holds {array[lost][0]!r}, which is beyond a float32, the only float of a record: "
+            "scale it, or write it as a string"
+        )
+    return single
+
+
+def _packed(values: pa.Array) -> tuple[np.ndarray[Any, Any], Ints]:
+    """Return whole numbers and booleans as varints, and where each ends."""
+    numbers = values.to_numpy(zero_copy_only=False)
+    if numbers.dtype == np.bool_:
+        return numbers.astype(np.uint8), np.arange(1, len(numbers) + 1)
+    whole = numbers.astype(np.int64).view(np.uint64)
+    longest = 1
+    if len(whole):
+        longest = max(1, -(-int(whole.max()).bit_length() // 7))
+    if longest == 1:
+        return whole.astype(np.uint8), np.arange(1, len(whole) + 1)
+    octets = np.empty((len(whole), longest), dtype=np.uint8)
+    sizes = np.ones(len(whole), dtype=np.int64)
+    for number in range(longest):
+        rest = whole >> np.uint64(7 * number)
+        octets[:, number] = (rest & np.uint64(0x7F)).astype(np.uint8)
+        more = rest > np.uint64(0x7F)
+        octets[:, number] |= more.astype(np.uint8) << 7
+        sizes += more
+    return octets[np.arange(longest) < sizes[:, None]], np.cumsum(sizes)
+
+
+def _offsets(array: pa.Array) -> Ints:
+    if not len(array):
+        return np.zeros(1, dtype=np.int64)
+    return np.frombuffer(array.buffers()[1], dtype=np.int64)[array.offset : array.offset + len(array) + 1]
+
+
+def _lengths(array: pa.Array) -> Ints:
+    return np.diff(_offsets(array))

@@ -1,0 +1,229 @@
+"""Paths: what is there, in which partition it lies, and how a file is opened.
+
+A path is one of this machine or a URL that fsspec knows. Names that begin with ``_`` or ``.`` are markers and files
+under way, as in Spark, and a directory ``column=value`` gives its files the value of a partition column.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+from urllib.parse import unquote
+
+import fsspec
+
+from tfos_nb.errors import PlanError
+from tfos_nb.runtime.tfrecord.framing import HEAD, is_framed
+
+__all__ = [
+    "NULL_PARTITION", "SUCCESS", "DataFile", "Inflated", "NoFileSystem", "absolute", "file_system", "found",
+    "open_file", "partition_directory", "partitions_of", "plain",
+]  # fmt: skip
+
+SUCCESS = "_SUCCESS"
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+_GLOB = re.compile(r"[*?\[]")
+# What Spark and Hive escape in the name of a partition's directory.
+_ESCAPED = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
+_AUTOMATIC = 32 | zlib.MAX_WBITS  # zlib's own word for: gzip or zlib, whichever it is
+_PIECE = 1 << 20
+# How a file on an executor is opened, or one that Spark itself has read.
+Opener = Callable[[str], BinaryIO]
+
+
+class NoFileSystem(Exception):
+    """Nothing in Python reads such URLs here."""
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of records.
+
+    Parameters
+    ----------
+    url : str
+        Its whole path, or its URL.
+    size : int
+        Its bytes.
+    partition : tuple of (str, str or None)
+        The partition columns and their values, from the names of its directories.
+    """
+
+    url: str
+    size: int
+    partition: tuple[tuple[str, str | None], ...] = ()
+
+
+def absolute(path: Any) -> str:
+    """Return a path as every process finds it: URLs as they are, ``file:`` and relative paths from the root.
+
+    Raises
+    ------
+    PlanError
+        If it is no path.
+    """
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+        raise PlanError(f"path={path!r}: it is a path or a URL, not a {type(path).__name__}")
+    text = str(os.fspath(path))
+    if re.match(r"file:/(?!/[^/])", text):
+        text = unquote("/" + text[len("file:") :].lstrip("/"))
+    if re.match(r"\w[\w+.-]+:/", text):
+        return text.rstrip("/") if not text.endswith("://") else text
+    return os.path.abspath(os.path.expanduser(text))
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system of a URL, and the path in it.
+
+    Raises
+    ------
+    NoFileSystem
+        If fsspec has none here; the message says why.
+    """
+    try:
+        found = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError, OSError) as error:
+        raise NoFileSystem(str(error).partition("\n")[0]) from error
+    return found[0], str(found[1])
+
+
+def plain(url: str) -> str:
+    """Return a URL without what may be secret in it."""
+    return re.sub(r"//[^/@]*@", "//", url)
+
+
+def found(url: str) -> list[DataFile]:
+    """List the files of records at a path: the file itself, all in a directory, or what a pattern matches.
+
+    Raises
+    ------
+    PlanError
+        If nothing is there.
+    NoFileSystem
+        If fsspec does not know such URLs.
+    """
+    fs, root = file_system(url)
+    roots = [root]
+    if _GLOB.search(root) and not fs.exists(root):
+        roots = sorted(map(str, fs.glob(root)))
+    files = [file for one in roots for file in _under(fs, one)]
+    if not files and not any(fs.exists(one) for one in roots):
+        raise PlanError(f"{plain(url)}: there is no such {'file' if _GLOB.search(root) else 'path'}")
+    return files
+
+
+def _under(fs: Any, root: str) -> list[DataFile]:
+    fs.invalidate_cache()
+    listed = fs.find(root, detail=True)
+    files = []
+    for path in sorted(listed):
+        inside = posixpath.relpath(path, root).split("/") if path != root else []
+        size = listed[path].get("size")
+        size = int(fs.size(path) if size is None else size)  # fsspec finds a file itself without its size
+        if size and not any(map(_is_hidden, inside)):
+            files.append(DataFile(_url(fs, path), size, partitions_of(inside[:-1])))
+    return files
+
+
+def _url(fs: Any, path: str) -> str:
+    protocols = fs.protocol if isinstance(fs.protocol, tuple) else (fs.protocol,)
+    return path if "file" in protocols else str(fs.unstrip_protocol(path))
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
+def partitions_of(directories: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
+    """Return the partition columns that the names of directories tell."""
+    pairs = [name.partition("=") for name in directories]
+    values = [(unquote(name), unquote(value)) for name, sign, value in pairs if sign and name]
+    return tuple((name, None if value == NULL_PARTITION else value) for name, value in values)
+
+
+def partition_directory(name: str, value: str | None) -> str:
+    """Return the name of the directory of a partition, as Spark writes it."""
+    return f"{_escaped(name)}={_escaped(value) if value else NULL_PARTITION}"
+
+
+def _escaped(text: str) -> str:
+    return _ESCAPED.sub(lambda match: f"%{ord(match.group()):02X}", text)
+
+
+def open_file(url: str) -> BinaryIO:
+    """Open a file to read it; one that is compressed gives what is in it.
+
+    A name tells nothing: the first bytes do, since every record's head has a checksum.
+    """
+    fs, path = file_system(url)
+    return inflated(fs.open(path, "rb"))
+
+
+def inflated(file: Any) -> BinaryIO:
+    """Return a file that gives what is in a compressed one; a plain one as it is."""
+    head = file.read(HEAD)
+    file.seek(0)
+    gzip = head[:3] == b"\x1f\x8b\x08"
+    zlib_ = len(head) > 1 and head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0
+    if (gzip or zlib_) and not is_framed(head):
+        return Inflated(file)  # type: ignore[return-value]
+    return file  # type: ignore[no-any-return]
+
+
+class Inflated:
+    """What is in a gzip or zlib file, of one member or several; the end of it where it is damaged.
+
+    Attributes
+    ----------
+    broken : str
+        Why it ended early; empty if it did not.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self.broken = ""
+        self._file = file
+        self._member = zlib.decompressobj(_AUTOMATIC)
+        self._rest = b""
+        self._begun = False
+
+    def read(self, size: int) -> bytes:
+        """Return up to ``size`` bytes, fewer only at the end."""
+        parts: list[bytes] = []
+        while size > 0 and not self.broken:
+            raw = self._rest or self._file.read(_PIECE)
+            if not raw and not self._begun:
+                break
+            part = self._inflate(raw, size)
+            if not (raw or part or self.broken):
+                self.broken = "the compressed file ends too early"
+            size -= len(part)
+            parts.append(part)
+        return b"".join(parts)
+
+    def _inflate(self, raw: bytes, size: int) -> bytes:
+        self._begun = True
+        try:
+            part = self._member.decompress(raw, size)
+        except zlib.error as error:
+            self.broken = f"the compressed file is damaged ({error})"
+            return b""
+        self._rest = self._member.unconsumed_tail
+        if self._member.eof:
+            self._rest = self._member.unused_data.lstrip(b"\0")
+            self._member, self._begun = zlib.decompressobj(_AUTOMATIC), False
+        return part
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> Inflated:
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self.close()

@@ -1,0 +1,132 @@
+"""What is asked of a read, and what that comes to for the files that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfos_nb.errors import PlanError
+from tfos_nb.runtime.tfrecord.fields import Field, RecordType
+from tfos_nb.runtime.tfrecord.files import DataFile, Opener
+from tfos_nb.runtime.tfrecord.look import look, partition_types
+from tfos_nb.runtime.tfrecord.reading import Reading
+from tfos_nb.runtime.tfrecord.schema import fields_of, near, record_type_of, type_name, with_lengths
+
+__all__ = ["SAMPLE", "Asked", "Planned", "ask", "plan"]
+
+SAMPLE = 1000
+"""How many records are looked at if nobody says otherwise."""
+
+_JSON = {"tinyint": "byte", "smallint": "short", "int": "integer", "bigint": "long"}
+_MODES = ("fail", "skip")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The parameters of a read, each by itself as it should be. ``schema`` is the JSON of Spark's types."""
+
+    schema: dict[str, Any] | None
+    record_type: RecordType
+    skip: bool
+    bad_column: str
+    binary: tuple[str, ...]
+    lengths: dict[str, int] | None
+    sample: int
+
+
+@dataclass(frozen=True)
+class Planned:
+    """How files are read, and the schema (JSON) of the DataFrame."""
+
+    reading: Reading
+    schema: dict[str, Any]
+
+
+def ask(
+    *,
+    schema: dict[str, Any] | None,
+    record_type: Any,
+    mode: Any,
+    bad_column: Any,
+    binary: Any,
+    lengths: Any,
+    sample: Any,
+) -> Asked:
+    """Check the parameters of a read.
+
+    Raises
+    ------
+    PlanError
+        If one is wrong.
+    """
+    if mode not in _MODES:
+        raise PlanError(f"mode={mode!r}{near(str(mode), _MODES)}: it is 'fail' or 'skip'")
+    if type(sample) is not int or sample < 0:
+        raise PlanError(f"sample={sample!r}: it is a number of records, or 0")
+    if schema is None and not sample:
+        raise PlanError("sample=0 looks at no record, so the schema has to be declared: schema='column type, …'")
+    if bad_column and mode != "skip":
+        raise PlanError(f"bad_column={bad_column!r} is for mode='skip': with 'fail' there is no such row")
+    binary = (binary,) if isinstance(binary, str) else tuple(binary)
+    if binary and schema is not None:
+        raise PlanError("binary is for a schema that is inferred: declare these columns as binary in yours")
+    return Asked(schema, record_type_of(record_type), mode == "skip", bad_column, binary, lengths, sample)
+
+
+def plan(asked: Asked, files: Sequence[DataFile], opener: Opener, *, tally: Any = None) -> Planned:
+    """Look at the files, and say how they are read.
+
+    Raises
+    ------
+    PlanError
+        If there is none, or a sample of them does not fit.
+    """
+    if not files and asked.schema is None:
+        raise PlanError("there are no records at this path, so there is no schema to infer: declare one with schema=…")
+    declared = {} if asked.schema is None else {c["name"]: type_name(c["type"]) for c in asked.schema["fields"]}
+    partition = partition_types(files, declared)
+    names = [name for name, _ in partition]
+    fields = _fields(asked, files, opener, names)
+    order = list(declared) or [field.name for field in fields]
+    order += [name for name in [*names, asked.bad_column] if name and name not in order]
+    reading = Reading(fields, asked.record_type, tuple(order), partition, asked.skip, asked.bad_column, tally)
+    return Planned(reading, _schema(reading, asked.schema))
+
+
+def _fields(asked: Asked, files: Sequence[DataFile], opener: Opener, partition: Sequence[str]) -> tuple[Field, ...]:
+    seen = None
+    if asked.sample and files:
+        seen = look(files, opener, asked.record_type, asked.sample, skip=asked.skip)
+        if not seen.records and asked.schema is None:
+            raise PlanError("the files at this path have no records, so there is no schema to infer: declare one")
+    if asked.schema is None:
+        assert seen is not None
+        inferred = tuple(field for field in seen.infer(asked.binary) if field.name not in partition)
+        return with_lengths(inferred, asked.lengths)
+    leave = [*partition, asked.bad_column]
+    fields = fields_of(asked.schema, asked.record_type, leave, lengths=asked.lengths)
+    if seen is not None and seen.records:
+        seen.check(fields)
+    return fields
+
+
+def _schema(reading: Reading, declared: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the DataFrame's schema: as declared, but all may be null, as with Spark's own files."""
+    known = {} if declared is None else {column["name"]: column for column in declared["fields"]}
+    kinds: dict[str, Any] = {field.name: _json(field.element, field.depth) for field in reading.fields}
+    kinds.update({name: _json(kind, 0) for name, kind in reading.partition})
+    if reading.bad_column:
+        kinds[reading.bad_column] = "string"
+    columns = [
+        {"name": name, "type": kinds[name], "metadata": {}, **known.get(name, {}), "nullable": True}
+        for name in reading.order
+    ]
+    return {"type": "struct", "fields": columns}
+
+
+def _json(element: str, depth: int) -> Any:
+    kind: Any = _JSON.get(element, element)
+    for _ in range(depth):
+        kind = {"type": "array", "elementType": kind, "containsNull": True}
+    return kind

@@ -1,0 +1,134 @@
+"""A DataFrame's schema as columns of records: what fits, and what to do about the rest.
+
+A schema comes and goes as the JSON of Spark's types, so that nothing here needs Spark.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tfos_nb.errors import PlanError
+from tfos_nb.runtime.tfrecord.fields import ELEMENTS, Field, RecordType
+
+__all__ = ["fields_of", "near", "record_type_of", "type_name", "with_lengths"]
+
+_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
+_ADVICE = {
+    "decimal": "cast it to double, or to string to keep every digit",
+    "date": "cast it to string, or to int with unix_date(…)",
+    "timestamp": "cast it to bigint (seconds), or use unix_micros(…)",
+    "timestamp_ntz": "cast it to timestamp and that to bigint (seconds), or to string",
+    "struct": "select its fields: df.select('NAME.*', …)",
+    "map": "use map_keys(…) and map_values(…), or to_json(…)",
+    "void": "drop it, or cast it to the type it should have",
+    "vector": "use pyspark.ml.functions.vector_to_array(col, 'float32')",
+    "matrix": "convert it to an array with a UDF",
+    "variant": "use to_json(…), or variant_get(…)",
+}
+
+
+def type_name(kind: Any) -> str:
+    """Return a type, as Spark's JSON has it, as Spark SQL writes it."""
+    if isinstance(kind, str):
+        return _NAMES.get(kind, kind)
+    if kind["type"] == "array":
+        return f"array<{type_name(kind['elementType'])}>"
+    if kind["type"] == "udt":
+        return {"VectorUDT": "vector", "MatrixUDT": "matrix"}.get(str(kind.get("class", "")).rpartition(".")[2], "udt")
+    return str(kind["type"])
+
+
+def fields_of(
+    schema: Mapping[str, Any], record_type: RecordType, leave: Iterable[str] = (), *, lengths: Any = None
+) -> tuple[Field, ...]:
+    """Return the columns of a schema.
+
+    Parameters
+    ----------
+    schema : mapping
+        ``df.schema.jsonValue()``.
+    record_type : RecordType
+        The message that holds them.
+    leave : iterable of str
+        Columns that are no features: partition columns.
+    lengths : mapping of str to int, optional
+        How many values the arrays of a column have to have.
+
+    Raises
+    ------
+    PlanError
+        Naming every column that a record cannot hold, and saying what to do with each.
+    """
+    leave, problems, fields = set(leave), [], []
+    names = [column["name"] for column in schema["fields"]]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise PlanError(
+            f"several columns are called {', '.join(map(repr, twice))}: rename them, features have one name"
+        )
+    for column in schema["fields"]:
+        if column["name"] in leave:
+            continue
+        field = _field(column["name"], column["type"])
+        if isinstance(field, str):
+            problems.append(f"column {column['name']!r} is {type_name(column['type'])}: {field}")
+        elif field.depth == 2 and record_type is RecordType.EXAMPLE:
+            problems.append(
+                f"column {field.name!r} is {field.told}, for which an Example has no place: "
+                "write record_type='SequenceExample', or flatten(…) it"
+            )
+        else:
+            fields.append(field)
+    if problems:
+        raise PlanError("a TFRecord cannot hold this. " + ". ".join(problems))
+    return with_lengths(tuple(fields), lengths)
+
+
+def _field(name: str, kind: Any) -> Field | str:
+    """Return the column, or what to do with it."""
+    depth = 0
+    while isinstance(kind, dict) and kind["type"] == "array":
+        kind, depth = kind["elementType"], depth + 1
+    element = type_name(kind)
+    if element.startswith(("varchar", "char", "string")):
+        element = "string"
+    if element not in ELEMENTS:
+        advice = _ADVICE.get(element.partition("(")[0], "cast it to a number, a boolean, a string or binary")
+        return advice if not depth else f"its elements are {element}; convert them with transform(…): {advice}"
+    if depth > 2:
+        return "arrays nest two deep at most: flatten(…) it"
+    return Field(name, element, depth)
+
+
+def with_lengths(fields: tuple[Field, ...], lengths: Any) -> tuple[Field, ...]:
+    """Return the columns, of which some have arrays of a fixed length."""
+    if not lengths:
+        return fields
+    if not isinstance(lengths, Mapping):
+        raise PlanError(f"lengths={lengths!r}: it is a mapping such as {{'pixels': 784}}")
+    by_name = {field.name: field for field in fields}
+    for name, length in lengths.items():
+        if name not in by_name:
+            raise PlanError(f"lengths: no column {name!r}{near(name, list(by_name))}; there are {', '.join(by_name)}")
+        if not by_name[name].depth:
+            raise PlanError(f"lengths: column {name!r} is {by_name[name].told}, no array")
+        if type(length) is not int or length < 0:
+            raise PlanError(f"lengths: {name!r} has {length!r}, which is no number of values")
+    return tuple(Field(field.name, field.element, field.depth, lengths.get(field.name)) for field in fields)
+
+
+def record_type_of(given: Any) -> RecordType:
+    """Return the record type of that name, in small or capital letters."""
+    for known in RecordType:
+        if str(getattr(given, "value", given)).replace("_", "").lower() == known.value.lower():
+            return known
+    names = [known.value for known in RecordType]
+    raise PlanError(f"record_type={given!r}{near(str(given), names)}: it is {' or '.join(map(repr, names))}")
+
+
+def near(name: str, names: Sequence[str]) -> str:
+    """Return a question whether another name was meant, or nothing."""
+    found = difflib.get_close_matches(name, names, 1)
+    return f"; did you mean {found[0]!r}?" if found else ""

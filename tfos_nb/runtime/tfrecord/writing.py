@@ -1,0 +1,363 @@
+"""Batches become files: written beside under names of their own, and renamed when every task is through.
+
+::
+
+    driver     WriteJob.begin()  ─▶ <path>/_temporary-<job>/
+    tasks      write_part(…)     ─▶ one file there for each partition's directory; RecordsWritten tells of them
+    driver     WriteJob.commit() ─▶ each renamed to where it belongs; _SUCCESS; or abort(): all of it removed
+
+What is renamed is what Spark says was the successful attempt of each task, so that what a failed, a repeated or a
+speculative attempt wrote goes with the directory. A file that was there before stays until the new ones are in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+import socket
+import uuid
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from tfos_nb.errors import FeedFailed, PlanError
+from tfos_nb.runtime.tfrecord.encode import encode
+from tfos_nb.runtime.tfrecord.fields import Field, RecordType
+from tfos_nb.runtime.tfrecord.files import SUCCESS, file_system, partition_directory, plain
+from tfos_nb.runtime.tfrecord.framing import frame
+from tfos_nb.runtime.tfrecord.schema import fields_of, near, type_name
+from tfos_nb.runtime.wire import encode as to_wire
+from tfos_nb.runtime.wire import message
+
+__all__ = [
+    "GZIP", "EncodeTask", "Encoding", "RecordFile", "RecordsWritten", "WriteJob", "WriteTask", "encoding_of",
+    "file_name", "may_write", "write_part",
+]  # fmt: skip
+
+_OPEN_FILES = 64
+_SLICE = 8 * 1024 * 1024
+_DIRECTORY_TYPES = ("string", "byte", "short", "integer", "long", "boolean", "date")
+_COMPRESSIONS = {"none": False, "uncompressed": False, "gzip": True, "gzipcodec": True}
+GZIP = 16 | zlib.MAX_WBITS
+"""zlib's own word for gzip."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How rows become the bytes of files.
+
+    Parameters
+    ----------
+    fields : tuple of Field
+        What each column is; those of ``partition`` are not in it.
+    partition : tuple of (int, str)
+        The places and names of the columns whose values become directories.
+    record_type : RecordType
+        The message that a record holds.
+    gzip : bool
+        Whether the files are compressed.
+    """
+
+    fields: tuple[Field, ...]
+    partition: tuple[tuple[int, str], ...]
+    record_type: RecordType
+    gzip: bool
+
+    def pieces(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, pa.Buffer]]:
+        """Yield bytes as they come: the directory that they belong into, how many rows they are, and the bytes."""
+        for batch in batches:
+            for piece in _pieces(batch):
+                for directory, rows in self._by_directory(piece):
+                    yield directory, rows.num_rows, frame(encode(rows, self.fields, self.record_type))
+
+    def _by_directory(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        if not self.partition:
+            yield "", batch
+            return
+        features = pa.RecordBatch.from_arrays(
+            [column for number, column in enumerate(batch.columns) if number not in dict(self.partition)],
+            names=[field.name for field in self.fields],
+        )
+        codes = np.zeros(batch.num_rows, dtype=np.int64)
+        texts = []
+        for number, _ in self.partition:
+            coded = batch.column(number).cast(pa.string()).dictionary_encode(null_encoding="encode")
+            texts.append(coded.dictionary.to_pylist())
+            codes = codes * len(coded.dictionary) + coded.indices.to_numpy()
+        for code in np.unique(codes).tolist():
+            yield self._directory(code, texts), features.take(pa.array(np.flatnonzero(codes == code)))
+
+    def _directory(self, code: int, texts: list[list[str | None]]) -> str:
+        names = []
+        for (_, name), known in zip(reversed(self.partition), reversed(texts), strict=True):
+            code, place = divmod(code, len(known))
+            names.append(partition_directory(name, known[place]))
+        return "/".join(reversed(names))
+
+
+def encoding_of(
+    schema: Mapping[str, Any],
+    record_type: RecordType,
+    partition_by: Sequence[str] = (),
+    *,
+    compression: Any = None,
+    lengths: Any = None,
+) -> Encoding:
+    """Return how a DataFrame of a schema (as JSON) becomes bytes.
+
+    Raises
+    ------
+    PlanError
+        If a column has no place in a record, or a parameter is wrong.
+    """
+    gzip = _COMPRESSIONS.get(str(compression or "none").rpartition(".")[2].lower())
+    if gzip is None:
+        raise PlanError(f"compression={compression!r}: it is 'gzip', or None")
+    columns = {column["name"]: (number, column["type"]) for number, column in enumerate(schema["fields"])}
+    for name in partition_by:
+        if name not in columns:
+            raise PlanError(
+                f"partition_by: no column {name!r}{near(name, list(columns))}; there are {', '.join(columns)}"
+            )
+        if columns[name][1] not in _DIRECTORY_TYPES:
+            raise PlanError(
+                f"partition_by: column {name!r} is {type_name(columns[name][1])}: cast it to string, or take a column "
+                "of strings, whole numbers, booleans or dates"
+            )
+    fields = fields_of(schema, record_type, partition_by, lengths=lengths)
+    if not fields:
+        raise PlanError("there is no column to write" + " beside those of partition_by" * bool(partition_by))
+    return Encoding(fields, tuple((columns[name][0], name) for name in partition_by), record_type, gzip)
+
+
+def may_write(exists: bool, is_file: bool, mode: str, url: str) -> bool:
+    """Whether a mode lets write to a path; False where it is to be left alone.
+
+    Raises
+    ------
+    PlanError
+        If it is there and must not be, or is a file.
+    """
+    if exists and mode == "ignore":
+        return False
+    if exists and mode == "errorifexists":
+        raise PlanError(f"{plain(url)} is there already: give another path, mode='overwrite' or mode='append'")
+    if is_file:
+        raise PlanError(f"{plain(url)} is a file: give a directory, the files get names of their own")
+    return True
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch so that what is made of it at once stays small."""
+    pieces = max(1, -(-batch.nbytes // _SLICE))
+    rows = max(1, -(-batch.num_rows // pieces))
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
+
+
+@message
+@dataclass(frozen=True)
+class RecordFile:
+    """A file that a task wrote: its temporary name, where it belongs, its rows and its bytes."""
+
+    temporary: str
+    place: str
+    rows: int
+    size: int
+
+
+@message
+@dataclass(frozen=True)
+class RecordsWritten:
+    """What a task wrote, and on which host."""
+
+    host: str
+    files: tuple[RecordFile, ...]
+
+
+@dataclass(frozen=True)
+class WriteJob:
+    """One write of a DataFrame.
+
+    Parameters
+    ----------
+    url : str
+        Where the files go.
+    encoding : Encoding
+        How rows become bytes.
+    name : str
+        The job's own: in the names of its files, so that no two jobs meet.
+    """
+
+    url: str
+    encoding: Encoding
+    name: str
+
+    @property
+    def temporary(self) -> str:
+        """The directory of what is not committed yet."""
+        return f"{self.url}/_temporary-{self.name}"
+
+    def begin(self) -> None:
+        """Make the temporary directory."""
+        fs, path = file_system(self.temporary)
+        fs.makedirs(path, exist_ok=True)
+
+    def commit(self, written: Iterable[RecordsWritten], *, overwrite: bool = False) -> None:
+        """Move the files to where they belong.
+
+        Raises
+        ------
+        FeedFailed
+            If a file is not to be seen from here.
+        """
+        fs, root = file_system(self.url)
+        old = [path for path in fs.find(root) if f"/_temporary-{self.name}/" not in path] if overwrite else []
+        with contextlib.suppress(FileNotFoundError):
+            fs.rm_file(posixpath.join(root, SUCCESS))
+        for task in written:
+            for part in task.files:
+                self._move(fs, root, part, task.host)
+        self._remove(fs, root, old)
+        fs.rm(file_system(self.temporary)[1], recursive=True)
+        fs.touch(posixpath.join(root, SUCCESS))
+
+    def _move(self, fs: Any, root: str, part: RecordFile, host: str) -> None:
+        place = posixpath.join(root, part.place)
+        fs.makedirs(posixpath.dirname(place), exist_ok=True)
+        try:
+            fs.mv(file_system(part.temporary)[1], place)
+        except FileNotFoundError:
+            raise FeedFailed(
+                f"{plain(part.temporary)}, which an executor on {host} wrote, is not to be seen on "
+                f"{socket.gethostname()}: path has to be on a disk that all hosts share, or a URL that fsspec knows"
+            ) from None
+
+    def _remove(self, fs: Any, root: str, old: list[str]) -> None:
+        directories = set()
+        for path in old:
+            with contextlib.suppress(FileNotFoundError):
+                fs.rm_file(path)
+            while (path := posixpath.dirname(path)) != root and path.startswith(root):
+                directories.add(path)
+        for directory in sorted(directories, key=len, reverse=True):
+            with contextlib.suppress(OSError, NotImplementedError):
+                if not fs.find(directory):
+                    fs.rm(directory, recursive=True)
+
+    def abort(self) -> None:
+        """Remove what was written, and the directory itself if it was made for this and is empty."""
+        fs, root = file_system(self.url)
+        with contextlib.suppress(FileNotFoundError):
+            fs.rm(file_system(self.temporary)[1], recursive=True)
+        with contextlib.suppress(OSError, NotImplementedError):
+            if not fs.ls(root):
+                fs.rmdir(root)
+
+
+def file_name(job: WriteJob, task: int, number: int) -> str:
+    """Return the name of a task's file; ``number`` is for a task that writes several."""
+    ending = ".tfrecord.gz" if job.encoding.gzip else ".tfrecord"
+    return f"part-{task:05d}-{job.name}" + (f".{number:03d}" if number else "") + ending
+
+
+def write_part(job: WriteJob, batches: Iterable[pa.RecordBatch], number: int) -> RecordsWritten:
+    """Write the rows of one task; what it leaves if it fails is in the temporary directory."""
+    sinks: dict[str, _Sink] = {}
+    parts: list[RecordFile] = []
+    try:
+        for directory, rows, data in job.encoding.pieces(batches):
+            if directory not in sinks:
+                if len(sinks) == _OPEN_FILES:
+                    parts.append(sinks.pop(next(iter(sinks))).close())
+                sinks[directory] = _Sink(job, directory, (number, len(parts) + len(sinks)))
+            sinks[directory].write(data, rows)
+        parts += [sink.close() for sink in sinks.values()]
+    except BaseException:
+        for sink in sinks.values():
+            sink.discard()
+        raise
+    return RecordsWritten(socket.gethostname(), tuple(parts))
+
+
+class _Sink:
+    """A file under way."""
+
+    def __init__(self, job: WriteJob, directory: str, numbers: tuple[int, int]) -> None:
+        name = file_name(job, *numbers)
+        self._place = posixpath.join(directory, name)
+        self._temporary = f"{job.temporary}/{uuid.uuid4().hex[:8]}-{name}"
+        self._zip = zlib.compressobj(wbits=GZIP) if job.encoding.gzip else None
+        self._rows = self._size = 0
+        self._fs, self._path = file_system(self._temporary)
+        try:
+            self._file = self._fs.open(self._path, "wb")
+        except FileNotFoundError:
+            raise FeedFailed(
+                f"{plain(job.temporary)}, which the driver made, is not to be seen on {socket.gethostname()}: path has "
+                "to be on a disk that all hosts share, or a URL that fsspec knows"
+            ) from None
+
+    def write(self, data: Any, rows: int) -> None:
+        self._rows += rows
+        self._put(data if self._zip is None else self._zip.compress(data))
+
+    def _put(self, data: Any) -> None:
+        self._size += len(data)
+        self._file.write(data)
+
+    def close(self) -> RecordFile:
+        if self._zip is not None:
+            self._put(self._zip.flush())
+        self._file.close()
+        return RecordFile(self._temporary, self._place, self._rows, self._size)
+
+    def discard(self) -> None:
+        """Let go of the file, whatever state it is in."""
+        with contextlib.suppress(Exception):
+            self._file.close()
+        with contextlib.suppress(Exception):
+            self._fs.rm_file(self._path)
+
+
+@dataclass(frozen=True)
+class WriteTask:
+    """Writes a partition (``mapInArrow``); gives one row, a :class:`RecordsWritten` as bytes."""
+
+    job: WriteJob
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the rows."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        written = write_part(self.job, batches, context.partitionId() if context else 0)
+        yield pa.record_batch({"written": pa.array([to_wire(written)], pa.binary())})
+
+
+@dataclass(frozen=True)
+class EncodeTask:
+    """Makes the bytes of a partition's files and leaves it to the driver to write them (``mapInArrow``)."""
+
+    encoding: Encoding
+    SCHEMA: ClassVar[str] = "number int, directory string, rows bigint, data binary"
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the task's number, the directory, the rows and the bytes, piece by piece."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        number = context.partitionId() if context else 0
+        for directory, rows, data in self.encoding.pieces(batches):
+            yield pa.record_batch(
+                {
+                    "number": pa.array([number], pa.int32()),
+                    "directory": pa.array([directory]),
+                    "rows": pa.array([rows], pa.int64()),
+                    "data": pa.array([data.to_pybytes()], pa.binary()),
+                }
+            )

@@ -1,0 +1,79 @@
+"""Vectors of Spark ML, as Arrow has them: dense and sparse ones of one length become arrays, without a loop over rows.
+
+Spark stores a vector as a struct: ``type`` (0 sparse, 1 dense), ``size`` and ``indices`` of a sparse one, ``values``
+(``org.apache.spark.ml.linalg.VectorUDT``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tfos_nb.errors import FeedFailed
+
+__all__ = ["dense_rows", "first_size", "is_vector", "sparse_rows"]
+
+_FIELDS = ("type", "size", "indices", "values")
+_DENSE = 1
+
+Array = np.ndarray[Any, Any]
+
+
+def is_vector(kind: pa.DataType) -> bool:
+    """Whether this is how Arrow has vectors of Spark ML."""
+    return bool(pa.types.is_struct(kind) and tuple(field.name for field in kind) == _FIELDS)
+
+
+def first_size(values: pa.Array) -> int:
+    """Return the length of the first vector that is not null; 0 if there is none."""
+    values = (values.drop_null() if values.null_count else values).slice(0, 1)
+    if not len(values):
+        return 0
+    _, size, _, content = values.flatten()
+    return int(size[0].as_py()) if size[0].is_valid else len(content[0])
+
+
+def sparse_rows(values: pa.Array, length: int, name: str) -> tuple[Array, Array]:
+    """Return what the vectors hold: ``(row, position)`` of each entry, and the entries, in the order of the rows.
+
+    A null has no entry.
+
+    Raises
+    ------
+    FeedFailed
+        If a vector is not ``length`` long; it names the column.
+    """
+    kinds, sizes, positions, content = values.flatten()
+    dense = kinds.fill_null(0).to_numpy(zero_copy_only=False) == _DENSE
+    counts = content.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    lengths = np.where(dense, counts, sizes.fill_null(length).to_numpy(zero_copy_only=False))
+    wrong = np.flatnonzero(lengths != length)
+    if wrong.size:
+        raise FeedFailed(
+            f"column {name!r} holds a vector of length {int(lengths[wrong[0]])} where the first row's has {length}: a "
+            "tensor needs one length. Leave such rows out in Spark, or make the vectors anew"
+        )
+    rows = np.repeat(np.arange(len(values), dtype=np.int64), counts)
+    of_dense = np.repeat(dense, counts)
+    columns = np.empty(len(rows), np.int64)
+    columns[of_dense] = np.tile(np.arange(length, dtype=np.int64), int(dense.sum()))
+    columns[~of_dense] = positions.flatten().to_numpy(zero_copy_only=False)
+    return np.stack([rows, columns], axis=1), content.flatten().to_numpy(zero_copy_only=False)
+
+
+def dense_rows(values: pa.Array, length: int, name: str) -> Array:
+    """Return the vectors as an array of shape ``(rows, length)``.
+
+    Raises
+    ------
+    FeedFailed
+        If a vector is not ``length`` long; it names the column.
+    """
+    places, entries = sparse_rows(values, length, name)
+    if len(entries) == len(values) * length:
+        return entries.reshape(len(values), length)  # as they are: all are dense, or hold every entry in order
+    array = np.zeros((len(values), length))
+    array[places[:, 0], places[:, 1]] = entries
+    return array

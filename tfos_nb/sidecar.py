@@ -1,0 +1,146 @@
+"""What goes on beside the training: the evaluator, which ends after it and may be allowed to fail.
+
+An :class:`EvaluatorDesk` stands before the roster, behind the door. It tells the evaluator when the training is over,
+gives it a time to come to its end, and takes its failure out of the cluster's where the plan says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from tfos_nb.roster import Roster
+from tfos_nb.runtime.door import Desk, Link
+from tfos_nb.runtime.ledger import NoMoreFeeds
+from tfos_nb.runtime.lifecycle import MainRaised, MainReturned, NodeEnded, NodeUp, Serving
+from tfos_nb.runtime.plan import Role
+from tfos_nb.runtime.reports import LogLines
+
+__all__ = ["EvaluatorDesk"]
+
+logger = logging.getLogger(__name__)
+
+
+class EvaluatorDesk:
+    """The roster of a cluster that has an evaluator, as the door sees it.
+
+    The evaluator's ``main`` has to return for the cluster to be done. When the chief and the workers are through it is
+    told so, which ends ``ctx.checkpoints()``, and after ``grace`` seconds it is waited for no longer.
+
+    Parameters
+    ----------
+    desk : Roster
+        Takes all that is heard here.
+    grace : float
+        Seconds between the training's end and the evaluator's.
+    """
+
+    def __init__(self, desk: Roster, grace: float) -> None:
+        plan = desk.plan
+        self._desk = desk
+        self._grace = grace
+        self._may_fail = plan.evaluator_may_fail
+        self._name = plan.name
+        self._nodes = {str(node) for node in plan.nodes if node.role is Role.EVALUATOR}
+        self._training = {str(node) for node in plan.training_nodes}
+        self._chief = str(plan.chief_node)
+        self._returned: set[str] = set()
+        self._serve: set[str] = set()
+        self._up: set[str] = set()
+        self._links: dict[str, Link] = {}
+        self._waits_until: float | None = None
+        self._told = False
+        self._said: set[str] = set()
+
+    @staticmethod
+    def before(desk: Desk, grace: float) -> Desk:
+        """Return what stands behind the door: a desk of this kind, if the plan has an evaluator."""
+        return EvaluatorDesk(desk, grace) if isinstance(desk, Roster) and desk.plan.evaluator else desk
+
+    def arrived(self, link: Link, message: Any) -> None:
+        """Take the first message of a stream."""
+        self._desk.arrived(link, message)
+        if link.node in self._nodes:
+            self._links[link.node] = link
+
+    def received(self, link: Link, message: Any) -> None:
+        """Take every later one."""
+        node = link.node or ""
+        with self._desk.changed:  # nobody sees a failure that is then taken back
+            if node in self._nodes and isinstance(message, (MainRaised, NodeEnded)):
+                self._before_end(link)
+            self._desk.received(link, message)
+            self._forgive()
+            self._note(node, message)
+            self._look()
+
+    def left(self, link: Link) -> None:
+        """Learn that the stream has ended."""
+        with self._desk.changed:
+            if link.node in self._nodes:
+                self._before_end(link)
+            self._desk.left(link)
+            self._forgive()
+
+    def asked(self, message: Any) -> Any:
+        """Answer a question."""
+        with self._desk.changed:
+            answer = self._desk.asked(message)
+            self._forgive()
+            return answer
+
+    def ticked(self) -> None:
+        """Look at the clock."""
+        with self._desk.changed:
+            self._desk.ticked()
+            self._forgive()
+            if self._waits_until is not None and time.monotonic() >= self._waits_until:
+                self._waits_until = None
+                for node in self._nodes - self._returned:
+                    self._say(node, f"was not through {self._grace:g} s after the training, and is not waited for")
+                    self._wait_no_more(self._links[node])
+
+    def _note(self, node: str, message: Any) -> None:
+        if isinstance(message, NodeUp):
+            self._up.add(node)
+        elif isinstance(message, MainReturned):
+            self._returned.add(node)
+        elif isinstance(message, Serving):
+            self._serve.add(node)
+
+    def _look(self) -> None:
+        """Tell the evaluator, once, that the others are through."""
+        through = self._chief in self._returned and self._training <= self._returned | self._serve
+        if through and self._waits_until is None and not self._told and self._nodes - self._returned:
+            self._told = True
+            self._waits_until = time.monotonic() + self._grace
+            for link in self._links.values():
+                link.send(NoMoreFeeds())
+
+    def _before_end(self, link: Link) -> None:
+        if link.node in self._forgiven - self._returned:
+            self._wait_no_more(link)
+
+    def _wait_no_more(self, link: Link) -> None:
+        if link.node not in self._serve:
+            self._serve.add(link.node or "")
+            self._desk.received(link, Serving(link.node or ""))
+
+    @property
+    def _forgiven(self) -> set[str]:
+        """The nodes whose failure is not the cluster's: not one that never came up, for which others would wait."""
+        return self._nodes & self._up if self._may_fail else set()
+
+    def _forgive(self) -> None:
+        for failure in [failure for failure in self._desk.failures if failure.node in self._forgiven]:
+            self._desk.failures.remove(failure)
+            if failure.node not in self._said:
+                self._said.add(failure.node)
+                self._say(failure.node, f"failed, and the training goes on: {failure.error}")
+            self._wait_no_more(self._links[failure.node])
+
+    def _say(self, node: str, text: str) -> None:
+        logger.warning("cluster %s: %s %s", self._name, node, text)
+        link = self._links[node]
+        self._desk.received(link, LogLines(node, tuple(f"{node} {text}".splitlines())))

@@ -1,0 +1,20 @@
+"""DataFrames to TFRecord files and back, on Spark's executors, without a jar and without TensorFlow.
+
+::
+
+    write(df, path, …)            a DataFrame becomes files of Examples or SequenceExamples
+    read(spark, path, …)          and they a DataFrame
+    infer_schema(spark, path, …)  the schema that read would infer
+    register(spark)               spark.read.format("tfrecord") and df.write.format("tfrecord"), from Spark 4 on
+    Skipped(spark)                counts what read(…, mode="skip") leaves out
+"""
+
+from __future__ import annotations
+
+from tfos_nb.tfrecord.outcome import Saved
+from tfos_nb.tfrecord.reader import infer_schema, read
+from tfos_nb.tfrecord.registration import register
+from tfos_nb.tfrecord.skipped import Skipped
+from tfos_nb.tfrecord.writer import write
+
+__all__ = ["Saved", "Skipped", "infer_schema", "read", "register", "write"]

@@ -1,0 +1,40 @@
+"""What a write came to: what was written, or why not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["Saved", "cause_of"]
+
+_CAUSE = re.compile(r"^(?:[\w.]*\.)?(RecordError|FeedFailed|PlanError): (.*)$", re.MULTILINE)
+_NAMED = re.compile(r"[\w.]+(Error|Exception)\b.*: ")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What was written.
+
+    Attributes
+    ----------
+    path : str
+        Where.
+    files, rows, size : int
+        How many files and rows, and their bytes.
+    """
+
+    path: str
+    files: int
+    rows: int
+    size: int
+
+
+def cause_of(error: Exception) -> str:
+    """Return what a task said in the end, without Spark's and Python's tracebacks around it."""
+    text = str(error)
+    found = _CAUSE.findall(text)
+    if found:
+        return str(found[-1][1])
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if _NAMED.match(line) and "PythonException" not in line]
+    return f"{type(error).__name__}: {(named or lines or ['no reason given'])[-1 if named else 0]}"
