@@ -34,6 +34,7 @@ __all__ = [
     "check_local_python",
     "check_slots",
     "context_of",
+    "gives_gpus",
     "resource_profile",
     "slots_busy",
     "slots_total",
@@ -70,6 +71,15 @@ def _setting(sc: SparkContext, name: str, default: str) -> str:
 def _has_dynamic_allocation(sc: SparkContext) -> bool:
     enabled = _setting(sc, "spark.dynamicAllocation.enabled", "false").lower() == "true"
     return enabled and not _is_local(sc)  # there Spark ignores it
+
+
+def gives_gpus(spark: SparkSession) -> bool:
+    """Whether this Spark shares out GPUs itself."""
+    return _held_gpus(context_of(spark)) > 0
+
+
+def _held_gpus(sc: SparkContext) -> int:
+    return int(_setting(sc, "spark.executor.resource.gpu.amount", "0"))
 
 
 def resource_profile(spark: SparkSession, cpus: int = 1, gpus: int = 0) -> ResourceProfile | None:
@@ -114,7 +124,7 @@ def _check_executor(sc: SparkContext, cpus: int, gpus: int) -> None:
     if cores is not None and cpus > cores:
         name = "the N of local[N]" if _is_local(sc) else "spark.executor.cores"
         raise PlanError(f"cpus={cpus}: an executor has {cores} cores. Ask for fewer, or raise {name}")
-    held = int(_setting(sc, "spark.executor.resource.gpu.amount", "0"))
+    held = _held_gpus(sc)
     if gpus > held:
         where = f"{_master(sc)} gives its tasks no GPUs" if _is_local(sc) else f"an executor has {held}"
         raise PlanError(
@@ -277,15 +287,20 @@ def check_slots(
     total = slots_total(spark, profile, at_least=wanted + sum(held))
     slots = Slots(total, sum(held), stages)
     if slots.free < wanted:
-        raise PlanError(_too_few(context_of(spark), slots, need, feeding))
+        raise PlanError(_too_few(context_of(spark), slots, need, feeding, gpus))
     return slots
 
 
-def _too_few(sc: SparkContext, slots: Slots, need: int, feeding: bool) -> str:
+def _too_few(sc: SparkContext, slots: Slots, need: int, feeding: bool, gpus: int) -> str:
     wanted = need + int(feeding)
-    purpose = _counted(need, "node") + (" and at least 1 for feeding" if feeding else "")
+    purpose = (
+        _counted(need, "node")
+        + (f" with {_counted(gpus, 'GPU')} each" if gpus else "")
+        + (" and at least 1 for feeding" if feeding else "")
+    )
     cores = _executor_cores(sc)
     size = _counted(_registered_executors(sc), "executor") + (f" x {cores} cores" if cores else "")
+    size += f" x {_counted(_held_gpus(sc), 'GPU')}" if gpus else ""
     has = _master(sc) if _is_local(sc) else f"{_master(sc)}, {size}"
     text = [f"needs {wanted} slots ({purpose}); Spark has {slots.total} ({has}"]
     text.append(f", spark.task.cpus={_setting(sc, 'spark.task.cpus', '1')})")
@@ -294,6 +309,7 @@ def _too_few(sc: SparkContext, slots: Slots, need: int, feeding: bool) -> str:
     fits = slots.free - int(feeding)
     remedies.append(f"ask for {_counted(fits, 'node')}" if fits > 0 else "")
     more = f"local[{wanted + slots.busy}]" if _is_local(sc) else "spark.executor.instances or spark.executor.cores"
+    more += " or spark.executor.resource.gpu.amount" if gpus else ""
     remedies.append(f"start Spark with more: {more}")
     return "".join(text) + ". What helps: " + ", or ".join(filter(None, remedies))
 

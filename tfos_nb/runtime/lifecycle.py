@@ -35,7 +35,9 @@ __all__ = [
 class NodeJob:
     """All that a supervisor and its TF process need. Comes from Spark's task closure through a pipe, never a socket.
 
-    ``payload`` is the pickled function and its arguments (:mod:`tfos_nb.runtime.payload`).
+    ``gpus`` are those that Spark gave its task; ``claim`` tells how many more it has to find on its host by itself.
+    ``payload`` is the pickled function and its arguments (:mod:`tfos_nb.runtime.payload`). ``host`` is where the other
+    nodes reach this one, if that is not the address that it has on its way to the driver.
     """
 
     node: str
@@ -46,12 +48,14 @@ class NodeJob:
     door_port: int
     hold: bool
     gpus: tuple[str, ...] = ()
+    claim: int = 0
     env: dict[str, str] = field(default_factory=dict)
     python_path: tuple[str, ...] = ()
     settings: dict[str, object] = field(default_factory=dict)
     certificate: bytes = field(default=b"", repr=False)
     token: str = field(default="", repr=False)
     payload: bytes = field(default=b"", repr=False)
+    host: str = ""
 
 
 @message

@@ -67,6 +67,8 @@ class NodeTask:
     env: dict[str, str]
     python_path: tuple[str, ...]
     payload: bytes = field(repr=False)
+    claims: frozenset[str] = frozenset()
+    gpus: int = 0
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Be a node for as long as it lives."""
@@ -95,6 +97,7 @@ class NodeTask:
             door_port=self.door.port,
             hold=self.hold,
             gpus=tuple(gpus.addresses) if gpus is not None else (),
+            claim=self.gpus if node in self.claims else 0,
             env=self.env,
             python_path=self.python_path,
             settings={**self.settings, "fed": node in self.fed},

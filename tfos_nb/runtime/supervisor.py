@@ -28,11 +28,12 @@ import sys
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tfos_nb.runtime import ledger
 from tfos_nb.runtime.gpu import GpuWatch
+from tfos_nb.runtime.gpu_claims import GpuClaims, GpusTaken
 from tfos_nb.runtime.lifecycle import (
     Farewell,
     MainStarted,
@@ -111,8 +112,9 @@ class Supervisor:
         self._job = job
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._directory = private_directory("node")
-        self._host = _address_towards(job.door_host, job.door_port)
+        self._host = job.host or _address_towards(job.door_host, job.door_port)
         self._port_holder = _hold_port()
+        self._claims = GpuClaims()
         self._kill_at: float | None = None
         self._at_once = False
         self._saving = False
@@ -122,7 +124,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Run the node to its end."""
-        reason = _why_not()
+        reason = _why_not() or self._take_gpus()
         if reason is None:
             self._start_process()
         try:
@@ -134,7 +136,17 @@ class Supervisor:
                 kill_group(self._process)
             if self._board is not None:
                 self._board.stop()
+            self._claims.close()
             shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _take_gpus(self) -> str | None:
+        """Take GPUs of the host where Spark gave none; return why that is not possible."""
+        try:
+            taken = self._claims.take(self._job.claim)
+        except GpusTaken as error:
+            return str(error)
+        self._job = replace(self._job, gpus=self._job.gpus or taken)
+        return None
 
     def _start_process(self) -> None:
         self._channel, theirs = Channel.pair()
@@ -309,6 +321,7 @@ def _tensorflow_env(job: NodeJob) -> dict[str, str]:
         **_ALLOCATION,
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"),
         "CUDA_VISIBLE_DEVICES": ",".join(job.gpus),
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # as TensorFlow is, it takes all of a GPU's memory at once
         "TF_CONFIG": "",
         **job.env,
     }
