@@ -1,8 +1,8 @@
 """TensorFlowOnSpark 2.2.5, fed the same rows. Runs in an environment of its own; prints one line of JSON.
 
-It is given its best case: one slot an executor as it demands, nodes that have TensorFlow loaded before the first row
-comes, one conversion to tensors a batch of 100, and by default one partition a worker, because it spends up to a second
-on each: with the same rows in small partitions its rate measures that second.
+It is given what it likes: one slot an executor as it demands, nodes that have TensorFlow loaded before the first row
+comes, one conversion to tensors a batch of 100. It spends up to a second on each partition, so its rate depends on how
+many rows a partition has: ``--lineage-partitions 2`` gives it one large one a worker.
 """
 
 from __future__ import annotations

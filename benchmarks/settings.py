@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
+from benchmarks.data import PARTITIONS
+
 __all__ = ["Settings"]
 
 
@@ -34,7 +36,7 @@ class Settings:
     repeat: int = 3
     launches: int = 20
     lineage_rows: int | None = None
-    lineage_partitions: int = 2
+    lineage_partitions: int = PARTITIONS
     without_lineage: bool = False
     only_baselines: bool = False
 

@@ -30,7 +30,7 @@ from tfos_nb.runtime.wire import message
 
 __all__ = ["BLOCK_BYTES", "BlockPool", "BlockWriter", "Grant", "PoolPlace"]
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 16 << 20
 _SPARE = 4  # blocks beyond those that the queue may hold: in TensorFlow's hands, or being written
 
 
