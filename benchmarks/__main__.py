@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeat", type=_positive, default=3, help="take each figure so often (default 3)")
     parser.add_argument("--launches", type=_positive, default=20, help="clusters of the leak benchmark (default 20)")
     parser.add_argument("--lineage-rows", type=_positive, help="rows for TensorFlowOnSpark (default: by shape)")
-    parser.add_argument("--lineage-partitions", type=_positive, default=PARTITIONS, help="and their partitions (default: as ours)")
+    parser.add_argument("--lineage-partitions", type=_positive, default=PARTITIONS, help="partitions of those")
     parser.add_argument("--without-lineage", action="store_true", help="leave TensorFlowOnSpark out")
     parser.add_argument("--only-baselines", action="store_true", help="measure only what feed and start compare with")
     return parser

@@ -324,7 +324,9 @@ class Passes:
     def schema(self) -> FeedSchema | None:
         """Wait for the first row anywhere; None if no feed will come."""
         with self._changed:
+            self.hungry = True
             self._changed.wait_for(lambda: self._schema is not None or self._closed)
+            self.hungry = False
             return self._schema
 
     def next_pass(self) -> Iterator[pa.RecordBatch] | None:
