@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import os
 import random
 import socket
@@ -141,17 +142,16 @@ class GpuCount:
 @contextlib.contextmanager
 def _opened(nvml: Any) -> Iterator[Any]:
     try:
-        if nvml is None:
-            import pynvml as nvml
-        nvml.nvmlInit()
+        opened = importlib.import_module("pynvml") if nvml is None else nvml
+        opened.nvmlInit()
     except Exception:  # noqa: BLE001 - no package, no library or no driver: no GPU
         yield None
         return
     try:
-        yield nvml
+        yield opened
     finally:
         with contextlib.suppress(Exception):
-            nvml.nvmlShutdown()
+            opened.nvmlShutdown()
 
 
 def _computing(nvml: Any, handle: Any) -> str:
