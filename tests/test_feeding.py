@@ -40,7 +40,7 @@ def test_a_feed_is_announced_and_described_once() -> None:
     box = Desk(2)
     feed = box.desk.begin(3, True, 1, 3)
     for partition in range(3):
-        assert box.open(partition) == ledger.Places(box.places, done=False)
+        assert box.open(partition) == ledger.Places(box.places)
     assert box.sent == [
         (ledger.FeedBegins(1, 3, True), box.names),
         (ledger.FeedSchema(1, b"s", {"x": (3,)}), box.names),
@@ -56,15 +56,15 @@ def test_a_task_is_refused_while_a_node_takes_no_rows() -> None:
     assert box.open(0) == ledger.Places(refused="worker:1, worker:2 takes no rows")
 
 
-def test_a_partition_that_is_done_is_said_to_be() -> None:
+def test_an_attempt_that_comes_no_further_changes_nothing() -> None:
     box = Desk(2)
     feed = box.desk.begin(1, False, 1, 1)
     box.desk.asked(ledger.ClaimSegments(1, 0, 0, 2, ()))
     box.desk.asked(ledger.PartitionDone(1, 0, 100, True))
-    box.desk.asked(ledger.PartitionDone(1, 0, 100, False))  # a speculative attempt, later
-    assert box.open(0).done
-    assert not box.open(1).done
-    assert feed.ledger.claimed == {"worker:0": 64, "worker:1": 36}
+    for rows in (100, 80):  # a speculative attempt, later, and one that was broken off
+        assert box.open(0).places == box.places
+        box.desk.asked(ledger.PartitionDone(1, 0, rows, False))
+    assert feed.ledger.shares() == {"worker:0": 64, "worker:1": 36}
     assert feed.ledger.spilled
     assert feed.progress == FeedProgress(1, 0, 100, 1)
 

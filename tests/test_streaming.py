@@ -151,7 +151,8 @@ def test_a_dstream_is_fed_and_stopped_by_main(spark: SparkSession) -> None:
     assert held[0].keys() == held[1].keys()
     with pytest.raises(errors.PlanError, match="has been started"):
         with launch(until, {"enough": 3, "streams": 0}, workers=1, spark=spark) as cluster:
-            started = StreamingContext(spark.sparkContext, 1)
+            with pytest.warns(FutureWarning, match="DStream is deprecated"):
+                started = StreamingContext(spark.sparkContext, 1)
             stream = started.queueStream(rdds)
             stream.pprint()
             started.start()

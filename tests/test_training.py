@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 from typing import Any
 
@@ -116,36 +115,11 @@ def _halves(batches: list[list[int]]) -> list[list[int]]:
     return [batch[start : start + half] for batch in batches for start in range(0, len(batch), half)]
 
 
-def test_skewed_and_empty_partitions_lose_no_row_in_any_pass(spark: SparkSession) -> None:
-    skewed = spark.range(1000).repartitionByRange(6, "id").where("id < 170 or id >= 990").coalesce(6)
-    ids = {row.id: number for number, row in enumerate(skewed.collect())}
-    renumbered = spark.createDataFrame([(number,) for number in ids.values()], "id long").repartition(5, "id")
-    with launch(seen_ids, {"passes": 3}, workers=2, spark=spark) as cluster:
-        cluster.train(renumbered, epochs=3)
-    results = cluster.results()
-    assert every_row_once(results, len(ids))
-    assert all(passes[0] == passes[1] == passes[2] for passes in results.values())  # the later two come from the spill
-
-
-def test_without_a_spill_spark_is_asked_for_each_epoch(spark: SparkSession) -> None:
-    with launch(seen_ids, {"passes": 2}, workers=2, spark=spark) as cluster:
-        cluster.train(spark.range(300), epochs=2, spill=False)
-    assert every_row_once(cluster.results(), 300)
-
-
 def test_a_spill_that_grows_too_big_falls_back_to_spark(spark: SparkSession) -> None:
     with launch(seen_ids, {"passes": 3}, workers=2, spark=spark, spill_bytes=1000) as cluster:
         cluster.train(spark.range(2000), epochs=3)
     assert every_row_once(cluster.results(), 2000)
     assert "Spark will be asked again" in cluster.logs()
-
-
-def test_train_may_be_called_again_and_takes_rdds(spark: SparkSession) -> None:
-    rows = spark.sparkContext.parallelize([{"id": i} for i in range(100)], 3)
-    with launch(seen_ids, {"passes": 2}, workers=2, spark=spark) as cluster:
-        cluster.train(rows)
-        cluster.train(rows)
-    assert every_row_once(cluster.results(), 100)
 
 
 def test_one_row_for_three_workers_hangs_nobody(spark: SparkSession) -> None:
@@ -159,32 +133,6 @@ def test_where_every_slot_is_a_node_the_tasks_leave_theirs_for_feeding(spark: Sp
         cluster.train(spark.range(400))
     assert every_row_once(cluster.results(), 400)
     assert cluster.state.value == "DONE"
-
-
-class DyingOnce:
-    """Passes rows on; its first attempt at partition 1 dies by SIGKILL with rows still to come."""
-
-    def __call__(self, batches: Any) -> Any:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        assert context is not None
-        first = context.partitionId() == 1 and context.attemptNumber() == 0
-        for number, batch in enumerate(batches):
-            if first and number == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-            yield batch
-
-
-def test_a_feeding_task_that_is_killed_and_run_again_neither_loses_nor_repeats_a_row(spark: SparkSession) -> None:
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
-    try:
-        dying = spark.range(0, 8000, 1, 2).mapInArrow(DyingOnce(), "id long")
-        with launch(seen_ids, {"passes": 2}, workers=2, spark=spark) as cluster:
-            cluster.train(dying, epochs=2)
-    finally:
-        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
-    assert every_row_once(cluster.results(), 8000)
 
 
 def returning_early(args: Any, ctx: Any) -> int:

@@ -37,12 +37,12 @@ def fit_and_validate(args: dict[str, Any], ctx: Any) -> list[Any]:
         model = keras.Sequential([keras.layers.Input((WIDTH,)), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.05), loss="mse", metrics=["mae"])
     told = []
-    for epochs in args["epochs"]:
+    for queue, epochs in args["epochs"].items():
         weights: list[Any] = []
         keep = keras.callbacks.LambdaCallback(
             on_epoch_end=lambda epoch, logs, to=weights: to.append([w.tolist() for w in model.get_weights()])
         )
-        rows, held_out = ctx.dataset(BATCH, x="x", y="y"), ctx.validation(BATCH, x="x", y="y")
+        rows, held_out = (give(BATCH, x="x", y="y", queue=queue) for give in (ctx.dataset, ctx.validation))
         history = model.fit(rows, validation_data=held_out, epochs=epochs, verbose=0, callbacks=[keep]).history
         told.append({"weights": weights, **history, "rows": sum(int(y.shape[0]) for _, y in held_out)})
     return told
@@ -58,9 +58,11 @@ def losses(weights: list[Any], frame: DataFrame) -> tuple[float, float]:
 def test_each_epochs_validation_is_that_of_one_process_on_all_rows_however_they_are_shared(spark: SparkSession) -> None:
     training = table(spark, 300, 3, 1).cache()
     sets = [table(spark, 37, 1, 2), table(spark, 211, 5, 3)]  # of the first, one worker has none
-    with launch(fit_and_validate, {"epochs": [2, 3]}, workers=2, spark=spark, name="validated") as cluster:
-        for held_out, epochs in zip(sets, (2, 3), strict=True):
-            cluster.train(training, epochs=epochs, validation=held_out)
+    passes = {"input": 2, "other": 3}
+    how = {"workers": 2, "queues": list(passes), "name": "validated"}
+    with launch(fit_and_validate, {"epochs": passes}, spark=spark, **how) as cluster:
+        for held_out, (queue, epochs) in zip(sets, passes.items(), strict=True):
+            cluster.train(training, epochs=epochs, validation=held_out, qname=queue)
     one, two = cluster.results()["worker:0"], cluster.results()["worker:1"]
     for number, held_out in enumerate(sets):
         assert one[number]["weights"] == two[number]["weights"]
@@ -86,10 +88,10 @@ def stop_early(args: Any, ctx: Any) -> dict[str, Any]:
     with tf.distribute.MultiWorkerMirroredStrategy().scope():
         model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.0), loss="mse")
-    rows = ctx.dataset(64).map(lambda row: (tf.cast(row["id"], tf.float32)[:, None] * 0, row["id"] * 0))
-    first = model.fit(rows, epochs=3, verbose=0, callbacks=[StopAtThird()]).history
+    pair = lambda row: (tf.cast(row["id"], tf.float32)[:, None] * 0, row["id"] * 0)
+    first = model.fit(ctx.dataset(64).map(pair), epochs=3, verbose=0, callbacks=[StopAtThird()]).history
     patient = keras.callbacks.EarlyStopping("loss", patience=1, min_delta=10.0)
-    second = model.fit(rows, epochs=9, verbose=0, callbacks=[patient]).history
+    second = model.fit(ctx.dataset(64, queue="other").map(pair), epochs=9, verbose=0, callbacks=[patient]).history
     taken = 0
     for batch in ctx.dataset(16):
         taken += int(batch["id"].shape[0])
@@ -114,10 +116,11 @@ class Slowly:
 def test_a_feed_that_main_has_enough_of_ends_without_reading_the_rest(spark: SparkSession) -> None:
     endless = spark.range(0, 400_000_000, 1, 2).mapInArrow(Slowly(), "id long")
     read = []
-    with launch(stop_early, workers=2, spark=spark, buffer_bytes=1 << 20, name="early") as cluster:
+    how = {"buffer_bytes": 1 << 20, "queues": ["input", "other"], "name": "early"}
+    with launch(stop_early, workers=2, spark=spark, **how) as cluster:
         cluster.train(endless, epochs=3)
         read.append(cluster.snapshot().feed)
-        cluster.train(spark.range(128), epochs=9)
+        cluster.train(spark.range(128), epochs=9, qname="other")
         cluster.train(endless, epochs=2)
         read.append(cluster.snapshot().feed)
         cluster.train(spark.range(50))

@@ -15,6 +15,9 @@ __all__ = [
     "Cluster",
     "ClusterPlan",
     "InputMode",
+    "KerasEstimator",
+    "KerasModel",
+    "TFEstimator",
     "TFFeaturizer",
     "TFModel",
     "__version__",
@@ -22,16 +25,23 @@ __all__ = [
     "featurize",
     "launch",
     "map_batches",
+    "parallel",
     "predict",
     "reduce_batches",
     "register_udf",
     "spark_session",
+    "tfrecord",
 ]
+
+_MODULES = ("errors", "parallel", "tfrecord")
 
 _PLACES = {
     "Cluster": "tfos_nb.cluster",
     "ClusterPlan": "tfos_nb.runtime.plan",
     "InputMode": "tfos_nb.runtime.plan",
+    "KerasEstimator": "tfos_nb.pipeline.keras_estimator",
+    "KerasModel": "tfos_nb.pipeline.keras_model",
+    "TFEstimator": "tfos_nb.pipeline.estimator",
     "TFFeaturizer": "tfos_nb.pipeline.features",
     "TFModel": "tfos_nb.pipeline.model",
     "featurize": "tfos_nb.pipeline.features",
@@ -46,11 +56,14 @@ _PLACES = {
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from tfos_nb import errors
+    from tfos_nb import errors, parallel, tfrecord
     from tfos_nb.cluster import Cluster, launch
     from tfos_nb.inference import predict
     from tfos_nb.pipeline.blocks import map_batches, reduce_batches
+    from tfos_nb.pipeline.estimator import TFEstimator
     from tfos_nb.pipeline.features import TFFeaturizer, featurize
+    from tfos_nb.pipeline.keras_estimator import KerasEstimator
+    from tfos_nb.pipeline.keras_model import KerasModel
     from tfos_nb.pipeline.model import TFModel
     from tfos_nb.pipeline.sql import register_udf
     from tfos_nb.runtime.plan import ClusterPlan, InputMode
@@ -58,8 +71,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return importlib.import_module("tfos_nb.errors")
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_PLACES[name]), name)

@@ -202,7 +202,7 @@ class Cluster(ClusterView, Inferring):
         launching = survey(self._spark, self.plan)
         door, self._address = open_door(self._spark, EvaluatorDesk.before(self._roster, self._settings.grace))
         self._life.begin()
-        tasks = NodeTasks(self.plan, self._settings, self._address, launching.hold, self._payload)
+        tasks = NodeTasks(self.plan, self._settings, self._address, launching.hold, self._payload, launching.claim)
         self._payload = b""
         try:
             if self._log_dir:

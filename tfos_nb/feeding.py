@@ -130,8 +130,8 @@ class FeedDesk:
     def end(self, feed: Feed, replays: int) -> None:
         """Tell each node that its share is complete, how many rows it has, and how often to go through it again."""
         with self._changed:
-            for node in self.nodes:
-                self._send(ledger.FeedEnds(feed.number, feed.ledger.claimed[node], replays), [node])
+            for node, rows in feed.ledger.shares().items():
+                self._send(ledger.FeedEnds(feed.number, rows, replays), [node])
 
     def close(self, reason: str) -> None:
         """Announce that no feed will come any more."""
@@ -173,7 +173,7 @@ class FeedDesk:
         if len(places) < len(self.nodes):
             gone = ", ".join(name for name in self.nodes if name not in places)
             return ledger.Places(refused=f"{gone} takes no rows")
-        return ledger.Places(places, feed.ledger.is_done(question.partition))
+        return ledger.Places(places)
 
     def _unlike_validation(self, feed: Feed, question: ledger.OpenPartition) -> str:
         """Say in which columns the rows differ from the validation rows that were fed before them."""
@@ -191,8 +191,6 @@ class FeedDesk:
         return feed.ledger.claim_many(question.partition, question.start, question.count, question.local)
 
     def _done(self, feed: Feed, statement: ledger.PartitionDone) -> None:
-        if len(self.nodes) == 1 and not feed.ledger.is_done(statement.partition):
-            feed.ledger.claimed[self.nodes[0]] += statement.rows  # a single node's segments are not claimed one by one
         feed.ledger.finish(statement.partition, statement.rows, statement.spilled)
 
     def _failed(self, feed: Feed, statement: ledger.PartitionFailed) -> None:

@@ -17,6 +17,7 @@ from tfos_nb.errors import FeedFailed, PlanError, TfosError
 from tfos_nb.hosting import HostedNode
 from tfos_nb.ports import allowed_ports
 from tfos_nb.runtime.door import Desk, Door, DoorAddress
+from tfos_nb.runtime.gpu_claims import GPU_COUNT_SCHEMA, GpuCount
 from tfos_nb.runtime.node import SUMMARY_SCHEMA, NodeTask
 from tfos_nb.runtime.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.strategies import PROTOCOL_SCHEMA, PROTOCOL_VARIABLE, ProtocolProbe
@@ -26,8 +27,10 @@ from tfos_nb.session import (
     check_dynamic_allocation,
     check_local_python,
     check_slots,
+    gives_gpus,
     resource_profile,
     run_to_the_end,
+    slots_total,
 )
 
 if TYPE_CHECKING:
@@ -92,12 +95,14 @@ class Settings:
 class Launching:
     """What preflight found: the profile of each kind of node, and whether a node's task holds its slot.
 
-    ``here`` are the nodes that run on the driver's host, beside Spark.
+    ``here`` are the nodes that run on the driver's host, beside Spark. ``claim``: Spark gives its tasks no GPUs, so the
+    nodes take their host's by themselves.
     """
 
     groups: tuple[tuple[tuple[str, ...], ResourceProfile | None], ...]
     hold: bool
     here: tuple[str, ...] = ()
+    claim: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,13 +135,37 @@ def survey(spark: SparkSession, plan: ClusterPlan) -> Launching:
     for node in plan.spark_nodes:
         by_gpus.setdefault(plan.gpus_of(node), []).append(str(node))
     groups, hold = [], True
+    claim = any(by_gpus) and not gives_gpus(spark)
+    if claim:
+        _check_host_gpus(spark, plan)
+        by_gpus = {0: [node for nodes in by_gpus.values() for node in nodes]}
     for gpus, nodes in by_gpus.items():
         profile = resource_profile(spark, plan.cpus, gpus)
         hold &= _one_is_left(spark, len(nodes), feeding, cpus=plan.cpus, gpus=gpus, profile=profile)
         groups.append((tuple(nodes), profile))
     if plan.protocol != "grpc":
         _check_protocol(spark, plan.protocol)
-    return Launching(tuple(groups), hold, tuple(str(node) for node in plan.driver_nodes))
+    return Launching(tuple(groups), hold, tuple(str(node) for node in plan.driver_nodes), claim)
+
+
+def _check_host_gpus(spark: SparkSession, plan: ClusterPlan) -> None:
+    """Count the GPUs of the executors' hosts, where Spark knows nothing of them.
+
+    One short task for each slot, which Spark deals out one executor after the other: an executor without a free slot
+    now is not seen, and what it has is not counted.
+    """
+    tasks = max(slots_total(spark), 1)
+    found = spark.range(0, tasks, 1, tasks).mapInArrow(GpuCount(), GPU_COUNT_SCHEMA).distinct().collect()
+    by_host = {row.host: row.gpus for row in found}
+    nodes = sum(plan.gpus_of(node) > 0 for node in plan.spark_nodes)
+    if not any(by_host.values()):
+        resource_profile(spark, plan.cpus, plan.gpus)  # says how Spark is given some
+    if sum(count // plan.gpus for count in by_host.values()) < nodes:
+        has = ", ".join(f"{host} has {count}" for host, count in sorted(by_host.items()))
+        raise PlanError(
+            f"gpus={plan.gpus} for each of {nodes} nodes: {has}. Ask for fewer GPUs or nodes, or start Spark with "
+            "executors on more hosts that have GPUs"
+        )
 
 
 def _check_protocol(spark: SparkSession, protocol: str) -> None:
@@ -203,6 +232,7 @@ class NodeTasks:
     door: DoorAddress
     hold: bool
     payload: bytes = field(repr=False)
+    claim: bool = False
 
     def __call__(self, nodes: tuple[str, ...]) -> NodeTask:
         """Make it."""
@@ -216,6 +246,8 @@ class NodeTasks:
             env={**self.settings.env, PROTOCOL_VARIABLE: self.plan.protocol},
             python_path=tuple(entry or os.getcwd() for entry in sys.path),
             payload=self.payload,
+            claims=frozenset(str(node) for node in self.plan.nodes if self.claim and self.plan.gpus_of(node)),
+            gpus=self.plan.gpus,
         )
 
 

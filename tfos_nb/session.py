@@ -103,12 +103,10 @@ def spark_session(
     PlanError
         If there is no session, and no Java to start one.
     """
-    active = active_session()
-    if active is not None:
-        return active
-    if _is_submitted():
-        return SparkSession.builder.getOrCreate()
-    return _start_embedded(_embedded_conf(slots, app_name, conf or {}))
+    session = active_session()
+    if session is None and _is_submitted():
+        session = SparkSession.builder.getOrCreate()
+    return _with_format(session or _start_embedded(_embedded_conf(slots, app_name, conf or {})))
 
 
 def active_session() -> SparkSession | None:
@@ -138,6 +136,14 @@ def usable_session(spark: SparkSession) -> SparkSession:
         raise PlanError(f"spark is a {type(spark).__name__}, not a SparkSession: leave it out, or give spark=spark")
     if context_of(spark)._jsc is None:
         raise PlanError("the Spark session was stopped: start one anew, or leave spark out")
+    return _with_format(spark)
+
+
+def _with_format(spark: SparkSession) -> SparkSession:
+    """Let a session read and write TFRecord files by the format's name, if its Spark can."""
+    from tfos_nb.tfrecord.registration import register_quietly
+
+    register_quietly(spark)
     return spark
 
 

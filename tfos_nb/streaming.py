@@ -112,8 +112,7 @@ class StreamTraining:
             raise FeedFailed(f"the nodes had enough within batch {number}: it is not noted as done")
 
     def _tell_outcome(self, source: _Structured | _DStream) -> None:
-        if self.training.ending:
-            self.training.fate.raise_outcome()
+        self.training.raise_if_ended()
         if self._error is not None:
             raise self._error
         if source.error is not None and not self.training.nobody_wants(self._place.call):

@@ -134,7 +134,11 @@ class Training:
                 mark, since = now, time.monotonic()
             elif time.monotonic() - since > self.timeout:
                 self.fate.abort(FeedTimeout(self._stall(feed)))
-        if self.ending:
+        self.raise_if_ended()
+
+    def raise_if_ended(self) -> None:
+        """Raise what ends the cluster; that every ``main`` has returned is no error, and only the end of the feed."""
+        if self.fate.failing or (self.fate.over.is_set() and self.fate.error is not None):
             self.fate.raise_outcome()
 
     def _over_or(self, reached: Callable[[], bool], feed: Feed) -> bool:
@@ -156,6 +160,10 @@ class Training:
         error: TfosError | None = feed.error
         if error is None and job.error is not None:
             error = error_of_job(job.error, "Spark could not deliver the rows")
+        if error is None and job.done.is_set():
+            read = sum(rows for _, rows in job.result or ())  # by the attempts that Spark holds to be whole
+            if read != feed.ledger.rows:
+                error = FeedFailed(f"Spark read {read} rows, but the nodes were sent {feed.ledger.rows}")
         if error is None and feed.ledger.rows == 0 and empty and not self.nobody_wants(feed.place.call):
             error = FeedFailed(empty)
         if error is not None:
@@ -163,7 +171,8 @@ class Training:
 
     def _fail(self, error: TfosError) -> None:
         self.fate.abort(error)
-        self.fate.raise_outcome()
+        self.fate.over.wait()
+        raise self.fate.error or error
 
     def _mark(self, feed: Feed) -> tuple[int, int]:
         return feed.moved, self.roster.rows_taken

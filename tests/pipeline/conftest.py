@@ -82,6 +82,23 @@ class Twice(layers.Layer):
         return 2 * inputs
 keras.Sequential([Input((4,)), Twice()]).save("twice.keras")
 
+# as a later Keras and a later TensorFlow would write them
+import json, zipfile
+with zipfile.ZipFile("dense.keras") as old, zipfile.ZipFile("later.keras", "w") as new:
+    for name in old.namelist():
+        content = old.read(name)
+        if name == "metadata.json":
+            content = json.dumps({{**json.loads(content), "keras_version": "99.1.0"}}).encode()
+        new.writestr(name, content.replace(b'"class_name": "Dense"', b'"class_name": "Denser"'))
+shutil.copytree("only", "later")
+from tensorflow.core.protobuf import saved_model_pb2
+graph = saved_model_pb2.SavedModel.FromString(open("later/saved_model.pb", "rb").read())
+graph.meta_graphs[0].meta_info_def.tensorflow_version = "99.1.0"
+for function in graph.meta_graphs[0].graph_def.library.function:
+    for node in function.node_def:
+        node.op = node.op.replace("Mul", "MulOfTomorrow")
+open("later/saved_model.pb", "wb").write(graph.SerializeToString())
+
 picture = Input((4, 6, 3), name="picture")
 Model(picture, layers.GlobalAveragePooling2D(name="mean")(picture)).save("picture.keras")
 small = np.zeros((4, 6, 3), "uint8"); small[..., 0] = 200; small[..., 2] = 10
@@ -134,3 +151,19 @@ def column(scored: DataFrame, name: str = "prediction") -> np.ndarray[Any, Any]:
 def close(found: Any, expected: Any) -> bool:
     assert np.shape(found) == np.shape(expected)
     return bool(np.allclose(found, expected, rtol=1e-5, atol=1e-6))
+
+
+@pytest.fixture(scope="session")
+def iris(spark: SparkSession) -> DataFrame:
+    """Scikit-learn's irises: four numbers and their vector, the kind as text and number, a weight, a fifth held out."""
+    from pyspark.ml.linalg import Vectors
+    from sklearn.datasets import load_iris
+
+    bunch = load_iris()
+    names, weights = list(map(str, bunch.target_names)), (1.0, 1.0, 2.0)
+    values = [
+        (i, *map(float, x), Vectors.dense(x), names[kind], float(kind), weights[kind], i % 5 == 0)
+        for i, (x, kind) in enumerate(zip(bunch.data, bunch.target.tolist(), strict=True))
+    ]
+    columns = ["id", "sl", "sw", "pl", "pw", "features", "species", "label", "weight", "held_out"]
+    return spark.createDataFrame(values, columns).repartition(3).cache()

@@ -364,6 +364,9 @@ def test_places_without_a_model_are_told_of(rows, kinds):
             "holds weights alone: give the function that builds the model, model_fn=",
         ),
         ({"export_dir": str(kinds / "no")}, "is neither here"),
+        ({"export_dir": str(kinds / "later.keras")}, "of a newer Keras than the executors have: install that version"),
+        ({"export_dir": str(kinds / "later.keras")}, "(written by Keras 99.1.0, read by keras 3."),
+        ({"export_dir": str(kinds / "later")}, "(written by TensorFlow 99.1.0)"),
     ]
     for params, told in cases:
         assert told in refusal(TFModel(**params), rows), params

@@ -176,7 +176,10 @@ def test_a_fill_for_another_column_does_not_hide_a_null() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([[1, 2, 3], [4, 5]], "column 'c' holds a list of 2 values where the first row's has 3.*Pad or cut"),
+        (
+            [[1, 2, 3], [4, 5]],
+            r"holds a list of 2 values where the first row's has 3 \(\[4, 5\], 2 rows into a block\).*Pad or cut",
+        ),
         ([[1], []], "a list of 0 values where the first row's has 1"),
         ([[], [1]], "a list of 1 values where the first row's has 0"),
         ([[[1], [2]], [[3], [4, 5]]], "a list of 2 values where the first row's has 1"),

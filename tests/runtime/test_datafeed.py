@@ -564,8 +564,8 @@ def test_a_node_on_another_host_is_reached_by_tls(driver: Driver) -> None:
 def test_nobody_is_answered_without_the_token(driver: Driver) -> None:
     client = connect(driver.servers["worker:0"].place, near=True)
     ticket = wire.encode(inferring.Ticket("input", 0, 0, b"", 1.0))
-    _, reader = client.do_exchange(flight.FlightDescriptor.for_command(ticket))
-    with pytest.raises(flight.FlightUnauthenticatedError):
+    with pytest.raises(flight.FlightUnauthenticatedError):  # at once, or when the answer is read
+        _, reader = client.do_exchange(flight.FlightDescriptor.for_command(ticket))
         reader.read_chunk()
     client.close()
 

@@ -5,6 +5,7 @@ The nodes are in this process (their passes are what a dataset reads); so are th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -30,7 +31,7 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.feeding import Feed, FeedDesk
 from tfos_nb.runtime import feedtask, ledger, wire
 from tfos_nb.runtime.door import Door, DoorAddress, DoorClient, Link
-from tfos_nb.runtime.feed import FeedServer, FeedTicket
+from tfos_nb.runtime.feed import FeedServer, FeedTicket, FewerRows
 from tfos_nb.runtime.feedtask import FeedTask, _send_partition
 from tfos_nb.runtime.fingerprint import fingerprint_of
 from tfos_nb.runtime.identity import SERVER_NAME
@@ -274,7 +275,7 @@ def test_every_row_arrives_once_in_every_pass_whatever_dies(
         for name, node in driver.nodes.items():
             assert len(node.seen) == epochs
             assert node.seen[1:] == node.seen[:1] * (epochs - 1)
-            assert len(node.seen[0]) == feed.ledger.claimed[name] == node.passes.intake(feed.number).rows_in
+            assert len(node.seen[0]) == feed.ledger.shares()[name] == node.passes.intake(feed.number).rows_in
             assert feed.passes_done[name] == epochs
 
 
@@ -321,6 +322,23 @@ def test_a_retry_that_gives_fewer_rows_is_refused() -> None:
         assert feed.ledger.partitions_done == 0
 
 
+def test_an_attempt_whose_input_breaks_off_leaves_the_partition_to_the_next_one() -> None:
+    ids = ids_of_partition(0, 500)
+    with driver_of(2) as driver:
+        feed = driver.begin()
+        for end in (200, 90):  # PySpark ends the input of a task that is cancelled as if it were whole
+            with contextlib.suppress(FewerRows):
+                list(FeedTask(feed.number, driver.address)(cut(ids[:end], (70,))))
+        assert feed.error is None
+        assert feed.ledger.rows == 200
+        assert send(driver, feed, cut(ids, (30, 100))) == 500
+        assert feed.ledger.rows == 500
+        driver.read()
+        driver.finish(feed)
+        driver.await_readers()
+        assert sorted(row for node in driver.nodes.values() for row in node.seen[0]) == ids
+
+
 def test_a_node_that_has_fewer_rows_than_were_sent_makes_the_task_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     with driver_of(1) as driver:
         feed = driver.begin()
@@ -336,11 +354,11 @@ def test_a_speculative_task_that_comes_after_the_partition_is_done_sends_nothing
     with driver_of(2) as driver:
         feed = driver.begin()
         assert send(driver, feed, cut(ids, (100,))) == 300
-        claimed = dict(feed.ledger.claimed)
+        shares = feed.ledger.shares()
         taken: list[int] = []
         send(driver, feed, (taken.append(batch.num_rows) or batch for batch in cut(ids, (7, 100))))
         assert sum(taken) == 300  # Spark's task still reads to its end
-        assert feed.ledger.claimed == claimed
+        assert feed.ledger.shares() == shares
         assert (feed.ledger.rows, feed.ledger.partitions_done) == (300, 1)
         assert sum(node.passes.intake(feed.number).rows_in for node in driver.nodes.values()) == 300
 

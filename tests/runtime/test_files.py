@@ -300,6 +300,19 @@ def test_a_file_that_was_not_written_to_its_end_is_named(tmp_path: Path, cut: in
         list(source_of(None, str(path)))
 
 
+@pytest.mark.parametrize("place", [12, 40, -2], ids=["record", "within", "checksum"])
+def test_a_damaged_record_is_named_by_its_place(tmp_path: Path, place: int) -> None:
+    path = tmp_path / "a.tfrecord"
+    write("tfrecord", path, 0, 3)
+    content = bytearray(path.read_bytes())
+    third = len(content) // 3
+    content[2 * third + place if place > 0 else place] ^= 1
+    path.write_bytes(content)
+    words = rf"a\.tfrecord is damaged: the checksum of the record at byte {2 * third} is wrong"
+    with pytest.raises(FeedFailed, match=words):
+        list(source_of(None, str(path)))
+
+
 def test_an_option_of_another_format_and_a_column_that_is_not_there_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"features= is for format='tfrecord', and these files are csv"):
         Node().read(f"{folder}/csv", 16, features={})

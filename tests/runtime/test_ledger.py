@@ -111,6 +111,7 @@ def test_the_shares_differ_by_what_is_claimed_ahead_for_partitions_that_are_read
             running.remove(chosen)
     assert spread(ledger) <= (1 + local + _CLAIMED_AHEAD * (at_once - 1)) * largest(sizes)
     assert sum(ledger.claimed.values()) == ledger.rows == sum(sizes)
+    assert ledger.shares() == ledger.claimed
     assert ledger.partitions_done == len(sizes)
 
 
@@ -160,7 +161,7 @@ def test_finishing_twice_counts_once() -> None:
     claimed = dict(ledger.claimed)
     ledger.finish(0, 100)
     assert ledger.claimed == claimed
-    assert (ledger.rows, ledger.partitions_done, ledger.is_done(0), ledger.is_done(1)) == (100, 1, True, False)
+    assert (ledger.rows, ledger.partitions_done) == (100, 1)
 
 
 def test_one_partition_that_was_not_kept_makes_the_feed_not_kept() -> None:
@@ -172,12 +173,36 @@ def test_one_partition_that_was_not_kept_makes_the_feed_not_kept() -> None:
     assert not ledger.spilled
 
 
-def test_of_a_partition_that_is_done_no_segment_is_claimed_that_it_had_not() -> None:
+def test_of_a_partition_whose_end_is_known_no_row_is_counted_that_it_has_not() -> None:
     ledger = FeedLedger(1, names(2))
     first = ledger.claim_many(0, 0, 16)
     assert first == ["worker:0", "worker:1"] * 8
     ledger.finish(0, 100)
     assert ledger.claimed == {"worker:0": 64, "worker:1": 36}
-    assert ledger.claim_many(0, 0, 16) == first[:2]
-    assert ledger.claim_many(0, 128, 16) == []
+    assert ledger.claim_many(0, 0, 16) == first
+    assert len(ledger.claim_many(0, 1024, 16)) == 16  # a later attempt asks ahead
+    assert ledger.shares() == {"worker:0": 64, "worker:1": 36}
+    ledger.finish(0, 100)
     assert ledger.claimed == {"worker:0": 64, "worker:1": 36}
+
+
+@bounded
+@given(st.lists(st.integers(0, 6000), min_size=1, max_size=6), st.integers(1, 4))
+def test_attempts_that_were_broken_off_count_as_the_one_that_came_furthest(ends: list[int], nodes: int) -> None:
+    ledger = FeedLedger(1, names(nodes))
+    for rows in ends:
+        reading = Reading(ledger, 0, rows)
+        while not reading.step():
+            pass
+        assert ledger.shares() == ledger.claimed
+    assert ledger.rows == max(ends) == sum(ledger.claimed.values())
+    assert ledger.partitions_done == 1
+
+
+def test_what_comes_after_a_broken_off_attempt_is_shared_out_evenly() -> None:
+    ledger = FeedLedger(1, names(2))
+    for rows in (2000, 60_000):
+        reading = Reading(ledger, 0, rows)
+        while not reading.step():
+            pass
+    assert spread(ledger) <= 60_000 / 8

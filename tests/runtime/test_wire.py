@@ -120,7 +120,7 @@ MESSAGES = [
     ledger.NoMoreFeeds(),
     ledger.PassDone("worker:1", 1, 2, 3),
     ledger.OpenPartition(1, 2, b"s", {"x": (3,)}),
-    ledger.Places({"worker:1": lifecycle.FeedPlace("/s", "host", 1, b"c")}, True, "why"),
+    ledger.Places({"worker:1": lifecycle.FeedPlace("/s", "host", 1, b"c")}, "why"),
     ledger.ClaimSegments(1, 2, 64, 16, ("worker:1",)),
     ledger.PartitionDone(1, 2, 3, True),
     ledger.PartitionFailed(1, 2, "why"),

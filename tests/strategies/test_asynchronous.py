@@ -119,7 +119,7 @@ def refusals(ctx: Any) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def line(spark: SparkSession, frame: DataFrame) -> Cluster:
-    with launch(train_a_line, {"passes": 3}, workers=2, ps=1, spark=spark, autolog=False) as cluster:
+    with launch(train_a_line, {"passes": 3}, workers=2, ps=1, spark=spark) as cluster:
         cluster.train(frame, epochs=3)
     return cluster
 
@@ -131,7 +131,7 @@ def test_a_coordinators_steps_see_every_row_once_a_pass_and_learn(line: Cluster)
     assert "/job:ps/" in result["on"]
     np.testing.assert_allclose(result["weights"], TRUTH, atol=0.05)
     assert {node.node for node in line.snapshot().nodes if node.rows} == {"worker:0", "worker:1"}
-    assert len(line.history["loss"]) == 3
+    assert len(line.history["loss"]) == 3 + 4  # the loop's, and those that tf_keras' fit reports by itself
 
 
 def test_workers_may_have_data_of_their_own(line: Cluster) -> None:
@@ -165,17 +165,19 @@ def test_what_would_hang_or_fail_beside_parameter_servers_is_refused(line: Clust
 def fit_on_fed_rows(args: Any, ctx: Any) -> Any:
     if not ctx.is_chief:
         return ctx.serve()
-    return keras_fit(ctx, ctx.coordinator_dataset(20, x="x", y="y", repeat=True))
+    return {"at": ctx.cluster_spec["ps"], **keras_fit(ctx, ctx.coordinator_dataset(20, x="x", y="y", repeat=True))}
 
 
 def test_tf_keras_fits_on_fed_rows_and_parameter_servers_on_the_driver_take_no_slot(
-    spark: SparkSession, frame: DataFrame
+    spark: SparkSession, frame: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    how = {"driver_ps_nodes": True, "autolog": False}
-    with launch(fit_on_fed_rows, workers=2, ps=1, spark=spark, **how) as cluster:
+    monkeypatch.setenv("TFOS_SERVER_HOST", "localhost")  # a name, where Spark has an address
+    with launch(fit_on_fed_rows, workers=2, ps=1, spark=spark, driver_ps_nodes=True) as cluster:
         assert sum(stage.tasks for stage in slots_busy(spark)) == 3
         cluster.train(frame, epochs=2)
     fitted = cluster.result()
+    assert [address.partition(":")[0] for address in fitted["at"]] == ["localhost"]  # as the executors know it
+    assert len(cluster.history["loss"]) == 4
     assert fitted["loss"][-1] < fitted["loss"][0] / 10
     np.testing.assert_allclose(fitted["weights"], TRUTH, atol=0.1)
     ps = next(node for node in cluster.snapshot().nodes if node.node == "ps:0")

@@ -11,74 +11,105 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.waiting import until
-from tfos_nb import errors, launch
+from tfos_nb import Cluster, errors, launch
 
 EPOCHS = 4
 
 
-def train_and_evaluate(args: Any, ctx: Any) -> Any:
-    """A worker writes a checkpoint each epoch; the evaluator reads each, while the training goes on."""
-    import keras
-
+def train_and_evaluate(args: Any, ctx: Any) -> dict[str, Any]:
+    """Checkpoints of two kinds: tf_keras' for its own SidecarEvaluator, then Keras 3's for ``ctx.checkpoints``."""
     x = np.random.default_rng(7).normal(size=(256, 4)).astype("float32")
-    y = x.sum(axis=1, keepdims=True)
-    if ctx.job_name == "evaluator":
-        ctx.strategy()
-        found = []
-        for path in ctx.checkpoints():
-            loss = keras.models.load_model(path).evaluate(x, y, verbose=0)
-            found.append({"path": os.path.basename(path), "loss": float(loss)})
-            ctx.report(step=len(found), loss=float(loss))
-        return found
-    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.02), "mse")
-    seen = Path(ctx.model_dir, "seen")
-    for epoch in range(EPOCHS):
-        model.fit(x, y, epochs=1, verbose=0)
-        ctx.save(model, f"checkpoints/epoch-{epoch:02}.keras")
-        if epoch == 0:  # goes on when the evaluator has seen the first: it reads while this trains
-            assert until(lambda: seen.exists() or not args["waits"], 60)
+    rows = x, x.sum(axis=1, keepdims=True)
+    sidecar = sidecar_evaluates if ctx.job_name == "evaluator" else trains_with_a_sidecar
+    ours = evaluates if ctx.job_name == "evaluator" else trains
+    return {"sidecar": sidecar(ctx, *rows), "ours": ours(ctx, *rows)}
+
+
+def legacy_model() -> Any:
+    import tf_keras
+
+    model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(4,))])
+    model.compile(tf_keras.optimizers.SGD(0.02), "mse")
+    return model
+
+
+def trains_with_a_sidecar(ctx: Any, x: Any, y: Any) -> float:
+    import tf_keras
+
+    model, path = legacy_model(), f"{ctx.model_dir}/sidecar/ckpt-{{epoch}}"
+    saving = tf_keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
+    model.fit(x, y, epochs=EPOCHS, verbose=0, callbacks=[saving])
     return float(model.evaluate(x, y, verbose=0))
 
 
-def evaluate_and_tell(args: Any, ctx: Any) -> Any:
-    if ctx.job_name != "evaluator":
-        return train_and_evaluate(args, ctx)
+def sidecar_evaluates(ctx: Any, x: Any, y: Any) -> list[float]:
+    import tensorflow as tf
+    import tf_keras
+
+    losses: list[float] = []
+    rows = tf.data.Dataset.from_tensor_slices((x, y)).batch(64)
+    keep = tf_keras.callbacks.LambdaCallback(on_test_end=lambda logs: losses.append(float(logs["loss"])))
+    watching = {"max_evaluations": EPOCHS, "callbacks": [keep]}
+    tf_keras.utils.SidecarEvaluator(legacy_model(), rows, f"{ctx.model_dir}/sidecar", **watching).start()
+    return losses
+
+
+def trains(ctx: Any, x: Any, y: Any) -> float:
+    """Write a checkpoint each epoch; go on when the evaluator has seen the first."""
     import keras
 
-    paths = []
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.02), "mse")
+    for epoch in range(EPOCHS):
+        model.fit(x, y, epochs=1, verbose=0)
+        ctx.save(model, f"checkpoints/epoch-{epoch:02}.keras")
+        if epoch == 0:
+            assert until(Path(ctx.model_dir, "seen").exists, 60)
+    return float(model.evaluate(x, y, verbose=0))
+
+
+def evaluates(ctx: Any, x: Any, y: Any) -> list[dict[str, Any]]:
+    """Evaluate each checkpoint while the training goes on."""
+    import keras
+
+    ctx.strategy()
+    found = []
     for path in ctx.checkpoints(pattern="*.keras", poll=0.1):
-        keras.models.load_model(path)
-        paths.append(os.path.basename(path))
+        loss = keras.models.load_model(path).evaluate(x, y, verbose=0)
+        found.append({"path": os.path.basename(path), "loss": float(loss)})
         Path(ctx.model_dir, "seen").touch()
-    return paths
+    return found
 
 
-def test_an_evaluator_reads_checkpoints_while_training_goes_on_and_the_last_after_it(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    stale = tmp_path / "checkpoints/epoch-99.keras"
+@pytest.fixture(scope="module")
+def judged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    folder = tmp_path_factory.mktemp("judged")
+    stale = folder / "checkpoints/epoch-99.keras"
     stale.parent.mkdir()
     stale.write_bytes(b"of an earlier training")
     os.utime(stale, (1_000_000, 1_000_000))
-    how = {"input_mode": "tensorflow", "model_dir": str(tmp_path)}
-    with launch(evaluate_and_tell, {"waits": True}, workers=1, evaluator=True, spark=spark, **how) as cluster:
+    how = {"input_mode": "tensorflow", "model_dir": str(folder), "evaluator_may_fail": True}
+    with launch(train_and_evaluate, workers=1, evaluator=True, spark=spark, **how) as cluster:
         pass
-    paths = cluster.results()["evaluator:0"]
+    return cluster
+
+
+def test_an_evaluator_reads_checkpoints_while_training_goes_on_and_the_last_after_it(judged: Cluster) -> None:
+    paths = [found["path"] for found in judged.results()["evaluator:0"]["ours"]]
     assert paths[0] == "epoch-00.keras"
     assert paths[-1] == f"epoch-{EPOCHS - 1:02}.keras"
     assert paths == sorted(set(paths))
-    assert {node.status.value for node in cluster.snapshot().nodes} == {"DONE"}
+    assert {node.status.value for node in judged.snapshot().nodes} == {"DONE"}  # it may fail, and did not
 
 
-def test_the_newest_checkpoint_is_evaluated_to_the_trainings_own_loss(spark: SparkSession, tmp_path: Path) -> None:
-    how = {"input_mode": "tensorflow", "model_dir": str(tmp_path), "evaluator_may_fail": True}
-    with launch(train_and_evaluate, {"waits": False}, workers=1, evaluator=True, spark=spark, **how) as cluster:
-        pass
-    assert {node.status.value for node in cluster.snapshot().nodes} == {"DONE"}  # it may fail, and did not
-    *_, last = cluster.results()["evaluator:0"]
-    assert last["path"] == f"epoch-{EPOCHS - 1:02}.keras"
-    assert last["loss"] == pytest.approx(cluster.result(), rel=1e-4)
+def test_the_newest_checkpoint_is_evaluated_to_the_trainings_own_loss(judged: Cluster) -> None:
+    last = judged.results()["evaluator:0"]["ours"][-1]
+    assert last["loss"] == pytest.approx(judged.result()["ours"], rel=1e-4)
+
+
+def test_the_sidecar_evaluator_of_tf_keras_comes_to_the_trainings_own_loss(judged: Cluster) -> None:
+    *_, last = judged.results()["evaluator:0"]["sidecar"]
+    assert last == pytest.approx(judged.result()["sidecar"], rel=1e-4)
 
 
 def failing_beside(args: Any, ctx: Any) -> str:

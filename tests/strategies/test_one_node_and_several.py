@@ -218,14 +218,17 @@ def between_graph(args: dict[str, Any], ctx: Any) -> Any:
     with tf.Graph().as_default():
         here = f"/job:worker/task:{ctx.task_index}"
         with v1.device(here + "/cpu:0"):
-            batch = v1.data.make_one_shot_iterator(ctx.dataset(10)).get_next()
+            rows = ctx.dataset(10).repeat(args["epochs"])
+            if ctx.task_index == args["ends_first"]:
+                rows = rows.take(3)
+            batch = v1.data.make_one_shot_iterator(rows).get_next()
         with v1.device(v1.train.replica_device_setter(cluster=ctx.cluster_spec, worker_device=here)):
             step = v1.train.get_or_create_global_step()
             weights = v1.get_variable("weights", (WIDTH, 1), initializer=v1.zeros_initializer())
             loss = tf.reduce_mean((tf.matmul(batch["x"], weights) - batch["y"][:, None]) ** 2)
             optimizer = v1.train.GradientDescentOptimizer(0.1)
             options: dict[str, Any] = {}
-            if args["sync"]:
+            if args["ends_first"] is not None:
                 optimizer = v1.train.SyncReplicasOptimizer(
                     optimizer, replicas_to_aggregate=ctx.num_workers, total_num_replicas=ctx.num_workers
                 )
@@ -238,18 +241,27 @@ def between_graph(args: dict[str, Any], ctx: Any) -> Any:
     return {"ids": ids, "weights": trained, "on": weights.device, "steps": int(on), "address": address}
 
 
-@pytest.mark.parametrize("sync", [False, True], ids=["asynchronous", "SyncReplicasOptimizer"])
-def test_sessions_and_graphs_train_on_fed_rows(spark: SparkSession, frame: DataFrame, sync: bool) -> None:
-    with launch(between_graph, {"sync": sync}, workers=2, ps=1, chief=False, spark=spark) as cluster:
-        cluster.train(frame, epochs=1)
+@pytest.mark.parametrize(
+    "ends_first", [None, 0, 1], ids=["asynchronous", "SyncReplicasOptimizer, chief first", "and last"]
+)
+def test_sessions_and_graphs_train_on_fed_rows(spark: SparkSession, frame: DataFrame, ends_first: int | None) -> None:
+    args = {"epochs": 3, "ends_first": ends_first}
+    with launch(between_graph, args, workers=2, ps=1, chief=False, spark=spark) as cluster:
+        cluster.train(frame, epochs=3)
     results = cluster.results()
     assert set(results) == {"worker:0", "worker:1"}
-    assert sorted(i for result in results.values() for i in result["ids"]) == list(range(ROWS))
+    if ends_first is None:
+        assert sorted(i for result in results.values() for i in result["ids"]) == sorted(3 * list(range(ROWS)))
+    else:  # the other one gets on alone, to its last row
+        first, last = results[f"worker:{ends_first}"]["ids"], results[f"worker:{1 - ends_first}"]["ids"]
+        assert len(first) == 30
+        assert sorted(last) == sorted(3 * list(set(last)))
+        assert len(set(last)) >= ROWS / 2 - 64
+        assert not set(first) & set(last)
     assert all("/job:ps" in result["on"] for result in results.values())
-    last = max(results.values(), key=lambda result: result["steps"])
-    np.testing.assert_allclose(last["weights"], TRUTH, atol=0.3)
-    places = {result["address"] for result in results.values()}
-    assert len(places) == 2
+    newest = max(results.values(), key=lambda result: result["steps"])
+    np.testing.assert_allclose(newest["weights"], TRUTH, atol=0.3)
+    assert len({result["address"] for result in results.values()}) == 2
 
 
 def test_a_protocol_that_tensorflow_was_built_without_is_refused_before_a_node_starts(spark: SparkSession) -> None:

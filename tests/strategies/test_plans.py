@@ -32,7 +32,7 @@ def test_a_master_node_is_a_chief_by_either_name(name: str) -> None:
         ({"driver_ps_nodes": True}, "driver_ps_nodes: there are no parameter servers"),
         ({"ps": 1, "driver_ps_nodes": 1}, "driver_ps_nodes is True or False"),
         ({"master_node": "boss"}, "master_node='boss': it is 'chief', or 'master'"),
-        ({"master_node": "chief", "chief": False}, "asks for a chief, chief=False for none"),
+        ({"master_node": "chief", "chief": False}, "asks for a chief, and chief=False for none"),
         ({"evaluator_may_fail": True}, "evaluator_may_fail: there is no evaluator"),
         ({"protocol": ""}, "protocol='': it is 'grpc'"),
         ({"protocol": None}, "protocol=None: it is 'grpc'"),

@@ -83,7 +83,7 @@ def test_a_url_that_nobody_knows_says_so() -> None:
     ("given", "becomes"),
     [
         ("file:/tmp/x%20y", "/tmp/x y"),
-        ("file:///tmp/x", "file:///tmp/x"),
+        ("file:///tmp/x", "/tmp/x"),
         ("hdfs://h/x/", "hdfs://h/x"),
         ("/x/../y", "/y"),
     ],

@@ -445,7 +445,7 @@ def test_what_only_hadoop_knows_is_written_and_read_through_it(
 
 def test_a_url_that_nobody_knows_says_what_was_tried(spark: SparkSession, numbers: DataFrame) -> None:
     for call in (lambda: read(spark, "nofs://host/x"), lambda: write(numbers, "nofs://host/x")):
-        with pytest.raises(PlanError, match=r"neither fsspec \(Protocol not known.* nor Spark \(.*nofs"):
+        with pytest.raises(PlanError, match=r"neither fsspec \(Protocol not known.* nor Spark's Hadoop .*nofs"):
             call()
 
 

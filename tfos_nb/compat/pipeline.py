@@ -1,13 +1,146 @@
-"""Spark ML, as TensorFlowOnSpark calls it: wired up in :mod:`tfos_nb.compat._deferred`."""
+"""``pipeline``: Spark ML's Estimator and Model, as TensorFlowOnSpark calls them."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tfos_nb.compat._deferred import PIPELINE, resolve
+from pyspark.ml.param import TypeConverters
+from pyspark.sql import DataFrame, SparkSession
+
+from tfos_nb.compat import util
+from tfos_nb.compat._program import Program
+from tfos_nb.compat.TFCluster import InputMode, _meta, _spark_user
+from tfos_nb.pipeline import estimator, model
+from tfos_nb.pipeline.conversion import TFParams
+from tfos_nb.pipeline.params import (
+    HasBatchSize,
+    HasClusterSize,
+    HasEpochs,
+    HasExportDir,
+    HasGraceSecs,
+    HasInputMapping,
+    HasInputMode,
+    HasMasterNode,
+    HasModelDir,
+    HasNumPS,
+    HasOutputMapping,
+    HasProtocol,
+    HasReaders,
+    HasSignatureDefKey,
+    HasSteps,
+    HasTagSet,
+    HasTensorboard,
+    HasTFRecordDir,
+)
+from tfos_nb.runtime import plan
+from tfos_nb.runtime.arguments import Namespace
+
+__all__ = [
+    "HasBatchSize",
+    "HasClusterSize",
+    "HasEpochs",
+    "HasExportDir",
+    "HasGraceSecs",
+    "HasInputMapping",
+    "HasInputMode",
+    "HasMasterNode",
+    "HasModelDir",
+    "HasNumPS",
+    "HasOutputMapping",
+    "HasProtocol",
+    "HasReaders",
+    "HasSignatureDefKey",
+    "HasSteps",
+    "HasTFRecordDir",
+    "HasTagSet",
+    "HasTensorboard",
+    "Namespace",
+    "TFEstimator",
+    "TFModel",
+    "TFParams",
+    "TFTypeConverters",
+    "get_meta_graph_def",
+    "single_node_env",
+    "yield_batch",
+]
 
 
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return resolve(PIPELINE, name, __name__)
+class TFTypeConverters:
+    """Beside Spark ML's own converters."""
+
+    @staticmethod
+    def toDict(value: Any) -> dict[Any, Any]:  # noqa: N802 - its name
+        """Take a dictionary."""
+        if isinstance(value, Mapping):
+            return dict(value)
+        raise TypeError(f"{value!r} is no dictionary")
+
+
+class TFModel(model.TFModel):
+    """Applies a saved model. Of the DataFrame's columns none stays, as before; ``keep_columns`` keeps some."""
+
+    def __init__(self, tf_args: Any = None, **given: Any) -> None:
+        super().__init__(tf_args)
+        self._setDefault(keep_columns=TypeConverters.toListString([]))
+        self._set_all(given)
+
+
+class TFEstimator(estimator.TFEstimator):
+    """Trains with ``train_fn(args, ctx)``, which gets TensorFlowOnSpark's ``ctx`` and reads ``ctx.get_data_feed(…)``.
+
+    The rows are the columns of ``input_mapping`` in the order of their sorted names.
+    """
+
+    def __init__(self, train_fn: Any = None, tf_args: Any = None, export_fn: Any = None, **given: Any) -> None:
+        super().__init__(train_fn, tf_args, export_fn, **given)
+        self._setDefault(keep_columns=TypeConverters.toListString([]))
+
+    def _fed(self, df: DataFrame, mapping: dict[str, str]) -> DataFrame:
+        return super()._fed(df, {column: column for column in sorted(mapping)})
+
+    def _program(self, train_fn: Any, spark: SparkSession) -> Any:
+        sc, master = spark.sparkContext, self.getMasterNode()
+        meta = _meta(sc, self.getClusterSize(), self.getNumPS(), master, False)
+        program = Program(train_fn, meta["default_fs"], meta["working_dir"], master or "chief", _spark_user(sc))
+        return super()._program(program, spark)
+
+    def _arguments(self, home: str) -> Namespace:
+        args = super()._arguments(home)
+        fed = self.getInputMode() is plan.InputMode.SPARK
+        args.input_mode = InputMode.SPARK if fed else InputMode.TENSORFLOW
+        return args
+
+    def _blank(self) -> TFModel:
+        return TFModel(self.args)
+
+
+def single_node_env(args: Any) -> None:
+    """Have TensorFlow in this process be no part of a cluster; a list is also ``sys.argv``."""
+    if isinstance(args, list):
+        sys.argv = list(args)
+    found = args.get("num_gpus") if isinstance(args, dict) else getattr(args, "num_gpus", None)
+    util.single_node_env(1 if found is None else found)
+
+
+def get_meta_graph_def(saved_model_dir: str, tag_set: str) -> Any:
+    """Return the graph of a SavedModel that has these tags, commas between."""
+    from tensorflow.python.tools import saved_model_utils
+
+    return saved_model_utils.get_meta_graph_def(saved_model_dir, tag_set)
+
+
+def yield_batch(iterable: Iterable[Any], batch_size: int, num_tensors: int = 1) -> Iterator[list[list[Any]]]:
+    """Cut rows into batches: of each, a list for each of the first ``num_tensors`` fields."""
+    batch: list[list[Any]] = [[] for _ in range(num_tensors)]
+    for row in iterable:
+        if row is None:
+            break
+        for place, values in enumerate(batch):
+            values.append(bytes(row[place]) if isinstance(row[place], bytearray) else row[place])
+        if len(batch[0]) >= batch_size:
+            yield batch
+            batch = [[] for _ in range(num_tensors)]
+    if batch[0]:
+        yield batch

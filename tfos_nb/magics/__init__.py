@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,6 +41,20 @@ def load(
     ipython.register_magics(magics, ClusterLines(ipython, magics, provided), SparkLines(ipython, magics))
     install(ipython)
     keep_quiet()
+    _offer_format()
+
+
+def _offer_format() -> None:
+    """Let the session that is there already, if any, read and write TFRecord files by the format's name."""
+    if "pyspark" not in sys.modules:
+        return
+    from tfos_nb.session import active_session
+    from tfos_nb.tfrecord.registration import register_quietly
+
+    with contextlib.suppress(Exception):  # of a Spark that has died, which is no reason to have no magics
+        session = active_session()
+        if session is not None:
+            register_quietly(session)
 
 
 def unload(ipython: InteractiveShell) -> None:

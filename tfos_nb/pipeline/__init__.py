@@ -6,6 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _PLACES = {
+    "KerasEstimator": "tfos_nb.pipeline.keras_estimator",
+    "KerasModel": "tfos_nb.pipeline.keras_model",
+    "TFEstimator": "tfos_nb.pipeline.estimator",
     "TFFeaturizer": "tfos_nb.pipeline.features",
     "TFModel": "tfos_nb.pipeline.model",
     "featurize": "tfos_nb.pipeline.features",
@@ -14,11 +17,24 @@ _PLACES = {
     "register_udf": "tfos_nb.pipeline.sql",
 }
 
-__all__ = ["TFFeaturizer", "TFModel", "featurize", "map_batches", "reduce_batches", "register_udf"]
+__all__ = [
+    "KerasEstimator",
+    "KerasModel",
+    "TFEstimator",
+    "TFFeaturizer",
+    "TFModel",
+    "featurize",
+    "map_batches",
+    "reduce_batches",
+    "register_udf",
+]
 
 if TYPE_CHECKING:
     from tfos_nb.pipeline.blocks import map_batches, reduce_batches
+    from tfos_nb.pipeline.estimator import TFEstimator
     from tfos_nb.pipeline.features import TFFeaturizer, featurize
+    from tfos_nb.pipeline.keras_estimator import KerasEstimator
+    from tfos_nb.pipeline.keras_model import KerasModel
     from tfos_nb.pipeline.model import TFModel
     from tfos_nb.pipeline.sql import register_udf
 

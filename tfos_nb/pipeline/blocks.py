@@ -190,8 +190,9 @@ def reduce_batches(
     if keys:
         sorted_by = kept.columns[: len(keys)]
         return kept.repartition(*sorted_by).sortWithinPartitions(*sorted_by).mapInArrow(task, StructType(columns))
-    parts = kept.mapInArrow(task, StructType(columns)).repartition(1)
-    row = parts.mapInArrow(ReduceTask(source, feeds, batch_size), StructType(columns)).first()
+    places = StructType([StructField(f"c{index}", field.dataType) for index, field in enumerate(columns)])
+    parts = kept.mapInArrow(task, places).repartition(1)
+    row = parts.mapInArrow(ReduceTask(source, feeds, batch_size), places).first()
     if row is None:
         raise FeedFailed("the DataFrame has no rows: there is nothing to reduce")
     return {tensor.name: _value(row[index], tensor) for index, tensor in enumerate(inputs)}

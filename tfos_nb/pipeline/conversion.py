@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark.ml.param import Params
 
+from tfos_nb.runtime.arguments import Namespace
+from tfos_nb.runtime.models import near
 from tfos_nb.runtime.plan import InputMode
 
 __all__ = ["Namespace", "TFParams", "to_count", "to_input_mode", "to_mapping", "to_number", "to_path", "to_text"]
@@ -62,34 +63,6 @@ def to_input_mode(value: Any) -> str:
         raise TypeError(f"{value!r} is neither 'spark' nor 'tensorflow'") from None
 
 
-class Namespace(argparse.Namespace):
-    """The arguments of a program: of a dictionary, an ``argparse.Namespace``, or a list, which becomes ``argv``.
-
-    Examples
-    --------
-    >>> "epochs" in Namespace({"epochs": 3})
-    True
-    >>> Namespace(["--epochs", "3"]).argv
-    ['--epochs', '3']
-    """
-
-    argv: list[str]
-
-    def __init__(self, given: Any = None) -> None:
-        super().__init__()
-        if isinstance(given, (list, tuple)):
-            self.argv = list(given)
-        elif isinstance(given, Mapping):
-            self.__dict__.update(given)
-        elif isinstance(given, argparse.Namespace):
-            self.__dict__.update(vars(given))
-        elif given is not None:
-            raise TypeError(f"tf_args is a {type(given).__name__}: give a dictionary, a Namespace or a list")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.__dict__)
-
-
 class TFParams(Params):
     """Params beside the arguments of a program.
 
@@ -100,6 +73,16 @@ class TFParams(Params):
     """
 
     args: Namespace
+
+    def _set_all(self, given: Mapping[str, Any]) -> None:
+        """Set Params by keywords."""
+        names = [param.name for param in self.params]
+        for name in given:
+            if name not in names:
+                raise TypeError(
+                    f"{type(self).__name__} has no Param {name!r}{near(name, names)}; it has {', '.join(names)}"
+                )
+        self._set(**given)
 
     def merge_args_params(self) -> Namespace:
         """Return a copy of the arguments with every Param that has a value laid over them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from tfos_nb.inference import NULLS
 from tfos_nb.library import Known, find, is_keras_model, keras_bytes, own_classes
 from tfos_nb.pipeline.conversion import Namespace, TFParams
 from tfos_nb.pipeline.storage import ScorerReader, ScorerWriter
-from tfos_nb.runtime.models import Use, near
+from tfos_nb.runtime.models import Use
 
 __all__ = ["HasRows", "Scorer", "one_place"]
 
@@ -96,6 +97,8 @@ class Scorer(HasRows, TFParams, MLReadable[Any], MLWritable):
         Builds the model whose weights a checkpoint has; it takes nothing, or the arguments with the Params.
     custom_objects : dict
         The user's own classes and functions, by the names that the model's file has for them.
+    history : list of dict
+        The metrics of each epoch, where an Estimator of this package has trained the model.
     """
 
     def __init__(self) -> None:
@@ -114,17 +117,8 @@ class Scorer(HasRows, TFParams, MLReadable[Any], MLWritable):
         self.model = model
         self.model_fn = model_fn
         self.custom_objects = dict(custom_objects or {})
+        self.history: list[dict[str, Any]] = []
         self._seen: tuple[Any, Known] | None = None
-
-    def _set_all(self, given: Mapping[str, Any]) -> None:
-        """Set Params by keywords."""
-        names = [param.name for param in self.params]
-        for name in given:
-            if name not in names:
-                raise TypeError(
-                    f"{type(self).__name__} has no Param {name!r}{near(name, names)}; it has {', '.join(names)}"
-                )
-        self._set(**given)
 
     def _place(self) -> Any:
         """Return the model, or where it is."""
@@ -192,6 +186,8 @@ def _takes_one(function: Callable[..., Any]) -> bool:
 
 def _stamp(model: Any) -> tuple[Any, ...]:
     """Tell one content of a model on this machine from another; empty if that cannot be told from outside."""
+    if isinstance(model, bytes):
+        return (hashlib.sha256(model).hexdigest(),)
     if not isinstance(model, (str, os.PathLike)):
         return ()
     path = os.path.expanduser(os.fspath(model))

@@ -26,7 +26,7 @@ _PIECE = 16 << 20
 
 
 class ScorerWriter(MLWriter):
-    """Writes what ``stored()`` of a Transformer gives."""
+    """Writes what ``stored()`` of a Transformer or an Estimator gives."""
 
     def __init__(self, instance: Any) -> None:
         super().__init__()
@@ -39,6 +39,7 @@ class ScorerWriter(MLWriter):
             "args": _jsonable(args),
             "code": {name: _reference(value, name) for name, value in code.items()},
             "model": content is not None,
+            "history": getattr(self.instance, "history", []),
         }
         spark = self.sparkSession
         DefaultParamsWriter.saveMetadata(self.instance, path, spark.sparkContext, extra)
@@ -68,9 +69,12 @@ class ScorerReader(MLReader[Any]):
             raise PlanError(f"{path} holds a {metadata['class']}, not a {kind}: load it with that class")
         instance: Any = self.cls()
         instance._resetUid(metadata["uid"])
-        DefaultParamsReader.getAndSetParams(instance, metadata)
+        unset = [name for name, value in metadata["paramMap"].items() if value is None]  # its own reader refuses it
+        DefaultParamsReader.getAndSetParams(instance, metadata, skipParams=unset)
+        instance._set(**dict.fromkeys(unset))
         code = {name: _found(text) for name, text in metadata["code"].items()}
         instance.restore(metadata["args"], code, _read(spark, f"{path}/model") if metadata["model"] else None)
+        instance.history = metadata.get("history", [])
         return instance
 
 
@@ -99,9 +103,12 @@ def _reference(value: Any, name: str) -> str:
     module, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     text = f"{module}:{qualified}"
     if module in (None, "__main__") or "<" in qualified or _resolved(text) is not value:
+        export = (
+            "" if name.endswith("_fn") else ", or export the model with model.export(DIRECTORY) and use that directory"
+        )
         raise PlanError(
             f"{name} is defined in the notebook or inside a function, where nobody finds it again: put it into a "
-            "module, or export the model with model.export(DIRECTORY) and use that directory"
+            f"module{export}"
         )
     return text
 

@@ -48,10 +48,12 @@ class _Progress:
 
     model: Any
     params: dict[str, Any] | None
-    _supports_tf_logs = True  # tf_keras makes numbers of all logs at each batch for those who do not say this
 
     def __init__(self, report: Callable[..., Any], stop: Stop | None = None) -> None:
-        super().__init__()
+        super().__init__()  # of the callback beside it, which sets what follows to False
+        # tf_keras makes numbers of all logs at each batch for those who do not say this, and it cannot under a
+        # ParameterServerStrategy.
+        self._supports_tf_logs = True
         self._report = report
         self._stop = stop
         self._due = -math.inf

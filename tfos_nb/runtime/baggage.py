@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.payload import _taken_along
+from tfos_nb.runtime.payload import taken_along
 
 __all__ = ["Baggage", "pack", "unpack"]
 
@@ -46,12 +46,12 @@ def pack(baggage: Baggage) -> bytes:
     PlanError
         If something in it cannot travel.
     """
-    if not baggage.custom_objects and baggage.function is None:
+    if not baggage.custom_objects and baggage.function is None and not any(baggage.args):
         return b""
     own = [value for value in (*baggage.custom_objects.values(), baggage.function) if value is not None]
     with contextlib.ExitStack() as stack:
         for value in own:
-            stack.enter_context(_taken_along(value))
+            stack.enter_context(taken_along(value))
         try:
             data: bytes = importlib.import_module("pyspark.cloudpickle").dumps(baggage)
         except Exception as error:

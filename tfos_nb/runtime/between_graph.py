@@ -5,18 +5,29 @@
 - A worker that comes before the chief has initialised the variables looks again only after 30 seconds. Here it looks
   each second.
 - Under SyncReplicasOptimizer a worker waits for a token that is given out with each update. When the others are at
-  their end there are no more updates, and the last one waits for ever. Here each worker leaves tokens when it ends.
-  The chief's thread that makes the updates waits for gradients even then; the session gave it two minutes to end.
+  their end there are no more updates, and the last one waits for ever. Here each worker leaves tokens when it ends, by
+  which the others get on alone.
+- It is the chief that makes the updates. Where it ended first it closed the queue of tokens, and the others lost the
+  rest of their rows. Here it ends last.
+- Its thread that makes the updates waits for gradients even then; the session gave it two minutes to end.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 __all__ = ["monitored_session"]
 
+logger = logging.getLogger(__name__)
+
 _LOOK_EVERY = 1  # seconds
+_LOOK_OFTEN = 0.1  # seconds
+_OTHERS_STAND_STILL = 120.0  # seconds without an update, after which the chief waits for the other workers no longer
 _CHIEF_WITHIN = 600  # seconds
 _THREADS_END_WITHIN = 5  # seconds
 
@@ -43,7 +54,7 @@ def monitored_session(
     optimizer : tf.compat.v1.train.SyncReplicasOptimizer, optional
         The optimizer, if training is synchronous; after its ``apply_gradients``.
     workers : int, optional
-        How many workers there are; for ``optimizer``.
+        How many workers there are; for ``optimizer``. Each of them has to train in such a session.
     hooks : sequence of tf.compat.v1.train.SessionRunHook, optional
         As ``StopAtStepHook``.
     checkpoint_dir : str, optional
@@ -62,7 +73,7 @@ def monitored_session(
     train = tf.compat.v1.train
     hooks = list(hooks)
     if optimizer is not None:
-        hooks += [optimizer.make_session_run_hook(is_chief, num_tokens=0), _tokens_at_the_end(optimizer, workers)]
+        hooks += [optimizer.make_session_run_hook(is_chief, num_tokens=0), _at_the_end(optimizer, workers, is_chief)]
     scaffold = train.Scaffold()
     if not is_chief:
         creator = _patient_creator(scaffold, server.target, config)
@@ -98,19 +109,35 @@ def _patient_creator(scaffold: Any, target: str, config: Any) -> Any:
     return PatientCreator()
 
 
-def _tokens_at_the_end(optimizer: Any, workers: int) -> Any:
-    """Make the hook by which a worker that ends leaves tokens for those that still wait for one."""
+def _at_the_end(optimizer: Any, workers: int, is_chief: bool) -> Any:
+    """Make the hook by which a worker that ends lets the others get on, and the chief waits for them."""
     import tensorflow as tf
 
-    class TokensAtTheEnd(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-        """Gives out as many tokens as there are workers."""
+    class AtTheEnd(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+        """Gives out as many tokens as there are workers, and counts those that have ended."""
 
         def begin(self) -> None:
-            """Build the operation, while the graph can still be changed."""
+            """Build the operations, while the graph can still be changed."""
+            self._step = tf.compat.v1.train.get_global_step()
             self._leave = optimizer.get_init_tokens_op(workers)
+            with tf.device(self._step.device):
+                ended = tf.queue.FIFOQueue(workers, [tf.int32], [()], shared_name="tfos_nb_ended")
+                self._tell, self._ended = ended.enqueue(1), ended.size()
 
         def end(self, session: Any) -> None:
-            """Leave them."""
-            session.run(self._leave)
+            """Leave tokens; the chief stays until the others are through, and makes their updates."""
+            with contextlib.suppress(tf.errors.CancelledError):  # the chief has gone all the same
+                session.run(self._leave)
+            if not is_chief:
+                session.run(self._tell)
+                return
+            reached, since = -1, time.monotonic()
+            while (seen := session.run([self._ended, self._step]))[0] < workers - 1:
+                if seen[1] != reached:
+                    reached, since = seen[1], time.monotonic()
+                elif time.monotonic() - since > _OTHERS_STAND_STILL:
+                    logger.warning("%d of %d other workers have not ended", workers - 1 - seen[0], workers - 1)
+                    return
+                threading.Event().wait(_LOOK_OFTEN)  # a queue on the ps wakes nobody here
 
-    return TokensAtTheEnd()
+    return AtTheEnd()

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.vectors import dense_rows, first_size, is_vector, sparse_rows
+from tfos_nb.runtime.vectors import dense_rows, first_size, is_vector, shown, sparse_rows
 
 __all__ = ["Column", "arrays_of", "columns_of", "first_lengths", "sparse_of"]
 
@@ -131,7 +131,7 @@ def _array_of(values: pa.Array, column: Column, fill: Any) -> np.ndarray[Any, An
         return dense_rows(_vectors(values, column, fill), column.shape[0], column.name)
     _refuse_other_type(values, column)
     for level, length in enumerate(column.shape):
-        values = _flatten(_without_nulls(values, column, level, fill), length, column)
+        values = _flatten(_without_nulls(values, column, level, fill), length, column, level)
     values = _without_nulls(values, column, len(column.shape), fill)
     if column.dtype.hasobject:
         values = values.cast(pa.large_binary() if pa.types.is_large_string(values.type) else pa.binary())
@@ -195,7 +195,7 @@ def _without_nulls(values: pa.Array, column: Column, level: int, fill: Any) -> p
         raise FeedFailed(f"fill={{{column.name!r}: {fill!r}}}: column {column.name!r} holds {values.type}") from None
 
 
-def _flatten(values: pa.Array, length: int, column: Column) -> pa.Array:
+def _flatten(values: pa.Array, length: int, column: Column, level: int) -> pa.Array:
     if pa.types.is_fixed_size_list(values.type):
         lengths_match, worst = values.type.list_size == length or not len(values), 0
     else:
@@ -203,10 +203,11 @@ def _flatten(values: pa.Array, length: int, column: Column) -> pa.Array:
         wrong = np.flatnonzero(lengths != length)
         lengths_match, worst = not wrong.size, int(wrong[0]) if wrong.size else 0
     if not lengths_match:
-        found = len(values[worst])
+        found, row = len(values[worst]), worst // max(1, math.prod(column.shape[:level]))
         raise FeedFailed(
-            f"column {column.name!r} holds a list of {found} values where the first row's has {length}: "
-            "a dense tensor needs lists of one length. Pad or cut them in Spark, for example with "
+            f"column {column.name!r} holds a list of {found} values where the first row's has {length} "
+            f"({shown(values[worst].as_py())}, {row + 1} rows into a block): a dense tensor needs lists of one "
+            "length. Pad or cut them in Spark, for example with "
             f"slice(concat({column.name}, array_repeat(0, {length})), 1, {length})"
         )
     return values.flatten()

@@ -93,7 +93,7 @@ class NodeContext(Roles, RowFeeds, Sources):
         self._failed = failed
         self._serving = serving
         self._saving = saving
-        watch_fit(lambda: passes.begun, self.stop_feeding)
+        watch_fit(self._passes_begun, self.stop_feeding)
 
     def dataset(
         self,
@@ -176,8 +176,7 @@ class NodeContext(Roles, RowFeeds, Sources):
             class_weight,
             sparse,
         )
-        source = self._passes if queue == DEFAULT_QUEUE else self._rows().queues.of(queue)
-        return build_dataset(source, options, self._failed)
+        return build_dataset(self._queue(queue), options, self._failed)
 
     def report(
         self,

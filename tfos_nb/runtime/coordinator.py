@@ -29,7 +29,7 @@ import pyarrow as pa
 from tfos_nb.errors import FeedFailed, TfosError
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.columns import Column
-from tfos_nb.runtime.dataset import DatasetOptions, _Blocks, _choose, _Pairs
+from tfos_nb.runtime.dataset import Blocks, DatasetOptions, Pairs, chosen_columns
 from tfos_nb.runtime.ledger import FeedSchema
 from tfos_nb.runtime.passes import Passes, Spill
 from tfos_nb.runtime.strategy import disable_auto_shard
@@ -140,9 +140,9 @@ class LocalFeed:
         with self._turn:
             if self._live is not None:
                 self._live.close()
-            self._columns = _choose(described, DatasetOptions(1, columns=asked.columns, fill=asked.fill))
+            self._columns = chosen_columns(described, DatasetOptions(1, columns=asked.columns, fill=asked.fill))
             passes: Any = _Repeated(self._passes, self._stopping) if asked.repeat else self._passes
-            self._live = _Blocks(passes, self._columns, asked.fill, _log_failure)()  # type: ignore[assignment]
+            self._live = Blocks(passes, self._columns, asked.fill, _log_failure)()  # type: ignore[assignment]
             self._number += 1
             return np.int64(self._number)
 
@@ -230,7 +230,7 @@ def fed_columns(options: DatasetOptions, stopping: threading.Event) -> tuple[Col
         with tf.device("/job:worker/replica:0/task:0/device:CPU:0"):
             (answer,) = tf.raw_ops.PyFunc(input=[], token=_TOKEN + "describe", Tout=[tf.string])
         described = wire.decode(answer.numpy())
-    return _choose(described.schema, options)
+    return chosen_columns(described.schema, options)
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ class FedDataset:
         else:
             dataset = dataset.rebatch(options.batch_size, drop_remainder=options.drop_remainder)
         if options.x is not None:
-            dataset = dataset.map(_Pairs(options.x, options.y, options.sample_weight))
+            dataset = dataset.map(Pairs(options.x, options.y, options.sample_weight))
         return disable_auto_shard(dataset.prefetch(options.prefetch))
 
 

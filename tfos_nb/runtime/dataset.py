@@ -19,7 +19,7 @@ from tfos_nb.runtime.strategy import disable_auto_shard
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["DatasetOptions", "Source", "build_dataset"]
+__all__ = ["Blocks", "DatasetOptions", "Names", "Pairs", "Source", "build_dataset", "chosen_columns"]
 
 Names = str | Sequence[str] | None
 
@@ -80,8 +80,24 @@ def _listed(names: Names) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Blocks:
-    """The generator that TensorFlow calls at the start of each iteration: one call, one pass."""
+class Blocks:
+    """The generator that TensorFlow calls at the start of each iteration: one call, one pass.
+
+    Parameters
+    ----------
+    source : Source
+        The rows.
+    columns : tuple of Column
+        Those that are wanted.
+    fill : mapping
+        What to put for a null, by column.
+    failed : callable
+        Told of a row that has no tensor, before TensorFlow makes an error of its own of it.
+    sparse : frozenset of str
+        The columns that become sparse tensors.
+    weigh : tuple, optional
+        The column of the classes, and the weights by class.
+    """
 
     source: Source
     columns: tuple[Column, ...]
@@ -91,6 +107,7 @@ class _Blocks:
     weigh: tuple[str, Mapping[Any, float]] | None = None
 
     def __call__(self) -> Iterator[dict[str, Any]]:
+        """Give out one pass' blocks, as arrays by column."""
         try:
             for block in self.source.next_pass() or ():
                 self._check(block)
@@ -141,10 +158,10 @@ def build_dataset(
             "no rows will come: the cluster was not given any. Feed it with --data VAR, or cluster.train(df), before "
             "cluster.wait() or the end of its with block"
         )
-    columns = _choose(schema, options, decode is None)
+    columns = chosen_columns(schema, options, decode is None)
     weigh = (str(options.y), options.class_weight) if options.class_weight is not None else None
     early = weigh if decode is None else None
-    blocks = _Blocks(source, columns, dict(options.fill), failed, frozenset(options.sparse), early)
+    blocks = Blocks(source, columns, dict(options.fill), failed, frozenset(options.sparse), early)
     dataset = _batches(blocks, options)
     if decode is not None:
         dataset = dataset.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
@@ -152,12 +169,12 @@ def build_dataset(
     if weigh is not None and decode is not None:
         dataset = dataset.map(_Weigh(*weigh))
     if options.x is not None:
-        dataset = dataset.map(_Pairs(options.x, options.y, options.sample_weight, weigh is not None))
+        dataset = dataset.map(Pairs(options.x, options.y, options.sample_weight, weigh is not None))
     # The rows of a node are its share already.
     return disable_auto_shard(dataset.prefetch(options.prefetch))
 
 
-def _batches(blocks: _Blocks, options: DatasetOptions) -> tf.data.Dataset:
+def _batches(blocks: Blocks, options: DatasetOptions) -> tf.data.Dataset:
     import tensorflow as tf
 
     signature = {column.name: _spec(column, column.name in blocks.sparse) for column in blocks.columns}
@@ -185,7 +202,14 @@ def _spec(column: Column, sparse: bool) -> Any:
     return tf.TensorSpec((None, *column.shape), tf.string if column.dtype.hasobject else column.dtype)
 
 
-def _choose(schema: FeedSchema, options: DatasetOptions, by_name: bool = True) -> tuple[Column, ...]:
+def chosen_columns(schema: FeedSchema, options: DatasetOptions, by_name: bool = True) -> tuple[Column, ...]:
+    """Return the columns that are asked for, or all of them if not ``by_name``.
+
+    Raises
+    ------
+    FeedFailed
+        For a column that is not there or has no tensor, naming it.
+    """
     fields = pa.ipc.read_schema(pa.py_buffer(schema.schema))
     wanted = options.wanted() if by_name else None
     names = list(fields.names) if wanted is None else list(dict.fromkeys(wanted))
@@ -224,7 +248,7 @@ class _Weigh:
 
 
 @dataclass(frozen=True)
-class _Pairs:
+class Pairs:
     """Turn {column: tensor} into what Keras' fit takes: (x, y) or (x, y, sample_weight)."""
 
     x: Names
@@ -233,6 +257,7 @@ class _Pairs:
     weighed: bool = False
 
     def __call__(self, element: dict[str, Any]) -> Any:
+        """Take ``(x, y, sample_weight)``, as far as they are asked for, out of an element."""
         parts = [_picked(element, self.x)]
         if self.y is not None or self.sample_weight is not None:
             parts.append(_picked(element, self.y))

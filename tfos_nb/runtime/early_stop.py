@@ -19,15 +19,15 @@ __all__ = ["watch_fit"]
 _FLAVOURS = ("keras", "tf_keras")
 
 
-def watch_fit(begun: Callable[[], int], enough: Callable[[], object]) -> None:
+def watch_fit(begun: Callable[[], dict[str, int]], enough: Callable[[str], object]) -> None:
     """Have every ``fit`` of Keras 3 and of tf_keras tell when it was ended early.
 
     Parameters
     ----------
     begun : callable
-        Counts the passes that were begun: only a ``fit`` that has begun one ends the feed.
+        Counts the passes that were begun, by queue: only a ``fit`` that has begun one ends a feed.
     enough : callable
-        Called after such a ``fit`` if ``model.stop_training`` is set.
+        Called after such a ``fit``, with the queue's name, if ``model.stop_training`` is set.
     """
     watch = _Watch(begun, enough)
     for flavour in _FLAVOURS:
@@ -39,8 +39,8 @@ def watch_fit(begun: Callable[[], int], enough: Callable[[], object]) -> None:
 
 @dataclass(frozen=True)
 class _Watch:
-    begun: Callable[[], int]
-    enough: Callable[[], object]
+    begun: Callable[[], dict[str, int]]
+    enough: Callable[[str], object]
 
     def __call__(self, keras: Any) -> None:
         """Wrap ``Model.fit`` of a Keras."""
@@ -53,8 +53,9 @@ class _Watch:
         def fit_that_tells(model: Any, *args: Any, **kwargs: Any) -> Any:
             before = self.begun()
             history = fit(model, *args, **kwargs)
-            if getattr(model, "stop_training", False) and self.begun() != before:
-                self.enough()
+            if getattr(model, "stop_training", False):
+                for queue in [name for name, count in self.begun().items() if count != before[name]]:
+                    self.enough(queue)
             return history
 
         return fit_that_tells

@@ -38,7 +38,7 @@ from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.runtime.passes import Passes
 from tfos_nb.runtime.wire import message
 
-__all__ = ["CHUNK_BYTES", "FeedServer", "FeedTicket", "NodeStream"]
+__all__ = ["CHUNK_BYTES", "FeedServer", "FeedTicket", "FewerRows", "NodeStream"]
 
 Exchange = Callable[[bytes, Any, Any], None]
 
@@ -213,6 +213,10 @@ class FeedServer:
 # --- the Spark task's end -----------------------------------------------------------------------------------------
 
 
+class FewerRows(FeedFailed):
+    """A node has more rows of a partition than this attempt has read: its input was broken off, or is another one."""
+
+
 @dataclass
 class NodeStream:
     """A DoPut stream to one node."""
@@ -279,7 +283,7 @@ class NodeStream:
     def finish(self) -> bool:
         """Wait for the node's acknowledgement; tell whether it keeps the rows."""
         if self._offered < self._position.row:
-            raise FeedFailed(
+            raise FewerRows(
                 f"partition {self.ticket.partition} gave fewer rows when Spark ran it again: {self.node} has row "
                 f"{self._position.row} already, and the last one now is {self._offered}. {_KEEP_ROWS_ALIKE}"
             )

@@ -17,7 +17,7 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime import ledger
 from tfos_nb.runtime.columns import first_lengths
 from tfos_nb.runtime.door import DoorAddress, DoorClient
-from tfos_nb.runtime.feed import CHUNK_BYTES, FeedTicket, NodeStream
+from tfos_nb.runtime.feed import CHUNK_BYTES, FeedTicket, FewerRows, NodeStream
 from tfos_nb.runtime.rows import batches_of_rows
 
 __all__ = ["FeedTask"]
@@ -48,6 +48,8 @@ class FeedTask:
             batches = batches_of_rows(items) if self.rows else items
             try:
                 sent = _send_partition(self, partition, batches, door)
+            except FewerRows:
+                raise  # Spark knows whether it gave all there is: if not, it tries again, and this is nobody's error
             except FeedFailed as error:
                 door.ask(ledger.PartitionFailed(self.feed, partition, str(error)))
                 raise
@@ -76,8 +78,7 @@ def _send_partition(task: FeedTask, partition: int, batches: Iterable[pa.RecordB
                 continue
             if sender is None:
                 sender = stack.enter_context(_PartitionSender(task, partition, batch, door))
-            if not sender.done:
-                sender.send(batch)
+            sender.send(batch)
         return sender.finish() if sender is not None else 0
 
 
@@ -91,7 +92,6 @@ class _PartitionSender:
         answer: ledger.Places = door.ask(question)
         if answer.refused:
             raise FeedFailed(answer.refused)
-        self.done = answer.done
         self._places = answer.places
         self._local = tuple(node for node, place in answer.places.items() if os.path.exists(place.socket))
         self._only = next(iter(answer.places)) if len(answer.places) == 1 else None
@@ -107,10 +107,7 @@ class _PartitionSender:
         offset = 0
         while offset < batch.num_rows:
             if self._only is None and self._row >= self._segment_end:
-                if not self._claim_ahead():
-                    self.done = True  # another attempt was faster, and has sent all there is
-                    return
-                self._node = self._ahead.popleft()
+                self._node = self._next_node()
                 self._segment_end = ledger.segment_end(self._row)
             count = min(batch.num_rows - offset, self._chunk_rows)
             if self._only is None:
@@ -119,12 +116,12 @@ class _PartitionSender:
             offset += count
             self._row += count
 
-    def _claim_ahead(self) -> bool:
-        """Ask the door for the nodes of the next segments, some at once; whether there is one."""
+    def _next_node(self) -> str:
+        """Return the next segment's node; the door is asked for those of some segments at once."""
         if not self._ahead:
             claim = ledger.ClaimSegments(self._task.feed, self._partition, self._row, _CLAIMED_AHEAD, self._local)
             self._ahead.extend(self._door.ask(claim))
-        return bool(self._ahead)
+        return self._ahead.popleft()
 
     def _stream(self, schema: pa.Schema) -> NodeStream:
         if self._node not in self._streams:
@@ -135,10 +132,12 @@ class _PartitionSender:
         return self._streams[self._node]
 
     def finish(self) -> int:
-        """Wait until every node has acknowledged its rows; tell the driver; return how many rows there were."""
-        if not self.done:
-            spilled = all([stream.finish() for stream in self._streams.values()])  # noqa: C419 - every one has to
-            self._door.ask(ledger.PartitionDone(self._task.feed, self._partition, self._row, spilled))
+        """Wait until every node has acknowledged its rows; tell the driver; return how many rows there were.
+
+        The input may have been broken off, which cannot be seen from here: see :mod:`tfos_nb.runtime.ledger`.
+        """
+        spilled = all([stream.finish() for stream in self._streams.values()])  # noqa: C419 - every one has to
+        self._door.ask(ledger.PartitionDone(self._task.feed, self._partition, self._row, spilled))
         return self._row
 
     def __enter__(self) -> _PartitionSender:

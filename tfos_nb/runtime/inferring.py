@@ -255,14 +255,20 @@ class _Exchange:
             if self.node not in places:
                 raise FeedFailed(f"no node of cluster {task.cluster} answers rows any more: the last has just ended")
             self._client = connect(places[self.node], self.node in local)
+            self._writer, self._reader = self._begun(task.ticket(self._partition, attempt))
         except BaseException:
             self._door.close()
             raise
-        options = flight.FlightCallOptions(headers=[(_TOKEN_HEADER, task.door.token.encode())])
-        descriptor = flight.FlightDescriptor.for_command(wire.encode(task.ticket(self._partition, attempt)))
-        self._writer, self._reader = self._client.do_exchange(descriptor, options)
         self._schema = schema
         self._sending: threading.Thread | None = None
+
+    def _begun(self, ticket: Ticket) -> Any:
+        """Open the stream; that its node has just gone shows here, or when an answer is read."""
+        options = flight.FlightCallOptions(headers=[(_TOKEN_HEADER, self._task.door.token.encode())])
+        try:
+            return self._client.do_exchange(flight.FlightDescriptor.for_command(wire.encode(ticket)), options)
+        except (pa.ArrowException, flight.FlightError) as error:
+            self._ask_why(f"{self.node} took no row of partition {self._partition}: {str(error).splitlines()[0]:.200}")
 
     def _places(self) -> dict[str, FeedPlace]:
         answer: InferencePlaces = self._ask(AskPlaces(self._task.queue))

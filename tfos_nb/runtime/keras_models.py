@@ -56,7 +56,16 @@ def read_keras(path: str, use: Use) -> Any:
         return keras.models.load_model(path, compile=False, custom_objects=custom or None)
     except Exception as error:
         written = f" (written by Keras {version or 'of unknown version'}, read by {flavour} {keras.__version__})"
+        if _is_newer(version, keras.__version__):
+            told = f"it is of a newer Keras than the executors have: install that version there, or {_EXPORT}"
+            raise ModelUnusable(told + written) from error
         raise ModelUnusable(why_not_loaded(error) + written) from error
+
+
+def _is_newer(version: str, here: str) -> bool:
+    """Whether a version is newer than another, to the second number."""
+    numbers = [[int(part) for part in re.findall(r"\d+", text)[:2]] for text in (version, here)]
+    return numbers[0] > numbers[1]
 
 
 def _by_registered_names(custom: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -4,8 +4,11 @@ A partition of the DataFrame is cut into segments, by the numbers of its rows al
 partition cuts it alike. The ledger at the door gives each segment to the node that has the fewest rows so far (one on
 the same host, all else equal) and remembers it. A retried or speculative task is told the same places again, and each
 node knows how far it has come in each partition (:mod:`tfos_nb.runtime.passes`): no row twice, no row lost, whatever
-the
-number of slots and however uneven the partitions.
+the number of slots and however uneven the partitions.
+
+A task whose input breaks off, because Spark has ended it or could not read on, sees the same end as one that has read
+all: PySpark closes the stream in either case. So what a task says of a partition's end holds until another attempt
+comes further, and is final when Spark's job has succeeded.
 
 Segments begin small and grow, so that a small DataFrame is shared out evenly and a big one costs few questions.
 """
@@ -131,10 +134,9 @@ class OpenPartition:
 @message
 @dataclass(frozen=True)
 class Places:
-    """Where the nodes take rows. ``done``: the partition has been delivered already. ``refused`` says why not."""
+    """Where the nodes take rows. ``refused`` says why not."""
 
     places: dict[str, FeedPlace] = field(default_factory=dict)
-    done: bool = False
     refused: str = ""
 
 
@@ -153,7 +155,7 @@ class ClaimSegments:
 @message
 @dataclass(frozen=True)
 class PartitionDone:
-    """Statement: the nodes have acknowledged all ``rows`` of the partition; ``spilled`` tells that all were kept."""
+    """Statement: the nodes have acknowledged all ``rows`` that this attempt read; ``spilled``: all were kept."""
 
     feed: int
     partition: int
@@ -180,61 +182,86 @@ class FeedLedger:
         The feed's number in its cluster.
     nodes : iterable of str
         The nodes that are fed.
+
+    Attributes
+    ----------
+    claimed : dict of str to int
+        About how many rows each node gets, by which the next segment's node is chosen. A segment counts in full when it
+        is claimed, and some are claimed ahead; what was not filled is put right when its partition is finished.
+    spilled : bool
+        Whether all rows were kept.
     """
 
     def __init__(self, feed: int, nodes: Iterable[str]) -> None:
         self.feed = feed
         self.claimed = dict.fromkeys(nodes, 0)
         self.spilled = True
-        self._places: dict[int, dict[int, str]] = {}
+        self._places: dict[int, dict[int, _Claim]] = {}
         self._totals: dict[int, int] = {}
 
     def claim(self, partition: int, start: int, local: Iterable[str] = ()) -> str:
         """Return the node of a segment: the one remembered, else the one with the fewest rows so far."""
-        places = self._places.setdefault(partition, {})
-        if start not in places:
+        claims = self._places.setdefault(partition, {})
+        if start not in claims:
             rows = segment_end(start) - start
             near = frozenset(local)
-            places[start] = min(
-                self.claimed, key=lambda name: (self.claimed[name] + (0 if name in near else rows), name)
-            )
-            self.claimed[places[start]] += rows
-        return places[start]
+            node = min(self.claimed, key=lambda name: (self.claimed[name] + (0 if name in near else rows), name))
+            claims[start] = _Claim(node, rows)
+            self.claimed[node] += rows
+        return claims[start].node
 
     def claim_many(self, partition: int, start: int, count: int, local: Iterable[str] = ()) -> list[str]:
-        """Return the nodes of some segments in a row; of a partition that is done, no more than it had."""
+        """Return the nodes of some segments in a row."""
         nodes = []
         for _ in range(count):
-            if start >= self._totals.get(partition, start + 1):
-                break
             nodes.append(self.claim(partition, start, local))
             start = segment_end(start)
         return nodes
 
     def finish(self, partition: int, rows: int, spilled: bool = True) -> None:
-        """Record that all rows of a partition have been acknowledged.
+        """Record that an attempt has come to a partition's end, and that all ``rows`` of it have been acknowledged.
 
-        The segments are counted at their full size when they are claimed, some of them ahead; here those that were not
-        filled are put right.
+        One that was broken off says so too: the attempt that came furthest counts.
         """
-        if partition in self._totals:
-            return
-        self._totals[partition] = rows
-        self.spilled &= spilled
-        for start, node in self._places.get(partition, {}).items():
-            end = segment_end(start)
-            self.claimed[node] -= max(0, end - max(start, rows))
+        before = self._totals.get(partition)
+        if before is None or rows > before:
+            self._totals[partition] = rows
+            self.spilled &= spilled
+        total = self._totals[partition]
+        for start, claim in self._places.get(partition, {}).items():
+            filled = _filled(start, total)
+            self.claimed[claim.node] += filled - claim.counted
+            claim.counted = filled
 
-    def is_done(self, partition: int) -> bool:
-        """Whether the partition has been delivered."""
-        return partition in self._totals
+    def shares(self) -> dict[str, int]:
+        """Return how many rows each node has been sent, in the partitions that an attempt has come to the end of."""
+        if len(self.claimed) == 1:  # a single node's segments need not be claimed
+            return dict.fromkeys(self.claimed, self.rows)
+        shares = dict.fromkeys(self.claimed, 0)
+        for partition, total in self._totals.items():
+            for start, claim in self._places.get(partition, {}).items():
+                shares[claim.node] += _filled(start, total)
+        return shares
 
     @property
     def partitions_done(self) -> int:
-        """How many partitions have been delivered."""
+        """How many partitions an attempt has come to the end of."""
         return len(self._totals)
 
     @property
     def rows(self) -> int:
-        """How many rows have been acknowledged, in partitions that are complete."""
+        """How many rows have been acknowledged, in these partitions."""
         return sum(self._totals.values())
+
+
+@dataclass
+class _Claim:
+    """Whose a segment is, and with how many rows it has been counted."""
+
+    node: str
+    counted: int
+
+
+def _filled(start: int, total: int) -> int:
+    """Return how many rows of a segment there are in a partition of so many."""
+    return max(0, min(segment_end(start), total) - start)

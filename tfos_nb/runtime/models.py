@@ -19,11 +19,14 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfos_nb.runtime.wire import message
+
+if TYPE_CHECKING:
+    from tfos_nb.runtime.heads import Head
 
 __all__ = [
     "SERVING",
@@ -99,6 +102,8 @@ class Use:
         Empty: those of the signature.
     layer : str, int or None
         What comes out of this layer of a Keras model, by its name or its place, is the output.
+    head : Head or None
+        How the only output is read, for a classifier's columns.
     code : bytes
         Code of the user's that the model needs, from :func:`tfos_nb.runtime.baggage.pack`; it comes with Spark's task.
     """
@@ -108,6 +113,7 @@ class Use:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     layer: str | int | None = None
+    head: Head | None = None
     code: bytes = field(default=b"", repr=False)
 
 
@@ -150,9 +156,12 @@ def load(path: str, use: Use = WHOLE) -> Model:
         kind, function = (
             ("saved_models", "load_saved_model") if is_saved_model(path) else ("checkpoints", "load_checkpoint")
         )
-    # The readers refer to this module.
+    # The readers, and the heads, refer to this module.
     read: Callable[[str, Use], Model] = getattr(importlib.import_module(f"tfos_nb.runtime.{kind}"), function)
-    return read(path, use)
+    if use.head is None:
+        return read(path, use)
+    model: Model = importlib.import_module("tfos_nb.runtime.heads").with_head(read(path, use), use.head)
+    return model
 
 
 def check_file(path: str) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from tfos_nb.errors import PlanError
 
-__all__ = ["pack", "unpack"]
+__all__ = ["pack", "taken_along", "unpack"]
 
 logger = logging.getLogger(__name__)
 
@@ -64,10 +64,8 @@ def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None 
     _check_signature(main)
     if not callable(main):
         raise PlanError(f"main is a {type(main).__name__}, not a function that takes (args, ctx)")
-    function = main
-    while isinstance(function, functools.partial):
-        function = function.func
-    with _taken_along(function):
+    function = _innermost(main)
+    with taken_along(function):
         culprit = next(_culprits(function, args), None)
         if culprit is not None:
             raise PlanError(culprit)
@@ -78,7 +76,22 @@ def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None 
             _name_of(main),
             len(data) >> 20,
         )
-    return pickle.dumps((data, dict(sources or _sources_of(main))))
+    return pickle.dumps((data, dict(sources or _sources_of(function))))
+
+
+def _innermost(main: Any) -> Any:
+    """Return the user's own function inside partials, and inside the callable objects of this package."""
+    while True:
+        if isinstance(main, functools.partial):
+            main = main.func
+        elif _package_of(type(main)) == _package_of(_innermost) and hasattr(main, "__wrapped__"):
+            main = main.__wrapped__
+        else:
+            return main
+
+
+def _package_of(value: Any) -> str:
+    return str(value.__module__).partition(".")[0]
 
 
 def _check_signature(main: Callable[..., Any]) -> None:
@@ -108,8 +121,11 @@ def _dumps(main: Callable[..., Any], args: Any) -> bytes:
 
 
 @contextlib.contextmanager
-def _taken_along(main: Callable[..., Any]) -> Iterator[None]:
-    """Take the function's own module along by value, unless it is installed: the nodes need not have a user's file."""
+def taken_along(main: Callable[..., Any]) -> Iterator[None]:
+    """Take the function's own module along by value, unless it is installed: the nodes need not have a user's file.
+
+    That holds for what is pickled inside the block.
+    """
     cloudpickle = _cloudpickle()
     module = sys.modules.get(getattr(main, "__module__", None) or "")
     file = getattr(module, "__file__", None) or ""
@@ -126,7 +142,9 @@ def _taken_along(main: Callable[..., Any]) -> Iterator[None]:
 
 def _is_installed(name: str, file: str) -> bool:
     package = name.partition(".")[0]
-    return package in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file
+    if package in sys.stdlib_module_names or package == __name__.partition(".")[0]:  # this package: nodes have it
+        return True
+    return "site-packages" in file or "dist-packages" in file
 
 
 def unpack(payload: bytes) -> tuple[Callable[..., Any], Any]:
@@ -136,15 +154,17 @@ def unpack(payload: bytes) -> tuple[Callable[..., Any], Any]:
     for filename, text in sources.items():
         linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     main, args = pickle.loads(data)  # noqa: S301
-    code = getattr(main, "__code__", None)
+    function = _innermost(main)
+    code = getattr(function, "__code__", None)
     if code is not None and code.co_flags & __future__.annotations.compiler_flag:
         # AutoGraph looks for this name to compile annotations as the function's module did; pickling leaves it behind.
-        main.__globals__.setdefault("annotations", __future__.annotations)
+        function.__globals__.setdefault("annotations", __future__.annotations)
     return main, args
 
 
 def _name_of(main: Callable[..., Any]) -> str:
-    return getattr(main, "__name__", type(main).__name__)
+    function = _innermost(main)
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _sources_of(main: Callable[..., Any]) -> dict[str, str]:

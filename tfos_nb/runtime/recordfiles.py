@@ -1,7 +1,7 @@
 """TFRecord files: where each record is, the records themselves, and what is in them.
 
-The format (tensorflow/core/lib/io/record_writer.h): a record is its length (8 bytes, little endian), a checksum of that
-(4), the data, and a checksum of the data (4). To count the records is to hop from one to the next.
+The frame of a record is in :mod:`tfos_nb.runtime.tfrecord.framing`. To count the records is to hop from one to the next
+by their lengths alone; the checksums are verified when the records are read.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.files import File, Span, naming
+from tfos_nb.runtime.tfrecord.framing import is_framed, scan
 
 __all__ = ["TFRecords"]
 
@@ -73,7 +74,7 @@ class TFRecords:
             stop = len(places) - 1 if span.stop is None else span.stop
             with naming(span.file), _content(span.file) as content:
                 for at in range(span.start, stop, _BLOCK_RECORDS):
-                    yield _records(content, places[at : min(at + _BLOCK_RECORDS, stop) + 1])
+                    yield _records(span.file, content, places[at : min(at + _BLOCK_RECORDS, stop) + 1])
 
     def first(self) -> pa.RecordBatch:
         """Return the first record."""
@@ -94,10 +95,9 @@ class TFRecords:
 def _length_of(file: File, head: bytes, at: int) -> int:
     if len(head) < _BEFORE:
         raise FeedFailed(f"{file.url} ends within a record, at byte {at}: it was not written to its end")
-    length, told = int(_LENGTH.unpack_from(head)[0]), struct.unpack_from("<I", head, 8)[0]
-    if told != _masked_crc(head[:8]):
+    if not is_framed(head):
         raise FeedFailed(f"{file.url} is no TFRecord file, or is damaged: the checksum at byte {at} is wrong")
-    return length
+    return int(_LENGTH.unpack_from(head)[0])
 
 
 def _places_in(file: File, content: _Content) -> np.ndarray[Any, Any]:
@@ -114,14 +114,17 @@ def _places_in(file: File, content: _Content) -> np.ndarray[Any, Any]:
     return np.array(places, dtype=np.int64)
 
 
-def _records(content: _Content, places: np.ndarray[Any, Any]) -> pa.RecordBatch:
-    """Cut records out of the bytes that hold them, in one piece and without a copy of each."""
-    base = int(places[0])
-    data = np.frombuffer(content.read(base, int(places[-1]) - base), np.uint8)
-    if len(data) < places[-1] - base:
-        raise EOFError(f"it ends before byte {int(places[-1])}; was it changed while it is read?")
-    starts, ends = places[:-1] - base + _BEFORE, places[1:] - base - _AFTER
-    records = [data[start:end].tobytes() for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+def _records(file: File, content: _Content, places: np.ndarray[Any, Any]) -> pa.RecordBatch:
+    """Cut records out of the bytes that hold them, and verify their checksums."""
+    base, size = int(places[0]), int(places[-1] - places[0])
+    data = content.read(base, size)
+    if len(data) < size:
+        raise EOFError(f"it ends before byte {base + size}; was it changed while it is read?")
+    found = scan(data, size)
+    good = int(found.good.argmin()) if not found.good.all() else len(found.good)
+    if good < len(places) - 1:
+        raise FeedFailed(f"{file.url} is damaged: the checksum of the record at byte {int(places[good])} is wrong")
+    records = [data[start:end] for start, end in zip(found.starts.tolist(), found.ends.tolist(), strict=True)]
     return pa.RecordBatch.from_pydict({"record": pa.array(records, pa.binary())})
 
 
@@ -198,16 +201,3 @@ def _features_of(record: bytes) -> dict[str, Any]:
             raise FeedFailed(f"feature {name!r} is empty in the first record: say with features={{…}} what it is")
         found[name] = tf.io.FixedLenFeature([] if values == 1 else [values], kinds[kind])
     return found
-
-
-# CRC-32C (Castagnoli), for the eight bytes of a file's first length: enough to tell a TFRecord from something else.
-
-
-def _masked_crc(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
-    crc ^= 0xFFFFFFFF
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF

@@ -11,10 +11,13 @@ from tfos_nb.runtime.dataset import DatasetOptions, build_dataset
 from tfos_nb.runtime.files import FileSource, share_of_files
 from tfos_nb.runtime.formats import reading
 from tfos_nb.runtime.paths import tf_path
+from tfos_nb.runtime.queues import DEFAULT_QUEUE
 from tfos_nb.runtime.supply import Kept, Supply
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+    from tfos_nb.runtime.datafeed import NodeRows
 
 __all__ = ["Sources"]
 
@@ -25,13 +28,25 @@ class Sources:
     """The part of :class:`tfos_nb.runtime.context.NodeContext` that gives rows."""
 
     _passes: Supply
+    _node_rows: NodeRows | None = None
     _failed: Callable[[FeedFailed], object]
     cluster_spec: dict[str, list[str]]
     job_name: str
     task_index: int
     num_workers: int
 
-    def validation(self, batch_size: int, **options: Any) -> tf.data.Dataset:
+    def _queue(self, name: str) -> Supply:
+        """Return the rows of a queue."""
+        if self._node_rows is None:
+            return self._passes
+        return self._node_rows.queues.of(name)
+
+    def _passes_begun(self) -> dict[str, int]:
+        """Count the passes that were begun, by queue."""
+        names = (DEFAULT_QUEUE,) if self._node_rows is None else self._node_rows.queues.names
+        return {name: self._queue(name).begun for name in names}
+
+    def validation(self, batch_size: int, *, queue: str = DEFAULT_QUEUE, **options: Any) -> tf.data.Dataset:
         """Return this node's share of the validation rows, for ``fit(…, validation_data=ctx.validation(64, …))``.
 
         The rows that the driver gave as ``cluster.train(df, validation=df2)``. They were fed once, before the training
@@ -42,6 +57,8 @@ class Sources:
         ----------
         batch_size : int
             Rows in a batch: the global one under a synchronous strategy.
+        queue : str, optional
+            The queue that ``train`` was called for.
         **options
             As for :meth:`dataset`.
 
@@ -54,19 +71,19 @@ class Sources:
         --------
         >>> model.fit(ctx.dataset(64, x="a", y="b"), validation_data=ctx.validation(64, x="a", y="b"))  # doctest: +SKIP
         """
-        return build_dataset(Kept(self._passes), DatasetOptions(batch_size, **options), self._failed)
+        return build_dataset(Kept(self._queue(queue)), DatasetOptions(batch_size, **options), self._failed)
 
-    def stop_feeding(self) -> None:
-        """Say that this node wants no more rows of what ``cluster.train`` was called with.
+    def stop_feeding(self, queue: str = DEFAULT_QUEUE) -> None:
+        """Say that this node wants no more rows of what ``cluster.train`` was called with, for a queue.
 
         Rows that wait are dropped. When all nodes have said so, what Spark still has to read is not read, and ``train``
         returns; ``main`` goes on. Keras' ``fit`` says it by itself when it was ended early (``model.stop_training``,
         ``EarlyStopping``). Under a synchronous strategy all workers have to say it after the same step.
         """
         logger.info("no more rows are wanted")
-        self._passes.enough_of_pass()
+        self._queue(queue).enough_of_pass()
 
-    def batches(self, after: int = -1) -> Iterator[int]:
+    def batches(self, after: int = -1, *, queue: str = DEFAULT_QUEUE) -> Iterator[int]:
         """Go through the micro-batches of a stream: gives the number of each one when it is there.
 
         Each iteration over ``ctx.dataset(…)`` within a turn is over that batch, so iterate over it once. By asking for
@@ -78,6 +95,8 @@ class Sources:
         ----------
         after : int, optional
             Leave out the batches to this one: the state has them.
+        queue : str, optional
+            The queue that the stream is fed to.
 
         Yields
         ------
@@ -98,7 +117,7 @@ class Sources:
         ...         break  # the batch was cut: Spark gives it again
         ...     save(model, batch)
         """
-        while (number := self._passes.next_batch(after)) is not None:
+        while (number := self._queue(queue).next_batch(after)) is not None:
             yield number
 
     @property

@@ -13,12 +13,19 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 
-__all__ = ["dense_rows", "first_size", "is_vector", "sparse_rows"]
+__all__ = ["dense_rows", "first_size", "is_vector", "shown", "sparse_rows"]
 
 _FIELDS = ("type", "size", "indices", "values")
 _DENSE = 1
+_SHOWN = 60
 
 Array = np.ndarray[Any, Any]
+
+
+def shown(value: Any) -> str:
+    """Return a value of a row for a message: its beginning, if it is long."""
+    text = repr(value[:10]) if isinstance(value, list) else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def is_vector(kind: pa.DataType) -> bool:
@@ -51,8 +58,10 @@ def sparse_rows(values: pa.Array, length: int, name: str) -> tuple[Array, Array]
     lengths = np.where(dense, counts, sizes.fill_null(length).to_numpy(zero_copy_only=False))
     wrong = np.flatnonzero(lengths != length)
     if wrong.size:
+        row = int(wrong[0])
         raise FeedFailed(
-            f"column {name!r} holds a vector of length {int(lengths[wrong[0]])} where the first row's has {length}: a "
+            f"column {name!r} holds a vector of length {int(lengths[row])} where the first row's has {length} "
+            f"({shown(content[row].as_py())}, {row + 1} rows into a block): a "
             "tensor needs one length. Leave such rows out in Spark, or make the vectors anew"
         )
     rows = np.repeat(np.arange(len(values), dtype=np.int64), counts)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
-
-import pyspark
 
 from tfos_nb.errors import PlanError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["register", "register_if_possible"]
+__all__ = ["register", "register_if_possible", "register_quietly"]
 
 NAME = "tfrecord"
+logger = logging.getLogger(__name__)
 
 
 def register(spark: SparkSession) -> None:
@@ -38,6 +40,8 @@ def register(spark: SparkSession) -> None:
     if not hasattr(spark, "createDataFrame"):
         raise PlanError(f"spark is a {type(spark).__name__}, not a SparkSession")
     if not register_if_possible(spark):
+        import pyspark
+
         raise PlanError(
             f"Spark {pyspark.__version__} has no data sources in Python (Spark 4 has): use tfos_nb.tfrecord.write(df, "
             "path) and tfos_nb.tfrecord.read(spark, path)"
@@ -51,8 +55,36 @@ def register_if_possible(spark: SparkSession) -> bool:
     except ImportError:
         return False
     if not _is_registered(spark):  # a second time Spark would warn that it replaces the first
-        spark.dataSource.register(TFRecordSource)
+        with _as_active(spark):
+            spark.dataSource.register(TFRecordSource)
     return True
+
+
+@contextlib.contextmanager
+def _as_active(spark: SparkSession) -> Iterator[None]:
+    """Have Spark look into this session, not the active one, for a source of that name (seen with 4.3)."""
+    ours = getattr(spark, "_jsparkSession", None)
+    if ours is None:
+        yield
+        return
+    sessions = type(spark)._get_j_spark_session_class(spark._jvm)
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(ours)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
+
+
+def register_quietly(spark: SparkSession) -> None:
+    """Register the data source where that works. Nothing else depends on it, so a Spark that refuses is let be."""
+    try:
+        register_if_possible(spark)
+    except Exception as error:  # noqa: BLE001 - whatever Spark has against it, the functions need no data source
+        logger.info("format(%r) is not registered with this Spark: %s", NAME, error)
 
 
 def _is_registered(spark: SparkSession) -> bool:

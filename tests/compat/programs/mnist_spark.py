@@ -42,7 +42,9 @@ def main_fun(args, ctx):
                 tf.keras.layers.Dense(10, activation="softmax"),
             ]
         )
-        model.compile(tf.keras.optimizers.Adam(0.01), tf.keras.losses.SparseCategoricalCrossentropy(), ["accuracy"])
+        model.compile(
+            tf.keras.optimizers.Adam(0.01), tf.keras.losses.SparseCategoricalCrossentropy(), metrics=["accuracy"]
+        )
 
     # Nine tenths of the steps: the workers' shares of the rows differ, and nobody may run dry.
     steps_per_epoch = int(args.rows / args.batch_size / ctx.num_workers * 0.9)

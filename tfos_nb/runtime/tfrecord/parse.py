@@ -126,7 +126,7 @@ class _Parse:
     def __init__(self, data: bytes, wanted: Collection[str] | None) -> None:
         self._data = data
         self._octets: Octets = np.frombuffer(data, dtype=np.uint8)
-        self._wanted = None if wanted is None else {name.encode(): name for name in wanted}
+        self._wanted = None if wanted is None else frozenset(wanted)
         self._odd: list[Ints] = []
 
     def run(self, starts: Ints, ends: Ints, record_type: RecordType) -> tuple[Parsed, Ints]:
@@ -184,10 +184,14 @@ class _Parse:
         bounds = np.concatenate(([0], np.cumsum(np.bincount(codes))))
         found = {}
         for code, key in enumerate(coded.dictionary.to_pylist()):
-            name = key.decode(errors="replace") if self._wanted is None else self._wanted.get(key)
-            if name is None:
-                continue
             mine = order[bounds[code] : bounds[code + 1]]
+            try:
+                name = key.decode()
+            except UnicodeDecodeError:  # protobuf refuses such a record
+                self._odd.append(values.parents[mine])
+                continue
+            if self._wanted is not None and name not in self._wanted:
+                continue
             entry = Children(values.starts[mine], values.ends[mine], values.parents[mine])
             twice = np.diff(entry.parents) == 0
             self._note(entry.parents[1:], ~twice)

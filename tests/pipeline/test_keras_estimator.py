@@ -1,0 +1,237 @@
+"""KerasEstimator: a compiled model is all that is needed, and Spark ML's evaluators and tuners take what comes out."""
+
+from __future__ import annotations
+
+import pickle
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator
+from pyspark.ml.feature import StringIndexer, VectorAssembler
+from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder, TrainValidationSplit
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from tests.pipeline.conftest import column
+from tests.pipeline.programs import build
+from tests.waiting import until
+from tfos_nb import Cluster, KerasEstimator, KerasModel, launch
+from tfos_nb.errors import NodeFailed, PlanError
+from tfos_nb.pipeline import fitting
+from tfos_nb.runtime.heads import Head, Task
+from tfos_nb.runtime.models import ModelUnusable, Tensor
+
+
+def build_binary() -> Any:
+    import keras
+
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.05), loss, metrics=["accuracy"])
+    return model
+
+
+def squared(y_true: Any, y_pred: Any) -> Any:
+    import keras
+
+    return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+
+
+def test_a_cross_validator_over_a_pipeline_finds_the_better_param_with_clusters_in_turn(
+    iris: DataFrame, tmp_path: Path
+) -> None:
+    """Fits of two nodes each on four slots, two asked for at once: they wait for each other."""
+    indexer = StringIndexer(inputCol="species", outputCol="kind")
+    assembler = VectorAssembler(inputCols=["sl", "sw", "pl", "pw"], outputCol="x")
+    estimator = KerasEstimator(
+        build, cluster_size=2, epochs=25, batch_size=16, seed=1, featuresCol="x", labelCol="kind"
+    )
+    evaluator = MulticlassClassificationEvaluator(labelCol="kind", metricName="accuracy")
+    grid = ParamGridBuilder().addGrid(estimator.learning_rate, [0.05]).build()
+    pipeline = Pipeline(stages=[indexer, assembler, estimator])
+    tuner = CrossValidator(
+        estimator=pipeline, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2, parallelism=2, seed=3
+    )
+    found = tuner.fit(iris)
+    assert found.avgMetrics[0] > 0.8
+    found.save(str(tmp_path / "tuned"))
+    again = CrossValidatorModel.load(str(tmp_path / "tuned"))
+    assert isinstance(again.bestModel, PipelineModel)
+    assert isinstance(again.bestModel.stages[-1], KerasModel)
+    scored, rescored = found.transform(iris), again.transform(iris)
+    assert (column(scored, "prediction") == column(rescored, "prediction")).all()
+    assert evaluator.evaluate(scored) > 0.85
+
+
+def test_fits_at_the_same_time_each_have_a_cluster_and_the_better_one_wins(iris: DataFrame) -> None:
+    estimator = KerasEstimator(build, epochs=12, batch_size=16, seed=1, validationIndicatorCol="held_out")
+    grid = ParamGridBuilder().addGrid(estimator.learning_rate, [0.05, 1e-6]).build()
+    evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
+    tuner = TrainValidationSplit(
+        estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, parallelism=2, seed=3, collectSubModels=True
+    )
+    found = tuner.fit(iris)
+    good, bad = found.validationMetrics
+    assert good > 0.8 > bad
+    assert found.bestModel.uid == estimator.uid
+    assert "val_loss" in found.bestModel.history[-1]
+    losses = [model.history[-1]["loss"] for model in found.subModels]
+    assert losses[0] < losses[1]
+
+
+@pytest.fixture(scope="module")
+def two_kinds(iris: DataFrame) -> DataFrame:
+    return iris.where("label > 0").withColumn("label", F.col("label") - 1)
+
+
+@pytest.fixture(scope="module")
+def binary(two_kinds: DataFrame) -> KerasModel:
+    import keras
+
+    model = build_binary()
+    before = [weights.copy() for weights in model.get_weights()]
+    early = keras.callbacks.EarlyStopping("loss", patience=30)
+    estimator = KerasEstimator(model, callbacks=[early], epochs=60, batch_size=8, seed=2, keep_columns=["id", "label"])
+    fitted = estimator.fit(two_kinds)
+    assert all(map(np.array_equal, model.get_weights(), before)), "a fit leaves the model alone"
+    return fitted
+
+
+def test_a_binary_classifier_gives_what_spark_mls_own_gives(binary: KerasModel, two_kinds: DataFrame) -> None:
+    scored = binary.transform(two_kinds)
+    assert scored.columns == ["id", "label", "rawPrediction", "probability", "prediction"]
+    kinds = [field.dataType.simpleString() for field in scored.schema.fields[2:]]
+    assert kinds == ["vector", "vector", "double"]
+    raw, probability = column(scored, "rawPrediction"), column(scored, "probability")
+    assert np.allclose(raw[:, 0], -raw[:, 1])
+    assert np.allclose(probability[:, 1], 1 / (1 + np.exp(-raw[:, 1])))
+    assert (column(scored, "prediction") == (raw[:, 1] > 0)).all()
+    assert BinaryClassificationEvaluator().evaluate(scored) > 0.95
+
+
+def test_a_fitted_model_is_saved_with_its_weights_and_columns_may_be_left_out(
+    binary: KerasModel, two_kinds: DataFrame, tmp_path: Path
+) -> None:
+    binary.save(str(tmp_path / "model"))
+    again = KerasModel.load(str(tmp_path / "model")).setRawPredictionCol("").setPredictionCol("guess")
+    scored = again.transform(two_kinds)
+    assert scored.columns == ["id", "label", "probability", "guess"]
+    assert (column(scored, "guess") == column(binary.transform(two_kinds), "prediction")).all()
+
+
+def test_the_estimator_is_saved_with_its_model(two_kinds: DataFrame, tmp_path: Path) -> None:
+    model = build_binary()
+    estimator = KerasEstimator(model, optimizer="sgd", metrics=["AUC"], epochs=2, learning_rate=0.5)
+    estimator.save(str(tmp_path / "estimator"))
+    again = KerasEstimator.load(str(tmp_path / "estimator"))
+    assert isinstance(again.model, bytes)
+    assert (again.getEpochs(), again.getLearningRate()) == (2, 0.5)
+    assert again.getOrDefault(again.optimizer) == "sgd"
+    by_function = KerasEstimator(build, loss=squared)
+    by_function.save(str(tmp_path / "function"))
+    found = KerasEstimator.load(str(tmp_path / "function"))
+    assert found.model is build
+    assert found.custom_objects == {"squared": squared}
+
+
+def test_a_regression_gives_numbers_with_an_own_loss(iris: DataFrame) -> None:
+    import keras
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    estimator = KerasEstimator(
+        model, optimizer=keras.optimizers.Adam(0.1), loss=squared, labelCol="pw", epochs=40, batch_size=16, seed=4
+    )
+    fitted = estimator.setFeaturesCol("two").fit(iris.select("id", "pw", F.array("sl", "pl").alias("two")))
+    assert fitted.task is Task.VALUES
+    found = fitted.transform(iris.select("id", "pw", F.array("sl", "pl").alias("two")))
+    assert found.columns == ["id", "pw", "two", "prediction"]
+    assert np.abs(column(found, "prediction") - column(found, "pw")).mean() < 0.3
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"featuresCol": "feature"}, "featuresCol: no column 'feature'; did you mean 'features'"),
+        ({"labelCol": "species"}, "column 'species' is string, not numbers: index it with StringIndexer"),
+        ({"labelCol": "kind"}, "labelCol: no column 'kind'"),
+        ({"weightCol": "w"}, "weightCol: no column 'w'"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused_before_a_node_starts(
+    iris: DataFrame, changes: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(PlanError, match=told):
+        KerasEstimator(build, **changes).fit(iris)
+
+
+def test_a_model_that_cannot_be_trained_is_refused(iris: DataFrame, tmp_path: Path) -> None:
+    import keras
+
+    bare = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    with pytest.raises(PlanError, match=r"the model is not compiled: give loss="):
+        KerasEstimator(bare).fit(iris)
+    with pytest.raises(PlanError, match="model is a str: give a Keras model, or a function that builds one"):
+        KerasEstimator("model.keras").fit(iris)
+    with pytest.raises(TypeError, match=r"'both' is neither 'auto' nor 'classification' nor 'regression'"):
+        KerasEstimator(bare, task="both")
+    with pytest.raises(PlanError, match="callbacks cannot be saved"):
+        KerasEstimator(build, callbacks=[keras.callbacks.TerminateOnNaN()]).save(str(tmp_path / "never"))
+
+
+def test_features_of_another_width_are_told_of_by_column(iris: DataFrame) -> None:
+    with pytest.raises(NodeFailed, match="column 'two' has 2 values a row, and the model takes 4"):
+        KerasEstimator(build, featuresCol="two").fit(iris.select("label", F.array("sl", "sw").alias("two")))
+
+
+def test_a_fit_that_is_stopped_gives_the_model_as_far_as_it_came(
+    iris: DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Cluster] = []
+
+    def start(*args: Any, **options: Any) -> Cluster:
+        started.append(launch(*args, **options))
+        return started[0]
+
+    monkeypatch.setattr(fitting, "launch", start)
+    fits = ThreadPool(1)
+    fit = fits.apply_async(KerasEstimator(build, epochs=100_000, batch_size=16, shuffle=0).fit, (iris,))
+    assert until(lambda: started and len(started[0].history.epochs) > 2, 90)
+    started[0].request_stop()
+    model = fit.get(90)
+    fits.close()
+    fits.join()
+    assert 2 < len(model.history) < 100_000
+    assert model.transform(iris).select("prediction").count() == 150
+
+
+def test_the_heads_agree_with_their_definitions() -> None:
+    logits = np.array([[1.0, 2.0, -800.0], [700.0, 0.0, 0.0]])
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    softmax = powers / powers.sum(axis=1, keepdims=True)
+    raw, probability, best = Head(Task.CLASSES, logits=True).columns(logits)
+    assert np.array_equal(raw, logits)
+    assert np.allclose(probability, softmax)
+    assert best.tolist() == [1.0, 0.0]
+    raw, probability, best = Head(Task.CLASSES).columns(np.array([[0.2, 0.8], [1.0, 0.0]]))
+    assert np.isfinite(raw).all()
+    assert np.allclose(np.exp(raw), probability)
+    yes = np.array([[0.0], [0.25], [1.0]])
+    raw, probability, best = Head(Task.BINARY).columns(yes)
+    assert np.isfinite(raw).all()
+    assert probability.tolist() == [[1.0, 0.0], [0.75, 0.25], [0.0, 1.0]]
+    assert best.tolist() == [0.0, 0.0, 1.0]
+    assert np.allclose(raw[1], [np.log(3), -np.log(3)])
+    (values,) = Head(Task.VALUES).columns(yes)
+    assert values.tolist() == [0.0, 0.25, 1.0]
+    with pytest.raises(ModelUnusable, match="a number for each of several classes"):
+        Head(Task.CLASSES).signature(Tensor("y", "float32", (4, 4)))
+    assert pickle.loads(pickle.dumps(Head(Task.BINARY))) == Head(Task.BINARY)
+
+
+def test_a_session_of_another_kind_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(PlanError, match="a list is no DataFrame"):
+        KerasEstimator(build).fit([])

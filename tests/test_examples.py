@@ -1,0 +1,309 @@
+"""The examples: each script and its notebook have one program, and each learns what it says, in the small."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import importlib.util
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import nbformat
+import numpy as np
+import pytest
+from nbclient import NotebookClient
+
+from tests.conftest import ENVIRONMENT
+from tfos_nb.java import find_java
+
+CHECKOUT = Path(__file__).parents[1]
+EXAMPLES = CHECKOUT / "notebooks/examples"
+NAMES = [
+    "mnist",
+    "cifar10_resnet",
+    "flowers_inception",
+    "segmentation_unet",
+    "text_lstm",
+    "wide_and_deep",
+]
+RUN_SECONDS = 400
+MNIST = os.environ.get("TFOS_NB_MNIST", "")
+"""A folder with MNIST's own files, where somebody has them; else the tests make such files."""
+
+Outcome = dict[str, Any]
+
+
+# --- one program --------------------------------------------------------------------------------------------------
+
+
+def cells_of(name: str) -> list[dict[str, Any]]:
+    cells: list[dict[str, Any]] = json.loads((EXAMPLES / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    return cells
+
+
+def parts_of(text: str) -> dict[str, str]:
+    """Return the functions, classes and constants of a source text, as they are parsed."""
+    found = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found[node.name] = ast.dump(node)
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
+            found[node.targets[0].id] = ast.dump(node)
+    return found
+
+
+def parts_of_notebook(name: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for cell in cells_of(name):
+        lines = [line for line in cell["source"] if not line.startswith("%")]
+        if cell["cell_type"] == "code":
+            found.update(parts_of("".join(lines)))
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_cluster_cell_holds_the_very_main_of_the_script(name: str) -> None:
+    (cell,) = [cell for cell in cells_of(name) if "".join(cell["source"]).startswith("%%tfos_cluster")]
+    told = parts_of("".join(cell["source"][1:]))
+    assert list(told) == ["main"]
+    assert told["main"] == parts_of((EXAMPLES / f"{name}.py").read_text(encoding="utf-8"))["main"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_script_and_notebook_both_define_is_the_same(name: str) -> None:
+    script, notebook = parts_of((EXAMPLES / f"{name}.py").read_text(encoding="utf-8")), parts_of_notebook(name)
+    both = script.keys() & notebook.keys()
+    assert {"main", "frame", "score"} <= both
+    assert {part: script[part] for part in both} == {part: notebook[part] for part in both}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fewer_than_ten_lines_of_main_know_of_the_cluster(name: str) -> None:
+    text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+    main = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == "main")
+    lines = text.splitlines()[main.lineno - 1 : main.end_lineno]
+    assert 3 < sum("ctx" in line for line in lines) < 10
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_main_refers_to_nothing_outside_itself(name: str) -> None:
+    main = vars(loaded(name))["main"]
+    inner = [main.__code__]
+    for code in inner:
+        inner.extend(constant for constant in code.co_consts if hasattr(constant, "co_names"))
+    defined = set(vars(loaded(name))) - set(vars(__import__("builtins")))
+    assert not defined & {global_name for code in inner for global_name in globals_of(code)}
+
+
+def globals_of(code: Any) -> set[str]:
+    import dis
+
+    return {op.argval for op in dis.get_instructions(code) if op.opname == "LOAD_GLOBAL"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_notebook_is_shipped_without_outputs_and_each_cell_has_a_name(name: str) -> None:
+    cells = cells_of(name)
+    assert not [cell["id"] for cell in cells if cell.get("outputs") or cell.get("execution_count")]
+    assert len({cell["id"] for cell in cells}) == len(cells)
+
+
+def test_the_table_names_every_example() -> None:
+    table = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    for name in NAMES:
+        assert f"[{name}.py]({name}.py)" in table
+        assert f"[notebook]({name}.ipynb)" in table
+
+
+def loaded(name: str) -> ModuleType:
+    """Import a script, as a module that nobody else has."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# --- scripts --------------------------------------------------------------------------------------------------------
+
+
+def run(folder: Path, name: str, *options: str, by: tuple[str, ...] = (sys.executable,)) -> Outcome:
+    """Run a script in a folder of its own and return what its last line tells."""
+    environment = {**ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "-1"}
+    ended = subprocess.run(
+        [*by, str(EXAMPLES / f"{name}.py"), *options],
+        cwd=folder,
+        env={**environment, "JAVA_HOME": str(find_java().home), "SPARK_LOCAL_IP": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    outcome: Outcome = json.loads(ended.stdout.splitlines()[-1])
+    assert outcome["example"] == name
+    assert outcome["model"] in "\n".join(ended.stdout.splitlines()[:-1])
+    return outcome
+
+
+def learns(outcome: Outcome, epochs: int) -> bool:
+    """Whether every epoch was told, and the last one's loss is lower than the first one's."""
+    told = outcome["epochs"]
+    return [epoch["epoch"] for epoch in told] == list(range(1, epochs + 1)) and told[-1]["loss"] < told[0]["loss"]
+
+
+def write_idx(path: Path, array: np.ndarray[Any, Any]) -> None:
+    head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    data = head + array.astype("uint8").tobytes()
+    path.write_bytes(gzip.compress(data, 1) if path.suffix == ".gz" else data)
+
+
+@pytest.fixture(scope="module")
+def idx_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MNIST's own files, or files of that format: digits of 8 x 8 pixels, enlarged; some of them compressed."""
+    if MNIST:
+        return Path(MNIST)
+    from sklearn.datasets import load_digits
+
+    bunch, folder = load_digits(), tmp_path_factory.mktemp("idx")
+    images = np.zeros((len(bunch.target), 28, 28))
+    images[:, 2:26, 2:26] = bunch.images.repeat(3, axis=1).repeat(3, axis=2) * 15
+    for kind, part in (("train", slice(0, 1500)), ("t10k", slice(1500, None))):
+        write_idx(folder / f"{kind}-images-idx3-ubyte.gz", images[part])
+        write_idx(folder / f"{kind}-labels-idx1-ubyte", bunch.target[part])
+    return folder
+
+
+def test_mnist_under_spark_submit_learns_from_rows_that_spark_feeds(tmp_path: Path, idx_files: Path) -> None:
+    submit = Path(sys.executable).parent / "spark-submit"
+    by = (str(submit), "--master", "local[4]", "--conf", "spark.ui.enabled=false")
+    outcome = run(tmp_path, "mnist", "--data", str(idx_files), "--epochs", "3", "--width", "8", by=by)
+    assert learns(outcome, 3)
+    assert outcome["held_out"] >= 290
+    assert outcome["accuracy"] > 0.6
+
+
+def test_mnist_learns_from_parquet_files_that_the_nodes_read(tmp_path: Path, idx_files: Path) -> None:
+    options = ("--input", "tensorflow", "--data", str(idx_files), "--epochs", "3", "--width", "8", "--model-dir", "out")
+    outcome = run(tmp_path, "mnist", *options)
+    assert learns(outcome, 3)
+    assert outcome["accuracy"] > 0.6
+    assert list(tmp_path.glob("out/rows/*.parquet"))
+    assert outcome["model"] == str(tmp_path / "out/model.keras")
+
+
+@pytest.fixture(scope="module")
+def bin_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of CIFAR-10's binary version: noise, with a stripe of a brightness and a colour for each kind."""
+    folder, chance = tmp_path_factory.mktemp("cifar10"), np.random.default_rng(5)
+    for name, count in (("data_batch_1.bin", 300), ("data_batch_2.bin", 300), ("test_batch.bin", 150)):
+        records = []
+        for label in chance.integers(0, 10, count).tolist():
+            planes = chance.integers(90, 160, (3, 32, 32))
+            planes[label % 3, 10:22, :] = 20 if label < 5 else 250
+            planes[(label + label // 3) % 3, :, 10:22] = 250 if label % 2 else 0
+            records.append(bytes([label]) + planes.astype("uint8").tobytes())
+        (folder / name).write_bytes(b"".join(records))
+    return folder
+
+
+def test_cifar10_learns_from_files_of_fixed_records(tmp_path: Path, bin_files: Path) -> None:
+    assert (bin_files / "test_batch.bin").stat().st_size == 150 * 3073
+    small = ("--epochs", "6", "--width", "8", "--blocks", "1", "--batch-size", "32", "--rate", "0.05")
+    outcome = run(tmp_path, "cifar10_resnet", "--data", str(bin_files), *small)
+    assert learns(outcome, 6)
+    assert outcome["held_out"] == 150
+    assert outcome["accuracy"] > 0.4
+
+
+def test_flowers_become_tfrecords_from_which_inception_modules_learn(tmp_path: Path) -> None:
+    loaded("flowers_inception").draw_flowers(tmp_path / "flowers", count=60, seed=3, size=48)
+    small = ("--size", "32", "--width", "0.125", "--modules", "1", "--epochs", "6", "--batch-size", "16")
+    outcome = run(tmp_path, "flowers_inception", "--data", "flowers", "--records", "records", *small)
+    assert outcome["kinds"] == ["daisy", "rose", "sunflower", "tulip"]
+    assert learns(outcome, 6)
+    assert 25 < outcome["held_out"] < 75
+    assert outcome["accuracy"] > 0.6
+    assert list(tmp_path.glob("records/part-*"))
+
+
+def test_a_unet_finds_the_pixels_of_pets(tmp_path: Path) -> None:
+    loaded("segmentation_unet").draw_pets(tmp_path / "pets", count=150, seed=3, size=32)
+    small = ("--size", "32", "--levels", "2", "--width", "8", "--epochs", "6", "--batch-size", "8")
+    outcome = run(tmp_path, "segmentation_unet", "--data", "pets", *small)
+    assert learns(outcome, 6)
+    assert 15 < outcome["held_out"] < 50
+    assert outcome["iou"]["pet"] > 0.6
+    assert outcome["iou"]["background"] > 0.6
+
+
+def test_an_lstm_tells_praise_from_blame_by_the_order_of_words(tmp_path: Path) -> None:
+    loaded("text_lstm").make_reviews(tmp_path / "reviews.tsv", rows=2000, seed=3)
+    outcome = run(tmp_path, "text_lstm", "--data", "reviews.tsv", "--epochs", "8", "--length", "14")
+    assert learns(outcome, 8)
+    assert 300 < outcome["held_out"] < 500
+    assert outcome["accuracy"] > 0.8
+
+
+@pytest.fixture(scope="module")
+def census(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("census") / "adult.data"
+    loaded("wide_and_deep").make_census(path, rows=2500, seed=3)
+    return str(path)
+
+
+@pytest.mark.parametrize("ps", [0, 1])
+def test_wide_and_deep_beats_a_guess_in_step_and_with_parameter_servers(tmp_path: Path, census: str, ps: int) -> None:
+    outcome = run(tmp_path, "wide_and_deep", "--data", census, "--epochs", "4", "--ps", str(ps))
+    assert learns(outcome, 4)
+    assert 400 < outcome["held_out"] < 600
+    assert outcome["accuracy"] > outcome["guess"] + 0.1
+
+
+# --- notebooks ------------------------------------------------------------------------------------------------------
+
+
+def said_by_notebook(name: str, folder: Path) -> str:
+    """Run a notebook without data of its own and return what its cells write."""
+    content = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
+    environment = {**ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.fspath(CHECKOUT)}
+    for variable in [name for name in environment if name.startswith("TFOS_NB_")]:
+        del environment[variable]
+    client = NotebookClient(content, timeout=RUN_SECONDS, resources={"metadata": {"path": os.fspath(folder)}})
+    with (folder / "kernel.log").open("wb") as log:
+        client.execute(env=environment, stdout=log, stderr=log)
+    outputs = [output for cell in content.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert any("text/html" in output.get("data", {}) for output in outputs[-1:])
+    return "".join(output.get("text", "") for output in outputs)
+
+
+def held_out_percent(said: str) -> float:
+    (line,) = [line for line in said.splitlines() if "held-out" in line and "are right" in line][:1]
+    return float(line.partition("%")[0])
+
+
+def test_the_notebook_of_reviews_runs_offline_and_learns(tmp_path: Path) -> None:
+    assert held_out_percent(said_by_notebook("text_lstm", tmp_path)) > 75
+
+
+def test_the_notebook_of_the_census_runs_offline_and_learns(tmp_path: Path) -> None:
+    assert held_out_percent(said_by_notebook("wide_and_deep", tmp_path)) > 75
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "percent"), [("mnist", 90), ("cifar10_resnet", 40), ("flowers_inception", 60)])
+def test_the_notebooks_of_pictures_run_offline_and_learn(tmp_path: Path, name: str, percent: float) -> None:
+    assert held_out_percent(said_by_notebook(name, tmp_path)) > percent
+
+
+@pytest.mark.slow
+def test_the_notebook_of_pets_runs_offline_and_finds_them(tmp_path: Path) -> None:
+    said = said_by_notebook("segmentation_unet", tmp_path)
+    assert float(said.partition("held-out pictures: pet ")[2].partition(",")[0]) > 0.6

@@ -1,0 +1,226 @@
+"""Which fits of this program run at the same time: so many as Spark has slots for, the others wait in a line.
+
+Spark would start the nodes of two clusters side by side until no slot is left, and both would wait for the rest of
+theirs. So one fit starts at a time, when its slots are free, and keeps its place in the count until it has ended::
+
+    CrossValidator(parallelism=4) ─▶ fit ─▶ admitted(…) ─▶ its nodes are up ─▶ place.started() ─▶ the next one starts
+                                     fit ─▶ waits: for the fits before it, or for what else holds Spark's slots
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from tfos_nb.errors import PlanError
+from tfos_nb.session import check_slots, resource_profile, slots_total
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+
+__all__ = ["Need", "Place", "admitted"]
+
+_LOOK_SECONDS = 1.0
+"""Between two looks at Spark's slots: Spark offers Python no event for one that becomes free."""
+
+_SAY_AFTER = 5.0
+"""Seconds of waiting after which a person is told."""
+
+_lines: WeakKeyDictionary[SparkContext, _Line] = WeakKeyDictionary()
+_lines_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one fit takes of Spark.
+
+    Parameters
+    ----------
+    nodes : int
+        The nodes that take a slot.
+    cpus, gpus : int
+        Of each node.
+    feeding : bool
+        Whether rows are fed to them, which takes one slot more.
+    writes : tuple of str
+        The directories that no other fit may write at the same time.
+    """
+
+    nodes: int
+    cpus: int = 1
+    gpus: int = 0
+    feeding: bool = True
+    writes: tuple[str, ...] = ()
+
+
+class Place:
+    """One fit's place among those that run; it is left when the block of :func:`admitted` is."""
+
+    def __init__(self, line: _Line, need: Need, total: int) -> None:
+        self._line = line
+        self.need = need
+        self.total = total
+        self.starting = False
+
+    @property
+    def share(self) -> float:
+        """The part of all slots that its nodes hold, where one slot stays free for feeding."""
+        spare = int(self.need.feeding and self.total > self.need.nodes)
+        return self.need.nodes / max(self.total - spare, 1)
+
+    def started(self) -> None:
+        """Say that the nodes are up: the next fit may start."""
+        self._line.has_started(self)
+
+    def feeders(self) -> int | None:
+        """Return how many tasks may feed these nodes at once, so that other fits find slots; None: any number."""
+        return self._line.feeders(self)
+
+
+class _Line:
+    """The fits of one SparkContext: those that run, and those that wait, in order."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside: list[Place] = []
+        self._waiting: list[Place] = []
+
+    def enter(self, place: Place, may_start: Callable[[], bool]) -> None:
+        """Wait until the fits before it leave room, and ``may_start``."""
+        with self._changed:
+            self._refuse_same_directory(place)
+            self._waiting.append(place)
+        try:
+            with self._changed:
+                # The others end by their own deadlines; an end tells of itself.
+                while not self._has_room(place):
+                    self._changed.wait(_LOOK_SECONDS)
+                place.starting = True
+                self._waiting.remove(place)
+                self._inside.append(place)
+            while not may_start():
+                with self._changed:
+                    self._changed.wait(_LOOK_SECONDS)
+        except BaseException:
+            self.leave(place)
+            raise
+
+    def _refuse_same_directory(self, place: Place) -> None:
+        taken = {directory for other in (*self._inside, *self._waiting) for directory in other.need.writes}
+        for directory in place.need.writes:
+            if directory in taken:
+                raise PlanError(
+                    f"two fits at once would write {directory}, each over the other's: leave model_dir and export_dir "
+                    "out, and each fit gets a directory of its own; or fit one after the other (parallelism=1)"
+                )
+
+    def _has_room(self, place: Place) -> bool:
+        if self._waiting[0] is not place or any(other.starting for other in self._inside):
+            return False
+        return not self._inside or sum(other.share for other in self._inside) + place.share <= 1 + 1e-9
+
+    def has_started(self, place: Place) -> None:
+        with self._changed:
+            place.starting = False
+            self._changed.notify_all()
+
+    def leave(self, place: Place) -> None:
+        with self._changed:
+            for places in (self._inside, self._waiting):
+                if place in places:
+                    places.remove(place)
+            self._changed.notify_all()
+
+    def feeders(self, place: Place) -> int | None:
+        with self._changed:
+            fits = len(self._inside) + len(self._waiting)
+            if fits < 2:
+                return None
+            nodes = sum(other.need.nodes for other in self._inside)
+            nodes += max((other.need.nodes for other in self._waiting), default=0)
+            return max((place.total - nodes) // fits, 1)
+
+
+def _line_of(spark: SparkSession) -> _Line:
+    with _lines_lock:
+        return _lines.setdefault(spark.sparkContext, _Line())
+
+
+@contextlib.contextmanager
+def admitted(spark: SparkSession, need: Need, timeout: float, say: Callable[[str], Any]) -> Iterator[Place]:
+    """Wait until Spark has slots for a fit, and count it among those that run for as long as the block lasts.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        Where it will run.
+    need : Need
+        What it takes.
+    timeout : float
+        Seconds that it waits for slots that something other than fits of this program holds.
+    say : callable
+        Takes a line for a person, where it takes long.
+
+    Raises
+    ------
+    PlanError
+        If Spark has too few slots altogether, or they are not free in time; it says what to change.
+    """
+    free = _Free(spark, need, resource_profile(spark, need.cpus, need.gpus), timeout, say)
+    line = _line_of(spark)
+    place = Place(line, need, free.total)
+    line.enter(place, free)
+    try:
+        yield place
+    finally:
+        line.leave(place)
+
+
+class _Free:
+    """Whether Spark's slots for a fit are free now."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        need: Need,
+        profile: ResourceProfile | None,
+        timeout: float,
+        say: Callable[[str], Any],
+    ) -> None:
+        self._spark, self._need, self._profile = spark, need, profile
+        self._timeout, self._say = timeout, say
+        self.total = slots_total(spark, profile, at_least=need.nodes + int(need.feeding))
+        # With as many nodes as slots, these leave their slots to the tasks that feed them.
+        self._feeding = need.feeding and self.total > need.nodes
+        if self.total < need.nodes:
+            self._check()
+        self._begun = time.monotonic()
+        self._turn = 0.0
+        self._told = False
+
+    def _check(self) -> None:
+        need = self._need
+        check_slots(self._spark, need.nodes, self._feeding, cpus=need.cpus, gpus=need.gpus, profile=self._profile)
+
+    def __call__(self) -> bool:
+        self._turn = self._turn or time.monotonic()  # the time in the line does not count
+        try:
+            self._check()
+        except PlanError as error:
+            now = time.monotonic()
+            if now - self._turn > self._timeout:
+                waited = f"this fit has waited for its slots for {self._timeout:g} s (slot_timeout)"
+                raise PlanError(f"{waited}: {error}") from None
+            if not self._told and now - self._begun > _SAY_AFTER:
+                self._told = True
+                self._say(f"waiting for slots: {error}")
+            return False
+        return True

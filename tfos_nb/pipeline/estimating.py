@@ -1,0 +1,144 @@
+"""What the Estimators have in common: their Params, the rows that they feed, the fit, writing and reading."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import uuid
+from typing import Any, TypeVar
+
+from pyspark.ml.util import MLReadable, MLWritable
+from pyspark.sql import DataFrame
+
+from tfos_nb.errors import PlanError
+from tfos_nb.inference import check_frame
+from tfos_nb.pipeline.conversion import TFParams
+from tfos_nb.pipeline.fitting import Fit
+from tfos_nb.pipeline.fitting_params import HasFeed, HasProgress, HasResources, HasRowRoles
+from tfos_nb.pipeline.params import (
+    HasBatchSize,
+    HasClusterSize,
+    HasEpochs,
+    HasGraceSecs,
+    HasInputMapping,
+    HasModelDir,
+    HasTensorboard,
+)
+from tfos_nb.pipeline.scorer import HasRows
+from tfos_nb.pipeline.selection import parted
+from tfos_nb.pipeline.storage import ScorerReader, ScorerWriter
+from tfos_nb.session import usable_session
+
+__all__ = ["Fitting", "absolute", "new_home"]
+
+E = TypeVar("E", bound="Fitting")
+
+_fits = itertools.count(1)
+
+
+class Fitting(
+    HasInputMapping,
+    HasModelDir,
+    HasBatchSize,
+    HasClusterSize,
+    HasEpochs,
+    HasTensorboard,
+    HasGraceSecs,
+    HasRows,
+    HasRowRoles,
+    HasResources,
+    HasFeed,
+    HasProgress,
+    TFParams,
+    MLReadable[Any],
+    MLWritable,
+):
+    """An Estimator that trains on a cluster of its own.
+
+    Attributes
+    ----------
+    validation : DataFrame or None
+        Rows to validate on.
+    """
+
+    validation: DataFrame | None = None
+
+    def setValidation(self: E, value: DataFrame | None) -> E:
+        """Set the rows to validate on; the other way is the Param ``validationIndicatorCol``."""
+        if value is not None:
+            check_frame(value)
+        self.validation = value
+        return self
+
+    def getValidation(self) -> DataFrame | None:
+        """Return the rows to validate on."""
+        return self.validation
+
+    def _parts(self, dataset: Any) -> tuple[DataFrame, DataFrame | None]:
+        """Return the rows to train on and those to validate on."""
+        check_frame(dataset)
+        usable_session(dataset.sparkSession)
+        if dataset.isStreaming:
+            raise PlanError("fit wants rows that have an end: train on a stream with tfos_nb.launch and cluster.train")
+        indicator: str | None = self.getOrDefault(self.validationIndicatorCol)
+        return parted(dataset, indicator, self.validation)
+
+    def _weight(self) -> list[str]:
+        column: Any = self.getOrDefault(self.weightCol)
+        return [] if column is None else [column]
+
+    def _fit_of(self, home: str, plan: dict[str, Any], writes: tuple[str, ...] = ()) -> Fit:
+        """Return how a fit runs, under a name of its own."""
+        settings = {
+            "model_dir": absolute(home),
+            "tensorboard": self.getTensorboard(),
+            "grace": float(self.getGraceSecs()),
+            "rendezvous_timeout": self.getRendezvousTimeout(),
+            "feed_timeout": self.getFeedTimeout(),
+            "buffer_bytes": self.getBufferBytes(),
+        }
+        return Fit(
+            f"{type(self).__name__}-{next(_fits)}",
+            {"cpus": self.getCpus(), "gpus": self.getGpus(), **plan},
+            settings,
+            self.getProgress(),
+            self.getSlotTimeout(),
+            self._what(),
+            writes,
+        )
+
+    def _what(self) -> str:
+        """Say which numbers were set: these tell the fits of a CrossValidator apart."""
+        told = {
+            param.name: value
+            for param, value in self._paramMap.items()
+            if isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and value != self._defaultParamMap.get(param)
+        }
+        return ", ".join(f"{name}={value:g}" for name, value in sorted(told.items()))
+
+    def write(self) -> ScorerWriter:
+        """Return what saves it."""
+        return ScorerWriter(self)
+
+    @classmethod
+    def read(cls) -> ScorerReader:
+        """Return what loads it."""
+        return ScorerReader(cls)
+
+    def _refuse_frame(self) -> None:
+        if self.validation is not None:
+            raise PlanError(
+                "a validation DataFrame cannot be saved: use validationIndicatorCol, or setValidation(None)"
+            )
+
+
+def absolute(place: str) -> str:
+    """Return a path in full; a URL as it is."""
+    return place if "://" in place else os.path.abspath(os.path.expanduser(place))
+
+
+def new_home(kind: str) -> str:
+    """Return a directory for one fit, under the driver's working directory."""
+    return os.path.join(os.getcwd(), "tfos_models", f"{kind}-{uuid.uuid4().hex[:8]}")

@@ -1,0 +1,149 @@
+"""A trained Keras model as a Model of Spark ML, with the columns that its evaluators ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pyspark.ml import Model
+from pyspark.ml.functions import array_to_vector
+from pyspark.ml.param import Param, Params
+from pyspark.ml.param.shared import (
+    HasFeaturesCol,
+    HasPredictionCol,
+    HasProbabilityCol,
+    HasRawPredictionCol,
+)
+from pyspark.sql import DataFrame
+
+from tfos_nb.errors import PlanError
+from tfos_nb.inference import Asked, check_frame, score
+from tfos_nb.pipeline.params import HasBatchSize, HasInputMapping
+from tfos_nb.pipeline.scorer import Scorer, one_place
+from tfos_nb.runtime.heads import Head, Task
+from tfos_nb.runtime.models import Use
+from tfos_nb.session import usable_session
+
+__all__ = ["HasPredictionColumns", "KerasModel"]
+
+P = TypeVar("P", bound=Params)
+
+_VECTORS = ("rawPrediction", "probability")
+
+
+def _to_head(value: Any) -> str:
+    task, _, logits = str(value).partition(" ")
+    if task in tuple(Task) and logits in ("", "logits"):
+        return str(value)
+    raise TypeError(f"{value!r} is none of {', '.join(Task)}, with ' logits' behind it or without")
+
+
+class HasPredictionColumns(HasFeaturesCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol):
+    """The column that a model takes, and those that it gives; Spark ML's own Params. An empty name leaves one out."""
+
+    def setFeaturesCol(self: P, value: str) -> P:
+        """Set the column that the model takes: numbers, arrays or ML vectors."""
+        return self._set(featuresCol=value)
+
+    def setPredictionCol(self: P, value: str) -> P:
+        """Set the column of the class, or of the value."""
+        return self._set(predictionCol=value)
+
+    def setProbabilityCol(self: P, value: str) -> P:
+        """Set the column of the classes' probabilities, a vector."""
+        return self._set(probabilityCol=value)
+
+    def setRawPredictionCol(self: P, value: str) -> P:
+        """Set the column of logits, a vector."""
+        return self._set(rawPredictionCol=value)
+
+
+class KerasModel(HasPredictionColumns, HasInputMapping, HasBatchSize, Scorer, Model):
+    """Applies a trained Keras model, as Spark ML's own models are applied.
+
+    A classifier gives ``prediction`` (the class as a double), ``probability`` and ``rawPrediction`` (vectors), a
+    regression gives ``prediction``. :class:`KerasEstimator` makes it; its weights are saved and loaded with it.
+
+    Parameters
+    ----------
+    model : keras.Model or bytes, optional
+        The model, or its ``.keras`` file's content.
+    custom_objects : dict, optional
+        Your own classes and functions that the file has by name only.
+    **params
+        Params by their names, such as ``featuresCol``, ``predictionCol``, ``batch_size``, ``keep_columns``.
+
+    Attributes
+    ----------
+    history : list of dict
+        The metrics of each epoch.
+    """
+
+    head: Param[str] = Param(
+        Params._dummy(), "head", "what the model is for: classes, binary or values; with ' logits' behind it", _to_head
+    )
+
+    def __init__(self, *, model: Any = None, custom_objects: Mapping[str, Any] | None = None, **params: Any) -> None:
+        super().__init__()
+        self._bring(None, model, None, custom_objects)
+        self._setDefault(head=Task.VALUES.value)
+        self._set_all(params)
+
+    @property
+    def task(self) -> Task:
+        """What the model is for."""
+        return Task(self.getOrDefault(self.head).partition(" ")[0])
+
+    def _head(self) -> Head:
+        return Head(self.task, self.getOrDefault(self.head).endswith(" logits"))
+
+    def _place(self) -> Any:
+        return one_place(model=self.model)
+
+    def _columns(self) -> dict[str, str]:
+        """Return what the model gives and how it is called, without what is not wanted."""
+        named = {
+            "rawPrediction": self.getRawPredictionCol(),
+            "probability": self.getProbabilityCol(),
+            "prediction": self.getPredictionCol(),
+        }
+        if self.task is Task.VALUES:
+            named = {"prediction": named["prediction"]}
+        if len(set(named.values())) < len(named):
+            raise PlanError(f"two of the columns {', '.join(named.values())} have one name: name one otherwise")
+        return named
+
+    def _inputs(self) -> str | dict[str, list[str]]:
+        inputs: dict[str, list[str]] = {}
+        for column, tensor in self.getInputMapping().items():
+            inputs.setdefault(tensor, []).append(column)
+        return inputs or self.getFeaturesCol()
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        check_frame(dataset)
+        known = self._find(usable_session(dataset.sparkSession), Use(head=self._head()))
+        named = self._columns()
+        hidden = {name: column or f"tfos_nb {name}" for name, column in named.items()}
+        asked = Asked(
+            inputs=self._inputs(),
+            output=hidden,
+            batch_size=self.getBatchSize(),
+            keep=self.getKeepColumns(),
+            nulls=self.getNullPolicy(),
+            fill=self.getFill(),
+            decode=self.getDecode(),
+        )
+        return _laid_out(score(dataset, known, asked), list(named.items()))
+
+
+def _laid_out(scored: DataFrame, given: Sequence[tuple[str, str]]) -> DataFrame:
+    """Make vectors of the last columns that are to be, and leave out those without a name."""
+    frame = scored.toDF(*(f"c{index}" for index in range(len(scored.columns))))
+    first = len(scored.columns) - len(given)
+    columns, names = [frame[name] for name in frame.columns[:first]], list(scored.columns[:first])
+    for index, (name, column) in enumerate(given, first):
+        if column:
+            value = frame[f"c{index}"]
+            columns.append(array_to_vector(value) if name in _VECTORS else value)
+            names.append(column)
+    return frame.select(*columns).toDF(*names)
