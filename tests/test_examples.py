@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dis
 import gzip
 import importlib.util
 import json
@@ -102,8 +103,6 @@ def test_main_refers_to_nothing_outside_itself(name: str) -> None:
 
 
 def globals_of(code: Any) -> set[str]:
-    import dis
-
     return {op.argval for op in dis.get_instructions(code) if op.opname == "LOAD_GLOBAL"}
 
 
@@ -126,7 +125,7 @@ def loaded(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 

@@ -118,7 +118,7 @@ def test_what_cannot_be_is_refused_before_a_node_starts(iris: DataFrame, changes
 def test_functions_are_looked_at(iris: DataFrame, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"train_fn is a NoneType: give a function that takes \(args, ctx\)"):
         TFEstimator().fit(iris)
-    with pytest.raises(PlanError, match=r"train_one\(args.*\) is called as train_one\(args, ctx\): give it both"):
+    with pytest.raises(PlanError, match=r"train_one\(args.* is called as train_one\(args, ctx\): give it both"):
         TFEstimator(train_one).fit(iris)
     with pytest.raises(PlanError, match=r"export_fn is called as export_fn\(args\)"):
         TFEstimator(programs.train, export_fn=programs.train).fit(iris)

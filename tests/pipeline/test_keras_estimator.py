@@ -41,14 +41,34 @@ def squared(y_true: Any, y_pred: Any) -> Any:
     return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
 
 
-def test_a_cross_validator_over_a_pipeline_finds_the_better_param_with_clusters_in_turn(
-    iris: DataFrame, tmp_path: Path
+class Launched:
+    """Starts clusters as ever, and counts how many there are at the same time."""
+
+    def __init__(self) -> None:
+        self.clusters: list[Cluster] = []
+        self.most = 0
+
+    def __call__(self, *args: Any, **options: Any) -> Cluster:
+        self.clusters.append(launch(*args, **options))
+        self.most = max(self.most, sum(not cluster.state.ended for cluster in self.clusters))
+        return self.clusters[-1]
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
+    clusters = Launched()
+    monkeypatch.setattr(fitting, "launch", clusters)
+    return clusters
+
+
+def test_a_cross_validator_over_a_pipeline_works_with_clusters_in_turn(
+    iris: DataFrame, launched: Launched, tmp_path: Path
 ) -> None:
     """Fits of two nodes each on four slots, two asked for at once: they wait for each other."""
     indexer = StringIndexer(inputCol="species", outputCol="kind")
     assembler = VectorAssembler(inputCols=["sl", "sw", "pl", "pw"], outputCol="x")
     estimator = KerasEstimator(
-        build, cluster_size=2, epochs=25, batch_size=16, seed=1, featuresCol="x", labelCol="kind"
+        build, cluster_size=2, epochs=40, batch_size=32, seed=1, featuresCol="x", labelCol="kind"
     )
     evaluator = MulticlassClassificationEvaluator(labelCol="kind", metricName="accuracy")
     grid = ParamGridBuilder().addGrid(estimator.learning_rate, [0.05]).build()
@@ -58,6 +78,7 @@ def test_a_cross_validator_over_a_pipeline_finds_the_better_param_with_clusters_
     )
     found = tuner.fit(iris)
     assert found.avgMetrics[0] > 0.8
+    assert (len(launched.clusters), launched.most) == (3, 1)
     found.save(str(tmp_path / "tuned"))
     again = CrossValidatorModel.load(str(tmp_path / "tuned"))
     assert isinstance(again.bestModel, PipelineModel)
@@ -67,14 +88,15 @@ def test_a_cross_validator_over_a_pipeline_finds_the_better_param_with_clusters_
     assert evaluator.evaluate(scored) > 0.85
 
 
-def test_fits_at_the_same_time_each_have_a_cluster_and_the_better_one_wins(iris: DataFrame) -> None:
-    estimator = KerasEstimator(build, epochs=12, batch_size=16, seed=1, validationIndicatorCol="held_out")
+def test_fits_at_the_same_time_each_have_a_cluster_and_the_better_one_wins(iris: DataFrame, launched: Launched) -> None:
+    estimator = KerasEstimator(build, epochs=40, batch_size=16, seed=1, validationIndicatorCol="held_out")
     grid = ParamGridBuilder().addGrid(estimator.learning_rate, [0.05, 1e-6]).build()
     evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
     tuner = TrainValidationSplit(
         estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, parallelism=2, seed=3, collectSubModels=True
     )
     found = tuner.fit(iris)
+    assert (len(launched.clusters), launched.most) == (3, 2)
     good, bad = found.validationMetrics
     assert good > 0.8 > bad
     assert found.bestModel.uid == estimator.uid
@@ -187,20 +209,11 @@ def test_features_of_another_width_are_told_of_by_column(iris: DataFrame) -> Non
         KerasEstimator(build, featuresCol="two").fit(iris.select("label", F.array("sl", "sw").alias("two")))
 
 
-def test_a_fit_that_is_stopped_gives_the_model_as_far_as_it_came(
-    iris: DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[Cluster] = []
-
-    def start(*args: Any, **options: Any) -> Cluster:
-        started.append(launch(*args, **options))
-        return started[0]
-
-    monkeypatch.setattr(fitting, "launch", start)
+def test_a_fit_that_is_stopped_gives_the_model_as_far_as_it_came(iris: DataFrame, launched: Launched) -> None:
     fits = ThreadPool(1)
     fit = fits.apply_async(KerasEstimator(build, epochs=100_000, batch_size=16, shuffle=0).fit, (iris,))
-    assert until(lambda: started and len(started[0].history.epochs) > 2, 90)
-    started[0].request_stop()
+    assert until(lambda: launched.clusters and len(launched.clusters[0].history.epochs) > 2, 90)
+    launched.clusters[0].request_stop()
     model = fit.get(90)
     fits.close()
     fits.join()

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tfos_nb.cluster import Cluster, launch
 from tfos_nb.errors import ClusterClosed
+from tfos_nb.metric_order import in_order
 from tfos_nb.pipeline.admission import Need, Place, admitted
 from tfos_nb.runtime.plan import ClusterPlan, InputMode
 from tfos_nb.state import ClusterStatus
@@ -143,7 +144,7 @@ class Fit:
 def _last(history: list[dict[str, Any]]) -> str:
     """Say the last epoch's metrics."""
     last = history[-1] if history else {}
-    told = [f"{name} {value:.4g}" for name, value in last.items() if isinstance(value, float)]
+    told = [f"{name} {last[name]:.4g}" for name in in_order(last) if isinstance(last[name], float)]
     return "".join(f", {metric}" for metric in told[:4])
 
 
