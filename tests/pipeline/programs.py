@@ -9,7 +9,7 @@ def build(rate: float = 0.05) -> Any:
     import keras
 
     given = keras.Input((4,), name="x")
-    hidden = keras.layers.Dense(8, activation="relu")(given)
+    hidden = keras.layers.Dense(12, activation="tanh")(given)
     model = keras.Model(given, keras.layers.Dense(3, activation="softmax", name="kind")(hidden))
     model.compile(keras.optimizers.Adam(rate), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model

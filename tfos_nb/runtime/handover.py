@@ -31,6 +31,7 @@ from tfos_nb.runtime.wire import message
 __all__ = ["BLOCK_BYTES", "BlockPool", "BlockWriter", "Grant", "PoolPlace"]
 
 BLOCK_BYTES = 16 << 20
+_MADV_POPULATE_WRITE = 23  # linux/mman.h; Python's mmap does not name it
 _SPARE = 4  # blocks beyond those that the queue may hold: in TensorFlow's hands, or being written
 
 
@@ -132,6 +133,7 @@ class BlockWriter:
 
     def write(self, block: int, batch: pa.RecordBatch) -> int:
         """Write a batch into a block; return the bytes that it takes, or 0 if it does not fit."""
+        self._populate(block, batch.nbytes)
         buffer = pa.py_buffer(memoryview(self._memory)[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES])
         sink = pa.FixedSizeBufferWriter(buffer)
         try:
@@ -140,3 +142,8 @@ class BlockWriter:
             return int(sink.tell())
         except (OSError, pa.ArrowInvalid):
             return 0
+
+    def _populate(self, block: int, size: int) -> None:
+        """Map a block's pages at once: one by one, as they are written to, takes as long as the copy itself."""
+        with contextlib.suppress(OSError):  # before Linux 5.14 there is no such advice
+            self._memory.madvise(_MADV_POPULATE_WRITE, block * BLOCK_BYTES, min(size, BLOCK_BYTES))
