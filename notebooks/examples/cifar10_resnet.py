@@ -155,7 +155,7 @@ def run(args: dict[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         download(folder) if data == "keras" else make_pictures(folder, rows=2000, seed=1)
         data = str(folder)
-    spark = spark_session(args["workers"] + 2)
+    spark = spark_session(args["workers"] + 1)
     train, held_out = frame(spark, f"{data}/data_batch_*.bin"), frame(spark, f"{data}/test_batch.bin")
     with launch(main, args, spark=spark, workers=args["workers"], model_dir=where, name="cifar10") as cifar10:
         cifar10.train(train, epochs=args["epochs"])

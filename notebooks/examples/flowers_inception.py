@@ -145,7 +145,7 @@ def run(args: dict[str, Any]) -> None:
     if data == "made":
         data = str(Path("tfos_models/flowers_data").absolute())
         draw_flowers(data, count=150, seed=1)
-    spark = spark_session(args["workers"] + 2)
+    spark = spark_session(args["workers"] + 1)
     rows, kinds = frame(spark, data)
     args["kinds"] = len(kinds)
     train, held_out = parts(rows)

@@ -121,7 +121,7 @@ def parse(argv: list[str] | None = None) -> dict[str, Any]:
 
 def run(args: dict[str, Any]) -> None:
     where = args["model_dir"] if "://" in args["model_dir"] else os.path.abspath(args["model_dir"])
-    spark = spark_session(args["workers"] + 2)
+    spark = spark_session(args["workers"] + 1)
     train, held_out = (frame(spark, *part) for part in digits(args["data"]))
     cluster = {"workers": args["workers"], "input_mode": args["input"], "model_dir": where, "name": "mnist"}
     if args["input"] == "tensorflow":

@@ -154,7 +154,7 @@ def run(args: dict[str, Any]) -> None:
         draw_pets(data, count=300, seed=1)
     if args["size"] % (1 << args["levels"]):
         raise SystemExit(f"--size {args['size']} is no multiple of {1 << args['levels']}, as --levels needs")
-    spark = spark_session(args["workers"] + 2)
+    spark = spark_session(args["workers"] + 1)
     train, held_out = parts(frame(spark, data).cache())
     with launch(main, args, spark=spark, workers=args["workers"], model_dir=where, name="pets") as pets:
         pets.train(train, epochs=args["epochs"])

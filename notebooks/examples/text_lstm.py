@@ -144,7 +144,7 @@ def run(args: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         download(path) if data == "keras" else make_reviews(path, rows=3000, seed=1)
         data = str(path)
-    spark = spark_session(args["workers"] + 2)
+    spark = spark_session(args["workers"] + 1)
     train, held_out = parts(frame(spark, data))
     vocabulary = vocabulary_of(train, args["words"])
     args["words"] = len(vocabulary)

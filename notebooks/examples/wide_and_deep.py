@@ -154,7 +154,7 @@ def run(args: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         make_census(path, rows=4000, seed=1)
         data = str(path)
-    spark = spark_session(args["workers"] + args["ps"] + 3)
+    spark = spark_session(args["workers"] + args["ps"] + 2)
     train, held_out = parts(frame(spark, data))
     prepared = preparation(train)
     train, held_out = (features(rows, prepared, args["buckets"]) for rows in (train.cache(), held_out))

@@ -9,6 +9,7 @@ import json
 import pytest
 from pyspark.ml.param import Params
 
+from tfos_nb import TFEstimator
 from tfos_nb.pipeline import params
 from tfos_nb.pipeline.conversion import Namespace, TFParams
 from tfos_nb.runtime.plan import InputMode
@@ -85,3 +86,30 @@ def test_a_namespace_is_made_of_anything_that_holds_arguments():
     assert Namespace() == Namespace({})
     with pytest.raises(TypeError, match="tf_args is a int"):
         Namespace(5)
+
+
+FITTING = {
+    "BufferBytes": (10, 0), "Cpus": (2, 0), "FeedTimeout": (5.0, -1), "Gpus": (1, -1), "Progress": ("text", "loud"),
+    "RendezvousTimeout": (5.0, "x"), "Seed": (3, "x"), "SlotTimeout": (5.0, 0), "Spill": (False, "no"),
+    "ValidationIndicatorCol": ("v", 1), "WeightCol": ("w", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("setter", FITTING)
+def test_every_param_of_a_fit_takes_its_type_and_no_other(setter):
+    right, wrong = FITTING[setter]
+    estimator = TFEstimator()
+    assert getattr(estimator, f"set{setter}")(right) is estimator
+    assert getattr(estimator, f"get{setter}")() == right
+    with pytest.raises(TypeError):
+        getattr(estimator, f"set{setter}")(wrong)
+
+
+def test_an_estimator_has_every_param_by_keyword_and_explains_it():
+    estimator = TFEstimator()
+    assert DEFAULTS.keys() <= {param.name for param in estimator.params}
+    given = {name: value for name, value in DEFAULTS.items() if value is not None}
+    made = TFEstimator(None, {"mine": 1}, **given)
+    assert {name: made.getOrDefault(name) for name in given} == given
+    told = estimator.explainParams()
+    assert all(f"{name}: " in told for name in DEFAULTS)
