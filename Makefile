@@ -33,8 +33,12 @@ lab: $(VENV)/.demo ## Open the same notebook in JupyterLab; make lab ARGS=--no-b
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/01_quickstart.ipynb $(ARGS)
 
 .PHONY: test
-test: $(VENV)/.test ## Run the tests but those in a browser; ends with pytest's closing line
-	@$(BIN)/python -m pytest -m "not browser" $(ARGS)
+test: $(VENV)/.test ## Run the tests but those below; ends with pytest's closing line
+	@$(BIN)/python -m pytest -m "not browser and not slow" $(ARGS)
+
+.PHONY: test-slow
+test-slow: $(VENV)/.test ## Run the notebooks of the examples, whose scripts `make test` runs
+	@$(BIN)/python -m pytest -m slow $(ARGS)
 
 .PHONY: test-browser
 test-browser: $(VENV)/.browser ## Run the tests in a real browser (installs Chromium where it is missing)

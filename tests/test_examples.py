@@ -189,6 +189,7 @@ def test_mnist_under_spark_submit_learns_from_rows_that_spark_feeds(tmp_path: Pa
     assert outcome["accuracy"] > 0.6
 
 
+@pytest.mark.slow
 def test_mnist_learns_from_parquet_files_that_the_nodes_read(tmp_path: Path, idx_files: Path) -> None:
     options = ("--input", "tensorflow", "--data", str(idx_files), "--epochs", "3", "--width", "8", "--model-dir", "out")
     outcome = run(tmp_path, "mnist", *options)
@@ -202,7 +203,7 @@ def test_mnist_learns_from_parquet_files_that_the_nodes_read(tmp_path: Path, idx
 def bin_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files of CIFAR-10's binary version: noise, with a stripe of a brightness and a colour for each kind."""
     folder, chance = tmp_path_factory.mktemp("cifar10"), np.random.default_rng(5)
-    for name, count in (("data_batch_1.bin", 300), ("data_batch_2.bin", 300), ("test_batch.bin", 150)):
+    for name, count in (("data_batch_1.bin", 200), ("data_batch_2.bin", 200), ("test_batch.bin", 100)):
         records = []
         for label in chance.integers(0, 10, count).tolist():
             planes = chance.integers(90, 160, (3, 32, 32))
@@ -214,11 +215,11 @@ def bin_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_cifar10_learns_from_files_of_fixed_records(tmp_path: Path, bin_files: Path) -> None:
-    assert (bin_files / "test_batch.bin").stat().st_size == 150 * 3073
-    small = ("--epochs", "6", "--width", "8", "--blocks", "1", "--batch-size", "32", "--rate", "0.05")
+    assert (bin_files / "test_batch.bin").stat().st_size == 100 * 3073
+    small = ("--epochs", "5", "--width", "8", "--blocks", "1", "--batch-size", "20", "--rate", "0.05")
     outcome = run(tmp_path, "cifar10_resnet", "--data", str(bin_files), *small)
-    assert learns(outcome, 6)
-    assert outcome["held_out"] == 150
+    assert learns(outcome, 5)
+    assert outcome["held_out"] == 100
     assert outcome["accuracy"] > 0.4
 
 
@@ -258,10 +259,10 @@ def census(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("ps", [0, 1])
+@pytest.mark.parametrize("ps", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_wide_and_deep_beats_a_guess_in_step_and_with_parameter_servers(tmp_path: Path, census: str, ps: int) -> None:
-    outcome = run(tmp_path, "wide_and_deep", "--data", census, "--epochs", "4", "--ps", str(ps))
-    assert learns(outcome, 4)
+    outcome = run(tmp_path, "wide_and_deep", "--data", census, "--epochs", "3", "--ps", str(ps))
+    assert learns(outcome, 3)
     assert 400 < outcome["held_out"] < 600
     assert outcome["accuracy"] > outcome["guess"] + 0.1
 

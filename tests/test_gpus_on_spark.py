@@ -107,7 +107,6 @@ def master(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield url
 
 
-@pytest.mark.slow
 def test_spark_gives_each_worker_its_own_gpu_and_ps_and_evaluator_none(
     master: str, spark_home: Path, run_script: RunScript
 ) -> None:
@@ -122,7 +121,6 @@ def test_spark_gives_each_worker_its_own_gpu_and_ps_and_evaluator_none(
     assert "PlanError: gpus=3: an executor has 2" in told["too_large"]
 
 
-@pytest.mark.slow
 def test_where_spark_knows_no_gpus_each_worker_takes_one_of_its_host_s(tmp_path: Path, run_script: RunScript) -> None:
     packages = tmp_path / "packages"
     packages.mkdir()

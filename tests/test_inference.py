@@ -363,7 +363,6 @@ def test_the_bytes_travel_so_the_file_may_go(frame, models, expected, tmp_path):
     assert close(column(scored), expected["dense"])
 
 
-@pytest.mark.slow
 def test_the_driver_loads_no_tensorflow(run_script: RunScript, models):
     ended = run_script(f"""
         import sys
@@ -376,7 +375,6 @@ def test_the_driver_loads_no_tensorflow(run_script: RunScript, models):
     assert ended.stdout.strip() == "[]"
 
 
-@pytest.mark.slow
 def test_a_keras_model_of_the_notebook_is_applied(run_script: RunScript):
     ended = run_script("""
         import keras, numpy as np

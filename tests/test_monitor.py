@@ -262,7 +262,6 @@ def printed(outputs: list[Any]) -> str:
     return "".join(output.text for output in outputs if output.output_type == "stream")
 
 
-@pytest.mark.slow
 def test_a_notebook_s_spark_has_the_listener_and_no_page_means_no_flood(tmp_path: Path) -> None:
     outputs = run_cells(tmp_path, [COMM, CELLS, AGAIN, COUNT], JPY_SESSION_NAME="/a.ipynb")
     conf = json.loads(printed(outputs[1]))  # nothing else was written into the cell
@@ -272,7 +271,6 @@ def test_a_notebook_s_spark_has_the_listener_and_no_page_means_no_flood(tmp_path
     assert json.loads(printed(outputs[3])) == [True, 0, []]
 
 
-@pytest.mark.slow
 def test_a_page_that_opens_its_comm_gets_the_jobs(tmp_path: Path) -> None:
     opens = "kernelextension.monitor.target_func(Page(), {})"
     outputs = run_cells(tmp_path, [COMM, opens, CELLS, COUNT], JPY_SESSION_NAME="/a.ipynb")
@@ -282,7 +280,6 @@ def test_a_page_that_opens_its_comm_gets_the_jobs(tmp_path: Path) -> None:
     assert "sparkJobStart" in kinds
 
 
-@pytest.mark.slow
 def test_a_headless_run_with_the_same_profile_has_no_listener(tmp_path: Path) -> None:
     os.environ.pop("JPY_SESSION_NAME", None)
     outputs = run_cells(tmp_path, [CELLS])

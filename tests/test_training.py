@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -279,3 +280,15 @@ def test_an_interrupted_launch_leaves_nothing(spark: SparkSession, monkeypatch: 
     assert not slots_busy(spark)
     with pytest.raises(errors.ClusterClosed):
         made[0].train(spark.range(1))
+
+
+def place_of_models(args: Any, ctx: Any) -> str:
+    return str(ctx.absolute_path("model.keras"))
+
+
+def test_a_relative_model_dir_is_meant_from_where_the_driver_is(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cluster = launch(place_of_models, spark=spark, input_mode="tensorflow", model_dir="models")
+    assert cluster.result() == str(tmp_path / "models/model.keras")

@@ -70,8 +70,9 @@ class Settings:
             raise PlanError("env: names and values are text, as in env={'TF_USE_LEGACY_KERAS': '1'}")
 
     def model_dir_for(self, name: str) -> str:
-        """Return where ``ctx.save`` writes."""
-        return self.model_dir or os.path.join(os.getcwd(), "tfos_models", name)
+        """Return where ``ctx.save`` writes; a relative path is meant from where the driver is, not the nodes."""
+        place = os.fspath(self.model_dir or os.path.join("tfos_models", name))
+        return place if "://" in place else os.path.abspath(place)
 
     def log_dir_for(self, name: str) -> str:
         """Return what TensorBoard shows; empty if there is to be none."""

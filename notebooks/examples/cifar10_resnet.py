@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +147,6 @@ def parse(argv: list[str] | None = None) -> dict[str, Any]:
 
 
 def run(args: dict[str, Any]) -> None:
-    where = args["model_dir"] if "://" in args["model_dir"] else os.path.abspath(args["model_dir"])
     data = args["data"]
     if data in ("made", "keras"):
         folder = Path("tfos_models/cifar10_data").absolute()
@@ -157,11 +155,12 @@ def run(args: dict[str, Any]) -> None:
         data = str(folder)
     spark = spark_session(args["workers"] + 1)
     train, held_out = frame(spark, f"{data}/data_batch_*.bin"), frame(spark, f"{data}/test_batch.bin")
-    with launch(main, args, spark=spark, workers=args["workers"], model_dir=where, name="cifar10") as cifar10:
+    cluster = {"workers": args["workers"], "model_dir": args["model_dir"], "name": "cifar10"}
+    with launch(main, args, spark=spark, **cluster) as cifar10:
         cifar10.train(train, epochs=args["epochs"])
     for epoch in cifar10.history.epochs:
         print("epoch {epoch}: loss {loss:.4f}, accuracy {accuracy:.4f}".format(**epoch))
-    accuracy, rows = score(cifar10.result(), held_out)
+    accuracy, rows = score(cifar10.result(), held_out.coalesce(args["workers"]))  # each task loads TensorFlow
     print(f"{accuracy:.1%} of {rows} held-out pictures are right; the model is in {cifar10.result()}")
     outcome = {"epochs": cifar10.history.epochs, "accuracy": accuracy, "held_out": rows, "model": cifar10.result()}
     print(json.dumps({"example": "cifar10_resnet", **outcome}))

@@ -155,7 +155,7 @@ def run(args: dict[str, Any]) -> None:
         pass  # the nodes read the records by themselves
     for epoch in flowers.history.epochs:
         print("epoch {epoch}: loss {loss:.4f}, accuracy {accuracy:.4f}".format(**epoch))
-    accuracy, count = score(flowers.result(), held_out)
+    accuracy, count = score(flowers.result(), held_out.coalesce(args["workers"]))  # each task loads TensorFlow
     print(f"{accuracy:.1%} of {count} held-out pictures are right; the model is in {flowers.result()}")
     outcome = {"epochs": flowers.history.epochs, "accuracy": accuracy, "held_out": count, "model": flowers.result()}
     print(json.dumps({"example": "flowers_inception", "kinds": kinds, **outcome}))

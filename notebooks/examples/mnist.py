@@ -132,7 +132,7 @@ def run(args: dict[str, Any]) -> None:
             mnist.train(train, epochs=args["epochs"])
     for epoch in mnist.history.epochs:
         print("epoch {epoch}: loss {loss:.4f}, accuracy {accuracy:.4f}".format(**epoch))
-    accuracy, rows = score(mnist.result(), held_out)
+    accuracy, rows = score(mnist.result(), held_out.coalesce(args["workers"]))  # each task loads TensorFlow
     print(f"{accuracy:.1%} of {rows} held-out digits are right; the model is in {mnist.result()}")
     outcome = {"epochs": mnist.history.epochs, "accuracy": accuracy, "held_out": rows, "model": mnist.result()}
     print(json.dumps({"example": "mnist", **outcome}))

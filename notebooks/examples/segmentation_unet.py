@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +146,6 @@ def parse(argv: list[str] | None = None) -> dict[str, Any]:
 
 
 def run(args: dict[str, Any]) -> None:
-    where = args["model_dir"] if "://" in args["model_dir"] else os.path.abspath(args["model_dir"])
     data = args["data"]
     if data == "made":
         data = str(Path("tfos_models/pets_data").absolute())
@@ -156,11 +154,12 @@ def run(args: dict[str, Any]) -> None:
         raise SystemExit(f"--size {args['size']} is no multiple of {1 << args['levels']}, as --levels needs")
     spark = spark_session(args["workers"] + 1)
     train, held_out = parts(frame(spark, data).cache())
-    with launch(main, args, spark=spark, workers=args["workers"], model_dir=where, name="pets") as pets:
+    cluster = {"workers": args["workers"], "model_dir": args["model_dir"], "name": "pets"}
+    with launch(main, args, spark=spark, **cluster) as pets:
         pets.train(train, epochs=args["epochs"])
     for epoch in pets.history.epochs:
         print("epoch {epoch}: loss {loss:.4f}, accuracy {accuracy:.4f} by pixel".format(**epoch))
-    ious, count = score(pets.result(), held_out)
+    ious, count = score(pets.result(), held_out.coalesce(args["workers"]))  # each task loads TensorFlow
     print(f"IoU on {count} held-out pictures: {', '.join(f'{kind} {iou:.3f}' for kind, iou in ious.items())}")
     print(f"the model is in {pets.result()}")
     outcome = {"epochs": pets.history.epochs, "iou": ious, "held_out": count, "model": pets.result()}

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,7 +136,6 @@ def parse(argv: list[str] | None = None) -> dict[str, Any]:
 
 
 def run(args: dict[str, Any]) -> None:
-    where = args["model_dir"] if "://" in args["model_dir"] else os.path.abspath(args["model_dir"])
     data = args["data"]
     if data in ("made", "keras"):
         path = Path("tfos_models/reviews.tsv").absolute()
@@ -149,11 +147,12 @@ def run(args: dict[str, Any]) -> None:
     vocabulary = vocabulary_of(train, args["words"])
     args["words"] = len(vocabulary)
     train, held_out = (numbered(rows, vocabulary, args["length"]) for rows in (train, held_out))
-    with launch(main, args, spark=spark, workers=args["workers"], model_dir=where, name="reviews") as reviews:
+    cluster = {"workers": args["workers"], "model_dir": args["model_dir"], "name": "reviews"}
+    with launch(main, args, spark=spark, **cluster) as reviews:
         reviews.train(train, epochs=args["epochs"])
     for epoch in reviews.history.epochs:
         print("epoch {epoch}: loss {loss:.4f}, accuracy {accuracy:.4f}".format(**epoch))
-    accuracy, count = score(reviews.result(), held_out)
+    accuracy, count = score(reviews.result(), held_out.coalesce(args["workers"]))  # each task loads TensorFlow
     print(f"{accuracy:.1%} of {count} held-out reviews are right; the model is in {reviews.result()}")
     outcome = {"epochs": reviews.history.epochs, "accuracy": accuracy, "held_out": count, "model": reviews.result()}
     print(json.dumps({"example": "text_lstm", "words": len(vocabulary), **outcome}))

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +146,6 @@ def parse(argv: list[str] | None = None) -> dict[str, Any]:
 
 
 def run(args: dict[str, Any]) -> None:
-    where = args["model_dir"] if "://" in args["model_dir"] else os.path.abspath(args["model_dir"])
     data = args["data"]
     if data == "made":
         path = Path("tfos_models/census.csv").absolute()
@@ -161,12 +159,12 @@ def run(args: dict[str, Any]) -> None:
     args["sizes"] = sizes_of(prepared)
     args["numbers"], args["crossed"] = len(NUMBERS), len(CATEGORIES) + len(CROSSES)
     args["steps"] = train.count() // args["batch_size"] if args["ps"] else None
-    cluster = {"workers": args["workers"], "ps": args["ps"], "model_dir": where, "name": "census"}
+    cluster = {"workers": args["workers"], "ps": args["ps"], "model_dir": args["model_dir"], "name": "census"}
     with launch(main, args, spark=spark, **cluster) as census:
         census.train(train, epochs=1 if args["ps"] else args["epochs"])
     for epoch in census.history.epochs:
         print("epoch {epoch}: loss {loss:.4f}, accuracy {accuracy:.4f}".format(**epoch))
-    accuracy, guess, count = score(census.result(), held_out)
+    accuracy, guess, count = score(census.result(), held_out.coalesce(args["workers"]))  # each task loads TensorFlow
     print(f"{accuracy:.1%} of {count} held-out rows are right, and {guess:.1%} if one always said the same")
     print(f"the model is in {census.result()}")
     outcome = {"epochs": census.history.epochs, "accuracy": accuracy, "guess": guess, "held_out": count}

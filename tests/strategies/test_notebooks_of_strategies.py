@@ -35,7 +35,6 @@ def _text(output: Any) -> str:
     return "".join([output.get("text", ""), data.get("text/plain", ""), *output.get("traceback", ())])
 
 
-@pytest.mark.slow
 def test_the_strategies_of_the_notebook_all_train_and_the_mixture_is_refused(tmp_path: Path) -> None:
     said = shown("03_strategies", tmp_path)
     assert "'devices': 2" in said["mirrored-result"]
@@ -44,7 +43,6 @@ def test_the_strategies_of_the_notebook_all_train_and_the_mixture_is_refused(tmp
     assert "MultiWorkerMirroredStrategy waits for ever" in said["refused"]
 
 
-@pytest.mark.slow
 def test_the_parameter_servers_of_the_notebook_see_every_row(tmp_path: Path) -> None:
     said = shown("04_parameter_servers", tmp_path)
     assert "/job:ps/" in said["loop-result"]
