@@ -30,8 +30,8 @@ TARGET = 0.95
 WORKERS = 2
 _SECONDS = 300.0
 _ARGUMENTS = {
-    "sync": {"width": 256, "batch_size": 128, "steps": 1500},
-    "async": {"width": 256, "batch_size": 128, "steps": 1500},
+    "sync": {"width": 256, "batch_size": 128, "steps": 400},
+    "async": {"width": 256, "batch_size": 128, "steps": 1000},
 }
 _ROLES = {"sync": {"worker": WORKERS}, "async": {"chief": 1, "worker": WORKERS, "ps": 1}}
 _MAINS = {"sync": step_programs.sync_in_cluster, "async": step_programs.async_in_cluster}
