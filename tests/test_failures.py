@@ -7,14 +7,18 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from tests.conftest import RunScript
 from tests.waiting import until
 from tfos_nb import Cluster, errors, launch
+from tfos_nb.launching import Settings, error_of_job
 from tfos_nb.session import slots_busy
 
 
@@ -214,6 +218,41 @@ def test_more_nodes_than_slots_are_refused_in_seconds(spark: SparkSession) -> No
     assert time.monotonic() - began < 60  # far from the ten minutes of Spark's own check
 
 
+def test_a_second_cluster_is_refused_for_the_slots_of_one_that_has_only_been_asked_for(spark: SparkSession) -> None:
+    first = launch(telling_pid, workers=3, spark=spark, name="first", wait_until_up=False)
+    try:
+        with pytest.raises(errors.PlanError, match=r"needs 3 slots .* Spark has 4 .*cluster first.*ask for 1 node"):
+            launch(telling_pid, workers=3, spark=spark, name="second", input_mode="tensorflow")
+    finally:
+        first.close()
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        ({"env": "A=1"}, "env='A=1': it is a dictionary"),
+        ({"model_dir": 3}, "model_dir=3: it is a path"),
+        ({"log_dir": 3}, "log_dir=3: it is a path"),
+        ({"queues": None}, "queues=.*they are names"),
+        ({"spill_bytes": "1"}, "spill_bytes='1': it is a whole number of bytes"),
+        ({"spill_bytes": -1}, "spill_bytes=-1"),
+        ({"autolog": "no"}, "autolog='no': it is True or False"),
+        ({"tensorboard": 1}, "tensorboard=1: it is True or False"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named_before_anything_starts(
+    spark: SparkSession, wish: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(errors.PlanError, match=said):
+        launch(counting, spark=spark, **wish)
+
+
+def test_directories_may_be_paths(tmp_path: Path) -> None:
+    settings = Settings(model_dir=tmp_path / "models", log_dir=tmp_path / "logs")
+    assert settings.model_dir_for("a") == str(tmp_path / "models")
+    assert settings.log_dir_for("a") == str(tmp_path / "logs")
+
+
 def test_a_function_that_cannot_travel_is_named_before_anything_starts(spark: SparkSession) -> None:
     lock = threading.Lock()
 
@@ -248,3 +287,49 @@ def test_a_node_that_takes_no_rows_is_a_feed_timeout(spark: SparkSession) -> Non
     with pytest.raises(errors.FeedTimeout, match=r"worker:0, worker:1 took no row for 3 s"):
         with launch(telling_pid, workers=2, spark=spark, feed_timeout=3) as cluster:
             cluster.train(frame)
+
+
+def test_an_error_of_java_is_told_in_its_own_words(spark: SparkSession) -> None:
+    with pytest.raises(Py4JJavaError) as raised:
+        spark._jvm.java.lang.Class.forName("no.Such")  # type: ignore[union-attr]
+    told = str(error_of_job(raised.value, "the job failed"))
+    assert told == "the job failed: ClassNotFoundException: no.Such"
+
+
+SPARK_ENDS = """
+    import os, signal
+    from tfos_nb import launch, spark_session
+    from tfos_nb.errors import FeedFailed
+    from tfos_nb.widgets.trouble import aside
+
+    def main(args, ctx):
+        import threading
+        threading.Event().wait()
+
+    def end_of(cluster):
+        try:
+            cluster.wait()
+        except FeedFailed as error:
+            print("SAID", error)
+            print("ASIDE", aside(cluster.snapshot()))
+
+    spark = spark_session(3, conf={"spark.ui.enabled": "false"})
+    cluster = launch(main, workers=1)
+    spark.stop()
+    end_of(cluster)
+    spark = spark_session(3, conf={"spark.ui.enabled": "false"})
+    cluster = launch(main, workers=1)
+    os.kill(spark.sparkContext._gateway.proc.pid, signal.SIGKILL)
+    end_of(cluster)
+"""
+
+
+def test_a_cluster_whose_spark_was_stopped_or_killed_says_so(run_script: RunScript) -> None:
+    """And not that the session is free: there is none."""
+    ended = run_script(SPARK_ENDS)
+    said = [line for line in ended.stdout.splitlines() if line.startswith("SAID ")]
+    assert len(said) == 2
+    for line in said:
+        assert line.startswith("SAID Spark has ended, and the cluster with it")
+        assert "Start a session" in line
+    assert ended.stdout.count("ASIDE 1 node was stopped because of it.\n") == 2

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tests.conftest import RunScript
 from tfos_nb.errors import PlanError
+from tfos_nb.promises import Promised, promise, still_promised
 from tfos_nb.session import (
     Busy,
     SparkJobs,
@@ -212,6 +214,25 @@ def test_jobs_leave_no_thread_behind_in_python_or_the_jvm(spark: SparkSession, j
     assert (threading.active_count(), jvm_threads(spark)) <= before
 
 
+def test_who_is_woken_by_a_job_sees_that_it_is_done_and_why(jobs: SparkJobs) -> None:
+    """Who is woken before it says so sleeps on, and nobody wakes him again."""
+    started, woken = threading.Event(), threading.Event()
+    seen: list[tuple[bool, str]] = []
+
+    def failing() -> None:
+        started.wait(PATIENCE)
+        raise ValueError("no good")
+
+    def wake() -> None:
+        seen.append((job.done.is_set(), str(job.error)))
+        woken.set()
+
+    job = jobs.run(failing, "fails", wake)
+    started.set()
+    assert woken.wait(PATIENCE)
+    assert seen == [(True, "no good")]
+
+
 def test_a_job_leaves_the_caller_s_tags_and_description_alone(spark: SparkSession, jobs: SparkJobs) -> None:
     assert jobs.run(spark.range(10).count, "counts").join(PATIENCE)
     assert not {tag for tag in spark.sparkContext.getJobTags() if tag.startswith("tfos_nb")}
@@ -303,7 +324,11 @@ def test_a_session_that_was_stopped_or_is_none_is_named(run_script: RunScript) -
         from tfos_nb import errors, launch
         def main(args, ctx): ...
         os.environ["PYSPARK_PYTHON"] = "/bin/false"
+        from tfos_nb.feeding import check_feedable
         spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+        tables = spark.range(2), spark.sparkContext.parallelize([1])
+        for table in tables:
+            check_feedable(table)
         for session in (spark, "local"):
             try:
                 launch(main, spark=session)
@@ -314,12 +339,52 @@ def test_a_session_that_was_stopped_or_is_none_is_named(run_script: RunScript) -
             launch(main, spark=spark)
         except errors.PlanError as error:
             print("SAID", error)
+        again = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+        for table in tables:
+            try:
+                check_feedable(table)
+            except errors.PlanError as error:
+                print("SAID", error)
+        again.stop()
         """,
         PYSPARK_PYTHON=None,
     )
     said = [line for line in ended.stdout.splitlines() if line.startswith("SAID")]
-    assert len(said) == 3, ended.stderr
+    assert len(said) == 5, ended.stderr
     assert "/bin/false, does not run" in said[0]
     assert "set PYSPARK_PYTHON" in said[0]
     assert "spark is a str, not a SparkSession" in said[1]
     assert "was stopped" in said[2]
+    assert "this DataFrame is of a Spark session that was stopped" in said[3]
+    assert "this RDD is of a Spark session that was stopped" in said[4]
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        ({"slots": "local-cluster[2,2,1024]"}, "slots='local-cluster.*whole number.*spark.master"),
+        ({"slots": 0}, "slots=0: it is a whole number, 1 or more"),
+        ({"slots": True}, "slots=True"),
+        ({"conf": "spark.ui.enabled=false"}, "it is a dictionary, as in conf="),
+    ],
+)
+def test_what_no_session_can_be_started_with_is_named(spark: SparkSession, wish: dict[str, Any], said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        spark_session(**wish)
+
+
+def test_nodes_that_spark_was_asked_for_hold_their_slots_before_they_run(spark: SparkSession) -> None:
+    asked = {"missing": 3, "over": False}
+    promise(Promised("cluster a", 3, 1, 0, True, lambda: asked["missing"], lambda: bool(asked["over"])))
+    with pytest.raises(PlanError, match=r"3 tasks of 'cluster a, about to start'.*stop what runs, or ask for 1 node,"):
+        check_slots(spark, 2, feeding=False)
+    running = (Busy("cluster a", 2, 2, 0), Busy("other", 2, 2, 0))
+    assert [busy.tasks for busy in still_promised(running)] == [1]
+    asked["missing"] = 1  # two have come, and their two tasks still run
+    assert [busy.tasks for busy in still_promised(running)] == [1]
+    asked["missing"] = 0
+    assert check_slots(spark, 4, feeding=False).free == 4
+    promise(Promised("cluster b", 3, 2, 0, False, lambda: 3, lambda: bool(asked["over"])))
+    assert still_promised(())[0].cpus == 6
+    asked["over"] = True
+    assert still_promised(()) == ()

@@ -116,6 +116,35 @@ def _halves(batches: list[list[int]]) -> list[list[int]]:
     return [batch[start : start + half] for batch in batches for start in range(0, len(batch), half)]
 
 
+def fit_for_longer_than_is_fed(args: Any, ctx: Any) -> dict[str, Any]:
+    import keras
+    import tensorflow as tf
+
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.layers.Input((WIDTH,)), keras.layers.Dense(1)])
+        model.compile("sgd", loss="mse")
+    seen: list[Any] = []
+    told = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(sorted(logs)))
+    history = model.fit(ctx.dataset(BATCH, x="x", y="y"), epochs=5, verbose=0, callbacks=[told]).history
+    return {"loss": history["loss"], "seen": seen}
+
+
+def test_a_fit_with_more_epochs_than_are_fed_ends_with_the_last_rows_and_says_so(
+    spark: SparkSession, frame: DataFrame
+) -> None:
+    with launch(fit_for_longer_than_is_fed, workers=2, spark=spark, name="longer") as cluster:
+        cluster.train(frame, epochs=2)
+    one, two = cluster.results()["worker:0"], cluster.results()["worker:1"]
+    assert one == two
+    assert len(one["loss"]) == 2
+    assert min(one["loss"]) > 0
+    assert one["seen"] == [["loss"], ["loss"], []]
+    assert cluster.history["loss"] == pytest.approx(one["loss"])
+    assert len(cluster.history.epochs) == 2
+    assert [(node.epoch, node.epochs) for node in cluster.snapshot().nodes] == [(2, 5), (2, 5)]
+    assert "fit ends before epoch 3 of 5: no more rows were fed" in cluster.logs("worker:1")
+
+
 def test_a_spill_that_grows_too_big_falls_back_to_spark(spark: SparkSession) -> None:
     with launch(seen_ids, {"passes": 3}, workers=2, spark=spark, spill_bytes=1000) as cluster:
         cluster.train(spark.range(2000), epochs=3)

@@ -56,9 +56,9 @@ def launch(
     master_node: str | None = ClusterPlan.master_node,
     protocol: str = ClusterPlan.protocol,
     evaluator_may_fail: bool = ClusterPlan.evaluator_may_fail,
-    model_dir: str | None = Settings.model_dir,
+    model_dir: str | os.PathLike[str] | None = Settings.model_dir,
     tensorboard: bool = Settings.tensorboard,
-    log_dir: str | None = Settings.log_dir,
+    log_dir: str | os.PathLike[str] | None = Settings.log_dir,
     autolog: bool = Settings.autolog,
     env: Mapping[str, str] | None = None,
     rendezvous_timeout: float = Settings.rendezvous_timeout,
@@ -143,13 +143,13 @@ def launch(
         tensorboard=tensorboard,
         log_dir=log_dir,
         autolog=autolog,
-        env=dict(env or {}),
+        env=_checked_env(env),
         rendezvous_timeout=rendezvous_timeout,
         feed_timeout=feed_timeout,
         grace=grace,
         buffer_bytes=buffer_bytes,
         spill_bytes=spill_bytes,
-        queues=tuple(queues) if not isinstance(queues, str) else (queues,),
+        queues=(queues,) if isinstance(queues, str) else tuple(queues or ()),
     )
     payload = pack(main, args, sources)
     session = spark_session(len(plan.spark_nodes) + 2) if spark is None else usable_session(spark)
@@ -162,6 +162,12 @@ def launch(
             cluster.close()
             raise
     return cluster
+
+
+def _checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
+    if not isinstance(env, (Mapping, type(None))):
+        raise PlanError(f"env={env!r}: it is a dictionary, as in env={{'TF_USE_LEGACY_KERAS': '1'}}")
+    return dict(env or {})
 
 
 class Cluster(ClusterView, Inferring):
@@ -209,7 +215,13 @@ class Cluster(ClusterView, Inferring):
                 self._open_tunnel(door)
             description = f"tfos_nb cluster {self.plan.name}"
             self._fate.jobs = submit_nodes(
-                self._spark, self._jobs, launching, task=tasks, description=description, wake=self._fate.wake
+                self._spark,
+                self._jobs,
+                launching,
+                task=tasks,
+                description=description,
+                wake=self._fate.wake,
+                missing=lambda: self._roster.missing,
             )
         except BaseException:
             door.close()

@@ -16,6 +16,7 @@ This module imports nothing, so that every other one may import it.
 from __future__ import annotations
 
 __all__ = [
+    "SPARK_ENDED",
     "ClusterClosed",
     "FeedFailed",
     "FeedTimeout",
@@ -24,6 +25,10 @@ __all__ = [
     "RendezvousTimeout",
     "TfosError",
 ]
+
+
+SPARK_ENDED = "Spark has ended"
+"""How the message begins of a cluster that ended since its Spark did: nothing can be run again in that session."""
 
 
 class TfosError(Exception):

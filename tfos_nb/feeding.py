@@ -17,7 +17,7 @@ from tfos_nb.runtime.feedtask import SUMMARY_SCHEMA, FeedTask
 from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.state import FeedProgress
 
-__all__ = ["Feed", "FeedDesk", "FeedOf", "check_alike", "check_feedable", "feed_job", "feedable"]
+__all__ = ["Feed", "FeedDesk", "FeedOf", "check_alike", "check_feedable", "feed_job", "feedable", "refuse_ended"]
 
 Send = Callable[..., None]
 
@@ -221,7 +221,24 @@ def check_feedable(data: Any) -> None:
     PlanError
         As there.
     """
+    refuse_ended(data)
     feed_job(data, Feed(0, 1, False, 1, 1, ledger.FeedLedger(0, ())), DoorAddress("", 0, b"", ""))
+
+
+def refuse_ended(data: Any) -> None:
+    """Refuse rows of a Spark that was stopped: another session, started since, cannot read them.
+
+    Raises
+    ------
+    PlanError
+        If they are such.
+    """
+    session = getattr(data, "sparkSession", None)
+    context = getattr(data, "ctx", None) if session is None else getattr(session, "_sc", None)  # Connect has none
+    if context is not None and getattr(context, "_jsc", context) is None:
+        raise PlanError(
+            f"this {type(data).__name__} is of a Spark session that was stopped: make it anew, with the session of now"
+        )
 
 
 def feed_job(data: Any, feed: Feed, door: DoorAddress) -> Callable[[], Any]:

@@ -9,17 +9,19 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tfos_nb.errors import FeedFailed, PlanError, TfosError
+from tfos_nb.errors import SPARK_ENDED, FeedFailed, PlanError, TfosError
 from tfos_nb.hosting import HostedNode
 from tfos_nb.ports import allowed_ports
+from tfos_nb.promises import Promised, promise
 from tfos_nb.runtime.door import Desk, Door, DoorAddress
 from tfos_nb.runtime.gpu_claims import GPU_COUNT_SCHEMA, GpuCount
 from tfos_nb.runtime.node import SUMMARY_SCHEMA, NodeTask
-from tfos_nb.runtime.plan import ClusterPlan, InputMode
+from tfos_nb.runtime.plan import ClusterPlan, InputMode, Node
 from tfos_nb.runtime.strategies import PROTOCOL_SCHEMA, PROTOCOL_VARIABLE, ProtocolProbe
 from tfos_nb.session import (
     Job,
@@ -37,16 +39,16 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
-__all__ = ["Launching", "NodeTasks", "Settings", "Waking", "error_of_job", "open_door", "submit_nodes", "survey"]
+__all__ = ["Launching", "NodeTasks", "Settings", "error_of_job", "open_door", "submit_nodes", "survey"]
 
 
 @dataclass(frozen=True)
 class Settings:
     """What :func:`tfos_nb.launch` takes beside the plan; it documents the fields. Times are in seconds."""
 
-    model_dir: str | None = None
+    model_dir: str | os.PathLike[str] | None = None
     tensorboard: bool = False
-    log_dir: str | None = None
+    log_dir: str | os.PathLike[str] | None = None
     autolog: bool = True
     env: dict[str, str] = field(default_factory=dict)
     rendezvous_timeout: float = 120.0
@@ -64,6 +66,17 @@ class Settings:
             seconds = getattr(self, name)
             if not isinstance(seconds, (int, float)) or not 0 <= seconds <= threading.TIMEOUT_MAX:
                 raise PlanError(f"{name}={seconds!r}: it is a number of seconds, at most {threading.TIMEOUT_MAX:.0f}")
+        if type(self.spill_bytes) is not int or self.spill_bytes < 0:
+            raise PlanError(f"spill_bytes={self.spill_bytes!r}: it is a whole number of bytes; 0 keeps none")
+        for name in ("model_dir", "log_dir"):
+            if not isinstance(getattr(self, name), (str, os.PathLike, type(None))):
+                raise PlanError(f"{name}={getattr(self, name)!r}: it is a path, or a URL")
+        for name in ("tensorboard", "autolog"):
+            if not isinstance(getattr(self, name), bool):
+                raise PlanError(f"{name}={getattr(self, name)!r}: it is True or False")
+        self._check_names()
+
+    def _check_names(self) -> None:
         if not self.queues or any(type(name) is not str or name == "" for name in self.queues):
             raise PlanError(f"queues={list(self.queues)!r}: they are names, such as queues=['input', 'valid']")
         if any(not isinstance(part, str) for pair in self.env.items() for part in pair):
@@ -77,7 +90,8 @@ class Settings:
     def log_dir_for(self, name: str) -> str:
         """Return what TensorBoard shows; empty if there is to be none."""
         if self.log_dir:
-            return self.log_dir if "://" in self.log_dir else os.path.abspath(self.log_dir)
+            place = os.fspath(self.log_dir)
+            return place if "://" in place else os.path.abspath(place)
         return f"{self.model_dir_for(name).rstrip('/')}/logs" if self.tensorboard else ""
 
     def for_nodes(self, name: str) -> dict[str, object]:
@@ -104,21 +118,6 @@ class Launching:
     hold: bool
     here: tuple[str, ...] = ()
     claim: bool = False
-
-
-@dataclass(frozen=True)
-class Waking:
-    """An action that wakes whoever waits for the cluster when it has ended."""
-
-    action: Callable[[], Any]
-    wake: Callable[[], None]
-
-    def __call__(self) -> Any:
-        """Run it."""
-        try:
-            return self.action()
-        finally:
-            self.wake()
 
 
 def survey(spark: SparkSession, plan: ClusterPlan) -> Launching:
@@ -212,16 +211,28 @@ def submit_nodes(
     task: NodeTasks,
     description: str,
     wake: Callable[[], None],
+    missing: Callable[[], Collection[str]],
 ) -> list[Job[Any]]:
-    """Start one Spark job a resource profile, one partition a node; and the nodes that run here."""
+    """Start one Spark job a resource profile, one partition a node; and the nodes that run here.
+
+    Their slots are promised until none of them is ``missing`` any more: who asks meanwhile is told so.
+    """
     started: list[Job[Any]] = []
     for nodes, profile in launching.groups:
         count = len(nodes)
         extra: dict[str, Any] = {"profile": profile} if profile is not None else {}  # PySpark 3.5 does not know it
         frame = spark.range(0, count, 1, count).mapInArrow(task(nodes), SUMMARY_SCHEMA, **extra)
-        started.append(jobs.run(Waking(run_to_the_end(frame), wake), f"{description}: {', '.join(nodes)}"))
+        job = jobs.run(run_to_the_end(frame), f"{description}: {', '.join(nodes)}", wake)
+        gpus = 0 if task.claim else max(task.plan.gpus_of(Node.parse(node)) for node in nodes)
+        waiting = partial(_count_missing, nodes, missing)
+        promise(Promised(job.description, count, task.plan.cpus, gpus, launching.hold, waiting, job.done.is_set))
+        started.append(job)
     here = [(node, HostedNode(task((node,)), node)) for node in launching.here]
-    return [*started, *(jobs.run(Waking(hosted, wake), f"{description}: {node}") for node, hosted in here)]
+    return [*started, *(jobs.run(hosted, f"{description}: {node}", wake) for node, hosted in here)]
+
+
+def _count_missing(nodes: tuple[str, ...], missing: Callable[[], Collection[str]]) -> int:
+    return len(set(nodes).intersection(missing()))
 
 
 @dataclass(frozen=True)
@@ -271,5 +282,29 @@ def error_of_job(error: BaseException, what: str) -> TfosError:
     python = re.search(
         r"Traceback \(most recent call last\):\n(?:.*\n)*?(\w[\w.]*(?:Error|Exception|Failed)\b.*)", text
     )
-    first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
-    return FeedFailed(f"{what}: {python[1] if python else first}")
+    if not python and _is_of_spark_s_end(error, text):
+        return FeedFailed(
+            f"{SPARK_ENDED}, and the cluster with it: its session was stopped, or the kernel or the Java process that "
+            "held it has ended. Start a session, with %tfos_spark or spark_session(), and launch the cluster anew"
+        )
+    return FeedFailed(f"{what}: {python[1] if python else _first_line(text) or type(error).__name__}")
+
+
+def _is_of_spark_s_end(error: BaseException, text: str) -> bool:
+    """Whether a job ended since Spark did: it says so, or its Java does not answer any more."""
+    from py4j.protocol import Py4JError, Py4JNetworkError
+
+    if isinstance(error, ConnectionError | Py4JNetworkError):
+        return True
+    # What Java raised comes from Java with its trace; without Java there is py4j's own line alone.
+    return "SparkContext was shut down" in text or (
+        isinstance(error, Py4JError) and len(text.strip().splitlines()) == 1
+    )
+
+
+def _first_line(text: str) -> str:
+    """Return what an error says, without the line that py4j puts before each of Java's."""
+    lines = text.strip().splitlines()
+    if len(lines) > 1 and lines[0].startswith("An error occurred while calling "):
+        return re.sub(r"^:\s*(?:[\w$]+\.)*", "", lines[1]).strip()  # the exception's name without its package
+    return lines[0] if lines else ""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import NodeFailed, PlanError, TfosError
-from tfos_nb.launching import Waking, error_of_job, open_door
+from tfos_nb.launching import error_of_job, open_door
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.door import Link
 from tfos_nb.runtime.payload import pack
@@ -158,7 +158,7 @@ def run(
 
 
 def _results(desk: _Desk, jobs: SparkJobs, frame: Any, name: str) -> list[Any]:
-    job = jobs.run(Waking(run_to_the_end(frame), desk.wake), f"tfos_nb {name}: {desk.count} programs")
+    job = jobs.run(run_to_the_end(frame), f"tfos_nb {name}: {desk.count} programs", desk.wake)
     try:
         with desk.changed:
             desk.changed.wait_for(lambda: desk.failure or len(desk.ended) == desk.count or job.done.is_set())

@@ -101,8 +101,15 @@ def spark_session(
     Raises
     ------
     PlanError
-        If there is no session, and no Java to start one.
+        If there is no session, and no Java to start one; or if it cannot be started with these arguments.
     """
+    if slots is not None and (type(slots) is not int or slots < 1):
+        raise PlanError(
+            f"slots={slots!r}: it is a whole number, 1 or more. Another master is given as "
+            "spark_session(conf={'spark.master': 'spark://host:7077'})"
+        )
+    if conf is not None and not isinstance(conf, Mapping):
+        raise PlanError(f"conf={conf!r}: it is a dictionary, as in conf={{'spark.executor.memory': '4g'}}")
     session = active_session()
     if session is None and _is_submitted():
         session = SparkSession.builder.getOrCreate()
@@ -262,7 +269,12 @@ class Job(Generic[_Result]):
     """
 
     def __init__(
-        self, sc: SparkContext, target: Callable[[], _Result], description: str, tags: tuple[str, str]
+        self,
+        sc: SparkContext,
+        target: Callable[[], _Result],
+        description: str,
+        tags: tuple[str, str],
+        then: Callable[[], object] | None = None,
     ) -> None:
         self.description = description
         self.tag = tags[-1]
@@ -271,6 +283,7 @@ class Job(Generic[_Result]):
         self.error: BaseException | None = None
         self.cancelled = False
         self._sc = sc
+        self._then = then
         # It hands on what the caller's thread has set in Spark, such as the scheduler pool, and has its own JVM thread.
         self._thread = InheritableThread(
             target=self._run, args=(target, tags), name=f"tfos_nb {description}", daemon=True
@@ -290,6 +303,8 @@ class Job(Generic[_Result]):
             self.error = error
         finally:
             self.done.set()
+            if self._then is not None:
+                self._then()
 
     def partitions(self) -> int:
         """Count the tasks of the job's last stage, the partitions of what it computes; 0 while Spark does not know."""
@@ -346,12 +361,17 @@ class SparkJobs:
         self._started = 0
         self._jobs: list[Job[Any]] = []
 
-    def run(self, target: Callable[[], _Result], description: str) -> Job[_Result]:
-        """Run an action in a daemon thread, under the cluster's tag, its own tag and a description for people."""
+    def run(
+        self, target: Callable[[], _Result], description: str, then: Callable[[], object] | None = None
+    ) -> Job[_Result]:
+        """Run an action in a daemon thread, under the cluster's tag, its own tag and a description for people.
+
+        ``then`` is called when the job is done and says so: who waits for more than that, and is woken by it, sees it.
+        """
         with self._lock:
             self._jobs = [job for job in self._jobs if not job.done.is_set()]
             self._started += 1
-            job = Job(self._sc, target, description, (self.tag, f"{self.tag}-{self._started}"))
+            job = Job(self._sc, target, description, (self.tag, f"{self.tag}-{self._started}"), then)
             self._jobs.append(job)
         return job
 

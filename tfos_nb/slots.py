@@ -21,6 +21,7 @@ from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResour
 from pyspark.sql import DataFrame
 
 from tfos_nb.errors import PlanError
+from tfos_nb.promises import Busy, still_promised
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
@@ -164,16 +165,6 @@ def _java_profile(sc: SparkContext, profile: ResourceProfile | None) -> JavaObje
 
 
 @dataclass(frozen=True)
-class Busy:
-    """One running stage: what its job is called, how many tasks of it run, and the CPUs and GPUs that they hold."""
-
-    description: str
-    tasks: int
-    cpus: int
-    gpus: float
-
-
-@dataclass(frozen=True)
 class Slots:
     """Places for nodes: how many this Spark has, how many of them are busy, and with what."""
 
@@ -283,6 +274,7 @@ def check_slots(
     """
     wanted = need + int(feeding)
     stages = slots_busy(spark)
+    stages += still_promised(stages)
     held = [math.ceil(stage.gpus / gpus) if gpus else math.ceil(stage.cpus / cpus) for stage in stages]
     total = slots_total(spark, profile, at_least=wanted + sum(held))
     slots = Slots(total, sum(held), stages)

@@ -11,7 +11,7 @@ from typing import Any
 from tfos_nb.errors import FeedFailed, FeedTimeout, TfosError
 from tfos_nb.fate import Fate
 from tfos_nb.feeding import Feed, FeedOf, check_alike, check_feedable, feed_job
-from tfos_nb.launching import Waking, error_of_job
+from tfos_nb.launching import error_of_job
 from tfos_nb.roster import Roster
 from tfos_nb.runtime.door import DoorAddress
 from tfos_nb.session import Job, SparkJobs
@@ -118,7 +118,7 @@ class Training:
         action = feed_job(data, feed, self.door)
         if feed.place.batch is not None:
             action = _Apart(action)
-        job = self.jobs.run(Waking(action, self.fate.wake), f"tfos_nb cluster {self.fate.name}: {what}")
+        job = self.jobs.run(action, f"tfos_nb cluster {self.fate.name}: {what}", self.fate.wake)
         try:
             yield job
         finally:

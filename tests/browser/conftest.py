@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import nbformat
 import pytest
@@ -63,6 +63,8 @@ def fit(pause: float = 0.02, epochs: int = 4) -> str:
 class Lab:
     """A JupyterLab of one test module, in a folder of its own."""
 
+    extensions: ClassVar[dict[str, bool]] = {"tfos_nb.serverext": True, "jupyterlab": True}
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = an_unused_port()
@@ -86,7 +88,7 @@ class Lab:
             "ServerApp.ip": "127.0.0.1",
             "ServerApp.base_url": BASE,
             "ServerApp.root_dir": self.work,
-            "ServerApp.jpserver_extensions": "{'tfos_nb.serverext': True, 'jupyterlab': True}",
+            "ServerApp.jpserver_extensions": str(self.extensions),
             "IdentityProvider.token": TOKEN,
             "LabApp.expose_app_in_browser": True,
             "LabApp.news_url": "",

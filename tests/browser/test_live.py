@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 
+import nbformat
 import pytest
 
 from tests.browser.conftest import BASE, LOAD, Lab, Tab, fit
@@ -71,7 +73,7 @@ def test_the_keyboard_alone_stops_a_cluster(open_tab: OpenTab) -> None:
     expect(tab.panel).to_contain_text("Stopped")
 
 
-def test_a_reload_in_a_background_run_brings_the_live_panel_back(open_tab: OpenTab) -> None:
+def test_a_reload_in_a_background_run_brings_the_live_panel_back(open_tab: OpenTab, lab: Lab) -> None:
     tab = open_tab(
         "back.ipynb",
         LOAD,
@@ -85,8 +87,27 @@ def test_a_reload_in_a_background_run_brings_the_live_panel_back(open_tab: OpenT
     expect(bar).to_be_visible()
     before = bar.get_attribute("aria-valuenow")
     expect(bar).not_to_have_attribute("aria-valuenow", str(before))
+    shutil.copy(lab.work / "back.ipynb", lab.work / "left.ipynb")  # for the test below
     tab.panel.get_by_role("button", name="Stop").click()
     expect(tab.panel).to_contain_text("Stopped")
+    expect(tab.panel).not_to_have_class(re.compile("t-live"))
+    tab.save()
+    outputs = [output for outputs in lab.saved("back.ipynb") for output in outputs if "data" in output]
+    assert not [output for output in outputs if WIDGET in output["data"]], "the outcome is in the widget's place"
+    assert any("Stopped after" in output["data"].get("text/html", "") for output in outputs)
+    assert "widgets" not in nbformat.read(lab.work / "back.ipynb", as_version=4).metadata, "nothing is left behind"
+
+
+def test_a_notebook_that_was_saved_while_the_cluster_ran_shows_the_panel_of_then(open_tab: OpenTab, lab: Lab) -> None:
+    """Its kernel has ended since, and nobody has saved it again."""
+    assert (lab.work / "left.ipynb").exists(), "the test before has left it"
+    tab = open_tab("left.ipynb")
+    expect(tab.panel).to_contain_text(re.compile("When this notebook was saved, .*: worker:0 trains"))
+    expect(tab.panel.get_by_role("button", name="Stop")).to_be_hidden()
+    expect(tab.page.get_by_text("Error displaying widget")).to_have_count(0)
+    tab.save()  # by somebody who only looks at it
+    tab.reload()
+    expect(tab.panel).to_contain_text("When this notebook was saved")
 
 
 def test_the_kernels_interrupt_stops_politely(open_tab: OpenTab) -> None:

@@ -122,6 +122,14 @@ def test_a_variable_with_a_value_that_cannot_be_is_told_without_its_password() -
     assert (fine.state, fine.told) == ("ok", "https://…@gate/%PORT%/")
 
 
+@pytest.mark.parametrize("name", ["TFOS_NB_PORT", "TFOS_SERVER_PORT"])
+def test_a_port_that_is_none_is_told_with_its_variable(name: str) -> None:
+    (wrong,) = checks.look_at_variables({name: "70000"})
+    assert (wrong.state, wrong.remedy) == ("missing", f"unset {name}")
+    assert wrong.told == f"{name}=70000: it is one port, or a range such as 40000-40100"
+    assert states(checks.look_at_variables({name: "40000-40010"})) == {name: "ok"}
+
+
 def test_the_host_s_refusal_and_the_rendering_are_told() -> None:
     refused = Host("databricks", "widget", refusal="Spark Connect: attach it elsewhere")
     found = checks.look_at_host(refused, "", {"TFOS_NB_PROGRESS": "html"})

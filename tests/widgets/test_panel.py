@@ -9,8 +9,8 @@ from IPython.utils.capture import capture_output
 from tfos_nb.state import ClusterStatus, NodeStatus
 from tfos_nb.widgets import output
 from tfos_nb.widgets.live import LiveView
-from tfos_nb.widgets.output import KEPT
-from tfos_nb.widgets.panel import PanelScreen, answer_on_any_shell
+from tfos_nb.widgets.output import KEPT, answer_on_any_shell
+from tfos_nb.widgets.panel import PanelScreen
 from tfos_nb.widgets.plain import PlainScreen
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -93,8 +93,19 @@ def test_all_that_the_page_needs_after_a_reload_is_in_the_synced_state(panel, ru
     state = panel.widgets[0].get_state()
     assert state["cluster"]["name"] == "mnist"
     assert len(state["cluster"]["nodes"]) == 2
-    assert "export default { render }" in state["_esm"]
+    assert "export default { initialize, render }" in state["_esm"]
     assert ".tfos-panel" in state["_css"]
+    assert state["cluster"]["widget"] == panel.widgets[0].model_id, "by which the page finds its output"
+    assert not state["outcome"]
+
+
+def test_the_outcome_goes_to_the_page_too_which_may_not_know_its_output_any_more(panel, wire, running):
+    with capture_output() as captured:
+        panel.draw(running, "", None)
+        shown = panel.widgets[0]
+        panel.draw(replace(running, status=ClusterStatus.DONE), "", None)
+    assert shown.outcome == captured._outputs[-1]["data"]
+    assert set(shown.outcome) == {"text/html", "text/plain"}
 
 
 def test_a_change_is_sent_and_the_same_state_is_not(panel, wire, clock, running):

@@ -70,19 +70,32 @@ def subshell(kernel):
     return reply["content"]["subshell_id"]
 
 
+def press_while_blocked(kernel, comm, content, other):
+    """Press a button of a widget's while a cell runs; return what the cell says of it."""
+    kernel.execute(BLOCK)
+    message(kernel, "stream", text="blocked")
+    press = kernel.session.msg("comm_msg", {"comm_id": comm, "data": {"method": "custom", "content": content}})
+    press["header"]["subshell_id"] = other
+    kernel.shell_channel.send(press)
+    return message(kernel, "stream")["text"]
+
+
 def test_stop_reaches_the_cluster_while_a_cell_runs_and_the_output_ends_as_html(kernel):
     other = subshell(kernel)
     kernel.execute(SHOW)
     shown = message(kernel, "display_data")
     comm = shown["data"]["application/vnd.jupyter.widget-view+json"]["model_id"]
-    kernel.execute(BLOCK)
-    message(kernel, "stream", text="blocked")
-    data = {"method": "custom", "content": {"kind": "stop"}}
-    press = kernel.session.msg("comm_msg", {"comm_id": comm, "data": data})
-    press["header"]["subshell_id"] = other
-    kernel.shell_channel.send(press)
-    assert message(kernel, "stream")["text"] == "pressed"
+    assert press_while_blocked(kernel, comm, {"kind": "stop"}, other) == "pressed"
     kernel.execute(END)
     ended = message(kernel, "update_display_data")
     assert ended["transient"] == shown["transient"]
     assert set(ended["data"]) == {"text/html", "text/plain"}
+
+
+def test_the_button_of_ipywidgets_alone_reaches_the_cluster_while_a_cell_runs(kernel):
+    other = subshell(kernel)
+    kernel.execute(SHOW.replace("widgets.panel import PanelScreen", "widgets.plain import PlainScreen as PanelScreen"))
+    message(kernel, "display_data")
+    kernel.execute("print(next(one for one in screen.widgets if hasattr(one, 'on_click')).model_id, end='')")
+    button = message(kernel, "stream")["text"]
+    assert press_while_blocked(kernel, button, {"event": "click"}, other) == "pressed"

@@ -269,6 +269,14 @@ def test_the_loss_and_three_metrics_have_a_curve_each_as_far_as_there_is_room(
         assert panel.page.evaluate(CUT, cells) == []
 
 
+@pytest.mark.parametrize("width", [1100, 925, 880])
+def test_the_time_left_of_a_node_is_seen_with_its_unit(open_panel, running, width):
+    panel = open_panel(width=width)
+    panel.start(changed(running, seconds_left=5920.0))
+    assert panel.column("t-c-left") == ["~ 99 min", "~ 99 min"]
+    assert panel.page.evaluate(CUT, "tbody .t-c-left") == []
+
+
 def test_a_metric_without_a_curve_is_in_the_middle_of_its_cell(panel, running):
     panel.start(changed(running, curves={}))
     middles = """(() => { const cell = document.querySelector('tbody .t-c-metric');

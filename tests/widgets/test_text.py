@@ -179,3 +179,16 @@ def test_a_generation_and_an_evaluation_are_told(running):
     text = render_text(replace(running, nodes=nodes, generation=2))
     assert "generation 2" in text.splitlines()[0]
     assert " evaluating " in text
+
+
+def test_epochs_for_which_no_rows_came_are_told_and_an_early_end_is_not(running, make_node):
+    def told(epoch: int, fed: int) -> str:
+        node = make_node("worker:0", status=NodeStatus.DONE, epoch=epoch, epochs=4)
+        feed = FeedProgress(4, 4, 400, fed)
+        return " ".join(render_text(replace(running, status=ClusterStatus.DONE, nodes=(node,), feed=feed)).split())
+
+    assert "Rows were fed for 1 of its 4 epochs (--epochs)." in told(epoch=1, fed=1)
+    assert "Rows were fed for 2 of its 4 epochs (--epochs)." in told(epoch=2, fed=1)  # by two calls of train
+    assert "Rows were fed" not in told(epoch=4, fed=4)
+    assert "Rows were fed" not in told(epoch=2, fed=4)
+    assert "Rows were fed" not in told(epoch=4, fed=1)

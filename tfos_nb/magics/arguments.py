@@ -65,8 +65,10 @@ class LineParser(argparse.ArgumentParser):
         PlanError
             If it cannot be understood; the message is one line.
         """
+        words = split_line(line)
+        self._refuse_strange(words)
         try:
-            found, rest = self.parse_known_intermixed_args(split_line(line))
+            found, rest = self.parse_known_intermixed_args(words)
         except argparse.ArgumentError as error:
             raise PlanError(_say(error)) from None
         if rest:
@@ -100,6 +102,15 @@ class LineParser(argparse.ArgumentParser):
         """Raise where argparse would end the process."""
         raise PlanError(message or f"the line ended with {status}")
 
+    def _refuse_strange(self, words: list[str]) -> None:
+        """Say what a word is that would be taken for a NAME: a comment, or an option whose dashes became one."""
+        for word in words:
+            if word.startswith("#"):
+                raise PlanError(f"{word}: the line of a magic takes no comment; write it below")
+            if word.startswith(("\N{EN DASH}", "\N{EM DASH}")):
+                option = "--" + word.lstrip("-\N{EN DASH}\N{EM DASH}").partition("=")[0]
+                raise PlanError(f"{word}: options begin with --{nearest(option, self.options())}")
+
     def _say_unknown(self, rest: list[str], found: argparse.Namespace) -> str:
         for word in rest:
             if word.startswith("-"):
@@ -121,8 +132,9 @@ def _say(error: argparse.ArgumentError) -> str:
         return f"{option}: a value is missing"
     if message.startswith("ignored explicit argument"):
         return f"{option}: it takes no value"
-    joint = ": " if message.startswith("not allowed") else " "
-    return f"{option}{joint}{message}"
+    if message.startswith("not allowed with argument "):
+        return f"{option}: not together with {message.split()[-1]}; leave one of them out"
+    return f"{option} {message}"
 
 
 def split_line(line: str) -> list[str]:

@@ -15,6 +15,7 @@ from tfos_nb import monitor
 from tfos_nb.errors import PlanError
 from tfos_nb.magics.arguments import nearest
 from tfos_nb.magics.report import Finding
+from tfos_nb.ports import allowed_ports
 from tfos_nb.widgets.hosts import Host, check_proxy_url
 from tfos_nb.widgets.screens import CHOICES, choose_rendering
 
@@ -153,6 +154,11 @@ def _variable(name: str, value: str) -> Finding:
             check_proxy_url(name, value)
         except PlanError as error:
             return Finding(name, "missing", re.sub(r"//[^/@]*@", "//…@", str(error)), f"unset {name}")
+    if name in ("TFOS_NB_PORT", "TFOS_SERVER_PORT"):
+        try:
+            allowed_ports(name, {name: value})
+        except PlanError as error:
+            return Finding(name, "missing", str(error), f"unset {name}")
     return Finding(name, "ok", told)
 
 

@@ -50,6 +50,7 @@ class TfosMagics(Magics, Defaults):
         program = self._read(cell or "", options)
         data = None if options.data is None else find_data(options.data, self._namespace)
         held_out = options.validation and find_data(options.validation, self._namespace, "--validation")
+        self._refuse_ended(data, held_out)
         args = None if options.args is None else find_variable("--args", options.args, self._namespace)
         screen = self.screen(options.quiet)
         with LiveView(PlannedCluster(options.plan()), note=program.note, screen=screen) as view:
@@ -65,6 +66,14 @@ class TfosMagics(Magics, Defaults):
 
             self._launch = launch
         return self._launch
+
+    @staticmethod
+    def _refuse_ended(*tables: Any) -> None:
+        """Before anything starts: a DataFrame outlives the Spark session that it is of, and then has no rows."""
+        from tfos_nb.feeding import refuse_ended  # here, since it brings gRPC with it
+
+        for table in tables:
+            refuse_ended(table)
 
     def _read(self, cell: str, options: LaunchOptions) -> CellProgram:
         """Run the cell, once nothing of the user's is in danger and it is known to have a function."""

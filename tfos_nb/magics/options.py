@@ -143,6 +143,8 @@ def parse_options(line: str, defaults: Mapping[str, Any] | None = None, *, magic
     if "env" in given:
         given["env"] = dict(given["env"])
     if "log_dir" in given:
+        if not given["log_dir"].strip():
+            raise PlanError("the log directory has no name: --logdir DIR")
         given["tensorboard"] = True
     if "wait" in given:  # it goes before %config
         given["background"] = False

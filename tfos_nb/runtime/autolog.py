@@ -93,7 +93,10 @@ class _Progress:
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if not self._cut_short:  # an epoch that was left amid its steps does not tell how many it has
             self._steps = self._step or self._steps
-        self._send(_numbers(logs), epoch_end=True)
+        if self._step or logs:
+            self._send(_numbers(logs), epoch_end=True)
+        else:  # no row came for it, so it has not been
+            self._epoch, self._step = epoch, self._steps or 0
         self._due = time.monotonic() + 1 / _REPORTS_PER_SECOND
         if self._stop is not None and self._is_asked(self._agreement, at_epoch_end=True):
             self.model.stop_training = True

@@ -93,7 +93,7 @@ class NodeContext(Roles, RowFeeds, Sources):
         self._failed = failed
         self._serving = serving
         self._saving = saving
-        watch_fit(self._passes_begun, self.stop_feeding)
+        watch_fit(self._passes_begun, self.stop_feeding, self._passes_missed)
 
     def dataset(
         self,

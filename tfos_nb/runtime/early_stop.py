@@ -1,12 +1,17 @@
-"""A ``fit`` that ends before its epochs tells that no more rows are wanted.
+"""A ``fit`` that ends before its epochs tells that no more rows are wanted; one that gets no more rows ends.
 
 Keras' callbacks, ``EarlyStopping`` among them, end a ``fit`` by ``model.stop_training = True``. Nobody will then go
 through the passes that are left, and what Spark still has to read would be read for nothing.
+
+The other way round, a ``fit`` with more epochs than passes are fed would go on through empty ones, and Keras tells of
+each of them a loss and an accuracy of 0.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +23,11 @@ __all__ = ["watch_fit"]
 
 _FLAVOURS = ("keras", "tf_keras")
 
+_log = logging.getLogger(__name__)
 
-def watch_fit(begun: Callable[[], dict[str, int]], enough: Callable[[str], object]) -> None:
-    """Have every ``fit`` of Keras 3 and of tf_keras tell when it was ended early.
+
+def watch_fit(begun: Callable[[], dict[str, int]], enough: Callable[[str], object], missed: Callable[[], int]) -> None:
+    """Have every ``fit`` of Keras 3 and of tf_keras tell when it was ended early, and end when no more rows come.
 
     Parameters
     ----------
@@ -28,8 +35,10 @@ def watch_fit(begun: Callable[[], dict[str, int]], enough: Callable[[str], objec
         Counts the passes that were begun, by queue: only a ``fit`` that has begun one ends a feed.
     enough : callable
         Called after such a ``fit``, with the queue's name, if ``model.stop_training`` is set.
+    missed : callable
+        Counts the passes that were asked for when no more were to come.
     """
-    watch = _Watch(begun, enough)
+    watch = _Watch(begun, enough, missed)
     for flavour in _FLAVOURS:
         if flavour in sys.modules:
             watch(sys.modules[flavour])
@@ -41,21 +50,70 @@ def watch_fit(begun: Callable[[], dict[str, int]], enough: Callable[[str], objec
 class _Watch:
     begun: Callable[[], dict[str, int]]
     enough: Callable[[str], object]
+    missed: Callable[[], int]
 
     def __call__(self, keras: Any) -> None:
         """Wrap ``Model.fit`` of a Keras."""
         model: Any = getattr(keras, "Model", None)
         if model is not None:
-            model.fit = self._wrapped(model.fit)
+            model.fit = self._wrapped(model.fit, keras.callbacks)
 
-    def _wrapped(self, fit: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrapped(self, fit: Callable[..., Any], callbacks: Any) -> Callable[..., Any]:
+        signature = inspect.signature(fit)
+        guard = type("EndOfRows", (_EndOfRows, callbacks.Callback), {"__doc__": _EndOfRows.__doc__})
+
         @functools.wraps(fit)
         def fit_that_tells(model: Any, *args: Any, **kwargs: Any) -> Any:
             before = self.begun()
-            history = fit(model, *args, **kwargs)
+            given = signature.bind(model, *args, **kwargs)
+            theirs: Any = given.arguments.get("callbacks")
+            if not isinstance(theirs, callbacks.CallbackList):  # that one is finished, and only used
+                several = theirs if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
+                given.arguments["callbacks"] = [guard(self.missed), *several]  # the first to see an epoch's end
+            history = fit(*given.args, **given.kwargs)
             if getattr(model, "stop_training", False):
                 for queue in [name for name, count in self.begun().items() if count != before[name]]:
                     self.enough(queue)
             return history
 
         return fit_that_tells
+
+
+class _EndOfRows:
+    """The methods of a callback that ends ``fit`` at the first epoch for which no row was fed.
+
+    All workers of a synchronous strategy see it at the same epoch: steps go on until the last of them has no row. The
+    numbers of such an epoch are nobody's, so they are taken out of what the callbacks behind this one are told. An
+    empty micro-batch of a stream is a pass like any other.
+    """
+
+    model: Any
+    params: dict[str, Any] | None
+
+    def __init__(self, missed: Callable[[], int]) -> None:
+        super().__init__()  # of the callback beside it, which sets what follows to False
+        self._supports_tf_logs = True
+        self._missed = missed
+        self._before = self._steps = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._before, self._steps = self._missed(), 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._steps += 1
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._steps or self._missed() == self._before:
+            return
+        self.model.stop_training = True
+        if isinstance(logs, dict):
+            logs.clear()
+        of = (self.params or {}).get("epochs")
+        _log.warning(
+            "WARNING fit ends before epoch %d of %s: no more rows were fed. Say for how many epochs they are to be: "
+            "--epochs %s, or cluster.train(df, epochs=%s)",
+            epoch + 1,
+            of,
+            of,
+            of,
+        )

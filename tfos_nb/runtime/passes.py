@@ -267,6 +267,7 @@ class Passes:
         self._schema: FeedSchema | None = None
         self._closed = False
         self.rows_out = 0
+        self.missed = 0  # passes that were asked for when no more were to come
         self.hungry = False
 
     def begin(self, begins: FeedBegins) -> None:
@@ -336,6 +337,7 @@ class Passes:
             self._changed.wait_for(lambda: self._queue or self._closed)
             self.hungry = False
             if not self._queue:
+                self.missed += 1
                 if self.rows_out:
                     logger.warning("the rows were fed for fewer passes than are asked for: this one is empty")
                 return None

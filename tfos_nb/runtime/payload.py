@@ -19,7 +19,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfos_nb.errors import PlanError
 
@@ -28,6 +28,9 @@ __all__ = ["pack", "taken_along", "unpack"]
 logger = logging.getLogger(__name__)
 
 _BIG = 64 * 1024 * 1024
+_MANY = 1000  # what holds more things than these is not looked through
+_PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
+_PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__")
 
 _NEVER_TRAVEL = {
     ("pyspark", "SparkSession"): "it lives on the driver alone",
@@ -36,6 +39,7 @@ _NEVER_TRAVEL = {
     ("pyspark", "RDD"): "feed it with --data {name}, or cluster.train({name})",
     ("pyspark", "PipelinedRDD"): "feed it with --data {name}, or cluster.train({name})",
     ("pyspark", "Broadcast"): "use its .value",
+    ("pyspark", "Column"): "use it on the driver, before the rows are fed",
     ("_thread", "lock"): "make it inside the function",
     ("_thread", "RLock"): "make it inside the function",
     ("threading", "Thread"): "start it inside the function",
@@ -65,8 +69,9 @@ def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None 
     if not callable(main):
         raise PlanError(f"main is a {type(main).__name__}, not a function that takes (args, ctx)")
     function = _innermost(main)
+    _check_plain(function)
     with taken_along(function):
-        culprit = next(_culprits(function, args), None)
+        culprit = next(_culprits(main, args), None)
         if culprit is not None:
             raise PlanError(culprit)
         data = _dumps(main, args)
@@ -105,6 +110,16 @@ def _check_signature(main: Callable[..., Any]) -> None:
         raise PlanError(f"{_name_of(main)}{signature} is called as {_name_of(main)}(args, ctx): give it both") from None
 
 
+def _check_plain(function: Any) -> None:
+    """Refuse a function whose call runs none of its lines: it only makes a coroutine, or a generator."""
+    called = function if inspect.isroutine(function) else getattr(function, "__call__", None)  # noqa: B004
+    name = _name_of(function)
+    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+        raise PlanError(f"{name} is async, and a node calls it as {name}(args, ctx): write a plain def")
+    if inspect.isgeneratorfunction(called):
+        raise PlanError(f"{name} has a yield, so that calling it runs nothing: return what it is to give")
+
+
 def _cloudpickle() -> Any:
     """Return the one inside PySpark, which both sides have."""
     return importlib.import_module("pyspark.cloudpickle")
@@ -115,9 +130,39 @@ def _dumps(main: Callable[..., Any], args: Any) -> bytes:
     try:
         data: bytes = cloudpickle.dumps((main, args))
     except Exception as error:
-        what = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise PlanError(f"{_name_of(main)} or its args cannot travel to the nodes: {what}") from error
+        told = _blame(main, args) or f"{_name_of(main)} or its args cannot travel to the nodes: {_first_line(error)}"
+        raise PlanError(told) from error
     return data
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _blame(main: Callable[..., Any], args: Any) -> str:
+    """Find the innermost thing with a name that does not pickle; empty if there is none."""
+    parts = [_Part("args", "args", args), _Part("main", "main", main)]
+    found: tuple[_Part, str] | None = None
+    seen: set[int] = set()
+    while parts:
+        part = parts.pop(0)
+        reason = _why_unpicklable(part.value)
+        if reason and id(part.value) not in seen:
+            seen.add(id(part.value))
+            found, parts = (part, reason), list(_parts(part))
+    if found is None or found[0].value is main:
+        return ""
+    part, reason = found
+    kind = type(part.value).__name__
+    return f"{part.where}, {_article(kind)} {kind}, which cannot travel to the nodes: {reason}. Make it inside main"
+
+
+def _why_unpicklable(value: Any) -> str:
+    try:
+        _cloudpickle().dumps(value)
+    except Exception as error:  # noqa: BLE001 - whatever a thing raises that is to be pickled
+        return _first_line(error)
+    return ""
 
 
 @contextlib.contextmanager
@@ -176,22 +221,88 @@ def _sources_of(main: Callable[..., Any]) -> dict[str, str]:
     return {code.co_filename: "".join(lines)} if lines else {}
 
 
-def _culprits(main: Callable[..., Any], args: Any) -> Iterator[str]:
+class _Part(NamedTuple):
+    """Something that travels: the name it has for the user, where it is, and itself."""
+
+    name: str
+    where: str
+    value: Any
+
+
+def _culprits(main: Any, args: Any) -> Iterator[str]:
+    """Say of each thing that cannot travel where it is, and what to do; the depth of all that is looked at first."""
     seen: set[int] = set()
-    yield from _in_value(args, "args", "args", seen)
-    yield from _in_function(main, seen)
+    waiting = [_Part("main", "main", main), _Part("args", "args", args)]
+    while waiting:
+        part = waiting.pop()
+        reason = _why_not(part.value)
+        if reason is not None:
+            kind = type(part.value).__name__
+            verb = "which cannot travel to the nodes"
+            yield f"{part.where}, {_article(kind)} {kind}, {verb}: {reason.format(name=part.name)}"
+        elif id(part.value) not in seen:
+            seen.add(id(part.value))
+            waiting += reversed([*_parts(part)])
 
 
-def _in_function(function: Any, seen: set[int]) -> Iterator[str]:
-    if isinstance(function, types.MethodType):
-        function = function.__func__
-    code = getattr(function, "__code__", None)
-    if code is None or id(function) in seen or not _by_value(function):
+def _parts(part: _Part) -> Iterator[_Part]:
+    """Give what travels along with something, as far as it has names."""
+    name, where, value = part
+    if isinstance(value, functools.partial):
+        yield from _parts_of_partial(value)
+    elif isinstance(value, types.MethodType):
+        yield _Part("self", f"{_name_of(value)} refers to self", value.__self__)
+        yield _Part(name, where, value.__func__)
+    elif isinstance(value, types.FunctionType):
+        yield from _parts_of_function(value)
+    elif isinstance(value, dict) and len(value) <= _MANY:
+        yield from (_Part(name, f"{where}[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, (list, tuple, set)) and len(value) <= _MANY:
+        yield from (_Part(name, where, item) for item in value if type(item) not in _PLAIN)
+    elif isinstance(value, type):
+        if _by_value(value):
+            yield from _attributes(vars(value), where)
+    elif _package_of(type(value)) == _package_of(_parts):
+        yield from ([_Part(name, where, value.__wrapped__)] if hasattr(value, "__wrapped__") else ())
+    elif hasattr(value, "__dict__") and _is_the_users(type(value)):
+        yield from _attributes(vars(value), where)
+        yield _Part(name, where, type(value))
+
+
+def _parts_of_partial(value: functools.partial[Any]) -> Iterator[_Part]:
+    whole = f"partial({_name_of(value.func)}, …)"
+    for number, item in enumerate(value.args, 1):
+        yield _Part("df", f"argument {number} of {whole}", item)
+    for key, item in value.keywords.items():
+        yield _Part(key, f"{key} of {whole}", item)
+    yield _Part("main", "main", value.func)
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[_Part]:
+    if not _by_value(function):
         return
-    seen.add(id(function))
-    owner = _name_of(function)
-    for name, value in _referred(function, code):
-        yield from _in_value(value, name, f"{owner} refers to {name}", seen)
+    code, owner = function.__code__, _name_of(function)
+    names = code.co_varnames[: code.co_argcount]
+    defaults = function.__defaults__ or ()
+    given = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True)) | (function.__kwdefaults__ or {})
+    for name, value in [*_referred(function, code), *given.items()]:
+        yield _Part(name, f"{owner} refers to {name}", value)
+
+
+def _attributes(found: Mapping[str, Any], where: str) -> Iterator[_Part]:
+    for name, value in list(found.items()):
+        plain = getattr(value, "__func__", value) if isinstance(value, (staticmethod, classmethod)) else value
+        if not name.startswith("__") and not isinstance(plain, (io.BytesIO, io.StringIO)):
+            yield _Part(name, f"{where}.{name}", plain)
+
+
+def _is_the_users(kind: type) -> bool:
+    """Whether instances of a class are pickled attribute by attribute, and the class is no library's."""
+    if kind.__name__ == "Namespace":  # argparse's: what args often are
+        return True
+    own = all(getattr(kind, name, None) is getattr(object, name, None) for name in _PICKLING)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return own and (kind.__module__ == "__main__" or not _is_installed(kind.__module__, file))
 
 
 def _referred(function: Any, code: types.CodeType) -> Iterator[tuple[str, Any]]:
@@ -218,25 +329,6 @@ def _by_value(function: Any) -> bool:
     module = getattr(function, "__module__", None)
     known = module in sys.modules and module not in cloudpickle.list_registry_pickle_by_value()
     return module in (None, "__main__") or not known
-
-
-def _in_value(value: Any, name: str, where: str, seen: set[int]) -> Iterator[str]:
-    reason = _why_not(value)
-    if reason is not None:
-        kind = type(value).__name__
-        verb = "which cannot travel to the nodes"
-        yield f"{where}, {_article(kind)} {kind}, {verb}: {reason.format(name=name)}"
-    elif isinstance(value, (types.FunctionType, types.MethodType)):
-        yield from _in_function(value, seen)
-    elif isinstance(value, dict) and len(value) <= 1000:
-        for key, item in value.items():
-            yield from _in_value(item, name, f"{where}[{key!r}]", seen)
-    elif isinstance(value, (list, tuple, set)) and len(value) <= 1000:
-        for item in value:
-            yield from _in_value(item, name, where, seen)
-    elif hasattr(value, "__dict__") and type(value).__name__ == "Namespace":
-        for key, item in vars(value).items():
-            yield from _in_value(item, key, f"{where}.{key}", seen)
 
 
 def _why_not(value: Any) -> str | None:

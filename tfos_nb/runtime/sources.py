@@ -46,6 +46,10 @@ class Sources:
         names = (DEFAULT_QUEUE,) if self._node_rows is None else self._node_rows.queues.names
         return {name: self._queue(name).begun for name in names}
 
+    def _passes_missed(self) -> int:
+        """Count the passes that were asked for when no more were to come, of all queues."""
+        return sum(self._queue(name).missed for name in self._passes_begun())
+
     def validation(self, batch_size: int, *, queue: str = DEFAULT_QUEUE, **options: Any) -> tf.data.Dataset:
         """Return this node's share of the validation rows, for ``fit(…, validation_data=ctx.validation(64, …))``.
 

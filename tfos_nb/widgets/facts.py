@@ -19,7 +19,7 @@ _ALWAYS, _ALWAYS_ENDED = 594, 464
 
 _GPU = 120
 
-_GIVE_WAY = (("metric1", 82), ("metric2", 82), ("metric3", 82), ("left", 72), ("cpu", 80))
+_GIVE_WAY = (("metric1", 82), ("metric2", 82), ("metric3", 82), ("left", 82), ("cpu", 80))
 """Pixels of the columns that a narrow panel leaves out, the last of them first.
 
 The time that is left is in a tile as well; what a node does with its CPU says the least of the training.

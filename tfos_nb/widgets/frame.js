@@ -57,4 +57,39 @@ async function render({ model, el }) {
   }
 }
 
-export default { render };
+// --- the notebook's file: what stands there for who opens it without this kernel, as in panel.js ---
+
+const STATE = "application/vnd.jupyter.widget-state+json";
+const AFTERWARDS = "export default { render({ model, el }) { el.textContent = model.get('said'); } };";
+const OF_A_WIDGET = [
+  "_model_module", "_model_module_version", "_model_name", "_view_module", "_view_module_version", "_view_name",
+  "_anywidget_id",
+];
+
+/** The widget as a file keeps it: a line, and none of the addresses. */
+function kept(model) {
+  const state = Object.fromEntries(OF_A_WIDGET.map((name) => [name, model.get(name)]));
+  const said = `TensorBoard of ${model.get("name")}: ${model.get("log_dir")} (%tfos_tensorboard shows it)`;
+  return {
+    model_name: state._model_name,
+    model_module: state._model_module,
+    model_module_version: state._model_module_version,
+    state: { ...state, _esm: AFTERWARDS, _css: "", said },
+  };
+}
+
+function initialize({ model }) {
+  const context = (model.widget_manager || {}).context;
+  const notebook = context && context.saveState && context.model;
+  if (!notebook || !notebook.setMetadata) return undefined;
+  const saving = (_, event) => {
+    if (event !== "started") return;
+    const before = notebook.getMetadata("widgets") || {};
+    const states = { ...(before[STATE] || {}).state, [model.get("widget")]: kept(model) };
+    notebook.setMetadata("widgets", { ...before, [STATE]: { version_major: 2, version_minor: 0, ...before[STATE], state: states } });
+  };
+  context.saveState.connect(saving);
+  return () => context.saveState.disconnect(saving);
+}
+
+export default { initialize, render };

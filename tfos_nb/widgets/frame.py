@@ -14,11 +14,13 @@ class Frame(anywidget.AnyWidget):
     """TensorBoard of a cluster.
 
     ``proxied`` and ``local`` are addresses of the kernel's port, for pages whose server has no extension;
-    ``invitations`` are what comes after them, for the frame and for the link beside it: each opens once.
+    ``invitations`` are what comes after them, for the frame and for the link beside it: each opens once. ``widget`` is
+    the widget's own id, by which a saved notebook knows it.
     """
 
     _esm = Path(__file__).with_name("frame.js")
     _css = Path(__file__).with_name("frame.css")
+    widget = traitlets.Unicode().tag(sync=True)
     cluster = traitlets.Unicode().tag(sync=True)
     name = traitlets.Unicode().tag(sync=True)
     log_dir = traitlets.Unicode().tag(sync=True)

@@ -6,6 +6,7 @@ widget whose kernel has gone, even if HTML is beside it: so at the end the bundl
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from abc import abstractmethod
 from collections import deque
@@ -15,11 +16,9 @@ from typing import Any
 from IPython.display import DisplayHandle, display
 
 from tfos_nb.state import ClusterState
-from tfos_nb.widgets.html import render_html
-from tfos_nb.widgets.screens import NotebookScreen, Screen
-from tfos_nb.widgets.text import render_text
+from tfos_nb.widgets.screens import NotebookScreen, Screen, snapshot_bundle
 
-__all__ = ["WidgetScreen"]
+__all__ = ["WidgetScreen", "answer_on_any_shell"]
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ class WidgetScreen(Screen):
         """Show the end, and put static HTML in the widget's place: nobody will bring it up to date any more.
 
         A page that was loaded anew while the cluster ran does not know the output as one that can be replaced. There
-        the widget stays, with the end in it, until later clusters have ended too.
+        the widget has the end in it, and JupyterLab's page puts the HTML in its place by itself.
         """
         if self._last is not None and self._static is None:
             if self.widgets:
@@ -104,8 +103,7 @@ class WidgetScreen(Screen):
     def _display(self, state: ClusterState, note: str, left: float | None) -> None:
         made = self.widgets[0]._repr_mimebundle_()
         data, metadata = made if isinstance(made, tuple) else (made, {})  # Colab needs the metadata
-        html, text = render_html(state, note=note, left=left), render_text(state, note=note, left=left)
-        bundle = {**data, "text/html": html, "text/plain": text}
+        bundle = {**data, **snapshot_bundle(state, note, left)}
         self._handle = display(bundle, metadata=metadata, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
 
@@ -115,3 +113,13 @@ def _let_go(widgets: list[Any]) -> None:
         for part in (widget, *(getattr(widget, name, None) for name in ("layout", "style"))):
             if part is not None:  # a widget does not close the ones that it has made for its looks
                 part.close()
+
+
+def answer_on_any_shell(comm: Any) -> None:
+    """Let the page's messages come in while a cell runs.
+
+    ipykernel 7.4 hands a widget's messages to the shell that last published on its comm: to the main shell, which is
+    busy while a cell runs. Without its record of that, they go to the subshell that the page has sent them to.
+    """
+    with contextlib.suppress(AttributeError):
+        del comm._reply_subshell_id

@@ -1011,6 +1011,110 @@ function split(sentence) {
   return place < 0 ? [sentence, ""] : [sentence.slice(0, place), sentence.slice(place)];
 }
 
+// --- the notebook's file ---
+
+const VIEW = "application/vnd.jupyter.widget-view+json";
+const STATE = "application/vnd.jupyter.widget-state+json";
+const OF_A_WIDGET = [
+  "_model_module", "_model_module_version", "_model_name", "_view_module", "_view_module_version", "_view_name",
+  "_anywidget_id", "_esm", "_css",
+];
+const OUTCOME_AFTER = 2000; // milliseconds that the kernel has to put the outcome into the output itself
+
+/**
+ * Sees to it that the file shows the cluster when there is no kernel any more, where the page lets us at its notebook:
+ * JupyterLab and Notebook do. With a cluster that runs, a widget's state goes into the file that is saved; an outcome
+ * takes the widget's place, which the kernel cannot bring about in a page that was loaded anew.
+ */
+class Keeper {
+  constructor(model, context) {
+    this.model = model;
+    this.context = context;
+    this.saving = (_, event) => event === "started" && this.keep();
+    this.later = () => {
+      clearTimeout(this.timer);
+      this.timer = setTimeout(() => this.settle(), OUTCOME_AFTER);
+    };
+    context.saveState.connect(this.saving);
+    model.on("change:outcome", this.later);
+    if (this.ended()) this.later();
+  }
+
+  ended() {
+    return Object.keys(this.model.get("outcome") || {}).length > 0;
+  }
+
+  /** All outputs of the notebook that are widgets: where they are, and whose. */
+  widgets() {
+    const { cells } = this.context.model;
+    const found = [];
+    for (let i = 0; i < cells.length; i += 1) {
+      const { outputs } = cells.get(i);
+      for (let place = 0; outputs && place < outputs.length; place += 1) {
+        const view = (outputs.get(place).data || {})[VIEW];
+        if (view) found.push({ outputs, place, id: view.model_id });
+      }
+    }
+    return found;
+  }
+
+  /** Put the outcome into the widget's place. */
+  settle() {
+    if (!this.ended() || this.context.isDisposed) return;
+    const { widget } = this.model.get("cluster");
+    for (const { outputs, place, id } of this.widgets()) {
+      if (id !== widget) continue;
+      outputs.set(place, { output_type: "display_data", data: this.model.get("outcome"), metadata: {} });
+    }
+  }
+
+  /** Before the file is written: put in the state of the panels that are shown, and take out that of all others. */
+  keep() {
+    this.settle();
+    const notebook = this.context.model;
+    const before = notebook.getMetadata("widgets") || {};
+    const state = { ...(before[STATE] || {}).state };
+    const shown = new Set(this.widgets().map(({ id }) => id));
+    const others = Object.keys(state).filter((id) => ((state[id].state || {}).cluster || {}).saved && !shown.has(id));
+    for (const id of others) delete state[id];
+    const data = this.model.get("cluster");
+    const ours = shown.has(data.widget) && !data.saved;
+    if (ours) state[data.widget] = this.saved(data);
+    if (!ours && !others.length) return;
+    const kept = { ...before, [STATE]: { version_major: 2, version_minor: 0, ...before[STATE], state } };
+    if (!Object.keys(state).length) delete kept[STATE];
+    if (Object.keys(kept).length) notebook.setMetadata("widgets", kept);
+    else notebook.deleteMetadata("widgets");
+  }
+
+  /** This widget as a file keeps it: nothing in it counts on, and nothing can be pressed that needs the kernel. */
+  saved(data) {
+    const state = Object.fromEntries(OF_A_WIDGET.map((name) => [name, this.model.get(name)]));
+    const sentence = `When this notebook was saved, ${new Date().toLocaleString()}: ${data.sentence}`;
+    const still = { ended: true, stoppable: false, tensorboard: "", left: null, said: "", note: "", saved: true };
+    return {
+      model_name: state._model_name,
+      model_module: state._model_module,
+      model_module_version: state._model_module_version,
+      state: { ...state, cluster: { ...data, ...still, sentence } },
+    };
+  }
+
+  close() {
+    clearTimeout(this.timer);
+    this.context.saveState.disconnect(this.saving);
+    this.model.off("change:outcome", this.later);
+  }
+}
+
+function initialize({ model }) {
+  const context = (model.widget_manager || {}).context;
+  const notebook = context && context.saveState && context.model;
+  if (!notebook || !notebook.cells || !notebook.setMetadata) return undefined;
+  const keeper = new Keeper(model, context);
+  return () => keeper.close();
+}
+
 function render({ model, el }) {
   const panel = new Panel(model);
   const show = () => panel.show(model.get("cluster"));
@@ -1023,4 +1127,4 @@ function render({ model, el }) {
   };
 }
 
-export default { render };
+export default { initialize, render };

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +12,10 @@ import traitlets
 
 from tfos_nb.state import ClusterState
 from tfos_nb.widgets.model import change_key, page_model
-from tfos_nb.widgets.output import WidgetScreen
+from tfos_nb.widgets.output import WidgetScreen, answer_on_any_shell
+from tfos_nb.widgets.screens import snapshot_bundle
 
-__all__ = ["Panel", "PanelScreen", "answer_on_any_shell"]
+__all__ = ["Panel", "PanelScreen"]
 
 KEEP_ALIVE = 5.0
 """Seconds after which the page hears from the kernel though nothing but time has changed; it counts by itself."""
@@ -30,6 +30,8 @@ class Panel(anywidget.AnyWidget):
     _esm = Path(__file__).with_name("panel.js")
     _css = Path(__file__).with_name("panel.css")
     cluster = traitlets.Dict().tag(sync=True)
+    outcome = traitlets.Dict().tag(sync=True)
+    """What a page that was loaded anew puts into the panel's place when the cluster has ended: a bundle, by MIME."""
 
 
 class PanelScreen(WidgetScreen):
@@ -64,7 +66,8 @@ class PanelScreen(WidgetScreen):
         if quiet < (KEEP_ALIVE if shown == self._shown else AT_MOST_EVERY):
             return
         (panel,) = self.widgets
-        panel.cluster = page_model(state, note=note, left=left, said=self.said, stoppable=stoppable)
+        data = page_model(state, note=note, left=left, said=self.said, stoppable=stoppable)
+        panel.cluster = {**data, "widget": panel.model_id}
         answer_on_any_shell(panel.comm)
         self._shown, self._sent = shown, self._clock()
 
@@ -73,18 +76,9 @@ class PanelScreen(WidgetScreen):
         self._sent = float("-inf")
         self._shown = ""
         super().show_last(state, note, left)
+        self.widgets[0].outcome = snapshot_bundle(state, note, left)
 
     def _hear(self, panel: Panel, content: Any, buffers: Any) -> None:
         """Take a message of the page."""
         if isinstance(content, dict) and content.get("kind") == "stop":
             self.press_stop()
-
-
-def answer_on_any_shell(comm: Any) -> None:
-    """Let the page's messages come in while a cell runs.
-
-    ipykernel 7.4 hands a widget's messages to the shell that last published on its comm: to the main shell, which is
-    busy while a cell runs. Without its record of that, they go to the subshell that the page has sent them to.
-    """
-    with contextlib.suppress(AttributeError):
-        del comm._reply_subshell_id

@@ -9,7 +9,7 @@ import ipywidgets
 from tfos_nb.state import ClusterState, ClusterStatus
 from tfos_nb.widgets.html import render_html
 from tfos_nb.widgets.model import STOPPABLE, change_key
-from tfos_nb.widgets.output import WidgetScreen
+from tfos_nb.widgets.output import WidgetScreen, answer_on_any_shell
 
 __all__ = ["PlainScreen"]
 
@@ -44,6 +44,7 @@ class PlainScreen(WidgetScreen):
         self._button.layout.display = None if self.stop is not None and state.status in STOPPABLE else "none"
         if state.status is ClusterStatus.STOPPING:
             self._button.description = "Cancel now"
+        answer_on_any_shell(self._button.comm)
 
     def _press(self, _: Any) -> None:
         """Stop; a second press cancels, which the cluster decides."""

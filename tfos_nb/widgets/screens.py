@@ -29,6 +29,7 @@ __all__ = [
     "TerminalScreen",
     "choose_rendering",
     "choose_screen",
+    "snapshot_bundle",
 ]
 
 CHOICES = ("auto", "widget", "html", "text", "none")
@@ -56,6 +57,14 @@ class Screen(ABC):
         """Let go of what the screen holds; what it shows stays. Nothing is drawn after it."""
 
 
+def snapshot_bundle(state: ClusterState, note: str, left: float | None) -> dict[str, str]:
+    """Return a cluster as a static output, by MIME: HTML, and text for those who show no HTML."""
+    return {
+        "text/html": render_html(state, note=note, left=left),
+        "text/plain": render_text(state, note=note, left=left),
+    }
+
+
 class NotebookScreen(Screen):
     """An output of a notebook, replaced in place; its last content is what the saved file holds.
 
@@ -71,15 +80,14 @@ class NotebookScreen(Screen):
 
     def draw(self, state: ClusterState, note: str, left: float | None) -> None:
         """Send the HTML, with the text beside it for those who show no HTML."""
-        html = render_html(state, note=note, left=left)
-        if html == self._shown:
+        bundle = snapshot_bundle(state, note, left)
+        if bundle["text/html"] == self._shown:
             return
-        bundle = {"text/html": html, "text/plain": render_text(state, note=note, left=left)}
         if self._handle is None:
             self._handle = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
         else:
             self._handle.update(bundle, raw=True)  # type: ignore[no-untyped-call]
-        self._shown = html
+        self._shown = bundle["text/html"]
 
 
 class ClearingScreen(Screen):
@@ -92,13 +100,12 @@ class ClearingScreen(Screen):
 
     def draw(self, state: ClusterState, note: str, left: float | None) -> None:
         """Send the HTML; the host clears the old one when the new one is there."""
-        html = render_html(state, note=note, left=left)
-        if html == self._shown:
+        bundle = snapshot_bundle(state, note, left)
+        if bundle["text/html"] == self._shown:
             return
         clear_output(wait=True)  # type: ignore[no-untyped-call]
-        bundle = {"text/html": html, "text/plain": render_text(state, note=note, left=left)}
         display(bundle, raw=True)  # type: ignore[no-untyped-call]
-        self._shown = html
+        self._shown = bundle["text/html"]
 
 
 class TerminalScreen(Screen):

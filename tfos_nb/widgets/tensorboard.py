@@ -162,7 +162,7 @@ def _show_in_jupyter(endpoint: Endpoint, state: ClusterState, height: int, host:
         _show_link(f"{proxied}{endpoint.invitation(state.id)}", state, height, host)
         return
     widget = Frame(cluster=state.id, name=state.name, log_dir=state.log_dir, height=height, advice=_ADVICE)
-    widget.proxied, widget.local = proxied, local
+    widget.proxied, widget.local, widget.widget = proxied, local, widget.model_id
     widget.invitations = [endpoint.invitation(state.id) for _ in range(2)]
     text = f"TensorBoard of {state.name}: {state.log_dir}"
     view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}

@@ -6,6 +6,7 @@ import re
 import statistics
 from typing import NamedTuple
 
+from tfos_nb.errors import SPARK_ENDED
 from tfos_nb.state import ClusterState, ClusterStatus, NodeState, NodeStatus
 
 __all__ = ["STALE_AFTER", "OwnLine", "aside", "headline", "own_line", "trouble_first"]
@@ -72,7 +73,10 @@ def aside(state: ClusterState) -> str:
     if state.status is not ClusterStatus.FAILED or not headline(state.error)[0]:
         return ""
     stopped = sum(node.status is NodeStatus.STOPPED for node in state.nodes)
-    others = f"{stopped} other node{'s were' if stopped > 1 else ' was'} stopped because of it. " if stopped else ""
+    other = "other " if any(node.status in (NodeStatus.FAILED, NodeStatus.LOST) for node in state.nodes) else ""
+    others = f"{stopped} {other}node{'s were' if stopped > 1 else ' was'} stopped because of it. " if stopped else ""
+    if state.error.startswith(SPARK_ENDED):  # the error says what comes next
+        return others.strip()
     return f"{others}The Spark session is free: fix the cell and run it again."
 
 

@@ -302,8 +302,17 @@ def _say_done(state: ClusterState) -> str:
     rows = state.feed.rows if state.feed else 0
     fed = f", {count(rows)} rows" if rows else ""
     said = f"Done in {duration(state.elapsed)}{fed}"
-    metrics = progress(state).metrics
-    return said + (": " + ", ".join(f"{name} {number(value)}" for name, value in metrics[:4]) if metrics else "") + "."
+    total = progress(state)
+    metrics = ", ".join(f"{name} {number(value)}" for name, value in total.metrics[:4])
+    return f"{said}{': ' if metrics else ''}{metrics}.{_say_unfed(state, total)}"
+
+
+def _say_unfed(state: ClusterState, total: Progress) -> str:
+    """Tell of epochs for which no rows came; a ``fit`` that stops early by itself leaves passes over."""
+    done, wanted = total.epoch or 0, total.epochs or 0
+    if state.feed is None or not state.feed.rows or not state.feed.epochs <= done < wanted:
+        return ""
+    return f" Rows were fed for {done} of its {wanted} epochs (--epochs)."
 
 
 def _say_failed(state: ClusterState) -> str:

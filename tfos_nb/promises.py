@@ -1,0 +1,61 @@
+"""Who holds Spark's slots: the stages that run, and the nodes that Spark was asked for and has not started yet.
+
+A task of Spark runs a moment after it was asked for. A cluster that is launched in that moment would be counted into
+the same slots, and wait for them until its time is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["Busy", "Promised", "promise", "still_promised"]
+
+
+@dataclass(frozen=True)
+class Busy:
+    """One running stage: what its job is called, how many tasks of it run, and the CPUs and GPUs that they hold."""
+
+    description: str
+    tasks: int
+    cpus: int
+    gpus: float
+
+
+@dataclass(frozen=True)
+class Promised:
+    """Nodes that Spark was asked for. Until all of them have come, their slots are taken, busy or not.
+
+    ``missing`` tells how many have not come; ``hold`` whether a node that has come keeps its slot; ``over`` whether
+    Spark's job has ended.
+    """
+
+    description: str
+    nodes: int
+    cpus: int
+    gpus: float
+    hold: bool
+    missing: Callable[[], int]
+    over: Callable[[], bool]
+
+    def still(self, stages: tuple[Busy, ...]) -> Busy | None:
+        """Return what is not among the stages that run."""
+        missing = 0 if self.over() else self.missing()
+        running = sum(stage.tasks for stage in stages if stage.description == self.description)
+        started = max(0, running - (self.nodes - missing)) if self.hold else running
+        left = max(0, missing - started)
+        return Busy(f"{self.description}, about to start", left, left * self.cpus, left * self.gpus) if left else None
+
+
+_promised: list[Promised] = []
+
+
+def promise(promised: Promised) -> None:
+    """Have slots counted as taken until the nodes have come, or their job has ended."""
+    _promised.append(promised)
+
+
+def still_promised(stages: tuple[Busy, ...]) -> tuple[Busy, ...]:
+    """Return what was promised and is not among the stages that run."""
+    _promised[:] = [one for one in _promised if not one.over() and one.missing()]
+    return tuple(filter(None, (one.still(stages) for one in _promised)))
