@@ -1,4 +1,4 @@
-"""From a plan to Spark jobs: preflight, the door's address, and one Spark job a resource profile.
+"""From a plan to what Spark is asked for: preflight, the door's address, and the nodes' tasks.
 
 What is refused here is refused in seconds, before any node starts, and says what to change.
 """
@@ -14,22 +14,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import FeedFailed, PlanError, TfosError
-from tfos_nb.hosting import HostedNode
 from tfos_nb.ports import allowed_ports
 from tfos_nb.runtime.door import Desk, Door, DoorAddress
 from tfos_nb.runtime.gpu_claims import GPU_COUNT_SCHEMA, GpuCount
-from tfos_nb.runtime.node import SUMMARY_SCHEMA, NodeTask
+from tfos_nb.runtime.node import NodeTask
 from tfos_nb.runtime.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.strategies import PROTOCOL_SCHEMA, PROTOCOL_VARIABLE, ProtocolProbe
 from tfos_nb.session import (
-    Job,
-    SparkJobs,
     check_dynamic_allocation,
     check_local_python,
     check_slots,
     gives_gpus,
     resource_profile,
-    run_to_the_end,
     slots_total,
 )
 
@@ -37,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
-__all__ = ["Launching", "NodeTasks", "Settings", "Waking", "error_of_job", "open_door", "submit_nodes", "survey"]
+__all__ = ["Launching", "NodeTasks", "Settings", "Waking", "error_of_job", "open_door", "survey"]
 
 
 @dataclass(frozen=True)
@@ -55,8 +51,13 @@ class Settings:
     buffer_bytes: int = 256 << 20
     spill_bytes: int = 1 << 50
     queues: tuple[str, ...] = ("input",)
+    restarts: int = 0
 
     def __post_init__(self) -> None:
+        if type(self.restarts) is not int or self.restarts < 0:
+            raise PlanError(f"restarts={self.restarts!r}: it is a whole number, 0 or more")
+        if self.restarts and len(self.queues) > 1:
+            raise PlanError("restarts= needs a single queue: a state knows how far it has come in one alone")
         for name in ("rendezvous_timeout", "feed_timeout", "buffer_bytes"):
             if not isinstance(getattr(self, name), (int, float)) or not getattr(self, name) > 0:
                 raise PlanError(f"{name}={getattr(self, name)!r}: it is a number above 0")
@@ -89,6 +90,7 @@ class Settings:
             "buffer_bytes": self.buffer_bytes,
             "spill_bytes": self.spill_bytes,
             "queues": list(self.queues),
+            "restarts": self.restarts,
         }
 
 
@@ -204,26 +206,6 @@ def open_door(spark: SparkSession, desk: Desk) -> tuple[Door, DoorAddress]:
     return door, door.open()
 
 
-def submit_nodes(
-    spark: SparkSession,
-    jobs: SparkJobs,
-    launching: Launching,
-    *,
-    task: NodeTasks,
-    description: str,
-    wake: Callable[[], None],
-) -> list[Job[Any]]:
-    """Start one Spark job a resource profile, one partition a node; and the nodes that run here."""
-    started: list[Job[Any]] = []
-    for nodes, profile in launching.groups:
-        count = len(nodes)
-        extra: dict[str, Any] = {"profile": profile} if profile is not None else {}  # PySpark 3.5 does not know it
-        frame = spark.range(0, count, 1, count).mapInArrow(task(nodes), SUMMARY_SCHEMA, **extra)
-        started.append(jobs.run(Waking(run_to_the_end(frame), wake), f"{description}: {', '.join(nodes)}"))
-    here = [(node, HostedNode(task((node,)), node)) for node in launching.here]
-    return [*started, *(jobs.run(Waking(hosted, wake), f"{description}: {node}") for node, hosted in here)]
-
-
 @dataclass(frozen=True)
 class NodeTasks:
     """Makes the Spark task for some of a cluster's nodes."""
@@ -234,6 +216,7 @@ class NodeTasks:
     hold: bool
     payload: bytes = field(repr=False)
     claim: bool = False
+    run: str = ""
 
     def __call__(self, nodes: tuple[str, ...]) -> NodeTask:
         """Make it."""
@@ -243,7 +226,11 @@ class NodeTasks:
             door=self.door,
             hold=self.hold,
             fed=frozenset(str(node) for node in self.plan.fed_nodes),
-            settings={**self.settings.for_nodes(self.plan.name), "board": str(self.plan.chief_node)},
+            settings={
+                **self.settings.for_nodes(self.plan.name),
+                "board": str(self.plan.chief_node),
+                "run": self.run,
+            },
             env={**self.settings.env, PROTOCOL_VARIABLE: self.plan.protocol},
             python_path=tuple(entry or os.getcwd() for entry in sys.path),
             payload=self.payload,

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tfos_nb.answering import Answering
@@ -20,7 +20,7 @@ from tfos_nb.feeding import FeedDesk
 from tfos_nb.logbook import LogBook
 from tfos_nb.record import Record
 from tfos_nb.runtime.door import Link
-from tfos_nb.runtime.ledger import PassDone
+from tfos_nb.runtime.ledger import FeedFrom, PassDone
 from tfos_nb.runtime.lifecycle import (
     MainRaised,
     MainReturned,
@@ -28,12 +28,13 @@ from tfos_nb.runtime.lifecycle import (
     NodeEnded,
     NodeUp,
     Refused,
+    Regather,
     Reservation,
     Saving,
     Serving,
     Start,
 )
-from tfos_nb.runtime.node import NodeThere, SupervisorEnded
+from tfos_nb.runtime.node import NodeThere, NodeWanted, SupervisorEnded
 from tfos_nb.runtime.placement import QUESTIONS
 from tfos_nb.runtime.plan import ClusterPlan
 from tfos_nb.runtime.process import signal_name
@@ -49,11 +50,16 @@ _HEARTBEAT_LIMIT = 15.0
 
 @dataclass(frozen=True)
 class Failure:
-    """One node's failure. ``collateral`` marks one that only happened because a peer had gone."""
+    """One node's failure.
+
+    ``collateral`` marks one that only happened because a peer had gone; ``lost`` one of the node itself, its process,
+    its host or its network, and not of the program.
+    """
 
     error: TfosError
     node: str
     collateral: bool
+    lost: bool = False
 
 
 class Roster:
@@ -63,10 +69,19 @@ class Roster:
     ----------
     plan : ClusterPlan
         Who should come.
+    restarts : int
+        How often the members may be gathered again.
+
+    Attributes
+    ----------
+    generation : int
+        How often they were gathered, from 1.
     """
 
-    def __init__(self, plan: ClusterPlan) -> None:
+    def __init__(self, plan: ClusterPlan, restarts: int = 0) -> None:
         self.plan = plan
+        self.generation = 1
+        self.restarts_left = restarts
         self.changed = threading.Condition(threading.RLock())
         self.history = History(str(plan.chief_node))
         self.failures: list[Failure] = []
@@ -86,6 +101,8 @@ class Roster:
             Heartbeat: self._heartbeat,
             LogLines: self._log_lines,
             PassDone: self._pass_done,
+            FeedFrom: self._feed_from,
+            Reservation: self._reserved_anew,
         }
 
     # --- the Desk: called in the door's thread ---
@@ -106,9 +123,8 @@ class Roster:
                 link.end()
             else:
                 link.node = message.node
-                record.link, record.reservation = link, message
-                record.status, record.heard_at = NodeStatus.RESERVED, time.monotonic()
-                self._start_if_complete()
+                record.link = link
+                self._reserve(record, message)
             self.changed.notify_all()
 
     def received(self, link: Link, message: Any) -> None:
@@ -116,7 +132,8 @@ class Roster:
         with self.changed:
             record = self._records[link.node or ""]
             record.heard_at = time.monotonic()
-            self._handlers[type(message)](record, message)
+            if record.reservation is not None or isinstance(message, (Reservation, LogLines)):
+                self._handlers[type(message)](record, message)  # the rest is of the generation before
             self.changed.notify_all()
 
     def left(self, link: Link) -> None:
@@ -133,10 +150,10 @@ class Roster:
         """Answer a task."""
         if isinstance(message, SupervisorEnded):
             return self._supervisor_ended(message)
-        if isinstance(message, NodeThere):
+        if isinstance(message, (NodeThere, NodeWanted)):
             with self.changed:
                 record = self._records[message.node]
-                return record.link is not None and record.ended is None
+                return self._is_there(record) if isinstance(message, NodeThere) else self._is_wanted(record)
         if isinstance(message, QUESTIONS):
             with self.changed:
                 return self.answering.asked(message)
@@ -157,6 +174,25 @@ class Roster:
 
     # --- what happens to a node; the lock is held ---
 
+    def _is_there(self, record: Record) -> bool:
+        return record.link is not None and (record.ended is None or self.restarts_left > 0)
+
+    def _is_wanted(self, record: Record) -> bool | None:
+        if self._dismissed or record.link is not None:
+            return False
+        if self.generation > 1 and record.reservation is None:
+            return True
+        return None if self.restarts_left > 0 else False
+
+    def _reserve(self, record: Record, message: Reservation) -> None:
+        record.reservation = message
+        record.status, record.heard_at = NodeStatus.RESERVED, time.monotonic()
+        self._start_if_complete()
+
+    def _reserved_anew(self, record: Record, message: Reservation) -> None:
+        if message.generation == self.generation and record.reservation is None:
+            self._reserve(record, message)
+
     def _start_if_complete(self) -> None:
         if any(record.reservation is None for record in self._records.values()):
             return
@@ -166,7 +202,9 @@ class Roster:
             address = f"{record.reservation.host}:{record.reservation.port}"
             spec.setdefault(record.node.role.value, []).append(address)
             record.status = NodeStatus.STARTING
-        self.send(Start(spec))
+        if self.generation > 1:
+            self.feeds.describe_again()  # before main is called, which may want to know at once
+        self.send(Start(spec, self.generation))
 
     def _node_up(self, record: Record, message: NodeUp) -> None:
         record.up = message
@@ -203,7 +241,7 @@ class Roster:
             )
             when = " after main had returned" if record.returned else ""
             hint = "; if nobody did, the host was out of memory" if message.signal == "SIGKILL" else ""
-            self._fail(record, self._error_of(record, f"{how}{memory}{when}{hint}"))
+            self._fail(record, self._error_of(record, f"{how}{memory}{when}{hint}"), lost=True)
 
     def _heartbeat(self, record: Record, message: Heartbeat) -> None:
         record.heartbeat = message
@@ -224,6 +262,9 @@ class Roster:
     def _pass_done(self, record: Record, message: PassDone) -> None:
         self.feeds.pass_done(message)
 
+    def _feed_from(self, record: Record, message: FeedFrom) -> None:
+        self.feeds.wants_from(message)
+
     def _supervisor_ended(self, message: SupervisorEnded) -> None:
         with self.changed:
             record = self._records[message.node]
@@ -233,7 +274,8 @@ class Roster:
                 self._explain_loss(record, message)
             if record.reservation is None and not record.status.ended:
                 cause = f"its supervisor ended with code {message.code} before it had reserved"
-                self._fail(record, NodeFailed(cause, node=message.node, log_tail=message.text))
+                error = NodeFailed(cause, node=message.node, log_tail=message.text)
+                self._fail(record, error, lost=self.generation > 1)
             self.changed.notify_all()
 
     def _explain_loss(self, record: Record, message: SupervisorEnded) -> None:
@@ -242,20 +284,20 @@ class Roster:
         for index, failure in enumerate(self.failures):
             if failure.node == str(record.node):
                 error = self._error_of(record, f"its supervisor ended with {how}", message.text)
-                self.failures[index] = Failure(error, failure.node, failure.collateral)
+                self.failures[index] = replace(failure, error=error)
 
     def _lose(self, record: Record, cause: str) -> None:
         if record.parting or record.status.ended:
             if not record.status.ended:
                 record.status = NodeStatus.STOPPED
             return
-        self._fail(record, self._error_of(record, cause))
+        self._fail(record, self._error_of(record, cause), lost=True)
         record.status = NodeStatus.LOST
 
-    def _fail(self, record: Record, error: TfosError, collateral: bool = False) -> None:
+    def _fail(self, record: Record, error: TfosError, collateral: bool = False, lost: bool = False) -> None:
         record.status = NodeStatus.FAILED
         record.forget_rate()
-        self.failures.append(Failure(error, str(record.node), collateral))
+        self.failures.append(Failure(error, str(record.node), collateral, lost))
 
     def _error_of(self, record: Record, cause: str, log_tail: str = "") -> NodeFailed:
         place, ended, raised = record.reservation, record.ended, record.raised
@@ -290,6 +332,21 @@ class Roster:
             if link is not None:
                 link.send(message)
             return link is not None
+
+    def regather(self, cause: str) -> None:
+        """Gather the members anew: those that are there start another process, those that are not are waited for."""
+        with self.changed:
+            self.generation += 1
+            self.restarts_left -= 1
+            self.failures.clear()
+            self.feeds.regathered()
+            for record in self._records.values():
+                if record.status is NodeStatus.LOST and record.link is not None:
+                    record.link.end()  # it is silent: should it wake, it hears that it is not needed
+                    record.link = None
+                record.begin_anew()
+            self.send(Regather(self.generation, cause))
+            self.changed.notify_all()
 
     def dismiss(self, message: Any) -> None:
         """Tell every node to go; from now on its end is no failure, and one that has not come is sent away."""

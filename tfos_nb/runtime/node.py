@@ -8,6 +8,8 @@ The node does not die with the task. Spark ends the Python processes of a whole 
 tasks while that task's Python starts ("Lost connection to Python daemon, attempting to restart", PySpark 4), so any
 query of the user's that fails would end the training. Spark then runs this task again, somewhere; the driver tells it
 that its node is there, and it holds the slot for it.
+
+Where the cluster may gather again, a task whose supervisor has ended asks whether another is wanted, and starts it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from tfos_nb.runtime.lifecycle import NodeJob
 from tfos_nb.runtime.process import kill_group, start_module, write_frame
 from tfos_nb.runtime.wire import message
 
-__all__ = ["NodeTask", "NodeThere", "SupervisorEnded"]
+__all__ = ["NodeTask", "NodeThere", "NodeWanted", "SupervisorEnded"]
 
 SUMMARY_SCHEMA = "node string, code int"
 _LOOK_SECONDS = 1.0
@@ -40,6 +42,14 @@ _LOOK_SECONDS = 1.0
 @dataclass(frozen=True)
 class NodeThere:
     """Question of a task: whether its node is in the cluster, started by another attempt."""
+
+    node: str
+
+
+@message
+@dataclass(frozen=True)
+class NodeWanted:
+    """Question of a task whose supervisor has ended: whether to start another. None: that is not decided yet."""
 
     node: str
 
@@ -74,11 +84,14 @@ class NodeTask:
         """Be a node for as long as it lives."""
         deque(batches, maxlen=0)
         job = self._job()
+        never = threading.Event()
         with DoorClient(self.door) as door:
             code = 0 if self._is_there(job.node, door) else self._run(job, door)
-            never = threading.Event()
-            while self.hold and self._is_there(job.node, door):
-                never.wait(_LOOK_SECONDS)
+            while self.hold and (self._is_there(job.node, door) or self._is_wanted(job.node, door)):
+                if self._is_there(job.node, door):
+                    never.wait(_LOOK_SECONDS)
+                else:
+                    code = self._run(job, door)
         yield pa.RecordBatch.from_pydict({"node": pa.array([job.node]), "code": pa.array([code], pa.int32())})
 
     def _job(self) -> NodeJob:
@@ -110,6 +123,14 @@ class NodeTask:
     def _is_there(node: str, door: DoorClient) -> bool:
         with contextlib.suppress(grpc.RpcError):  # without a driver there is no node
             return bool(door.ask(NodeThere(node)))
+        return False
+
+    def _is_wanted(self, node: str, door: DoorClient) -> bool:
+        never = threading.Event()
+        with contextlib.suppress(grpc.RpcError):
+            while (wanted := door.ask(NodeWanted(node))) is None:
+                never.wait(_LOOK_SECONDS / 4)  # the driver finds out who failed first
+            return bool(wanted)
         return False
 
     def _run(self, job: NodeJob, door: DoorClient) -> int:
