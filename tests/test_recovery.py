@@ -77,11 +77,13 @@ def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[int, int, list[int]]:
 
 
 class Killer(threading.Thread):
-    """Kills something of a node when that node has come so far; each entry once."""
+    """Sends a signal to something of a node, once, when that node has come so far."""
 
-    def __init__(self, cluster: Cluster, node: str, rows: int, what: Callable[[int], int]) -> None:
+    def __init__(
+        self, cluster: Cluster, node: str, rows: int, what: Callable[[int], int], how: int = signal.SIGKILL
+    ) -> None:
         super().__init__(daemon=True)
-        self.cluster, self.node, self.rows, self.what = cluster, node, rows, what
+        self.cluster, self.node, self.rows, self.what, self.how = cluster, node, rows, what, how
         self.statuses: set[str] = set()
         self.killed: int | None = None
         self.start()
@@ -93,7 +95,7 @@ class Killer(threading.Thread):
             state = next(node for node in snapshot.nodes if node.node == self.node)
             if self.killed is None and state.pid and state.rows >= self.rows:
                 self.killed = self.what(state.pid)
-                os.kill(self.killed, signal.SIGKILL)
+                os.kill(self.killed, self.how)
             threading.Event().wait(0.05)
 
 
@@ -103,6 +105,11 @@ def itself(pid: int) -> int:
 
 def its_supervisor(pid: int) -> int:
     return psutil.Process(pid).ppid()
+
+
+def its_executor(pid: int) -> int:
+    """Find the JVM: the task's Python that started the supervisor is a child of the executor's Python daemon."""
+    return next(parent.pid for parent in psutil.Process(pid).parents() if parent.name() == "java")
 
 
 def rows(spark: SparkSession) -> Any:
@@ -121,6 +128,28 @@ def test_a_loop_that_lost_a_node_ends_with_every_row_counted_once_an_epoch(
     assert cluster.results()["worker:1"] == cluster.results()["worker:0"]
     assert "RECOVERING" in killer.statuses
     assert cluster.snapshot().generation == 2
+
+
+def test_an_executor_that_is_killed_takes_no_row_with_it(spark: SparkSession, tmp_path: Path) -> None:
+    args = {"epochs": 3}
+    with launch(counting_loop, args, workers=2, spark=spark, restarts=2, model_dir=str(tmp_path)) as cluster:
+        killer = Killer(cluster, "worker:1", ROWS * 3 // 4, its_executor)
+        cluster.train(rows(spark), epochs=3)
+    assert killer.killed
+    assert cluster.result()[0] == sum_of_ids(3)
+
+
+@pytest.mark.parametrize("what", [itself, its_supervisor])
+def test_a_node_that_is_frozen_is_given_up_and_replaced(
+    spark: SparkSession, tmp_path: Path, what: Callable[[int], int]
+) -> None:
+    options: dict[str, Any] = {"restarts": 1, "heartbeat_timeout": 4.0, "model_dir": str(tmp_path)}
+    with launch(counting_loop, {"epochs": 2}, workers=2, spark=spark, **options) as cluster:
+        killer = Killer(cluster, "worker:1", ROWS // 4, what, signal.SIGSTOP)
+        cluster.train(rows(spark), epochs=2)
+    assert cluster.result() == (sum_of_ids(2), 2)
+    assert killer.killed
+    assert until(lambda: not psutil.pid_exists(killer.killed or 0))
 
 
 def test_keras_fit_goes_on_from_its_backup_and_is_fed_what_it_lacks(spark: SparkSession, tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def launch(
     spill_bytes: int = Settings.spill_bytes,
     queues: Sequence[str] = Settings.queues,
     restarts: int = Settings.restarts,
+    heartbeat_timeout: float = Settings.heartbeat_timeout,
     sources: Mapping[str, str] | None = None,
     wait_until_up: bool = True,
 ) -> Cluster:
@@ -119,6 +120,8 @@ def launch(
         process, its supervisor, its executor or its host. An exception in ``main`` is not tried again. ``main`` goes
         on from what it has saved: see ``ctx.resume`` and Keras' ``BackupAndRestore``; rows that its state does not
         hold yet are fed again.
+    heartbeat_timeout : float, optional
+        Seconds after which a node that is silent, or whose process is stopped, is held to be lost.
     sources : mapping of str to str, optional
         Source text by file name, for tracebacks.
     wait_until_up : bool, optional
@@ -158,6 +161,7 @@ def launch(
         spill_bytes=spill_bytes,
         queues=tuple(queues) if not isinstance(queues, str) else (queues,),
         restarts=restarts,
+        heartbeat_timeout=heartbeat_timeout,
     )
     payload = pack(main, args, sources)
     session = spark_session(len(plan.spark_nodes) + 2) if spark is None else usable_session(spark)
@@ -195,7 +199,7 @@ class Cluster(ClusterView, Inferring):
         self._master = str(spark.conf.get("spark.master", ""))
         self._payload = payload
         self.id = uuid.uuid4().hex[:12]
-        self._roster = Roster(plan, settings.restarts)
+        self._roster = Roster(plan, settings.restarts, settings.heartbeat_timeout)
         self._jobs = SparkJobs(spark, f"tfos_nb-{self.id}")
         self._fate = Fate(plan.name, self._roster)
         self._life = Life(plan.name, self._roster, self._fate, self._jobs, settings)

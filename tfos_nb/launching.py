@@ -52,16 +52,17 @@ class Settings:
     spill_bytes: int = 1 << 50
     queues: tuple[str, ...] = ("input",)
     restarts: int = 0
+    heartbeat_timeout: float = 15.0
 
     def __post_init__(self) -> None:
         if type(self.restarts) is not int or self.restarts < 0:
             raise PlanError(f"restarts={self.restarts!r}: it is a whole number, 0 or more")
         if self.restarts and len(self.queues) > 1:
             raise PlanError("restarts= needs a single queue: a state knows how far it has come in one alone")
-        for name in ("rendezvous_timeout", "feed_timeout", "buffer_bytes"):
+        for name in ("rendezvous_timeout", "feed_timeout", "heartbeat_timeout", "buffer_bytes"):
             if not isinstance(getattr(self, name), (int, float)) or not getattr(self, name) > 0:
                 raise PlanError(f"{name}={getattr(self, name)!r}: it is a number above 0")
-        for name in ("rendezvous_timeout", "feed_timeout", "grace"):
+        for name in ("rendezvous_timeout", "feed_timeout", "heartbeat_timeout", "grace"):
             seconds = getattr(self, name)
             if not isinstance(seconds, (int, float)) or not 0 <= seconds <= threading.TIMEOUT_MAX:
                 raise PlanError(f"{name}={seconds!r}: it is a number of seconds, at most {threading.TIMEOUT_MAX:.0f}")
@@ -91,6 +92,7 @@ class Settings:
             "spill_bytes": self.spill_bytes,
             "queues": list(self.queues),
             "restarts": self.restarts,
+            "heartbeat_timeout": self.heartbeat_timeout,
         }
 
 

@@ -180,13 +180,17 @@ class MainRaised:
 @message
 @dataclass(frozen=True)
 class NodeEnded:
-    """The process is gone. ``signal`` is the name of the signal that ended it; ``log_tail`` its last lines."""
+    """The process is gone. ``signal`` is the name of the signal that ended it; ``log_tail`` its last lines.
+
+    ``note`` says why, if it was its supervisor that ended it.
+    """
 
     node: str
     exit_code: int | None
     signal: str | None
     log_tail: str
     memory_bytes: int | None = None
+    note: str = ""
 
 
 @message

@@ -32,10 +32,11 @@ from tfos_nb.runtime.lifecycle import NodeJob
 from tfos_nb.runtime.process import kill_group, start_module, write_frame
 from tfos_nb.runtime.wire import message
 
-__all__ = ["NodeTask", "NodeThere", "NodeWanted", "SupervisorEnded"]
+__all__ = ["NodeGivenUp", "NodeTask", "NodeThere", "NodeWanted", "SupervisorEnded"]
 
 SUMMARY_SCHEMA = "node string, code int"
 _LOOK_SECONDS = 1.0
+_ASK_SECONDS = 5.0
 
 
 @message
@@ -56,12 +57,22 @@ class NodeWanted:
 
 @message
 @dataclass(frozen=True)
+class NodeGivenUp:
+    """Question of a task: whether the driver does without its supervisor, which is silent."""
+
+    node: str
+    pid: int
+
+
+@message
+@dataclass(frozen=True)
 class SupervisorEnded:
     """Statement of a task: its supervisor has ended with this code, having written this."""
 
     node: str
     code: int
     text: str
+    pid: int = 0
 
 
 @dataclass(frozen=True)
@@ -147,15 +158,26 @@ class NodeTask:
             if not self.hold:
                 return 0
             try:
-                code = supervisor.wait()
+                code = self._wait(supervisor, job, door)
             finally:
                 kill_group(supervisor)
             if code != 0:
                 complaints.seek(0)
                 text = complaints.read()[-8000:].decode(errors="replace")
                 with contextlib.suppress(grpc.RpcError):  # the driver may have gone too
-                    door.ask(SupervisorEnded(job.node, code, text))
+                    door.ask(SupervisorEnded(job.node, code, text, supervisor.pid))
             return code
+
+    @staticmethod
+    def _wait(supervisor: subprocess.Popen[bytes], job: NodeJob, door: DoorClient) -> int:
+        """Wait for it; end it if it hangs, and the driver wants another one in its place."""
+        while job.settings.get("restarts"):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return supervisor.wait(_ASK_SECONDS)
+            with contextlib.suppress(grpc.RpcError):  # it waits for the driver by itself
+                if door.ask(NodeGivenUp(job.node, supervisor.pid)):
+                    kill_group(supervisor)
+        return supervisor.wait()
 
 
 def _executor_name() -> str:

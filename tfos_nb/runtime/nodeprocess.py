@@ -79,6 +79,8 @@ class NodeProcess:
         pass_on: Callable[[Any], object],
     ) -> None:
         self._node = job.node
+        self._patience = float(str(job.settings.get("heartbeat_timeout", 15.0)))
+        self._note = ""
         self._events = events
         self._pass_on = pass_on
         os.mkdir(directory, 0o700)
@@ -125,8 +127,12 @@ class NodeProcess:
             self._listener.join()
 
     def measure(self, now: float) -> None:
-        """Look at what it uses."""
+        """Look at what it uses; end it if it has been stopped for too long, for its peers wait for it."""
         self._use.measure(now)
+        stopped_at = self._use.stopped_at
+        if stopped_at is not None and now - stopped_at >= self._patience:
+            self._note = f"was stopped by a signal for {self._patience:g} s, and then ended by its supervisor"
+            self.kill()
 
     def heartbeat(self, always: bool) -> Heartbeat | None:
         """Return what is new of it; None if that is nothing, unless ``always``."""
@@ -147,7 +153,7 @@ class NodeProcess:
             words.append(Heartbeat(self._node, None, None, reports, feed))
         code = returncode if returncode >= 0 else None
         signal = signal_name(returncode)
-        return [*words, NodeEnded(self._node, code, signal, self.output.tail, self._use.memory_bytes)]
+        return [*words, NodeEnded(self._node, code, signal, self.output.tail, self._use.memory_bytes, self._note)]
 
     def _await_exit(self) -> None:
         self._events.put(Exited(self, self._process.wait()))

@@ -16,7 +16,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 
@@ -48,7 +47,12 @@ class Supply(Passes):
     """
 
     def __init__(
-        self, node: str, directory: str, buffer_bytes: int, spill_bytes: int, tell: Callable[[Any], object]
+        self,
+        node: str,
+        directory: str,
+        buffer_bytes: int,
+        spill_bytes: int,
+        tell: Callable[[PassDone | FeedFrom], object],
     ) -> None:
         super().__init__(node, directory, buffer_bytes, spill_bytes, tell)
         self._asked = True  # the first generation is fed from the start
