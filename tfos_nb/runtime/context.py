@@ -56,6 +56,8 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         What the program was given, as in ``main(args, ctx)``.
     generation : int
         How often the cluster's nodes were gathered, from 1: above it, ``main`` is called again after a loss.
+    restarts : int
+        How often they may be gathered anew, as the cluster was launched.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         args: Any = None,
         gpus: Sequence[str] = (),
         generation: int = 1,
+        restarts: int = 0,
         run: str = "",
     ) -> None:
         self.node = node
@@ -93,6 +96,7 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         self.args = args
         self.gpus = tuple(gpus)
         self.generation = generation
+        self.restarts = restarts
         self._run = run or "run"
         self._passes = passes
         self._node_rows = rows

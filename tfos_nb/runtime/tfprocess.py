@@ -165,6 +165,7 @@ class TensorFlowProcess:
             args=args,
             gpus=self._job.gpus,
             generation=self._signals.generation,
+            restarts=int(str(self._job.settings.get("restarts", 0))),
             run=str(self._job.settings.get("run", "")),
         )
         if ctx.log_dir and ctx.is_chief:
