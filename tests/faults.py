@@ -116,7 +116,12 @@ def itself(pid: int) -> int:
 
 
 def its_supervisor(pid: int) -> int:
-    """Find its supervisor."""
+    """Find its supervisor: the parent of the warm process that has forked it."""
+    return psutil.Process(pid).parents()[1].pid
+
+
+def its_warm_process(pid: int) -> int:
+    """Find the process that has forked it."""
     return psutil.Process(pid).ppid()
 
 

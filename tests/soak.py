@@ -22,7 +22,7 @@ import psutil
 import pyspark
 from pyspark.sql import SparkSession
 
-from tests.faults import counting_loop, its_executor, its_supervisor, itself, sum_of_ids
+from tests.faults import counting_loop, its_executor, its_supervisor, its_warm_process, itself, sum_of_ids
 from tfos_nb import Cluster, launch
 from tfos_nb.java import find_java
 
@@ -32,6 +32,7 @@ _HEARTBEAT = 5.0
 _HARM = (
     ("the process", itself, signal.SIGKILL, 4),
     ("the supervisor", its_supervisor, signal.SIGKILL, 2),
+    ("the warm process", its_warm_process, signal.SIGKILL, 1),
     ("the executor", its_executor, signal.SIGKILL, 1),
     ("the process, frozen", itself, signal.SIGSTOP, 1),
 )

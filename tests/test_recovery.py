@@ -13,7 +13,17 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.faults import ROWS, Killer, counting_fit, counting_loop, its_executor, its_supervisor, itself, sum_of_ids
+from tests.faults import (
+    ROWS,
+    Killer,
+    counting_fit,
+    counting_loop,
+    its_executor,
+    its_supervisor,
+    its_warm_process,
+    itself,
+    sum_of_ids,
+)
 from tests.waiting import until
 from tfos_nb import errors, launch
 
@@ -22,7 +32,9 @@ def rows(spark: SparkSession) -> Any:
     return spark.range(0, ROWS, 1, 4)
 
 
-@pytest.mark.parametrize(("node", "what"), [("worker:1", itself), ("worker:0", its_supervisor)])
+@pytest.mark.parametrize(
+    ("node", "what"), [("worker:1", itself), ("worker:0", its_supervisor), ("worker:1", its_warm_process)]
+)
 def test_a_loop_that_lost_a_node_ends_with_every_row_counted_once_an_epoch(
     spark: SparkSession, tmp_path: Path, node: str, what: Callable[[int], int]
 ) -> None:

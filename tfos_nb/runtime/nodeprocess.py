@@ -17,8 +17,9 @@ from tfos_nb.runtime.output import Output
 from tfos_nb.runtime.process import Channel, kill_group, signal_name, start_module
 from tfos_nb.runtime.reports import Heartbeat, LogLines, ReportBox
 from tfos_nb.runtime.usage import ProcessUse
+from tfos_nb.runtime.warm import ForkedProcess, WarmProcess
 
-__all__ = ["Exited", "Heard", "NodeProcess", "Wrote"]
+__all__ = ["Exited", "Heard", "NodeProcess", "Wrote", "environment_of"]
 
 # Blocks of rows come and go by megabytes. As glibc is, each is given back to the system and fetched anew, page by page:
 # half of the time that a node spends in the system while it is fed.
@@ -67,6 +68,8 @@ class NodeProcess:
         Is told :class:`Exited`, :class:`Heard` and :class:`Wrote`.
     pass_on : callable
         Takes all that it says.
+    warm : WarmProcess, optional
+        Forks it; without one it is started from nothing.
     """
 
     def __init__(
@@ -77,24 +80,19 @@ class NodeProcess:
         host: str,
         events: queue.SimpleQueue[Any],
         pass_on: Callable[[Any], object],
+        warm: WarmProcess | None = None,
     ) -> None:
         self._node = job.node
         self._patience = float(str(job.settings.get("heartbeat_timeout", 15.0)))
         self._note = ""
         self._events = events
         self._pass_on = pass_on
-        os.mkdir(directory, 0o700)
+        os.makedirs(directory, 0o700, exist_ok=True)
         self._channel, theirs = Channel.pair()
         reports, reports_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         fds = (theirs.fileno(), reports_theirs.fileno())
-        self._process = start_module(
-            "tfos_nb.runtime.tfprocess",
-            env={**os.environ, **_tensorflow_env(job)},
-            fds=fds,
-            arguments=(str(fds[0]), str(fds[1]), directory, host),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+        self._process: subprocess.Popen[bytes] | ForkedProcess
+        self._process = _started(job, directory, host, fds) if warm is None else warm.fork(directory, host, fds)
         theirs.close()
         reports_theirs.close()
         self._channel.send(job)
@@ -165,8 +163,21 @@ class NodeProcess:
                 self._events.put(Heard(self, message))
 
 
-def _tensorflow_env(job: NodeJob) -> dict[str, str]:
+def _started(job: NodeJob, directory: str, host: str, fds: tuple[int, int]) -> subprocess.Popen[bytes]:
+    return start_module(
+        "tfos_nb.runtime.tfprocess",
+        env=environment_of(job),
+        fds=fds,
+        arguments=(str(fds[0]), str(fds[1]), directory, host),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def environment_of(job: NodeJob) -> dict[str, str]:
+    """Return the environment variables of a node's process."""
     env = {
+        **os.environ,
         "TF_GRPC_REUSE_PORT": "1",
         "PYTHONUNBUFFERED": "1",
         **_ALLOCATION,

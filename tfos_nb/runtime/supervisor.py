@@ -36,11 +36,12 @@ from typing import Any
 from tfos_nb.runtime import ledger
 from tfos_nb.runtime.gpu_claims import GpuClaims, GpusTaken
 from tfos_nb.runtime.lifecycle import Farewell, MainStarted, NodeJob, Refused, Regather, Reservation, Saving, Stop
-from tfos_nb.runtime.nodeprocess import Exited, Heard, NodeProcess
+from tfos_nb.runtime.nodeprocess import Exited, Heard, NodeProcess, environment_of
 from tfos_nb.runtime.process import private_directory, read_frame
 from tfos_nb.runtime.reports import Heartbeat, LogLines
 from tfos_nb.runtime.tensorboard import TensorBoard
 from tfos_nb.runtime.tunnel import OpenTunnel, TunnelEnd
+from tfos_nb.runtime.warm import WarmProcess, can_fork
 
 _TICK = 0.5  # at most two messages a second with lines, and two with figures
 _HEARTBEAT_EVERY = 1.0
@@ -86,6 +87,7 @@ class Supervisor:
         self._port_holder = _hold_port()
         self._claims = GpuClaims()
         self._process: NodeProcess | None = None
+        self._warm: WarmProcess | None = None
         self._ended = False  # the process has, and another may follow
         self._kill_at: float | None = None
         self._at_once = False
@@ -106,6 +108,8 @@ class Supervisor:
         finally:
             if self._process is not None:
                 self._process.kill()
+            if self._warm is not None:
+                self._warm.close()
             if self._board is not None:
                 self._board.stop()
             self._claims.close()
@@ -121,14 +125,29 @@ class Supervisor:
         return None
 
     def _start_process(self, generation: int) -> None:
-        self._process = NodeProcess(
+        if not (self._lasting and can_fork()):
+            self._process = self._new_process(generation)
+            return
+        try:
+            self._warm = self._warm or WarmProcess(environment_of(self._job))
+            self._process = self._new_process(generation)
+        except ConnectionError:  # it was killed, and what it had forked with it
+            assert self._warm is not None, "it was made above"
+            self._warm.close()
+            self._warm = WarmProcess(environment_of(self._job))
+            self._process = self._new_process(generation)
+
+    def _new_process(self, generation: int) -> NodeProcess:
+        process = NodeProcess(
             self._job,
             directory=os.path.join(self._directory, str(generation)),
             host=self._host,
             events=self._events,
             pass_on=lambda message: self._stream.send(message),  # there is none yet when the first process starts
+            warm=self._warm,
         )
         self._ended = False
+        return process
 
     def _meet_driver(self, reason: str | None) -> None:
         from tfos_nb.runtime.door import DoorAddress, DoorClient
