@@ -44,6 +44,10 @@ test-slow: $(VENV)/.test ## Run the notebooks of the examples, whose scripts `ma
 test-browser: $(VENV)/.browser ## Run the tests in a real browser (installs Chromium where it is missing)
 	@$(BIN)/python -m pytest -m browser $(ARGS)
 
+.PHONY: soak
+soak: $(VENV)/.test ## Hurt a cluster at random for MINUTES (30), and count whether every row was fed once an epoch
+	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),30) $(ARGS)
+
 .PHONY: check
 check: $(VENV)/.lint ## Look for mistakes in style, types and layers
 	@$(BIN)/ruff check .

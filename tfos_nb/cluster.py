@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from tfos_nb.cluster_inference import Inferring, check_queue
 from tfos_nb.cluster_view import ClusterView
+from tfos_nb.deliveries import Deliveries
 from tfos_nb.errors import PlanError
 from tfos_nb.fate import Fate
-from tfos_nb.launching import NodeTasks, Settings, open_door, submit_nodes, survey
+from tfos_nb.launching import NodeTasks, Settings, open_door, survey
 from tfos_nb.life import Life
+from tfos_nb.nodejobs import NodeJobs
 from tfos_nb.roster import Roster
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.lifecycle import Stop
@@ -67,6 +68,8 @@ def launch(
     buffer_bytes: int = Settings.buffer_bytes,
     spill_bytes: int = Settings.spill_bytes,
     queues: Sequence[str] = Settings.queues,
+    restarts: int = Settings.restarts,
+    heartbeat_timeout: float = Settings.heartbeat_timeout,
     sources: Mapping[str, str] | None = None,
     wait_until_up: bool = True,
 ) -> Cluster:
@@ -112,6 +115,13 @@ def launch(
     queues : list of str, optional
         Names of queues of rows, each of which is fed and read apart: ``train(df, qname="valid")``, and
         ``ctx.dataset(…, queue="valid")`` in ``main``.
+    restarts : int, optional
+        How often the nodes are gathered anew, and ``main`` is called again on all of them, when one was lost: its
+        process, its supervisor, its executor or its host. An exception in ``main`` is not tried again. ``main`` goes
+        on from what it has saved: see ``ctx.resume`` and Keras' ``BackupAndRestore``; rows that its state does not
+        hold yet are fed again.
+    heartbeat_timeout : float, optional
+        Seconds after which a node that is silent, or whose process is stopped, is held to be lost.
     sources : mapping of str to str, optional
         Source text by file name, for tracebacks.
     wait_until_up : bool, optional
@@ -150,6 +160,8 @@ def launch(
         buffer_bytes=buffer_bytes,
         spill_bytes=spill_bytes,
         queues=(queues,) if isinstance(queues, str) else tuple(queues or ()),
+        restarts=restarts,
+        heartbeat_timeout=heartbeat_timeout,
     )
     payload = pack(main, args, sources)
     session = spark_session(len(plan.spark_nodes) + 2) if spark is None else usable_session(spark)
@@ -193,13 +205,13 @@ class Cluster(ClusterView, Inferring):
         self._master = str(spark.conf.get("spark.master", ""))
         self._payload = payload
         self.id = uuid.uuid4().hex[:12]
-        self._roster = Roster(plan)
+        self._roster = Roster(plan, settings.restarts, settings.heartbeat_timeout)
         self._jobs = SparkJobs(spark, f"tfos_nb-{self.id}")
         self._fate = Fate(plan.name, self._roster)
         self._life = Life(plan.name, self._roster, self._fate, self._jobs, settings)
         self._log_dir = settings.log_dir_for(plan.name)
         self._tunnel = ""
-        self._training = threading.Lock()
+        self._deliveries = Deliveries(self._fate, self._roster)
 
     # --- what the user calls ---
 
@@ -208,21 +220,26 @@ class Cluster(ClusterView, Inferring):
         launching = survey(self._spark, self.plan)
         door, self._address = open_door(self._spark, EvaluatorDesk.before(self._roster, self._settings.grace))
         self._life.begin()
-        tasks = NodeTasks(self.plan, self._settings, self._address, launching.hold, self._payload, launching.claim)
+        hold, claim = launching.hold, launching.claim
+        tasks = NodeTasks(self.plan, self._settings, self._address, hold, self._payload, claim, self.id)
         self._payload = b""
         try:
             if self._log_dir:
                 self._open_tunnel(door)
             description = f"tfos_nb cluster {self.plan.name}"
-            self._fate.jobs = submit_nodes(
+            nodes = NodeJobs(
                 self._spark,
                 self._jobs,
                 launching,
-                task=tasks,
-                description=description,
-                wake=self._fate.wake,
+                tasks,
+                description,
+                self._fate.wake,
                 missing=lambda: self._roster.missing,
             )
+            nodes.submit()
+            self._fate.jobs = lambda: nodes.running
+            self._life.at_regathering(nodes.submit_again)
+            self._life.at_regathering(self._deliveries.rewind)
         except BaseException:
             door.close()
             raise
@@ -237,10 +254,14 @@ class Cluster(ClusterView, Inferring):
 
     def wait_until_up(self) -> None:
         """Wait until ``main`` has been called on every node; raise what went wrong instead."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._fate.over.is_set() or self._roster.all_up or self._roster.failures)
-        if self._roster.failures or self._fate.error is not None:
-            self._fate.raise_outcome()
+        while True:
+            generation = self._roster.generation
+            with self._changed:
+                self._changed.wait_for(lambda: self._fate.over.is_set() or self._roster.all_up or self._roster.failures)
+            if not self._roster.failures and self._fate.error is None:
+                return
+            if not self._fate.await_decision(generation):
+                self._fate.raise_outcome()
 
     def train(
         self,
@@ -294,13 +315,15 @@ class Cluster(ClusterView, Inferring):
         check_queue(qname, self._settings)
         refuse_stream(validation, "validation")
         self._refuse_if_over("train")
-        with self._training:
+        with self._deliveries.lock:
             timeout = self._settings.feed_timeout if feed_timeout is None else feed_timeout
             training = Training(self._fate, self._roster, self._jobs, timeout, self._address, qname)
             if is_stream(data):
+                if self._settings.restarts:
+                    raise PlanError("restarts= does not go with a stream yet: launch without, and let Spark's retry it")
                 StreamTraining(training).run(data, epochs, validation)
             else:
-                training.run(data, epochs, spill, validation)
+                self._deliveries.train(training.call(data, epochs, spill, validation))
 
     def wait(self, timeout: float | None = None) -> None:
         """Tell the nodes that no more data come, and wait until every ``main`` has returned.
@@ -313,12 +336,13 @@ class Cluster(ClusterView, Inferring):
             The first failure of a node.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        if not self._training.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+        lock = self._deliveries.lock
+        if not lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             raise TimeoutError(f"cluster {self.plan.name} is still being fed after {timeout:g} s")
         try:
-            self._roster.feeds.close("wait() has told the nodes that no more rows come")
+            self._deliveries.close("wait() has told the nodes that no more rows come")
         finally:
-            self._training.release()
+            lock.release()
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not self._fate.over.wait(left):
             raise TimeoutError(f"cluster {self.plan.name} still runs after {timeout:g} s")

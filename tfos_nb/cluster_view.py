@@ -35,7 +35,8 @@ class ClusterView:
         """Where the cluster is in its life."""
         with self._changed:
             status = self._life.status
-            return ClusterStatus.RUNNING if status is ClusterStatus.STARTING and self._roster.all_up else status
+            gathering = status in (ClusterStatus.STARTING, ClusterStatus.RECOVERING)
+            return ClusterStatus.RUNNING if gathering and self._roster.all_up else status
 
     @property
     def history(self) -> History:
@@ -65,15 +66,16 @@ class ClusterView:
     def snapshot(self) -> ClusterState:
         """Return how the cluster looks now."""
         with self._changed:
-            feed = self._roster.feeds.current
+            feed, status = self._roster.feeds.current, self.state
             return ClusterState(
                 name=self.plan.name,
                 id=self.id,
-                status=self.state,
+                generation=self._roster.generation,
+                status=status,
                 nodes=self._roster.snapshot(),
                 feed=feed.progress if feed is not None else None,
                 elapsed=self._life.elapsed,
-                error=str(self._fate.error or ""),
+                error=str(self._fate.error or (self._life.cause if status is ClusterStatus.RECOVERING else "")),
                 spark_master=self._master,
                 log=tuple(self._roster.log_tail(_LOG_SHOWN)),
                 log_dir=self._log_dir,
@@ -93,7 +95,7 @@ class ClusterView:
     def _refuse_if_over(self, call: str) -> None:
         if self._fate.error is not None:
             raise self._fate.error
-        if self._roster.failures:
+        if self._roster.failures and not self._fate.await_decision(self._roster.generation):
             self._fate.raise_outcome()
         if self._roster.feeds.closed and not self._life.status.ended and self._fate.stop is None:
             raise ClusterClosed(

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfos_nb.errors import ClusterClosed, NodeFailed, RendezvousTimeout, TfosError
+from tfos_nb.errors import SPARK_ENDED, ClusterClosed, NodeFailed, RendezvousTimeout, TfosError
 from tfos_nb.launching import error_of_job
 from tfos_nb.roster import Failure, Roster
 from tfos_nb.runtime.door import DoorAddress
@@ -33,8 +33,8 @@ class Fate:
         What every caller gets to hear from then on.
     stop : Stop or None
         The user's wish to end it.
-    jobs : sequence of Job
-        The nodes' Spark jobs.
+    jobs : callable
+        Returns the nodes' Spark jobs.
     """
 
     def __init__(self, name: str, roster: Roster) -> None:
@@ -42,7 +42,7 @@ class Fate:
         self.over = threading.Event()
         self.error: TfosError | None = None
         self.stop: Stop | None = None
-        self.jobs: Sequence[Job[Any]] = ()
+        self.jobs: Callable[[], Sequence[Job[Any]]] = tuple
         self._roster = roster
         self._changed = roster.changed
 
@@ -59,7 +59,7 @@ class Fate:
     @property
     def lost_job(self) -> Job[Any] | None:
         """A Spark job of the nodes that ended by an error."""
-        return next((job for job in self.jobs if job.done.is_set() and job.error is not None), None)
+        return next((job for job in self.jobs() if job.done.is_set() and job.error is not None), None)
 
     def wake(self) -> None:
         """Let everybody who waits look again."""
@@ -90,6 +90,23 @@ class Fate:
         """Wait for the end, and raise what it was."""
         self.over.wait()
         raise self.error or ClusterClosed(f"cluster {self.name} has ended")
+
+    def await_decision(self, generation: int) -> bool:
+        """Wait until it is known how a failure in a generation ends; whether the members are gathered anew."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.over.is_set() or self._roster.generation != generation)
+            return self._roster.generation != generation
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether all that failed did so for the loss of nodes, and they may be gathered once more."""
+        own = [failure for failure in self._roster.failures if not failure.collateral]
+        if self.stop is not None or self._roster.restarts_left <= 0:
+            return False
+        if not self._roster.failures:
+            ended = self._error_of_lost_job()
+            return ended is not None and not str(ended).startswith(SPARK_ENDED)
+        return all(failure.lost for failure in own)
 
     def rendezvous_timeout(self, timeout: float, address: DoorAddress) -> RendezvousTimeout:
         """Say which nodes never came."""

@@ -58,6 +58,7 @@ class Feed:
     passes_done: dict[str, int] = field(default_factory=dict)
     partitions: int = 0
     moved: int = 0
+    generation: int = 1
 
     @property
     def progress(self) -> FeedProgress:
@@ -94,8 +95,10 @@ class FeedDesk:
         self._places = places
         self._feeds: dict[int, Feed] = {}
         self._count = self._calls = 0
+        self._generation = 1
         self._enough: dict[int, set[str]] = {}
         self.closed = ""
+        self.wanted_from: dict[str, int] = {}
         self._answers: dict[type, Callable[[Feed, Any], Any]] = {
             ledger.OpenPartition: self._open,
             ledger.ClaimSegments: self._claim,
@@ -108,13 +111,34 @@ class FeedDesk:
         with self._changed:
             self._count = number = self._count + 1
             book = ledger.FeedLedger(number, self.nodes)
-            feed = Feed(number, passes, spill, epoch, epochs, book, place or FeedOf())
+            feed = Feed(number, passes, spill, epoch, epochs, book, place or FeedOf(), generation=self._generation)
             if feed.place.batch is not None:
                 self._feeds.pop(number - _BATCHES_KNOWN, None)
             self._feeds[number] = self.current = feed
             self._send(ledger.FeedBegins(number, passes, spill, **vars(feed.place)), self.nodes)
             self._changed.notify_all()
             return feed
+
+    def regathered(self) -> None:
+        """Forget how far the nodes had come: they say anew from where on they want rows."""
+        with self._changed:
+            self._generation += 1
+            self.wanted_from.clear()
+            for enough in self._enough.values():
+                enough.clear()
+
+    def describe_again(self) -> None:
+        """Tell nodes that have just started what the rows look like, if that is known: some ask before anything."""
+        with self._changed:
+            known = [feed for feed in self._feeds.values() if feed.schema and not feed.place.validates]
+            if known:
+                self._send(ledger.FeedSchema(known[-1].number, known[-1].schema, known[-1].lengths), self.nodes)
+
+    def wants_from(self, message: ledger.FeedFrom) -> None:
+        """Record from where on a node of a later generation wants rows."""
+        with self._changed:
+            self.wanted_from[message.node] = message.passes
+            self._changed.notify_all()
 
     def begin_call(self) -> int:
         """Number a call of ``train``."""
@@ -138,7 +162,11 @@ class FeedDesk:
         with self._changed:
             if not self.closed:
                 self.closed = reason
-                self._send(ledger.NoMoreFeeds(), self.nodes)
+                self.announce_end()
+
+    def announce_end(self) -> None:
+        """Tell the nodes that no feed will come any more."""
+        self._send(ledger.NoMoreFeeds(), self.nodes)
 
     def asked(self, message: Any) -> Any:
         """Answer a task's question."""

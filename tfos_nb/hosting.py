@@ -59,7 +59,7 @@ class HostedNode:
                 supervisor.stdin.close()
             if code != 0:
                 complaints.seek(0)
-                self._tell(code, complaints.read()[-_COMPLAINTS:].decode(errors="replace"))
+                self._tell(code, complaints.read()[-_COMPLAINTS:].decode(errors="replace"), supervisor.pid)
 
     def _job(self) -> NodeJob:
         task = self.task
@@ -80,6 +80,6 @@ class HostedNode:
             payload=task.payload,
         )
 
-    def _tell(self, code: int, text: str) -> None:
+    def _tell(self, code: int, text: str, pid: int) -> None:
         with DoorClient(self.task.door) as door, contextlib.suppress(grpc.RpcError):  # the cluster may be over
-            door.ask(SupervisorEnded(self.node, code, text))
+            door.ask(SupervisorEnded(self.node, code, text, pid))

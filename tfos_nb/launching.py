@@ -1,4 +1,4 @@
-"""From a plan to Spark jobs: preflight, the door's address, and one Spark job a resource profile.
+"""From a plan to what Spark is asked for: preflight, the door's address, and the nodes' tasks.
 
 What is refused here is refused in seconds, before any node starts, and says what to change.
 """
@@ -9,29 +9,22 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfos_nb.errors import SPARK_ENDED, FeedFailed, PlanError, TfosError
-from tfos_nb.hosting import HostedNode
 from tfos_nb.ports import allowed_ports
-from tfos_nb.promises import Promised, promise
 from tfos_nb.runtime.door import Desk, Door, DoorAddress
 from tfos_nb.runtime.gpu_claims import GPU_COUNT_SCHEMA, GpuCount
-from tfos_nb.runtime.node import SUMMARY_SCHEMA, NodeTask
-from tfos_nb.runtime.plan import ClusterPlan, InputMode, Node
+from tfos_nb.runtime.node import NodeTask
+from tfos_nb.runtime.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.strategies import PROTOCOL_SCHEMA, PROTOCOL_VARIABLE, ProtocolProbe
 from tfos_nb.session import (
-    Job,
-    SparkJobs,
     check_dynamic_allocation,
     check_local_python,
     check_slots,
     gives_gpus,
     resource_profile,
-    run_to_the_end,
     slots_total,
 )
 
@@ -39,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
-__all__ = ["Launching", "NodeTasks", "Settings", "error_of_job", "open_door", "submit_nodes", "survey"]
+__all__ = ["Launching", "NodeTasks", "Settings", "error_of_job", "open_door", "survey"]
 
 
 @dataclass(frozen=True)
@@ -57,28 +50,37 @@ class Settings:
     buffer_bytes: int = 256 << 20
     spill_bytes: int = 1 << 50
     queues: tuple[str, ...] = ("input",)
+    restarts: int = 0
+    heartbeat_timeout: float = 15.0
 
     def __post_init__(self) -> None:
-        for name in ("rendezvous_timeout", "feed_timeout", "buffer_bytes"):
+        for name in ("rendezvous_timeout", "feed_timeout", "heartbeat_timeout", "buffer_bytes"):
             if not isinstance(getattr(self, name), (int, float)) or not getattr(self, name) > 0:
                 raise PlanError(f"{name}={getattr(self, name)!r}: it is a number above 0")
-        for name in ("rendezvous_timeout", "feed_timeout", "grace"):
+        for name in ("rendezvous_timeout", "feed_timeout", "heartbeat_timeout", "grace"):
             seconds = getattr(self, name)
             if not isinstance(seconds, (int, float)) or not 0 <= seconds <= threading.TIMEOUT_MAX:
                 raise PlanError(f"{name}={seconds!r}: it is a number of seconds, at most {threading.TIMEOUT_MAX:.0f}")
         if type(self.spill_bytes) is not int or self.spill_bytes < 0:
             raise PlanError(f"spill_bytes={self.spill_bytes!r}: it is a whole number of bytes; 0 keeps none")
+        if type(self.restarts) is not int or self.restarts < 0:
+            raise PlanError(f"restarts={self.restarts!r}: it is a whole number, 0 or more")
+        self._check_kinds()
+        self._check_names()
+
+    def _check_kinds(self) -> None:
         for name in ("model_dir", "log_dir"):
             if not isinstance(getattr(self, name), (str, os.PathLike, type(None))):
                 raise PlanError(f"{name}={getattr(self, name)!r}: it is a path, or a URL")
         for name in ("tensorboard", "autolog"):
             if not isinstance(getattr(self, name), bool):
                 raise PlanError(f"{name}={getattr(self, name)!r}: it is True or False")
-        self._check_names()
 
     def _check_names(self) -> None:
         if not self.queues or any(type(name) is not str or name == "" for name in self.queues):
             raise PlanError(f"queues={list(self.queues)!r}: they are names, such as queues=['input', 'valid']")
+        if self.restarts and len(self.queues) > 1:
+            raise PlanError("restarts= needs a single queue: a state knows how far it has come in one alone")
         if any(not isinstance(part, str) for pair in self.env.items() for part in pair):
             raise PlanError("env: names and values are text, as in env={'TF_USE_LEGACY_KERAS': '1'}")
 
@@ -103,6 +105,8 @@ class Settings:
             "buffer_bytes": self.buffer_bytes,
             "spill_bytes": self.spill_bytes,
             "queues": list(self.queues),
+            "restarts": self.restarts,
+            "heartbeat_timeout": self.heartbeat_timeout,
         }
 
 
@@ -203,38 +207,6 @@ def open_door(spark: SparkSession, desk: Desk) -> tuple[Door, DoorAddress]:
     return door, door.open()
 
 
-def submit_nodes(
-    spark: SparkSession,
-    jobs: SparkJobs,
-    launching: Launching,
-    *,
-    task: NodeTasks,
-    description: str,
-    wake: Callable[[], None],
-    missing: Callable[[], Collection[str]],
-) -> list[Job[Any]]:
-    """Start one Spark job a resource profile, one partition a node; and the nodes that run here.
-
-    Their slots are promised until none of them is ``missing`` any more: who asks meanwhile is told so.
-    """
-    started: list[Job[Any]] = []
-    for nodes, profile in launching.groups:
-        count = len(nodes)
-        extra: dict[str, Any] = {"profile": profile} if profile is not None else {}  # PySpark 3.5 does not know it
-        frame = spark.range(0, count, 1, count).mapInArrow(task(nodes), SUMMARY_SCHEMA, **extra)
-        job = jobs.run(run_to_the_end(frame), f"{description}: {', '.join(nodes)}", wake)
-        gpus = 0 if task.claim else max(task.plan.gpus_of(Node.parse(node)) for node in nodes)
-        waiting = partial(_count_missing, nodes, missing)
-        promise(Promised(job.description, count, task.plan.cpus, gpus, launching.hold, waiting, job.done.is_set))
-        started.append(job)
-    here = [(node, HostedNode(task((node,)), node)) for node in launching.here]
-    return [*started, *(jobs.run(hosted, f"{description}: {node}", wake) for node, hosted in here)]
-
-
-def _count_missing(nodes: tuple[str, ...], missing: Callable[[], Collection[str]]) -> int:
-    return len(set(nodes).intersection(missing()))
-
-
 @dataclass(frozen=True)
 class NodeTasks:
     """Makes the Spark task for some of a cluster's nodes."""
@@ -245,6 +217,7 @@ class NodeTasks:
     hold: bool
     payload: bytes = field(repr=False)
     claim: bool = False
+    run: str = ""
 
     def __call__(self, nodes: tuple[str, ...]) -> NodeTask:
         """Make it."""
@@ -254,7 +227,11 @@ class NodeTasks:
             door=self.door,
             hold=self.hold,
             fed=frozenset(str(node) for node in self.plan.fed_nodes),
-            settings={**self.settings.for_nodes(self.plan.name), "board": str(self.plan.chief_node)},
+            settings={
+                **self.settings.for_nodes(self.plan.name),
+                "board": str(self.plan.chief_node),
+                "run": self.run,
+            },
             env={**self.settings.env, PROTOCOL_VARIABLE: self.plan.protocol},
             python_path=tuple(entry or os.getcwd() for entry in sys.path),
             payload=self.payload,

@@ -43,10 +43,13 @@ class Life:
     ----------
     status : ClusterStatus
         Where the cluster is in it.
+    cause : str
+        Why the members were gathered anew the last time; empty if they were not.
     """
 
     def __init__(self, name: str, roster: Roster, fate: Fate, jobs: SparkJobs, settings: Settings) -> None:
         self.status = ClusterStatus.PLANNED
+        self.cause = ""
         self._name = name
         self._roster = roster
         self._changed = roster.changed
@@ -57,11 +60,16 @@ class Life:
         self._ended_at: float | None = None
         self._stopped = False
         self._at_end: list[Callable[[], object]] = []
+        self._at_regathering: list[Callable[[], object]] = []
         self._thread = threading.Thread(target=self._live, name=f"tfos_nb cluster {name}", daemon=True)
 
     def at_end(self, action: Callable[[], object]) -> None:
         """Have something done when the door is closed."""
         self._at_end.append(action)
+
+    def at_regathering(self, action: Callable[[], object]) -> None:
+        """Have something done whenever the members have been told to gather anew."""
+        self._at_regathering.append(action)
 
     def begin(self) -> None:
         """Count the time from now: the cluster starts."""
@@ -97,6 +105,18 @@ class Life:
             self._finish(error)
 
     def _until_done(self) -> TfosError | None:
+        """Wait until the nodes are done, or have failed for good; gather them anew as often as that may help."""
+        while (error := self._until_failure()) is not None and self._fate.may_go_on:
+            with self._changed:
+                self.status = ClusterStatus.RECOVERING
+                self.cause = str(error)
+                self._roster.regather(self.cause)
+            logger.warning("cluster %s gathers its nodes anew: %s", self._name, self.cause)
+            for action in self._at_regathering:
+                action()
+        return error
+
+    def _until_failure(self) -> TfosError | None:
         timeout = self._settings.rendezvous_timeout
         if not self._fate.wait_for(lambda: not self._roster.missing, timeout):
             return self._fate.rendezvous_timeout(timeout, self._address)
@@ -121,7 +141,7 @@ class Life:
             self._changed.wait_for(lambda: self._roster.all_gone, grace + _LEAVING)
             # A node's task ends after its supervisor: only then are the process gone and the slot free.
             patience = _LEAVING * (3 if self._roster.all_gone else 1)
-            self._changed.wait_for(lambda: all(job.done.is_set() for job in self._fate.jobs), patience)
+            self._changed.wait_for(lambda: all(job.done.is_set() for job in self._fate.jobs()), patience)
         self._jobs.cancel_all()
         self._close_door(error)
         for action in self._at_end:

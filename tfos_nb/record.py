@@ -55,6 +55,13 @@ class Record:
         feed = self.heartbeat.feed if self.heartbeat is not None and not self.status.ended else None
         return feed is not None and not feed.hungry
 
+    def begin_anew(self) -> None:
+        """Forget the process that was: another one will be the node. Its figures stay until there are newer ones."""
+        self.status = NodeStatus.PLANNED
+        self.reservation = self.up = self.heartbeat = self.result = self.raised = self.ended = None
+        self.began = self.returned = self.serving = self.saving = False
+        self.forget_rate()
+
     def forget_rate(self) -> None:
         """Have no rate: the node takes no more rows."""
         self.rate = None

@@ -45,13 +45,17 @@ class EvaluatorDesk:
         self._nodes = {str(node) for node in plan.nodes if node.role is Role.EVALUATOR}
         self._training = {str(node) for node in plan.training_nodes}
         self._chief = str(plan.chief_node)
+        self._links: dict[str, Link] = {}
+        self._said: set[str] = set()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._generation = self._desk.generation
         self._returned: set[str] = set()
         self._serve: set[str] = set()
         self._up: set[str] = set()
-        self._links: dict[str, Link] = {}
         self._waits_until: float | None = None
         self._told = False
-        self._said: set[str] = set()
 
     @staticmethod
     def before(desk: Desk, grace: float) -> Desk:
@@ -68,6 +72,8 @@ class EvaluatorDesk:
         """Take every later one."""
         node = link.node or ""
         with self._desk.changed:  # nobody sees a failure that is then taken back
+            if self._desk.generation != self._generation:
+                self._begin_anew()
             if node in self._nodes and isinstance(message, (MainRaised, NodeEnded)):
                 self._before_end(link)
             self._desk.received(link, message)

@@ -16,7 +16,13 @@ from tfos_nb.roster import Roster
 from tfos_nb.runtime.door import DoorAddress
 from tfos_nb.session import Job, SparkJobs
 
-__all__ = ["Training"]
+__all__ = ["Call", "Regathered", "Training"]
+
+_UNTIL_LOST = 20.0  # seconds within which a node is known to be lost, when Spark could not reach it
+
+
+class Regathered(Exception):
+    """The members of the cluster are gathered anew: what was under way is void."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +52,13 @@ class Training:
     door: DoorAddress = field(repr=False)
     queue: str = "input"
 
-    def run(self, data: Any, epochs: int, spill: bool, validation: Any = None) -> None:
-        """Deliver ``epochs`` passes; Spark is asked once, or once a pass where the nodes cannot keep the rows.
-
-        The validation rows go first, once.
-        """
+    def call(self, data: Any, epochs: int, spill: bool, validation: Any = None) -> Call:
+        """Make a call of ``train``, of rows that can be fed; the validation rows go first, once."""
         check_feedable(data)
         if validation is not None:
+            check_feedable(validation)
             check_alike(data, validation)
-        place = self.begin_call(validation)
-        epoch = 1
-        while epoch <= epochs and not self.nobody_wants(place.call):
-            epoch += self._feed_once(data, epoch, epochs, spill, place)
+        return Call(self, data, epochs, spill, validation)
 
     def begin_call(self, validation: Any = None) -> FeedOf:
         """Number a call of ``train``, and send its validation rows."""
@@ -77,12 +78,13 @@ class Training:
                     FeedFailed(
                         f"the validation rows ({feed.ledger.rows}) could not be kept on the executors' local disk: it "
                         "is full, or spill_bytes is less than they take. Validate on a sample, or raise spill_bytes"
-                    )
+                    ),
+                    feed,
                 )
             self.roster.feeds.end(feed, 0)
         return feed.number
 
-    def _feed_once(self, data: Any, epoch: int, epochs: int, spill: bool, place: FeedOf) -> int:
+    def feed_once(self, data: Any, epoch: int, epochs: int, spill: bool, place: FeedOf) -> int:
         """Send the rows through Spark once; return how many passes that made."""
         passes = epochs - epoch + 1
         feed = self.roster.feeds.begin(passes, spill and passes > 1, epoch, epochs, place)
@@ -125,7 +127,13 @@ class Training:
             job.cancel()
 
     def _await(self, feed: Feed, reached: Callable[[], bool], job: Job[Any] | None = None) -> None:
-        """Wait until ``reached()``, or no node wants rows; raise if the cluster fails or nothing moves."""
+        """Wait until ``reached()``, or no node wants rows; raise if the cluster fails or nothing moves.
+
+        Raises
+        ------
+        Regathered
+            If the members are gathered anew.
+        """
         mark, since = self._mark(feed), time.monotonic()
         while not self._over_or(reached, feed):
             if job is not None and feed.moved and not feed.partitions:  # now the last stage runs
@@ -134,10 +142,13 @@ class Training:
                 mark, since = now, time.monotonic()
             elif time.monotonic() - since > self.timeout:
                 self.fate.abort(FeedTimeout(self._stall(feed)))
-        self.raise_if_ended()
+        self.raise_if_ended(feed.generation)
 
-    def raise_if_ended(self) -> None:
+    def raise_if_ended(self, generation: int | None = None) -> None:
         """Raise what ends the cluster; that every ``main`` has returned is no error, and only the end of the feed."""
+        of = self.roster.generation if generation is None else generation
+        if self.roster.generation != of or (self.fate.failing and self.fate.await_decision(of)):
+            raise Regathered
         if self.fate.failing or (self.fate.over.is_set() and self.fate.error is not None):
             self.fate.raise_outcome()
 
@@ -149,7 +160,8 @@ class Training:
             return self._enough(reached, feed)
 
     def _enough(self, reached: Callable[[], bool], feed: Feed) -> bool:
-        return bool(reached() or feed.error or self.nobody_wants(feed.place.call) or self.ending)
+        ending = self.ending or self.roster.generation != feed.generation
+        return bool(reached() or feed.error or self.nobody_wants(feed.place.call) or ending)
 
     @property
     def ending(self) -> bool:
@@ -167,12 +179,15 @@ class Training:
         if error is None and feed.ledger.rows == 0 and empty and not self.nobody_wants(feed.place.call):
             error = FeedFailed(empty)
         if error is not None:
-            self._fail(error)
+            if self.roster.restarts_left > 0 and feed.error is None and job.error is not None:
+                self.fate.wait_for(lambda: False, _UNTIL_LOST)  # the tasks may have missed a node before we do
+            self._fail(error, feed)
 
-    def _fail(self, error: TfosError) -> None:
-        self.fate.abort(error)
-        self.fate.over.wait()
-        raise self.fate.error or error
+    def _fail(self, error: TfosError, feed: Feed) -> None:
+        if not self.fate.failing and self.roster.generation == feed.generation:
+            self.fate.abort(error)
+        self.raise_if_ended(feed.generation)
+        raise error
 
     def _mark(self, feed: Feed) -> tuple[int, int]:
         return feed.moved, self.roster.rows_taken
@@ -199,3 +214,31 @@ class Training:
     @property
     def _nodes(self) -> list[str]:
         return self.roster.feeds.nodes
+
+
+@dataclass
+class Call:
+    """One call of ``train``: its rows, and how many passes over them have been delivered."""
+
+    training: Training
+    data: Any
+    epochs: int
+    spill: bool
+    validation: Any = None
+    made: int = 0
+    place: FeedOf | None = None
+
+    def keep_validation(self) -> FeedOf:
+        """Send the validation rows, if the nodes do not have them."""
+        if self.place is None:
+            self.place = self.training.begin_call(self.validation)
+        return self.place
+
+    def deliver(self) -> None:
+        """Deliver the passes that are left.
+
+        Spark is asked once, or once a pass where the nodes cannot keep the rows.
+        """
+        place = self.keep_validation()
+        while self.made < self.epochs and not self.training.nobody_wants(place.call):
+            self.made += self.training.feed_once(self.data, self.made + 1, self.epochs, self.spill, place)

@@ -27,6 +27,7 @@ _LAUNCH = {
     "timeout": "rendezvous_timeout",
     "feed_timeout": "feed_timeout",
     "grace": "grace",
+    "restarts": "restarts",
     "background": "background",
     "tensorboard": "tensorboard",
 }
@@ -45,6 +46,9 @@ class Defaults(Configurable):
     timeout = Float(0.0, min=0, help=f"--timeout: seconds for all nodes to come{_OWN}").tag(config=True)
     feed_timeout = Float(0.0, min=0, help=f"--feed-timeout: seconds without a row taken{_OWN}").tag(config=True)
     grace = Float(0.0, min=0, help=f"--grace: seconds to end in when stopped{_OWN}").tag(config=True)
+    restarts = Int(0, min=0, help="--restarts: how often the nodes are gathered anew when one was lost").tag(
+        config=True
+    )
     background = Bool(False, help="--background: cells return at once; --wait on the line waits").tag(config=True)
     tensorboard = Bool(False, help="--tensorboard: run TensorBoard beside the chief").tag(config=True)
     progress = Enum(

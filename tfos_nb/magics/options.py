@@ -23,7 +23,7 @@ MAGIC = "%%tfos_cluster"
 _INPUT_MODE = InputMode(ClusterPlan.input_mode)
 
 _LAUNCH_ONLY = (
-    *("model_dir", "autolog", "env", "feed_timeout", "rendezvous_timeout", "grace"),
+    *("model_dir", "autolog", "env", "feed_timeout", "rendezvous_timeout", "grace", "restarts"),
     *("tensorboard", "log_dir"),
 )
 """What :func:`tfos_nb.launch` takes from the line beside the plan."""
@@ -80,6 +80,7 @@ class LaunchOptions:
     feed_timeout: float | None = None
     rendezvous_timeout: float | None = None
     grace: float | None = None
+    restarts: int | None = None
     autolog: bool | None = None
     tensorboard: bool | None = None
     log_dir: str | None = None
@@ -272,6 +273,12 @@ def _add_course(group: argparse._ArgumentGroup, told: _Told) -> None:
         metavar="SECONDS",
         type=_grace,
         help=told("grace", "how long the nodes may take to end when they are stopped"),
+    )
+    group.add_argument(
+        "--restarts",
+        metavar="N",
+        type=whole,
+        help=told("restarts", "how often the nodes are gathered anew when one was lost"),
     )
     group.add_argument(
         "--no-autolog",

@@ -96,6 +96,7 @@ class Fitting(
             "rendezvous_timeout": self.getRendezvousTimeout(),
             "feed_timeout": self.getFeedTimeout(),
             "buffer_bytes": self.getBufferBytes(),
+            "restarts": self.getRestarts(),
         }
         return Fit(
             f"{type(self).__name__}-{next(_fits)}",

@@ -113,9 +113,24 @@ class HasFeed(Params):
         Params._dummy(), "buffer_bytes", "bytes of rows that may wait in a node's memory", to_count
     )
 
+    restarts: Param[int] = Param(
+        Params._dummy(),
+        "restarts",
+        "how often the nodes are gathered anew when one was lost, and train on from what they have saved",
+        to_number,
+    )
+
     def __init__(self) -> None:
         super().__init__()
-        self._setDefault(feed_timeout=600.0, spill=True, buffer_bytes=256 << 20)
+        self._setDefault(feed_timeout=600.0, spill=True, buffer_bytes=256 << 20, restarts=0)
+
+    def setRestarts(self: P, value: int) -> P:
+        """Set it."""
+        return self._set(restarts=value)
+
+    def getRestarts(self) -> int:
+        """Return it."""
+        return self.getOrDefault(self.restarts)
 
     def setFeedTimeout(self: P, value: float) -> P:
         """Set it."""

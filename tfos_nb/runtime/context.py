@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import FeedFailed, TfosError
+from tfos_nb.runtime.checkpointing import Checkpointing
 from tfos_nb.runtime.datafeed import NodeRows, RowFeeds
 from tfos_nb.runtime.dataset import DatasetOptions, Names, build_dataset
 from tfos_nb.runtime.early_stop import watch_fit
 from tfos_nb.runtime.plan import Node, Role
 from tfos_nb.runtime.queues import DEFAULT_QUEUE
 from tfos_nb.runtime.reports import Reporter
+from tfos_nb.runtime.resuming import watch_restores
 from tfos_nb.runtime.roles import Roles
 from tfos_nb.runtime.sources import Sources
 from tfos_nb.runtime.supply import Supply
@@ -29,7 +31,7 @@ __all__ = ["NodeContext"]
 logger = logging.getLogger(__name__)
 
 
-class NodeContext(Roles, RowFeeds, Sources):
+class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
     """This node's place in the cluster, its rows, and the way to report and save.
 
     Attributes
@@ -52,6 +54,10 @@ class NodeContext(Roles, RowFeeds, Sources):
         What TensorBoard shows, for ``tf.summary`` and Keras' ``TensorBoard`` callback; empty without TensorBoard.
     args : object
         What the program was given, as in ``main(args, ctx)``.
+    generation : int
+        How often the cluster's nodes were gathered, from 1: above it, ``main`` is called again after a loss.
+    restarts : int
+        How often they may be gathered anew, as the cluster was launched.
     """
 
     def __init__(
@@ -71,6 +77,9 @@ class NodeContext(Roles, RowFeeds, Sources):
         saving: Callable[[bool], object],
         args: Any = None,
         gpus: Sequence[str] = (),
+        generation: int = 1,
+        restarts: int = 0,
+        run: str = "",
     ) -> None:
         self.node = node
         self.job_name = node.role.value
@@ -86,6 +95,9 @@ class NodeContext(Roles, RowFeeds, Sources):
         self.log_dir = log_dir
         self.args = args
         self.gpus = tuple(gpus)
+        self.generation = generation
+        self.restarts = restarts
+        self._run = run or "run"
         self._passes = passes
         self._node_rows = rows
         self._reporter = reporter
@@ -94,6 +106,8 @@ class NodeContext(Roles, RowFeeds, Sources):
         self._serving = serving
         self._saving = saving
         watch_fit(self._passes_begun, self.stop_feeding, self._passes_missed)
+        if generation > 1:
+            watch_restores(lambda epochs: passes.resume(epochs))
 
     def dataset(
         self,

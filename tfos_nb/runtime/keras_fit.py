@@ -17,7 +17,9 @@ process of a node, if and only if the installed Keras still looks as it did when
    chief's are saved. Here they move by the row-weighted mean over replicas, so that all workers hold the same.
    (tf_keras skips the update for an empty batch too; Keras 3 has lost that.)
 6. ``steps_per_execution > 1`` raises ``You must feed a value for placeholder tensor``. Here the steps run one by one.
-7. ``BackupAndRestore`` opens one and the same file on all workers. Here each worker has a directory of its own.
+7. ``BackupAndRestore`` opens one and the same file on all workers, and writes a state in two files, one after the
+   other: who dies in between has a state of another epoch than is written beside it. Here each worker has a directory
+   of its own, and a state appears in it whole.
 
 Every private name of Keras stays in this file and in :mod:`tfos_nb.runtime.keras_step`.
 """
@@ -51,6 +53,7 @@ class _Shape(NamedTuple):
     contains: tuple[str, ...]
 
 
+_STATE, _PART = "state-", "part"
 _TRAINER = "keras.src.backend.tensorflow.trainer"
 _KNOWN = (
     # Replaced.
@@ -68,6 +71,8 @@ _KNOWN = (
            ("moments(", "_reduction_axes")),
     _Shape("keras.src.callbacks.backup_and_restore:BackupAndRestore", "on_train_begin", ("self", "logs"),
            ("self._load_model()",)),
+    _Shape("keras.src.callbacks.backup_and_restore:BackupAndRestore", "_save_model", ("self",),
+           ("filepath=self._weights_path", "file_utils.File(self._training_metadata_path")),
     # Built on.
     _Shape(f"{_TRAINER}:TensorFlowTrainer", "train_step", ("self", "data"),
            ("unscale_loss_for_distribution(loss)", "self._loss_tracker.update_state(", "compute_loss(")),
@@ -239,7 +244,7 @@ def _quiet_end(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _mend_backup(backup: Any) -> None:
-    init, on_train_begin = backup.__init__, backup.on_train_begin
+    init, on_train_begin, save_model = backup.__init__, backup.on_train_begin, backup._save_model
 
     @functools.wraps(init)
     def init_for_worker(self: Any, backup_dir: str, *args: Any, **kwargs: Any) -> None:
@@ -247,12 +252,51 @@ def _mend_backup(backup: Any) -> None:
 
     @functools.wraps(on_train_begin)
     def level_after_restore(self: Any, logs: Any = None) -> None:
+        _use_state(self, _newest_state(self.backup_dir))
         on_train_begin(self, logs)
         if is_synchronous(self.model.distribute_strategy):
             _start_from_latest(self.model)
 
+    @functools.wraps(save_model)
+    def save_whole(self: Any) -> None:
+        _save_whole(self, save_model)
+
     backup.__init__ = init_for_worker
     backup.on_train_begin = level_after_restore
+    backup._save_model = save_whole
+
+
+def _newest_state(backup_dir: str) -> str:
+    """Return the directory of the newest state of a backup; the backup's own if there is none."""
+    import tensorflow as tf
+
+    names = tf.io.gfile.listdir(backup_dir) if tf.io.gfile.isdir(backup_dir) else []
+    numbers = [int(name.rstrip("/").removeprefix(_STATE)) for name in names if name.startswith(_STATE)]
+    return os.path.join(backup_dir, f"{_STATE}{max(numbers)}") if numbers else backup_dir
+
+
+def _use_state(backup: Any, folder: str) -> None:
+    for attribute in ("_weights_path", "_training_metadata_path"):
+        setattr(backup, attribute, os.path.join(folder, os.path.basename(getattr(backup, attribute))))
+
+
+def _save_whole(backup: Any, save_model: Callable[[Any], None]) -> None:
+    """Write a state beside its place and rename it; then remove the one before it."""
+    import tensorflow as tf
+
+    files, before = tf.io.gfile, _newest_state(backup.backup_dir)
+    number = int(before.rpartition(_STATE)[2]) + 1 if before != backup.backup_dir else 0
+    part = os.path.join(backup.backup_dir, _PART)
+    if files.exists(part):
+        files.rmtree(part)
+    files.makedirs(part)
+    _use_state(backup, part)
+    save_model(backup)
+    whole = os.path.join(backup.backup_dir, f"{_STATE}{number}")
+    files.rename(part, whole)
+    _use_state(backup, whole)
+    if before != backup.backup_dir:
+        files.rmtree(before)
 
 
 def _dir_of_this_worker(backup_dir: str) -> str:

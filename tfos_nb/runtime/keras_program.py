@@ -94,6 +94,10 @@ class KerasProgram:
         rows = ctx.dataset(self.batch_size, **self._wanted(), shuffle=self.shuffle, seed=self.seed)
         held_out = ctx.validation(self.batch_size, **self._wanted()) if self.columns.validation else None
         self._check_shape(model, rows)
+        if ctx.restarts and model.built:
+            import keras
+
+            callbacks.append(keras.callbacks.BackupAndRestore(ctx.checkpoint_dir))
         model.fit(rows, validation_data=held_out, epochs=self.epochs, callbacks=callbacks, verbose=2)
         task, logits = self._task(model)
         return {"path": ctx.save(model), "task": task.value, "logits": logits}

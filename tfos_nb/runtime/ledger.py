@@ -25,6 +25,7 @@ __all__ = [
     "ClaimSegments",
     "FeedBegins",
     "FeedEnds",
+    "FeedFrom",
     "FeedLedger",
     "FeedSchema",
     "NoMoreFeeds",
@@ -103,6 +104,18 @@ class FeedEnds:
 @dataclass(frozen=True)
 class NoMoreFeeds:
     """To the nodes: no feed will come any more; a dataset without a pass left is at its end."""
+
+
+@message
+@dataclass(frozen=True)
+class FeedFrom:
+    """From a node of a later generation that wants its first row: its state holds so many ``passes`` already.
+
+    They are counted over all calls of ``train``. The rows that follow them are fed again.
+    """
+
+    node: str
+    passes: int
 
 
 @message

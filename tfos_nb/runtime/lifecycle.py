@@ -3,7 +3,7 @@
 ::
 
     TF process ──NodeUp, MainStarted, MainReturned, MainRaised──▶ supervisor ──these, Reservation, NodeEnded──▶ driver
-    TF process ◀──Start, Stop, Farewell, feed messages────────── supervisor ◀──────────────────────────────── driver
+    TF process ◀──Start, Stop, Farewell, feed messages────────── supervisor ◀──these, Regather────────────── driver
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ __all__ = [
     "NodeJob",
     "NodeUp",
     "Refused",
+    "Regather",
     "Reservation",
     "Saving",
     "Serving",
@@ -61,7 +62,10 @@ class NodeJob:
 @message
 @dataclass(frozen=True)
 class Reservation:
-    """A supervisor's place in the cluster: ``host:port`` is what TensorFlow will listen on; the port is held open."""
+    """A supervisor's place in the cluster: ``host:port`` is what TensorFlow will listen on; the port is held open.
+
+    ``generation`` is the one that it was asked to gather for; 0 if it has just come.
+    """
 
     node: str
     host: str
@@ -70,6 +74,7 @@ class Reservation:
     attempt: int
     pid: int
     gpus: tuple[str, ...] = ()
+    generation: int = 0
 
 
 @message
@@ -85,9 +90,22 @@ class Refused:
 @message
 @dataclass(frozen=True)
 class Start:
-    """The rendezvous is complete: ``cluster_spec`` maps each role to its addresses."""
+    """The rendezvous is complete: ``cluster_spec`` maps each role to its addresses.
+
+    ``generation`` counts how often the cluster's members were gathered, from 1.
+    """
 
     cluster_spec: dict[str, list[str]]
+    generation: int = 1
+
+
+@message
+@dataclass(frozen=True)
+class Regather:
+    """To the supervisors of those that are left: end the process, start another, and reserve for this generation."""
+
+    generation: int
+    cause: str
 
 
 @message
@@ -162,13 +180,17 @@ class MainRaised:
 @message
 @dataclass(frozen=True)
 class NodeEnded:
-    """The process is gone. ``signal`` is the name of the signal that ended it; ``log_tail`` its last lines."""
+    """The process is gone. ``signal`` is the name of the signal that ended it; ``log_tail`` its last lines.
+
+    ``note`` says why, if it was its supervisor that ended it.
+    """
 
     node: str
     exit_code: int | None
     signal: str | None
     log_tail: str
     memory_bytes: int | None = None
+    note: str = ""
 
 
 @message

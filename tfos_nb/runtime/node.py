@@ -8,6 +8,8 @@ The node does not die with the task. Spark ends the Python processes of a whole 
 tasks while that task's Python starts ("Lost connection to Python daemon, attempting to restart", PySpark 4), so any
 query of the user's that fails would end the training. Spark then runs this task again, somewhere; the driver tells it
 that its node is there, and it holds the slot for it.
+
+Where the cluster may gather again, a task whose supervisor has ended asks whether another is wanted, and starts it.
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ from tfos_nb.runtime.lifecycle import NodeJob
 from tfos_nb.runtime.process import kill_group, start_module, write_frame
 from tfos_nb.runtime.wire import message
 
-__all__ = ["NodeTask", "NodeThere", "SupervisorEnded"]
+__all__ = ["NodeGivenUp", "NodeTask", "NodeThere", "NodeWanted", "SupervisorEnded"]
 
 SUMMARY_SCHEMA = "node string, code int"
 _LOOK_SECONDS = 1.0
+_ASK_SECONDS = 5.0
 
 
 @message
@@ -46,12 +49,30 @@ class NodeThere:
 
 @message
 @dataclass(frozen=True)
+class NodeWanted:
+    """Question of a task whose supervisor has ended: whether to start another. None: that is not decided yet."""
+
+    node: str
+
+
+@message
+@dataclass(frozen=True)
+class NodeGivenUp:
+    """Question of a task: whether the driver does without its supervisor, which is silent."""
+
+    node: str
+    pid: int
+
+
+@message
+@dataclass(frozen=True)
 class SupervisorEnded:
     """Statement of a task: its supervisor has ended with this code, having written this."""
 
     node: str
     code: int
     text: str
+    pid: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,11 +95,14 @@ class NodeTask:
         """Be a node for as long as it lives."""
         deque(batches, maxlen=0)
         job = self._job()
+        never = threading.Event()
         with DoorClient(self.door) as door:
             code = 0 if self._is_there(job.node, door) else self._run(job, door)
-            never = threading.Event()
-            while self.hold and self._is_there(job.node, door):
-                never.wait(_LOOK_SECONDS)
+            while self.hold and (self._is_there(job.node, door) or self._is_wanted(job.node, door)):
+                if self._is_there(job.node, door):
+                    never.wait(_LOOK_SECONDS)
+                else:
+                    code = self._run(job, door)
         yield pa.RecordBatch.from_pydict({"node": pa.array([job.node]), "code": pa.array([code], pa.int32())})
 
     def _job(self) -> NodeJob:
@@ -112,6 +136,14 @@ class NodeTask:
             return bool(door.ask(NodeThere(node)))
         return False
 
+    def _is_wanted(self, node: str, door: DoorClient) -> bool:
+        never = threading.Event()
+        with contextlib.suppress(grpc.RpcError):
+            while (wanted := door.ask(NodeWanted(node))) is None:
+                never.wait(_LOOK_SECONDS / 4)  # the driver finds out who failed first
+            return bool(wanted)
+        return False
+
     def _run(self, job: NodeJob, door: DoorClient) -> int:
         with tempfile.TemporaryFile() as complaints:
             supervisor = start_module(
@@ -126,15 +158,26 @@ class NodeTask:
             if not self.hold:
                 return 0
             try:
-                code = supervisor.wait()
+                code = self._wait(supervisor, job, door)
             finally:
                 kill_group(supervisor)
             if code != 0:
                 complaints.seek(0)
                 text = complaints.read()[-8000:].decode(errors="replace")
                 with contextlib.suppress(grpc.RpcError):  # the driver may have gone too
-                    door.ask(SupervisorEnded(job.node, code, text))
+                    door.ask(SupervisorEnded(job.node, code, text, supervisor.pid))
             return code
+
+    @staticmethod
+    def _wait(supervisor: subprocess.Popen[bytes], job: NodeJob, door: DoorClient) -> int:
+        """Wait for it; end it if it hangs, and the driver wants another one in its place."""
+        while job.settings.get("restarts"):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return supervisor.wait(_ASK_SECONDS)
+            with contextlib.suppress(grpc.RpcError):  # it waits for the driver by itself
+                if door.ask(NodeGivenUp(job.node, supervisor.pid)):
+                    kill_group(supervisor)
+        return supervisor.wait()
 
 
 def _executor_name() -> str:

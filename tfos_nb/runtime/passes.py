@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema, PassDone
+from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, PassDone
 from tfos_nb.runtime.reports import FeedStatus
 
 __all__ = ["Intake", "Passes", "Spill"]
@@ -254,7 +254,12 @@ class Passes:
     """
 
     def __init__(
-        self, node: str, directory: str, buffer_bytes: int, spill_bytes: int, tell: Callable[[PassDone], object]
+        self,
+        node: str,
+        directory: str,
+        buffer_bytes: int,
+        spill_bytes: int,
+        tell: Callable[[PassDone | FeedFrom], object],
     ) -> None:
         self._node = node
         self._directory = directory

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from tfos_nb.runtime import wire
 
@@ -68,7 +68,11 @@ def die_with_parent() -> None:
         os._exit(1)  # the parent went before the line above: nobody is left to hear of it
 
 
-def kill_group(process: subprocess.Popen[bytes]) -> None:
+class _Process(Protocol):
+    pid: int
+
+
+def kill_group(process: _Process) -> None:
     """End a process and all that it started, at once: TensorFlow swallows the polite signals."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

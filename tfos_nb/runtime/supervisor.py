@@ -12,6 +12,9 @@ TensorFlow has it (SO_REUSEPORT, and ``TF_GRPC_REUSE_PORT=1``); passes messages 
 that the process ends: with SIGKILL after a grace, since TensorFlow swallows SIGTERM. When the driver's stream is gone,
 it ends the process and itself. Spark's task may go before it (see :mod:`tfos_nb.runtime.node`).
 
+A cluster that may gather again has supervisors that outlive their processes: told to, they start the next one, on
+another port, and reserve anew.
+
 It never imports TensorFlow, and is the same whether Spark's task waits for it or leaves it behind.
 """
 
@@ -23,7 +26,6 @@ import os
 import queue
 import shutil
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -32,51 +34,29 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tfos_nb.runtime import ledger
-from tfos_nb.runtime.gpu import GpuWatch
 from tfos_nb.runtime.gpu_claims import GpuClaims, GpusTaken
-from tfos_nb.runtime.lifecycle import (
-    Farewell,
-    MainStarted,
-    NodeEnded,
-    NodeJob,
-    Refused,
-    Reservation,
-    Saving,
-    Stop,
-)
-from tfos_nb.runtime.output import Output
-from tfos_nb.runtime.process import (
-    Channel,
-    kill_group,
-    private_directory,
-    read_frame,
-    signal_name,
-    start_module,
-)
-from tfos_nb.runtime.reports import Heartbeat, LogLines, ReportBox
+from tfos_nb.runtime.lifecycle import Farewell, MainStarted, NodeJob, Refused, Regather, Reservation, Saving, Stop
+from tfos_nb.runtime.nodeprocess import Exited, Heard, NodeProcess, environment_of
+from tfos_nb.runtime.process import private_directory, read_frame
+from tfos_nb.runtime.reports import Heartbeat, LogLines
 from tfos_nb.runtime.tensorboard import TensorBoard
 from tfos_nb.runtime.tunnel import OpenTunnel, TunnelEnd
-from tfos_nb.runtime.usage import ProcessUse
+from tfos_nb.runtime.warm import WarmProcess, can_fork
 
 _TICK = 0.5  # at most two messages a second with lines, and two with figures
 _HEARTBEAT_EVERY = 1.0
 _AFTER_FAREWELL = 3.0
 _AFTER_SAVING = 3.0
 # These pass through here, so the wire must know them: naming them imports them.
-PASSED_ON = (ledger.FeedBegins, ledger.FeedSchema, ledger.FeedEnds, ledger.NoMoreFeeds, ledger.PassDone)
-# Blocks of rows come and go by megabytes. As glibc is, each is given back to the system and fetched anew, page by page:
-# half of the time that a node spends in the system while it is fed.
-_ALLOCATION = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
-    "MALLOC_TOP_PAD_": str(64 << 20),
-}
+PASSED_ON = (
+    ledger.FeedBegins,
+    ledger.FeedSchema,
+    ledger.FeedEnds,
+    ledger.FeedFrom,
+    ledger.NoMoreFeeds,
+    ledger.PassDone,
+)
 _NEEDED = ("tensorflow", "keras", "pyarrow", "grpc")
-
-
-@dataclass(frozen=True)
-class _Exited:
-    returncode: int
 
 
 @dataclass(frozen=True)
@@ -87,16 +67,6 @@ class _DriverGone:
 @dataclass(frozen=True)
 class _Said:
     message: Any
-
-
-@dataclass(frozen=True)
-class _Heard:
-    message: MainStarted | Saving
-
-
-@dataclass(frozen=True)
-class _Wrote:
-    pass
 
 
 class Supervisor:
@@ -110,11 +80,15 @@ class Supervisor:
 
     def __init__(self, job: NodeJob) -> None:
         self._job = job
+        self._lasting = bool(job.settings.get("restarts"))
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._directory = private_directory("node")
         self._host = job.host or _address_towards(job.door_host, job.door_port)
         self._port_holder = _hold_port()
         self._claims = GpuClaims()
+        self._process: NodeProcess | None = None
+        self._warm: WarmProcess | None = None
+        self._ended = False  # the process has, and another may follow
         self._kill_at: float | None = None
         self._at_once = False
         self._saving = False
@@ -126,14 +100,16 @@ class Supervisor:
         """Run the node to its end."""
         reason = _why_not() or self._take_gpus()
         if reason is None:
-            self._start_process()
+            self._start_process(0)
         try:
             self._meet_driver(reason)
             if reason is None:
                 self._supervise()
         finally:
-            if reason is None:
-                kill_group(self._process)
+            if self._process is not None:
+                self._process.kill()
+            if self._warm is not None:
+                self._warm.close()
             if self._board is not None:
                 self._board.stop()
             self._claims.close()
@@ -148,28 +124,30 @@ class Supervisor:
         self._job = replace(self._job, gpus=self._job.gpus or taken)
         return None
 
-    def _start_process(self) -> None:
-        self._channel, theirs = Channel.pair()
-        reports, reports_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        fds = (theirs.fileno(), reports_theirs.fileno())
-        self._process = start_module(
-            "tfos_nb.runtime.tfprocess",
-            env={**os.environ, **_tensorflow_env(self._job)},
-            fds=fds,
-            arguments=(str(fds[0]), str(fds[1]), self._directory, self._host),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+    def _start_process(self, generation: int) -> None:
+        if not (self._lasting and can_fork()):
+            self._process = self._new_process(generation)
+            return
+        try:
+            self._warm = self._warm or WarmProcess(environment_of(self._job))
+            self._process = self._new_process(generation)
+        except ConnectionError:  # it was killed, and what it had forked with it
+            assert self._warm is not None, "it was made above"
+            self._warm.close()
+            self._warm = WarmProcess(environment_of(self._job))
+            self._process = self._new_process(generation)
+
+    def _new_process(self, generation: int) -> NodeProcess:
+        process = NodeProcess(
+            self._job,
+            directory=os.path.join(self._directory, str(generation)),
+            host=self._host,
+            events=self._events,
+            pass_on=lambda message: self._stream.send(message),  # there is none yet when the first process starts
+            warm=self._warm,
         )
-        theirs.close()
-        reports_theirs.close()
-        self._channel.send(self._job)
-        assert self._process.stdout is not None
-        self._output = Output(self._process.stdout, lambda: self._events.put(_Wrote()), gpu=bool(self._job.gpus))
-        self._use = ProcessUse(self._process.pid)
-        self._gpus = GpuWatch(self._job.gpus)
-        self._reports = ReportBox(reports)
-        threading.Thread(target=self._reports.run, name="tfos_nb reports", daemon=True).start()
-        threading.Thread(target=self._await_exit, name="tfos_nb exit", daemon=True).start()
+        self._ended = False
+        return process
 
     def _meet_driver(self, reason: str | None) -> None:
         from tfos_nb.runtime.door import DoorAddress, DoorClient
@@ -183,10 +161,28 @@ class Supervisor:
             self._stream.end()
             deque(self._stream, maxlen=0)
             return
-        port = self._port_holder.getsockname()[1]
-        self._stream.send(Reservation(job.node, self._host, port, job.executor, job.attempt, os.getpid(), job.gpus))
+        self._reserve(0)
         threading.Thread(target=self._listen_to_driver, name="tfos_nb driver", daemon=True).start()
-        threading.Thread(target=self._listen_to_node, name="tfos_nb node", daemon=True).start()
+
+    def _reserve(self, generation: int) -> None:
+        assert self._process is not None, "it was started"
+        job, port = self._job, self._port_holder.getsockname()[1]
+        self._stream.send(
+            Reservation(job.node, self._host, port, job.executor, job.attempt, os.getpid(), job.gpus, generation)
+        )
+        self._process.listen()
+
+    def _regather(self, message: Regather) -> None:
+        """End the process, and begin the next one's life: all that the old one said has been passed on by then."""
+        assert self._process is not None, "it was started"
+        self._process.end()
+        while lines := self._process.output.take():
+            self._stream.send(LogLines(self._job.node, lines))
+        self._port_holder.close()
+        self._port_holder = _hold_port()
+        self._saving = False
+        self._start_process(message.generation)
+        self._reserve(message.generation)
 
     def _supervise(self) -> None:
         while True:
@@ -194,16 +190,19 @@ class Supervisor:
                 event = self._events.get(timeout=self._until_due())
             except queue.Empty:
                 event = None
-            if isinstance(event, _DriverGone):
+            if isinstance(event, _DriverGone) or not self._goes_on(event):
                 return
-            if isinstance(event, _Exited):
-                self._report_end(event.returncode)
-                return
-            if isinstance(event, _Said):
-                self._obey(event.message)
-            elif isinstance(event, _Heard):
-                self._heed(event.message)
             self._tick()
+
+    def _goes_on(self, event: Any) -> bool:
+        """Act on what has happened; whether there is anything left to supervise."""
+        if isinstance(event, Exited) and event.process is self._process:
+            return self._report_end(event)
+        if isinstance(event, _Said):
+            return self._obey(event.message)
+        if isinstance(event, Heard) and event.process is self._process:
+            self._heed(event.message)
+        return True
 
     def _heed(self, message: MainStarted | Saving) -> None:
         """Act on what the node says, beside passing it on."""
@@ -217,67 +216,75 @@ class Supervisor:
     def _start_board(self) -> None:
         """Start TensorBoard, if it is this node that has one: not before ``main``, whose start it would slow down."""
         log_dir = str(self._job.settings.get("log_dir", ""))
-        if log_dir and self._job.settings.get("board") == self._job.node:
+        if log_dir and self._job.settings.get("board") == self._job.node and self._board is None:
             self._board = TensorBoard(log_dir)
             self._board.start()  # here, in the main thread: it ends with the thread that started it
 
-    def _obey(self, message: Any) -> None:
+    def _obey(self, message: Any) -> bool:
+        """Do as the driver says; whether there is anything left to supervise."""
+        assert self._process is not None, "it was started"
         if isinstance(message, OpenTunnel):
             self._tunnel.open(message)
-            return
-        self._channel.send(message)
-        if isinstance(message, Stop):
-            self._kill_at = time.monotonic() + message.grace
-            self._at_once = message.grace <= 0
-            self._saving &= not self._at_once
-        elif isinstance(message, Farewell):
+            return True
+        if isinstance(message, Regather):
+            self._regather(message)
+            return True
+        if isinstance(message, (Stop, Farewell)):
+            if self._ended:
+                self._take_leave()
+                return False
+            self._limit_life(message)
+        self._process.send(message)
+        return True
+
+    def _limit_life(self, message: Stop | Farewell) -> None:
+        if isinstance(message, Farewell):
             self._kill_at = time.monotonic() + _AFTER_FAREWELL
+            return
+        self._kill_at = time.monotonic() + message.grace
+        self._at_once = message.grace <= 0
+        self._saving &= not self._at_once
 
     def _until_due(self) -> float:
-        due = min(self._look_due, self._lines_due) if self._output.waiting else self._look_due
+        waiting = self._process is not None and self._process.output.waiting
+        due = min(self._look_due, self._lines_due) if waiting else self._look_due
         return max(0.0, due - time.monotonic())
 
     def _tick(self) -> None:
-        now = time.monotonic()
+        process, now = self._process, time.monotonic()
+        assert process is not None, "it was started"
         if self._kill_at is not None and now >= self._kill_at and not self._saving:
-            kill_group(self._process)
-        if now >= self._lines_due and (lines := self._output.take()):
+            process.kill()
+        if now >= self._lines_due and (lines := process.output.take()):
             self._lines_due = now + _TICK
             self._stream.send(LogLines(self._job.node, lines))
         if now >= self._look_due:
             self._look_due = now + _TICK
-            self._beat(now)
+            self._beat(process, now)
 
-    def _beat(self, now: float) -> None:
-        reports, feed = self._reports.empty()
-        if not reports and now - self._beat_at < _HEARTBEAT_EVERY:
-            return
-        self._beat_at = now
+    def _beat(self, process: NodeProcess, now: float) -> None:
         if now - self._measured_at >= _HEARTBEAT_EVERY:
             self._measured_at = now
-            self._use.measure(now)
-        use = self._use
-        self._stream.send(
-            Heartbeat(self._job.node, use.cpu_percent, use.memory_bytes, reports, feed, self._gpus.newest)
-        )
+            process.measure(now)
+        beat = process.heartbeat(always=now - self._beat_at >= _HEARTBEAT_EVERY)
+        if beat is not None:
+            self._beat_at = now
+            self._stream.send(Heartbeat(self._job.node, None, None, (), None) if self._ended else beat)
 
-    def _report_end(self, returncode: int) -> None:
-        self._output.thread.join(1.0)
-        while lines := self._output.take():
-            self._stream.send(LogLines(self._job.node, lines))
-        reports, feed = self._reports.empty()
-        if reports:
-            self._stream.send(Heartbeat(self._job.node, None, None, reports, feed))
-        code = returncode if returncode >= 0 else None
-        self._stream.send(
-            NodeEnded(self._job.node, code, signal_name(returncode), self._output.tail, self._use.memory_bytes)
-        )
+    def _report_end(self, event: Exited) -> bool:
+        """Tell how the process ended; whether another may follow."""
+        for word in event.process.last_words(event.returncode):
+            self._stream.send(word)
+        self._ended = True
+        if self._lasting and self._kill_at is None:
+            return True
+        self._take_leave()
+        return False
+
+    def _take_leave(self) -> None:
+        """End the stream, and let the last messages arrive: the driver ends its side once it has them."""
         self._stream.end()
-        self._await_driver_gone(2.0)
-
-    def _await_driver_gone(self, timeout: float) -> None:
-        """Let the last messages arrive: the driver ends its side once it has them."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + 2.0
         while (left := deadline - time.monotonic()) > 0:
             try:
                 if isinstance(self._events.get(timeout=left), _DriverGone):
@@ -285,23 +292,13 @@ class Supervisor:
             except queue.Empty:
                 return
 
-    # Each of these runs in a thread of its own and turns what it waits for into an event.
-
-    def _await_exit(self) -> None:
-        self._events.put(_Exited(self._process.wait()))
-
     def _listen_to_driver(self) -> None:
+        """Turn what the driver says into events, in a thread of its own."""
         try:
             for message in self._stream:
                 self._events.put(_Said(message))
         finally:
             self._events.put(_DriverGone())
-
-    def _listen_to_node(self) -> None:
-        for message in self._channel:
-            self._stream.send(message)
-            if isinstance(message, (MainStarted, Saving)):
-                self._events.put(_Heard(message))
 
 
 def _why_not() -> str | None:
@@ -312,22 +309,6 @@ def _why_not() -> str | None:
         f"{', '.join(missing)} cannot be imported by the executor's Python ({sys.executable}): install it there, set "
         "PYSPARK_PYTHON to an interpreter that has it, or ship an environment with spark.archives"
     )
-
-
-def _tensorflow_env(job: NodeJob) -> dict[str, str]:
-    env = {
-        "TF_GRPC_REUSE_PORT": "1",
-        "PYTHONUNBUFFERED": "1",
-        **_ALLOCATION,
-        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"),
-        "CUDA_VISIBLE_DEVICES": ",".join(job.gpus),
-        "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # as TensorFlow is, it takes all of a GPU's memory at once
-        "TF_CONFIG": "",
-        **job.env,
-    }
-    if not job.gpus:
-        env["CUDA_VISIBLE_DEVICES"] = "-1"
-    return env
 
 
 def _hold_port() -> socket.socket:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema, PassDone
+from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, PassDone
 from tfos_nb.runtime.passes import Passes, _Pass
 from tfos_nb.runtime.reports import FeedStatus
 
@@ -47,9 +47,16 @@ class Supply(Passes):
     """
 
     def __init__(
-        self, node: str, directory: str, buffer_bytes: int, spill_bytes: int, tell: Callable[[PassDone], object]
+        self,
+        node: str,
+        directory: str,
+        buffer_bytes: int,
+        spill_bytes: int,
+        tell: Callable[[PassDone | FeedFrom], object],
     ) -> None:
         super().__init__(node, directory, buffer_bytes, spill_bytes, tell)
+        self._asked = True  # the first generation is fed from the start
+        self.passes_done = 0
         self._begins: dict[int, FeedBegins] = {}
         self._first_batch: FeedBegins | None = None
         self._forgotten_rows = 0
@@ -137,8 +144,43 @@ class Supply(Passes):
 
     # --- what main says ---
 
+    def regathered(self) -> None:
+        """Learn that this is a later generation: the driver feeds when it hears from where on."""
+        with self._changed:
+            self._asked = False
+
+    def resume(self, passes: int) -> None:
+        """Learn that the state holds so many passes already: those that follow are fed.
+
+        Raises
+        ------
+        FeedFailed
+            If rows have been asked for already.
+        """
+        with self._changed:
+            if self._asked and passes != self.passes_done:
+                raise FeedFailed(
+                    f"the state that was put back holds {passes} passes, but rows have been read from pass "
+                    f"{self.passes_done + 1} on: put it back before the dataset is iterated over"
+                )
+            self.passes_done = passes
+
+    def _ask(self) -> None:
+        """Ask for rows, once; from then on it is settled from where on they come."""
+        with self._changed:
+            asked, self._asked = self._asked, True
+        if not asked:
+            self._tell(FeedFrom(self._node, self.passes_done))
+
+    def schema(self) -> FeedSchema | None:
+        """Wait for the first row anywhere; None if no feed will come."""
+        if self._schema is None:
+            self._ask()
+        return super().schema()
+
     def next_pass(self) -> Iterator[pa.RecordBatch] | None:
         """Wait for the next pass and return its batches; None if there is none any more."""
+        self._ask()
         with self._changed:
             self._settle()
         return super().next_pass()
@@ -235,6 +277,7 @@ class Supply(Passes):
 
     def _done(self, turn: _Pass, rows: int) -> None:
         begins = self._begins.get(turn.intake.feed)
+        self.passes_done += 1
         if begins is None or begins.batch is None:
             super()._done(turn, rows)
             return
@@ -293,9 +336,9 @@ class Kept:
         """
         supply = self.supply
         with supply._changed:
-            supply._changed.wait_for(lambda: supply._latest is not None or supply._closed)
-            if supply._latest is None:
-                return None
+            supply._changed.wait_for(lambda: supply._latest is not None or supply._kept_schemas or supply._closed)
+            if supply._latest is None:  # they come before the first call's training rows
+                return next(iter(supply._kept_schemas.values()), None)
             return supply._kept_schemas[self._feed()]
 
     def next_pass(self) -> Iterator[pa.RecordBatch] | None:

@@ -69,6 +69,7 @@ class _Signals:
     farewell: threading.Event
     stopping: threading.Event
     cluster_spec: dict[str, list[str]]
+    generation: int = 1
 
 
 class TensorFlowProcess:
@@ -163,6 +164,9 @@ class TensorFlowProcess:
             saving=lambda going_on: self._channel.send(Saving(self._job.node, going_on)),
             args=args,
             gpus=self._job.gpus,
+            generation=self._signals.generation,
+            restarts=int(str(self._job.settings.get("restarts", 0))),
+            run=str(self._job.settings.get("run", "")),
         )
         if ctx.log_dir and ctx.is_chief:
             make_log_dir(ctx.log_dir)
@@ -205,7 +209,9 @@ class TensorFlowProcess:
             handler(message)
 
     def _start(self, message: Start) -> None:
-        self._signals.cluster_spec = message.cluster_spec
+        self._signals.cluster_spec, self._signals.generation = message.cluster_spec, message.generation
+        if message.generation > 1:
+            self._passes.regathered()
         self._signals.start.set()
 
     def _stop(self, message: Stop) -> None:

@@ -28,6 +28,7 @@ class ProcessUse:
         self._looked = -math.inf
         self.cpu_percent: float | None = None
         self.memory_bytes: int | None = None
+        self.stopped_at: float | None = None  # since when the first process has been seen stopped
 
     def measure(self, now: float) -> None:
         """Look at them; the memory stays as it was when they have gone."""
@@ -43,8 +44,19 @@ class ProcessUse:
                 memory += process.memory_info().rss
             except psutil.Error:
                 del self._processes[pid]
+        self._look_whether_stopped(now)
         self.cpu_percent = cpu if self._processes else None
         self.memory_bytes = memory or self.memory_bytes
+
+    def _look_whether_stopped(self, now: float) -> None:
+        import psutil
+
+        first = self._processes.get(self._pid)
+        try:
+            stopped = first is not None and first.status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            stopped = False
+        self.stopped_at = (self.stopped_at or now) if stopped else None
 
     def _find(self) -> None:
         import psutil

@@ -1,0 +1,130 @@
+"""Programs that count the rows they are fed, and what does them harm."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from tfos_nb import Cluster
+
+PRIME = 1_000_003
+ROWS = 3000
+
+
+def sum_of_ids(passes: int, rows: int = ROWS) -> int:
+    """Return what the counting programs must end with."""
+    return passes * sum(range(rows)) % PRIME
+
+
+def counting_loop(args: dict[str, Any], ctx: Any) -> tuple[int, ...]:
+    """A model that only counts rows, trained by a loop of its own under a synchronous strategy.
+
+    With ``args["until"]`` it ends at the epoch's end after that time, and tells how many epochs it has been through.
+    """
+    import time
+
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        total = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+    dataset = strategy.experimental_distribute_dataset(ctx.dataset(32))
+
+    @tf.function
+    def step(batch: Any) -> Any:
+        def on_replica(ids: Any) -> Any:
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(ids))
+
+        return strategy.experimental_local_results(strategy.run(on_replica, (batch["id"],)))[0]
+
+    @tf.function
+    def largest(number: Any) -> Any:
+        def on_replica(mine: Any) -> Any:
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(mine))
+
+        return strategy.experimental_local_results(strategy.run(on_replica, (number,)))[0]
+
+    for epoch in range(ctx.resume(total=total).epoch, args["epochs"]):
+        for number, batch in enumerate(dataset):
+            total.assign((total + step(batch)) % PRIME)
+            ctx.report(epoch=epoch + 1, step=number + 1, pid=os.getpid())
+        ctx.checkpoint(total=total, epoch=epoch + 1)
+        if "until" in args and int(largest(tf.constant(int(time.time() > args["until"])))):
+            return int(total.numpy()), ctx.generation, epoch + 1
+    return int(total.numpy()), ctx.generation
+
+
+def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[int, int, list[int]]:
+    """The same by Keras' fit, with Keras' own BackupAndRestore."""
+    import keras
+    import tensorflow as tf
+
+    class Count(keras.layers.Layer):  # type: ignore[misc]
+        def build(self, shape: Any) -> None:
+            self.total = self.add_weight(shape=(), dtype="int64", initializer="zeros", trainable=False)
+
+        def call(self, ids: Any, training: bool = False) -> Any:
+            if training:
+                context = tf.distribute.get_replica_context()
+                seen = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(tf.cast(ids, tf.int64)))
+                now = tf.convert_to_tensor(self.total.value)
+                self.total.value.assign((now + seen) % PRIME)
+            return tf.cast(ids, tf.float32) * 0.0
+
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((1,), dtype="int64"), Count(), keras.layers.Dense(1)])
+        model.compile(loss="mse")
+    rows = ctx.dataset(32, x="id", y="y")
+    history = model.fit(
+        rows, epochs=args["epochs"], verbose=0, callbacks=[keras.callbacks.BackupAndRestore(ctx.checkpoint_dir)]
+    )
+    return int(model.layers[0].total.numpy()), ctx.generation, history.epoch
+
+
+class Killer(threading.Thread):
+    """Sends a signal to something of a node, once, when that node has come so far."""
+
+    def __init__(
+        self, cluster: Cluster, node: str, rows: int, what: Callable[[int], int], how: int = signal.SIGKILL
+    ) -> None:
+        super().__init__(daemon=True)
+        self.cluster, self.node, self.rows, self.what, self.how = cluster, node, rows, what, how
+        self.statuses: set[str] = set()
+        self.killed: int | None = None
+        self.start()
+
+    def run(self) -> None:
+        while not self.cluster.state.ended:
+            snapshot = self.cluster.snapshot()
+            self.statuses.add(snapshot.status.value)
+            state = next(node for node in snapshot.nodes if node.node == self.node)
+            if self.killed is None and state.pid and state.rows >= self.rows:
+                self.killed = self.what(state.pid)
+                os.kill(self.killed, self.how)
+            threading.Event().wait(0.05)
+
+
+def itself(pid: int) -> int:
+    """Find the process of a node: it is that."""
+    return pid
+
+
+def its_supervisor(pid: int) -> int:
+    """Find its supervisor: the parent of the warm process that has forked it."""
+    return psutil.Process(pid).parents()[1].pid
+
+
+def its_warm_process(pid: int) -> int:
+    """Find the process that has forked it."""
+    return psutil.Process(pid).ppid()
+
+
+def its_executor(pid: int) -> int:
+    """Find the JVM: the task's Python that started the supervisor is a child of the executor's Python daemon."""
+    return next(parent.pid for parent in psutil.Process(pid).parents() if parent.name() == "java")

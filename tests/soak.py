@@ -1,0 +1,124 @@
+"""A cluster that is hurt again and again, at random, and must still have counted every row once an epoch.
+
+``make soak MINUTES=30``, or ``python -m tests.soak --minutes 30 --seed 7``: real Spark in separate processes, real
+TensorFlow, real signals. Prints what it did to whom, and fails if the count is not exact at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyspark
+from pyspark.sql import SparkSession
+
+from tests.faults import counting_loop, its_executor, its_supervisor, its_warm_process, itself, sum_of_ids
+from tfos_nb import Cluster, launch
+from tfos_nb.java import find_java
+
+_ROWS = 20_000
+_EPOCHS = 100_000
+_HEARTBEAT = 5.0
+_HARM = (
+    ("the process", itself, signal.SIGKILL, 4),
+    ("the supervisor", its_supervisor, signal.SIGKILL, 2),
+    ("the warm process", its_warm_process, signal.SIGKILL, 1),
+    ("the executor", its_executor, signal.SIGKILL, 1),
+    ("the process, frozen", itself, signal.SIGSTOP, 1),
+)
+
+
+@dataclass
+class Harm:
+    """Does harm to a cluster, for so many seconds."""
+
+    cluster: Cluster
+    seconds: float
+    pick: random.Random
+    done: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Hurt it every few seconds; then let it be."""
+        until, never = time.monotonic() + self.seconds, threading.Event()
+        while time.monotonic() < until and not self.cluster.state.ended:
+            never.wait(self.pick.uniform(3, 15))
+            self._hurt()
+
+    def _hurt(self) -> None:
+        nodes = [node for node in self.cluster.snapshot().nodes if node.pid and not node.status.ended]
+        if not nodes:
+            return
+        node = self.pick.choice(nodes)
+        name, find, how, _ = self.pick.choices(_HARM, [weight for *_, weight in _HARM])[0]
+        try:
+            os.kill(find(node.pid or 0), how)
+        except (psutil.Error, ProcessLookupError, StopIteration):
+            return  # it has gone by itself just now
+        snapshot = self.cluster.snapshot()
+        self.done.append(name)
+        print(f"{time.strftime('%X')} {name} of {node.node}, generation {snapshot.generation}", flush=True)
+
+
+def _session() -> SparkSession:
+    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+    os.environ["JAVA_HOME"] = str(find_java().home)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    here = str(Path(__file__).parents[1])
+    os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
+    session = (
+        SparkSession.builder.master("local-cluster[2,3,1024]")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.task.maxFailures", "1000")
+        .config("spark.deploy.maxExecutorRetries", "-1")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+def run(minutes: float, seed: int, epochs: int) -> int:
+    """Train, hurt, count; return the exit code."""
+    pick = random.Random(seed)
+    spark = _session()
+    with tempfile.TemporaryDirectory() as folder:
+        args: dict[str, Any] = {"epochs": epochs, "until": time.time() + minutes * 60}
+        options: dict[str, Any] = {"restarts": 10**6, "heartbeat_timeout": _HEARTBEAT, "model_dir": folder}
+        cluster = launch(counting_loop, args, workers=2, spark=spark, **options)
+        harm = Harm(cluster, minutes * 60, pick)
+        threading.Thread(target=harm.run, daemon=True).start()
+        with cluster:
+            cluster.train(spark.range(0, _ROWS, 1, 8), epochs=epochs)
+        total, generation, passes = cluster.result()
+    spark.stop()
+    exact = total == sum_of_ids(passes, _ROWS)
+    print(f"{len(harm.done)} times hurt, {generation} generations, {passes} epochs of {_ROWS} rows: ", end="")
+    print("every row counted once an epoch" if exact else f"counted {total}, not {sum_of_ids(passes, _ROWS)}")
+    return 0 if exact else 1
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30.0, help="for how long it is hurt (default: 30)")
+    parser.add_argument("--seed", type=int, default=0, help="of what is done to whom (default: 0)")
+    parser.add_argument("--epochs", type=int, default=_EPOCHS, help="at most so many (default: enough)")
+    given = parser.parse_args()
+    sys.exit(run(given.minutes, given.seed, given.epochs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Nodes are lost while they train, and nothing else is: not a row, not a step that was saved, not the cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.faults import (
+    ROWS,
+    Killer,
+    counting_fit,
+    counting_loop,
+    its_executor,
+    its_supervisor,
+    its_warm_process,
+    itself,
+    sum_of_ids,
+)
+from tests.waiting import until
+from tfos_nb import errors, launch
+
+
+def rows(spark: SparkSession) -> Any:
+    return spark.range(0, ROWS, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("node", "what"), [("worker:1", itself), ("worker:0", its_supervisor), ("worker:1", its_warm_process)]
+)
+def test_a_loop_that_lost_a_node_ends_with_every_row_counted_once_an_epoch(
+    spark: SparkSession, tmp_path: Path, node: str, what: Callable[[int], int]
+) -> None:
+    args = {"epochs": 3}
+    with launch(counting_loop, args, workers=2, spark=spark, restarts=2, model_dir=str(tmp_path)) as cluster:
+        killer = Killer(cluster, node, ROWS * 3 // 4, what)  # of about ROWS / 2 an epoch: in the second one
+        cluster.train(rows(spark), epochs=3)
+    assert cluster.result() == (sum_of_ids(3), 2)
+    assert cluster.results()["worker:1"] == cluster.results()["worker:0"]
+    assert "RECOVERING" in killer.statuses
+    assert cluster.snapshot().generation == 2
+
+
+def test_an_executor_that_is_killed_takes_no_row_with_it(spark: SparkSession, tmp_path: Path) -> None:
+    args = {"epochs": 3}
+    with launch(counting_loop, args, workers=2, spark=spark, restarts=2, model_dir=str(tmp_path)) as cluster:
+        killer = Killer(cluster, "worker:1", ROWS * 3 // 4, its_executor)
+        cluster.train(rows(spark), epochs=3)
+    assert killer.killed
+    assert cluster.result()[0] == sum_of_ids(3)
+
+
+@pytest.mark.parametrize("what", [itself, its_supervisor])
+def test_a_node_that_is_frozen_is_given_up_and_replaced(
+    spark: SparkSession, tmp_path: Path, what: Callable[[int], int]
+) -> None:
+    options: dict[str, Any] = {"restarts": 1, "heartbeat_timeout": 4.0, "model_dir": str(tmp_path)}
+    with launch(counting_loop, {"epochs": 2}, workers=2, spark=spark, **options) as cluster:
+        killer = Killer(cluster, "worker:1", ROWS // 4, what, signal.SIGSTOP)
+        cluster.train(rows(spark), epochs=2)
+    assert cluster.result() == (sum_of_ids(2), 2)
+    assert killer.killed
+    assert until(lambda: not psutil.pid_exists(killer.killed or 0))
+
+
+def test_keras_fit_goes_on_from_its_backup_and_is_fed_what_it_lacks(spark: SparkSession, tmp_path: Path) -> None:
+    data = rows(spark).selectExpr("id", "double(0) as y")
+    args = {"epochs": 3}
+    with launch(counting_fit, args, workers=2, spark=spark, restarts=1, model_dir=str(tmp_path)) as cluster:
+        Killer(cluster, "worker:0", ROWS * 3 // 4, itself)
+        cluster.train(data, epochs=3)
+    assert cluster.result() == (sum_of_ids(3), 2, [1, 2])
+
+
+def raising_later(args: Any, ctx: Any) -> None:
+    for batch in ctx.dataset(16):
+        raise ValueError(f"no good: {int(batch['id'][0])}")
+
+
+def test_an_exception_of_the_program_is_not_tried_again(spark: SparkSession) -> None:
+    with pytest.raises(errors.NodeFailed, match="no good") as caught:
+        with launch(raising_later, workers=2, spark=spark, restarts=3) as cluster:
+            cluster.train(rows(spark))
+    assert "raise ValueError" in caught.value.remote_traceback
+    assert cluster.snapshot().generation == 1
+
+
+def dying(args: Any, ctx: Any) -> None:
+    if ctx.task_index == 1:
+        os._exit(3)
+    ctx.report(step=1)
+    threading.Event().wait()
+
+
+def test_a_node_that_dies_each_time_fails_the_cluster_when_the_restarts_are_used_up(spark: SparkSession) -> None:
+    cluster = launch(dying, workers=2, spark=spark, restarts=1, wait_until_up=False)
+    with pytest.raises(errors.NodeFailed, match="exited with code 3"), cluster:
+        pass
+    assert cluster.snapshot().generation == 2
+    assert until(lambda: cluster.state.ended)
+
+
+def test_a_number_of_restarts_that_is_none_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(errors.PlanError, match="restarts=-1: it is a whole number"):
+        launch(dying, spark=spark, restarts=-1)
+    with pytest.raises(errors.PlanError, match="single queue"):
+        launch(dying, spark=spark, restarts=1, queues=["input", "valid"])

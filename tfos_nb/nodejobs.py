@@ -1,0 +1,109 @@
+"""The Spark jobs whose tasks are a cluster's nodes, and those that take the place of lost ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tfos_nb.hosting import HostedNode
+from tfos_nb.launching import Launching, NodeTasks
+from tfos_nb.promises import Promised, promise
+from tfos_nb.runtime.node import SUMMARY_SCHEMA
+from tfos_nb.runtime.plan import Node
+from tfos_nb.session import Job, SparkJobs, run_to_the_end
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import SparkSession
+
+__all__ = ["NodeJobs"]
+
+
+@dataclass(frozen=True)
+class _Submitted:
+    nodes: tuple[str, ...]
+    profile: ResourceProfile | None
+    job: Job[Any]
+    here: bool = False
+
+
+@dataclass
+class NodeJobs:
+    """One Spark job a resource profile, one partition a node; and the nodes that run on the driver's host.
+
+    Parameters
+    ----------
+    spark, jobs
+        Where they run, and under which tag.
+    launching : Launching
+        What preflight found.
+    tasks : NodeTasks
+        Makes the task for some nodes.
+    description : str
+        Of the cluster, for people.
+    wake : callable
+        Called when a job has ended.
+    missing : callable
+        Names the nodes that have not come. Their slots are promised until none is missing: who asks meanwhile is told.
+    """
+
+    spark: SparkSession
+    jobs: SparkJobs
+    launching: Launching
+    tasks: NodeTasks
+    description: str
+    wake: Callable[[], None]
+    missing: Callable[[], Collection[str]]
+    _submitted: list[_Submitted] = field(default_factory=list)
+
+    def submit(self) -> None:
+        """Start them all."""
+        for nodes, profile in self.launching.groups:
+            self._on_spark(nodes, profile)
+        for node in self.launching.here:
+            self._here(node)
+
+    def submit_again(self) -> None:
+        """Start new jobs for nodes whose job has ended; a job under way sees to its nodes by itself.
+
+        A job that has failed takes all its tasks with it, so that all its nodes get another one: a task whose node
+        is there holds the slot for it.
+        """
+        for ended in [one for one in self._submitted if one.job.done.is_set()]:
+            failed = ended.job.error is not None
+            nodes = tuple(node for node in ended.nodes if failed or node in self.missing())
+            if not nodes:
+                continue
+            self._submitted.remove(ended)
+            if ended.here:
+                self._here(nodes[0])
+            else:
+                self._on_spark(nodes, ended.profile)
+
+    @property
+    def running(self) -> list[Job[Any]]:
+        """The jobs, whether they run or have ended."""
+        return [one.job for one in self._submitted]
+
+    def _on_spark(self, nodes: tuple[str, ...], profile: ResourceProfile | None) -> None:
+        extra: dict[str, Any] = {"profile": profile} if profile is not None else {}  # PySpark 3.5 does not know it
+        rows = self.spark.range(0, len(nodes), 1, len(nodes))
+        frame = rows.mapInArrow(self.tasks(nodes), SUMMARY_SCHEMA, **extra)
+        job = self.jobs.run(run_to_the_end(frame), f"{self.description}: {', '.join(nodes)}", self.wake)
+        plan = self.tasks.plan
+        gpus = 0 if self.tasks.claim else max(plan.gpus_of(Node.parse(node)) for node in nodes)
+        waiting = partial(_count_missing, nodes, self.missing)
+        hold, over = self.launching.hold, job.done.is_set
+        promise(Promised(job.description, len(nodes), plan.cpus, gpus, hold, waiting, over))
+        self._submitted.append(_Submitted(nodes, profile, job))
+
+    def _here(self, node: str) -> None:
+        hosted = HostedNode(self.tasks((node,)), node)
+        job = self.jobs.run(hosted, f"{self.description}: {node}", self.wake)
+        self._submitted.append(_Submitted((node,), None, job, here=True))
+
+
+def _count_missing(nodes: tuple[str, ...], missing: Callable[[], Collection[str]]) -> int:
+    return len(set(nodes).intersection(missing()))

@@ -1,0 +1,231 @@
+"""``ctx.checkpoint`` and ``ctx.resume``: a state, and how far its program has come, written as one.
+
+::
+
+    checkpoint_dir/
+        00000003/    state.index, state.data-…   TensorFlow's own checkpoint
+                     place.json                  {"epoch": 3}
+        .part-…      one that is being written: renamed when it is whole
+
+A checkpoint is there whole or not at all: it is written beside its place and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import tempfile
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tfos_nb.errors import TfosError
+from tfos_nb.runtime.supply import Supply
+
+__all__ = ["Checkpointing", "Resumed"]
+
+logger = logging.getLogger(__name__)
+
+_NUMBER = re.compile(r"\d{8}")
+_STATE, _PLACE, _PART = "state", "place.json", ".part-"
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a program goes on: so many epochs are in the state that was put back.
+
+    Examples
+    --------
+    >>> for epoch in range(Resumed(2).epoch, 5):
+    ...     print(epoch)
+    2
+    3
+    4
+    """
+
+    epoch: int = 0
+
+
+class Checkpointing:
+    """The part of ``ctx`` that saves states and puts them back."""
+
+    is_chief: bool
+    model_dir: str
+    generation: int
+    _run: str
+    _passes: Supply
+    _saving: Callable[[bool], object]
+
+    @property
+    def checkpoint_dir(self) -> str:
+        """Where :meth:`checkpoint` writes, a directory of this cluster alone. It does for ``BackupAndRestore`` too."""
+        return f"{self.model_dir.rstrip('/')}/checkpoints/{self._run}"
+
+    def checkpoint(self, model: Any = None, *, epoch: int, keep: int = 3, **objects: Any) -> str:
+        """Save a state, and that it holds ``epoch`` epochs of the rows; after a loss, training goes on from there.
+
+        Every node calls it, at the same place of its program, since what a synchronous strategy spreads over the nodes
+        is gathered. The chief writes.
+
+        Parameters
+        ----------
+        model : keras.Model, optional
+            The model, with its optimizer if it is compiled.
+        epoch : int
+            How many passes over the rows the state holds, counted from the first call of ``train``.
+        keep : int, optional
+            How many checkpoints to keep.
+        **objects
+            More of the state, by name: a ``tf.Variable``, an optimizer, or whatever ``tf.train.Checkpoint`` takes.
+
+        Returns
+        -------
+        str
+            The checkpoint's directory.
+
+        Examples
+        --------
+        >>> for epoch in range(ctx.resume(model).epoch, 5):  # doctest: +SKIP
+        ...     for batch in ctx.dataset(64):
+        ...         step(batch)
+        ...     ctx.checkpoint(model, epoch=epoch + 1)
+        """
+        import tensorflow as tf
+
+        if type(epoch) is not int or epoch < 0:
+            raise ValueError(f"epoch={epoch!r}: it is the number of epochs that the state holds, 0 or more")
+        state = tf.train.Checkpoint(**_named(model, objects))
+        shelf = _Shelf.at(self.checkpoint_dir)
+        self._saving(True)
+        try:
+            with tempfile.TemporaryDirectory(prefix="tfos_nb-checkpoint-") as scratch:
+                part = shelf.part() if self.is_chief else ""
+                folder = part if part and shelf.local else scratch
+                state.write(f"{folder}/{_STATE}")
+                with open(f"{folder}/{_PLACE}", "w", encoding="utf-8") as file:
+                    json.dump({"epoch": epoch}, file)
+                if part:
+                    shelf.put(folder, part, f"{epoch:08d}", keep)
+        finally:
+            self._saving(False)
+        return f"{self.checkpoint_dir}/{epoch:08d}"
+
+    def resume(self, model: Any = None, **objects: Any) -> Resumed:
+        """Put the newest state back that this cluster has saved, if there is one.
+
+        To be called before the first row is read, with what :meth:`checkpoint` is given. Rows that the state holds are
+        not fed again.
+
+        Parameters
+        ----------
+        model : keras.Model, optional
+            The model.
+        **objects
+            More of the state, by name.
+
+        Returns
+        -------
+        Resumed
+            Where to go on; its ``epoch`` is 0 if there is no state.
+
+        Raises
+        ------
+        TfosError
+            If the state is not of these objects.
+        """
+        import tensorflow as tf
+
+        named, shelf = _named(model, objects), _Shelf.at(self.checkpoint_dir)
+        numbers = shelf.numbers()
+        if not numbers:
+            return Resumed()
+        _build(model)
+        with tempfile.TemporaryDirectory(prefix="tfos_nb-checkpoint-") as scratch:
+            folder = shelf.get(numbers[-1], scratch)
+            with open(f"{folder}/{_PLACE}", encoding="utf-8") as file:
+                epoch = int(json.load(file)["epoch"])
+            try:
+                tf.train.Checkpoint(**named).read(f"{folder}/{_STATE}").assert_existing_objects_matched()
+            except (AssertionError, ValueError, tf.errors.OpError) as error:
+                raise TfosError(
+                    f"the state in {self.checkpoint_dir} is not of what was given to ctx.resume: {error}"
+                ) from error
+        self._passes.resume(epoch)
+        logger.info("goes on after epoch %d, from %s", epoch, self.checkpoint_dir)
+        return Resumed(epoch)
+
+
+@dataclass(frozen=True)
+class _Shelf:
+    """A directory of checkpoints, wherever fsspec can reach it."""
+
+    filesystem: Any
+    place: str
+
+    @classmethod
+    def at(cls, url: str) -> _Shelf:
+        """Find it."""
+        import fsspec
+
+        return cls(*fsspec.core.url_to_fs(url))
+
+    @property
+    def local(self) -> bool:
+        """Whether TensorFlow can write there by itself."""
+        protocol = self.filesystem.protocol
+        return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+
+    def numbers(self) -> list[str]:
+        """Return the names of the checkpoints that are whole, the oldest first."""
+        self.filesystem.invalidate_cache()
+        if not self.filesystem.exists(self.place):
+            return []
+        names = (name.rstrip("/").rpartition("/")[2] for name in self.filesystem.ls(self.place, detail=False))
+        return sorted(name for name in names if _NUMBER.fullmatch(name))
+
+    def part(self) -> str:
+        """Return the place of one that is to be written, and make it; what an earlier writer left is removed."""
+        self.filesystem.makedirs(self.place, exist_ok=True)
+        for name in self.filesystem.ls(self.place, detail=False):
+            if name.rstrip("/").rpartition("/")[2].startswith(_PART):
+                self.filesystem.rm(name, recursive=True)
+        part = f"{self.place}/{_PART}{uuid.uuid4().hex}"
+        if self.local:
+            self.filesystem.makedirs(part)
+        return part
+
+    def put(self, folder: str, part: str, number: str, keep: int) -> None:
+        """Make a written state a checkpoint, and remove the oldest ones."""
+        if folder != part:
+            self.filesystem.put(folder, part, recursive=True)
+        if number in (there := self.numbers()):  # it was passed before a loss
+            self.filesystem.rm(f"{self.place}/{number}", recursive=True)
+        self.filesystem.mv(part, f"{self.place}/{number}", recursive=True)
+        for old in sorted({*there, number})[: -max(keep, 1)]:
+            self.filesystem.rm(f"{self.place}/{old}", recursive=True)
+
+    def get(self, number: str, scratch: str) -> str:
+        """Return a local directory that has a checkpoint's files."""
+        if self.local:
+            return f"{self.place}/{number}"
+        self.filesystem.get(f"{self.place}/{number}", f"{scratch}/{number}", recursive=True)
+        return f"{scratch}/{number}"
+
+
+def _named(model: Any, objects: dict[str, Any]) -> dict[str, Any]:
+    named = {**objects, **({} if model is None else {"model": model})}
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        named["model_optimizer"] = optimizer
+    if not named:
+        raise ValueError("give what is to be saved: ctx.checkpoint(model, epoch=1), or variables by name")
+    return named
+
+
+def _build(model: Any) -> None:
+    """Make the optimizer's variables, which otherwise come with its first step: too late to be put back."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and model.built and not getattr(optimizer, "built", True):
+        optimizer.build(model.trainable_variables)

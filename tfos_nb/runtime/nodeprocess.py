@@ -1,0 +1,192 @@
+"""The TensorFlow process of a node, as its supervisor has it: one for each generation of the cluster."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tfos_nb.runtime.gpu import GpuWatch
+from tfos_nb.runtime.lifecycle import MainStarted, NodeEnded, NodeJob, Saving
+from tfos_nb.runtime.output import Output
+from tfos_nb.runtime.process import Channel, kill_group, signal_name, start_module
+from tfos_nb.runtime.reports import Heartbeat, LogLines, ReportBox
+from tfos_nb.runtime.usage import ProcessUse
+from tfos_nb.runtime.warm import ForkedProcess, WarmProcess
+
+__all__ = ["Exited", "Heard", "NodeProcess", "Wrote", "environment_of"]
+
+# Blocks of rows come and go by megabytes. As glibc is, each is given back to the system and fetched anew, page by page:
+# half of the time that a node spends in the system while it is fed.
+_ALLOCATION = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A process has ended."""
+
+    process: NodeProcess
+    returncode: int
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A process has said something that its supervisor acts on."""
+
+    process: NodeProcess
+    message: MainStarted | Saving
+
+
+@dataclass(frozen=True)
+class Wrote:
+    """A process has written lines."""
+
+
+class NodeProcess:
+    """A running process, what it says, writes and uses.
+
+    To be made by a thread that stays: the process ends with it.
+
+    Parameters
+    ----------
+    job : NodeJob
+        What it is to run.
+    directory : str
+        Where its sockets are; it is made here.
+    host : str
+        By which the other nodes reach it.
+    events : queue.SimpleQueue
+        Is told :class:`Exited`, :class:`Heard` and :class:`Wrote`.
+    pass_on : callable
+        Takes all that it says.
+    warm : WarmProcess, optional
+        Forks it; without one it is started from nothing.
+    """
+
+    def __init__(
+        self,
+        job: NodeJob,
+        *,
+        directory: str,
+        host: str,
+        events: queue.SimpleQueue[Any],
+        pass_on: Callable[[Any], object],
+        warm: WarmProcess | None = None,
+    ) -> None:
+        self._node = job.node
+        self._patience = float(str(job.settings.get("heartbeat_timeout", 15.0)))
+        self._note = ""
+        self._events = events
+        self._pass_on = pass_on
+        os.makedirs(directory, 0o700, exist_ok=True)
+        self._channel, theirs = Channel.pair()
+        reports, reports_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        fds = (theirs.fileno(), reports_theirs.fileno())
+        self._process: subprocess.Popen[bytes] | ForkedProcess
+        self._process = _started(job, directory, host, fds) if warm is None else warm.fork(directory, host, fds)
+        theirs.close()
+        reports_theirs.close()
+        self._channel.send(job)
+        assert self._process.stdout is not None
+        self.output = Output(self._process.stdout, lambda: events.put(Wrote()), gpu=bool(job.gpus))
+        self._use = ProcessUse(self._process.pid)
+        self._gpus = GpuWatch(job.gpus)
+        self._reports = ReportBox(reports)
+        threading.Thread(target=self._reports.run, name="tfos_nb reports", daemon=True).start()
+        threading.Thread(target=self._await_exit, name="tfos_nb exit", daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, name="tfos_nb node", daemon=True)
+
+    def listen(self) -> None:
+        """Pass on what it says from now on; what it has said already is not lost."""
+        self._listener.start()
+
+    def send(self, message: Any) -> None:
+        """Tell it something."""
+        self._channel.send(message)
+
+    def kill(self) -> None:
+        """End it and all that it started."""
+        kill_group(self._process)
+
+    def end(self) -> None:
+        """End it, and return when nothing it said is on its way any more."""
+        self.kill()
+        self._process.wait()
+        if self._listener.ident is not None:
+            self._listener.join()
+
+    def measure(self, now: float) -> None:
+        """Look at what it uses; end it if it has been stopped for too long, for its peers wait for it."""
+        self._use.measure(now)
+        stopped_at = self._use.stopped_at
+        if stopped_at is not None and now - stopped_at >= self._patience:
+            self._note = f"was stopped by a signal for {self._patience:g} s, and then ended by its supervisor"
+            self.kill()
+
+    def heartbeat(self, always: bool) -> Heartbeat | None:
+        """Return what is new of it; None if that is nothing, unless ``always``."""
+        reports, feed = self._reports.empty()
+        if not reports and not always:
+            return None
+        use = self._use
+        return Heartbeat(self._node, use.cpu_percent, use.memory_bytes, reports, feed, self._gpus.newest)
+
+    def last_words(self, returncode: int) -> list[Any]:
+        """Return what is left to tell of it when it has ended."""
+        self.output.thread.join(1.0)
+        words: list[Any] = []
+        while lines := self.output.take():
+            words.append(LogLines(self._node, lines))
+        reports, feed = self._reports.empty()
+        if reports:
+            words.append(Heartbeat(self._node, None, None, reports, feed))
+        code = returncode if returncode >= 0 else None
+        signal = signal_name(returncode)
+        return [*words, NodeEnded(self._node, code, signal, self.output.tail, self._use.memory_bytes, self._note)]
+
+    def _await_exit(self) -> None:
+        self._events.put(Exited(self, self._process.wait()))
+
+    def _listen(self) -> None:
+        for message in self._channel:
+            self._pass_on(message)
+            if isinstance(message, (MainStarted, Saving)):
+                self._events.put(Heard(self, message))
+
+
+def _started(job: NodeJob, directory: str, host: str, fds: tuple[int, int]) -> subprocess.Popen[bytes]:
+    return start_module(
+        "tfos_nb.runtime.tfprocess",
+        env=environment_of(job),
+        fds=fds,
+        arguments=(str(fds[0]), str(fds[1]), directory, host),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def environment_of(job: NodeJob) -> dict[str, str]:
+    """Return the environment variables of a node's process."""
+    env = {
+        **os.environ,
+        "TF_GRPC_REUSE_PORT": "1",
+        "PYTHONUNBUFFERED": "1",
+        **_ALLOCATION,
+        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"),
+        "CUDA_VISIBLE_DEVICES": ",".join(job.gpus),
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # as TensorFlow is, it takes all of a GPU's memory at once
+        "TF_CONFIG": "",
+        **job.env,
+    }
+    if not job.gpus:
+        env["CUDA_VISIBLE_DEVICES"] = "-1"
+    return env
