@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tfos_nb import living
 from tfos_nb.cluster_inference import Inferring, check_queue
 from tfos_nb.cluster_view import ClusterView
 from tfos_nb.deliveries import Deliveries
@@ -243,6 +244,8 @@ class Cluster(ClusterView, Inferring):
         except BaseException:
             door.close()
             raise
+        living.begin(self)
+        self._life.at_end(partial(living.end, self))
         self._life.run(door, self._address)
 
     def _open_tunnel(self, door: Door) -> None:

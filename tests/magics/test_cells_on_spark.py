@@ -97,3 +97,13 @@ def test_with_wait_a_main_that_fails_late_is_raised_in_its_own_cell(shell: Inter
     (tmp_path / "go on").touch()
     result, _ = run(shell, f"%%tfos_cluster own --workers 1 --wait --args folder --model-dir {tmp_path}/m\n{MAIN}")
     assert isinstance(result.error_in_exec, NodeFailed)
+
+
+def test_a_cluster_that_lost_its_variable_is_found_by_its_name(shell: InteractiveShell) -> None:
+    run(shell, f"%%tfos_cluster lost --data rows --args folder --background\n{MAIN}")
+    cluster = shell.user_ns["lost"]
+    run(shell, "lost = 5")
+    assert "lost" in run(shell, "%tfos_status")[1]
+    assert "stopped" in run(shell, "%tfos_stop lost --now")[1]
+    assert cluster.state is ClusterStatus.STOPPED
+    assert "there is no cluster yet" in run(shell, "%tfos_status")[1]

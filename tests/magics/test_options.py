@@ -69,7 +69,7 @@ def test_input_tensorflow_and_background_are_understood():
         ("--quiet=yes", "--quiet: it takes no value"),
         ("--timeout soon", "--timeout soon: a number of seconds, more than 0"),
         ("--timeout nan", "--timeout nan: a number of seconds, more than 0"),
-        ("--grace -1", "--grace -1: a number of seconds, more than 0"),
+        ("--grace -1", "--grace -1: a number of seconds, 0 or more"),
         ("--feed-timeout -3", "--feed-timeout -3: a number of seconds, more than 0"),
         ("--logdir ''", "the log directory has no name: --logdir DIR"),
         ("--input sprak", "--input sprak: spark or tensorflow; did you mean spark?"),

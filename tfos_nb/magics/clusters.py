@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from tfos_nb.errors import PlanError
+from tfos_nb.living import living
 from tfos_nb.magics.arguments import find_variable
 from tfos_nb.runtime.plan import ClusterPlan
 from tfos_nb.state import ClusterState, NodeState
@@ -65,8 +66,17 @@ def is_cluster(value: object) -> bool:
 
 
 def clusters_of(namespace: Mapping[str, Any]) -> dict[str, RunningCluster]:
-    """Return the clusters among the user's variables, by name."""
-    return {name: value for name, value in list(namespace.items()) if name[:1] != "_" and is_cluster(value)}
+    """Return the clusters among the user's variables, by name, and those that run without one, by what they are called.
+
+    A variable may be deleted, or get another value, while its cluster runs.
+    """
+    found = {name: value for name, value in list(namespace.items()) if name[:1] != "_" and is_cluster(value)}
+    held = {id(value) for value in found.values()}
+    for cluster in living():
+        if id(cluster) not in held:
+            name = cluster.plan.name
+            found[name if name not in found else f"{name}-{cluster.id}"] = cluster
+    return found
 
 
 def pick(magic: str, name: str | None, namespace: Mapping[str, Any]) -> tuple[str, RunningCluster]:
@@ -78,6 +88,8 @@ def pick(magic: str, name: str | None, namespace: Mapping[str, Any]) -> tuple[st
         If there is none, or several could be meant.
     """
     clusters = clusters_of(namespace)
+    if name in clusters:
+        return name, clusters[name]
     if name:
         value = find_variable(magic, name, namespace, clusters)
         if not is_cluster(value):

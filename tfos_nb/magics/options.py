@@ -317,4 +317,7 @@ def _variable(text: str) -> tuple[str, str]:
 
 
 def _grace(text: str) -> float:
-    return 0.0 if text in ("0", "0.0") else seconds(text)
+    try:
+        return 0.0 if text in ("0", "0.0") else seconds(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text}: a number of seconds, 0 or more") from None

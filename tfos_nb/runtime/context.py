@@ -182,7 +182,7 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
             y,
             sample_weight,
             columns,
-            dict(fill or {}),
+            {} if fill is None else fill,
             shuffle,
             seed,
             drop_remainder,
@@ -239,6 +239,10 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         str
             The full path, on every node.
         """
+        if not callable(getattr(model, "save", None)):
+            raise TypeError(f"ctx.save takes a Keras model, not {type(model).__name__}: {model!r:.60}")
+        if not path or path.endswith("/"):
+            raise ValueError(f"ctx.save(model, {path!r}): give the file's name, such as 'model.keras'")
         target = self.absolute_path(path)
         if not target.endswith((".keras", ".h5")):
             target += ".keras"

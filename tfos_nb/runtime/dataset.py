@@ -65,8 +65,18 @@ class DatasetOptions:
 
         if self.class_weight is not None and not isinstance(self.y, str):
             raise ValueError("class_weight needs the column of the classes: ctx.dataset(64, x='x', y='label', …)")
-        if isinstance(self.sparse, str):
-            raise ValueError(f"sparse={self.sparse!r}: it is a list of columns, [{self.sparse!r}]")
+        self._check_kinds()
+
+    def _check_kinds(self) -> None:
+        for name in ("sparse", "columns"):
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"{name}={getattr(self, name)!r}: it is a list of columns, [{getattr(self, name)!r}]")
+        for name in ("shuffle", "prefetch"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)!r}: it is a whole number, 0 or more")
+        for name in ("fill", "class_weight"):
+            if not isinstance(getattr(self, name), (Mapping, type(None))):
+                raise ValueError(f"{name}={getattr(self, name)!r}: it is a dictionary, as in {name}={{'age': 0}}")
 
     def wanted(self) -> list[str] | None:
         """Return the columns to read; None for all."""
