@@ -93,6 +93,34 @@ def train_tiny_model(args: dict[str, Any], ctx: Any) -> dict[str, float]:
     return {"first_step": noted.done}
 
 
+def sum_forever(args: Any, ctx: Any) -> None:
+    """Train, as far as a sum of rows is that, in step with the other workers, until the rows end; save each epoch."""
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        total = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+    epoch = ctx.resume(total=total).epoch
+    rows = strategy.experimental_distribute_dataset(ctx.dataset(256))
+
+    @tf.function
+    def step(batch: Any) -> Any:
+        def on_replica(ids: Any) -> Any:
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(ids))
+
+        return strategy.experimental_local_results(strategy.run(on_replica, (batch["id"],)))[0]
+
+    first = True
+    while not ctx.should_stop:
+        for batch in rows:
+            total.assign_add(step(batch))
+            if first:
+                ctx.report(first_step=time.time())
+                first = False
+        epoch += 1
+        ctx.checkpoint(total=total, epoch=epoch)
+
+
 def lineage_count_rows(args: Any, ctx: Any) -> None:
     """The same count as a TensorFlowOnSpark 2.2.5 program, which has no results: they go to a file."""
     import numpy as np

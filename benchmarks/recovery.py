@@ -1,0 +1,127 @@
+"""A node is lost while two train: how long until the driver says so, and until the cluster has trained a step again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import programs
+from benchmarks.session import spark_session
+from benchmarks.table import Ratio, Result, median
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from benchmarks.settings import Settings
+    from tfos_nb import Cluster
+
+__all__ = ["run"]
+
+_SECONDS_TO_STEP = 5.0  # where a survivor, or its supervisor, is there to fork the next process
+_SECONDS_TO_START = 15.0  # where everything has to be started
+_HEARTBEAT = 5.0
+_GIVE_UP = 120.0
+_ROWS, _EPOCHS = 20_000, 100_000
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What is done to a node: to which process of it, and by which signal."""
+
+    what: str
+    find: Callable[[int], int]
+    how: int
+    allowed: float
+
+
+def run(settings: Settings) -> Result:
+    """Do each kind of harm `settings.repeat` times to one cluster."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    with spark_session(memory_mb=1024) as spark, tempfile.TemporaryDirectory() as folder:
+        for kind in _KINDS:
+            series[kind.what] = _hurt_often(settings, spark, folder, kind)
+    ratios = []
+    for kind in _KINDS:
+        what, times, allowed = kind.what, series[kind.what], kind.allowed
+        noticed, again = (median([pair[place] for pair in times]) for place in (0, 1))
+        ratios.append(Ratio(f"{what}: until it is noticed", noticed, allowed, "s"))
+        ratios.append(Ratio(f"{what}: until a step is done again", again, allowed, "s", 1.0, at_most=True))
+    return Result("recovery", tuple(ratios), {"series": series}, (f"heartbeat_timeout={_HEARTBEAT:g} s",))
+
+
+def _hurt_often(settings: Settings, spark: SparkSession, folder: str, kind: _Kind) -> list[tuple[float, float]]:
+    from tfos_nb import launch
+
+    times = []
+    options: dict[str, Any] = {"restarts": settings.repeat, "heartbeat_timeout": _HEARTBEAT, "model_dir": folder}
+    cluster = launch(programs.sum_forever, spark=spark, workers=2, name="recovery", **options)
+    feeding = threading.Thread(target=_feed, args=(cluster, spark.range(0, settings.rows or _ROWS, 1, 8)), daemon=True)
+    feeding.start()
+    try:
+        for number in range(settings.repeat):
+            times.append(_hurt(cluster, kind))
+            noticed, again = times[-1]
+            settings.say(f"recovery: {kind.what} {number + 1}/{settings.repeat}: {noticed:.2f} and {again:.2f} s")
+    finally:
+        cluster.close()
+        feeding.join(_GIVE_UP)
+    return times
+
+
+def _feed(cluster: Cluster, rows: Any) -> None:
+    from tfos_nb.errors import ClusterClosed
+
+    try:
+        cluster.train(rows, epochs=_EPOCHS)
+    except ClusterClosed:
+        return
+
+
+def _hurt(cluster: Cluster, kind: _Kind) -> tuple[float, float]:
+    """Hurt worker:1 once it trains; return the seconds until that was noticed, and until the next step."""
+    generation = cluster.snapshot().generation
+    _await(lambda: _stepped(cluster) > 0 and cluster.state.value == "RUNNING")
+    pid = next(node.pid for node in cluster.snapshot().nodes if node.node == "worker:1")
+    began = time.time()
+    os.kill(kind.find(pid or 0), kind.how)
+    _await(lambda: cluster.snapshot().generation > generation)
+    noticed = time.time()
+    _await(lambda: _stepped(cluster) > began)
+    return noticed - began, _stepped(cluster) - began
+
+
+def _stepped(cluster: Cluster) -> float:
+    """Return when the chief's newest process had done its first step, by its own clock; 0 if it has not."""
+    chief = cluster.snapshot().nodes[0]
+    return chief.metrics.get("first_step", 0.0)
+
+
+def _await(reached: Callable[[], bool]) -> None:
+    deadline, pause = time.monotonic() + _GIVE_UP, threading.Event()
+    while not reached():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the cluster does not train")
+        pause.wait(0.01)
+
+
+def _process(pid: int) -> int:
+    return pid
+
+
+def _supervisor(pid: int) -> int:
+    import psutil
+
+    return psutil.Process(pid).parents()[1].pid
+
+
+_KINDS = (
+    _Kind("its process is killed", _process, signal.SIGKILL, _SECONDS_TO_STEP),
+    _Kind("its supervisor is killed", _supervisor, signal.SIGKILL, _SECONDS_TO_START),
+    _Kind("its process is frozen", _process, signal.SIGSTOP, _HEARTBEAT + _SECONDS_TO_STEP),
+)
