@@ -117,23 +117,23 @@ def _both_ways() -> Iterator[tuple[Connect, Connect, str]]:
         EventFileWriter(f"{name}/logs/run").close()
         board = TensorBoard(f"{name}/logs")
         board.start()
-        port = board.wait(START_SECONDS)
-        if port is None:
+        at = board.wait(START_SECONDS)
+        if at is None:
             raise RuntimeError(f"TensorBoard did not start: {board.said}")
         endpoint = Endpoint()
         try:
-            with _tunnel(Path(name) / "mouth", port) as path:
+            with _tunnel(Path(name) / "mouth", at) as path:
                 cluster = _Running(path, f"{name}/logs")
                 endpoint.serve(cluster)
                 through = partial(_UnixConnection, endpoint.socket)
-                yield partial(http.client.HTTPConnection, "127.0.0.1", port), through, f"/{cluster.id}/tb/"
+                yield partial(_UnixConnection, at), through, f"/{cluster.id}/tb/"
         finally:
             endpoint.close()
             board.stop()
 
 
 @contextmanager
-def _tunnel(path: Path, port: int) -> Iterator[str]:
+def _tunnel(path: Path, board: str) -> Iterator[str]:
     """Open a door with a mouth, and a supervisor's end."""
     from tfos_nb.runtime.door import Door, DoorClient
     from tfos_nb.runtime.tunnel import TunnelEnd
@@ -141,7 +141,7 @@ def _tunnel(path: Path, port: int) -> Iterator[str]:
     door = Door(_Desk(), host="127.0.0.1", bind="127.0.0.1")
     address = door.open()
     with DoorClient(address) as client:
-        end = TunnelEnd(client, lambda: port)
+        end = TunnelEnd(client, lambda: board)
 
         def ask(message: OpenTunnel) -> bool:
             end.open(message)
@@ -171,12 +171,15 @@ def _throughput(settings: Settings) -> dict[str, list[float]]:
     import threading
 
     found: dict[str, list[float]] = {"direct": [], "tunnelled": []}
-    with tempfile.TemporaryDirectory(prefix="tfos-board-") as name, socket.create_server(("127.0.0.1", 0)) as server:
+    with tempfile.TemporaryDirectory(prefix="tfos-board-") as name, socket.socket(socket.AF_UNIX) as server:
+        at = f"{name}/poured"
+        server.bind(at)
+        server.listen()
         threading.Thread(target=_pour, args=(server,), daemon=True).start()
-        port = server.getsockname()[1]
-        with _tunnel(Path(name) / "mouth", port) as path:
+        with _tunnel(Path(name) / "mouth", at) as path:
             for _ in range(settings.repeat):
-                with socket.create_connection(("127.0.0.1", port)) as connection:
+                with socket.socket(socket.AF_UNIX) as connection:
+                    connection.connect(at)
                     found["direct"].append(_drain(connection))
                 with socket.socket(socket.AF_UNIX) as connection:
                     connection.connect(path)

@@ -265,12 +265,12 @@ class Endpoint:
             )
             return _say(404, "The logs are elsewhere", text)
         board = self._board(log_dir)
-        port = await asyncio.to_thread(board.wait, _LOCAL_START_SECONDS)
-        if port is None:
+        path = await asyncio.to_thread(board.wait, _LOCAL_START_SECONDS)
+        if path is None:
             return _say(502, "TensorBoard did not start", board.said or "It said nothing.")
-        session = self._session(f"port {port}", lambda: aiohttp.TCPConnector(limit=16))
+        session = self._session(path, lambda: aiohttp.UnixConnector(path, limit=16))
         try:
-            return await _handed_on(request, session, f"http://127.0.0.1:{port}", state)
+            return await _handed_on(request, session, "http://127.0.0.1", state)
         except aiohttp.ClientError as error:
             return _say(502, "TensorBoard does not answer", str(error))
 

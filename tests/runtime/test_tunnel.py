@@ -7,6 +7,7 @@ import http.client
 import http.server
 import os
 import socket
+import socketserver
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,12 +62,16 @@ class Board(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+
 @pytest.fixture
-def board() -> Iterator[int]:
+def board(tmp_path: Path) -> Iterator[str]:
     Board.gave_up.clear()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Board)
+    server = UnixServer(str(tmp_path / "board"), Board)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server.server_address[1]
+    yield str(tmp_path / "board")
     server.shutdown()
     server.server_close()
 
@@ -74,11 +79,11 @@ def board() -> Iterator[int]:
 class Tunnel:
     """A door with a mouth, and a supervisor's end that the door's asking reaches without its stream."""
 
-    def __init__(self, path: Path, port: int | None) -> None:
+    def __init__(self, path: Path, board: str | None) -> None:
         self.door = Door(RecordingDesk(), host="127.0.0.1", bind="127.0.0.1")
         self.address = self.door.open()
         self.client = DoorClient(self.address)
-        self.end = TunnelEnd(self.client, lambda: port)
+        self.end = TunnelEnd(self.client, lambda: board)
         self.present = True
         self.path = str(path / "mouth")
         self.door.open_tunnel(self.path, self._ask)
@@ -105,7 +110,7 @@ class Tunnel:
 
 
 @pytest.fixture
-def tunnel(tmp_path: Path, board: int) -> Iterator[Tunnel]:
+def tunnel(tmp_path: Path, board: str) -> Iterator[Tunnel]:
     made = Tunnel(tmp_path, board)
     yield made
     made.close()

@@ -155,7 +155,7 @@ class Supervisor:
         job = self._job
         self._client = DoorClient(DoorAddress(job.door_host, job.door_port, job.certificate, job.token))
         self._stream = self._client.attend()
-        self._tunnel = TunnelEnd(self._client, lambda: self._board.port if self._board is not None else None)
+        self._tunnel = TunnelEnd(self._client, lambda: self._board.socket if self._board is not None else None)
         if reason is not None:
             self._stream.send(Refused(job.node, self._host, reason))
             self._stream.end()

@@ -1,26 +1,26 @@
 """A TensorBoard process: on the chief's executor while a cluster runs, beside the kernel when it has ended.
 
-It listens on the loopback of its host only. TensorBoard has no authentication, so whoever has an account on that host
-can read what it shows; nobody else can.
+TensorBoard has no authentication, so it listens on no port: on a unix socket in a directory that only this user can
+enter. Its fast loader, a server of its own that does listen on one, is left out.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
+import shutil
 import subprocess
 import sys
 import threading
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 from tfos_nb.errors import TfosError
-from tfos_nb.runtime.process import kill_group, start_module
+from tfos_nb.runtime.process import kill_group, private_directory, start_module
 
 __all__ = ["TensorBoard", "make_log_dir"]
 
-_ADDRESS = re.compile(rb"http://[^\s/]+:(\d+)/")
+_LISTENS = b"tfos_nb: TensorBoard listens"
 
 
 def make_log_dir(log_dir: str) -> None:
@@ -43,7 +43,7 @@ def make_log_dir(log_dir: str) -> None:
 
 
 class TensorBoard:
-    """A TensorBoard over a log directory, on a free port of the loopback.
+    """A TensorBoard over a log directory, on a unix socket of its own.
 
     Parameters
     ----------
@@ -52,14 +52,15 @@ class TensorBoard:
 
     Attributes
     ----------
-    port : int or None
-        Where it listens; None until it does, and again when it has ended.
+    socket : str or None
+        The path where it listens; None until it does, and again when it has ended.
     """
 
     def __init__(self, log_dir: str) -> None:
         self._log_dir = log_dir
         self._changed = threading.Condition()
-        self._port: int | None = None
+        self._directory = private_directory("board")
+        self._listens = False
         self._over = False
         self._said: deque[str] = deque(maxlen=20)
         self._process: subprocess.Popen[bytes] | None = None
@@ -69,16 +70,20 @@ class TensorBoard:
         self._process = start_module(
             "tfos_nb.runtime.tensorboard",
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
-            arguments=("--logdir", self._log_dir, "--host", "127.0.0.1", "--port", "0", "--reload_interval", "5"),
+            arguments=(self._path, "--logdir", self._log_dir, "--reload_interval", "5", "--load_fast", "false"),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
         threading.Thread(target=self._listen, args=(self._process,), name="tfos_nb tensorboard", daemon=True).start()
 
     @property
-    def port(self) -> int | None:  # noqa: D102 - documented with the class
+    def _path(self) -> str:
+        return os.path.join(self._directory, "socket")
+
+    @property
+    def socket(self) -> str | None:  # noqa: D102 - documented with the class
         with self._changed:
-            return None if self._over else self._port
+            return self._path if self._listens and not self._over else None
 
     @property
     def over(self) -> bool:
@@ -92,27 +97,28 @@ class TensorBoard:
         with self._changed:
             return "\n".join(self._said)
 
-    def wait(self, timeout: float) -> int | None:
-        """Wait until it listens or has ended; return the port."""
+    def wait(self, timeout: float) -> str | None:
+        """Wait until it listens or has ended; return the socket's path."""
         with self._changed:
-            self._changed.wait_for(lambda: self._port is not None or self._over, timeout)
-            return None if self._over else self._port
+            self._changed.wait_for(lambda: self._listens or self._over, timeout)
+        return self.socket
 
     def stop(self) -> None:
         """End it at once. Idempotent."""
         if self._process is not None:
             kill_group(self._process)
             self._process.wait()
+        shutil.rmtree(self._directory, ignore_errors=True)
 
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None, "it was asked for"
         for line in process.stdout:
-            found = _ADDRESS.search(line)
             with self._changed:
-                self._said.append(line.decode(errors="replace").rstrip())
-                if found and self._port is None:
-                    self._port = int(found[1])
-                    self._changed.notify_all()
+                if line.startswith(_LISTENS):
+                    self._listens = True
+                else:
+                    self._said.append(line.decode(errors="replace").rstrip())
+                self._changed.notify_all()
         process.wait()
         process.stdout.close()
         with self._changed:
@@ -120,17 +126,36 @@ class TensorBoard:
             self._changed.notify_all()
 
 
-def main(arguments: list[str]) -> Any:
+@dataclass(frozen=True)
+class _ServerAt:
+    """Makes TensorBoard's server, on a unix socket."""
+
+    path: str
+
+    def __call__(self, app: Any, flags: Any) -> Any:
+        """Make it: what TensorBoard wants of a ``TensorBoardServer``."""
+        from werkzeug.serving import make_server
+
+        server: Any = make_server(f"unix://{self.path}", 0, app, threaded=True)
+        server.get_url = lambda: f"unix://{self.path}"
+        return server
+
+
+def main(arguments: list[str]) -> None:
     """Run TensorBoard in this process, which ends with the one that started it."""
-    from tensorboard import main as tensorboard
+    from tensorboard import default, main_lib, program
 
     from tfos_nb.runtime.process import die_with_parent
 
     die_with_parent()
-    sys.argv = ["tensorboard", *arguments]
-    with contextlib.suppress(KeyboardInterrupt):
-        return tensorboard.run_main()
+    path, *options = arguments
+    main_lib.global_init()
+    board = program.TensorBoard(default.get_plugins(), server_class=_ServerAt(path))
+    board.configure(["tensorboard", *options])
+    board.launch()
+    print(_LISTENS.decode(), flush=True)  # noqa: T201 - to the process that started it
+    threading.Event().wait()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

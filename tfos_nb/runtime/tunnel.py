@@ -21,6 +21,7 @@ import itertools
 import logging
 import os
 import socket
+import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -34,7 +35,8 @@ logger = logging.getLogger(__name__)
 
 _CHUNK = 64 << 10
 _ANSWER_SECONDS = 10.0  # within which a supervisor that was asked has to dial
-_DIAL_SECONDS = 5.0
+_DIAL_SECONDS = 10
+_TIME = struct.Struct("ll")  # a timeval
 _AT_ONCE = 32  # streams that one supervisor carries; a browser opens six
 
 
@@ -147,19 +149,19 @@ class Carrier(Protocol):
 
 
 class TunnelEnd:
-    """Connects streams of the door with a port on this host's loopback.
+    """Connects streams of the door with a unix socket on this host.
 
     Parameters
     ----------
     client : DoorClient
         What dials the door.
-    port : callable
-        The port to connect to, or None while there is none.
+    path : callable
+        The socket's path, or None while there is none.
     """
 
-    def __init__(self, client: Carrier, port: Callable[[], int | None]) -> None:
+    def __init__(self, client: Carrier, path: Callable[[], str | None]) -> None:
         self._client = client
-        self._port = port
+        self._path = path
         self._free = threading.BoundedSemaphore(_AT_ONCE)
 
     def open(self, asked: OpenTunnel) -> None:
@@ -186,14 +188,18 @@ class TunnelEnd:
                     _hang_up(connection)
 
     def _dial(self) -> socket.socket | None:
-        port = self._port()
-        if port is None:
+        path = self._path()
+        if path is None:
             return None
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # By the system, not by Python: where many come at once, a socket that does not block is refused, not queued.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(_DIAL_SECONDS, 0))
         try:
-            connection = socket.create_connection(("127.0.0.1", port), _DIAL_SECONDS)
+            connection.connect(path)
         except OSError:
+            connection.close()
             return None
-        connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(0, 0))
         return connection
 
 
