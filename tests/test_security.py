@@ -1,0 +1,106 @@
+"""What is never done with what strangers can send, and where no secret may be. See docs/security.md."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.waiting import until
+from tfos_nb import launch
+from tfos_nb.runtime.process import private_directory
+from tfos_nb.runtime.tensorboard import TensorBoard
+
+ROOT = Path(__file__).parents[1] / "tfos_nb"
+# They undo what Spark's own closure has brought, in the process that it was meant for.
+UNPICKLES = {"runtime/payload.py", "runtime/baggage.py"}
+LOADERS = {"loads", "load", "Unpickler", "read_pickle"}
+
+
+def calls_of_pickle(file: Path) -> list[int]:
+    """Return the lines of a module that unpickle, or that take a door through which something could."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = getattr(node.func.value, "id", getattr(node.func.value, "attr", ""))
+            if node.func.attr in LOADERS and "pickle" in str(owner):
+                found.append(node.lineno)
+            allowed = [k for k in node.keywords if k.arg == "allow_pickle" and getattr(k.value, "value", True)]
+            found += [node.lineno for _ in allowed]
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("eval", "exec"):
+            found.append(node.lineno)
+    return found
+
+
+def test_nothing_unpickles_but_the_two_that_undo_sparks_own_closure() -> None:
+    files = {str(file.relative_to(ROOT)): calls_of_pickle(file) for file in ROOT.rglob("*.py")}
+    found = {name for name, lines in files.items() if lines}
+    assert found - UNPICKLES <= {"magics/cell.py"}, found  # which runs the user's own cell, in the user's kernel
+    assert found >= UNPICKLES, "the search finds what is there"
+
+
+def telling(args: Any, ctx: Any) -> None:
+    print("env", sorted(os.environ.items()))
+    print("argv", Path("/proc/self/cmdline").read_text())
+    ctx.report(step=1)
+    while not ctx.should_stop:
+        threading.Event().wait(0.1)
+
+
+def test_neither_logs_nor_states_nor_command_lines_hold_the_clusters_secrets(spark: SparkSession) -> None:
+    cluster = launch(telling, workers=1, spark=spark)
+    try:
+        secrets = [cluster._address.token, cluster._address.certificate.decode().splitlines()[1]]
+        assert all(len(secret) >= 32 for secret in secrets)
+        assert until(lambda: "argv" in cluster.logs("worker:0"))
+        descriptions = " ".join(str(job.description) for job in cluster._jobs.running())
+        told = [cluster.logs("worker:0"), repr(cluster), repr(cluster.snapshot()), repr(vars(cluster)), descriptions]
+        assert not [text for text in told for secret in secrets if secret in text]
+    finally:
+        cluster.close()
+
+
+def test_tensorboard_listens_where_only_its_user_can_come(tmp_path: Path) -> None:
+    board = TensorBoard(str(tmp_path))
+    board.start()
+    try:
+        path = board.wait(60)
+        assert path is not None, board.said
+        assert stat.S_ISSOCK(os.stat(path).st_mode)
+        assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700
+        process = board._process
+        assert process is not None
+        assert listening_ports(process.pid) == []
+    finally:
+        board.stop()
+    assert not os.path.exists(os.path.dirname(path))
+
+
+def listening_ports(pid: int) -> list[Any]:
+    import psutil
+
+    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    return [one.laddr for process in family for one in process.net_connections("inet") if one.status == "LISTEN"]
+
+
+def test_directories_of_sockets_are_their_users_alone() -> None:
+    path = private_directory("test")
+    try:
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o700
+    finally:
+        os.rmdir(path)
+
+
+@pytest.mark.parametrize("folder", ["notebooks", "docs"])
+def test_no_saved_file_holds_a_token(folder: str) -> None:
+    long_secret = re.compile(r"(?:token|pass|key)[\"'=: ]+[A-Za-z0-9_\-]{32,}")
+    files = [file for file in (ROOT.parent / folder).rglob("*") if file.suffix in (".ipynb", ".md", ".py")]
+    assert files
+    assert not [file.name for file in files if long_secret.search(file.read_text())]
