@@ -87,6 +87,25 @@ def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[int, int, list[int]]:
     return int(model.layers[0].total.numpy()), ctx.generation, history.epoch
 
 
+def regression(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
+    """A linear regression with few large steps, so that its course hardly depends on who has which rows."""
+    import keras
+    import tensorflow as tf
+
+    class Slowly(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            threading.Event().wait(0.4)
+
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile(loss="mse", optimizer=keras.optimizers.SGD(args["rate"], momentum=args["momentum"]))
+    callbacks = [Slowly(), keras.callbacks.BackupAndRestore(ctx.checkpoint_dir)]
+    data = ctx.dataset(4 * ROWS, x="x", y="y")
+    history = model.fit(data, epochs=args["epochs"], verbose=0, callbacks=callbacks)
+    weights = [float(weight.ravel()[0]) for weight in model.get_weights()]
+    return {"loss": history.history["loss"], "weights": weights, "generation": ctx.generation}
+
+
 class Killer(threading.Thread):
     """Sends a signal to something of a node, once, when that node has come so far."""
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from pyspark.sql import SparkSession
@@ -22,6 +23,7 @@ from tests.faults import (
     its_supervisor,
     its_warm_process,
     itself,
+    regression,
     sum_of_ids,
 )
 from tests.waiting import until
@@ -77,6 +79,25 @@ def test_keras_fit_goes_on_from_its_backup_and_is_fed_what_it_lacks(spark: Spark
         Killer(cluster, "worker:0", ROWS * 3 // 4, itself)
         cluster.train(data, epochs=3)
     assert cluster.result() == (sum_of_ids(3), 2, [1, 2])
+
+
+def test_a_training_that_lost_a_node_ends_at_the_loss_of_one_that_did_not(spark: SparkSession, tmp_path: Path) -> None:
+    args = {"epochs": 12, "rate": 0.1, "momentum": 0.5}
+    data = rows(spark).selectExpr("double(id % 7) / 7 as x", "3 * double(id % 7) / 7 + 1 as y")
+    found = {}
+    for name in ("undisturbed", "disturbed"):
+        options: dict[str, Any] = {"restarts": 1, "model_dir": str(tmp_path / name)}
+        with launch(regression, args, workers=2, spark=spark, **options) as cluster:
+            if name == "disturbed":
+                Killer(cluster, "worker:1", ROWS * 2, itself)  # of about ROWS / 2 an epoch
+            cluster.train(data, epochs=args["epochs"])
+        found[name] = cluster.result()
+    before, after = found["undisturbed"], found["disturbed"]
+    assert (before["generation"], after["generation"]) == (1, 2)
+    assert 0 < len(after["loss"]) < args["epochs"], "the epochs before the loss of the node are not trained again"
+    np.testing.assert_allclose(after["loss"], before["loss"][-len(after["loss"]) :], atol=1e-3)
+    np.testing.assert_allclose(after["weights"], before["weights"], atol=1e-3)
+    np.testing.assert_allclose(cluster.history["loss"], before["loss"], atol=1e-3)
 
 
 def raising_later(args: Any, ctx: Any) -> None:

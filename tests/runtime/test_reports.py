@@ -264,3 +264,15 @@ def test_an_empty_history_says_so() -> None:
     with pytest.raises(KeyError):
         history["loss"]
     assert repr(filled()) == "<History 2 epochs: loss, acc>"
+
+
+def test_epochs_that_are_trained_once_more_are_in_the_history_once() -> None:
+    history = History("worker:0")
+    for epoch, loss in ((1, 0.9), (2, 0.8), (3, 0.7)):
+        history.record("worker:0", StepReport(epoch=epoch, metrics={"loss": loss}, epoch_end=True))
+    history.begin_anew()
+    for epoch, loss in ((3, 0.6), (4, 0.5)):  # the state was that of epoch 2
+        history.record("worker:0", StepReport(epoch=epoch, metrics={"loss": loss}, epoch_end=True))
+    assert history["loss"] == [0.9, 0.8, 0.6, 0.5]
+    history.record("worker:0", StepReport(epoch=1, metrics={"loss": 0.1}, epoch_end=True))
+    assert history["loss"] == [0.9, 0.8, 0.6, 0.5, 0.1], "another fit goes on behind it"

@@ -267,6 +267,12 @@ class History(Mapping[str, list[float]]):
         self._lock = threading.Lock()
         self._epochs: list[StepReport] = []
         self._steps: dict[str, deque[StepReport]] = {}
+        self._anew = False
+
+    def begin_anew(self) -> None:
+        """Learn that training goes on from an earlier state: the epochs that are trained once more count once."""
+        with self._lock:
+            self._anew = True
 
     def record(self, node: str, report: StepReport) -> None:
         """Keep a report of training."""
@@ -276,7 +282,13 @@ class History(Mapping[str, list[float]]):
         with self._lock:
             self._steps.setdefault(node, deque(maxlen=_STEPS_KEPT)).append(report)
             if report.epoch_end and node == self._chief:
+                self._go_back(report.epoch)
                 self._epochs.append(report)
+
+    def _go_back(self, epoch: int | None) -> None:
+        while self._anew and epoch is not None and self._epochs and (self._epochs[-1].epoch or 0) >= epoch:
+            self._epochs.pop()
+        self._anew = False
 
     @property
     def epochs(self) -> list[dict[str, float]]:
