@@ -19,9 +19,10 @@ from tests.standalone import standalone_spark
 from tfos_nb.runtime.gpu_claims import GpuClaims, GpusTaken
 
 SESSION = """
-    import json, os, sys
+    import argparse, json, os, sys
     from pyspark.sql import SparkSession
     import tfos_nb
+    from tfos_nb.compat import TFCluster
     from tfos_nb.errors import TfosError
 
     def main(args, ctx):
@@ -32,11 +33,19 @@ SESSION = """
         cluster.wait(timeout=120)
         return cluster.results()
 
-    def refusal(**plan):
+    def of_compat(args=None):
+        cluster = TFCluster.run(spark.sparkContext, main, args, 2, 0)
+        cluster.shutdown(timeout=120)
+        return cluster.native.results()
+
+    def refused(call):
         try:
-            results(**plan)
+            call()
         except TfosError as error:
             return f"{type(error).__name__}: {error}"
+
+    def refusal(**plan):
+        return refused(lambda: results(**plan))
 """
 
 ON_STANDALONE = """
@@ -52,6 +61,8 @@ ON_STANDALONE = """
         "both": results(workers=1, gpus=2),
         "too_many": refusal(workers=3, gpus=1),
         "too_large": refusal(workers=1, gpus=3),
+        "compat": of_compat(),
+        "compat_none": of_compat(argparse.Namespace(num_gpus=0)),
     }
     print("told" + json.dumps(told))
 """
@@ -62,6 +73,8 @@ ON_LOCAL = """
         "two": results(workers=2, ps=1, chief=False, gpus=1),
         "again": results(workers=1, gpus=2),
         "too_many": refusal(workers=3, gpus=1),
+        "alone": tfos_nb.parallel.run(main, nodes=2, gpus=1, spark=spark),
+        "too_many_alone": refused(lambda: tfos_nb.parallel.run(main, nodes=3, gpus=1, spark=spark)),
     }
     print("told" + json.dumps(told))
 """
@@ -119,6 +132,8 @@ def test_spark_gives_each_worker_its_own_gpu_and_ps_and_evaluator_none(
     assert "PlanError: needs 3 slots (3 nodes with 1 GPU each)" in told["too_many"]
     assert "1 executor x 4 cores x 2 GPUs" in told["too_many"]
     assert "PlanError: gpus=3: an executor has 2" in told["too_large"]
+    assert devices(told["compat"], "worker:0", "worker:1") == ["0", "1"]  # as the task has them, without num_gpus
+    assert devices(told["compat_none"], "worker:0", "worker:1") == ["-1", "-1"]
 
 
 def test_where_spark_knows_no_gpus_each_worker_takes_one_of_its_host_s(tmp_path: Path, run_script: RunScript) -> None:
@@ -132,6 +147,8 @@ def test_where_spark_knows_no_gpus_each_worker_takes_one_of_its_host_s(tmp_path:
     assert sorted(told["again"]["worker:0"][0].split(",")) == ["GPU-aaaa", "GPU-bbbb"]
     assert "PlanError: gpus=1 for each of 3 nodes" in told["too_many"]
     assert "has 2" in told["too_many"]
+    assert sorted(told["alone"]) == [["GPU-aaaa", "true"], ["GPU-bbbb", "true"]]
+    assert "PlanError: gpus=1 for each of 3 nodes" in told["too_many_alone"]
 
 
 class FakeNvml:

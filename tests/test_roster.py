@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
+from tfos_nb import members as members_module
 from tfos_nb import roster as roster_module
 from tfos_nb.errors import NodeFailed, PlanError
 from tfos_nb.roster import Roster
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.door import Attendance, Door, DoorClient
 from tfos_nb.runtime.lifecycle import (
+    Coordinating,
     Farewell,
     FeedPlace,
     MainRaised,
@@ -86,7 +88,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Stand in for the roster's clock, and count what it has taken."""
     clock = SimpleNamespace(now=1000.0, said=0)
     clock.monotonic = lambda: clock.now
-    monkeypatch.setattr(roster_module, "time", clock)
+    for module in (roster_module, members_module):
+        monkeypatch.setattr(module, "time", clock)
     received = Roster.received
 
     def counted(self: Roster, link: Any, message: Any) -> None:
@@ -267,6 +270,22 @@ def test_a_process_that_dies_after_main_has_returned_says_so(make: Callable[...,
     cluster.say(ended("worker:0", None, "SIGSEGV"))
     [failure] = cluster.roster.failures
     assert "killed by SIGSEGV after main had returned" in str(failure.error)
+
+
+@pytest.mark.parametrize("first", ["the return", "the wait"])
+def test_a_main_that_left_no_server_is_named_where_the_chief_waits_for_one(
+    make: Callable[..., Cluster], first: str
+) -> None:
+    cluster = make(1, ps=1)
+    cluster.bring_up("chief:0", "worker:0", "ps:0")
+    cluster.say(MainReturned("worker:0", wire.encode(None), serves=True))
+    waits, returns = Coordinating("chief:0"), MainReturned("ps:0", wire.encode(None), serves=False)
+    for message in (returns, waits) if first == "the return" else (waits, returns):
+        assert cluster.roster.failures == []
+        cluster.say(message)
+    [failure] = cluster.roster.failures
+    assert failure.node == "ps:0"
+    assert "left no TensorFlow server, for which chief:0 waits: begin main with `if not ctx" in str(failure.error)
 
 
 def test_a_lost_stream_is_a_lost_node(make: Callable[..., Cluster]) -> None:

@@ -48,7 +48,7 @@ def launch(
     spark: SparkSession | None = None,
     workers: int = ClusterPlan.workers,
     ps: int = ClusterPlan.ps,
-    chief: bool | None = ClusterPlan.chief,
+    chief: bool | str | None = ClusterPlan.chief,
     evaluator: bool = ClusterPlan.evaluator,
     input_mode: InputMode | str = ClusterPlan.input_mode,
     cpus: int = ClusterPlan.cpus,

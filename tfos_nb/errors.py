@@ -16,7 +16,6 @@ This module imports nothing, so that every other one may import it.
 from __future__ import annotations
 
 __all__ = [
-    "SPARK_ENDED",
     "ClusterClosed",
     "FeedFailed",
     "FeedTimeout",

@@ -196,7 +196,10 @@ class FeedDesk:
             feed.schema, feed.lengths = question.schema, question.lengths
             self._send(ledger.FeedSchema(feed.number, question.schema, question.lengths), self.nodes)
         elif feed.schema != question.schema and (told := _unlike(feed.schema, question.schema)):
-            return ledger.Places(refused=f"its rows are not of the types of the first partition's: {told}")
+            return ledger.Places(
+                refused=f"its rows are not of the types of those of another partition: {told}. Make them of one type, "
+                "such as float(x), where the rows are made"
+            )
         places = {name: place for name, place in self._places().items() if name in self.nodes}
         if len(places) < len(self.nodes):
             gone = ", ".join(name for name in self.nodes if name not in places)

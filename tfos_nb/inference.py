@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType
 
@@ -155,6 +156,8 @@ def score(df: DataFrame, known: Known, asked: Asked) -> DataFrame:
     """
     fields = list(df.schema.fields)
     feeds = feeds_of(known.signature.inputs, fields, asked.inputs, _pictures(df, asked))
+    if asked.nulls == "fill":
+        check_fill(asked.fill, [name for feed in feeds for name in feed.names])
     feeds = tuple(dataclasses.replace(feed, fill=_fill(feed, asked)) for feed in feeds)
     keep = _kept(df.columns, asked.keep)
     case = df.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
@@ -167,6 +170,18 @@ def _pictures(df: DataFrame, asked: Asked) -> list[str]:
     if isinstance(asked.decode, bool):
         return [f.name for f in df.schema.fields if isinstance(f.dataType, BinaryType)] if asked.decode else []
     return [asked.decode] if isinstance(asked.decode, str) else list(asked.decode)
+
+
+def check_fill(fill: Any, columns: Sequence[str]) -> None:
+    """Raise PlanError for a filling that is no value, or is for a column that is no input."""
+    fillings = fill if isinstance(fill, Mapping) else {} if fill is None else {None: fill}
+    for name, value in fillings.items():
+        if name is not None and name not in columns:
+            raise PlanError(
+                f"fill: no input is made of a column {name!r}{near(name, columns)}: {', '.join(columns)} are"
+            )
+        if not isinstance(value, (bool, int, float, str, bytes, np.generic)):
+            raise PlanError(f"fill={value!r}: it is a number or a text, or a dictionary of these by column")
 
 
 def _fill(feed: Feed, asked: Asked) -> Any:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
-__all__ = ["Launching", "NodeTasks", "Settings", "error_of_job", "open_door", "survey"]
+__all__ = ["Launching", "NodeTasks", "Settings", "check_host_gpus", "error_of_job", "open_door", "survey"]
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,8 @@ def survey(spark: SparkSession, plan: ClusterPlan) -> Launching:
     groups, hold = [], True
     claim = any(by_gpus) and not gives_gpus(spark)
     if claim:
-        _check_host_gpus(spark, plan)
+        with_gpus = sum(plan.gpus_of(node) > 0 for node in plan.spark_nodes)
+        check_host_gpus(spark, with_gpus, cpus=plan.cpus, gpus=plan.gpus)
         by_gpus = {0: [node for nodes in by_gpus.values() for node in nodes]}
     for gpus, nodes in by_gpus.items():
         profile = resource_profile(spark, plan.cpus, gpus)
@@ -152,8 +153,8 @@ def survey(spark: SparkSession, plan: ClusterPlan) -> Launching:
     return Launching(tuple(groups), hold, tuple(str(node) for node in plan.driver_nodes), claim)
 
 
-def _check_host_gpus(spark: SparkSession, plan: ClusterPlan) -> None:
-    """Count the GPUs of the executors' hosts, where Spark knows nothing of them.
+def check_host_gpus(spark: SparkSession, nodes: int, *, cpus: int, gpus: int) -> None:
+    """Refuse GPUs that the executors' hosts have not, where Spark knows nothing of them.
 
     One short task for each slot, which Spark deals out one executor after the other: an executor without a free slot
     now is not seen, and what it has is not counted.
@@ -161,13 +162,12 @@ def _check_host_gpus(spark: SparkSession, plan: ClusterPlan) -> None:
     tasks = max(slots_total(spark), 1)
     found = spark.range(0, tasks, 1, tasks).mapInArrow(GpuCount(), GPU_COUNT_SCHEMA).distinct().collect()
     by_host = {row.host: row.gpus for row in found}
-    nodes = sum(plan.gpus_of(node) > 0 for node in plan.spark_nodes)
     if not any(by_host.values()):
-        resource_profile(spark, plan.cpus, plan.gpus)  # says how Spark is given some
-    if sum(count // plan.gpus for count in by_host.values()) < nodes:
+        resource_profile(spark, cpus, gpus)  # says how Spark is given some
+    if sum(count // gpus for count in by_host.values()) < nodes:
         has = ", ".join(f"{host} has {count}" for host, count in sorted(by_host.items()))
         raise PlanError(
-            f"gpus={plan.gpus} for each of {nodes} nodes: {has}. Ask for fewer GPUs or nodes, or start Spark with "
+            f"gpus={gpus} for each of {nodes} nodes: {has}. Ask for fewer GPUs or nodes, or start Spark with "
             "executors on more hosts that have GPUs"
         )
 
@@ -230,6 +230,7 @@ class NodeTasks:
             settings={
                 **self.settings.for_nodes(self.plan.name),
                 "board": str(self.plan.chief_node),
+                "chief_trains": self.plan.chief_trains,
                 "run": self.run,
             },
             env={**self.settings.env, PROTOCOL_VARIABLE: self.plan.protocol},

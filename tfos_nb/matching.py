@@ -185,7 +185,10 @@ def _why_unfit(column: StructField, tensor: Tensor, pictures: bool) -> str | Non
         return f"its vectors have {length} values" if exact and length not in (None, values) else None
     if depth == 0:
         return None if values == 1 else "a row of it is one value; name as many columns as it takes, or an array"
-    return f"its rows are lists, {depth} deep" if depth > 1 else "its rows are lists"
+    if depth > 1:
+        one = "; flatten(…) in Spark makes one list of each" if tensor.shape else ""
+        return f"its rows are lists, {depth} deep{one}"
+    return "its rows are lists"
 
 
 def _why_of_other_type(kind: DataType, tensor: Tensor) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import NodeFailed, PlanError, TfosError
-from tfos_nb.launching import error_of_job, open_door
+from tfos_nb.launching import check_host_gpus, error_of_job, open_door
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.door import Link
 from tfos_nb.runtime.payload import pack
@@ -23,8 +23,10 @@ from tfos_nb.session import (
     check_dynamic_allocation,
     check_local_python,
     check_slots,
+    gives_gpus,
     resource_profile,
     run_to_the_end,
+    slots_total,
     spark_session,
     usable_session,
 )
@@ -108,7 +110,7 @@ def run(
     barrier : bool, optional
         Whether all begin together, each in a slot of its own. Otherwise they may be more than Spark has slots.
     cpus, gpus : int, optional
-        Spark CPUs and GPUs of each.
+        Spark CPUs and GPUs of each. Where Spark shares out no GPUs, each takes free ones of its host.
     env : mapping of str to str, optional
         Environment variables of the programs.
     name : str, optional
@@ -141,15 +143,19 @@ def run(
     payload = pack(main, args, sources)
     session = spark_session(nodes) if spark is None else usable_session(spark)
     check_local_python(session)
-    profile = resource_profile(session, cpus, gpus)
+    claim = gpus if gpus > 0 and not gives_gpus(session) else 0
+    profile = resource_profile(session, cpus, gpus - claim)
+    if claim:
+        at_once = nodes if barrier else min(nodes, slots_total(session, profile))
+        check_host_gpus(session, at_once, cpus=cpus, gpus=gpus)
     if barrier:
         check_dynamic_allocation(session, nodes)
-        check_slots(session, nodes, False, cpus=cpus, gpus=gpus, profile=profile)
+        check_slots(session, nodes, False, cpus=cpus, gpus=gpus - claim, profile=profile)
     desk = _Desk(nodes)
     door, address = open_door(session, desk)
     try:
         path = tuple(entry or os.getcwd() for entry in sys.path)
-        task = SoloTask(nodes, address, barrier, dict(env or {}), path, payload)
+        task = SoloTask(nodes, address, barrier, dict(env or {}), path, payload, claim)
         extra: dict[str, Any] = {"profile": profile} if profile is not None else {}
         frame = session.range(0, nodes, 1, nodes).mapInArrow(task, SUMMARY_SCHEMA, barrier=barrier, **extra)
         return _results(desk, SparkJobs(session, f"tfos_nb-parallel-{uuid.uuid4().hex[:12]}"), frame, name)

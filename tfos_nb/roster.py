@@ -20,6 +20,7 @@ from tfos_nb.record import Record
 from tfos_nb.runtime.door import Link
 from tfos_nb.runtime.ledger import FeedFrom, PassDone
 from tfos_nb.runtime.lifecycle import (
+    Coordinating,
     MainRaised,
     MainReturned,
     MainStarted,
@@ -34,7 +35,7 @@ from tfos_nb.runtime.lifecycle import (
 )
 from tfos_nb.runtime.node import NodeGivenUp, NodeThere, NodeWanted, SupervisorEnded
 from tfos_nb.runtime.placement import QUESTIONS
-from tfos_nb.runtime.plan import ClusterPlan
+from tfos_nb.runtime.plan import ClusterPlan, Role
 from tfos_nb.runtime.process import signal_name
 from tfos_nb.runtime.reports import Heartbeat, History, LogLines
 from tfos_nb.state import NodeStatus
@@ -80,7 +81,7 @@ class Roster(Members):
         super().__init__(plan)
         self.generation = 1
         self.restarts_left = restarts
-        self._silence = heartbeat_timeout
+        self.heartbeat_timeout = heartbeat_timeout
         self.history = History(str(plan.chief_node))
         self.failures: list[Failure] = []
         self.feeds = FeedDesk(self.changed, [str(node) for node in plan.fed_nodes], self.send, self._place)
@@ -97,6 +98,7 @@ class Roster(Members):
             NodeUp: self._node_up,
             MainStarted: self._main_started,
             Serving: self._serving,
+            Coordinating: self._coordinates,
             Saving: self._saving,
             MainReturned: self._main_returned,
             MainRaised: self._main_raised,
@@ -166,11 +168,11 @@ class Roster(Members):
         now = time.monotonic()
         with self.changed:
             for record in self._records.values():
-                silent = record.heard_at is not None and now - record.heard_at > self._silence
+                silent = record.heard_at is not None and now - record.heard_at > self.heartbeat_timeout
                 if silent and record.link is not None and not record.status.ended:
                     self._lose(
                         record,
-                        f"no heartbeat for {self._silence:g} s: its host or network is gone, or it is stopped",
+                        f"no heartbeat for {self.heartbeat_timeout:g} s: its host or network is gone, or it is stopped",
                     )
             self.changed.notify_all()
 
@@ -228,6 +230,20 @@ class Roster(Members):
         record.result, record.returned = message.result, True
         record.status = NodeStatus.DONE
         record.forget_rate()
+        record.left = not message.serves and record.node.role is not Role.EVALUATOR
+        self._check_servers()
+
+    def _coordinates(self, record: Record, message: Coordinating) -> None:
+        record.coordinating = True
+        self._check_servers()
+
+    def _check_servers(self) -> None:
+        """Fail a node that left no server where the coordinator waits for one: TensorFlow would do so for ever."""
+        waiting = next((one for one in self._records.values() if one.coordinating and not one.status.ended), None)
+        left = next((one for one in self._records.values() if one.left), None)
+        if waiting is not None and left is not None:
+            cause = f"its main has returned and left no TensorFlow server, for which {waiting.node} waits: begin main "
+            self._fail(left, self._error_of(left, cause + "with `if not ctx.is_chief: return ctx.serve()`"))
 
     def _main_raised(self, record: Record, message: MainRaised) -> None:
         record.raised = message
@@ -334,6 +350,7 @@ class Roster(Members):
             self.restarts_left -= 1
             self.failures.clear()
             self.feeds.regathered()
+            self.history.begin_anew()
             for record in self._records.values():
                 if record.status is NodeStatus.LOST and record.link is not None:
                     self._give_up(record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,8 @@ from tfos_nb.session import Job, SparkJobs
 
 __all__ = ["Call", "Regathered", "Training"]
 
-_UNTIL_LOST = 20.0  # seconds within which a node is known to be lost, when Spark could not reach it
+_UNTIL_LOST = 5.0  # seconds beyond the limit of its silence within which a node is known to be lost
+_UNREACHED = re.compile(r"Flight\w*Error|hung up while|[Cc]onnection (refused|reset|closed)|failed to connect")
 
 
 class Regathered(Exception):
@@ -179,8 +181,9 @@ class Training:
         if error is None and feed.ledger.rows == 0 and empty and not self.nobody_wants(feed.place.call):
             error = FeedFailed(empty)
         if error is not None:
-            if self.roster.restarts_left > 0 and feed.error is None and job.error is not None:
-                self.fate.wait_for(lambda: False, _UNTIL_LOST)  # the tasks may have missed a node before we do
+            if self.roster.restarts_left > 0 and job.error is not None and _UNREACHED.search(str(job.error)):
+                # The tasks miss a node before its silence has lasted long enough.
+                self.fate.wait_for(lambda: False, self.roster.heartbeat_timeout + _UNTIL_LOST)
             self._fail(error, feed)
 
     def _fail(self, error: TfosError, feed: Feed) -> None:

@@ -185,6 +185,8 @@ def test_a_session_in_the_contexts_place_is_named(spark: SparkSession) -> None:
         TFCluster.run(spark, nothing, None, 1, 0)
     with pytest.raises(PlanError, match="sc is a SparkSession, not a SparkContext"):
         TFParallel.run(spark, nothing, None, 1)
+    with pytest.raises(PlanError, match="num_executors='2': it is a whole number"):
+        TFParallel.run(spark.sparkContext, nothing, None, "2")  # type: ignore[arg-type]
 
 
 # --- clusters -----------------------------------------------------------------------------------------------------
@@ -320,6 +322,69 @@ def test_a_shutdown_that_takes_too_long_ends_the_nodes(spark: SparkSession) -> N
     with pytest.raises(TimeoutError):
         cluster.shutdown(timeout=0.5)
     assert cluster.native.state.ended
+
+
+def never_right(args: Any, ctx: Any) -> None:
+    ctx.get_data_feed().next_batch(1)
+    raise ValueError("boom in a stream")
+
+
+@pytest.mark.filterwarnings("ignore:DStream is deprecated:FutureWarning")
+def test_a_program_that_fails_within_a_stream_is_the_error_of_shutdown_and_the_stream_ends(spark: SparkSession) -> None:
+    from pyspark.streaming import StreamingContext
+
+    sc = spark.sparkContext
+    ssc = StreamingContext(sc, 1)
+    stream = ssc.queueStream([sc.parallelize(range(50), 2) for _ in range(20)])
+    cluster = TFCluster.run(sc, never_right, None, 1, 0, input_mode=TFCluster.InputMode.SPARK)
+    cluster.train(stream, feed_timeout=86400)
+    ssc.start()
+    with pytest.raises(NodeFailed, match="ValueError: boom in a stream"):
+        cluster.shutdown(ssc)
+    assert str(ssc._jssc.getState()) == "STOPPED"
+    assert sc.parallelize([1]).count() == 1
+
+
+def between_graph(args: Any, ctx: Any) -> list[Any]:
+    """Train in 1.x's way: variables on the ps, sessions on the chief and the workers, each fed by Spark."""
+    import tensorflow.compat.v1 as tf
+
+    cluster, server = ctx.start_cluster_server(1, False)
+    if ctx.job_name == "ps":
+        server.join()
+    with tf.Graph().as_default(), tf.Session(server.target) as session:
+        with tf.device(tf.train.replica_device_setter(cluster=cluster)):
+            total = tf.Variable(0.0, name="total")
+        if ctx.job_name == "chief":
+            session.run(total.initializer)
+        wait_for(lambda: session.run(tf.is_variable_initialized(total)))
+        value = tf.placeholder(tf.float32)
+        add = total.assign_add(value, use_locking=True)
+        feed, rows = TFNode.DataFeed(ctx.mgr, True), []
+        while not feed.should_stop():
+            for row in feed.next_batch(8):
+                rows.append(row)
+                session.run(add, {value: row})
+        return [rows, ctx.num_workers, total.device]
+
+
+def wait_for(reached: Any) -> None:
+    import threading
+
+    while not reached():
+        threading.Event().wait(0.1)
+
+
+@pytest.mark.parametrize("nodes", [3, 2])
+def test_a_chief_beside_parameter_servers_trains_and_is_fed(spark: SparkSession, nodes: int) -> None:
+    sc, mode = spark.sparkContext, TFCluster.InputMode.SPARK
+    cluster = TFCluster.run(sc, between_graph, None, nodes, 1, input_mode=mode, master_node="chief")
+    cluster.train(sc.parallelize([float(number) for number in range(4000)], 4), 1)
+    cluster.shutdown(timeout=120)
+    results = {node: result for node, result in cluster.native.results().items() if not node.startswith("ps")}
+    assert sorted(results) == ["chief:0", "worker:0"][: nodes - 1]
+    assert all(rows and of == nodes - 1 and "/job:ps" in device for rows, of, device in results.values())
+    assert sorted(row for rows, _, _ in results.values() for row in rows) == [float(n) for n in range(4000)]
 
 
 def serve_or_work(args: Any, ctx: Any) -> int:

@@ -65,6 +65,13 @@ def test_a_pipeline_in_its_shape_trains_exports_and_applies(rows: DataFrame, tmp
     assert "serving_default" in graph.signature_def
 
 
+def test_a_chief_beside_parameter_servers_trains_and_the_arguments_ask_for_gpus(spark: SparkSession) -> None:
+    estimator = pipeline.TFEstimator(train_fn, {"num_gpus": 2}).setClusterSize(2).setNumPS(1).setMasterNode("chief")
+    plan = estimator._plan()
+    assert (plan["chief"], plan["workers"], plan["gpus"]) == ("trains", 0, 2)
+    assert pipeline.TFEstimator(train_fn, {})._plan()["gpus"] == 0
+
+
 def test_every_name_is_there_and_the_mixins_have_their_setters() -> None:
     assert len(NAMES) == 18
     estimator = pipeline.TFEstimator(train_fn, {})

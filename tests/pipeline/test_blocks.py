@@ -15,6 +15,9 @@ from tests.conftest import SCRIPT_SECONDS
 from tests.pipeline.conftest import close, column
 from tfos_nb import map_batches, reduce_batches
 from tfos_nb.errors import FeedFailed, PlanError
+from tfos_nb.runtime.baggage import Baggage, pack
+from tfos_nb.runtime.blocks import Function
+from tfos_nb.runtime.models import Signature, Tensor
 
 
 def scaled(x):
@@ -150,6 +153,10 @@ def test_functions_that_do_not_fit_are_refused_before_anything_runs(rows):
         (rows, lambda x: x, "y date", "schema: 'y' is date; a tensor becomes a number"),
         (rows, lambda x: x, "y what ever", "is no schema such as"),
         (rows, lambda x: x, "b array<float>", "the DataFrame has a column 'b' already"),
+        (rows, lambda x: x, "B array<float>", "the DataFrame has a column 'B' already"),
+        (rows, lambda x: x, "y array<float>, Y int", "the schema has two columns 'y': name one otherwise"),
+        (rows, lambda x: x, "float", "schema='float' is a type without a column: name one, as in 'y float'"),
+        (rows, lambda x: x, None, "schema=None is no schema such as 'y float, z array<long>'"),
         (dated, lambda d: d, "y float", "column 'd' is date, for which TensorFlow has no tensor: cast it"),
     ]
     for df, fn, schema, told in cases:
@@ -177,6 +184,39 @@ def test_results_that_do_not_fit_the_schema_are_told_of(rows):
             map_batches(one, fn, schema, batch_size=10).collect()
     with pytest.raises(Exception, match="what a reduction gives has no axis of rows"):
         reduce_batches(one, lambda x: tf.expand_dims(x, 0))
+
+
+def applied(fn: Any, kind: str, **how: Any) -> Any:
+    """Apply a function as an executor does, to the numbers 1.0 and 2.5."""
+    signature = Signature((Tensor("x", "float32", ()),), (Tensor("y", kind, ()),))
+    source = Function("fn()", pack(Baggage(function=fn)), signature, False, **how)
+    (given,) = source.reader("")().apply([np.array([1, 2.5], np.float32)])
+    return given.tolist()
+
+
+def test_a_float_is_not_cut_off_to_a_whole_number():
+    told = r"FeedFailed: fn\(\) gave float32 for 'y', which is int32: cast it in the function"
+    with pytest.raises(Exception, match=told):  # TensorFlow puts its own error around it
+        applied(lambda x: x, "int32")
+    with pytest.raises(Exception, match=told):
+        applied(lambda x: tf.reduce_mean(x, 0), "int32", rows=False)
+    assert applied(lambda x: tf.cast(x, tf.int64), "int32") == [1, 2]
+    assert applied(lambda x: tf.cast(x, tf.int64), "float64") == [1, 2]
+
+
+def test_a_function_that_returns_nothing_is_told_of():
+    for compiled in (True, False):
+        with pytest.raises(Exception, match=r"fn\(\) gave None for 'y': return a tensor"):
+            applied(lambda x: None, "float32", compiled=compiled)
+
+
+def test_a_last_parameter_with_a_default_is_left_alone(rows, known):
+    found = map_batches(rows, lambda b, factor=3: b * factor, "y int")
+    assert column(found, "y").tolist() == (known["b"] * 3).tolist()
+
+
+def test_no_key_is_said_by_none_too(rows, known):
+    assert reduce_batches(rows, lambda b: tf.reduce_sum(b, 0), by=None)["b"] == known["b"].sum()
 
 
 def test_the_schema_may_be_a_struct_type(rows, known):

@@ -22,6 +22,7 @@ from tests.waiting import until
 from tfos_nb import Cluster, KerasEstimator, KerasModel, launch
 from tfos_nb.errors import NodeFailed, PlanError
 from tfos_nb.pipeline import fitting
+from tfos_nb.pipeline.selection import filled, without_nulls
 from tfos_nb.runtime.heads import Head, Task
 from tfos_nb.runtime.models import ModelUnusable, Tensor
 
@@ -202,6 +203,27 @@ def test_a_model_that_cannot_be_trained_is_refused(iris: DataFrame, tmp_path: Pa
         KerasEstimator(bare, task="both")
     with pytest.raises(PlanError, match="callbacks cannot be saved"):
         KerasEstimator(build, callbacks=[keras.callbacks.TerminateOnNaN()]).save(str(tmp_path / "never"))
+
+
+def test_a_fit_follows_the_null_policy_as_a_transform_does(iris: DataFrame) -> None:
+    cut = F.array("sl", "sw", "pl", F.when(F.col("id") != 3, F.col("pw")))
+    holes = iris.withColumn("features", cut).withColumn("label", F.when(F.col("id") != 5, F.col("label")))
+    for policy, rows, count in (("skip", holes, 1), ("fill", holes.where("id <> 5"), 2)):
+        fitted = KerasEstimator(build, seed=1, null_policy=policy).fit(rows)
+        assert fitted.transform(holes.where("id in (3, 4)")).count() == count
+    with pytest.raises(PlanError, match="a column 'featurs'; did you mean 'features'"):
+        KerasEstimator(build, null_policy="fill", fill={"featurs": 1}).fit(holes)
+
+
+def test_rows_with_nulls_are_left_out_or_filled_at_every_depth(spark: SparkSession) -> None:
+    content = [(1, [1.0, None], "a"), (None, [2.0], "b"), (3, [3.0], None), (4, [4.0], "d")]
+    rows = spark.createDataFrame(content, "`a.b` int, x array<float>, t string").coalesce(1)
+    assert without_nulls(rows).collect() == [(4, [4.0], "d")]
+    found = filled(rows, ["a.b", "x"], {"a.b": 7})
+    assert found.schema["a.b"].dataType == rows.schema["a.b"].dataType
+    assert found.collect() == [(1, [1.0, 0.0], "a"), (7, [2.0], "b"), (3, [3.0], None), (4, [4.0], "d")]
+    with pytest.raises(PlanError, match=r"fill: 0.5 is none of the values of column 'a.b', which is int"):
+        filled(rows, ["a.b"], 0.5)
 
 
 def test_features_of_another_width_are_told_of_by_column(iris: DataFrame) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import keras
@@ -167,6 +168,8 @@ def test_nulls_are_filled(holes, kinds, known):
     assert close(column(model.setFill({"x": 0.5}).transform(holes), "p"), x * 3)
     x[3], x[7, 1] = 0, 0
     assert close(column(model.setFill(None).transform(holes), "p"), x * 3)
+    assert "fill: no input is made of a column 'xx'; did you mean 'x'?" in refusal(model.setFill({"xx": 1}), holes)
+    assert "fill=[1]: it is a number or a text" in refusal(model.setFill([1]), holes)
 
 
 def test_a_row_of_another_length_is_named_with_its_value(rows, kinds):
@@ -353,7 +356,10 @@ def test_names_that_are_not_there_are_told_with_those_that_are(rows, kinds):
         assert told in refusal(TFModel(**params), rows), params
 
 
-def test_places_without_a_model_are_told_of(rows, kinds):
+def test_places_without_a_model_are_told_of(rows, kinds, tmp_path):
+    cut, bare = tmp_path / "cut.keras", tmp_path / "bare"
+    cut.write_bytes((kinds / "dense.keras").read_bytes()[:3000])
+    shutil.copytree(kinds / "dense", bare, ignore=shutil.ignore_patterns("variables.index"))
     cases = [
         ({}, "there is no model: give model or export_dir or model_dir"),
         ({"export_dir": str(kinds / "empty")}, "the directory is empty: was the model written somewhere else"),
@@ -364,6 +370,8 @@ def test_places_without_a_model_are_told_of(rows, kinds):
             "holds weights alone: give the function that builds the model, model_fn=",
         ),
         ({"export_dir": str(kinds / "no")}, "is neither here"),
+        ({"export_dir": str(cut)}, "the file is damaged or not whole (File is not a zip file): copy it again"),
+        ({"export_dir": str(bare)}, "any matching files for variables/variables (written by TensorFlow 2."),
         ({"export_dir": str(kinds / "later.keras")}, "of a newer Keras than the executors have: install that version"),
         ({"export_dir": str(kinds / "later.keras")}, "(written by Keras 99.1.0, read by keras 3."),
         ({"export_dir": str(kinds / "later")}, "(written by TensorFlow 99.1.0)"),

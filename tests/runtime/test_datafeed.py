@@ -70,6 +70,15 @@ def numbers(*sizes: int, start: int = 0) -> list[pa.RecordBatch]:
     return blocks
 
 
+def test_the_size_of_a_batch_may_be_a_number_of_numpys(node: Node) -> None:
+    node.feed(1, numbers(5))
+    feed = node.ctx.get_data_feed()
+    assert feed.next_batch(np.int64(3)) == [(0,), (1,), (2,)]
+    for size in (0, -1, 1.5, True, "3"):
+        with pytest.raises(FeedFailed, match="the rows of a batch are a whole number, 1 or more"):
+            feed.next_batch(size)  # type: ignore[arg-type]
+
+
 # --- rows are what they were ----------------------------------------------------------------------
 
 

@@ -125,6 +125,12 @@ def test_columns_become_what_fit_takes(folder: Path) -> None:
     x, y, weight = next(iter(Node().read(f"{folder}/csv/part-0.csv", 4, x="x", y="id", class_weight={1: 5.0})))
     assert x.numpy().tolist() == [0.0, 0.25, 0.5, 0.75]
     assert (y.numpy().tolist(), weight.numpy().tolist()) == ([0, 1, 2, 3], [1.0, 5.0, 1.0, 1.0])
+    for wrong, told in (
+        ({"1": 5.0}, "the class '1', and column 'id' holds int64"),
+        ({1: "5"}, "'5', which is no number"),
+    ):
+        with pytest.raises(tf.errors.OpError, match=told):
+            next(iter(Node().read(f"{folder}/csv/part-0.csv", 4, x="x", y="id", class_weight=wrong)))
     x, y, weight = next(iter(Node().read(f"{folder}/gzip", 3, x=["pair"], y="id", class_weight={2: 5.0})))
     assert x["pair"].numpy().tolist() == [[0.0, 1.0], [0.25, 1.0], [0.5, 1.0]]
     assert weight.numpy().tolist() == [1.0, 1.0, 5.0]
@@ -279,7 +285,7 @@ def second_file(tmp_path: Path, name: str, content: Any) -> str:
         ("b.parquet", pa.table({"id": ["one"], "x": [1.0]}), r"b\.parquet: column 'id' is string, and in .*a\.parquet"),
         ("b.parquet", pa.table({"id": [1]}), r"b\.parquet: column 'x' is missing"),
         ("b.parquet", b"no parquet", r"b\.parquet: Parquet magic bytes not found|b\.parquet: "),
-        ("b.csv", b"id,x\none,2\n", r"b\.csv: .*invalid value 'one'"),
+        ("b.csv", b"id,x\none,2\n", r"b\.csv: .*invalid value 'one'.*say others by types="),
         ("b.csv", b"id,y\n1,2\n", r"b\.csv: column 'x' is missing, and in .*a\.csv it is double"),
         ("b.csv", b"id,x\n1,2,3\n", r"b\.csv: .*Expected 2 columns, got 3"),
         ("b.tfrecord", b"id,x\n1,2\n3,4\n5,6\n", r"b\.tfrecord is no TFRecord file, or is damaged"),
@@ -289,6 +295,16 @@ def test_a_file_unlike_the_first_is_named(tmp_path: Path, name: str, content: An
     path = second_file(tmp_path, name, content)
     with pytest.raises(FeedFailed, match=words):
         list(source_of(None, path))
+
+
+def test_csv_files_without_a_row_are_left_out_wherever_they_are(tmp_path: Path) -> None:
+    for name, text in (("a", ""), ("b", "id,x\n"), ("c", "id,x\n1,2.5\n3,4.5\n5,6.5\n"), ("d", "id,x\n")):
+        (tmp_path / f"{name}.csv").write_text(text)
+    shares = [ids_of(Node(index, 2).read(str(tmp_path), 2)) for index in range(2)]
+    assert shares == [[1], [3, 5]]
+    assert ids_of(Node().read(str(tmp_path), 2, share="files")) == [1, 3, 5]
+    with pytest.raises(FeedFailed, match=r"a\.csv, and all files beside it, have no row"):
+        Node().read([f"{tmp_path}/a.csv", f"{tmp_path}/b.csv"], 2)
 
 
 @pytest.mark.parametrize("cut", [1, 4, 15, 60])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,11 @@ from pyspark.sql import Row
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.rows import batches_of_rows
+
+
+class Named(NamedTuple):
+    label: str
+    pixels: list[int]
 
 
 def columns(rows: Iterable[Any]) -> dict[str, list[Any]]:
@@ -25,6 +30,7 @@ def columns(rows: Iterable[Any]) -> dict[str, list[Any]]:
         ([{"x": 1, "y": "a"}, {"y": "b", "x": 2}], {"x": [1, 2], "y": ["a", "b"]}),
         ([(1.0, [1, 2]), (2.0, [3, 4])], {"_1": [1.0, 2.0], "_2": [[1, 2], [3, 4]]}),
         ([[1, "a"], [2, "b"]], {"_1": [1, 2], "_2": ["a", "b"]}),
+        ([Named("a", [1, 2]), Named("b", [3])], {"label": ["a", "b"], "pixels": [[1, 2], [3]]}),
         ([1, 2, 3], {"value": [1, 2, 3]}),
         (["a", "b"], {"value": ["a", "b"]}),
         ([(np.arange(3), np.float32(0.5))], {"_1": [[0, 1, 2]], "_2": [0.5]}),
@@ -32,7 +38,19 @@ def columns(rows: Iterable[Any]) -> dict[str, list[Any]]:
         ([(1, None), (None, 2)], {"_1": [1, None], "_2": [None, 2]}),
         ([(1,), (2.5,)], {"_1": [1.0, 2.5]}),
     ],
-    ids=["Row", "dict", "tuple", "list", "number", "text", "array in a tuple", "array", "None", "int and float"],
+    ids=[
+        "Row",
+        "dict",
+        "tuple",
+        "list",
+        "named tuple",
+        "number",
+        "text",
+        "array in a tuple",
+        "array",
+        "None",
+        "int and float",
+    ],
 )
 def test_rows_of_each_kind_become_columns(rows: list[Any], expected: dict[str, Any]) -> None:
     assert columns(rows) == expected
@@ -103,8 +121,10 @@ def test_a_value_that_does_not_fit_is_named_with_its_row(rows: list[Any], messag
         ),
         ([{"x": 1}] * 1024 + [{}], r"row 1024 has the columns \[\], the rows before it have \['x'\]"),
         ([(1,), 2], r"row 1 has the columns \['value'\], the rows before it have \['_1'\]"),
+        ([{1: 0.5}, {1: 1.5}], r"row 0 is a dictionary with the key 1: keys are the names of columns"),
+        ([{"x": 0.5}, {1: 1.5, "x": 1}], r"row 1 has the columns \['1', 'x'\]"),
     ],
-    ids=["another", "one more", "one less", "one more in a later batch", "none in a later batch", "no tuple"],
+    ids=["another", "one more", "one less", "one more later", "none later", "no tuple", "no name", "no name later"],
 )
 def test_a_row_with_other_columns_is_named(rows: list[Any], message: str) -> None:
     with pytest.raises(FeedFailed, match=message):

@@ -183,7 +183,16 @@ def test_nulls_are_filled_at_every_depth() -> None:
 
 
 def test_a_filling_of_another_type_is_told_of() -> None:
-    for values, dtype, fill in (([1, None], "int32", 0.5), ([1.0, None], "float32", "x"), (["a", None], "string", 0)):
+    small = pa.array([1, None], pa.int8())
+    cases: list[tuple[Any, str, Any]] = [
+        ([1, None], "int32", 0.5),
+        ([1, None], "float32", float("nan")),
+        (small, "float32", 300),
+        (small, "float32", float("inf")),
+        ([1.0, None], "float32", "x"),
+        (["a", None], "string", 0),
+    ]
+    for values, dtype, fill in cases:
         with pytest.raises(
             FeedFailed, match=r"column 'c' has a null, and .* to fill it is no .* \(row 1 of partition 0\)"
         ):
@@ -246,6 +255,40 @@ def test_a_process_keeps_one_model_and_loads_it_anew_when_it_changed(run_script:
     assert gone() is None
     save("b.keras", 3)
     assert shelf.take(Place("b.keras"), Share()).signature.outputs[0].shape == (3,)
+    """
+    )
+
+
+def test_a_wrong_number_of_arguments_is_told_of() -> None:
+    signature = Signature((Tensor("x", "float32", (2,)),), (Tensor("y", "float32", ()),))
+    task = ScoreTask(Place("nowhere.keras"), signature, None, 8)
+    one = pa.array([1.0])
+    with pytest.raises(FeedFailed, match=r"the model takes x \(float32 2\); it was given 3 arguments side by side"):
+        list(task.outputs(iter([(one, one, one)])))
+    with pytest.raises(FeedFailed, match="the model was given no argument: name the columns"):
+        list(task.outputs(iter([()])))
+
+
+def test_a_loaded_model_is_not_looked_through_after_each_task_and_is_still_freed(run_script: RunScript) -> None:
+    run_script(
+        PREPARE
+        + """
+    shelf = Shelf()
+    def save(name, units):
+        import keras
+        keras.Sequential([keras.Input((2,)), keras.layers.Dense(units)]).save(name)
+    save("a.keras", 31), save("b.keras", 32)
+    import keras
+    def looked_through(units):
+        return sum(isinstance(thing, keras.layers.Dense) and thing.units == units for thing in gc.get_objects())
+    gc.collect()
+    assert not looked_through(31)
+    shelf.take(Place("a.keras"), Share())
+    assert gc.get_freeze_count() > 100_000
+    assert not looked_through(31), "what Spark's collection after each task has to look at"
+    shelf.take(Place("b.keras"), Share())
+    gc.unfreeze()
+    assert looked_through(32) and not looked_through(31), "the first one is gone"
     """
     )
 

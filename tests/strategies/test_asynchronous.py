@@ -224,6 +224,18 @@ def test_a_row_that_a_worker_cannot_take_is_named_by_its_column(spark: SparkSess
     assert "PyFunc" not in str(caught.value).splitlines()[0]
 
 
+def forget_to_serve(args: Any, ctx: Any) -> Any:
+    if ctx.is_chief:
+        return str(ctx.strategy())
+    return ctx.serve() if ctx.job_name == "worker" else None
+
+
+def test_a_parameter_server_that_returns_without_a_server_is_named(spark: SparkSession) -> None:
+    cluster = launch(forget_to_serve, workers=1, ps=1, spark=spark, input_mode="tensorflow")
+    with pytest.raises(errors.NodeFailed, match="ps:0 .*its main has returned and left no TensorFlow server"):
+        cluster.wait(timeout=60)
+
+
 def between_graph_only(args: Any, ctx: Any) -> list[str]:
     return [refusal(ctx.coordinator), refusal(lambda: ctx.strategy("sync")), refusal(lambda: ctx.mesh(batch=3))]
 

@@ -25,9 +25,16 @@ def test_a_master_node_is_a_chief_by_either_name(name: str) -> None:
     assert ("TensorFlow 2 calls it chief" in str(plan)) == (name == "master")
 
 
+def test_a_chief_that_trains_is_fed_beside_parameter_servers_and_needs_no_worker() -> None:
+    assert [str(node) for node in ClusterPlan(1, ps=1, chief="trains").fed_nodes] == ["chief:0", "worker:0"]
+    assert [str(node) for node in ClusterPlan(1, ps=1).fed_nodes] == ["worker:0"]
+    assert [str(node) for node in ClusterPlan(0, ps=1, chief="trains").fed_nodes] == ["chief:0"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"chief": "leads"}, "chief may also be 'trains'"),
         ({"workers": 0, "ps": 1}, "ps=1 and no worker: parameter servers serve workers. Ask for workers=1"),
         ({"driver_ps_nodes": True}, "driver_ps_nodes: there are no parameter servers"),
         ({"ps": 1, "driver_ps_nodes": 1}, "driver_ps_nodes is True or False"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import uuid
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 from tfos_nb.cluster import Cluster, launch
 from tfos_nb.compat._program import Program
 from tfos_nb.errors import ClusterClosed, PlanError
+from tfos_nb.launching import error_of_job
 
 __all__ = ["InputMode", "TFCluster", "reserve", "run"]
 
@@ -136,16 +138,26 @@ class TFCluster:
             If a node failed.
         """
         if ssc is not None:
-            while not ssc.awaitTerminationOrTimeout(1):
-                if self.native.state.ended:
-                    ssc.stop(stopSparkContext=False, stopGraceFully=True)
-                    break
+            self._await_stream(ssc)
         try:
             self.native.wait(None if timeout is None or timeout < 0 else timeout)
         except TimeoutError:
             if not self.native.state.ended:  # an error of the cluster's own may be a TimeoutError too
                 self.native.close()
             raise
+
+    def _await_stream(self, ssc: Any) -> None:
+        """Wait for the end of the streams, or of the nodes; a failure of the nodes is for :meth:`shutdown` to raise."""
+        try:
+            while not ssc.awaitTerminationOrTimeout(1):
+                if self.native.state.ended:
+                    ssc.stop(stopSparkContext=False, stopGraceFully=True)
+                    return
+        except Exception as error:
+            ssc.stop(stopSparkContext=False, stopGraceFully=False)
+            if not self.native.state.ended:  # an error of the program's own streams, of which the nodes know nothing
+                self.native.close()
+                raise error_of_job(error, "the stream ended by an error") from error
 
     def tensorboard_url(self) -> str | None:
         """Return a link to TensorBoard on this machine, which opens once; None if there is none."""
@@ -235,10 +247,10 @@ def run(  # noqa: PLR0917 - its order
         spark=SparkSession(sc),
         workers=workers,
         ps=num_ps,
-        chief=chief,
+        chief="trains" if chief else False,
         evaluator=bool(eval_node),
         input_mode="spark" if fed else "tensorflow",
-        gpus=_gpus_wanted(tf_args),
+        gpus=_gpus_wanted(sc, tf_args),
         tensorboard=bool(tensorboard),
         log_dir=log_dir if tensorboard else None,
         rendezvous_timeout=reservation_timeout,
@@ -278,10 +290,12 @@ def _spark_user(sc: Any) -> str:
     return str(sc.sparkUser())
 
 
-def _gpus_wanted(tf_args: Any) -> int:
-    """Return the GPUs of each worker that the arguments ask for, as ``num_gpus``."""
+def _gpus_wanted(sc: Any, tf_args: Any) -> int:
+    """Return the GPUs of each worker: what the arguments ask for as ``num_gpus``, or else what Spark gives a task."""
     found = tf_args.get("num_gpus") if isinstance(tf_args, dict) else getattr(tf_args, "num_gpus", None)
-    return found if type(found) is int and found > 0 else 0
+    if type(found) is int:
+        return max(found, 0)
+    return math.ceil(float(sc.getConf().get("spark.task.resource.gpu.amount", "0")))
 
 
 class _Reserved:

@@ -22,6 +22,8 @@ def run(sc: Any, map_fn: Callable[[Any, Any], Any], tf_args: Any, num_executors:
         raise PlanError(f"sc is a {type(sc).__name__}, not a SparkContext: give spark.sparkContext")
     from pyspark.sql import SparkSession
 
+    if type(num_executors) is not int or num_executors < 1:
+        raise PlanError(f"num_executors={num_executors!r}: it is a whole number, 1 or more")
     meta = _meta(sc, num_executors, 0, None, False)
     parallel.run(
         ParallelProgram(map_fn, meta["default_fs"], meta["working_dir"], _spark_user(sc)),
@@ -29,6 +31,6 @@ def run(sc: Any, map_fn: Callable[[Any, Any], Any], tf_args: Any, num_executors:
         nodes=num_executors,
         spark=SparkSession(sc),
         barrier=bool(use_barrier),
-        gpus=_gpus_wanted(tf_args),
+        gpus=_gpus_wanted(sc, tf_args),
         name="TFParallel",
     )

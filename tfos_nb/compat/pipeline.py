@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tfos_nb.compat import util
 from tfos_nb.compat._program import Program
-from tfos_nb.compat.TFCluster import InputMode, _meta, _spark_user
+from tfos_nb.compat.TFCluster import InputMode, _gpus_wanted, _meta, _spark_user
 from tfos_nb.pipeline import estimator, model
 from tfos_nb.pipeline.conversion import TFParams
 from tfos_nb.pipeline.params import (
@@ -93,12 +93,20 @@ class TFEstimator(estimator.TFEstimator):
     The rows are the columns of ``input_mapping`` in the order of their sorted names.
     """
 
+    _chief = "trains"
+
     def __init__(self, train_fn: Any = None, tf_args: Any = None, export_fn: Any = None, **given: Any) -> None:
         super().__init__(train_fn, tf_args, export_fn, **given)
         self._setDefault(keep_columns=TypeConverters.toListString([]))
 
     def _fed(self, df: DataFrame, mapping: dict[str, str]) -> DataFrame:
         return super()._fed(df, {column: column for column in sorted(mapping)})
+
+    def _plan(self) -> dict[str, Any]:
+        plan, spark = super()._plan(), SparkSession.getActiveSession()
+        if spark is None or self.isSet(self.gpus):
+            return plan
+        return {**plan, "gpus": _gpus_wanted(spark.sparkContext, self.args)}
 
     def _program(self, train_fn: Any, spark: SparkSession) -> Any:
         sc, master = spark.sparkContext, self.getMasterNode()

@@ -61,7 +61,7 @@ class LaunchOptions:
     variable: str = DEFAULT_VARIABLE
     workers: int = ClusterPlan.workers
     ps: int = ClusterPlan.ps
-    chief: bool | None = ClusterPlan.chief
+    chief: bool | str | None = ClusterPlan.chief
     evaluator: bool = ClusterPlan.evaluator
     input_mode: InputMode = _INPUT_MODE
     cpus: int = ClusterPlan.cpus

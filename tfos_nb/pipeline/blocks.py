@@ -6,7 +6,7 @@ What TensorFrames called ``map_blocks``, ``map_blocks_trimmed``, ``reduce_blocks
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from tfos_nb.applying import applied
 from tfos_nb.errors import FeedFailed, PlanError
-from tfos_nb.inference import NULLS, check_frame
+from tfos_nb.inference import NULLS, check_fill, check_frame
 from tfos_nb.matching import column_type, depth_of
 from tfos_nb.runtime.baggage import Baggage, pack
 from tfos_nb.runtime.blocks import Function, MapTask, ReduceTask
@@ -56,6 +56,8 @@ class _Block:
 
     def feeds(self, columns: Sequence[str], tensors: Sequence[Tensor]) -> tuple[Feed, ...]:
         """Return where each tensor's values come from."""
+        if self.nulls == "fill":
+            check_fill(self.fill, [tensor.name for tensor in tensors])
         return tuple(Feed(t, (columns.index(t.name),), (t.name,), self._fill(t)) for t in tensors)
 
     def _fill(self, tensor: Tensor) -> Any:
@@ -85,8 +87,9 @@ def map_batches(
         The rows; a streaming DataFrame too.
     fn : callable
         Takes columns as tensors, the first axis being the rows: those that its parameters are called like, or, with one
-        parameter that no column is called like, a dictionary of all that are numbers, text, or arrays of these. Returns
-        a tensor for each column of ``schema``: a dictionary, or several in the schema's order.
+        parameter that no column is called like, a dictionary of all that are numbers, text, or arrays of these. A last
+        parameter that no column is called like keeps its default. Returns a tensor for each column of ``schema``: a
+        dictionary, or several in the schema's order. A float becomes no whole number by itself.
     schema : StructType or str
         The columns that it gives, as ``"y float, words array<string>"``.
     keep : bool
@@ -118,13 +121,16 @@ def map_batches(
     block = _Block(batch_size, nulls, fill)
     usable_session(df.sparkSession)
     outputs, fields = _declared(schema)
+    known = _spelling(df)
+    _refuse_twice([known(field.name) for field in fields])
     inputs, as_dict = _taken(df, fn)
     source = _function(fn, Signature(inputs, outputs), as_dict, compiled)
     if not keep:
         needed = _places(df, [tensor.name for tensor in inputs])
         feeds = block.feeds([tensor.name for tensor in inputs], inputs)
         return needed.mapInArrow(MapTask(source, feeds, batch_size, nulls == "skip"), StructType(fields))
-    twice = [field.name for field in fields if field.name in df.columns]
+    taken = {known(name) for name in df.columns}
+    twice = [field.name for field in fields if known(field.name) in taken]
     if twice:
         raise PlanError(f"the DataFrame has a column {twice[0]!r} already: name it otherwise in the schema, or drop it")
     task = ScoreTask(source, source.signature, block.feeds(df.columns, inputs), batch_size, nulls == "skip")
@@ -135,7 +141,7 @@ def reduce_batches(
     df: DataFrame,
     fn: Callable[..., Any],
     *,
-    by: str | Sequence[str] = (),
+    by: str | Sequence[str] | None = (),
     batch_size: int = 1024,
     compiled: bool = True,
     nulls: str = "fail",
@@ -176,7 +182,7 @@ def reduce_batches(
     check_frame(df)
     block = _Block(batch_size, nulls, fill)
     usable_session(df.sparkSession)
-    keys = [by] if isinstance(by, str) else list(by)
+    keys = [by] if isinstance(by, str) else list(by or ())
     for key in keys:
         if key not in df.columns:
             raise PlanError(f"by: no column {key!r}{near(key, df.columns)}; there are {', '.join(df.columns)}")
@@ -196,6 +202,17 @@ def reduce_batches(
     if row is None:
         raise FeedFailed("the DataFrame has no rows: there is nothing to reduce")
     return {tensor.name: _value(row[index], tensor) for index, tensor in enumerate(inputs)}
+
+
+def _spelling(df: DataFrame) -> Callable[[str], str]:
+    """Return what makes equal the names that are one to Spark."""
+    return str if df.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true" else str.lower
+
+
+def _refuse_twice(names: Sequence[str]) -> None:
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise PlanError(f"the schema has two columns {name!r}: name one otherwise")
 
 
 def _places(df: DataFrame, names: Sequence[str]) -> DataFrame:
@@ -225,8 +242,10 @@ def _declared(schema: Any) -> tuple[tuple[Tensor, ...], list[StructField]]:
     try:
         parsed: Any = schema if isinstance(schema, StructType) else parse(schema)
     except Exception as error:
-        told = str(error).strip().splitlines()[0]
-        raise PlanError(f"schema={schema!r} is no schema such as 'y float, z array<long>': {told}") from error
+        told = f": {str(error).strip().splitlines()[0]}" if isinstance(schema, str) else ""
+        raise PlanError(f"schema={schema!r} is no schema such as 'y float, z array<long>'{told}") from error
+    if not isinstance(parsed, StructType):
+        raise PlanError(f"schema={schema!r} is a type without a column: name one, as in 'y {schema}'")
     tensors = []
     for column in parsed.fields:
         tensor = _tensor(column.name, column.dataType)
@@ -257,12 +276,24 @@ def _tensor(name: str, kind: DataType) -> Tensor | None:
     return Tensor(name, dtype, (None,) * depth) if dtype is not None else None
 
 
+def _asked(fn: Any, columns: Container[str]) -> list[str]:
+    """Return a function's parameters, without the last ones that have defaults and are no columns."""
+    parameters = list(inspect.signature(fn).parameters.values())
+    while (
+        len(parameters) > 1
+        and parameters[-1].name not in columns
+        and parameters[-1].default is not inspect.Parameter.empty
+    ):
+        parameters.pop()
+    return [parameter.name for parameter in parameters]
+
+
 def _taken(df: DataFrame, fn: Any, without: Sequence[str] = ()) -> tuple[tuple[Tensor, ...], bool]:
     """Return the columns that a function takes, and whether as a dictionary."""
     if not callable(fn):
         raise PlanError(f"fn is a {type(fn).__name__}: it is a function that takes columns as tensors")
     columns = {field.name: _tensor(field.name, field.dataType) for field in df.schema.fields}
-    names = list(inspect.signature(fn).parameters)
+    names = _asked(fn, columns)
     unknown = [name for name in names if name not in columns]
     if unknown and len(names) > 1:
         raise PlanError(

@@ -166,11 +166,14 @@ class TFEstimator(
         args.export_dir = absolute(self.getExportDir() or f"{home}/export")
         return args
 
+    _chief: str | None = None  # as a plan has it
+
     def _plan(self) -> dict[str, Any]:
         """Return the roles: ``cluster_size`` counts them all."""
         size, servers, master = self.getClusterSize(), self.getNumPS(), self.getMasterNode()
         workers = size - servers - int(master is not None)
-        if workers < 0 or (not workers and (master is None or servers)):
+        coordinates = servers and self._chief is None
+        if workers < 0 or (not workers and (master is None or coordinates)):
             parts = " and ".join(filter(None, (f"{servers} ps" if servers else "", "a chief" if master else "")))
             raise PlanError(
                 f"cluster_size={size} counts all nodes: with {parts or 'no chief'} there is no worker left; raise it "
@@ -179,7 +182,7 @@ class TFEstimator(
         return {
             "workers": workers,
             "ps": servers,
-            "chief": None if master is not None else False,
+            "chief": self._chief if master is not None else False,
             "master_node": master,
             "driver_ps_nodes": self.getDriverPSNodes(),
             "protocol": self.getProtocol(),

@@ -20,7 +20,7 @@ from tfos_nb.pipeline.conversion import Namespace, to_number
 from tfos_nb.pipeline.estimating import Fitting, absolute, new_home
 from tfos_nb.pipeline.fitting import Fitted, Rows
 from tfos_nb.pipeline.keras_model import HasPredictionColumns, KerasModel
-from tfos_nb.pipeline.selection import check_column, selected
+from tfos_nb.pipeline.selection import check_column, filled, selected, without_nulls
 from tfos_nb.runtime.baggage import Baggage, pack
 from tfos_nb.runtime.heads import Task
 from tfos_nb.runtime.keras_program import Columns, Compiling, KerasProgram
@@ -208,7 +208,12 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
     def _fed(self, df: DataFrame) -> DataFrame:
         mapping = self.getInputMapping() or {self.getFeaturesCol(): self.getFeaturesCol()}
         also = list(dict.fromkeys([self.getLabelCol(), *self._weight()]))
-        return selected(df, mapping, [name for name in also if mapping.get(name) != name])
+        rows = selected(df, mapping, [name for name in also if mapping.get(name) != name])
+        if self.getNullPolicy() == "skip":
+            return without_nulls(rows)
+        if self.getNullPolicy() == "fill":  # but no label, and no weight
+            return filled(rows, [name for name in dict.fromkeys(mapping.values()) if name not in also], self.getFill())
+        return rows
 
     def _program(self, columns: Columns) -> KerasProgram:
         own = dict(self.custom_objects)

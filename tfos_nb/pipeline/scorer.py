@@ -39,7 +39,8 @@ class HasRows(Params):
     null_policy: Param[str] = Param(
         Params._dummy(),
         "null_policy",
-        "a row with a null in an input: fail (naming it), skip (the row is left out), fill (with the Param fill)",
+        "a row with a null in an input: fail (naming it), skip (the row is left out), fill (with the Param fill); a "
+        "train_fn is fed the nulls, and ctx.dataset(…, fill=…) fills them",
         _to_policy,
     )
     fill: Param[Any] = Param(

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
-from pyspark.sql.types import BooleanType, NumericType
+from pyspark.sql.types import ArrayType, BooleanType, DataType, IntegralType, NumericType, StringType
 
 from tfos_nb.errors import PlanError
+from tfos_nb.inference import check_fill
 from tfos_nb.matching import depth_of
 from tfos_nb.runtime.models import near
 
-__all__ = ["check_column", "feedable", "parted", "selected"]
+__all__ = ["check_column", "feedable", "filled", "parted", "selected", "without_nulls"]
 
 _FED = ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string", "binary")
 
@@ -87,7 +88,7 @@ def selected(df: DataFrame, mapping: Mapping[str, str], also: Sequence[str] = ()
     for column in also:
         if column in by_tensor and by_tensor[column] != [column]:
             raise PlanError(f"input_mapping: {column!r} is a column of its own too: name the tensor otherwise")
-        by_tensor[column] = [check_column(df, column, "input_mapping")]
+        by_tensor[column] = [check_column(df, column, "weightCol")]  # a label has been looked at before
     frame = df.toDF(*(f"c{index}" for index in range(len(df.columns))))
     return frame.select(*(_one(df, frame, columns).alias(tensor) for tensor, columns in by_tensor.items()))
 
@@ -101,3 +102,50 @@ def _one(df: DataFrame, frame: DataFrame, columns: Sequence[str]) -> Column:
             kind = df.schema[name].dataType.simpleString()
             raise PlanError(f"input_mapping: {', '.join(columns)} become one tensor, and {name!r} is {kind}, no number")
     return F.array(*(place.cast("double") for place in places))
+
+
+def without_nulls(df: DataFrame) -> DataFrame:
+    """Return the rows that have no null in any column, nor in its arrays."""
+    frame = df.toDF(*(f"c{index}" for index in range(len(df.columns))))
+    for index, field in enumerate(df.schema.fields):
+        frame = frame.where(~_has_null(frame[f"c{index}"], field.dataType))
+    return frame.toDF(*df.columns)
+
+
+def _has_null(column: Column, kind: DataType) -> Column:
+    if not isinstance(kind, ArrayType):
+        return column.isNull()
+    element = kind.elementType
+    return column.isNull() | F.exists(column, lambda value: _has_null(value, element))
+
+
+def filled(df: DataFrame, names: Sequence[str], fill: object) -> DataFrame:
+    """Return the rows with a value in place of each null in some columns, and inside their arrays.
+
+    Raises
+    ------
+    PlanError
+        If the filling is no value, or of another type than the column.
+    """
+    check_fill(fill, names)
+    frame = df.toDF(*(f"c{index}" for index in range(len(df.columns))))
+    columns = []
+    for index, field in enumerate(df.schema.fields):
+        value = fill.get(field.name) if isinstance(fill, Mapping) else fill
+        column = frame[f"c{index}"]
+        columns.append(_filled(column, field.dataType, value, field.name) if field.name in names else column)
+    return frame.select(*columns).toDF(*df.columns)
+
+
+def _filled(column: Column, kind: DataType, value: object, name: str) -> Column:
+    if isinstance(kind, ArrayType):
+        element = kind.elementType
+        return F.transform(column, lambda inside: _filled(inside, element, value, name))
+    if not isinstance(kind, (NumericType, BooleanType, StringType)):
+        return column  # of a vector nobody knows how long it should be
+    text = isinstance(kind, StringType)
+    if value is None:
+        value = "" if text else 0
+    if isinstance(value, str) != text or (isinstance(kind, IntegralType) and value != value // 1):  # type: ignore[operator]
+        raise PlanError(f"fill: {value!r} is none of the values of column {name!r}, which is {kind.simpleString()}")
+    return F.coalesce(column, F.lit(value).cast(kind))

@@ -119,9 +119,17 @@ def _in_order(result: Any, source: Function) -> list[Any]:
         raise FeedFailed(f"{source.name} gave {len(given)} tensors, and its schema has {', '.join(names)}")
     tensors = []
     for value, wanted in zip(given, source.signature.outputs, strict=True):
+        if value is None:
+            raise FeedFailed(f"{source.name} gave None for {wanted.name!r}: return a tensor")
         tensor = tf.convert_to_tensor(value)
-        if (tensor.dtype == tf.string) != (wanted.dtype == "string"):
-            raise FeedFailed(f"{source.name} gave {tensor.dtype.name} for {wanted.name!r}, which is {wanted.dtype}")
+        kind = tf.as_dtype(wanted.dtype)
+        # TensorFlow would cut off what is behind the point.
+        cut = (tensor.dtype.is_floating or tensor.dtype.is_complex) and not kind.is_floating
+        if cut or (tensor.dtype == tf.string) != (kind == tf.string):
+            raise FeedFailed(
+                f"{source.name} gave {tensor.dtype.name} for {wanted.name!r}, which is {wanted.dtype}: cast it in the "
+                "function, or declare another type"
+            )
         tensors.append(tensor if tensor.dtype.name == wanted.dtype else tf.cast(tensor, wanted.dtype))
     return tensors
 

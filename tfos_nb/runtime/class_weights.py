@@ -40,8 +40,20 @@ def weights_of(labels: np.ndarray[Any, Any], table: Mapping[Any, float], column:
         )
     if labels.ndim == 2 and labels.shape[1] > 1:
         labels = labels.argmax(axis=1)
+    _check_table(labels, table, column)
     known = {key.encode() if isinstance(key, str) else key: float(weight) for key, weight in table.items()}
     classes, places = np.unique(labels.reshape(len(labels)), return_inverse=True)
     weights = np.array([known.get(one, 1.0) for one in classes.tolist()], dtype=np.float32)
     found: np.ndarray[Any, Any] = weights[places.reshape(-1)] if len(labels) else np.zeros(0, np.float32)
     return found
+
+
+def _check_table(labels: np.ndarray[Any, Any], table: Mapping[Any, float], column: str) -> None:
+    """Refuse a class that cannot be among the labels, whose rows would weigh 1 unseen, and a weight that is none."""
+    text = labels.dtype.kind in "OSU"
+    for key, weight in table.items():
+        if isinstance(key, (str, bytes)) != text:
+            holds = "text: name it in quotes" if text else f"{labels.dtype}: name it by a number, without quotes"
+            raise FeedFailed(f"class_weight names the class {key!r}, and column {column!r} holds {holds}")
+        if not isinstance(weight, (int, float, np.number)):
+            raise FeedFailed(f"class_weight: the weight of class {key!r} is {weight!r}, which is no number")

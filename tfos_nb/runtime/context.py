@@ -80,6 +80,8 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         generation: int = 1,
         restarts: int = 0,
         run: str = "",
+        chief_trains: bool = False,
+        coordinating: Callable[[], object] | None = None,
     ) -> None:
         self.node = node
         self.job_name = node.role.value
@@ -88,7 +90,8 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         self.is_chief = node.role is Role.CHIEF or (
             node == Node(Role.WORKER, 0) and Role.CHIEF.value not in self.cluster_spec
         )
-        trains = [Role.WORKER.value] if Role.PS.value in self.cluster_spec else [Role.WORKER.value, Role.CHIEF.value]
+        coordinates = Role.PS.value in self.cluster_spec and not chief_trains
+        trains = [Role.WORKER.value] if coordinates else [Role.WORKER.value, Role.CHIEF.value]
         self.num_workers = sum(len(self.cluster_spec.get(role, ())) for role in trains)
         self.cluster_name = cluster_name
         self.model_dir = model_dir
@@ -104,6 +107,7 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         self._stopping = stopping
         self._failed = failed
         self._serving = serving
+        self._coordinating = coordinating
         self._saving = saving
         watch_fit(self._passes_begun, self.stop_feeding, self._passes_missed)
         if generation > 1:

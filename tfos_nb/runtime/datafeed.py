@@ -140,8 +140,7 @@ class DataFeed:
         FeedFailed
             In inference, if rows taken before have no result and their partition is at its end.
         """
-        if type(batch_size) is not int or batch_size < 1:
-            raise FeedFailed(f"next_batch({batch_size!r}): it is a whole number, 1 or more")
+        batch_size = _checked_size("next_batch", batch_size)
         blocks = None if self.done_feeding else self._source.take(batch_size)
         self.done_feeding = blocks is None
         if self._mapping is not None:
@@ -185,6 +184,13 @@ class DataFeed:
         """Want no more rows: the feed is at its end at once, and Spark does not read what is left of it."""
         self.done_feeding = True
         self._source.end()
+
+
+def _checked_size(call: str, size: Any) -> int:
+    """Return the number of rows of a batch, which may be one of NumPy's."""
+    if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 1:
+        raise FeedFailed(f"{call}({size!r}): the rows of a batch are a whole number, 1 or more")
+    return int(size)
 
 
 class Request(Mapping[str, "np.ndarray[Any, Any]"]):
@@ -256,8 +262,9 @@ class NodeRows:
         """Refuse a queue that is not there, and a node that gets no rows."""
         if not self.fed:
             raise FeedFailed(
-                f"{self.node} gets no rows from Spark: it is a parameter server or an evaluator, or the cluster reads "
-                "files itself (launch it with input_mode='spark')"
+                f"{self.node} gets no rows from Spark: it is a parameter server, an evaluator, or a chief that "
+                "coordinates the workers (launch it with chief='trains' if it is to train as they do), or the cluster "
+                "reads files itself (launch it with input_mode='spark')"
             )
         check_queue(name, self.queues.names)
 
@@ -367,8 +374,7 @@ class RowFeeds:
         >>> for batch in ctx.requests(512):  # doctest: +SKIP
         ...     batch.reply({"prediction": model(batch["pixels"])})
         """
-        if type(batch_size) is not int or batch_size < 1:
-            raise FeedFailed(f"requests(batch_size={batch_size!r}): it is a whole number, 1 or more")
+        batch_size = _checked_size("requests", batch_size)
         rows = self._rows()
         rows.check(qname)
         queue = rows.desk.of(qname)

@@ -217,6 +217,10 @@ class FewerRows(FeedFailed):
     """A node has more rows of a partition than this attempt has read: its input was broken off, or is another one."""
 
 
+class NodeHungUp(FeedFailed):
+    """A node ended the stream without a word: it has gone, or is about to."""
+
+
 @dataclass
 class NodeStream:
     """A DoPut stream to one node."""
@@ -305,7 +309,7 @@ class NodeStream:
         buffer = self._answers.read()
         if buffer is None:
             self._writer.close()  # raises what the node said
-            raise FeedFailed(f"{self.node} hung up while partition {self.ticket.partition} was being fed")
+            raise NodeHungUp(f"{self.node} hung up while partition {self.ticket.partition} was being fed")
         return wire.decode(buffer.to_pybytes())
 
     def close(self) -> None:

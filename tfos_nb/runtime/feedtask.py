@@ -17,7 +17,7 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime import ledger
 from tfos_nb.runtime.columns import first_lengths
 from tfos_nb.runtime.door import DoorAddress, DoorClient
-from tfos_nb.runtime.feed import CHUNK_BYTES, FeedTicket, FewerRows, NodeStream
+from tfos_nb.runtime.feed import CHUNK_BYTES, FeedTicket, FewerRows, NodeHungUp, NodeStream
 from tfos_nb.runtime.rows import batches_of_rows
 
 __all__ = ["FeedTask"]
@@ -48,8 +48,8 @@ class FeedTask:
             batches = batches_of_rows(items) if self.rows else items
             try:
                 sent = _send_partition(self, partition, batches, door)
-            except FewerRows:
-                raise  # Spark knows whether it gave all there is: if not, it tries again, and this is nobody's error
+            except (FewerRows, NodeHungUp):
+                raise  # Spark tries again: it knows whether it gave all there is, and the driver which node has gone
             except FeedFailed as error:
                 door.ask(ledger.PartitionFailed(self.feed, partition, str(error)))
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -157,35 +158,48 @@ class Csv:
     types: Mapping[str, str] = field(default_factory=dict)
     decode: Any = None
     _schema: pa.Schema | None = None
+    _typical: File | None = None  # whose columns these are
 
     def _read(self, file: File) -> Iterator[pa.RecordBatch]:
+        """Read a file: without a row if it is empty, or has a line of names alone."""
+        with _advising(file), file.open() as stream:
+            reader = self._reader(file, stream)
+            if reader is None:
+                return
+            if self._schema is not None and reader.schema != self._schema:
+                _check_like_first(self._typical or file, self._schema, file, reader.schema)
+            for batch in reader:
+                if self._schema is None and batch.num_rows:
+                    self._learn(file, reader.schema)
+                yield batch
+
+    def _reader(self, file: File, stream: Any) -> Any:
         from pyarrow import csv
 
         known = {name: _arrow_type(name, kind) for name, kind in self.types.items()}
         if self._schema is not None:
             known = dict(zip(self._schema.names, self._schema.types, strict=True))
         parse = csv.ParseOptions(delimiter="\t" if ".tsv" in file.path.lower() else ",", newlines_in_values=True)
-        with naming(file), file.open() as stream:
-            reader = csv.open_csv(stream, parse_options=parse, convert_options=csv.ConvertOptions(column_types=known))
-            if self._schema is None:
-                self._learn(file, reader.schema)
-            elif reader.schema != self._schema:
-                _check_like_first(self.files[0], self._schema, file, reader.schema)
-            yield from reader
+        try:
+            return csv.open_csv(stream, parse_options=parse, convert_options=csv.ConvertOptions(column_types=known))
+        except pa.ArrowInvalid as error:
+            if "Empty CSV file" in str(error):
+                return None
+            raise
 
     def _learn(self, file: File, schema: pa.Schema) -> None:
         for name in self.types:
             if name not in schema.names:
                 raise FeedFailed(f"{file.url}: types= names {name!r}, and the columns are {', '.join(schema.names)}")
-        self._schema = schema
+        self._schema, self._typical = schema, file
 
     def units(self) -> list[Span]:
         """Count the rows of each file."""
         return [Span(file, 0, sum(batch.num_rows for batch in self._read_as_first(file))) for file in self.files]
 
     def _read_as_first(self, file: File) -> Iterator[pa.RecordBatch]:
-        if self._schema is None and file != self.files[0]:
-            next(self._read(self.files[0]), None)
+        if self._schema is None:
+            self.first()
         return self._read(file)
 
     def batches(self, spans: Sequence[Span], columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
@@ -197,13 +211,26 @@ class Csv:
                 )
 
     def first(self) -> pa.RecordBatch:
-        """Return the first rows."""
+        """Return the first rows of the first file that has some: they say of which types the columns are."""
         for file in self.files:
-            for batch in self._read_as_first(file):
+            for batch in self._read(file):
                 if batch.num_rows:
                     return batch
-        assert self._schema is not None, "a file was opened"
-        return pa.RecordBatch.from_pylist([], schema=self._schema)
+        raise FeedFailed(f"{self.files[0].url}, and all files beside it, have no row")
+
+
+@contextlib.contextmanager
+def _advising(file: File) -> Iterator[None]:
+    """Say of which file an error is, and what to do about a value of another type."""
+    try:
+        with naming(file):
+            yield
+    except FeedFailed as error:
+        if "CSV conversion error" not in str(error):
+            raise
+        raise FeedFailed(
+            f"{error}. The types are those of the first rows: say others by types=, as in types={{'x': 'float64'}}"
+        ) from error
 
 
 def _arrow_type(name: str, kind: str) -> pa.DataType:
@@ -220,7 +247,9 @@ class Images:
 
     decode = None
 
-    def __init__(self, files: list[File], size: tuple[int, int] | None) -> None:
+    def __init__(self, files: list[File], size: Any) -> None:
+        if size is not None and (not isinstance(size, (tuple, list)) or len(size) != 2):
+            raise ValueError(f"image_size={size!r}: it is (height, width)")
         self.files = files
         self._size = size
         self._found: tuple[int, ...] = ()

@@ -210,10 +210,18 @@ def _dense_with_nulls(values: pa.Array, lengths: tuple[int | None, ...], fill: F
 
 
 def _filling(fill: Fill, dtype: np.dtype[Any], row: int) -> Any:
-    text = isinstance(fill, (str, bytes))
-    if text != dtype.hasobject or (dtype.kind in "iu" and int(fill or 0) != fill):
+    if isinstance(fill, (str, bytes)) != dtype.hasobject or not _is_held(fill, dtype):
         raise _Unfit(row, f"a null, and {fill!r} to fill it is no {'text' if dtype.hasobject else dtype}", "")
     return fill.encode() if isinstance(fill, str) else fill
+
+
+def _is_held(fill: Fill, dtype: np.dtype[Any]) -> bool:
+    """Whether a whole-number type, if it is one, holds a value as it is."""
+    if dtype.kind not in "iu":
+        return True
+    limits = np.iinfo(dtype)
+    # A comparison with NaN is false.
+    return isinstance(fill, (int, float, np.number)) and limits.min <= fill <= limits.max and int(fill) == fill
 
 
 def _numbers(values: pa.Array) -> Array:
@@ -304,7 +312,7 @@ def _pictures(values: pa.Array, tensor: Tensor) -> Array:
         try:
             picture = tf.io.decode_image(data, channels=channels or 0, expand_animations=False)
         except tf.errors.InvalidArgumentError as error:
-            told = str(error.message).splitlines()[0][:120]
+            told = str(error.message).splitlines()[0].rpartition("} ")[2][:120]
             raise _Unfit(row, f"no picture, {len(data)} bytes that begin with {data[:8]!r}", f": {told}") from None
         if height and width and picture.shape[:2] != (height, width):
             picture = tf.image.resize(picture, (height, width), antialias=True)

@@ -47,7 +47,10 @@ def load_keras(path: str, use: Use) -> Model:
 
 def read_keras(path: str, use: Use) -> Any:
     """Return the Keras model of a file."""
-    version = _keras_version(path)
+    try:
+        version = _keras_version(path)
+    except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
+        raise ModelUnusable(f"the file is damaged or not whole ({error}): copy it again, or save it anew") from error
     flavour = "tf_keras" if version.startswith("2.") and importlib.util.find_spec("tf_keras") else "keras"
     keras = importlib.import_module(flavour)
     custom = _by_registered_names(baggage.unpack(use.code).custom_objects, path)

@@ -150,6 +150,14 @@ class Serving:
 
 @message
 @dataclass(frozen=True)
+class Coordinating:
+    """``main`` waits for the servers of the other nodes now, to give them their steps."""
+
+    node: str
+
+
+@message
+@dataclass(frozen=True)
 class Saving:
     """Whether ``main`` is writing a model: a polite stop waits until it is written."""
 
@@ -160,10 +168,14 @@ class Saving:
 @message
 @dataclass(frozen=True)
 class MainReturned:
-    """``main`` has returned; ``result`` is encoded by :func:`tfos_nb.runtime.wire.encode_result`."""
+    """``main`` has returned; ``result`` is encoded by :func:`tfos_nb.runtime.wire.encode_result`.
+
+    ``serves`` tells that it has left a server on the node's address, which peers may use until the farewell.
+    """
 
     node: str
     result: bytes = field(repr=False)
+    serves: bool = True
 
 
 @message

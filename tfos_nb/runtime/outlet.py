@@ -69,8 +69,8 @@ def column_of(array: Array, tensor: Tensor, rows: int) -> pa.Array:
     if array.ndim != len(tensor.shape) + 1 or len(array) != rows:
         shape = "x".join(map(str, array.shape)) or "one value"
         raise FeedFailed(
-            f"output {tensor.name!r} came as {shape} for {rows} rows: a model gives one value of the declared shape "
-            "for each row"
+            f"output {tensor.name!r} came as {shape} for {rows} rows: it is to be one value of the declared shape for "
+            "each row"
         )
     sizes = () if tensor.shape == (1,) else array.shape[1:]
     column = _flat_column(array.reshape(-1), tensor)

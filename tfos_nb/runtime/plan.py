@@ -16,6 +16,9 @@ from tfos_nb.errors import PlanError
 __all__ = ["ClusterPlan", "InputMode", "Node", "Role"]
 
 
+_TRAINS = "trains"
+
+
 class Role(str, enum.Enum):
     """TensorFlow's job names, in the order in which a cluster lists them."""
 
@@ -69,9 +72,10 @@ class ClusterPlan:
         Nodes with the role ``worker``. Without a chief, ``worker:0`` is the chief.
     ps : int
         Parameter servers.
-    chief : bool or None
+    chief : bool, "trains" or None
         Whether there is a node with the role ``chief`` beside the workers. None: only if there are parameter servers,
-        since their coordinator is the chief.
+        since their coordinator is the chief. ``"trains"``: beside parameter servers it does not coordinate, but is fed
+        and trains as the workers do, which is TensorFlow 1's way.
     evaluator : bool
         Whether there is a node that evaluates checkpoints beside the training. When the others are through it has the
         grace of a stop to come to its own end.
@@ -106,7 +110,7 @@ class ClusterPlan:
 
     workers: int = 1
     ps: int = 0
-    chief: bool | None = None
+    chief: bool | str | None = None
     evaluator: bool = False
     input_mode: InputMode | str = InputMode.SPARK
     cpus: int = 1
@@ -120,8 +124,9 @@ class ClusterPlan:
     def __post_init__(self) -> None:
         for field, least in (("workers", 0), ("ps", 0), ("cpus", 1), ("gpus", 0)):
             _check_count(field, getattr(self, field), least)
-        if type(self.chief) not in (bool, type(None)) or type(self.evaluator) is not bool:
-            raise PlanError("chief and evaluator are True or False")
+        known = type(self.chief) in (bool, type(None)) or self.chief == _TRAINS
+        if not known or type(self.evaluator) is not bool:
+            raise PlanError(f"chief and evaluator are True or False; chief may also be {_TRAINS!r}")
         self._take_master_node()
         try:
             object.__setattr__(self, "input_mode", InputMode(self.input_mode))
@@ -147,13 +152,13 @@ class ClusterPlan:
             raise PlanError(
                 f"master_node={self.master_node!r} asks for a chief, and chief=False for none: leave one out"
             )
-        object.__setattr__(self, "chief", True)
+        object.__setattr__(self, "chief", self.chief or True)
 
     def _check_servers(self) -> None:
         for field in ("driver_ps_nodes", "evaluator_may_fail"):
             if type(getattr(self, field)) is not bool:
                 raise PlanError(f"{field} is True or False")
-        if self.ps and not self.workers:
+        if self.ps and not self.workers and self.chief != _TRAINS:
             raise PlanError(f"ps={self.ps} and no worker: parameter servers serve workers. Ask for workers=1 or more")
         if self.driver_ps_nodes and not self.ps:
             raise PlanError("driver_ps_nodes: there are no parameter servers to put there. Ask for ps=1 or more")
@@ -181,11 +186,16 @@ class ClusterPlan:
         return self.nodes[0]
 
     @property
+    def chief_trains(self) -> bool:
+        """Whether a chief does as the workers do; otherwise it coordinates them."""
+        return not self.ps or self.chief == _TRAINS
+
+    @property
     def fed_nodes(self) -> tuple[Node, ...]:
         """The nodes that get rows from Spark."""
         if self.input_mode is InputMode.TENSORFLOW:
             return ()
-        fed = {Role.WORKER} if self.ps else {Role.CHIEF, Role.WORKER}
+        fed = {Role.CHIEF, Role.WORKER} if self.chief_trains else {Role.WORKER}
         return tuple(node for node in self.nodes if node.role in fed) or (self.chief_node,)
 
     @property

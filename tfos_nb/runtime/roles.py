@@ -28,6 +28,7 @@ class Roles:
     model_dir: str
     _passes: Supply
     _serving: Callable[[], object]
+    _coordinating: Callable[[], object] | None = None
     _stopping: threading.Event
     _coordinator: Any = None
 
@@ -87,6 +88,8 @@ class Roles:
     def _coordinate(self, options: Mapping[str, Any]) -> Any:
         import tensorflow as tf
 
+        if self._coordinating is not None:
+            self._coordinating()  # TensorFlow waits for servers that never come: the driver knows better
         return tf.distribute.coordinator.ClusterCoordinator(self._member.strategy("async", options))
 
     def coordinator_dataset(
@@ -203,6 +206,8 @@ class Roles:
         >>> with tf.device("/job:worker/task:1"):  # doctest: +SKIP
         ...     weights = tf.Variable(tf.random.normal((256, 10)))
         """
+        if self._coordinating is not None:
+            self._coordinating()
         return self._member.connect(protocol)
 
     def mesh(self, device_type: str | None = None, /, **dimensions: int) -> Any:

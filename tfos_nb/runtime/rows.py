@@ -50,28 +50,39 @@ def batches_of_rows(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
 def _record(row: Any) -> dict[str, Any]:
     if hasattr(row, "asDict"):
         return dict(row.asDict())
+    if _is_namedtuple(row):
+        return dict(row._asdict())
     if isinstance(row, dict):
-        return {str(name): value for name, value in row.items()}
+        return row
     if isinstance(row, (tuple, list)):
         return {f"_{position}": value for position, value in enumerate(row, 1)}
     return {"value": row}
 
 
+def _is_namedtuple(row: Any) -> bool:
+    return isinstance(row, tuple) and hasattr(row, "_asdict")
+
+
 def _kind_of(row: Any) -> str:
-    if hasattr(row, "asDict"):
+    if hasattr(row, "asDict") or _is_namedtuple(row):
         return "row"
     kinds = ((dict, "dict"), (tuple, "tuple"), (list, "list"))
     plain = "array" if hasattr(row, "__array__") and getattr(row, "shape", None) else "value"
     return next((name for kind, name in kinds if isinstance(row, kind)), plain)
 
 
-def _check_names(names: list[str], records: list[dict[str, Any]], number: int) -> None:
+def _check_names(names: list[Any], records: list[dict[Any, Any]], number: int) -> None:
     expected = set(names)
+    wrong = next((name for name in names if not isinstance(name, str)), None)
+    if wrong is not None:
+        raise FeedFailed(
+            f"row {number} is a dictionary with the key {wrong!r}: keys are the names of columns, and so text. Make "
+            "them so in the RDD's map, {str(key): value}, or feed tuples"
+        )
     for offset, record in enumerate(records):
         if record.keys() != expected:
-            raise FeedFailed(
-                f"row {number + offset} has the columns {sorted(record)}, the rows before it have {sorted(names)}"
-            )
+            found = sorted(map(str, record))
+            raise FeedFailed(f"row {number + offset} has the columns {found}, the rows before it have {sorted(names)}")
 
 
 def _column(name: str, records: list[dict[str, Any]], number: int, schema: pa.Schema | None) -> pa.Array:

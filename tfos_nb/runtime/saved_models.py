@@ -53,7 +53,8 @@ def load_saved_model(path: str, use: Use) -> Model:
         raise
     except Exception as error:
         written = f" (written by TensorFlow {graph.meta_info_def.tensorflow_version or 'of unknown version'})"
-        raise ModelUnusable(why_not_loaded(error) + written) from error
+        told = why_not_loaded(error).replace(path.rstrip(os.sep) + os.sep, "")  # it may be a copy for this process
+        raise ModelUnusable(told + written) from error
 
 
 def _graph_of(path: str, wanted: Sequence[str]) -> Any:

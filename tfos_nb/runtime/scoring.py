@@ -149,10 +149,16 @@ class ScoreTask:
         inputs = self.signature.inputs
         names = tuple(f"argument {index + 1}" for index in range(columns))
         if len(inputs) == 1 and columns:
+            self._refuse_width(columns)
             return (Feed(inputs[0], tuple(range(columns)), names, self.fill),)
         if len(inputs) != columns:
             raise FeedFailed(f"the model takes {len(inputs)} arguments, {described(inputs)}; it was given {columns}")
         return tuple(Feed(tensor, (i,), (names[i],), self.fill) for i, tensor in enumerate(inputs))
+
+    def _refuse_width(self, columns: int) -> None:
+        (tensor,) = self.signature.inputs
+        if columns > 1 and (len(tensor.shape) != 1 or tensor.shape[0] not in (None, columns)):
+            raise FeedFailed(f"the model takes {described([tensor])}; it was given {columns} arguments side by side")
 
     def _complete(self, batch: pa.RecordBatch, feeds: Sequence[Feed]) -> Array | None:
         if not self.skip:
@@ -195,6 +201,8 @@ def partition_id() -> int:
 def _as_batches(batches: Iterator[Any]) -> Iterator[pa.RecordBatch]:
     for given in batches:
         columns = given if isinstance(given, tuple) else (given,)  # Spark gives the only one itself
+        if not columns:
+            raise FeedFailed("the model was given no argument: name the columns, as in name(column)")
         yield pa.RecordBatch.from_arrays(list(columns), names=[f"c{index}" for index in range(len(columns))])
 
 

@@ -201,6 +201,7 @@ class Shelf:
                 with source.on_disk() as path:
                     self._model = self._load(source.reader(path), share)
                 self._version = version
+                _settle()
         except ModelUnusable:
             raise
         except Exception as error:
@@ -211,6 +212,7 @@ class Shelf:
         if self._model is not None:
             self._model.close()
         self._model = self._version = None
+        gc.unfreeze()
         gc.collect()  # Keras models are cycles
 
     def _load(self, read: Reader, share: Share) -> Model:
@@ -220,6 +222,15 @@ class Shelf:
         if share.gpus != self._gpus:
             return _load_elsewhere(read, share)
         return read()
+
+
+def _settle() -> None:
+    """Leave what is here now out of the garbage collection, until the model is let go of.
+
+    Spark's Python worker collects after each task, and to look through all objects of TensorFlow takes it 0.2 s.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _set_up(share: Share) -> None:

@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.door import DoorAddress, DoorClient
+from tfos_nb.runtime.gpu_claims import GpuClaims, GpusTaken
 from tfos_nb.runtime.payload import unpack
 from tfos_nb.runtime.process import Channel, die_with_parent, kill_group, signal_name, start_module
 from tfos_nb.runtime.wire import message
@@ -73,7 +74,7 @@ class SoloContext:
         Which of how many programs this is, from 0: what to share the work out by. ``task_index`` and ``num_workers``
         are the same.
     gpus : tuple of str
-        The GPUs that Spark gave it; ``CUDA_VISIBLE_DEVICES`` is set.
+        The GPUs that it has; ``CUDA_VISIBLE_DEVICES`` is set.
     args : object
         What the program was given.
     """
@@ -102,6 +103,7 @@ class SoloTask:
     env: dict[str, str]
     python_path: tuple[str, ...]
     payload: bytes = field(repr=False)
+    claim: int = 0  # GPUs to be found on the host
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run it to its end, and tell the driver how that was."""
@@ -116,8 +118,17 @@ class SoloTask:
         addresses = tuple(gpus.addresses) if gpus is not None else ()
         job = SoloJob(context.partitionId(), self.count, addresses, self.python_path, self.payload)
         with DoorClient(self.door) as door:
-            door.ask(self._run(job))
+            door.ask(self._run_on_gpus(job) if self.claim else self._run(job))
         yield pa.RecordBatch.from_pydict({"program": pa.array([job.index], pa.int64())})
+
+    def _run_on_gpus(self, job: SoloJob) -> SoloEnded:
+        claims = GpuClaims()
+        try:
+            return self._run(replace(job, gpus=claims.take(self.claim)))
+        except GpusTaken as error:
+            return SoloEnded(job.index, summary=str(error), host=socket.gethostname())
+        finally:
+            claims.close()  # the program has ended
 
     def _run(self, job: SoloJob) -> SoloEnded:
         channel, theirs = Channel.pair()
@@ -166,6 +177,7 @@ class SoloTask:
             "PYTHONUNBUFFERED": "1",
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"),
             "CUDA_VISIBLE_DEVICES": ",".join(gpus) or "-1",
+            "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # as TensorFlow is, it takes all of a GPU's memory at once
         }
         kept = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
         return {**kept, **ours, **self.env}

@@ -194,7 +194,7 @@ class Sources:
             TFRecord: as for ``tf.io.parse_example``; by default as in the first record. ``{}`` leaves records as bytes.
         types : mapping, optional
             CSV: Arrow's types by column, such as ``{"x": "float32"}``. By default as the first block of the first file
-            has them.
+            that has rows.
         image_size : tuple of int, optional
             Images: height and width that all are made. Columns: ``"image"`` (uint8, three channels), ``"label"`` (the
             number of the file's directory, in the order of their names), ``"path"``.

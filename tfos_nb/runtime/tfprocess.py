@@ -32,6 +32,7 @@ from tfos_nb.runtime.datafeed import NodeRows
 from tfos_nb.runtime.feed import FeedServer
 from tfos_nb.runtime.inferring import RequestDesk
 from tfos_nb.runtime.lifecycle import (
+    Coordinating,
     Farewell,
     FeedPlace,
     MainRaised,
@@ -58,6 +59,7 @@ _COLLATERAL = re.compile(
     r"|Socket closed|Cancelled by peer|coordination service|CoordinationService|remote target"
 )
 _FEED_STATUS_EVERY = 0.5
+_LISTENS_WITHIN = 1.0
 _OURS = str(Path(__file__).parents[1])
 
 
@@ -161,19 +163,30 @@ class TensorFlowProcess:
             stopping=self._signals.stopping,
             failed=self._remember,
             serving=self._tell_serving,
+            coordinating=lambda: self._channel.send(Coordinating(self._job.node)),
             saving=lambda going_on: self._channel.send(Saving(self._job.node, going_on)),
             args=args,
             gpus=self._job.gpus,
             generation=self._signals.generation,
             restarts=int(str(self._job.settings.get("restarts", 0))),
             run=str(self._job.settings.get("run", "")),
+            chief_trains=bool(self._job.settings.get("chief_trains")),
         )
         if ctx.log_dir and ctx.is_chief:
             make_log_dir(ctx.log_dir)
         self._called = True
         self._channel.send(MainStarted(self._job.node))
         result = main(args, ctx)
-        return MainReturned(self._job.node, wire.encode_result(result))
+        return MainReturned(self._job.node, wire.encode_result(result), self._has_server(spec))
+
+    def _has_server(self, spec: dict[str, list[str]]) -> bool:
+        """Whether something listens on this node's port, which its supervisor only holds."""
+        port = spec[self._node.role.value][self._node.index].rpartition(":")[2]
+        try:
+            socket.create_connection(("localhost", int(port)), _LISTENS_WITHIN).close()
+        except OSError:
+            return False
+        return True
 
     def _tell_serving(self) -> None:
         self._serves = True
