@@ -53,6 +53,7 @@ def counting_loop(args: dict[str, Any], ctx: Any) -> tuple[int, ...]:
     for epoch in range(ctx.resume(total=total).epoch, args["epochs"]):
         for number, batch in enumerate(dataset):
             total.assign((total + step(batch)) % PRIME)
+            threading.Event().wait(args.get("pause", 0.02))  # for somebody to do it harm
             ctx.report(epoch=epoch + 1, step=number + 1, pid=os.getpid())
         ctx.checkpoint(total=total, epoch=epoch + 1)
         if "until" in args and int(largest(tf.constant(int(time.time() > args["until"])))):
@@ -77,13 +78,15 @@ def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[int, int, list[int]]:
                 self.total.value.assign((now + seen) % PRIME)
             return tf.cast(ids, tf.float32) * 0.0
 
+    class Slowly(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            threading.Event().wait(1.0)
+
     with tf.distribute.MultiWorkerMirroredStrategy().scope():
         model = keras.Sequential([keras.Input((1,), dtype="int64"), Count(), keras.layers.Dense(1)])
         model.compile(loss="mse")
-    rows = ctx.dataset(32, x="id", y="y")
-    history = model.fit(
-        rows, epochs=args["epochs"], verbose=0, callbacks=[keras.callbacks.BackupAndRestore(ctx.checkpoint_dir)]
-    )
+    callbacks = [Slowly(), keras.callbacks.BackupAndRestore(ctx.checkpoint_dir)]
+    history = model.fit(ctx.dataset(32, x="id", y="y"), epochs=args["epochs"], verbose=0, callbacks=callbacks)
     return int(model.layers[0].total.numpy()), ctx.generation, history.epoch
 
 

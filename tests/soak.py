@@ -95,7 +95,7 @@ def run(minutes: float, seed: int, epochs: int) -> int:
     pick = random.Random(seed)
     spark = _session()
     with tempfile.TemporaryDirectory() as folder:
-        args: dict[str, Any] = {"epochs": epochs, "until": time.time() + minutes * 60}
+        args: dict[str, Any] = {"epochs": epochs, "pause": 0.0, "until": time.time() + minutes * 60}
         options: dict[str, Any] = {"restarts": 10**6, "heartbeat_timeout": _HEARTBEAT, "model_dir": folder}
         cluster = launch(counting_loop, args, workers=2, spark=spark, **options)
         harm = Harm(cluster, minutes * 60, pick)

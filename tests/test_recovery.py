@@ -78,7 +78,9 @@ def test_keras_fit_goes_on_from_its_backup_and_is_fed_what_it_lacks(spark: Spark
     with launch(counting_fit, args, workers=2, spark=spark, restarts=1, model_dir=str(tmp_path)) as cluster:
         Killer(cluster, "worker:0", ROWS * 3 // 4, itself)
         cluster.train(data, epochs=3)
-    assert cluster.result() == (sum_of_ids(3), 2, [1, 2])
+    total, generation, epochs = cluster.result()
+    assert (total, generation) == (sum_of_ids(3), 2)
+    assert epochs in ([1, 2], [2]), "it goes on behind the last epoch that was saved"
 
 
 def test_a_training_that_lost_a_node_ends_at_the_loss_of_one_that_did_not(spark: SparkSession, tmp_path: Path) -> None:
