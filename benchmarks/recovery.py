@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import programs
 from benchmarks.session import spark_session
 from benchmarks.table import Ratio, Result, median
+from tests.faults import its_supervisor, itself
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,18 +111,8 @@ def _await(reached: Callable[[], bool]) -> None:
         pause.wait(0.01)
 
 
-def _process(pid: int) -> int:
-    return pid
-
-
-def _supervisor(pid: int) -> int:
-    import psutil
-
-    return psutil.Process(pid).parents()[1].pid
-
-
 _KINDS = (
-    _Kind("its process is killed", _process, signal.SIGKILL, _SECONDS_TO_STEP),
-    _Kind("its supervisor is killed", _supervisor, signal.SIGKILL, _SECONDS_TO_START),
-    _Kind("its process is frozen", _process, signal.SIGSTOP, _HEARTBEAT + _SECONDS_TO_STEP),
+    _Kind("its process is killed", itself, signal.SIGKILL, _SECONDS_TO_STEP),
+    _Kind("its supervisor is killed", its_supervisor, signal.SIGKILL, _SECONDS_TO_START),
+    _Kind("its process is frozen", itself, signal.SIGSTOP, _HEARTBEAT + _SECONDS_TO_STEP),
 )

@@ -18,11 +18,11 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from tfos_nb.java import find_java
+from tests import local_cluster
+from tests.local_cluster import PYTHONPATH
 
 SCRIPT_SECONDS = 180
 # What other processes import: this checkout, and the test modules by the names that pytest gives them.
-PYTHONPATH = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
 ENVIRONMENT = {**os.environ, "PYTHONPATH": PYTHONPATH}
 
 RunScript = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -43,18 +43,11 @@ def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def spark(spark_home: Path) -> Iterator[SparkSession]:
     """Two executors of two cores, each a process of its own."""
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("SPARK_HOME", str(spark_home))
-        environment.setenv("JAVA_HOME", str(find_java().home))
-        environment.setenv("PYSPARK_PYTHON", sys.executable)
-        environment.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-        environment.setenv("PYTHONPATH", PYTHONPATH)
+        for name, value in local_cluster.environment(spark_home).items():
+            environment.setenv(name, value)
         session = (
-            SparkSession.builder.master("local-cluster[2,2,1024]")
+            local_cluster.builder(executors=2, cores=2)
             .appName("tests")
-            .config("spark.driver.host", "127.0.0.1")
-            .config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.ui.enabled", "false")
-            .config("spark.ui.showConsoleProgress", "false")
             .config("spark.sql.execution.arrow.pyspark.enabled", "true")
             .getOrCreate()
         )

@@ -61,6 +61,17 @@ def counting_loop(args: dict[str, Any], ctx: Any) -> tuple[int, ...]:
     return int(total.numpy()), ctx.generation
 
 
+def slowly(seconds: float) -> Any:
+    """Return a callback that lets some time pass after each epoch, for somebody to do harm."""
+    import keras
+
+    class Slowly(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            threading.Event().wait(seconds)
+
+    return Slowly()
+
+
 def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[int, int, list[int]]:
     """The same by Keras' fit, with Keras' own BackupAndRestore."""
     import keras
@@ -78,14 +89,10 @@ def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[int, int, list[int]]:
                 self.total.value.assign((now + seen) % PRIME)
             return tf.cast(ids, tf.float32) * 0.0
 
-    class Slowly(keras.callbacks.Callback):  # type: ignore[misc]
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            threading.Event().wait(1.0)
-
     with tf.distribute.MultiWorkerMirroredStrategy().scope():
         model = keras.Sequential([keras.Input((1,), dtype="int64"), Count(), keras.layers.Dense(1)])
         model.compile(loss="mse")
-    callbacks = [Slowly(), keras.callbacks.BackupAndRestore(ctx.checkpoint_dir)]
+    callbacks = [slowly(1.0), keras.callbacks.BackupAndRestore(ctx.checkpoint_dir)]
     history = model.fit(ctx.dataset(32, x="id", y="y"), epochs=args["epochs"], verbose=0, callbacks=callbacks)
     return int(model.layers[0].total.numpy()), ctx.generation, history.epoch
 
@@ -95,14 +102,10 @@ def regression(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
-    class Slowly(keras.callbacks.Callback):  # type: ignore[misc]
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            threading.Event().wait(0.4)
-
     with tf.distribute.MultiWorkerMirroredStrategy().scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
         model.compile(loss="mse", optimizer=keras.optimizers.SGD(args["rate"], momentum=args["momentum"]))
-    callbacks = [Slowly(), keras.callbacks.BackupAndRestore(ctx.checkpoint_dir)]
+    callbacks = [slowly(0.4), keras.callbacks.BackupAndRestore(ctx.checkpoint_dir)]
     data = ctx.dataset(4 * ROWS, x="x", y="y")
     history = model.fit(data, epochs=args["epochs"], verbose=0, callbacks=callbacks)
     weights = [float(weight.ravel()[0]) for weight in model.get_weights()]

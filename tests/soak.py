@@ -23,8 +23,8 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from tests.faults import counting_loop, its_executor, its_supervisor, its_warm_process, itself, sum_of_ids
+from tests.local_cluster import builder, environment
 from tfos_nb import Cluster, launch
-from tfos_nb.java import find_java
 
 _ROWS = 20_000
 _EPOCHS = 100_000
@@ -70,18 +70,9 @@ class Harm:
 
 
 def _session() -> SparkSession:
-    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
-    os.environ["JAVA_HOME"] = str(find_java().home)
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    here = str(Path(__file__).parents[1])
-    os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ.update(environment(Path(pyspark.__file__).parent))
     session = (
-        SparkSession.builder.master("local-cluster[2,3,1024]")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
+        builder(executors=2, cores=3)
         .config("spark.task.maxFailures", "1000")
         .config("spark.deploy.maxExecutorRetries", "-1")
         .getOrCreate()

@@ -7,9 +7,10 @@ of ``train`` that is under way, or by a thread if there is none.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from tfos_nb.errors import FeedFailed, TfosError
 from tfos_nb.fate import Fate
@@ -86,24 +87,23 @@ class Deliveries:
                 self._index += 1
 
     def _take_up(self) -> None:
-        """Wait for the new generation, and learn from where on it wants rows."""
-        while True:
-            generation = self._generation = self.roster.generation
-            for call in self._calls:
-                call.place = None
-            if not self._calls:
-                return
-            try:
-                if self._await(lambda: not self.roster.missing, generation):
-                    current = self._calls[min(self._index, len(self._calls) - 1)]
-                    current.keep_validation()
-                    if self._await(lambda: bool(self.roster.feeds.wanted_from), generation):
-                        self._go_to(next(iter(self.roster.feeds.wanted_from.values())), current)
-                return
-            except Regathered:
-                continue
+        """Wait for the new generation, or the one after it, and learn from where on it wants rows."""
+        while self._generation != self.roster.generation:
+            self._generation = self.roster.generation
+            with contextlib.suppress(Regathered):
+                self._meet(self._generation)
 
-    def _await(self, reached: Any, generation: int) -> bool:
+    def _meet(self, generation: int) -> None:
+        for call in self._calls:
+            call.place = None
+        if not self._calls or not self._await(lambda: not self.roster.missing, generation):
+            return
+        self._calls[min(self._index, len(self._calls) - 1)].keep_validation()
+        wanted = self.roster.feeds.wanted_from
+        if self._await(lambda: bool(wanted), generation):
+            self._go_to(next(iter(wanted.values())))
+
+    def _await(self, reached: Callable[[], bool], generation: int) -> bool:
         """Wait for something of a generation; False if every main has returned before.
 
         Raises
@@ -132,12 +132,10 @@ class Deliveries:
             self.fate.raise_outcome()
         return False
 
-    def _go_to(self, passes: int, current: Call) -> None:
+    def _go_to(self, passes: int) -> None:
         """Go on behind so many passes, counted over all calls."""
         left = passes
         for index, call in enumerate(self._calls):
-            if call is not current:
-                call.place = None
             if left < call.epochs:
                 self._index = index
                 call.made = left

@@ -119,10 +119,10 @@ class FeedDesk:
             self._changed.notify_all()
             return feed
 
-    def regathered(self) -> None:
+    def regathered(self, generation: int) -> None:
         """Forget how far the nodes had come: they say anew from where on they want rows."""
         with self._changed:
-            self._generation += 1
+            self._generation = generation
             self.wanted_from.clear()
             for enough in self._enough.values():
                 enough.clear()

@@ -349,7 +349,7 @@ class Roster(Members):
             self.generation += 1
             self.restarts_left -= 1
             self.failures.clear()
-            self.feeds.regathered()
+            self.feeds.regathered(self.generation)
             self.history.begin_anew()
             for record in self._records.values():
                 if record.status is NodeStatus.LOST and record.link is not None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfos_nb.errors import FeedFailed, PlanError
-from tfos_nb.feeding import FeedOf, check_alike, feedable
+from tfos_nb.feeding import FeedOf, check_alike, check_feedable, feedable
 from tfos_nb.launching import error_of_job
 from tfos_nb.training import Training
 
@@ -73,6 +73,7 @@ class StreamTraining:
             )
         source = _source_of(stream)
         if validation is not None:
+            check_feedable(validation)
             check_alike(source.frame, validation)
         self._place = self.training.begin_call(validation)
         try:

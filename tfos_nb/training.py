@@ -63,9 +63,7 @@ class Training:
         return Call(self, data, epochs, spill, validation)
 
     def begin_call(self, validation: Any = None) -> FeedOf:
-        """Number a call of ``train``, and send its validation rows."""
-        if validation is not None:
-            check_feedable(validation)
+        """Number a call of ``train``, and send its validation rows, of which is known that they can be."""
         place = FeedOf(self.roster.feeds.begin_call(), queue=self.queue)
         return place if validation is None else replace(place, validation=self._keep(validation, place))
 

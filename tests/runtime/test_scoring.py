@@ -232,14 +232,21 @@ PREPARE = """
 """
 
 
-def test_a_process_keeps_one_model_and_loads_it_anew_when_it_changed(run_script: RunScript) -> None:
-    run_script(
-        PREPARE
-        + """
+SHELF = (
+    PREPARE
+    + """
     shelf = Shelf()
     def save(name, units):
         import keras
         keras.Sequential([keras.Input((2,)), keras.layers.Dense(units)]).save(name)
+"""
+)
+
+
+def test_a_process_keeps_one_model_and_loads_it_anew_when_it_changed(run_script: RunScript) -> None:
+    run_script(
+        SHELF
+        + """
     try:
         shelf.take(Place("a.keras"), Share())
     except Exception as error:
@@ -271,12 +278,8 @@ def test_a_wrong_number_of_arguments_is_told_of() -> None:
 
 def test_a_loaded_model_is_not_looked_through_after_each_task_and_is_still_freed(run_script: RunScript) -> None:
     run_script(
-        PREPARE
+        SHELF
         + """
-    shelf = Shelf()
-    def save(name, units):
-        import keras
-        keras.Sequential([keras.Input((2,)), keras.layers.Dense(units)]).save(name)
     save("a.keras", 31), save("b.keras", 32)
     import keras
     def looked_through(units):

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfos_nb.errors import TfosError
+from tfos_nb.runtime.paths import is_local
 from tfos_nb.runtime.supply import Supply
 
 __all__ = ["Checkpointing", "Resumed"]
@@ -174,8 +175,7 @@ class _Shelf:
     @property
     def local(self) -> bool:
         """Whether TensorFlow can write there by itself."""
-        protocol = self.filesystem.protocol
-        return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+        return is_local(self.filesystem)
 
     def numbers(self) -> list[str]:
         """Return the names of the checkpoints that are whole, the oldest first."""

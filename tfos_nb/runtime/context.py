@@ -15,6 +15,7 @@ from tfos_nb.runtime.checkpointing import Checkpointing
 from tfos_nb.runtime.datafeed import NodeRows, RowFeeds
 from tfos_nb.runtime.dataset import DatasetOptions, Names, build_dataset
 from tfos_nb.runtime.early_stop import watch_fit
+from tfos_nb.runtime.paths import is_local
 from tfos_nb.runtime.plan import Node, Role
 from tfos_nb.runtime.queues import DEFAULT_QUEUE
 from tfos_nb.runtime.reports import Reporter
@@ -111,7 +112,7 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         self._saving = saving
         watch_fit(self._passes_begun, self.stop_feeding, self._passes_missed)
         if generation > 1:
-            watch_restores(lambda epochs: passes.resume(epochs))
+            watch_restores(passes.resume)
 
     def dataset(
         self,
@@ -266,7 +267,7 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         part = f"{os.path.dirname(place)}/.{uuid.uuid4().hex}{suffix}"
         try:
             filesystem.makedirs(os.path.dirname(place), exist_ok=True)
-            if "file" in (filesystem.protocol if isinstance(filesystem.protocol, tuple) else (filesystem.protocol,)):
+            if is_local(filesystem):
                 model.save(part)
                 os.replace(part, place)
             else:

@@ -12,12 +12,11 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tfos_nb.runtime.on_import import OnImport
+from tfos_nb.runtime.on_import import when_imported
 
 __all__ = ["watch_fit"]
 
@@ -40,10 +39,7 @@ def watch_fit(begun: Callable[[], dict[str, int]], enough: Callable[[str], objec
     """
     watch = _Watch(begun, enough, missed)
     for flavour in _FLAVOURS:
-        if flavour in sys.modules:
-            watch(sys.modules[flavour])
-        else:
-            sys.meta_path.insert(0, OnImport(flavour, watch))
+        when_imported(flavour, watch)
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,20 @@ from typing import Any
 
 from tfos_nb.runtime.reports import GpuFigures
 
-__all__ = ["GpuWatch", "Gpus"]
+__all__ = ["GpuWatch", "Gpus", "gpu_variables"]
 
 logger = logging.getLogger(__name__)
 
 _EVERY = 1.0
 _STALE_AFTER = 10.0
+
+
+def gpu_variables(gpus: Sequence[str]) -> dict[str, str]:
+    """Return the environment variables by which TensorFlow sees these GPUs, and no others."""
+    return {
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus) or "-1",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # as TensorFlow is, it takes all of a GPU's memory at once
+    }
 
 
 class Gpus:

@@ -98,11 +98,13 @@ class NodeTask:
         never = threading.Event()
         with DoorClient(self.door) as door:
             code = 0 if self._is_there(job.node, door) else self._run(job, door)
-            while self.hold and (self._is_there(job.node, door) or self._is_wanted(job.node, door)):
+            while self.hold:
                 if self._is_there(job.node, door):
                     never.wait(_LOOK_SECONDS)
-                else:
+                elif self._is_wanted(job.node, door):
                     code = self._run(job, door)
+                else:
+                    break
         yield pa.RecordBatch.from_pydict({"node": pa.array([job.node]), "code": pa.array([code], pa.int32())})
 
     def _job(self) -> NodeJob:

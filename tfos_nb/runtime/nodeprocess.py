@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tfos_nb.runtime.gpu import GpuWatch
+from tfos_nb.runtime.gpu import GpuWatch, gpu_variables
 from tfos_nb.runtime.lifecycle import MainStarted, NodeEnded, NodeJob, Saving
 from tfos_nb.runtime.output import Output
 from tfos_nb.runtime.process import Channel, kill_group, signal_name, start_module
@@ -182,8 +182,7 @@ def environment_of(job: NodeJob) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         **_ALLOCATION,
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"),
-        "CUDA_VISIBLE_DEVICES": ",".join(job.gpus),
-        "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # as TensorFlow is, it takes all of a GPU's memory at once
+        **gpu_variables(job.gpus),
         "TF_CONFIG": "",
         **job.env,
     }

@@ -10,7 +10,16 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-__all__ = ["OnImport"]
+__all__ = ["OnImport", "when_imported"]
+
+
+def when_imported(name: str, then: Callable[[ModuleType], Any]) -> bool:
+    """Call a function with a module: now if it is imported already, else when it first is. Whether it was now."""
+    if name in sys.modules:
+        then(sys.modules[name])
+        return True
+    sys.meta_path.insert(0, OnImport(name, then))
+    return False
 
 
 class OnImport(importlib.abc.MetaPathFinder):

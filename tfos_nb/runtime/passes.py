@@ -30,7 +30,9 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, PassDone
 from tfos_nb.runtime.reports import FeedStatus
 
-__all__ = ["Intake", "Passes", "Spill"]
+__all__ = ["Intake", "Passes", "Spill", "Tell"]
+
+Tell = Callable[[PassDone | FeedFrom], object]
 
 logger = logging.getLogger(__name__)
 
@@ -259,7 +261,7 @@ class Passes:
         directory: str,
         buffer_bytes: int,
         spill_bytes: int,
-        tell: Callable[[PassDone | FeedFrom], object],
+        tell: Tell,
     ) -> None:
         self._node = node
         self._directory = directory

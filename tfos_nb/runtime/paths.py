@@ -6,8 +6,9 @@ import getpass
 import os
 import re
 import xml.etree.ElementTree as ElementTree
+from typing import Any
 
-__all__ = ["default_file_system", "tf_path"]
+__all__ = ["default_file_system", "is_local", "tf_path"]
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:/")
 
@@ -42,6 +43,12 @@ def tf_path(path: str, default_fs: str | None = None, working_dir: str | None = 
     if local:
         return os.path.join(working_dir or os.getcwd(), path)
     return f"{root}/user/{getpass.getuser()}/{path}"
+
+
+def is_local(filesystem: Any) -> bool:
+    """Whether one of fsspec's file systems is this host's own."""
+    protocol = filesystem.protocol
+    return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
 
 
 def default_file_system() -> str:

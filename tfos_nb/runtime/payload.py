@@ -13,6 +13,7 @@ import functools
 import importlib
 import inspect
 import io
+import itertools
 import linecache
 import logging
 import pickle
@@ -249,24 +250,28 @@ def _parts(part: _Part) -> Iterator[_Part]:
     """Give what travels along with something, as far as it has names."""
     name, where, value = part
     if isinstance(value, functools.partial):
-        yield from _parts_of_partial(value)
-    elif isinstance(value, types.MethodType):
-        yield _Part("self", f"{_name_of(value)} refers to self", value.__self__)
-        yield _Part(name, where, value.__func__)
-    elif isinstance(value, types.FunctionType):
-        yield from _parts_of_function(value)
-    elif isinstance(value, dict) and len(value) <= _MANY:
-        yield from (_Part(name, f"{where}[{key!r}]", item) for key, item in value.items())
-    elif isinstance(value, (list, tuple, set)) and len(value) <= _MANY:
-        yield from (_Part(name, where, item) for item in value if type(item) not in _PLAIN)
-    elif isinstance(value, type):
-        if _by_value(value):
-            yield from _attributes(vars(value), where)
-    elif _package_of(type(value)) == _package_of(_parts):
-        yield from ([_Part(name, where, value.__wrapped__)] if hasattr(value, "__wrapped__") else ())
-    elif hasattr(value, "__dict__") and _is_the_users(type(value)):
-        yield from _attributes(vars(value), where)
-        yield _Part(name, where, type(value))
+        return _parts_of_partial(value)
+    if isinstance(value, types.MethodType):
+        owner = _Part("self", f"{_name_of(value)} refers to self", value.__self__)
+        return iter((owner, _Part(name, where, value.__func__)))
+    if isinstance(value, types.FunctionType):
+        return _parts_of_function(value)
+    if isinstance(value, (dict, list, tuple, set)) and len(value) <= _MANY:
+        return _parts_of_collection(part)
+    if isinstance(value, type):
+        return _attributes(vars(value), where) if _by_value(value) else iter(())
+    if _package_of(type(value)) == _package_of(_parts):
+        return iter([_Part(name, where, value.__wrapped__)] if hasattr(value, "__wrapped__") else ())
+    if hasattr(value, "__dict__") and _is_the_users(type(value)):
+        return itertools.chain(_attributes(vars(value), where), [_Part(name, where, type(value))])
+    return iter(())
+
+
+def _parts_of_collection(part: _Part) -> Iterator[_Part]:
+    name, where, value = part
+    if isinstance(value, dict):
+        return (_Part(name, f"{where}[{key!r}]", item) for key, item in value.items())
+    return (_Part(name, where, item) for item in value if type(item) not in _PLAIN)
 
 
 def _parts_of_partial(value: functools.partial[Any]) -> Iterator[_Part]:

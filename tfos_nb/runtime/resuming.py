@@ -7,11 +7,10 @@ state holds. Keras 3 and tf_keras learn the epoch before the first row is read, 
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from tfos_nb.runtime.on_import import OnImport
+from tfos_nb.runtime.on_import import when_imported
 
 __all__ = ["watch_restores"]
 
@@ -21,10 +20,7 @@ Tell = Callable[[int], object]
 def watch_restores(tell: Tell) -> None:
     """Have ``tell`` called with the number of epochs whenever a ``fit`` has put a backup back."""
     for flavour, watch in (("keras", _watch_keras), ("tf_keras", _watch_tf_keras)):
-        if flavour in sys.modules:
-            watch(sys.modules[flavour], tell)
-        else:
-            sys.meta_path.insert(0, OnImport(flavour, functools.partial(watch, tell=tell)))
+        when_imported(flavour, functools.partial(watch, tell=tell))
 
 
 def _watch_keras(keras: Any, tell: Tell) -> None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from tfos_nb.runtime.gpu import gpu_variables
 from tfos_nb.runtime.models import WHOLE, Model, ModelUnusable, Signature, Use, load, why_not_loaded
 from tfos_nb.runtime.process import PARENT_VARIABLE, die_with_parent
 from tfos_nb.runtime.tfprocess import spill_directory
@@ -235,8 +236,7 @@ def _settle() -> None:
 
 def _set_up(share: Share) -> None:
     """Limit TensorFlow, before it has looked at any device, to what the task has."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus) or "-1"
-    os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
+    os.environ.update(gpu_variables(share.gpus))
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     import tensorflow as tf

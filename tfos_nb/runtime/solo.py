@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.door import DoorAddress, DoorClient
+from tfos_nb.runtime.gpu import gpu_variables
 from tfos_nb.runtime.gpu_claims import GpuClaims, GpusTaken
 from tfos_nb.runtime.payload import unpack
 from tfos_nb.runtime.process import Channel, die_with_parent, kill_group, signal_name, start_module
@@ -176,8 +177,7 @@ class SoloTask:
             "PYTHONPATH": path,
             "PYTHONUNBUFFERED": "1",
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"),
-            "CUDA_VISIBLE_DEVICES": ",".join(gpus) or "-1",
-            "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # as TensorFlow is, it takes all of a GPU's memory at once
+            **gpu_variables(gpus),
         }
         kept = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
         return {**kept, **ours, **self.env}

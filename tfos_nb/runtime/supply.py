@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, PassDone
-from tfos_nb.runtime.passes import Passes, _Pass
+from tfos_nb.runtime.passes import Passes, Tell, _Pass
 from tfos_nb.runtime.reports import FeedStatus
 
 __all__ = ["Kept", "Supply"]
@@ -52,7 +52,7 @@ class Supply(Passes):
         directory: str,
         buffer_bytes: int,
         spill_bytes: int,
-        tell: Callable[[PassDone | FeedFrom], object],
+        tell: Tell,
     ) -> None:
         super().__init__(node, directory, buffer_bytes, spill_bytes, tell)
         self._asked = True  # the first generation is fed from the start

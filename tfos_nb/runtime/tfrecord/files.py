@@ -18,6 +18,7 @@ from urllib.parse import unquote
 import fsspec
 
 from tfos_nb.errors import PlanError
+from tfos_nb.runtime.paths import is_local
 from tfos_nb.runtime.tfrecord.framing import HEAD, is_framed
 
 __all__ = [
@@ -131,8 +132,7 @@ def _under(fs: Any, root: str) -> list[DataFile]:
 
 
 def _url(fs: Any, path: str) -> str:
-    protocols = fs.protocol if isinstance(fs.protocol, tuple) else (fs.protocol,)
-    return path if "file" in protocols else str(fs.unstrip_protocol(path))
+    return path if is_local(fs) else str(fs.unstrip_protocol(path))
 
 
 def _is_hidden(name: str) -> bool:
