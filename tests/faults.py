@@ -153,3 +153,27 @@ def its_warm_process(pid: int) -> int:
 def its_executor(pid: int) -> int:
     """Find the JVM: the task's Python that started the supervisor is a child of the executor's Python daemon."""
     return next(parent.pid for parent in psutil.Process(pid).parents() if parent.name() == "java")
+
+
+def counting_steps(args: dict[str, Any], ctx: Any) -> Any:
+    """Asynchronous training that counts on a parameter server how often each row was in a step."""
+    if not ctx.is_chief:
+        return ctx.serve()
+    import tensorflow as tf
+
+    coordinator = ctx.coordinator()
+    with coordinator.strategy.scope():
+        seen = tf.Variable(tf.zeros([args["rows"]], tf.int64))
+    rows = ctx.coordinator_dataset(16)
+
+    def step(batch: Any) -> Any:
+        seen.scatter_add(tf.IndexedSlices(tf.ones_like(batch["id"]), batch["id"]))
+        return tf.size(batch["id"])
+
+    steps = 0
+    for epoch in range(args["epochs"]):
+        for _ in rows.steps(step):
+            steps += 1
+            threading.Event().wait(args.get("pause", 0.02))
+            ctx.report(epoch=epoch + 1, step=steps)
+    return {"seen": seen.numpy(), "generation": ctx.generation, "pid": os.getpid(), "steps": steps}

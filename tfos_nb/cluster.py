@@ -258,12 +258,12 @@ class Cluster(ClusterView, Inferring):
     def wait_until_up(self) -> None:
         """Wait until ``main`` has been called on every node; raise what went wrong instead."""
         while True:
-            generation = self._roster.generation
+            gathering = self._roster.gatherings
             with self._changed:
                 self._changed.wait_for(lambda: self._fate.over.is_set() or self._roster.all_up or self._roster.failures)
             if not self._roster.failures and self._fate.error is None:
                 return
-            if not self._fate.await_decision(generation):
+            if not self._fate.await_decision(gathering):
                 self._fate.raise_outcome()
 
     def train(

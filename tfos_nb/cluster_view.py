@@ -95,7 +95,7 @@ class ClusterView:
     def _refuse_if_over(self, call: str) -> None:
         if self._fate.error is not None:
             raise self._fate.error
-        if self._roster.failures and not self._fate.await_decision(self._roster.generation):
+        if self._roster.failures and not self._fate.await_decision(self._roster.gatherings):
             self._fate.raise_outcome()
         if self._roster.feeds.closed and not self._life.status.ended and self._fate.stop is None:
             raise ClusterClosed(

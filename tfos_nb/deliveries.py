@@ -35,11 +35,14 @@ class Deliveries:
     lock: threading.Lock = field(default_factory=threading.Lock)
     _calls: list[Call] = field(default_factory=list)
     _index: int = 0
+    _gathering: int = 1
     _generation: int = 1
+    _from: int = 0  # passes that the state held with which this generation began
 
     def train(self, call: Call) -> None:
         """Deliver a call's passes, and before them what a failure has left undelivered. The lock is held."""
         self._catch_up()
+        call.before = sum(one.epochs for one in self._calls)
         self._calls.append(call)
         self._deliver()
         if self.roster.restarts_left <= 0:
@@ -53,13 +56,13 @@ class Deliveries:
 
     def _closed_now(self, reason: str) -> bool:
         with self.roster.changed:
-            if self._generation != self.roster.generation and not self.fate.over.is_set():
+            if self._gathering != self.roster.gatherings and not self.fate.over.is_set():
                 return False
             self.roster.feeds.close(reason)
             return True
 
     def rewind(self) -> None:
-        """Deliver again what the nodes of a new generation want, in a thread of its own."""
+        """Deliver again what the nodes that are gathered anew want, in a thread of its own."""
         threading.Thread(target=self._rewind, name=f"tfos_nb feed {self.fate.name}", daemon=True).start()
 
     def _rewind(self) -> None:
@@ -73,7 +76,7 @@ class Deliveries:
                 self.fate.abort(error)
 
     def _catch_up(self) -> None:
-        if self._generation != self.roster.generation:
+        if self._gathering != self.roster.gatherings:
             self._take_up()
             self._deliver()
 
@@ -87,29 +90,47 @@ class Deliveries:
                 self._index += 1
 
     def _take_up(self) -> None:
-        """Wait for the new generation, or the one after it, and learn from where on it wants rows."""
-        while self._generation != self.roster.generation:
-            self._generation = self.roster.generation
+        """Wait for those that are gathered anew, and learn from where on they want rows."""
+        while self._gathering != self.roster.gatherings:
+            with self.roster.changed:
+                gathering = self._gathering = self.roster.gatherings
+                same = self._generation == self.roster.generation
+                self._generation = self.roster.generation
             with contextlib.suppress(Regathered):
-                self._meet(self._generation)
+                if same:
+                    self._refill(gathering)
+                else:
+                    self._meet(gathering)
 
-    def _meet(self, generation: int) -> None:
+    def _refill(self, gathering: int) -> None:
+        """Feed those nodes that took the places of lost ones, while the others go on."""
         for call in self._calls:
-            call.place = None
-        if not self._calls or not self._await(lambda: not self.roster.missing, generation):
+            call.go_on(gathering)
+        if not self._await(lambda: not self.roster.missing and self.roster.all_take_rows, gathering):
+            return
+        for node, place in dict(self.roster.replaced).items():
+            for call in self._calls[: self._index + 1]:
+                call.refill(node, self._from + place.through, place.since)
+            with self.roster.changed:
+                self.roster.replaced.pop(node, None)
+
+    def _meet(self, gathering: int) -> None:
+        for call in self._calls:
+            call.begin_anew()
+        if not self._calls or not self._await(lambda: not self.roster.missing, gathering):
             return
         self._calls[min(self._index, len(self._calls) - 1)].keep_validation()
         wanted = self.roster.feeds.wanted_from
-        if self._await(lambda: bool(wanted), generation):
+        if self._await(lambda: bool(wanted) and self.roster.all_take_rows, gathering):
             self._go_to(next(iter(wanted.values())))
 
-    def _await(self, reached: Callable[[], bool], generation: int) -> bool:
-        """Wait for something of a generation; False if every main has returned before.
+    def _await(self, reached: Callable[[], bool], gathering: int) -> bool:
+        """Wait for something of those that were gathered; False if every main has returned before.
 
         Raises
         ------
         Regathered
-            If another generation follows.
+            If another gathering follows.
         TfosError
             If the cluster fails.
         """
@@ -120,13 +141,13 @@ class Deliveries:
                     reached()
                     or self.fate.failing
                     or self.fate.over.is_set()
-                    or self.roster.generation != generation
+                    or self.roster.gatherings != gathering
                     or self.roster.all_returned
                 )
             )
-            if self.roster.generation == generation and reached() and not self.fate.failing:
+            if self.roster.gatherings == gathering and reached() and not self.fate.failing:
                 return True
-        if self.roster.generation != generation or (self.fate.failing and self.fate.await_decision(generation)):
+        if self.roster.gatherings != gathering or (self.fate.failing and self.fate.await_decision(gathering)):
             raise Regathered
         if self.fate.over.is_set() and self.fate.error is not None:
             self.fate.raise_outcome()
@@ -134,7 +155,7 @@ class Deliveries:
 
     def _go_to(self, passes: int) -> None:
         """Go on behind so many passes, counted over all calls."""
-        left = passes
+        left = self._from = passes
         for index, call in enumerate(self._calls):
             if left < call.epochs:
                 self._index = index

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfos_nb.errors import SPARK_ENDED, ClusterClosed, NodeFailed, RendezvousTimeout, TfosError
+from tfos_nb.gathering import Failure
 from tfos_nb.launching import error_of_job
-from tfos_nb.roster import Failure, Roster
+from tfos_nb.roster import Roster
 from tfos_nb.runtime.door import DoorAddress
 from tfos_nb.runtime.lifecycle import Stop
 from tfos_nb.session import Job
@@ -91,11 +92,11 @@ class Fate:
         self.over.wait()
         raise self.error or ClusterClosed(f"cluster {self.name} has ended")
 
-    def await_decision(self, generation: int) -> bool:
-        """Wait until it is known how a failure in a generation ends; whether the members are gathered anew."""
+    def await_decision(self, gathering: int) -> bool:
+        """Wait until it is known how a failure after a gathering ends; whether members are gathered anew."""
         with self._changed:
-            self._changed.wait_for(lambda: self.over.is_set() or self._roster.generation != generation)
-            return self._roster.generation != generation
+            self._changed.wait_for(lambda: self.over.is_set() or self._roster.gatherings != gathering)
+            return self._roster.gatherings != gathering
 
     @property
     def may_go_on(self) -> bool:

@@ -58,7 +58,11 @@ class Feed:
     passes_done: dict[str, int] = field(default_factory=dict)
     partitions: int = 0
     moved: int = 0
-    generation: int = 1
+    gathering: int = 1  # of the cluster's members, for which it holds
+    before: int = 0  # passes over the rows before its first, of all calls of train
+    replays: int | None = None  # when it is delivered: how often the nodes go through it again
+    skipped: dict[str, int] = field(default_factory=dict)  # passes that a node's predecessor has been through
+    again: dict[str, int] = field(default_factory=dict)  # since which gathering a node was told of it again
 
     @property
     def progress(self) -> FeedProgress:
@@ -95,7 +99,7 @@ class FeedDesk:
         self._places = places
         self._feeds: dict[int, Feed] = {}
         self._count = self._calls = 0
-        self._generation = 1
+        self._gathering = 1
         self._enough: dict[int, set[str]] = {}
         self.closed = ""
         self.wanted_from: dict[str, int] = {}
@@ -111,7 +115,7 @@ class FeedDesk:
         with self._changed:
             self._count = number = self._count + 1
             book = ledger.FeedLedger(number, self.nodes)
-            feed = Feed(number, passes, spill, epoch, epochs, book, place or FeedOf(), generation=self._generation)
+            feed = Feed(number, passes, spill, epoch, epochs, book, place or FeedOf(), gathering=self._gathering)
             if feed.place.batch is not None:
                 self._feeds.pop(number - _BATCHES_KNOWN, None)
             self._feeds[number] = self.current = feed
@@ -119,20 +123,35 @@ class FeedDesk:
             self._changed.notify_all()
             return feed
 
-    def regathered(self, generation: int) -> None:
+    def regathered(self, gathering: int) -> None:
         """Forget how far the nodes had come: they say anew from where on they want rows."""
         with self._changed:
-            self._generation = generation
+            self._gathering = gathering
             self.wanted_from.clear()
             for enough in self._enough.values():
                 enough.clear()
 
-    def describe_again(self) -> None:
+    def begin_again(self, feed: Feed, node: str, skipped: int) -> None:
+        """Announce a feed to a node in another's place, which has been through some of the passes."""
+        with self._changed:
+            passes = (feed.passes if feed.replays is None else 1 + feed.replays) - skipped
+            feed.skipped[node] = feed.passes_done[node] = skipped
+            self._send(ledger.FeedBegins(feed.number, passes, feed.spill and passes > 1, **vars(feed.place)), [node])
+
+    def end_again(self, feed: Feed, node: str) -> None:
+        """Tell a node in another's place that its share is complete."""
+        with self._changed:
+            assert feed.replays is not None, "it is delivered"
+            rows = feed.ledger.shares()[node]
+            self._send(ledger.FeedEnds(feed.number, rows, feed.replays - feed.skipped[node]), [node])
+
+    def describe_again(self, nodes: Iterable[str]) -> None:
         """Tell nodes that have just started what the rows look like, if that is known: some ask before anything."""
         with self._changed:
             known = [feed for feed in self._feeds.values() if feed.schema and not feed.place.validates]
             if known:
-                self._send(ledger.FeedSchema(known[-1].number, known[-1].schema, known[-1].lengths), self.nodes)
+                schema = ledger.FeedSchema(known[-1].number, known[-1].schema, known[-1].lengths)
+                self._send(schema, [node for node in nodes if node in self.nodes])
 
     def wants_from(self, message: ledger.FeedFrom) -> None:
         """Record from where on a node of a later generation wants rows."""
@@ -184,7 +203,8 @@ class FeedDesk:
             feed = self._feeds.get(message.feed)
             if feed is None:
                 return
-            feed.passes_done[message.node] = max(message.number, feed.passes_done.get(message.node, 0))
+            number = message.number + feed.skipped.get(message.node, 0)
+            feed.passes_done[message.node] = max(number, feed.passes_done.get(message.node, 0))
             feed.moved += 1
             if message.enough:
                 self._enough.setdefault(feed.place.call, set()).add(message.node)

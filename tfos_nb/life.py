@@ -110,8 +110,9 @@ class Life:
             with self._changed:
                 self.status = ClusterStatus.RECOVERING
                 self.cause = str(error)
-                self._roster.regather(self.cause)
-            logger.warning("cluster %s gathers its nodes anew: %s", self._name, self.cause)
+                everybody = self._roster.gather_again(self.cause)
+            what = "gathers its nodes anew" if everybody else "goes on, and replaces what it has lost"
+            logger.warning("cluster %s %s: %s", self._name, what, self.cause)
             for action in self._at_regathering:
                 action()
         return error

@@ -58,6 +58,12 @@ class Members:
             return tuple(name for name, record in self._records.items() if record.reservation is None)
 
     @property
+    def all_take_rows(self) -> bool:
+        """Whether every node that is fed has said where it takes rows."""
+        with self.changed:
+            return all(self._records[str(node)].up for node in self.plan.fed_nodes)
+
+    @property
     def all_up(self) -> bool:
         """Whether ``main`` has been called on every node."""
         with self.changed:

@@ -46,10 +46,20 @@ class Record:
     serving: bool = False
     saving: bool = False
     coordinating: bool = False  # it needs the servers of the others
+    following: bool = False  # it goes on with workers that come back elsewhere
+    through: int = 0  # passes of its rows that a coordinator has been through, in this generation
+    started: bool = False  # it was told who its peers are
+    moved: bool = False  # it has come back, and its coordinator does not know where
     left: bool = False  # main has returned, and there is no server
     raised: MainRaised | None = None
     ended: NodeEnded | None = None
     parting: bool = False  # it has been told to go, so its end is no failure
+
+    @property
+    def address(self) -> str:
+        """What its TensorFlow listens on."""
+        assert self.reservation is not None, "it has reserved"
+        return f"{self.reservation.host}:{self.reservation.port}"
 
     @property
     def sated(self) -> bool:
@@ -62,7 +72,8 @@ class Record:
         self.status = NodeStatus.PLANNED
         self.reservation = self.up = self.heartbeat = self.result = self.raised = self.ended = None
         self.began = self.returned = self.serving = self.saving = False
-        self.coordinating = self.left = False
+        self.coordinating = self.left = self.following = self.started = self.moved = False
+        self.through = 0
         self.forget_rate()
 
     def forget_rate(self) -> None:

@@ -9,29 +9,28 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tfos_nb.answering import Answering
 from tfos_nb.errors import NodeFailed, PlanError, TfosError
 from tfos_nb.feeding import FeedDesk
-from tfos_nb.members import Members
+from tfos_nb.gathering import Failure, Gathering
 from tfos_nb.record import Record
 from tfos_nb.runtime.door import Link
-from tfos_nb.runtime.ledger import FeedFrom, PassDone
+from tfos_nb.runtime.ledger import FeedFrom, PassDone, WorkerThrough
 from tfos_nb.runtime.lifecycle import (
     Coordinating,
+    Following,
     MainRaised,
     MainReturned,
     MainStarted,
     NodeEnded,
     NodeUp,
     Refused,
-    Regather,
     Reservation,
     Saving,
     Serving,
-    Start,
 )
 from tfos_nb.runtime.node import NodeGivenUp, NodeThere, NodeWanted, SupervisorEnded
 from tfos_nb.runtime.placement import QUESTIONS
@@ -40,26 +39,12 @@ from tfos_nb.runtime.process import signal_name
 from tfos_nb.runtime.reports import Heartbeat, History, LogLines
 from tfos_nb.state import NodeStatus
 
-__all__ = ["Failure", "Roster"]
+__all__ = ["Roster"]
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Failure:
-    """One node's failure.
-
-    ``collateral`` marks one that only happened because a peer had gone; ``lost`` one of the node itself, its process,
-    its host or its network, and not of the program.
-    """
-
-    error: TfosError
-    node: str
-    collateral: bool
-    lost: bool = False
-
-
-class Roster(Members):
+class Roster(Gathering):
     """The records of one cluster.
 
     Parameters
@@ -70,25 +55,16 @@ class Roster(Members):
         How often the members may be gathered again.
     heartbeat_timeout : float
         Seconds of silence after which a node is held to be lost.
-
-    Attributes
-    ----------
-    generation : int
-        How often they were gathered, from 1.
     """
 
     def __init__(self, plan: ClusterPlan, restarts: int = 0, heartbeat_timeout: float = 15.0) -> None:
-        super().__init__(plan)
-        self.generation = 1
-        self.restarts_left = restarts
+        super().__init__(plan, restarts)
         self.heartbeat_timeout = heartbeat_timeout
         self.history = History(str(plan.chief_node))
-        self.failures: list[Failure] = []
         self.feeds = FeedDesk(self.changed, [str(node) for node in plan.fed_nodes], self.send, self._place)
         self.answering = Answering(self._records, self._place, self.failures, self.feeds)
         self._dismissed = False
         self._known: set[tuple[str, int]] = set()  # supervisors that have come, by node and process number
-        self._given_up: set[tuple[str, int]] = set()
         self._answers: dict[type, Callable[[Record, Any], bool | None]] = {
             NodeThere: self._is_there,
             NodeWanted: self._is_wanted,
@@ -99,6 +75,7 @@ class Roster(Members):
             MainStarted: self._main_started,
             Serving: self._serving,
             Coordinating: self._coordinates,
+            Following: self._follows,
             Saving: self._saving,
             MainReturned: self._main_returned,
             MainRaised: self._main_raised,
@@ -107,6 +84,7 @@ class Roster(Members):
             LogLines: self._log_lines,
             PassDone: self._pass_done,
             FeedFrom: self._feed_from,
+            WorkerThrough: self._worker_through,
             Reservation: self._reserved_anew,
         }
 
@@ -187,7 +165,7 @@ class Roster(Members):
     def _is_wanted(self, record: Record, question: NodeWanted) -> bool | None:
         if self._dismissed or record.link is not None:
             return False
-        if self.generation > 1 and record.reservation is None:
+        if self.gatherings > 1 and record.reservation is None:
             return True
         return None if self.restarts_left > 0 else False
 
@@ -201,19 +179,6 @@ class Roster(Members):
         if message.generation == self.generation and record.reservation is None:
             self._reserve(record, message)
 
-    def _start_if_complete(self) -> None:
-        if any(record.reservation is None for record in self._records.values()):
-            return
-        spec: dict[str, list[str]] = {}
-        for record in self._records.values():
-            assert record.reservation is not None
-            address = f"{record.reservation.host}:{record.reservation.port}"
-            spec.setdefault(record.node.role.value, []).append(address)
-            record.status = NodeStatus.STARTING
-        if self.generation > 1:
-            self.feeds.describe_again()  # before main is called, which may want to know at once
-        self.send(Start(spec, self.generation))
-
     def _node_up(self, record: Record, message: NodeUp) -> None:
         record.up = message
 
@@ -222,6 +187,7 @@ class Roster(Members):
 
     def _serving(self, record: Record, message: Serving) -> None:
         record.serving, record.status = True, NodeStatus.TRAINING
+        self._tell_where(record)
 
     def _saving(self, record: Record, message: Saving) -> None:
         record.saving = message.going_on
@@ -236,6 +202,9 @@ class Roster(Members):
     def _coordinates(self, record: Record, message: Coordinating) -> None:
         record.coordinating = True
         self._check_servers()
+
+    def _follows(self, record: Record, message: Following) -> None:
+        record.following = True
 
     def _check_servers(self) -> None:
         """Fail a node that left no server where the coordinator waits for one: TensorFlow would do so for ever."""
@@ -290,6 +259,9 @@ class Roster(Members):
     def _feed_from(self, record: Record, message: FeedFrom) -> None:
         self.feeds.wants_from(message)
 
+    def _worker_through(self, record: Record, message: WorkerThrough) -> None:
+        self._records[message.node].through = message.passes
+
     def _supervisor_ended(self, message: SupervisorEnded) -> None:
         with self.changed:
             record = self._records[message.node]
@@ -301,7 +273,7 @@ class Roster(Members):
             if record.reservation is None and not record.status.ended and not had_reserved:
                 cause = f"its supervisor ended with code {message.code} before it had reserved"
                 error = NodeFailed(cause, node=message.node, log_tail=message.text)
-                self._fail(record, error, lost=self.generation > 1)
+                self._fail(record, error, lost=self.gatherings > 1)
             self.changed.notify_all()
 
     def _explain_loss(self, record: Record, message: SupervisorEnded) -> None:
@@ -342,29 +314,6 @@ class Roster(Members):
         return {name: record.up.feed for name, record in self._records.items() if record.up and record.up.feed}
 
     # --- for the driver's threads ---
-
-    def regather(self, cause: str) -> None:
-        """Gather the members anew: those that are there start another process, those that are not are waited for."""
-        with self.changed:
-            self.generation += 1
-            self.restarts_left -= 1
-            self.failures.clear()
-            self.feeds.regathered(self.generation)
-            self.history.begin_anew()
-            for record in self._records.values():
-                if record.status is NodeStatus.LOST and record.link is not None:
-                    self._give_up(record)
-                record.begin_anew()
-            self.send(Regather(self.generation, cause))
-            self.changed.notify_all()
-
-    def _give_up(self, record: Record) -> None:
-        """Do without a supervisor that is silent: should it wake, it hears that; its task ends it, if it can."""
-        assert record.link is not None, "it has come"
-        assert record.reservation is not None, "it has come"
-        self._given_up.add((str(record.node), record.reservation.pid))
-        record.link.end()
-        record.link = None
 
     def dismiss(self, message: Any) -> None:
         """Tell every node to go; from now on its end is no failure, and one that has not come is sent away."""

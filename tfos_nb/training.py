@@ -84,20 +84,36 @@ class Training:
             self.roster.feeds.end(feed, 0)
         return feed.number
 
-    def feed_once(self, data: Any, epoch: int, epochs: int, spill: bool, place: FeedOf) -> int:
-        """Send the rows through Spark once; return how many passes that made."""
+    def begin_feed(self, epoch: int, epochs: int, spill: bool, place: FeedOf) -> Feed:
+        """Announce that the rows will come, for this epoch and, where they can be kept, those that follow."""
         passes = epochs - epoch + 1
-        feed = self.roster.feeds.begin(passes, spill and passes > 1, epoch, epochs, place)
-        with self._job(data, feed, f"feed epoch {epoch}") as job:
+        return self.roster.feeds.begin(passes, spill and passes > 1, epoch, epochs, place)
+
+    def feed_once(self, data: Any, feed: Feed) -> int:
+        """Send the rows through Spark once; return how many passes that made."""
+        if feed.replays is None:
+            with self._job(data, feed, f"feed epoch {feed.epoch}") as job:
+                self._await(feed, job.done.is_set, job)
+                if feed.error is None and not job.done.is_set():  # every node has all it wants
+                    return feed.passes
+                self._check(feed, job)
+                feed.replays = feed.passes - 1 if feed.spill and feed.ledger.spilled else 0
+                self.roster.feeds.end(feed, feed.replays)
+        made = 1 + feed.replays
+        if feed.epoch + feed.replays == feed.epochs:
+            self._await(feed, lambda: self._made(feed, made))
+        return made
+
+    def feed_again(self, data: Any, feed: Feed, node: str) -> None:
+        """Send the rows of a feed through Spark once more, for a node that took another's place.
+
+        The places of all rows are remembered, and the other nodes know which ones they have.
+        """
+        with self._job(data, feed, f"feed {node} again") as job:
             self._await(feed, job.done.is_set, job)
-            if feed.error is None and not job.done.is_set():  # every node has all it wants
-                return passes
-            self._check(feed, job)
-            replays = passes - 1 if feed.spill and feed.ledger.spilled else 0
-            self.roster.feeds.end(feed, replays)
-            if epoch + replays == epochs:
-                self._await(feed, lambda: self._made(feed, 1 + replays))
-            return 1 + replays
+            if job.done.is_set():
+                self._check(feed, job)
+                self.roster.feeds.end_again(feed, node)
 
     def feed_batch(self, data: Any, place: FeedOf) -> bool:
         """Send a stream's micro-batch; return whether every node has been through it and has asked for the next one.
@@ -142,12 +158,12 @@ class Training:
                 mark, since = now, time.monotonic()
             elif time.monotonic() - since > self.timeout:
                 self.fate.abort(FeedTimeout(self._stall(feed)))
-        self.raise_if_ended(feed.generation)
+        self.raise_if_ended(feed.gathering)
 
-    def raise_if_ended(self, generation: int | None = None) -> None:
+    def raise_if_ended(self, gathering: int | None = None) -> None:
         """Raise what ends the cluster; that every ``main`` has returned is no error, and only the end of the feed."""
-        of = self.roster.generation if generation is None else generation
-        if self.roster.generation != of or (self.fate.failing and self.fate.await_decision(of)):
+        of = self.roster.gatherings if gathering is None else gathering
+        if self.roster.gatherings != of or (self.fate.failing and self.fate.await_decision(of)):
             raise Regathered
         if self.fate.failing or (self.fate.over.is_set() and self.fate.error is not None):
             self.fate.raise_outcome()
@@ -160,7 +176,7 @@ class Training:
             return self._enough(reached, feed)
 
     def _enough(self, reached: Callable[[], bool], feed: Feed) -> bool:
-        ending = self.ending or self.roster.generation != feed.generation
+        ending = self.ending or self.roster.gatherings != feed.gathering
         return bool(reached() or feed.error or self.nobody_wants(feed.place.call) or ending)
 
     @property
@@ -185,9 +201,9 @@ class Training:
             self._fail(error, feed)
 
     def _fail(self, error: TfosError, feed: Feed) -> None:
-        if not self.fate.failing and self.roster.generation == feed.generation:
+        if not self.fate.failing and self.roster.gatherings == feed.gathering:
             self.fate.abort(error)
-        self.raise_if_ended(feed.generation)
+        self.raise_if_ended(feed.gathering)
         raise error
 
     def _mark(self, feed: Feed) -> tuple[int, int]:
@@ -219,15 +235,26 @@ class Training:
 
 @dataclass
 class Call:
-    """One call of ``train``: its rows, and how many passes over them have been delivered."""
+    """One call of ``train``: its rows, and how many passes over them have been delivered.
+
+    ``before`` counts the passes of the calls before it; ``feeds`` are those of this generation.
+    """
 
     training: Training
     data: Any
     epochs: int
     spill: bool
     validation: Any = None
+    before: int = 0
     made: int = 0
     place: FeedOf | None = None
+    feeds: list[Feed] = field(default_factory=list)
+    _under_way: Feed | None = None
+
+    def begin_anew(self) -> None:
+        """Forget what the nodes of the generation before were fed."""
+        self.place = self._under_way = None
+        self.feeds.clear()
 
     def keep_validation(self) -> FeedOf:
         """Send the validation rows, if the nodes do not have them."""
@@ -242,4 +269,30 @@ class Call:
         """
         place = self.keep_validation()
         while self.made < self.epochs and not self.training.nobody_wants(place.call):
-            self.made += self.training.feed_once(self.data, self.made + 1, self.epochs, self.spill, place)
+            if self._under_way is None:
+                self._under_way = self.training.begin_feed(self.made + 1, self.epochs, self.spill, place)
+                self._under_way.before = self.before + self.made
+                self.feeds.append(self._under_way)
+            self.made += self.training.feed_once(self.data, self._under_way)
+            self._under_way = None
+
+    def go_on(self, gathering: int) -> None:
+        """Hold on to what was fed: others have been replaced, and these nodes go on."""
+        for feed in self.feeds:
+            feed.gathering = gathering
+
+    def refill(self, node: str, through: int, since: int) -> None:
+        """Feed a node that took another's place, which had been ``through`` so many passes of all calls.
+
+        The feed that is under way is only announced to it: its rows are sent when it goes on.
+        """
+        desk = self.training.roster.feeds
+        for feed in self.feeds:
+            skipped = max(0, through - feed.before)
+            if desk.has_enough(node, feed.place.call) or (feed.replays is not None and skipped > feed.replays):
+                continue
+            if feed.again.get(node) != since:  # it may be that another loss broke this off
+                feed.again[node] = since
+                desk.begin_again(feed, node, skipped if feed.replays is not None else 0)
+            if feed.replays is not None:
+                self.training.feed_again(self.data, feed, node)

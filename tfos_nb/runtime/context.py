@@ -83,6 +83,7 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         run: str = "",
         chief_trains: bool = False,
         coordinating: Callable[[], object] | None = None,
+        coordinated: Callable[[Any], Callable[[int, int], object]] | None = None,
     ) -> None:
         self.node = node
         self.job_name = node.role.value
@@ -109,6 +110,7 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         self._failed = failed
         self._serving = serving
         self._coordinating = coordinating
+        self._coordinated = coordinated
         self._saving = saving
         watch_fit(self._passes_begun, self.stop_feeding, self._passes_missed)
         if generation > 1:

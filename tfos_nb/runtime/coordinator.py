@@ -33,12 +33,13 @@ from tfos_nb.runtime.dataset import Blocks, DatasetOptions, Pairs, chosen_column
 from tfos_nb.runtime.ledger import FeedSchema
 from tfos_nb.runtime.passes import Passes, Spill
 from tfos_nb.runtime.strategy import disable_auto_shard
+from tfos_nb.runtime.supply import Supply
 from tfos_nb.runtime.wire import message
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["FedDataset", "LocalFeed", "fed_columns", "idle", "this_task"]
+__all__ = ["FedDataset", "LocalFeed", "fed_columns", "idle", "take_step"]
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class LocalFeed:
 
     Parameters
     ----------
-    passes : Passes
+    passes : Supply
         The worker's rows.
     task : int
         The worker's index.
@@ -82,12 +83,13 @@ class LocalFeed:
         Set when the user wants the end.
     """
 
-    def __init__(self, passes: Passes, task: int, stopping: threading.Event) -> None:
+    def __init__(self, passes: Supply, task: int, stopping: threading.Event) -> None:
         self._passes = passes
         self._task = task
         self._stopping = stopping
         self._turn = threading.Lock()
         self._number = 0
+        self._turn_of = 0  # the coordinator's pass, as far as it has said; it counts from 1
         self._live: Generator[dict[str, Any], None, None] | None = None
         self._columns: tuple[Column, ...] = ()
         self._known = threading.Event()
@@ -97,6 +99,7 @@ class LocalFeed:
             "open": _Entry(self.open),
             "next": _Entry(self.next),
             "task": _Entry(self.task),
+            "take": _Entry(self.take),
             "idle": _Entry(self.idle),
         }
 
@@ -110,6 +113,7 @@ class LocalFeed:
         """
         import tensorflow as tf
 
+        self._passes.leave_to_another()
         try:
             from tensorflow.python.ops import script_ops
 
@@ -141,9 +145,12 @@ class LocalFeed:
             if self._live is not None:
                 self._live.close()
             self._columns = chosen_columns(described, DatasetOptions(1, columns=asked.columns, fill=asked.fill))
+            self._number += 1
+            if 0 < self._turn_of <= self._passes.passes_before:
+                self._live = None  # the worker that was here before has been through this pass
+                return np.int64(self._number)
             passes: Any = _Repeated(self._passes, self._stopping) if asked.repeat else self._passes
             self._live = Blocks(passes, self._columns, asked.fill, _log_failure)()  # type: ignore[assignment]
-            self._number += 1
             return np.int64(self._number)
 
     def next(self, number: Any) -> list[Any]:
@@ -157,6 +164,11 @@ class LocalFeed:
 
     def task(self) -> Any:
         """Tell which worker this is."""
+        return np.int64(self._task)
+
+    def take(self, turn: Any) -> Any:
+        """Learn which pass the coordinator's next step belongs to; tell which worker this is."""
+        self._turn_of = int(turn)
         return np.int64(self._task)
 
     def idle(self) -> Any:
@@ -291,11 +303,11 @@ class _Block:
         return more, {column.name: tensor for column, tensor in zip(self.columns, tensors, strict=True)}
 
 
-def this_task() -> Any:
-    """Return, on a worker, the tensor that tells which worker it is."""
+def take_step(turn: Any) -> Any:
+    """Begin, on a worker, a step of the pass of this number; return the tensor that tells which worker it is."""
     import tensorflow as tf
 
-    (task,) = tf.raw_ops.PyFunc(input=[], token=_TOKEN + "task", Tout=[tf.int64])
+    (task,) = tf.raw_ops.PyFunc(input=[turn], token=_TOKEN + "take", Tout=[tf.int64])
     return task
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "PartitionFailed",
     "PassDone",
     "Places",
+    "WorkerThrough",
     "segment_end",
 ]
 
@@ -131,6 +132,15 @@ class PassDone:
     number: int
     rows: int
     enough: bool = False
+
+
+@message
+@dataclass(frozen=True)
+class WorkerThrough:
+    """From a coordinator: every row of so many passes of a worker, in this generation, has been through a step."""
+
+    node: str
+    passes: int
 
 
 @message

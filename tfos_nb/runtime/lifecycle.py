@@ -3,7 +3,7 @@
 ::
 
     TF process ──NodeUp, MainStarted, MainReturned, MainRaised──▶ supervisor ──these, Reservation, NodeEnded──▶ driver
-    TF process ◀──Start, Stop, Farewell, feed messages────────── supervisor ◀──these, Regather────────────── driver
+    TF process ◀──Start, Moved, Stop, Farewell, feed messages─── supervisor ◀──these, Regather────────────── driver
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from tfos_nb.runtime.wire import message
 __all__ = [
     "Farewell",
     "FeedPlace",
+    "Following",
     "MainRaised",
     "MainReturned",
     "MainStarted",
+    "Moved",
     "NodeEnded",
     "NodeJob",
     "NodeUp",
@@ -92,17 +94,19 @@ class Refused:
 class Start:
     """The rendezvous is complete: ``cluster_spec`` maps each role to its addresses.
 
-    ``generation`` counts how often the cluster's members were gathered, from 1.
+    ``generation`` counts how often the cluster's members were gathered, from 1. A node that takes another's place in a
+    generation that goes on begins behind the ``passes`` that the other one has been through.
     """
 
     cluster_spec: dict[str, list[str]]
     generation: int = 1
+    passes: int = 0
 
 
 @message
 @dataclass(frozen=True)
 class Regather:
-    """To the supervisors of those that are left: end the process, start another, and reserve for this generation."""
+    """To supervisors: end the process, start another, and reserve for this generation, which may be the same one."""
 
     generation: int
     cause: str
@@ -154,6 +158,23 @@ class Coordinating:
     """``main`` waits for the servers of the other nodes now, to give them their steps."""
 
     node: str
+
+
+@message
+@dataclass(frozen=True)
+class Following:
+    """``main`` coordinates, and goes on with a worker that comes back at another address."""
+
+    node: str
+
+
+@message
+@dataclass(frozen=True)
+class Moved:
+    """To a coordinator: a worker's server is now at this address."""
+
+    node: str
+    address: str
 
 
 @message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,8 +30,11 @@ class Roles:
     _passes: Supply
     _serving: Callable[[], object]
     _coordinating: Callable[[], object] | None = None
+    _coordinated: Callable[[Any], Callable[[int, int], object]] | None = None
+    _through: Callable[[int, int], object] | None = None
     _stopping: threading.Event
     _coordinator: Any = None
+    _turns: Iterator[int]
 
     def strategy(self, kind: str = "auto", **options: Any) -> Any:
         """Return the ``tf.distribute.Strategy`` of a kind, told what this cluster is.
@@ -90,7 +94,11 @@ class Roles:
 
         if self._coordinating is not None:
             self._coordinating()  # TensorFlow waits for servers that never come: the driver knows better
-        return tf.distribute.coordinator.ClusterCoordinator(self._member.strategy("async", options))
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(self._member.strategy("async", options))
+        self._turns = itertools.count(1)
+        if self._coordinated is not None:
+            self._through = self._coordinated(coordinator)
+        return coordinator
 
     def coordinator_dataset(
         self,
@@ -145,8 +153,11 @@ class Roles:
             if unknown:
                 raise PlanError(f"coordinator_dataset takes no {', '.join(unknown)}: do it in the step")
             chosen = DatasetOptions(batch_size, **options)
+            self._passes.ask()  # for the workers, which do not know what the state holds
             function = FedDataset(chosen, fed_columns(chosen, self._stopping), repeat)
-        return CoordinatedDataset(coordinator, function, len(self.cluster_spec[Role.WORKER.value]))
+        workers = len(self.cluster_spec[Role.WORKER.value])
+        turns = None if callable(batch_size) else self._turns
+        return CoordinatedDataset(coordinator, function, workers, turns, self._through)
 
     def serve(self, protocol: str = "") -> None:
         """Run TensorFlow's server for the other nodes, and do not return: what a parameter server's ``main`` does.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import FeedFailed, PlanError
-from tfos_nb.runtime.coordinator import idle, this_task
+from tfos_nb.runtime.coordinator import idle, take_step
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -33,6 +33,10 @@ class CoordinatedDataset:
         Returns a ``tf.data.Dataset``; it is traced here and run on each worker.
     workers : int
         How many there are.
+    turns : iterator of int, optional
+        Numbers the passes over rows that Spark feeds, of all such datasets of the coordinator.
+    through : callable, optional
+        Is told each worker's number and that of the pass that it has been through.
 
     Raises
     ------
@@ -40,10 +44,20 @@ class CoordinatedDataset:
         If the function does not make its dataset itself: one that was made on the chief cannot travel to the workers.
     """
 
-    def __init__(self, coordinator: Any, function: Callable[..., Any], workers: int) -> None:
+    def __init__(
+        self,
+        coordinator: Any,
+        function: Callable[..., Any],
+        workers: int,
+        turns: Iterator[int] | None = None,
+        through: Callable[[int, int], object] | None = None,
+    ) -> None:
         self._coordinator = coordinator
         self._function = function
         self._workers = workers
+        self._turns = turns
+        self._through = through
+        self._turn = 0  # the number of the pass that was begun last; 0 if Spark feeds none
         self._datasets: Any = None
         self._element_spec = _element_spec(function)
 
@@ -55,6 +69,8 @@ class CoordinatedDataset:
         """Return the workers' iterators, as one value for ``coordinator.schedule``: each begins a pass."""
         if self._datasets is None:
             self._datasets = self._coordinator.create_per_worker_dataset(self._function)
+        if self._turns is not None:
+            self._turn = next(self._turns)
         return iter(self._datasets)
 
     def steps(self, step: Callable[..., Any]) -> Iterator[Any]:
@@ -79,24 +95,32 @@ class CoordinatedDataset:
         >>> for epoch in range(3):  # doctest: +SKIP
         ...     losses = [float(loss) for loss in rows.steps(train_step)]
         """
+        import tensorflow as tf
+
         once = self._once(step)
         iterators = iter(self)
+        turn = tf.constant(self._turn, tf.int64)
         ended: set[int] = set()
         flight: deque[Any] = deque()
         try:
             while len(ended) < self._workers or flight:
                 while len(ended) < self._workers and len(flight) < _IN_FLIGHT * self._workers:
-                    flight.append(self._coordinator.schedule(once, args=(iterators,)))
+                    flight.append(self._coordinator.schedule(once, args=(iterators, turn)))
                 more, task, result = flight.popleft().fetch()
                 if more:
                     yield result
                 else:
-                    ended.add(int(task))
+                    self._note_end(int(task), ended)
         except GeneratorExit:  # the caller has seen enough; what has been given out is still done
             self._coordinator.join()
             raise
         except Exception as error:
             raise _cause(error) from error
+
+    def _note_end(self, task: int, ended: set[int]) -> None:
+        if task not in ended and self._turn and self._through is not None:
+            self._through(task, self._turn)
+        ended.add(task)
 
     def _once(self, step: Callable[..., Any]) -> Any:
         import tensorflow as tf
@@ -106,11 +130,13 @@ class CoordinatedDataset:
             outcome = traced.get_concrete_function(*_parts(self._element_spec)).structured_outputs
         empty = _Empty(outcome)
 
-        def once(iterator: Any) -> Any:
-            element = iterator.get_next_as_optional()
+        def once(iterator: Any, turn: Any) -> Any:
+            task = take_step(turn)
+            with tf.control_dependencies([task]):
+                element = iterator.get_next_as_optional()
             more = element.has_value()
             result = tf.cond(more, lambda: empty.filled(traced(*_parts(element.get_value()))), empty)
-            return more, this_task(), result
+            return more, task, result
 
         return tf.function(once)
 

@@ -55,6 +55,7 @@ PASSED_ON = (
     ledger.FeedFrom,
     ledger.NoMoreFeeds,
     ledger.PassDone,
+    ledger.WorkerThrough,
 )
 _NEEDED = ("tensorflow", "keras", "pyarrow", "grpc")
 
@@ -88,6 +89,7 @@ class Supervisor:
         self._claims = GpuClaims()
         self._process: NodeProcess | None = None
         self._warm: WarmProcess | None = None
+        self._processes = 0
         self._ended = False  # the process has, and another may follow
         self._kill_at: float | None = None
         self._at_once = False
@@ -100,7 +102,7 @@ class Supervisor:
         """Run the node to its end."""
         reason = _why_not() or self._take_gpus()
         if reason is None:
-            self._start_process(0)
+            self._start_process()
         try:
             self._meet_driver(reason)
             if reason is None:
@@ -124,23 +126,24 @@ class Supervisor:
         self._job = replace(self._job, gpus=self._job.gpus or taken)
         return None
 
-    def _start_process(self, generation: int) -> None:
+    def _start_process(self) -> None:
         if not (self._lasting and can_fork()):
-            self._process = self._new_process(generation)
+            self._process = self._new_process()
             return
         try:
             self._warm = self._warm or WarmProcess(environment_of(self._job))
-            self._process = self._new_process(generation)
+            self._process = self._new_process()
         except ConnectionError:  # it was killed, and what it had forked with it
             assert self._warm is not None, "it was made above"
             self._warm.close()
             self._warm = WarmProcess(environment_of(self._job))
-            self._process = self._new_process(generation)
+            self._process = self._new_process()
 
-    def _new_process(self, generation: int) -> NodeProcess:
+    def _new_process(self) -> NodeProcess:
+        self._processes += 1
         process = NodeProcess(
             self._job,
-            directory=os.path.join(self._directory, str(generation)),
+            directory=os.path.join(self._directory, str(self._processes)),
             host=self._host,
             events=self._events,
             pass_on=lambda message: self._stream.send(message),  # there is none yet when the first process starts
@@ -181,7 +184,7 @@ class Supervisor:
         self._port_holder.close()
         self._port_holder = _hold_port()
         self._saving = False
-        self._start_process(message.generation)
+        self._start_process()
         self._reserve(message.generation)
 
     def _supervise(self) -> None:

@@ -56,7 +56,7 @@ class Supply(Passes):
     ) -> None:
         super().__init__(node, directory, buffer_bytes, spill_bytes, tell)
         self._asked = True  # the first generation is fed from the start
-        self.passes_done = 0
+        self.passes_done = self.passes_before = 0
         self._begins: dict[int, FeedBegins] = {}
         self._first_batch: FeedBegins | None = None
         self._forgotten_rows = 0
@@ -165,7 +165,17 @@ class Supply(Passes):
                 )
             self.passes_done = passes
 
-    def _ask(self) -> None:
+    def take_place(self, passes: int) -> None:
+        """Begin behind so many passes, which the node that was here before has been through."""
+        with self._changed:
+            self.passes_before = passes
+
+    def leave_to_another(self) -> None:
+        """Have another node say from where on rows are fed: it knows the state, and this one does not."""
+        with self._changed:
+            self._asked = True
+
+    def ask(self) -> None:
         """Ask for rows, once; from then on it is settled from where on they come."""
         with self._changed:
             asked, self._asked = self._asked, True
@@ -175,12 +185,12 @@ class Supply(Passes):
     def schema(self) -> FeedSchema | None:
         """Wait for the first row anywhere; None if no feed will come."""
         if self._schema is None:
-            self._ask()
+            self.ask()
         return super().schema()
 
     def next_pass(self) -> Iterator[pa.RecordBatch] | None:
         """Wait for the next pass and return its batches; None if there is none any more."""
-        self._ask()
+        self.ask()
         with self._changed:
             self._settle()
         return super().next_pass()

@@ -35,9 +35,11 @@ from tfos_nb.runtime.lifecycle import (
     Coordinating,
     Farewell,
     FeedPlace,
+    Following,
     MainRaised,
     MainReturned,
     MainStarted,
+    Moved,
     NodeJob,
     NodeUp,
     Saving,
@@ -46,6 +48,7 @@ from tfos_nb.runtime.lifecycle import (
     Stop,
 )
 from tfos_nb.runtime.payload import unpack
+from tfos_nb.runtime.peers import Peers
 from tfos_nb.runtime.plan import Node
 from tfos_nb.runtime.process import Channel, die_with_parent
 from tfos_nb.runtime.queues import DEFAULT_QUEUE, FeedQueues
@@ -90,10 +93,12 @@ class TensorFlowProcess:
         queues = tuple(settings.get("queues", (DEFAULT_QUEUE,)))
         self._passes = FeedQueues(job.node, spill_directory(), *limits, channel.send, names=queues)
         self._requests = RequestDesk(job.node, queues, settings["buffer_bytes"])
+        self._peers = Peers()
         self._directory = directory
         self._serves = self._called = False
         self._handlers: dict[type, Callable[[Any], object]] = {
             Start: self._start,
+            Moved: self._peers.moved,
             ledger.FeedBegins: self._passes.begin,
             ledger.FeedSchema: self._passes.describe,
             ledger.FeedEnds: self._passes.end,
@@ -164,6 +169,7 @@ class TensorFlowProcess:
             failed=self._remember,
             serving=self._tell_serving,
             coordinating=lambda: self._channel.send(Coordinating(self._job.node)),
+            coordinated=self._coordinated,
             saving=lambda going_on: self._channel.send(Saving(self._job.node, going_on)),
             args=args,
             gpus=self._job.gpus,
@@ -187,6 +193,12 @@ class TensorFlowProcess:
         except OSError:
             return False
         return True
+
+    def _coordinated(self, coordinator: Any) -> Callable[[int, int], object]:
+        """Follow the workers, where they may be replaced; return what is told of each one's passes."""
+        if self._job.settings.get("restarts") and self._peers.followed_by(coordinator):
+            self._channel.send(Following(self._job.node))
+        return lambda worker, passes: self._channel.send(ledger.WorkerThrough(f"worker:{worker}", passes))
 
     def _tell_serving(self) -> None:
         self._serves = True
@@ -225,6 +237,7 @@ class TensorFlowProcess:
         self._signals.cluster_spec, self._signals.generation = message.cluster_spec, message.generation
         if message.generation > 1:
             self._passes.regathered()
+        self._passes.take_place(message.passes)
         self._signals.start.set()
 
     def _stop(self, message: Stop) -> None:

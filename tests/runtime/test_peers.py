@@ -1,0 +1,73 @@
+"""What a worker in a lost one's place gives out, and how its coordinator finds it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tfos_nb.runtime import wire
+from tfos_nb.runtime.coordinator import LocalFeed, Wanted
+from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema
+from tfos_nb.runtime.lifecycle import Moved
+from tfos_nb.runtime.peers import Peers
+from tfos_nb.runtime.supply import Supply
+
+BATCH = pa.RecordBatch.from_pydict({"id": pa.array(range(8), pa.int64())})
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> LocalFeed:
+    """A worker whose predecessor has been through three passes, with the fourth one's rows."""
+    supply = Supply("worker:1", str(tmp_path), 1 << 20, 1 << 20, lambda message: None)
+    supply.take_place(3)
+    supply.begin(FeedBegins(1, 1, False))
+    supply.describe(FeedSchema(1, BATCH.schema.serialize().to_pybytes(), {}))
+    supply.intake(1).accept(0, 0, 0, BATCH)
+    supply.end(FeedEnds(1, 8, 0))
+    feed = LocalFeed(supply, 1, threading.Event())
+    feed._learn()
+    return feed
+
+
+def rows_of_pass(feed: LocalFeed, turn: int) -> int:
+    feed.take(turn)
+    number = feed.open(wire.encode(Wanted(("id",))))
+    rows = 0
+    while True:
+        more, ids = feed.next(number)
+        if not more:
+            return rows
+        rows += len(ids)
+
+
+def test_a_worker_in_anothers_place_has_no_rows_for_the_passes_that_the_other_has_been_through(
+    served: LocalFeed,
+) -> None:
+    assert [rows_of_pass(served, turn) for turn in (3, 4)] == [0, 8]
+
+
+def test_a_worker_asked_without_a_number_gives_its_rows(served: LocalFeed) -> None:
+    assert rows_of_pass(served, 0) == 8
+
+
+def test_a_worker_that_does_not_answer_is_waited_for_until_it_is_known_where_it_is() -> None:
+    with socket.socket() as alive, socket.socket() as held:
+        alive.bind(("127.0.0.1", 0))
+        alive.listen()
+        held.bind(("127.0.0.1", 0))  # and nobody listens, as when its process has ended
+        here = f"127.0.0.1:{alive.getsockname()[1]}"
+        workers = {0: here, 1: f"127.0.0.1:{held.getsockname()[1]}"}
+        peers = Peers()
+        search = threading.Thread(target=peers.find, args=(workers,), daemon=True)
+        search.start()
+        peers.moved(Moved("worker:0", "elsewhere:1"))  # of an earlier loss: it answers where it is
+        search.join(0.2)
+        assert search.is_alive()
+        peers.moved(Moved("worker:1", "10.0.0.9:5000"))
+        search.join(10)
+        assert not search.is_alive()
+    assert workers == {0: here, 1: "10.0.0.9:5000"}

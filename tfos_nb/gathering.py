@@ -1,0 +1,150 @@
+"""How the members of a cluster come together: once, and again after a loss.
+
+After a loss all of them start new processes, which is a new generation; or, where a coordinator gives out the steps,
+the lost workers alone are replaced and all others go on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tfos_nb.errors import TfosError
+from tfos_nb.feeding import FeedDesk
+from tfos_nb.members import Members
+from tfos_nb.record import Record
+from tfos_nb.runtime.lifecycle import Moved, Regather, Start
+from tfos_nb.runtime.plan import ClusterPlan, Role
+from tfos_nb.runtime.reports import History
+from tfos_nb.state import NodeStatus
+
+__all__ = ["Failure", "Gathering", "Replaced"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One node's failure.
+
+    ``collateral`` marks one that only happened because a peer had gone; ``lost`` one of the node itself, its process,
+    its host or its network, and not of the program.
+    """
+
+    error: TfosError
+    node: str
+    collateral: bool
+    lost: bool = False
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A node in a lost one's place, ``since`` a gathering: the lost one had been ``through`` so many passes."""
+
+    through: int
+    since: int
+
+
+class Gathering(Members):
+    """The records of a cluster's nodes, as far as they come and come again.
+
+    Parameters
+    ----------
+    plan : ClusterPlan
+        Who should come.
+    restarts : int
+        How often they may be gathered again.
+
+    Attributes
+    ----------
+    generation : int
+        How often all of them were gathered, from 1: what their ``main`` is told.
+    gatherings : int
+        How often any of them were: whoever waits for something of theirs looks whether it has changed.
+    replaced : dict of str to Replaced
+        Nodes in lost ones' places, whose rows have not been fed again yet.
+    """
+
+    feeds: FeedDesk
+    history: History
+
+    def __init__(self, plan: ClusterPlan, restarts: int) -> None:
+        super().__init__(plan)
+        self.generation = self.gatherings = 1
+        self.restarts_left = restarts
+        self.failures: list[Failure] = []
+        self.replaced: dict[str, Replaced] = {}
+        self._given_up: set[tuple[str, int]] = set()
+
+    # --- the lock is held ---
+
+    def _start_if_complete(self) -> None:
+        if any(record.reservation is None for record in self._records.values()):
+            return
+        spec: dict[str, list[str]] = {}
+        for record in self._records.values():
+            spec.setdefault(record.node.role.value, []).append(record.address)
+        starting = [record for record in self._records.values() if not record.started]
+        if self.gatherings > 1:  # before main is called, which may want to know at once
+            self.feeds.describe_again([str(record.node) for record in starting])
+        for record in starting:
+            record.status, record.started = NodeStatus.STARTING, True
+            self.send(Start(spec, self.generation, record.through), [str(record.node)])
+
+    def _tell_where(self, record: Record) -> None:
+        """Tell the coordinator where a worker is that has come back."""
+        if record.moved:
+            record.moved = False
+            self.send_to(str(self.plan.chief_node), Moved(str(record.node), record.address))
+
+    def _give_up(self, record: Record) -> None:
+        """Do without a supervisor that is silent: should it wake, it hears that; its task ends it, if it can."""
+        assert record.link is not None, "it has come"
+        assert record.reservation is not None, "it has come"
+        self._given_up.add((str(record.node), record.reservation.pid))
+        record.link.end()
+        record.link = None
+
+    # --- for the driver's threads ---
+
+    def gather_again(self, cause: str) -> bool:
+        """Have lost nodes come again: all nodes anew, or the lost ones alone; whether it is all."""
+        with self.changed:
+            lost = self._replaceable()
+            self.gatherings += 1
+            self.restarts_left -= 1
+            self.failures.clear()
+            if lost:
+                self._replace(lost, cause)
+            else:
+                self._regather(cause)
+            self.changed.notify_all()
+            return not lost
+
+    def _replaceable(self) -> list[Record]:
+        """The lost nodes, if all others go on without them: workers of a coordinator that follows them."""
+        chief = self._records[str(self.plan.chief_node)]
+        failed = [self._records[name] for name in dict.fromkeys(failure.node for failure in self.failures) if name]
+        if not chief.following or chief.status.ended or not all(failure.node for failure in self.failures):
+            return []
+        workers = all(record.node.role is Role.WORKER and record.serving for record in failed)
+        # Of a peer that is silent, and whose process may live, TensorFlow waits for an answer for ever.
+        gone = all(record.link is None or record.ended is not None for record in failed)
+        return failed if workers and gone else []
+
+    def _replace(self, lost: list[Record], cause: str) -> None:
+        for record in lost:
+            name = str(record.node)
+            through = record.through
+            record.begin_anew()
+            record.through, record.moved = through, True
+            self.replaced[name] = Replaced(through, self.gatherings)
+            self.send_to(name, Regather(self.generation, cause))
+
+    def _regather(self, cause: str) -> None:
+        self.generation += 1
+        self.replaced.clear()
+        self.feeds.regathered(self.gatherings)
+        self.history.begin_anew()
+        for record in self._records.values():
+            if record.status is NodeStatus.LOST and record.link is not None:
+                self._give_up(record)
+            record.begin_anew()
+        self.send(Regather(self.generation, cause))
