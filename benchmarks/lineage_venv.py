@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,20 @@ _MEASURE_SECONDS = 900.0
 _INSTALL_SECONDS = 1800.0
 
 
-def measure(shape: str, rows: int, partitions: int, repeat: int, module: str = "benchmarks.lineage") -> dict[str, Any]:
+def measure(
+    shape: str,
+    rows: int,
+    partitions: int,
+    repeat: int,
+    module: str = "benchmarks.lineage",
+    *,
+    more: Sequence[str] = (),
+) -> dict[str, Any]:
     """Send `rows` rows of `shape` in `partitions` through TensorFlowOnSpark, `repeat` times; return its rates."""
     python = _environment()
     # Neither our Spark nor our Python may leak into it.
     kept = {key: value for key, value in os.environ.items() if key not in ("SPARK_HOME", "PYSPARK_PYTHON")}
-    command = [str(python), "-m", module, shape, str(rows), str(partitions), str(repeat)]
+    command = [str(python), "-m", module, shape, str(rows), str(partitions), str(repeat), *more]
     ended = subprocess.run(
         command,
         cwd=ROOT,

@@ -3,7 +3,8 @@
 Against three figures of the same run, interleaved, with the same model and batch size: PySpark's ``predict_batch_udf``
 with ``model.predict``, as its documentation has it, and for information with the model called directly; Keras'
 ``model.predict`` in one process, kept to one core, on the same rows in memory; and, to tell what Spark itself takes, an
-Arrow UDF that looks at the values and gives as many back.
+Arrow UDF that looks at the values and gives as many back. Then TensorFlowOnSpark 2.2.5's ``TFModel.transform``, in its
+own environment, on fewer rows: it is slower by far.
 
 What one core does is told by the seconds of processor time of everything that takes part: Spark's JVMs and their Python
 processes, or the one process of Keras. They say the same on a machine that has other things to do.
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks import lineage_venv
 from benchmarks.data import VECTORS, cached_frame, cached_on_disk
 from benchmarks.session import EXECUTORS, ROOT, spark_session
 from benchmarks.table import Ratio, Result, median
@@ -37,8 +39,11 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 BATCH = 1000
+RECORDS = {"ours_small": 1000}
+"""Rows that Spark hands over at once, where they are not Spark's 10,000: those of 3 kB are 31 MB then."""
 CLASSES = 10
 OF_UDF = 1.2
+OF_LINEAGE = 20
 OF_KERAS = 0.8  # per core
 
 
@@ -62,10 +67,16 @@ SUBJECTS = (
 _MAKE = """
 import sys, keras
 from keras import Input, Sequential, layers
-Sequential([Input((784,)), layers.Dense(128, "relu"), layers.Dense(10, "softmax")]).save("dense.keras")
-Sequential([Input((28, 28, 1)), layers.Conv2D(16, 3, activation="relu"), layers.MaxPooling2D(),
+models = {
+    "dense": [Input((784,)), layers.Dense(128, "relu"), layers.Dense(10, "softmax")],
+    "cnn": [Input((28, 28, 1)), layers.Conv2D(16, 3, activation="relu"), layers.MaxPooling2D(),
             layers.Conv2D(32, 3, activation="relu"), layers.MaxPooling2D(), layers.Flatten(),
-            layers.Dense(10, "softmax")]).save("cnn.keras")
+            layers.Dense(10, "softmax")],
+}
+for name, parts in models.items():
+    model = Sequential(parts)
+    model.save(f"{name}.keras")
+    model.export(name, verbose=False)
 """
 
 _KERAS = """
@@ -132,6 +143,9 @@ def run(settings: Settings) -> Result:
         with spark_session(cores=1) as spark:
             for subject in SUBJECTS:
                 figures[subject.name] = _measure(spark, subject, Path(folder) / f"{subject.name}.keras", settings)
+        if not settings.without_lineage:
+            for subject in SUBJECTS:
+                figures[subject.name]["lineage"] = _lineage(subject, Path(folder) / subject.name, settings)
     ratios = [ratio for subject in SUBJECTS for ratio in _ratios(subject, figures[subject.name])]
     return Result("transform", tuple(ratios), figures, _notes(figures))
 
@@ -151,7 +165,8 @@ def _measure(spark: Any, subject: Subject, path: Path, settings: Settings) -> di
         found[name], found[f"{name}_cpu"] = [], []
     for number in range(settings.repeat):
         for name, way in ways.items():
-            by_clock, by_cpu = _rates(way, rows)
+            with _handed_over(spark, RECORDS.get(name)):
+                by_clock, by_cpu = _rates(way, rows)
             found[name].append(by_clock)
             found[f"{name}_cpu"].append(by_cpu)
         found["keras"].append(_keras_rate(path, rows))
@@ -159,6 +174,34 @@ def _measure(spark: Any, subject: Subject, path: Path, settings: Settings) -> di
         last += f", keras {found['keras'][-1]:,.0f} a core"
         settings.say(f"transform: {subject.name} {number + 1}/{settings.repeat}: {last}")
     frame.unpersist(blocking=True)
+    return found
+
+
+@contextlib.contextmanager
+def _handed_over(spark: Any, records: int | None) -> Iterator[None]:
+    """Have Spark hand over so many rows at once; None: as many as it does by itself."""
+    if records is None:
+        yield
+        return
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", records)
+    try:
+        yield
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+
+def _lineage(subject: Subject, place: Path, settings: Settings) -> dict[str, Any]:
+    rows = min(settings.lineage_rows or VECTORS.lineage_rows, settings.rows or subject.rows)
+    settings.say(f"transform: {rows:,} rows through TensorFlowOnSpark's {subject.name}")
+    found = lineage_venv.measure(
+        VECTORS.name,
+        rows,
+        settings.lineage_partitions,
+        settings.repeat,
+        "benchmarks.transform_lineage",
+        more=[str(place), str(BATCH)],
+    )
+    settings.say(f"transform: {subject.name}: TensorFlowOnSpark {median(found['wall']):,.0f}/s")
     return found
 
 
@@ -181,8 +224,10 @@ def _ways(frame: DataFrame, path: Path) -> dict[str, DataFrame]:
     }
     model = TFModel(export_dir=str(path), input_mapping={"features": _input_of(path)}, batch_size=BATCH)
     bare = functions.arrow_udf(Slice().values, "array<float>")
+    ours = model.transform(frame)
     return {
-        "ours": model.transform(frame),
+        "ours": ours,
+        "ours_small": ours,
         **{name: frame.withColumn("prediction", udf("features")) for name, udf in udfs.items()},
         "bare": frame.withColumn("prediction", bare("features")),
     }
@@ -228,8 +273,14 @@ def _keras_rate(path: Path, rows: int) -> float:
 
 def _ratios(subject: Subject, found: dict[str, Any]) -> list[Ratio]:
     ours, about = median(found["ours"]), subject.describes
+    lineage = found.get("lineage", {})
     return [
         Ratio(f"{about}: of predict_batch_udf with model.predict", ours, median(found["udf"]), "rows/s", OF_UDF),
+        *(
+            Ratio(f"{about}: of TensorFlowOnSpark's TFModel{more}", ours, median(lineage[kind]), "rows/s", aim)
+            for kind, more, aim in (("wall", "", OF_LINEAGE), ("whole", " with its transform()", None))
+            if lineage
+        ),
         Ratio(f"{about}: of predict_batch_udf with model(x)", ours, median(found["udf_direct"]), "rows/s"),
         Ratio(
             f"{about}: per core, of model.predict in one process",
@@ -237,6 +288,12 @@ def _ratios(subject: Subject, found: dict[str, Any]) -> list[Ratio]:
             median(found["keras"]),
             "rows/s/core",
             OF_KERAS,
+        ),
+        Ratio(
+            f"{about}: per core, maxRecordsPerBatch={RECORDS['ours_small']}, of model.predict",
+            median(found["ours_small_cpu"]),
+            median(found["keras"]),
+            "rows/s/core",
         ),
         Ratio(
             f"{about}: per core, of predict_batch_udf with model.predict",
@@ -262,4 +319,11 @@ def _notes(figures: dict[str, Any]) -> tuple[str, ...]:
         for name, found in figures.items()
         if found["cached_on_disk_bytes"]
     ]
+    for name, found in figures.items():
+        if "lineage" in found:
+            theirs = found["lineage"]
+            notes.append(
+                f"{name}: TensorFlowOnSpark took {theirs['rows']:,} rows in {theirs['partitions']} partitions; its "
+                f"transform() itself took {median(theirs['transform']):.1f} s more, in which it looks for the schema."
+            )
     return tuple(notes)

@@ -24,7 +24,7 @@ from pyspark.sql.types import BinaryType
 from tfos_nb.applying import applied
 from tfos_nb.errors import PlanError
 from tfos_nb.library import Known, find
-from tfos_nb.matching import Inputs, Outputs, feeds_of, fields_added
+from tfos_nb.matching import PREDICT, Inputs, Outputs, Words, feeds_of, fields_added
 from tfos_nb.runtime.intake import Feed
 from tfos_nb.runtime.models import Use, near
 from tfos_nb.runtime.scoring import ScoreTask
@@ -46,6 +46,7 @@ class Asked:
     nulls: str = "fail"
     fill: Any = None
     decode: bool | str | Sequence[str] = False
+    words: Words = PREDICT
 
     def __post_init__(self) -> None:
         if type(self.batch_size) is not int or self.batch_size < 1:
@@ -155,13 +156,14 @@ def score(df: DataFrame, known: Known, asked: Asked) -> DataFrame:
         If the columns do not fit it.
     """
     fields = list(df.schema.fields)
-    feeds = feeds_of(known.signature.inputs, fields, asked.inputs, _pictures(df, asked))
+    feeds = feeds_of(known.signature.inputs, fields, asked.inputs, _pictures(df, asked), asked.words)
     if asked.nulls == "fill":
         check_fill(asked.fill, [name for feed in feeds for name in feed.names])
     feeds = tuple(dataclasses.replace(feed, fill=_fill(feed, asked)) for feed in feeds)
-    keep = _kept(df.columns, asked.keep)
+    keep = _kept(df.columns, asked.keep, asked.words.keep)
     case = df.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
-    added = fields_added(known.signature.outputs, asked.output, [df.columns[index] for index in keep], case)
+    stay = [df.columns[index] for index in keep]
+    added = fields_added(known.signature.outputs, asked.output, stay, case, asked.words)
     task = ScoreTask(known.source, known.signature, feeds, asked.batch_size, asked.nulls == "skip")
     return applied(df, task, added, keep)
 
@@ -193,10 +195,10 @@ def _fill(feed: Feed, asked: Asked) -> Any:
     return default if asked.fill is None else asked.fill
 
 
-def _kept(columns: Sequence[str], keep: Sequence[str] | None) -> list[int]:
+def _kept(columns: Sequence[str], keep: Sequence[str] | None, what: str) -> list[int]:
     if keep is None:
         return list(range(len(columns)))
     for name in keep:
         if name not in columns:
-            raise PlanError(f"keep: no column {name!r}{near(name, columns)}; there are {', '.join(columns)}")
+            raise PlanError(f"{what}: no column {name!r}{near(name, columns)}; there are {', '.join(columns)}")
     return [index for index, name in enumerate(columns) if name in keep]

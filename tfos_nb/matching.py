@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql.types import (
@@ -25,14 +26,60 @@ from tfos_nb.runtime.intake import Feed
 from tfos_nb.runtime.models import Tensor, near
 from tfos_nb.runtime.outlet import SPARK_TYPES
 
-__all__ = ["Inputs", "Outputs", "column_type", "depth_of", "feeds_of", "fields_added"]
+__all__ = ["PREDICT", "Inputs", "Outputs", "Words", "column_type", "depth_of", "feeds_of", "fields_added"]
 
 Inputs = str | Sequence[str] | Mapping[str, str | Sequence[str]] | None
 Outputs = str | Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class Words:
+    """What the user's parameters are called, for messages; these are :func:`tfos_nb.predict`'s.
+
+    Parameters
+    ----------
+    inputs, keep, output : str
+        Which columns are inputs, which stay, what the column of the results is called.
+    outputs : str
+        Where the columns of named results are called; ``{}`` stands for the result's name.
+    by_column : bool
+        Whether the inputs are said as ``{column: input}``, not as ``{input: column}``.
+    several : bool
+        Whether several columns for one input can be said.
+    """
+
+    inputs: str = "inputs"
+    keep: str = "keep"
+    output: str = "output"
+    outputs: str = "output"
+    by_column: bool = False
+    several: bool = True
+
+    def example(self, tensors: Sequence[Tensor]) -> str:
+        """Show how the columns of inputs are said."""
+        if self.by_column:
+            return f"{self.inputs}={{{', '.join(f'…: {tensor.name!r}' for tensor in tensors)}}}"
+        if len(tensors) == 1:
+            return f"{self.inputs}='COLUMN'"
+        return f"{self.inputs}={{{', '.join(f'{tensor.name!r}: …' for tensor in tensors)}}}"
+
+    def side_by_side(self, tensor: Tensor) -> str:
+        """Show how several columns for one input are said; empty if they cannot be."""
+        if len(tensor.shape) != 1 or not self.several:
+            return ""
+        listed = f"{{'a': {tensor.name!r}, 'b': {tensor.name!r}, …}}" if self.by_column else "['a', 'b', …]"
+        return f", or several numeric ones, side by side: {self.inputs}={listed}"
+
+
+PREDICT = Words()
+
+
 def feeds_of(
-    tensors: Sequence[Tensor], fields: Sequence[StructField], inputs: Inputs, decode: Sequence[str] = ()
+    tensors: Sequence[Tensor],
+    fields: Sequence[StructField],
+    inputs: Inputs,
+    decode: Sequence[str] = (),
+    words: Words = PREDICT,
 ) -> tuple[Feed, ...]:
     """Return where each input's values come from.
 
@@ -46,6 +93,8 @@ def feeds_of(
         What :func:`tfos_nb.predict` takes.
     decode : sequence of str
         The columns of encoded pictures.
+    words : Words
+        What the user calls the parameters.
 
     Raises
     ------
@@ -55,42 +104,46 @@ def feeds_of(
     names = [column.name for column in fields]
     for name in decode:
         _refuse_absent(name, names, "decode")
-    wanted = _wanted(tensors, fields, inputs, decode)
-    return tuple(_feed(tensor, columns, fields, decode) for tensor, columns in zip(tensors, wanted, strict=True))
+    wanted = _wanted(tensors, fields, inputs, decode, words)
+    pairs = zip(tensors, wanted, strict=True)
+    return tuple(_feed(tensor, columns, fields, decode, words.inputs) for tensor, columns in pairs)
 
 
 def _wanted(
-    tensors: Sequence[Tensor], fields: Sequence[StructField], inputs: Inputs, decode: Sequence[str]
+    tensors: Sequence[Tensor], fields: Sequence[StructField], inputs: Inputs, decode: Sequence[str], words: Words
 ) -> list[list[str]]:
     """Return the names of the columns of each input."""
+    what = words.inputs
     if inputs is None:
-        return _wanted_by_name(tensors, fields, decode)
+        return _wanted_by_name(tensors, fields, decode, words)
     if isinstance(inputs, Mapping):
         names = [tensor.name for tensor in tensors]
         for key in inputs:
             if key not in names:
-                raise PlanError(f"inputs: the model has no input {key!r}{near(key, names)}. {_takes(tensors)}")
+                raise PlanError(f"{what}: the model has no input {key!r}{near(key, names)}. {_takes(tensors)}")
         missing = [name for name in names if name not in inputs]
         if missing:
-            raise PlanError(f"inputs names no column for {', '.join(missing)}. {_takes(tensors)}")
-        return [_listed(inputs[name]) for name in names]
-    columns = _listed(inputs)
+            raise PlanError(f"{what} names no column for {', '.join(missing)}. {_takes(tensors)}")
+        return [_listed(inputs[name], what) for name in names]
+    columns = _listed(inputs, what)
     if len(tensors) == 1 and columns:
         return [columns]
     if len(columns) != len(tensors):
         count = f"{len(columns)} column" + "s" * (len(columns) != 1)
-        raise PlanError(f"inputs names {count}: it takes one for each input. {_takes(tensors)}")
+        raise PlanError(f"{what} names {count}: it takes one for each input. {_takes(tensors)}")
     return [[column] for column in columns]
 
 
-def _listed(columns: Any) -> list[str]:
+def _listed(columns: Any, what: str) -> list[str]:
     listed = [columns] if isinstance(columns, str) else columns
     if not isinstance(listed, Sequence) or not all(isinstance(column, str) for column in listed):
-        raise PlanError(f"inputs: {columns!r} is neither the name of a column nor a list of names")
+        raise PlanError(f"{what}: {columns!r} is neither the name of a column nor a list of names")
     return list(listed)
 
 
-def _wanted_by_name(tensors: Sequence[Tensor], fields: Sequence[StructField], decode: Sequence[str]) -> list[list[str]]:
+def _wanted_by_name(
+    tensors: Sequence[Tensor], fields: Sequence[StructField], decode: Sequence[str], words: Words
+) -> list[list[str]]:
     """Find the columns by the inputs' names, and for what is left those that alone fit."""
     names = [column.name for column in fields]
     wanted = {tensor.name: tensor.name for tensor in tensors if tensor.name in names}
@@ -112,32 +165,32 @@ def _wanted_by_name(tensors: Sequence[Tensor], fields: Sequence[StructField], de
         fitting = {name: [column for column in columns if column != taken] for name, columns in fitting.items()}
     if not fitting:
         return [[wanted[tensor.name]] for tensor in tensors]
-    raise PlanError(_unsure(tensors, fields, fitting))
+    raise PlanError(_unsure(tensors, fields, fitting, words))
 
 
-def _unsure(tensors: Sequence[Tensor], fields: Sequence[StructField], fitting: Mapping[str, Sequence[str]]) -> str:
+def _unsure(
+    tensors: Sequence[Tensor], fields: Sequence[StructField], fitting: Mapping[str, Sequence[str]], words: Words
+) -> str:
     has = f"{_takes(tensors)}. The DataFrame has {', '.join(_described(column) for column in fields)}"
     if len(tensors) > 1:
-        example = ", ".join(f"{tensor.name!r}: …" for tensor in tensors)
-        return f"not every input has a column of its name. {has}. Say which: inputs={{{example}}}"
+        return f"not every input has a column of its name. {has}. Say which: {words.example(tensors)}"
     (columns,) = fitting.values()
-    several = "" if len(tensors[0].shape) != 1 else ", or several numeric ones, side by side: inputs=['a', 'b', …]"
     which = f"{len(columns)} columns fit ({', '.join(columns)})" if columns else "no column fits"
-    return f"{which}. {has}. Say which: inputs='COLUMN'{several}"
+    return f"{which}. {has}. Say which: {words.example(tensors)}{words.side_by_side(tensors[0])}"
 
 
-def _feed(tensor: Tensor, columns: list[str], fields: Sequence[StructField], decode: Sequence[str]) -> Feed:
+def _feed(tensor: Tensor, columns: list[str], fields: Sequence[StructField], decode: Sequence[str], what: str) -> Feed:
     names = [column.name for column in fields]
     for name in columns:
-        _refuse_absent(name, names, "inputs")
+        _refuse_absent(name, names, what)
         if names.count(name) > 1:
-            raise PlanError(f"inputs: there are {names.count(name)} columns {name!r}: rename one")
+            raise PlanError(f"{what}: there are {names.count(name)} columns {name!r}: rename one")
     positions = tuple(names.index(name) for name in columns)
     pictures = len(columns) == 1 and columns[0] in decode
     if len(columns) == 1:
         _refuse_unfit(fields[positions[0]], tensor, pictures)
     elif len(tensor.shape) != 1 or tensor.shape[0] not in (None, len(columns)):
-        raise PlanError(f"inputs names {len(columns)} columns for one input. {_takes([tensor])}")
+        raise PlanError(f"{what} names {len(columns)} columns for one input. {_takes([tensor])}")
     else:
         one = Tensor(tensor.name, tensor.dtype, ())
         for position in positions:
@@ -221,7 +274,7 @@ def _takes(tensors: Sequence[Tensor]) -> str:
 
 
 def fields_added(
-    tensors: Sequence[Tensor], output: Outputs, kept: Sequence[str], case: bool = False
+    tensors: Sequence[Tensor], output: Outputs, kept: Sequence[str], case: bool = False, words: Words = PREDICT
 ) -> list[StructField]:
     """Return the columns of the outputs.
 
@@ -235,6 +288,8 @@ def fields_added(
         The DataFrame's columns that stay.
     case : bool
         Whether Spark tells upper from lower case.
+    words : Words
+        What the user calls the parameters.
 
     Raises
     ------
@@ -246,9 +301,10 @@ def fields_added(
     else:
         names = [output[tensor.name] for tensor in tensors]
     there = {name if case else name.lower() for name in kept}
-    for name in names:
+    for name, tensor in zip(names, tensors, strict=True):
         if (name if case else name.lower()) in there:
-            how = "take another name with output=…, or drop it" if isinstance(output, str) else "name it otherwise"
+            param = words.output if isinstance(output, str) else words.outputs.format(tensor.name)
+            how = f"take another name with {param}=…, or drop it"
             raise PlanError(f"the DataFrame has a column {name!r} already: {how}")
         there.add(name if case else name.lower())
     return [StructField(name, column_type(tensor)) for name, tensor in zip(names, tensors, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -130,9 +131,10 @@ def test_rows_are_reduced_by_key(size, rows, known):
 def test_keys_of_several_columns_nulls_and_nans_are_keys(spark):
     nan = float("nan")
     values = [("a", 1.0, 1), ("a", 1.0, 2), ("a", nan, 4), ("a", nan, 8), (None, 1.0, 16), (None, 1.0, 32)]
+    values += [("b", 0.0, 64), ("b", -0.0, 128)]  # one key, as to Spark's groupBy
     frame = spark.createDataFrame(values * 3, "k string, f double, v bigint").repartition(4)
     found = reduce_batches(frame, lambda v: tf.reduce_sum(v), by=["k", "f"], batch_size=2).collect()
-    assert sorted(row.v for row in found) == [9, 36, 144]
+    assert sorted(row.v for row in found) == [9, 36, 144, 576]
 
 
 def test_no_rows_are_no_result(rows):
@@ -158,6 +160,7 @@ def test_functions_that_do_not_fit_are_refused_before_anything_runs(rows):
         (rows, lambda x: x, "float", "schema='float' is a type without a column: name one, as in 'y float'"),
         (rows, lambda x: x, None, "schema=None is no schema such as 'y float, z array<long>'"),
         (dated, lambda d: d, "y float", "column 'd' is date, for which TensorFlow has no tensor: cast it"),
+        (rows, keras.Sequential([keras.Input((4,))]), "y float", "fn is a Sequential: a model is applied by predict"),
     ]
     for df, fn, schema, told in cases:
         with pytest.raises(PlanError) as raised:
@@ -165,6 +168,10 @@ def test_functions_that_do_not_fit_are_refused_before_anything_runs(rows):
         assert told in str(raised.value)
     with pytest.raises(PlanError, match="by: no column 'bb'; did you mean 'b'"):
         reduce_batches(rows, lambda x: x, by="bb")
+    with pytest.raises(PlanError, match="by: column 'x' is array<float>, and a key is one value"):
+        reduce_batches(rows, lambda b: b, by="x")
+    with pytest.raises(PlanError, match="reduce_batches wants rows that have an end"):
+        reduce_batches(rows.sparkSession.readStream.format("rate").load(), lambda value: value)
     frame = rows
     with pytest.raises(PlanError, match="what it refers to cannot travel to the executors"):
         map_batches(rows, lambda x: frame, "y float")

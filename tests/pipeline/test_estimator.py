@@ -107,10 +107,14 @@ def test_an_error_of_the_function_is_the_nodes_and_its_slots_are_free(spark: Spa
         ({"num_ps": 1, "cluster_size": 2}, "with 1 ps and a chief there is no worker left; raise it to 3"),
         ({"cluster_size": 9}, r"needs \d+ slots \(9 nodes.*Spark has 4"),
         ({"master_node": "boss"}, "it is 'chief', or 'master'"),
+        (
+            {"input_mapping": {"nested": "x"}, "input_mode": "tensorflow"},
+            "'x' is array<array<double>>.* or leave input_mode='spark'",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_node_starts(iris: DataFrame, changes: dict[str, Any], told: str) -> None:
-    df = iris.withColumn("day", F.current_date())
+    df = iris.withColumn("day", F.current_date()).withColumn("nested", F.array(F.array("sl", "sw")))
     with pytest.raises(PlanError, match=told):
         TFEstimator(programs.train, **changes).fit(df)
 

@@ -54,5 +54,11 @@ def test_layers_that_are_not_there_are_told_with_those_that_are(rows, kinds):
         with pytest.raises(PlanError) as raised:
             featurize(kinds / place, layer).transform(rows)
         assert told in str(raised.value)
+    for params, param in (
+        ({"input_col": "xx"}, "input_col: no"),
+        ({"output_col": "x"}, "another name with output_col="),
+    ):
+        with pytest.raises(PlanError, match=param):
+            featurize(kinds / "dense.keras", "middle", **params).transform(rows)
     with pytest.raises(PlanError, match="there is no model: give model or export_dir"):
         TFFeaturizer().transform(rows)

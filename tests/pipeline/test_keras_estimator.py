@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,17 @@ def test_a_model_that_cannot_be_trained_is_refused(iris: DataFrame, tmp_path: Pa
     bare = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     with pytest.raises(PlanError, match=r"the model is not compiled: give loss="):
         KerasEstimator(bare).fit(iris)
+    names = [
+        ({"optimizer": "sdg"}, "optimizer: Keras has no 'sdg'; did you mean 'sgd'?"),
+        ({"loss": "msee"}, "loss: Keras has no 'msee'"),
+        ({"metrics": "acuracy"}, "metrics: Keras has no 'acuracy'; did you mean 'accuracy'?"),
+    ]
+    for wrong, told in names:
+        with pytest.raises(PlanError, match=re.escape(told)):
+            KerasEstimator(bare, **{"loss": "mse", **wrong}).fit(iris)
+    known = KerasEstimator(bare, optimizer="adam_w", loss="kld", metrics=["acc", "mean_io_u", "mae"], labelCol="none")
+    with pytest.raises(PlanError, match="labelCol: no column 'none'"):  # so the names are known
+        known.fit(iris)
     with pytest.raises(PlanError, match="model is a str: give a Keras model, or a function that builds one"):
         KerasEstimator("model.keras").fit(iris)
     with pytest.raises(TypeError, match=r"'both' is neither 'auto' nor 'classification' nor 'regression'"):

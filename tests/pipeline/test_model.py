@@ -131,7 +131,7 @@ def test_the_columns_that_stay_can_be_named(rows, kinds, known):
     scored = TFModel(export_dir=str(kinds / "dense"), keep_columns=["id"]).transform(rows)
     assert scored.columns == ["id", "prediction"]
     assert close(column(scored), known["dense"])
-    assert "keep: no column 'idd'; did you mean 'id'?" in refusal(
+    assert "keep_columns: no column 'idd'; did you mean 'id'?" in refusal(
         TFModel(export_dir=str(kinds / "dense"), keep_columns=["idd"]), rows
     )
 
@@ -316,7 +316,7 @@ def test_custom_objects_are_asked_for_by_name_and_taken(rows, kinds, known):
 def test_names_that_are_not_there_are_told_with_those_that_are(rows, kinds):
     dense, several, graph = (str(kinds / name) for name in ("dense", "several", "graph"))
     cases = [
-        ({"export_dir": dense, "input_mapping": {"xx": "x"}}, "inputs: no column 'xx'"),
+        ({"export_dir": dense, "input_mapping": {"xx": "x"}}, "input_mapping: no column 'xx'"),
         (
             {"export_dir": dense, "output_mapping": {"output": "p"}},
             (
@@ -350,10 +350,13 @@ def test_names_that_are_not_there_are_told_with_those_that_are(rows, kinds):
         ),
         ({"export_dir": str(kinds / "dense.keras"), "input_mapping": {"x": "y"}}, "it has no input 'y'. It takes x"),
         ({"export_dir": dense, "input_mapping": {"b": "x"}}, "column b (int) does not fit x (float32, 4 values a row)"),
-        ({"export_dir": dense, "output_mapping": {"output_0": "B"}}, "the DataFrame has a column 'B' already"),
+        ({"export_dir": dense, "output_mapping": {"output_0": "B"}}, "another name with output_mapping=…, or drop it"),
+        ({"export_dir": dense, "prediction_col": "b"}, "another name with prediction_col=…, or drop it"),
     ]
     for params, told in cases:
         assert told in refusal(TFModel(**params), rows), params
+    several = "or several numeric ones, side by side: input_mapping={'a': 'x', 'b': 'x', …}"
+    assert f"Say which: input_mapping={{…: 'x'}}, {several}" in refusal(TFModel(export_dir=dense), rows.select("id"))
 
 
 def test_places_without_a_model_are_told_of(rows, kinds, tmp_path):

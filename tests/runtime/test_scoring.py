@@ -101,6 +101,15 @@ def test_text_and_bytes_become_bytes() -> None:
     assert array([["a", "b"]], "string", 2).tolist() == [[b"a", b"b"]]
 
 
+def test_a_float_that_the_inputs_type_cannot_hold_is_told_of() -> None:
+    assert refusal([[1.0, 2.0], [float("inf"), -1e300]], "float32", 2) == (
+        "column 'c' has the value -1e+300 (row 1 of partition 0), which input 'x', float32, cannot hold: scale or "
+        "filter it in Spark"
+    )
+    assert "has the value 70000 (row 1 of" in refusal([1, 70000], "float16")
+    assert np.isinf(array([1.0, float("inf")], "float32")).tolist() == [False, True]
+
+
 def test_columns_are_stacked_side_by_side() -> None:
     batch = pa.RecordBatch.from_pydict({"c0": [9, 9], "c1": [1, 2], "c2": [0.5, 0.25]})
     assert Feed(Tensor("x", "float32", (2,)), (1, 2), ("a", "b")).array(batch.columns).tolist() == [[1, 0.5], [2, 0.25]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import datetime
 import os
 import shutil
 from collections.abc import Iterator
@@ -178,6 +179,32 @@ def test_partitions_lie_as_spark_lays_them(spark: SparkSession, tmp_path: Path) 
     assert collected(found.select("k", "t", "x")) == collected(theirs.select("k", "t", "x"))
     declared = read(spark, tmp_path / "ours", schema="x float, k string, t string")
     assert {r.k for r in declared.collect()} == {"1", "2", None}
+
+
+def test_a_partition_column_of_dates_is_read_as_declared(spark: SparkSession, tmp_path: Path) -> None:
+    days = [(1.0, datetime.date(2026, 11, 21)), (2.0, None)]
+    frame_ = spark.createDataFrame(days, "x float, day date").coalesce(1)
+    write(frame_, tmp_path / "out", partition_by="day")
+    found = read(spark, tmp_path / "out", schema="x float, day date")
+    assert sorted(tuple(row) for row in found.collect()) == days
+    assert spark.read.format("tfrecord").schema("x float, day date").load(str(tmp_path / "out")).count() == 2
+
+
+def test_spark_may_say_that_an_overwrite_replaces_single_partitions(
+    spark: SparkSession, tmp_path: Path, viewfs: str
+) -> None:
+    one, two = (spark.createDataFrame([(x, x % 2) for x in xs], "x int, k int").coalesce(1) for xs in ((1, 2), (3,)))
+    spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
+    try:
+        for place in (str(tmp_path / "out"), f"{viewfs}/out"):
+            write(one, place, partition_by="k")
+            write(two, place, partition_by="k", mode="overwrite")
+            assert sorted(row.x for row in read(spark, place).collect()) == [2, 3]
+    finally:
+        spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
+    by_name = one.write.format("tfrecord").mode("overwrite").option("partitionBy", "k")
+    by_name.option("partitionOverwriteMode", "dynamic").save(str(tmp_path / "out"))
+    assert sorted(row.x for row in read(spark, tmp_path / "out").collect()) == [1, 2]
 
 
 def test_append_overwrite_ignore_and_error_do_what_they_say(

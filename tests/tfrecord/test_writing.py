@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +74,15 @@ def test_an_overwrite_leaves_the_new_files_alone(tmp_path: Path) -> None:
         job.commit([write_part(job, [batch], 0)], overwrite=overwrite)
     assert there(tmp_path) == ["_SUCCESS", "k=a/part-00000-second.tfrecord"]
     assert not (tmp_path / "k=b").exists()
+
+
+def test_a_dynamic_overwrite_leaves_the_partitions_alone_that_it_does_not_write(tmp_path: Path) -> None:
+    rows = pa.record_batch({"k": ["a", "b", "a"], "x": pa.array([1, 2, 3], pa.int64())})
+    for name, overwrite in (("first", False), ("second", True)):
+        job = dataclasses.replace(job_at(str(tmp_path), partitioned=True, name=name), dynamic=True)
+        job.commit([write_part(job, [rows if name == "first" else rows.slice(0, 1)], 0)], overwrite=overwrite)
+    found = there(tmp_path)
+    assert found == ["_SUCCESS", "k=a/part-00000-second.tfrecord", "k=b/part-00000-first.001.tfrecord"]
 
 
 def test_a_task_without_rows_writes_no_file(tmp_path: Path) -> None:

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from pyspark.sql import DataFrame, types
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql import Column, DataFrame, types
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, MapType, StructField, StructType
 
 from tfos_nb.applying import applied
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.inference import NULLS, check_fill, check_frame
+from tfos_nb.library import is_keras_model
 from tfos_nb.matching import column_type, depth_of
 from tfos_nb.runtime.baggage import Baggage, pack
 from tfos_nb.runtime.blocks import Function, MapTask, ReduceTask
@@ -180,16 +182,22 @@ def reduce_batches(
     >>> reduce_batches(df, lambda x: tf.reduce_max(x, 0), by="label").show()  # doctest: +SKIP
     """
     check_frame(df)
+    if df.isStreaming:
+        raise PlanError(
+            "reduce_batches wants rows that have an end: reduce each batch, stream.writeStream.foreachBatch(…)"
+        )
     block = _Block(batch_size, nulls, fill)
     usable_session(df.sparkSession)
     keys = [by] if isinstance(by, str) else list(by or ())
-    for key in keys:
-        if key not in df.columns:
-            raise PlanError(f"by: no column {key!r}{near(key, df.columns)}; there are {', '.join(df.columns)}")
+    _check_keys(df, keys)
     inputs, as_dict = _taken(df, fn, without=keys)
     source = _function(fn, Signature(inputs, inputs), as_dict, compiled, rows=False)
     names = [*keys, *(tensor.name for tensor in inputs)]
     kept = _places(df, names)
+    if keys:
+        kept = kept.select(
+            *(_as_key(kept, field) for field in kept.schema.fields[: len(keys)]), *kept.columns[len(keys) :]
+        )
     columns = [*(df.schema.fields[df.columns.index(key)] for key in keys), *_fields(inputs)]
     feeds = block.feeds(names, inputs)
     task = ReduceTask(source, feeds, batch_size, tuple(range(len(keys))), nulls == "skip")
@@ -202,6 +210,26 @@ def reduce_batches(
     if row is None:
         raise FeedFailed("the DataFrame has no rows: there is nothing to reduce")
     return {tensor.name: _value(row[index], tensor) for index, tensor in enumerate(inputs)}
+
+
+def _check_keys(df: DataFrame, keys: Sequence[str]) -> None:
+    for key in keys:
+        if key not in df.columns:
+            raise PlanError(f"by: no column {key!r}{near(key, df.columns)}; there are {', '.join(df.columns)}")
+        kind = df.schema[key].dataType
+        if isinstance(kind, (ArrayType, MapType, StructType)) or type(kind).__name__ == "VectorUDT":
+            raise PlanError(
+                f"by: column {key!r} is {kind.simpleString()}, and a key is one value: name the columns of its parts, "
+                "or make a text of it with to_json(…)"
+            )
+
+
+def _as_key(frame: DataFrame, field: StructField) -> Column:
+    """Return a column as a key: to Spark's groupBy -0.0 and 0.0 are one, but not to its sort, nor to its hash."""
+    column = frame[field.name]
+    if isinstance(field.dataType, (FloatType, DoubleType)):
+        column = column + F.lit(0.0).cast(field.dataType)
+    return column.alias(field.name)
 
 
 def _spelling(df: DataFrame) -> Callable[[str], str]:
@@ -292,6 +320,10 @@ def _taken(df: DataFrame, fn: Any, without: Sequence[str] = ()) -> tuple[tuple[T
     """Return the columns that a function takes, and whether as a dictionary."""
     if not callable(fn):
         raise PlanError(f"fn is a {type(fn).__name__}: it is a function that takes columns as tensors")
+    if is_keras_model(fn):
+        raise PlanError(
+            f"fn is a {type(fn).__name__}: a model is applied by predict(df, model) or TFModel(model=model)"
+        )
     columns = {field.name: _tensor(field.name, field.dataType) for field in df.schema.fields}
     names = _asked(fn, columns)
     unknown = [name for name in names if name not in columns]

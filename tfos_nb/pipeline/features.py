@@ -13,13 +13,15 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from tfos_nb.errors import PlanError
 from tfos_nb.inference import Asked, check_frame, score
-from tfos_nb.matching import column_type, depth_of
+from tfos_nb.matching import Words, column_type, depth_of
 from tfos_nb.pipeline.params import HasBatchSize, HasExportDir
 from tfos_nb.pipeline.scorer import Scorer, one_place
 from tfos_nb.runtime.models import Use
 from tfos_nb.session import usable_session
 
 __all__ = ["TFFeaturizer", "featurize"]
+
+_WORDS = Words("input_col", "keep_columns", "output_col", "output_col", several=False)
 
 
 def _to_layer(value: Any) -> str | int:
@@ -118,6 +120,7 @@ class TFFeaturizer(HasExportDir, HasBatchSize, Scorer, Transformer):
             nulls=self.getNullPolicy(),
             fill=self.getFill(),
             decode=self.getDecode(),
+            words=_WORDS,
         )
         known = self._find(usable_session(dataset.sparkSession), Use(layer=self.getLayer()))
         if len(known.signature.outputs) > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from tfos_nb.pipeline.selection import check_column, filled, selected, without_n
 from tfos_nb.runtime.baggage import Baggage, pack
 from tfos_nb.runtime.heads import Task
 from tfos_nb.runtime.keras_program import Columns, Compiling, KerasProgram
+from tfos_nb.runtime.models import near
 
 __all__ = ["KerasEstimator"]
 
@@ -121,6 +123,7 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
         if loss is not None:
             self._set(loss=self._described(loss, "losses"))
         if metrics:
+            metrics = [metrics] if isinstance(metrics, str) else metrics
             self._set(metrics=[self._described(metric, "metrics") for metric in metrics])
         return self
 
@@ -188,6 +191,24 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
             raise PlanError(
                 f"model is a {type(self.model).__name__}: give a Keras model, or a function that builds one"
             )
+        self._check_names("optimizer", [self.getOrDefault(self.optimizer)], ["optimizers"])
+        self._check_names("loss", [self.getOrDefault(self.loss)], ["losses"])
+        self._check_names("metrics", self.getOrDefault(self.metrics), ["metrics", "losses"])
+
+    def _check_names(self, what: str, given: Sequence[Any], kinds: Sequence[str]) -> None:
+        """Refuse names that Keras does not know, as far as it is loaded here; otherwise the nodes tell."""
+        loaded = [_flavour(self.model)] if is_keras_model(self.model) else ["keras", "tf_keras"]
+        modules = [
+            importlib.import_module(f"{name}.{kind}") for name in loaded if name in sys.modules for kind in kinds
+        ]
+        for name in given if modules else ():
+            known = not isinstance(name, str) or name in self.custom_objects or ">" in name  # that is registered
+            if not known and not any(_knows(module, name) for module in modules):
+                names = [said for module in modules for said in dir(module) if not said.startswith("_")]
+                names += [said.lower() for said in names]
+                raise PlanError(
+                    f"{what}: Keras has no {name!r}{near(name, dict.fromkeys(names))}; of your own, give it itself"
+                )
 
     def _columns(self, df: DataFrame, validates: bool) -> Columns:
         label = check_column(df, self.getLabelCol(), "labelCol")
@@ -278,6 +299,22 @@ def _is_keras(value: Any) -> bool:
         "keras",
         "tf_keras",
     )
+
+
+_SHORT = ("acc", "crossentropy", "ce")  # of metrics, whose meaning the loss tells
+
+
+def _knows(module: Any, name: str) -> bool:
+    """Whether a module of Keras' has something of a name; nothing is made, which could take the driver's GPU."""
+    plain = name.replace("_", "").lower()
+    if plain in (said.replace("_", "").lower() for said in dir(module)):
+        return True
+    if module.__name__.endswith("metrics") and name in _SHORT:
+        return True
+    try:
+        return module.__name__.endswith("losses") and callable(module.get(name))  # mse, kld
+    except ValueError:
+        return False
 
 
 def _flavour(value: Any) -> str:

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 
 from tfos_nb.errors import PlanError
 from tfos_nb.inference import Asked, check_frame, score
+from tfos_nb.matching import Words
 from tfos_nb.pipeline.params import HasBatchSize, HasInputMapping
 from tfos_nb.pipeline.scorer import Scorer, one_place
 from tfos_nb.runtime.heads import Head, Task
@@ -29,6 +30,8 @@ __all__ = ["HasPredictionColumns", "KerasModel"]
 P = TypeVar("P", bound=Params)
 
 _VECTORS = ("rawPrediction", "probability")
+_BY_MAPPING = Words("input_mapping", "keep_columns", "predictionCol", "{}Col", by_column=True)
+_BY_FEATURES = Words("featuresCol", "keep_columns", "predictionCol", "{}Col", several=False)
 
 
 def _to_head(value: Any) -> str:
@@ -132,6 +135,7 @@ class KerasModel(HasPredictionColumns, HasInputMapping, HasBatchSize, Scorer, Mo
             nulls=self.getNullPolicy(),
             fill=self.getFill(),
             decode=self.getDecode(),
+            words=_BY_MAPPING if self.getInputMapping() else _BY_FEATURES,
         )
         return _laid_out(score(dataset, known, asked), list(named.items()))
 

@@ -10,6 +10,7 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.sql import DataFrame
 
 from tfos_nb.inference import Asked, check_frame, score
+from tfos_nb.matching import Words
 from tfos_nb.pipeline.params import (
     HasBatchSize,
     HasExportDir,
@@ -24,6 +25,8 @@ from tfos_nb.runtime.models import Use
 from tfos_nb.session import usable_session
 
 __all__ = ["TFModel"]
+
+_WORDS = Words("input_mapping", "keep_columns", "prediction_col", "output_mapping", by_column=True)
 
 
 class TFModel(
@@ -123,4 +126,5 @@ class TFModel(
             nulls=self.getNullPolicy(),
             fill=self.getFill(),
             decode=self.getDecode(),
+            words=_WORDS,
         )

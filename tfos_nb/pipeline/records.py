@@ -12,7 +12,8 @@ from pyspark.ml.functions import vector_to_array
 from pyspark.sql import DataFrame
 
 from tfos_nb import tfrecord
-from tfos_nb.errors import FeedFailed
+from tfos_nb.errors import FeedFailed, PlanError
+from tfos_nb.matching import depth_of
 from tfos_nb.pipeline.fitting import Rows
 from tfos_nb.runtime.tfrecord.files import NoFileSystem, absolute, file_system
 
@@ -54,7 +55,19 @@ def written(rows: Rows, directory: str, args: Any) -> Iterator[None]:
 
 
 def _flat(df: DataFrame) -> DataFrame:
-    """Make arrays of ML vectors, for which records have no place."""
+    """Make arrays of ML vectors, for which records have no place.
+
+    Raises
+    ------
+    PlanError
+        For arrays of arrays, which would come back as one list.
+    """
+    for field in df.schema.fields:
+        if depth_of(field.dataType)[1] > 1:
+            raise PlanError(
+                f"input_mapping: {field.name!r} is {field.dataType.simpleString()}, and a record keeps no arrays of "
+                "arrays: flatten(…) it in Spark, or leave input_mode='spark', which feeds them as they are"
+            )
     frame = df.toDF(*(f"c{index}" for index in range(len(df.columns))))
     columns = []
     for index, field in enumerate(df.schema.fields):

@@ -276,24 +276,34 @@ def _value(values: pa.Array, row: int) -> str:
 
 
 def _as_type(array: Array, tensor: Tensor) -> Array:
-    """Give an array its input's type; a whole-number type must hold each value as it is."""
+    """Give an array its input's type: a whole-number type must hold each value as it is, a float type its size."""
     if tensor.dtype == "string":
         return array
     wanted = np.dtype("float32" if tensor.dtype == "bfloat16" else tensor.dtype)
     if array.dtype == wanted:
         return array
-    with np.errstate(invalid="ignore", over="ignore"):
-        cast = array.astype(wanted)
+    with np.errstate(invalid="ignore", over="ignore" if wanted.kind in "iub" else "raise"):
+        try:
+            cast = array.astype(wanted)
+        except FloatingPointError:  # costs nothing where it does not come
+            sizes = np.abs(array.astype("float64"))
+            wrong = np.isfinite(sizes) & (sizes > np.finfo(wanted).max)
+            _refuse_values(array, wrong, tensor, "scale or filter it in Spark")
+            raise
     if wanted.kind in "iub" and not np.can_cast(array.dtype, wanted):
-        wrong = cast != array
-        if wrong.any():
-            place = int(np.argmax(wrong))
-            raise _Unfit(
-                place // max(1, array[0].size),
-                f"the value {array.flat[place]}",
-                f", which input {tensor.name!r}, {tensor.dtype}, cannot hold: round or filter it in Spark",
-            )
+        _refuse_values(array, cast != array, tensor, "round or filter it in Spark")
     return cast
+
+
+def _refuse_values(array: Array, wrong: Array, tensor: Tensor, advice: str) -> None:
+    """Raise for the first value that is wrong, if one is."""
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        raise _Unfit(
+            place // max(1, array[0].size),
+            f"the value {array.flat[place]}",
+            f", which input {tensor.name!r}, {tensor.dtype}, cannot hold: {advice}",
+        )
 
 
 # --- pictures -----------------------------------------------------------------------------------------------------

@@ -187,7 +187,9 @@ class _UnderWay:
         """Give the files their names."""
         self._close()
         marker = self._at(self._root, SUCCESS)
-        old = [path for path in self._there() if overwrite]
+        there = self._there() if overwrite else {}
+        places = [self._below(place) for _, place in self.places]
+        old = [there[name] for name in self._job.replaced(there, places)]
         self._fs.delete(marker, False)
         for temporary, place in self.places:
             self._fs.mkdirs(place.getParent())
@@ -198,14 +200,19 @@ class _UnderWay:
         self._fs.delete(self._temporary, True)
         self._fs.create(marker, True).close()
 
-    def _there(self) -> list[Any]:
+    def _there(self) -> dict[str, Any]:
+        """Return the files that are there already, by their names below the directory."""
         listed = self._fs.listFiles(self._root, True)
-        paths = []
+        paths = {}
         while listed.hasNext():
             path = listed.next().getPath()
             if path.getParent().getName() != self._temporary.getName():
-                paths.append(path)
+                paths[self._below(path)] = path
         return paths
+
+    def _below(self, path: Any) -> str:
+        root = self._fs.makeQualified(self._root).toUri().getPath()
+        return str(self._fs.makeQualified(path).toUri().getPath())[len(root) :].lstrip("/")
 
     def abort(self, *, whole: bool) -> None:
         """Remove what was written."""

@@ -49,7 +49,9 @@ def write(
         A directory that all executors reach: a path of a shared disk, or a URL. What fsspec does not know is written
         by Spark's own Hadoop file system, through the driver.
     mode : str
-        What to do if it is there: ``errorifexists`` (or ``error``), ``append``, ``overwrite``, ``ignore``.
+        What to do if it is there: ``errorifexists`` (or ``error``), ``append``, ``overwrite``, ``ignore``. With
+        ``partition_by``, ``overwrite`` obeys Spark's setting ``spark.sql.sources.partitionOverwriteMode``: where it is
+        ``dynamic``, only the partitions that are written are replaced.
     record_type : str
         ``Example`` or ``SequenceExample``.
     partition_by : str or sequence of str
@@ -89,7 +91,7 @@ def write(
     )
     register_if_possible(df.sparkSession)
     url = absolute(path)
-    job = WriteJob(url, encoding, uuid.uuid4().hex[:12])
+    job = WriteJob(url, encoding, uuid.uuid4().hex[:12], bool(partition_by) and _is_dynamic(df))
     try:
         fs, root = file_system(url)
     except NoFileSystem as error:
@@ -104,6 +106,11 @@ def _mode(mode: Any) -> str:
     if chosen not in _KNOWN:
         raise PlanError(f"mode={mode!r}{near(str(mode), _KNOWN)}: it is {', '.join(_KNOWN[:-1])} or {_KNOWN[-1]}")
     return chosen
+
+
+def _is_dynamic(df: DataFrame) -> bool:
+    """Whether Spark is to replace only the partitions that are written, where it overwrites."""
+    return str(df.sparkSession.conf.get("spark.sql.sources.partitionOverwriteMode", "static")).lower() == "dynamic"
 
 
 def _sorted(df: DataFrame, partition_by: Sequence[str]) -> DataFrame:

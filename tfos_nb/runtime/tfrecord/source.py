@@ -47,7 +47,7 @@ __all__ = ["TFRecordSource"]
 
 _OPTIONS = {
     "path", "paths", "recordtype", "mode", "badcolumn", "binary", "sample", "lengths", "partitionby", "compression",
-    "codec",
+    "codec", "partitionoverwritemode",
 }  # fmt: skip
 _TASKS = 64  # Spark does not say here how many run at once
 
@@ -87,7 +87,7 @@ class TFRecordSource(DataSource):
         except NoFileSystem as error:
             raise _through_spark("write(df, path)", error) from error
         may_write(fs.exists(root), fs.exists(root) and not fs.isdir(root), "overwrite" if overwrite else "append", url)
-        return _Sink(WriteJob(url, encoding, uuid.uuid4().hex[:12]), overwrite)
+        return _Sink(WriteJob(url, encoding, uuid.uuid4().hex[:12], _is_dynamic(chosen)), overwrite)
 
     def _chosen(self) -> dict[str, str]:
         chosen = {str(name).lower(): str(value) for name, value in dict(self.options).items()}
@@ -121,6 +121,13 @@ class TFRecordSource(DataSource):
             lengths=_lengths(chosen),
             sample=int(sample) if sample.isdecimal() else sample,
         )
+
+
+def _is_dynamic(chosen: Mapping[str, str]) -> bool:
+    mode = chosen.get("partitionoverwritemode", "static").lower()
+    if mode not in ("static", "dynamic"):
+        raise PlanError(f"option partitionOverwriteMode={mode!r}: it is 'static' or 'dynamic'")
+    return mode == "dynamic" and bool(_words(chosen.get("partitionby")))
 
 
 def _words(text: str | None) -> tuple[str, ...]:

@@ -191,11 +191,19 @@ class WriteJob:
         How rows become bytes.
     name : str
         The job's own: in the names of its files, so that no two jobs meet.
+    dynamic : bool
+        Whether an overwrite replaces only the partitions of which there are rows, as Spark calls it.
     """
 
     url: str
     encoding: Encoding
     name: str
+    dynamic: bool = False
+
+    def replaced(self, old: Iterable[str], places: Iterable[str]) -> list[str]:
+        """Return which of the old files an overwrite removes; all are named by their paths below the directory."""
+        directories = {posixpath.dirname(place) for place in places}
+        return [path for path in old if not self.dynamic or posixpath.dirname(path) in directories]
 
     @property
     def temporary(self) -> str:
@@ -216,13 +224,17 @@ class WriteJob:
             If a file is not to be seen from here.
         """
         fs, root = file_system(self.url)
-        old = [path for path in fs.find(root) if f"/_temporary-{self.name}/" not in path] if overwrite else []
+        written = list(written)
+        places = [part.place for task in written for part in task.files]
+        there = [posixpath.relpath(path, root) for path in fs.find(root)] if overwrite else []
+        mine = f"_temporary-{self.name}"
+        old = self.replaced((path for path in there if path.partition("/")[0] != mine), places)
         with contextlib.suppress(FileNotFoundError):
             fs.rm_file(posixpath.join(root, SUCCESS))
         for task in written:
             for part in task.files:
                 self._move(fs, root, part, task.host)
-        self._remove(fs, root, old)
+        self._remove(fs, root, [posixpath.join(root, path) for path in old])
         fs.rm(file_system(self.temporary)[1], recursive=True)
         fs.touch(posixpath.join(root, SUCCESS))
 
