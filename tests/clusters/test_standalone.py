@@ -72,7 +72,8 @@ def last_line(text: str) -> dict[str, Any]:
 
 
 CELLS = [
-    "%load_ext tfos_nb\nfrom tfos_nb import spark_session\nspark = spark_session()\nprint(spark.conf.get('spark.master'))",
+    "%load_ext tfos_nb",
+    "import tfos_nb\nspark = tfos_nb.spark_session()\nprint(spark.conf.get('spark.master'))",
     "rows = spark.range(0, 200, 1, 4).selectExpr('array(float(id % 5)) x', 'float(id % 5) * 2 y')",
     """%%tfos_cluster line --workers 2 --data rows --epochs 2
 def main(args, ctx):
@@ -95,7 +96,7 @@ def test_a_notebook_is_submitted_and_its_kernel_gets_that_spark(
     with submitted(arguments(cluster, "client", *script), HERE, tmp_path, spark_home) as running:
         outcome(running)
     text = ["".join(output.get("text", "") for output in cell["outputs"]) for cell in nbformat.read(done, 4)["cells"]]
-    assert cluster.url in text[0]
+    assert cluster.url in text[1]
     assert text[-1].strip() == "{'worker:0': 2, 'worker:1': 2}"
 
 
