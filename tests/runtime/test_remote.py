@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,16 +43,33 @@ def without_hdfs_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         known._registry["hdfs"] = found
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    """One on which somebody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
 @pytest.mark.usefixtures("without_hdfs_client")
-def test_hdfs_without_a_client_is_refused_with_what_to_install() -> None:
+def test_hdfs_without_a_client_is_refused_with_what_to_install(port: int) -> None:
     with pytest.raises(Unreachable) as raised:
-        file_system("hdfs://me:secret@nn:8020/models/digits")
+        file_system(f"hdfs://me:secret@127.0.0.1:{port}/models/digits")
     said = str(raised.value)
-    assert said.startswith(f"hdfs://nn:8020 cannot be opened on {os.uname().nodename}: ")
+    assert said.startswith(f"hdfs://127.0.0.1:{port} cannot be opened on {os.uname().nodename}: ")
     assert "pip install 'tfos_nb[hdfs]'" in said
     assert "libhdfs" in said
     assert "secret" not in said
     assert isinstance(raised.value, TfosError)
+
+
+def test_an_address_at_which_nobody_listens_is_refused_at_once() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # and does not listen
+        port = held.getsockname()[1]
+        with pytest.raises(
+            Unreachable, match=f"nobody answers at 127.0.0.1:{port}, which has to be the NameNode's RPC"
+        ):
+            file_system(f"hdfs://127.0.0.1:{port}/models")
 
 
 def test_a_scheme_that_nobody_knows_is_named() -> None:

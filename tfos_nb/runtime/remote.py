@@ -7,22 +7,24 @@ TensorFlow itself knows paths, ``file://``, ``gs://`` and ``ram://``. What it is
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import shutil
 import socket
 import tempfile
 import uuid
 from typing import Any
+from urllib.parse import urlsplit
 
 from tfos_nb.errors import TfosError
-from tfos_nb.runtime.paths import is_local
+from tfos_nb.runtime.paths import hadoop_conf_dirs, is_local
 
 __all__ = ["Draft", "Unreachable", "file_system", "rename_over", "scheme_of", "tensorflow_opens"]
 
 _TENSORFLOW_OPENS = ("", "file", "gs", "ram")
 _HADOOP = ("hdfs", "viewfs")
-# Where Spark's YARN client puts the Hadoop configuration of whoever submitted, in each container's working directory.
-_CONF_OF_CONTAINER = os.path.join("__spark_conf__", "__hadoop_conf__")
+_KNOCK_SECONDS = 10.0
 
 
 class Unreachable(TfosError, OSError):
@@ -56,9 +58,10 @@ def file_system(url: str) -> tuple[Any, str]:
     import fsspec
 
     scheme = scheme_of(url)
-    if scheme in _HADOOP:
-        _find_hadoop_conf()
     try:
+        if scheme in _HADOOP:
+            _find_hadoop_conf()
+            _knock(url)
         system, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError, OSError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
@@ -84,10 +87,26 @@ def _advice(scheme: str) -> str:
 
 
 def _find_hadoop_conf() -> None:
-    """Let the HDFS client find the configuration that Spark sent with a YARN container, if the host names none."""
-    named = any(os.environ.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"))
-    if not named and os.path.isdir(_CONF_OF_CONTAINER):
-        os.environ["HADOOP_CONF_DIR"] = os.path.abspath(_CONF_OF_CONTAINER)
+    """Let the HDFS client, which looks at the environment alone, find the configuration that a YARN container has."""
+    for directory in hadoop_conf_dirs()[:1]:
+        os.environ["HADOOP_CONF_DIR"] = directory
+
+
+def _knock(url: str) -> None:
+    """See that somebody listens where a URL says: HDFS clients try for minutes before they say that nobody does."""
+    with contextlib.suppress(ValueError):  # no port is no number of one
+        there = urlsplit(url)
+        if there.hostname and there.port:
+            _answers(there.hostname, there.port)
+
+
+@functools.cache
+def _answers(host: str, port: int) -> None:
+    try:
+        socket.create_connection((host, port), _KNOCK_SECONDS).close()
+    except OSError as error:
+        what = f"nobody answers at {host}:{port}, which has to be the NameNode's RPC address"
+        raise OSError(f"{what} ({error})") from error
 
 
 def rename_over(system: Any, source: str, place: str) -> None:
