@@ -46,11 +46,11 @@ test-browser: $(VENV)/.browser ## Run the tests in a real browser (installs Chro
 
 .PHONY: test-standalone
 test-standalone: $(VENV)/.test ## Submit programs and a notebook to a Spark standalone cluster of its own
-	@$(BIN)/python -m pytest -m standalone $(ARGS)
+	@$(BIN)/python -m pytest -m standalone -o faulthandler_timeout=600 $(ARGS)
 
 .PHONY: test-yarn
 test-yarn: $(VENV)/.yarn ## Submit programs to HDFS and YARN of its own, Hadoop's daemons on loopback (Java and Maven)
-	@$(BIN)/python -m pytest -m yarn $(ARGS)
+	@$(BIN)/python -m pytest -m yarn -o faulthandler_timeout=600 $(ARGS)
 
 .PHONY: soak
 soak: $(VENV)/.test ## Hurt a cluster at random for MINUTES (30), and count whether every row was fed once an epoch

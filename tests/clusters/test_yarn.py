@@ -45,8 +45,8 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-# In client mode the driver runs in the Python of whoever submits; in cluster mode Spark would take this along.
-HERE = {"PYSPARK_DRIVER_PYTHON": sys.executable}
+# In client mode the driver says what the executors' Python is; in cluster mode Spark would take the driver's along.
+HERE = {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYSPARK_PYTHON": "./environment/bin/python"}
 
 
 @pytest.fixture(scope="module")
