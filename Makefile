@@ -34,7 +34,7 @@ lab: $(VENV)/.demo ## Open the same notebook in JupyterLab; make lab ARGS=--no-b
 
 .PHONY: test
 test: $(VENV)/.test ## Run the tests but those below; ends with pytest's closing line
-	@$(BIN)/python -m pytest -m "not browser and not slow" $(ARGS)
+	@$(BIN)/python -m pytest -m "not browser and not slow and not standalone and not yarn" $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(VENV)/.test ## Run the notebooks of the examples, whose scripts `make test` runs
@@ -43,6 +43,14 @@ test-slow: $(VENV)/.test ## Run the notebooks of the examples, whose scripts `ma
 .PHONY: test-browser
 test-browser: $(VENV)/.browser ## Run the tests in a real browser (installs Chromium where it is missing)
 	@$(BIN)/python -m pytest -m browser $(ARGS)
+
+.PHONY: test-standalone
+test-standalone: $(VENV)/.test ## Submit programs and a notebook to a Spark standalone cluster of its own
+	@$(BIN)/python -m pytest -m standalone -o faulthandler_timeout=600 $(ARGS)
+
+.PHONY: test-yarn
+test-yarn: $(VENV)/.yarn ## Submit programs to HDFS and YARN of its own, Hadoop's daemons on loopback (Java and Maven)
+	@$(BIN)/python -m pytest -m yarn -o faulthandler_timeout=600 $(ARGS)
 
 .PHONY: soak
 soak: $(VENV)/.test ## Hurt a cluster at random for MINUTES (30), and count whether every row was fed once an epoch
@@ -73,7 +81,7 @@ constraints: ## Resolve all anew, and write what came out to constraints.txt
 	@$(MAKE) python-found
 	@rm -rf build/resolve && mkdir -p build && "$(PYTHON)" -m venv build/resolve
 	@build/resolve/bin/python -m pip install --quiet --upgrade pip
-	@build/resolve/bin/python -m pip install --quiet '.[demo,test,lint,java]'
+	@build/resolve/bin/python -m pip install --quiet '.[demo,lint,java,yarn]'
 	@{ sed '/^#/!d' constraints.txt; build/resolve/bin/python -m pip freeze --exclude tfos_nb | sed 's/==/<=/'; } > build/constraints.txt
 	@mv build/constraints.txt constraints.txt && rm -rf build/resolve
 
@@ -130,6 +138,22 @@ $(VENV)/.browser: $(VENV)/.test
 	    else \
 	        echo "The tests in a browser need Chromium: sudo apt-get install chromium" >&2; exit 1; \
 	    fi; }
+	@touch $@
+
+# Hadoop's daemons are in the jars that Maven has; what a user installs of Hadoop, its scripts and pages, is not needed.
+$(VENV)/.yarn: $(VENV)/.test tests/clusters/pom.xml
+	@$(INSTALL) --editable '.[yarn]' | $(BRIEFLY)
+	@command -v mvn >/dev/null || { \
+	    if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	        echo "Installing Maven"; \
+	        { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y maven; } >/dev/null; \
+	    else \
+	        echo "The tests on YARN need Maven, which fetches Hadoop: sudo apt-get install maven" >&2; exit 1; \
+	    fi; }
+	@echo "Fetching Hadoop's jars (90 MB)"
+	@rm -rf $(VENV)/hadoop
+	@mvn --batch-mode --quiet -f tests/clusters/pom.xml dependency:copy-dependencies \
+	    -DoutputDirectory="$(CURDIR)/$(VENV)/hadoop"
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.demo

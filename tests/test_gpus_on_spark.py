@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.clusters.standalone import standalone_cluster
 from tests.conftest import PYTHONPATH, RunScript
-from tests.standalone import standalone_spark
 from tfos_nb.runtime.gpu_claims import GpuClaims, GpusTaken
 
 SESSION = """
@@ -116,8 +116,8 @@ def master(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     discovery.write_text('#!/bin/sh\necho \'{"name": "gpu", "addresses": ["0", "1"]}\'\n')
     discovery.chmod(0o755)
     conf = {"spark.worker.resource.gpu.amount": "2", "spark.worker.resource.gpu.discoveryScript": str(discovery)}
-    with standalone_spark(spark_home, folder, cores=4, conf=conf) as url:
-        yield url
+    with standalone_cluster(spark_home, folder, workers=1, cores=4, conf=conf) as cluster:
+        yield cluster.url
 
 
 def test_spark_gives_each_worker_its_own_gpu_and_ps_and_evaluator_none(

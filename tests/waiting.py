@@ -9,9 +9,9 @@ from collections.abc import Callable
 __all__ = ["until"]
 
 
-def until(reached: Callable[[], object], seconds: float = 30.0) -> bool:
+def until(reached: Callable[[], object], seconds: float = 30.0, every: float = 0.02) -> bool:
     """Look again and again whether something has come about, for so long at the most; say whether it has."""
     deadline, never = time.monotonic() + seconds, threading.Event()
     while not reached() and time.monotonic() < deadline:
-        never.wait(0.02)
+        never.wait(every)
     return bool(reached())

@@ -7,6 +7,7 @@ import tempfile
 from typing import Any
 
 from tfos_nb.compat import gpu_info
+from tfos_nb.runtime.remote import Draft
 
 __all__ = ["disable_auto_shard", "export_saved_model", "is_gpu_available"]
 
@@ -14,7 +15,8 @@ __all__ = ["disable_auto_shard", "export_saved_model", "is_gpu_available"]
 def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> None:
     """Write a Keras model as a SavedModel. The chief's is the one; the others take part, and throw theirs away."""
     if is_chief:
-        _export(model, export_dir)
+        with Draft(export_dir) as draft:
+            _export(model, draft.path)
         return
     with tempfile.TemporaryDirectory(prefix="tfos_nb-export-") as scratch:
         _export(model, os.path.join(scratch, "model"))

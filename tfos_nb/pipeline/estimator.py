@@ -34,6 +34,7 @@ from tfos_nb.pipeline.selection import feedable, selected
 from tfos_nb.runtime.fit_programs import ExportProgram, TrainProgram
 from tfos_nb.runtime.models import Use
 from tfos_nb.runtime.plan import InputMode
+from tfos_nb.runtime.remote import file_system
 
 __all__ = ["TFEstimator"]
 
@@ -241,10 +242,8 @@ class TFEstimator(
 
 def _exists(place: str) -> bool:
     """Whether something is there, as far as this machine can see."""
-    import fsspec
-
     try:
-        system, path = fsspec.core.url_to_fs(place)
+        system, path = file_system(place)
         return bool(system.exists(path))
-    except (ImportError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise FeedFailed(f"export_dir={place} cannot be reached from here: {error}") from error

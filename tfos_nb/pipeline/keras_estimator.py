@@ -26,6 +26,7 @@ from tfos_nb.runtime.baggage import Baggage, pack
 from tfos_nb.runtime.heads import Task
 from tfos_nb.runtime.keras_program import Columns, Compiling, KerasProgram
 from tfos_nb.runtime.models import near
+from tfos_nb.runtime.remote import file_system
 
 __all__ = ["KerasEstimator"]
 
@@ -324,12 +325,11 @@ def _flavour(value: Any) -> str:
 
 def _content(path: str) -> bytes:
     """Return the file that the chief has written."""
-    import fsspec
-
     try:
-        with fsspec.open(path, "rb") as file:
+        system, place = file_system(path)
+        with system.open(place, "rb") as file:
             content: bytes = file.read()
-    except (ImportError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise FeedFailed(
             f"the trained model is in {path}, and this machine cannot read it: {error}. Set model_dir to a path that "
             "the executors' hosts and this one share, or to a URL"

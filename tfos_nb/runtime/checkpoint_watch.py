@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import PlanError
+from tfos_nb.runtime.remote import file_system
 
 if TYPE_CHECKING:
     from tfos_nb.runtime.passes import Passes
@@ -90,9 +91,7 @@ class CheckpointWatch:
         over.set()
 
     def _look(self) -> Iterator[_Seen]:
-        import fsspec
-
-        filesystem, place = fsspec.core.url_to_fs(self.directory)
+        filesystem, place = file_system(self.directory)
         filesystem.invalidate_cache()
         try:
             files = filesystem.ls(place, detail=True)
@@ -105,11 +104,14 @@ class CheckpointWatch:
             if fnmatch.fnmatch(name, self.pattern):
                 path = filesystem.unstrip_protocol(info["name"]) if "://" in self.directory else str(info["name"])
                 numbers = tuple(int(digits) for digits in re.findall(r"\d+", name))
-                yield _Seen(_modified(info), numbers, path.removesuffix(".index"), int(info.get("size") or 0))
+                modified, size = _modified(filesystem, info), int(info.get("size") or 0)
+                yield _Seen(modified, numbers, path.removesuffix(".index"), size)
 
 
-def _modified(info: dict[str, Any]) -> float:
-    value = next((info[name] for name in _TIMES if info.get(name) is not None), 0.0)
+def _modified(filesystem: Any, info: dict[str, Any]) -> float:
+    value = next((info[name] for name in _TIMES if info.get(name) is not None), None)
+    if value is None:
+        value = filesystem.modified(info["name"])
     return float(value.timestamp()) if hasattr(value, "timestamp") else float(value)
 
 

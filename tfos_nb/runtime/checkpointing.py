@@ -23,6 +23,7 @@ from typing import Any
 
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.paths import is_local
+from tfos_nb.runtime.remote import file_system
 from tfos_nb.runtime.supply import Supply
 
 __all__ = ["Checkpointing", "Resumed"]
@@ -168,9 +169,7 @@ class _Shelf:
     @classmethod
     def at(cls, url: str) -> _Shelf:
         """Find it."""
-        import fsspec
-
-        return cls(*fsspec.core.url_to_fs(url))
+        return cls(*file_system(url))
 
     @property
     def local(self) -> bool:

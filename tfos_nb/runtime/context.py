@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import threading
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +13,9 @@ from tfos_nb.runtime.checkpointing import Checkpointing
 from tfos_nb.runtime.datafeed import NodeRows, RowFeeds
 from tfos_nb.runtime.dataset import DatasetOptions, Names, build_dataset
 from tfos_nb.runtime.early_stop import watch_fit
-from tfos_nb.runtime.paths import is_local
 from tfos_nb.runtime.plan import Node, Role
 from tfos_nb.runtime.queues import DEFAULT_QUEUE
+from tfos_nb.runtime.remote import Draft
 from tfos_nb.runtime.reports import Reporter
 from tfos_nb.runtime.resuming import watch_restores
 from tfos_nb.runtime.roles import Roles
@@ -52,7 +50,8 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
     model_dir : str
         Where :meth:`save` writes.
     log_dir : str
-        What TensorBoard shows, for ``tf.summary`` and Keras' ``TensorBoard`` callback; empty without TensorBoard.
+        Where ``tf.summary`` and Keras' ``TensorBoard`` callback write what TensorBoard shows; empty if there is none.
+        Of a URL that TensorFlow cannot write to, such as ``hdfs://``, a local directory, whose files are copied there.
     args : object
         What the program was given, as in ``main(args, ctx)``.
     generation : int
@@ -261,37 +260,16 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
                 self._saving(False)
         return target
 
-    def _write_model(self, model: Any, target: str) -> None:
-        import fsspec
-
-        filesystem, place = fsspec.core.url_to_fs(target)
-        suffix = os.path.splitext(place)[1]
-        part = f"{os.path.dirname(place)}/.{uuid.uuid4().hex}{suffix}"
+    @staticmethod
+    def _write_model(model: Any, target: str) -> None:
         try:
-            filesystem.makedirs(os.path.dirname(place), exist_ok=True)
-            if is_local(filesystem):
-                model.save(part)
-                os.replace(part, place)
-            else:
-                self._upload(model, filesystem, part, place)
+            with Draft(target) as draft:
+                model.save(draft.path)
         except PermissionError as error:
             raise TfosError(
                 f"{target} cannot be written: {error}. Give a model_dir that this host may write"
             ) from error
         logger.info("saved the model at %s", target)
-
-    @staticmethod
-    def _upload(model: Any, filesystem: Any, part: str, place: str) -> None:
-        import tempfile
-
-        scratch = tempfile.mkdtemp(prefix="tfos_nb-save-")
-        try:
-            local = os.path.join(scratch, os.path.basename(part))
-            model.save(local)
-            filesystem.put(local, part)
-            filesystem.mv(part, place)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
 
     def __repr__(self) -> str:
         return f"<ctx {self.node} of {self.cluster_name}>"

@@ -27,6 +27,7 @@ import pyarrow as pa
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.columns import first_lengths
 from tfos_nb.runtime.ledger import FeedSchema
+from tfos_nb.runtime.remote import Unreachable, file_system
 
 __all__ = ["File", "FileSource", "Reading", "Span", "list_files", "naming", "share_of_files"]
 
@@ -90,10 +91,8 @@ def list_files(pattern: str | Sequence[str]) -> list[File]:
 
 
 def _matching(pattern: str) -> list[File]:
-    import fsspec
-
     try:
-        system, path = fsspec.core.url_to_fs(pattern)
+        system, path = file_system(pattern)
         if glob.has_magic(path):
             paths = [str(name) for name, info in system.glob(path, detail=True).items() if info["type"] == "file"]
         elif system.isdir(path):
@@ -101,8 +100,8 @@ def _matching(pattern: str) -> list[File]:
         else:
             paths = [path] if system.exists(path) else []
         return [File(system.unstrip_protocol(name) if "://" in pattern else name, name, system) for name in paths]
-    except ImportError as error:  # fsspec names the package that it lacks
-        raise FeedFailed(f"{pattern} cannot be read here: {error}. It has to be there on every executor") from error
+    except Unreachable as error:
+        raise FeedFailed(str(error)) from error
     except (OSError, ValueError) as error:
         raise FeedFailed(f"{pattern} cannot be listed from {socket.gethostname()}: {error}") from error
 

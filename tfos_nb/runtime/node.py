@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import grpc
+import psutil
 import pyarrow as pa
 
 from tfos_nb.runtime.door import DoorAddress, DoorClient
@@ -183,9 +184,13 @@ class NodeTask:
 
 
 def _executor_name() -> str:
-    """Return Spark's name of this executor, as far as the executor's environment tells it."""
+    """Return Spark's name of this executor: Python is not told, but the executor's JVM was, by its arguments."""
     name = os.environ.get("SPARK_EXECUTOR_ID")
-    parent, here = os.path.split(os.getcwd())
-    if name is None and here.isdigit() and os.path.basename(parent).startswith("app-"):
-        name = here  # a standalone worker runs executor N of an application in app-…/N
-    return name or "driver"
+    if name is not None:
+        return name
+    with contextlib.suppress(psutil.Error):
+        for parent in psutil.Process().parents():
+            arguments = parent.cmdline()
+            if "--executor-id" in arguments[:-1]:
+                return str(arguments[arguments.index("--executor-id") + 1])
+    return "driver"

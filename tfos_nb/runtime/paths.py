@@ -8,7 +8,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
-__all__ = ["default_file_system", "is_local", "tf_path"]
+__all__ = ["default_file_system", "hadoop_conf_dirs", "is_local", "tf_path"]
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:/")
 
@@ -51,12 +51,19 @@ def is_local(filesystem: Any) -> bool:
     return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
 
 
+def hadoop_conf_dirs() -> list[str]:
+    """Return the directories of this host's Hadoop configuration; in a YARN container, if the host names none, Spark's.
+
+    Spark's YARN client sends the configuration of whoever submitted along, into each container's working directory.
+    """
+    named = [os.environ.get(variable, "") for variable in ("HADOOP_CONF_DIR", "YARN_CONF_DIR")]
+    sent = os.path.abspath(os.path.join("__spark_conf__", "__hadoop_conf__"))
+    return list(filter(None, named)) or ([sent] if os.path.isdir(sent) else [])
+
+
 def default_file_system() -> str:
     """Return ``fs.defaultFS`` of this host's Hadoop configuration; ``file://`` if it has none."""
-    for variable in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
-        directory = os.environ.get(variable)
-        if not directory:
-            continue
+    for directory in hadoop_conf_dirs():
         try:
             root = ElementTree.parse(os.path.join(directory, "core-site.xml")).getroot()  # noqa: S314 - the host's own
         except (OSError, ElementTree.ParseError):

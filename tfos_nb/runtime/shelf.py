@@ -28,6 +28,7 @@ import numpy as np
 from tfos_nb.runtime.gpu import gpu_variables
 from tfos_nb.runtime.models import WHOLE, Model, ModelUnusable, Signature, Use, load, why_not_loaded
 from tfos_nb.runtime.process import PARENT_VARIABLE, die_with_parent
+from tfos_nb.runtime.remote import file_system
 from tfos_nb.runtime.tfprocess import spill_directory
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class Place:
         ModelAbsent
             If nothing is there.
         """
-        system, path = _file_system(self.url)
+        system, path = file_system(self.url)
         if not system.exists(path):
             raise ModelAbsent("there is no such file or directory")
         known = system.find(path, detail=True) if system.isdir(path) else {path: system.info(path)}
@@ -140,7 +141,7 @@ class Place:
         """Give it a path for as long as it is loaded."""
         from fsspec.implementations.local import LocalFileSystem
 
-        system, path = _file_system(self.url)
+        system, path = file_system(self.url)
         if isinstance(system, LocalFileSystem):
             yield path
             return
@@ -151,13 +152,6 @@ class Place:
             yield local
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _file_system(url: str) -> tuple[Any, str]:
-    import fsspec
-
-    system, path = fsspec.core.url_to_fs(url)
-    return system, str(path)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,12 @@ import sys
 import threading
 from collections import deque
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.process import kill_group, private_directory, start_module
+from tfos_nb.runtime.remote import file_system, tensorflow_opens
 
 __all__ = ["TensorBoard", "make_log_dir"]
 
@@ -149,6 +151,11 @@ def main(arguments: list[str]) -> None:
 
     die_with_parent()
     path, *options = arguments
+    log_dir = options[options.index("--logdir") + 1]
+    if not tensorflow_opens(log_dir):
+        # TensorBoard looks for a module of this name; with it, it leaves TensorFlow alone and reads through fsspec.
+        sys.modules["tensorboard.compat.notf"] = ModuleType("tensorboard.compat.notf")
+        file_system(log_dir)
     main_lib.global_init()
     board = program.TensorBoard(default.get_plugins(), server_class=_ServerAt(path))
     board.configure(["tensorboard", *options])

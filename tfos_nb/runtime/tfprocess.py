@@ -47,6 +47,7 @@ from tfos_nb.runtime.lifecycle import (
     Start,
     Stop,
 )
+from tfos_nb.runtime.log_mirror import mirrored
 from tfos_nb.runtime.payload import unpack
 from tfos_nb.runtime.peers import Peers
 from tfos_nb.runtime.plan import Node
@@ -95,6 +96,10 @@ class TensorFlowProcess:
         self._requests = RequestDesk(job.node, queues, settings["buffer_bytes"])
         self._peers = Peers()
         self._directory = directory
+        self._log_dir = str(settings.get("log_dir", ""))
+        self._logs = mirrored(self._log_dir, directory)
+        if self._logs is not None:
+            self._log_dir = self._logs.path
         self._serves = self._called = False
         self._handlers: dict[type, Callable[[Any], object]] = {
             Start: self._start,
@@ -118,6 +123,8 @@ class TensorFlowProcess:
             outcome = self._run_main()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the cell must show it
             outcome = self._raised(error)
+        if self._logs is not None:
+            self._logs.stop()
         self._reporter.flush()  # the farewell may come before the last report would have been sent
         self._channel.send(outcome)
         self._passes.stop()
@@ -133,7 +140,7 @@ class TensorFlowProcess:
 
         note = strategy.patch_keras_fit()
         if self._job.settings.get("autolog", True):
-            log_dir = str(self._job.settings.get("log_dir", "")) if self._is_board_node else ""
+            log_dir = self._log_dir if self._is_board_node else ""
             strategy.autolog(self._reporter.step, self._signals.stopping, log_dir)
         if note:
             logger.info(note)
@@ -161,7 +168,7 @@ class TensorFlowProcess:
             spec,
             cluster_name=self._job.cluster,
             model_dir=str(self._job.settings["model_dir"]),
-            log_dir=str(self._job.settings.get("log_dir", "")),
+            log_dir=self._log_dir,
             passes=self._passes,
             rows=NodeRows(self._job.node, bool(self._job.settings.get("fed")), self._passes, self._requests),
             reporter=self._reporter,

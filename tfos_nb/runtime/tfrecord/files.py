@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
-import fsspec
-
 from tfos_nb.errors import PlanError
+from tfos_nb.runtime import remote
 from tfos_nb.runtime.paths import is_local
 from tfos_nb.runtime.tfrecord.framing import HEAD, is_framed
 
@@ -87,10 +86,9 @@ def file_system(url: str) -> tuple[Any, str]:
         If fsspec has none here; the message says why.
     """
     try:
-        found = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError, OSError) as error:
-        raise NoFileSystem(str(error).partition("\n")[0]) from error
-    return found[0], str(found[1])
+        return remote.file_system(url)
+    except remote.Unreachable as error:
+        raise NoFileSystem(str(error.__cause__).partition("\n")[0]) from error
 
 
 def plain(url: str) -> str:

@@ -1,0 +1,175 @@
+"""Spark on YARN, and files in HDFS: Hadoop's own daemons run here, and programs are submitted to them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import psutil
+import pyspark
+import pytest
+
+from tests.clusters import daemons
+from tests.clusters.hadoop import Hadoop, hadoop_cluster
+from tests.clusters.submit import PROGRAMS, outcome, printed, submitted
+from tests.faults import sum_of_ids
+from tests.jupyter import JupyterServer, a_server
+from tests.test_tensorboard import ask_until
+from tests.waiting import until
+
+__all__ = ["a_server"]
+
+pytestmark = pytest.mark.yarn
+
+CHECKOUT = Path(__file__).parents[2]
+# One program after the other takes 2 executors of 2 GiB, of which 1.5 are for what is no JVM: Python, TensorFlow.
+SETTINGS = {
+    "spark.yarn.jars": f"local:{Path(pyspark.__file__).parent}/jars/*",
+    "spark.executor.instances": "2",
+    "spark.executor.cores": "2",
+    "spark.executor.memory": "512m",
+    "spark.executor.memoryOverhead": "1536m",
+    "spark.yarn.am.memory": "512m",
+    "spark.driver.memory": "640m",
+    "spark.driver.memoryOverhead": "896m",
+    "spark.yarn.appMasterEnv.PYSPARK_PYTHON": "./environment/bin/python",
+    "spark.executorEnv.PYSPARK_PYTHON": "./environment/bin/python",
+    "spark.yarn.appMasterEnv.SPARK_LOCAL_IP": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+# In client mode the driver says what the executors' Python is; in cluster mode Spark would take the driver's along.
+HERE = {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYSPARK_PYTHON": "./environment/bin/python"}
+
+
+@pytest.fixture(scope="module")
+def hadoop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hadoop]:
+    with hadoop_cluster(tmp_path_factory.mktemp("hadoop")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python environment, packed to be shipped.
+
+    It holds tfos_nb; TensorFlow and the rest, 2 GB, it takes from where they are on this machine, by a line in a file.
+    """
+    folder = tmp_path_factory.mktemp("environment")
+    place = folder / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
+    (packages,) = place.glob("lib/python*/site-packages")
+    shutil.copytree(CHECKOUT / "tfos_nb", packages / "tfos_nb", ignore=shutil.ignore_patterns("__pycache__"))
+    elsewhere = sysconfig.get_paths()["purelib"]
+    (packages / "elsewhere.pth").write_text(f"import site; site.addsitedir({elsewhere!r})\n")
+    packed = folder / "environment.tar.gz"
+    subprocess.run([sys.executable, "-m", "venv_pack", "-p", place, "-o", packed], check=True, capture_output=True)
+    return packed
+
+
+@pytest.fixture
+def hdfs(hadoop: Hadoop) -> Any:
+    """The file system, seen from here."""
+    return fsspec.filesystem("hdfs", host="127.0.0.1", port=hadoop.ports["namenode"])
+
+
+def arguments(mode: str, archive: Path, program: str, *given: str) -> list[str]:
+    settings = [part for name, value in SETTINGS.items() for part in ("--conf", f"{name}={value}")]
+    cluster = ["--master", "yarn", "--deploy-mode", mode, "--archives", f"{archive}#environment"]
+    return [*cluster, *settings, str(PROGRAMS / program), *given]
+
+
+def environment(hadoop: Hadoop, **more: str) -> dict[str, str]:
+    """Return what a user sets: where Hadoop's configuration is."""
+    return {"HADOOP_CONF_DIR": str(hadoop.conf), **more}
+
+
+def written_in_containers(hadoop: Hadoop, name: str = "stdout") -> str:
+    """Return what YARN has kept of the containers' output, the newest application's last."""
+    files = sorted(hadoop.folder.glob(f"node-*/logs/application_*/container_*/{name}"), key=lambda file: file.parts[-3])
+    return "\n".join(file.read_text(errors="replace") for file in files)
+
+
+def test_a_program_in_the_cluster_keeps_all_that_it_reads_and_writes_in_hdfs(
+    hadoop: Hadoop, hdfs: Any, archive: Path, tmp_path: Path
+) -> None:
+    root = f"{hadoop.url}/whole"
+    given = arguments("cluster", archive, "train_on_shared.py", root)
+    with submitted(given, environment(hadoop, PYTHONPATH=""), tmp_path) as running:
+        try:
+            outcome(running)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{written_in_containers(hadoop)[-6000:]}") from None
+    found = printed(written_in_containers(hadoop))
+    assert found["losses"][-1] < found["losses"][0]
+    for node in found["fed"].values():
+        assert Path(node["python"]).is_relative_to(node["folder"]), "the Python that was shipped"
+        assert Path(node["tfos_nb"]).is_relative_to(hadoop.folder), "and the package in it"
+    for kind in ("parquet", "tfrecord"):
+        assert sorted(chain(*(node[kind] for node in found["read"].values()))) == list(range(600)), kind
+    assert found["scored"] == {"keras": 600, "saved_model": 600}
+    assert (found["records"], found["executors"]) == (600, ["1", "2"])
+    assert hdfs.exists(found["fed"]["worker:0"]["checkpoint"] + "/state.index")
+    assert [name for name in hdfs.find("/whole/logs") if "tfevents" in name]
+    assert not [name for name in hdfs.find("/whole") if "/." in name], "nothing half-written is left"
+
+
+def test_tensorboard_over_hdfs_is_seen_while_a_program_runs_and_afterwards(
+    hadoop: Hadoop, archive: Path, tmp_path: Path, a_server: JupyterServer
+) -> None:
+    given = arguments("client", archive, "show_tensorboard.py", f"{hadoop.url}/board", str(tmp_path))
+    told = environment(hadoop, **HERE, JUPYTER_RUNTIME_DIR=a_server.runtime_dir)
+    with submitted(given, told, tmp_path) as running:
+        assert until(lambda: (tmp_path / "cluster").exists() or running.ended, 120), running.tail
+        assert (tmp_path / "cluster").exists(), running.tail
+        cluster = (tmp_path / "cluster").read_text()
+        page = f"tfos-nb/tb/{cluster}/data/plugin/timeseries/tags"
+        ask_until(a_server, page, "speed")
+        a_server.ask(f"tfos-nb/api/clusters/{cluster}/stop", "POST")
+        ask_until(a_server, page, "speed")
+        (tmp_path / "end").touch()
+        outcome(running)
+
+
+def host_to_lose(hadoop: Hadoop) -> str:
+    """Return the host that has an executor and not the application's master."""
+    roles = {}
+    for host in ("127.0.0.1", "127.0.0.2"):
+        commands = " ".join(" ".join(process.cmdline()) for process in at_work(hadoop, host))
+        roles[host] = ("ExecutorLauncher" in commands, "YarnCoarseGrainedExecutorBackend" in commands)
+    chosen = [host for host, (master, executor) in roles.items() if executor and not master]
+    assert chosen, f"(master, executor) by host: {roles}"
+    return chosen[0]
+
+
+def at_work(hadoop: Hadoop, host: str) -> list[psutil.Process]:
+    return list(daemons.processes_in(hadoop.node_folder(host)))
+
+
+def test_a_training_that_loses_a_host_goes_on_from_its_checkpoint_in_hdfs(
+    hadoop: Hadoop, hdfs: Any, archive: Path, tmp_path: Path
+) -> None:
+    epochs = 3
+    given = arguments("client", archive, "lose_a_host.py", f"{hadoop.url}/losing", str(epochs))
+    with submitted(given, environment(hadoop, **HERE), tmp_path) as running:
+        saved = "/losing/models/checkpoints/*/00000001/place.json"
+        assert until(lambda: running.ended or hdfs.glob(saved), 180, every=0.5), running.tail
+        assert not running.ended, running.tail
+        lost = host_to_lose(hadoop)
+        hadoop.lose_node(lost)
+        outcome(running)
+    results = printed(running.log.read_text(errors="replace"))["results"]
+    assert set(map(tuple, results.values())) == {(sum_of_ids(epochs), 2)}, "each row once an epoch, in two generations"
+    assert hadoop.nodes("LOST") == 1
+
+
+def test_nothing_of_an_application_is_left_when_it_is_over(hadoop: Hadoop) -> None:
+    assert until(lambda: not [*at_work(hadoop, "127.0.0.1"), *at_work(hadoop, "127.0.0.2")], 60, every=0.5), [
+        process.cmdline() for process in at_work(hadoop, "127.0.0.1")
+    ]

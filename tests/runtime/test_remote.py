@@ -1,0 +1,208 @@
+"""Places that TensorFlow cannot open: what is written there whole, what grows there, and what is said if nobody can."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from tests.waiting import until
+from tfos_nb.errors import TfosError
+from tfos_nb.runtime import log_mirror
+from tfos_nb.runtime.log_mirror import LogMirror, mirrored
+from tfos_nb.runtime.remote import Draft, Unreachable, file_system, rename_over, tensorflow_opens
+
+
+@pytest.fixture
+def memory() -> Any:
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+    return system
+
+
+@pytest.fixture
+def without_hdfs_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What pip brings without the extra: fsspec's way by pyarrow, which wants a library that is not here."""
+    known = sys.modules["fsspec.registry"]
+    by_pyarrow = {"class": "fsspec.implementations.arrow.HadoopFileSystem", "err": "pyarrow is needed"}
+    monkeypatch.setitem(known.known_implementations, "hdfs", by_pyarrow)
+    monkeypatch.setenv("ARROW_LIBHDFS_DIR", "/nowhere")
+    monkeypatch.delenv("HADOOP_HOME", raising=False)
+    found = known._registry.pop("hdfs", None)
+    yield
+    known._registry.pop("hdfs", None)
+    if found is not None:
+        known._registry["hdfs"] = found
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """One on which somebody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.mark.usefixtures("without_hdfs_client")
+def test_hdfs_without_a_client_is_refused_with_what_to_install(port: int) -> None:
+    with pytest.raises(Unreachable) as raised:
+        file_system(f"hdfs://me:secret@127.0.0.1:{port}/models/digits")
+    said = str(raised.value)
+    assert said.startswith(f"hdfs://127.0.0.1:{port} cannot be opened on {os.uname().nodename}: ")
+    assert "pip install 'tfos_nb[hdfs]'" in said
+    assert "libhdfs" in said
+    assert "secret" not in said
+    assert isinstance(raised.value, TfosError)
+
+
+def test_an_address_at_which_nobody_listens_is_refused_at_once() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # and does not listen
+        port = held.getsockname()[1]
+        with pytest.raises(
+            Unreachable, match=f"nobody answers at 127.0.0.1:{port}, which has to be the NameNode's RPC"
+        ):
+            file_system(f"hdfs://127.0.0.1:{port}/models")
+
+
+def test_a_scheme_that_nobody_knows_is_named() -> None:
+    with pytest.raises(Unreachable, match=r"nosuch://bucket cannot be opened .*on every host"):
+        file_system("nosuch://bucket/key")
+
+
+@pytest.mark.parametrize(
+    ("url", "opens"), [("/a", True), ("file:///a", True), ("gs://b/a", True), ("hdfs://nn/a", False), ("s3://b", False)]
+)
+def test_what_tensorflow_opens_by_itself(url: str, opens: bool) -> None:
+    assert tensorflow_opens(url) is opens
+
+
+def test_the_configuration_in_a_yarn_container_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "__spark_conf__" / "__hadoop_conf__").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(fsspec.core, "url_to_fs", lambda url: (None, url))
+    file_system("hdfs:///models")
+    assert os.environ["HADOOP_CONF_DIR"] == str(tmp_path / "__spark_conf__" / "__hadoop_conf__")
+    monkeypatch.setenv("HADOOP_CONF_DIR", "/etc/hadoop/conf")
+    file_system("hdfs:///models")
+    assert os.environ["HADOOP_CONF_DIR"] == "/etc/hadoop/conf", "what the host names goes first"
+
+
+@pytest.mark.parametrize("place", ["memory://models/digits", "{tmp}/models/digits"])
+@pytest.mark.parametrize("directory", [True, False])
+def test_a_draft_takes_the_place_of_what_is_there_as_a_whole(
+    memory: Any, tmp_path: Path, place: str, directory: bool
+) -> None:
+    url = place.format(tmp=tmp_path)
+
+    def write(text: str) -> None:
+        with Draft(url) as draft:
+            if directory:
+                os.makedirs(f"{draft.path}/variables")
+            Path(draft.path, "variables/a" if directory else "").write_text(text)
+
+    write("old")
+    write("new")
+    with pytest.raises(ZeroDivisionError), Draft(url) as draft:
+        os.makedirs(draft.path)
+        _ = 1 / 0
+    system, path = file_system(url)
+    assert system.cat_file(f"{path}/variables/a" if directory else path) == b"new"
+    assert [name for name in system.find(os.path.dirname(path)) if "old" in str(system.cat_file(name))] == []
+
+
+class Strict:
+    """A file system whose rename does not overwrite, as pyarrow's HDFS does not."""
+
+    def __init__(self) -> None:
+        self.files = {"/part": b"new", "/place": b"old"}
+
+    def exists(self, path: str) -> bool:
+        return path in self.files
+
+    def isdir(self, path: str) -> bool:
+        return False
+
+    def rm(self, path: str, recursive: bool = False) -> None:
+        del self.files[path]
+
+    def mv(self, source: str, place: str, recursive: bool = False) -> None:
+        if place in self.files:
+            raise OSError(f"{place}: file exists")
+        self.files[place] = self.files.pop(source)
+
+
+def test_where_a_rename_does_not_overwrite_the_old_one_is_removed_first() -> None:
+    system = Strict()
+    rename_over(system, "/part", "/place")
+    assert system.files == {"/place": b"new"}
+    with pytest.raises(KeyError):
+        rename_over(system, "/nothing", "/elsewhere")
+
+
+def test_logs_are_copied_while_they_grow_and_once_more_at_the_end(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_mirror, "_EVERY", 0.02)
+    mirror = LogMirror("memory://logs", str(tmp_path))
+    events = Path(mirror.path, "train", "events.out.tfevents.1")
+    events.parent.mkdir()
+    place = "/logs/train/events.out.tfevents.1"
+    for text in (b"first ", b"first second "):
+        events.write_bytes(text)
+        assert until(lambda text=text: memory.exists(place) and memory.cat_file(place) == text)
+    events.write_bytes(b"first second last")
+    Path(mirror.path, "words.tsv").write_text("a")
+    mirror.stop()
+    assert memory.cat_file(place) == b"first second last"
+    assert memory.cat_file("/logs/words.tsv") == b"a"
+
+
+def test_a_store_that_cannot_append_gets_whole_files(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = type(memory).open
+
+    def without_append(self: Any, path: str, mode: str = "rb", **options: Any) -> Any:
+        if mode == "ab":
+            raise NotImplementedError("append")
+        return opened(self, path, mode, **options)
+
+    monkeypatch.setattr(type(memory), "open", without_append)
+    mirror = LogMirror("memory://logs", str(tmp_path))
+    events = Path(mirror.path, "events.out.tfevents.1")
+    events.write_bytes(b"first ")
+    mirror._try()
+    events.write_bytes(b"first second")
+    mirror.stop()
+    assert memory.cat_file("/logs/events.out.tfevents.1") == b"first second"
+
+
+def test_logs_that_cannot_be_copied_are_spoken_of_once_and_end_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mirror = LogMirror("nosuch://place/logs", str(tmp_path))
+    Path(mirror.path, "events.out.tfevents.1").write_bytes(b"first")
+    with caplog.at_level(logging.WARNING):
+        mirror._try()
+        mirror.stop()
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["the logs cannot be copied to nosuch"]
+
+
+def test_a_log_directory_that_tensorflow_writes_itself_has_no_mirror(tmp_path: Path) -> None:
+    assert mirrored("", str(tmp_path)) is None
+    assert mirrored(str(tmp_path / "logs"), str(tmp_path)) is None
+    assert mirrored("gs://bucket/logs", str(tmp_path)) is None
+
+
+def test_none_of_it_imports_tensorflow() -> None:
+    assert "tensorflow" not in sys.modules["tfos_nb.runtime.remote"].__dict__

@@ -1,0 +1,174 @@
+"""Places that this host reaches by a URL: through fsspec, since TensorFlow opens few of them.
+
+TensorFlow itself knows paths, ``file://``, ``gs://`` and ``ram://``. What it is to write elsewhere, such as to
+``hdfs://``, it writes on this host's disk, and from there it is copied: :class:`Draft` for what is written once, and
+:class:`tfos_nb.runtime.log_mirror.LogMirror` for what grows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import socket
+import tempfile
+import uuid
+from typing import Any
+from urllib.parse import urlsplit
+
+from tfos_nb.errors import TfosError
+from tfos_nb.runtime.paths import hadoop_conf_dirs, is_local
+
+__all__ = ["Draft", "Unreachable", "file_system", "rename_over", "scheme_of", "tensorflow_opens"]
+
+_TENSORFLOW_OPENS = ("", "file", "gs", "ram")
+_HADOOP = ("hdfs", "viewfs")
+_KNOCK_SECONDS = 10.0
+
+
+class Unreachable(TfosError, OSError):
+    """No file system is known here for a URL; the message says what to install or to set."""
+
+
+def scheme_of(url: str) -> str:
+    """Return what is before ``://``; empty for a path.
+
+    Examples
+    --------
+    >>> scheme_of("hdfs://nn:8020/models"), scheme_of("/models")
+    ('hdfs', '')
+    """
+    return url.partition("://")[0].lower() if "://" in url else ""
+
+
+def tensorflow_opens(url: str) -> bool:
+    """Whether TensorFlow reads and writes there by itself."""
+    return scheme_of(url) in _TENSORFLOW_OPENS
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system of a URL, and the path in it.
+
+    Raises
+    ------
+    Unreachable
+        If there is none here.
+    """
+    import fsspec
+
+    scheme = scheme_of(url)
+    try:
+        if scheme in _HADOOP:
+            _find_hadoop_conf()
+            _knock(url)
+        system, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError, OSError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        here = f"{_place(url)} cannot be opened on {socket.gethostname()}"
+        raise Unreachable(f"{here}: {reason}{_advice(scheme)}") from error
+    return system, str(path)
+
+
+def _place(url: str) -> str:
+    """Return the beginning of a URL, without a password and without a path that may hold one."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0].rpartition('@')[2]}"
+
+
+def _advice(scheme: str) -> str:
+    if scheme not in _HADOOP:
+        return ". The package that opens it has to be there on every host of the cluster"
+    return (
+        ". Python needs an HDFS client there, and on every executor: pip install 'tfos_nb[hdfs]' brings one; pyarrow "
+        "takes the libhdfs.so of a Hadoop distribution instead (HADOOP_HOME, CLASSPATH of `hadoop classpath --glob`). "
+        "A URL that names no host, or a nameservice, also needs HADOOP_CONF_DIR"
+    )
+
+
+def _find_hadoop_conf() -> None:
+    """Let the HDFS client, which looks at the environment alone, find the configuration that a YARN container has."""
+    for directory in hadoop_conf_dirs()[:1]:
+        os.environ["HADOOP_CONF_DIR"] = directory
+
+
+def _knock(url: str) -> None:
+    """See that somebody listens where a URL says: HDFS clients try for minutes before they say that nobody does."""
+    with contextlib.suppress(ValueError):  # no port is no number of one
+        there = urlsplit(url)
+        if there.hostname and there.port:
+            _answers(there.hostname, there.port)
+
+
+@functools.cache
+def _answers(host: str, port: int) -> None:
+    try:
+        socket.create_connection((host, port), _KNOCK_SECONDS).close()
+    except OSError as error:
+        what = f"nobody answers at {host}:{port}, which has to be the NameNode's RPC address"
+        raise OSError(f"{what} ({error})") from error
+
+
+def rename_over(system: Any, source: str, place: str) -> None:
+    """Rename what was written beside its place. What is there gives way: HDFS has to be told so."""
+    if system.isdir(source) and system.exists(place):  # otherwise it would get into the one that is there
+        system.rm(place, recursive=True)
+    options = {"overwrite": True} if type(system).__module__.startswith("hdfs_native") else {}
+    try:
+        system.mv(source, place, recursive=True, **options)
+    except OSError:
+        if not system.exists(source) or not system.exists(place):
+            raise
+        system.rm(place, recursive=True)
+        system.mv(source, place, recursive=True)
+
+
+class Draft:
+    """A local place for a file or a directory that belongs at a URL; it is copied there whole, or not at all.
+
+    Parameters
+    ----------
+    url : str
+        A URL, or a path; then it is written beside its place and renamed.
+
+    Attributes
+    ----------
+    path : str
+        Where to write. It has the ending of the URL, by which Keras knows the format.
+
+    Examples
+    --------
+    >>> with Draft("hdfs://nn:8020/models/digits") as draft:  # doctest: +SKIP
+    ...     model.export(draft.path)
+    """
+
+    def __init__(self, url: str) -> None:
+        self._system, self._place = file_system(url)
+        self._place = self._place.rstrip("/")
+        above, name = os.path.split(self._place)
+        self._part = f"{above}/.{uuid.uuid4().hex}{os.path.splitext(name)[1]}"
+        self._scratch = ""
+        self.path = self._part
+
+    def __enter__(self) -> Draft:
+        self._system.makedirs(os.path.dirname(self._place), exist_ok=True)
+        if not is_local(self._system):
+            self._scratch = tempfile.mkdtemp(prefix="tfos_nb-draft-")
+            self.path = os.path.join(self._scratch, os.path.basename(self._part))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *of: object) -> None:
+        try:
+            if kind is None:
+                self._publish()
+        finally:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _publish(self) -> None:
+        if self._scratch:
+            self._system.put(self.path, self._part, recursive=os.path.isdir(self.path))
+            rename_over(self._system, self._part, self._place)
+            return
+        if os.path.isdir(self._place):
+            shutil.rmtree(self._place)
+        os.replace(self._part, self._place)
