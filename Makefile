@@ -44,6 +44,15 @@ test-slow: $(VENV)/.test ## Run the notebooks of the examples, whose scripts `ma
 test-browser: $(VENV)/.browser ## Run the tests in a real browser (installs Chromium where it is missing)
 	@$(BIN)/python -m pytest -m browser $(ARGS)
 
+.PHONY: pictures
+pictures: $(VENV)/.browser ## Take docs/pictures anew, in a real browser
+	@TFOS_NB_PICTURES=docs/pictures $(BIN)/python -m pytest -m browser tests/browser/test_pictures.py
+
+.PHONY: docs
+docs: $(VENV)/.docs ## Make the site in build/docs from docs/ and the docstrings; a warning is an error
+	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -d build/doctrees docs build/docs
+	@echo "The site is in build/docs/index.html"
+
 .PHONY: soak
 soak: $(VENV)/.test ## Hurt a cluster at random for MINUTES (30), and count whether every row was fed once an epoch
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),30) $(ARGS)
@@ -73,7 +82,7 @@ constraints: ## Resolve all anew, and write what came out to constraints.txt
 	@$(MAKE) python-found
 	@rm -rf build/resolve && mkdir -p build && "$(PYTHON)" -m venv build/resolve
 	@build/resolve/bin/python -m pip install --quiet --upgrade pip
-	@build/resolve/bin/python -m pip install --quiet '.[demo,test,lint,java]'
+	@build/resolve/bin/python -m pip install --quiet '.[demo,test,lint,docs,java]'
 	@{ sed '/^#/!d' constraints.txt; build/resolve/bin/python -m pip freeze --exclude tfos_nb | sed 's/==/<=/'; } > build/constraints.txt
 	@mv build/constraints.txt constraints.txt && rm -rf build/resolve
 
@@ -130,6 +139,11 @@ $(VENV)/.browser: $(VENV)/.test
 	    else \
 	        echo "The tests in a browser need Chromium: sudo apt-get install chromium" >&2; exit 1; \
 	    fi; }
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.demo
+	@echo "Installing Sphinx"
+	@$(INSTALL) --editable '.[docs]' | $(BRIEFLY)
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.demo

@@ -180,6 +180,14 @@ def test_partitions_lie_as_spark_lays_them(spark: SparkSession, tmp_path: Path) 
     assert {r.k for r in declared.collect()} == {"1", "2", None}
 
 
+def test_dates_that_became_directories_are_dates_again_if_declared(spark: SparkSession, tmp_path: Path) -> None:
+    days = spark.sql("SELECT * FROM VALUES (1, DATE '2026-11-21'), (2, DATE '2026-11-22'), (3, null) AS t(x, day)")
+    write(days, tmp_path / "out", partition_by="day")
+    assert read(spark, tmp_path / "out", schema="x int, day date").sort("x").collect() == days.sort("x").collect()
+    with pytest.raises(PlanError, match="'day' is declared timestamp, and a directory is day=2026-11-2"):
+        read(spark, tmp_path / "out", schema="x int, day timestamp")
+
+
 def test_append_overwrite_ignore_and_error_do_what_they_say(
     spark: SparkSession, numbers: DataFrame, tmp_path: Path
 ) -> None:

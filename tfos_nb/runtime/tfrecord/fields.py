@@ -8,7 +8,18 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["ELEMENTS", "FLOAT", "INT", "STRINGS", "Field", "Kind", "RecordError", "RecordType", "arrow_schema"]
+__all__ = [
+    "ELEMENTS",
+    "FLOAT",
+    "INT",
+    "PARTITIONS",
+    "STRINGS",
+    "Field",
+    "Kind",
+    "RecordError",
+    "RecordType",
+    "arrow_schema",
+]
 
 
 class Kind(enum.IntEnum):
@@ -67,6 +78,9 @@ ELEMENTS: dict[str, tuple[Kind, pa.DataType]] = {
     "binary": (Kind.BYTES, pa.binary()),
 }
 """Spark's name of each type that a record can hold: the list that holds it, and Arrow's type."""
+
+PARTITIONS: dict[str, pa.DataType] = {**{name: kind for name, (_, kind) in ELEMENTS.items()}, "date": pa.date32()}
+"""The types as which a partition column may be declared: those of records, and dates, which no record holds."""
 
 FLOAT, INT, STRINGS = "float", "bigint", "string"
 

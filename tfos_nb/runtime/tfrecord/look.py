@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.tfrecord.fields import FLOAT, INT, STRINGS, Field, Kind, RecordError, RecordType
+from tfos_nb.runtime.tfrecord.fields import FLOAT, INT, PARTITIONS, STRINGS, Field, Kind, RecordError, RecordType
 from tfos_nb.runtime.tfrecord.files import DataFile, Opener, plain
 from tfos_nb.runtime.tfrecord.framing import HEAD
 from tfos_nb.runtime.tfrecord.parse import Lists, Nested, Parsed, parse
@@ -246,10 +246,8 @@ def _type_of(values: set[str]) -> str:
 
 
 def _is_of(kind: str, value: str) -> bool:
-    from tfos_nb.runtime.tfrecord.fields import ELEMENTS
-
     try:
-        pa.array([value]).cast(ELEMENTS[kind][1])
+        pa.array([value]).cast(PARTITIONS[kind])
     except (KeyError, pa.ArrowException):
         return False
     return True

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.runtime.tfrecord.decode import columns
-from tfos_nb.runtime.tfrecord.fields import ELEMENTS, Field, RecordError, RecordType
+from tfos_nb.runtime.tfrecord.fields import PARTITIONS, Field, RecordError, RecordType
 from tfos_nb.runtime.tfrecord.files import DataFile, open_file, plain
 from tfos_nb.runtime.tfrecord.framing import PAD, Scan, scan
 from tfos_nb.runtime.tfrecord.parse import Parsed, parse
@@ -131,7 +131,7 @@ class Reading:
     def schema(self) -> pa.Schema:
         """Return Arrow's schema of what comes out."""
         kinds = {one.name: one.arrow for one in self.fields}
-        kinds.update({name: ELEMENTS[kind][1] for name, kind in self.partition})
+        kinds.update({name: PARTITIONS[kind] for name, kind in self.partition})
         if self.bad_column:
             kinds[self.bad_column] = pa.string()
         return pa.schema([pa.field(name, kinds[name]) for name in self.order])
@@ -221,7 +221,7 @@ class _Reader:
         values = dict(self._file.partition)
         for name, kind in self._reading.partition:
             text = pa.array([values.get(name)], pa.string())
-            arrays[name] = text.cast(ELEMENTS[kind][1]).take(pa.array(np.zeros(rows, dtype=np.int64)))
+            arrays[name] = text.cast(PARTITIONS[kind]).take(pa.array(np.zeros(rows, dtype=np.int64)))
         if self._reading.bad_column:
             arrays.setdefault(self._reading.bad_column, pa.nulls(rows, pa.string()))
         return pa.RecordBatch.from_arrays([arrays[name] for name in self._schema.names], schema=self._schema)
