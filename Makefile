@@ -52,6 +52,15 @@ test-standalone: $(VENV)/.test ## Submit programs and a notebook to a Spark stan
 test-yarn: $(VENV)/.yarn ## Submit programs to HDFS and YARN of its own, Hadoop's daemons on loopback (Java and Maven)
 	@$(BIN)/python -m pytest -m yarn -o faulthandler_timeout=600 $(ARGS)
 
+.PHONY: pictures
+pictures: $(VENV)/.browser ## Take docs/pictures anew, in a real browser
+	@TFOS_NB_PICTURES=docs/pictures $(BIN)/python -m pytest -m browser tests/browser/test_pictures.py
+
+.PHONY: docs
+docs: $(VENV)/.docs ## Make the site in build/docs from docs/ and the docstrings; a warning is an error
+	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -d build/doctrees docs build/docs
+	@echo "The site is in build/docs/index.html"
+
 .PHONY: soak
 soak: $(VENV)/.test ## Hurt a cluster at random for MINUTES (30), and count whether every row was fed once an epoch
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),30) $(ARGS)
@@ -81,7 +90,7 @@ constraints: ## Resolve all anew, and write what came out to constraints.txt
 	@$(MAKE) python-found
 	@rm -rf build/resolve && mkdir -p build && "$(PYTHON)" -m venv build/resolve
 	@build/resolve/bin/python -m pip install --quiet --upgrade pip
-	@build/resolve/bin/python -m pip install --quiet '.[demo,lint,java,yarn]'
+	@build/resolve/bin/python -m pip install --quiet '.[demo,lint,docs,java,yarn]'
 	@{ sed '/^#/!d' constraints.txt; build/resolve/bin/python -m pip freeze --exclude tfos_nb | sed 's/==/<=/'; } > build/constraints.txt
 	@mv build/constraints.txt constraints.txt && rm -rf build/resolve
 
@@ -154,6 +163,11 @@ $(VENV)/.yarn: $(VENV)/.test tests/clusters/pom.xml
 	@rm -rf $(VENV)/hadoop
 	@mvn --batch-mode --quiet -f tests/clusters/pom.xml dependency:copy-dependencies \
 	    -DoutputDirectory="$(CURDIR)/$(VENV)/hadoop"
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.demo
+	@echo "Installing Sphinx"
+	@$(INSTALL) --editable '.[docs]' | $(BRIEFLY)
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.demo

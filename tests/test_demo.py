@@ -15,7 +15,6 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from tests.conftest import ENVIRONMENT
 from tfos_nb.demo import OUTCOME, run_notebook
 from tfos_nb.errors import PlanError
-from tfos_nb.magics.options import describe
 
 CHECKOUT = Path(__file__).parents[1]
 
@@ -94,18 +93,3 @@ def test_without_nbclient_it_says_what_to_install(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "nbclient", None)
     with pytest.raises(PlanError, match=r"nbclient is not installed: pip install 'tfos_nb\[demo\]'"):
         run_notebook(write(tmp_path, "pass"), tmp_path / "out", str)
-
-
-def test_the_readme_shows_the_options_as_the_parser_has_them() -> None:
-    from tfos_nb import launch
-
-    options = describe(launch).split("\nExample\n")[0].strip()
-    assert f"```text\n{options}\n```" in (CHECKOUT / "README.md").read_text(encoding="utf-8")
-
-
-def test_the_readme_and_the_docs_link_to_files_that_are_there() -> None:
-    import re
-
-    for page in (CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))):
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"

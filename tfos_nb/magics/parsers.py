@@ -65,7 +65,7 @@ LOGS.add_argument("-n", "--lines", metavar="N", type=_whole_from_1, help="only t
 
 TRAIN = _parser(
     "%tfos_train",
-    "DF [NAME] [--epochs E]",
+    "DF [NAME] [--epochs E] [--validation VAR]",
     "Feed a DataFrame, RDD or stream to a cluster that was launched without --data.\n\n"
     "It returns when the rows are delivered. An interrupt stops the cluster, a second one cancels it.",
     ("df", "the variable with the rows"),

@@ -1,0 +1,74 @@
+"""The pictures of the documentation: the README's own cell, run in JupyterLab and photographed while it trains.
+
+They go to ``build/pictures``; ``make pictures`` takes those of ``docs/pictures`` anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.browser.conftest import Tab
+
+pytest.importorskip("playwright")
+from playwright.sync_api import expect
+
+pytestmark = pytest.mark.browser
+
+CHECKOUT = Path(__file__).parents[2]
+SHOWN = CHECKOUT / "docs/pictures"
+FOLDER = CHECKOUT / os.environ.get("TFOS_NB_PICTURES", "build/pictures")
+
+ROWS = """
+%load_ext tfos_nb
+from sklearn.datasets import load_digits
+from tfos_nb import spark_session
+spark = spark_session(4, conf={"spark.ui.enabled": "false"})
+rows = [(pixels.tolist(), int(label)) for pixels, label in zip(*load_digits(return_X_y=True))]
+train = spark.createDataFrame(rows, "pixels array<float>, label long")
+"""
+
+NOT_OF_THE_CELL = ".Toastify, .jp-cell-toolbar { display: none !important; }"
+"""JupyterLab's own question about its news, and the buttons above a cell."""
+
+
+def the_cell_of_the_readme() -> str:
+    text = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"```python\n(%%tfos_cluster .*?)```", text, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def size(picture: bytes) -> tuple[int, int]:
+    """Read the width and the height of a PNG."""
+    assert picture.startswith(b"\x89PNG"), "it is a PNG"
+    width, height = struct.unpack(">II", picture[16:24])
+    return width, height
+
+
+def photograph(tab: Tab, name: str) -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    taken = tab.page.locator(".jp-CodeCell").nth(1).screenshot(path=FOLDER / name)
+    width, height = size((SHOWN / name).read_bytes())
+    assert abs(size(taken)[0] - width) <= 20, f"docs/pictures/{name} is of a page of another width: make pictures"
+    assert abs(size(taken)[1] - height) <= 60, f"docs/pictures/{name} is of another cell or panel: make pictures"
+
+
+def test_the_pictures_show_the_readmes_cell_while_it_trains(open_tab: Callable[..., Tab]) -> None:
+    tab = open_tab("picture.ipynb", ROWS, the_cell_of_the_readme())
+    tab.page.add_style_tag(content=NOT_OF_THE_CELL)
+    tab.run_all()
+    expect(tab.panel).to_contain_text(re.compile(r"worker:0 and worker:1 train, epoch ([6-9]|1\d) of 15"))
+    expect(tab.panel.get_by_role("row", name=re.compile("worker:1.*training"))).to_be_visible()
+    photograph(tab, "panel.png")
+    tab.page.evaluate("jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+    expect(tab.page.locator("body")).to_have_attribute("data-jp-theme-light", "false")
+    expect(tab.panel).to_contain_text("Training")
+    photograph(tab, "panel-dark.png")
+    tab.until_idle()
+    expect(tab.panel).to_contain_text("Done")

@@ -1,0 +1,109 @@
+"""Every code block of the README and of docs/ is run, or says why not; a page's blocks run in their order."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from IPython.core.inputtransformer2 import TransformerManager
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+from pyspark.sql import SparkSession
+from traitlets.config import Config
+
+import tfos_nb
+from tests.docs.commands import faults_of
+from tests.docs.hidden import FIRST, OF_PAGE
+from tests.docs.reading import BLOCKS, PAGES, Block, blocks_of
+
+LANGUAGES = {"python", "bash", "yaml", "diff", "text"}
+ELSEWHERE = ("hdfs:///", "s3://bucket/")
+"""What stands in the pages for a place that all machines see: here it is a folder of the test's."""
+
+
+def python_of(block: Block) -> str:
+    """Return the Python in a block; of a difference, what it changes to."""
+    if block.language == "diff":
+        return "\n".join(line[1:] for line in block.text.splitlines() if line.startswith(("+", " ")))
+    return block.text if block.language == "python" else ""
+
+
+RUN_ON = sorted({block.page for block in BLOCKS if python_of(block) and not block.why_not})
+MANY_CLUSTERS = {"strategies"}
+"""Pages that start four clusters and more, of kinds that tests/strategies tries in every way."""
+
+
+@pytest.fixture
+def shell(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[InteractiveShell]:
+    """A notebook's shell in a folder of its own, with the session that is there and what the page does not show."""
+    for name, value in os.environ.items():
+        monkeypatch.setenv(name, value)  # so that what a block sets is taken back
+    for name in ("TFOS_NB_PROXY_URL", "TFOS_SERVER_PORT", "PYSPARK_DRIVER_PYTHON"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TFOS_NB_PROGRESS", "text")
+    monkeypatch.chdir(tmp_path)
+    InteractiveShell.clear_instance()
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    made = InteractiveShell.instance(config=config)
+    made.run_line_magic("load_ext", "tfos_nb")
+    made.user_ns.update(spark=spark, folder=str(tmp_path))
+    yield made
+    for value in list(made.user_ns.values()):
+        if isinstance(value, tfos_nb.Cluster):
+            value.close()
+    spark.catalog.clearCache()
+    InteractiveShell.clear_instance()
+
+
+def run(shell: InteractiveShell, text: str, where: str) -> None:
+    for place in ELSEWHERE:
+        text = text.replace(place, shell.user_ns["folder"] + "/")
+    with capture_output() as captured:
+        result = shell.run_cell(text, store_history=True)
+    error = result.error_before_exec or result.error_in_exec
+    assert error is None, f"{where}: {type(error).__name__}: {error}\n{captured.stdout[-3000:]}"
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] if page in MANY_CLUSTERS else []) for page in RUN_ON]
+)
+def test_the_python_of_a_page_runs_from_its_first_block_to_its_last(page: str, shell: InteractiveShell) -> None:
+    run(shell, FIRST, "what no page shows")
+    run(shell, OF_PAGE.get(page, ""), f"what {page} does not show")
+    for block in blocks_of(page):
+        if not block.why_not:
+            run(shell, python_of(block), str(block))
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "bash"], ids=str)
+def test_the_commands_of_a_block_are_there_with_their_options(block: Block) -> None:
+    assert faults_of(block.text, allowed=bool(block.why_not)) == []
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "yaml"], ids=str)
+def test_a_file_for_kubernetes_is_one(block: Block) -> None:
+    for document in yaml.safe_load_all(block.text):
+        assert {"apiVersion", "kind", "metadata", "spec"} <= set(document)
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.why_not], ids=str)
+def test_a_block_that_cannot_run_here_says_why_and_is_python_all_the_same(block: Block) -> None:
+    ast.parse(TransformerManager().transform_cell(python_of(block)))
+    pytest.skip(f"{block}: not run: {block.why_not}")
+
+
+def test_each_block_says_its_language_and_none_is_indented() -> None:
+    assert [str(block) for block in BLOCKS if block.language not in LANGUAGES] == []
+
+
+def test_what_is_hidden_is_of_pages_that_are_there() -> None:
+    assert OF_PAGE.keys() <= PAGES.keys() & set(RUN_ON)
