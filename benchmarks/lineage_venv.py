@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.session import ROOT
 
-__all__ = ["measure"]
+__all__ = ["measure", "run"]
 
 _MEASURE_SECONDS = 900.0
 _INSTALL_SECONDS = 1800.0
@@ -21,10 +21,15 @@ _INSTALL_SECONDS = 1800.0
 
 def measure(shape: str, rows: int, partitions: int, repeat: int, module: str = "benchmarks.lineage") -> dict[str, Any]:
     """Send `rows` rows of `shape` in `partitions` through TensorFlowOnSpark, `repeat` times; return its rates."""
+    return run(module, shape, rows, partitions, repeat)
+
+
+def run(module: str, *arguments: Any) -> dict[str, Any]:
+    """Run a module of the benchmarks in the environment; return what it tells, the last line of what it prints."""
     python = _environment()
     # Neither our Spark nor our Python may leak into it.
     kept = {key: value for key, value in os.environ.items() if key not in ("SPARK_HOME", "PYSPARK_PYTHON")}
-    command = [str(python), "-m", module, shape, str(rows), str(partitions), str(repeat)]
+    command = [str(python), "-m", module, *map(str, arguments)]
     ended = subprocess.run(
         command,
         cwd=ROOT,

@@ -96,7 +96,7 @@ class Deliveries:
     def _meet(self, generation: int) -> None:
         for call in self._calls:
             call.place = None
-        if not self._calls or not self._await(lambda: not self.roster.missing, generation):
+        if not self._calls or not self._await(lambda: self.roster.all_reserved, generation):
             return
         self._calls[min(self._index, len(self._calls) - 1)].keep_validation()
         wanted = self.roster.feeds.wanted_from

@@ -6,7 +6,7 @@ The driver never carries a row. It knows how many there are, and who has them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,9 @@ __all__ = ["Feed", "FeedDesk", "FeedOf", "check_alike", "check_feedable", "feed_
 
 Send = Callable[..., None]
 
+_ALL_TOLD = 16  # of so many nodes a task is told all places: with a certificate each, those of many would be megabytes
+
+_MANY = (ledger.ClaimSegments, ledger.WherePlaces)
 _BATCHES_KNOWN = 16  # micro-batches of which the books are kept; a stream has no end
 
 
@@ -86,9 +89,10 @@ class FeedDesk:
         changed: threading.Condition,
         nodes: Iterable[str],
         send: Send,
-        places: Callable[[], dict[str, FeedPlace]],
+        places: Callable[[], Mapping[str, FeedPlace]],
     ) -> None:
         self.nodes = list(nodes)
+        self._names = frozenset(self.nodes)
         self.current: Feed | None = None
         self._changed = changed
         self._send = send
@@ -97,10 +101,12 @@ class FeedDesk:
         self._count = self._calls = 0
         self._generation = 1
         self._enough: dict[int, set[str]] = {}
+        self._by_host: tuple[int, dict[str, list[str]]] | None = None
         self.closed = ""
         self.wanted_from: dict[str, int] = {}
         self._answers: dict[type, Callable[[Feed, Any], Any]] = {
             ledger.OpenPartition: self._open,
+            ledger.WherePlaces: self._where,
             ledger.ClaimSegments: self._claim,
             ledger.PartitionDone: self._done,
             ledger.PartitionFailed: self._failed,
@@ -174,7 +180,7 @@ class FeedDesk:
             feed = self._feeds[message.feed]
             feed.moved += 1
             answer = self._answers[type(message)](feed, message)
-            if not isinstance(message, ledger.ClaimSegments):  # nobody waits for those, and there are many
+            if not isinstance(message, _MANY):  # nobody waits for those
                 self._changed.notify_all()
             return answer
 
@@ -200,11 +206,29 @@ class FeedDesk:
                 refused=f"its rows are not of the types of those of another partition: {told}. Make them of one type, "
                 "such as float(x), where the rows are made"
             )
-        places = {name: place for name, place in self._places().items() if name in self.nodes}
-        if len(places) < len(self.nodes):
+        places = self._places()
+        if not self._names <= places.keys():
             gone = ", ".join(name for name in self.nodes if name not in places)
             return ledger.Places(refused=f"{gone} takes no rows")
-        return ledger.Places(places)
+        near = self.nodes if len(self.nodes) <= _ALL_TOLD else self._on_host(question.host)
+        return ledger.Places({name: places[name] for name in near}, nodes=len(self.nodes))
+
+    def _on_host(self, host: str) -> list[str]:
+        """Return the nodes at an address. Where they are is known anew when the members have been gathered anew."""
+        if self._by_host is None or self._by_host[0] != self._generation:
+            hosts: dict[str, list[str]] = {}
+            for name, place in self._places().items():
+                if name in self._names:
+                    hosts.setdefault(place.host, []).append(name)
+            self._by_host = self._generation, hosts
+        return self._by_host[1].get(host, [])
+
+    def _where(self, feed: Feed, question: ledger.WherePlaces) -> ledger.Places:
+        places = self._places()
+        gone = [name for name in question.nodes if name not in places]
+        if gone:
+            return ledger.Places(refused=f"{', '.join(gone)} takes no rows")
+        return ledger.Places({name: places[name] for name in question.nodes}, nodes=len(self.nodes))
 
     def _unlike_validation(self, feed: Feed, question: ledger.OpenPartition) -> str:
         """Say in which columns the rows differ from the validation rows that were fed before them."""

@@ -45,8 +45,6 @@ class Record:
     returned: bool = False
     serving: bool = False
     saving: bool = False
-    coordinating: bool = False  # it needs the servers of the others
-    left: bool = False  # main has returned, and there is no server
     raised: MainRaised | None = None
     ended: NodeEnded | None = None
     parting: bool = False  # it has been told to go, so its end is no failure
@@ -62,7 +60,6 @@ class Record:
         self.status = NodeStatus.PLANNED
         self.reservation = self.up = self.heartbeat = self.result = self.raised = self.ended = None
         self.began = self.returned = self.serving = self.saving = False
-        self.coordinating = self.left = False
         self.forget_rate()
 
     def forget_rate(self) -> None:
