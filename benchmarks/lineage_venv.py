@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.session import ROOT
 
-__all__ = ["measure"]
+__all__ = ["measure", "run"]
 
 _MEASURE_SECONDS = 900.0
 _INSTALL_SECONDS = 1800.0
@@ -30,10 +30,15 @@ def measure(
     more: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Send `rows` rows of `shape` in `partitions` through TensorFlowOnSpark, `repeat` times; return its rates."""
+    return run(module, shape, rows, partitions, repeat, *more)
+
+
+def run(module: str, *arguments: Any) -> dict[str, Any]:
+    """Run a module of the benchmarks in the environment; return what it tells, the last line of what it prints."""
     python = _environment()
     # Neither our Spark nor our Python may leak into it.
     kept = {key: value for key, value in os.environ.items() if key not in ("SPARK_HOME", "PYSPARK_PYTHON")}
-    command = [str(python), "-m", module, shape, str(rows), str(partitions), str(repeat), *more]
+    command = [str(python), "-m", module, *map(str, arguments)]
     ended = subprocess.run(
         command,
         cwd=ROOT,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from benchmarks.settings import Settings
 
-__all__ = ["run"]
+__all__ = ["free_ports", "run"]
 
 TARGET = 0.95
 WORKERS = 2
@@ -79,7 +79,7 @@ def _in_cluster(spark: SparkSession, kind: str) -> float:
 
 def _by_hand(kind: str) -> float:
     """Start the processes; the first of the first role tells its rate."""
-    cluster = {role: [f"127.0.0.1:{port}" for port in _free_ports(count)] for role, count in _ROLES[kind].items()}
+    cluster = {role: [f"127.0.0.1:{port}" for port in free_ports(count)] for role, count in _ROLES[kind].items()}
     with ExitStack() as started:
         processes = [
             _start(started, kind, {"cluster": cluster, "task": {"type": role, "index": index}})
@@ -105,7 +105,7 @@ def _start(started: ExitStack, kind: str, config: dict[str, Any]) -> subprocess.
     return process
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on now; by hand there is nothing better."""
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]

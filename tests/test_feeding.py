@@ -11,7 +11,8 @@ import pytest
 from pyspark.sql import SparkSession, types
 
 from tfos_nb.errors import PlanError
-from tfos_nb.feeding import FeedDesk, feed_job, feedable
+from tfos_nb.feedable import feedable
+from tfos_nb.feeding import FeedDesk, feed_job
 from tfos_nb.runtime import ledger
 from tfos_nb.runtime.door import DoorAddress
 from tfos_nb.runtime.lifecycle import FeedPlace
@@ -40,7 +41,7 @@ def test_a_feed_is_announced_and_described_once() -> None:
     box = Desk(2)
     feed = box.desk.begin(3, True, 1, 3)
     for partition in range(3):
-        assert box.open(partition) == ledger.Places(box.places)
+        assert box.open(partition) == ledger.Places(box.places, nodes=2)
     assert box.sent == [
         (ledger.FeedBegins(1, 3, True), box.names),
         (ledger.FeedSchema(1, b"s", {"x": (3,)}), box.names),

@@ -37,7 +37,7 @@ class Answering:
     def __init__(
         self,
         records: Mapping[str, Record],
-        places: Callable[[], dict[str, FeedPlace]],
+        places: Callable[[], Mapping[str, FeedPlace]],
         failures: Sequence[Any],
         feeds: FeedDesk,
     ) -> None:

@@ -23,7 +23,7 @@ def brief_line(line: LogLine) -> list[Any]:
 
 def clip(text: str, room: int, more: str = "…") -> str:
     """Cut a text so that it takes at most so many bytes of JSON, quotes aside; half characters are left out."""
-    whole = sendable(text)
+    whole = sendable(text[: room + 1])  # the rest cannot be in it
     if size(whole) - 2 <= room:
         return whole
     low, high = 0, min(len(whole), room)

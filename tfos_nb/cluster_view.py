@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Sequence
 
@@ -29,6 +30,10 @@ class ClusterView:
     _life: Life
     _log_dir: str
     _tunnel: str
+
+    @functools.cached_property
+    def _plan_text(self) -> str:
+        return str(self.plan)
 
     @property
     def state(self) -> ClusterStatus:
@@ -79,7 +84,7 @@ class ClusterView:
                 spark_master=self._master,
                 log=tuple(self._roster.log_tail(_LOG_SHOWN)),
                 log_dir=self._log_dir,
-                plan=str(self.plan),
+                plan=self._plan_text,
             )
 
     def __repr__(self) -> str:

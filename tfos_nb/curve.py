@@ -47,6 +47,7 @@ class Curve:
 
     def __init__(self) -> None:
         self._points: list[_Point] = []
+        self._means: list[float] = []  # theirs: they are looked at more often than one is added
         self._each = 1
 
     def add(self, value: float) -> None:
@@ -55,16 +56,19 @@ class Curve:
             if len(self._points) == POINTS:
                 self._halve()
             self._points.append(_Point())
+            self._means.append(math.nan)
         finite = math.isfinite(value)
         self._points[-1].take(1, int(finite), value)
+        self._means[-1] = self._points[-1].mean
 
     def _halve(self) -> None:
         for left, right in zip(self._points[::2], self._points[1::2], strict=True):
             left.take(right.values, right.finite, right.mean)
         del self._points[1::2]
+        self._means = [point.mean for point in self._points]
         self._each *= 2
 
     @property
     def points(self) -> tuple[float, ...]:
         """The means, the oldest first."""
-        return tuple(point.mean for point in self._points)
+        return tuple(self._means)

@@ -106,7 +106,7 @@ class Deliveries:
         """Feed those nodes that took the places of lost ones, while the others go on."""
         for call in self._calls:
             call.go_on(gathering)
-        if not self._await(lambda: not self.roster.missing and self.roster.all_take_rows, gathering):
+        if not self._await(lambda: self.roster.all_reserved and self.roster.all_take_rows, gathering):
             return
         for node, place in dict(self.roster.replaced).items():
             for call in self._calls[: self._index + 1]:
@@ -117,7 +117,7 @@ class Deliveries:
     def _meet(self, gathering: int) -> None:
         for call in self._calls:
             call.begin_anew()
-        if not self._calls or not self._await(lambda: not self.roster.missing, gathering):
+        if not self._calls or not self._await(lambda: self.roster.all_reserved, gathering):
             return
         self._calls[min(self._index, len(self._calls) - 1)].keep_validation()
         wanted = self.roster.feeds.wanted_from

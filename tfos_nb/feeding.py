@@ -6,21 +6,25 @@ The driver never carries a row. It knows how many there are, and who has them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfos_nb.errors import FeedFailed, PlanError
+from tfos_nb.feedable import feedable, refuse_ended
 from tfos_nb.runtime import ledger
 from tfos_nb.runtime.door import DoorAddress
 from tfos_nb.runtime.feedtask import SUMMARY_SCHEMA, FeedTask
 from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.state import FeedProgress
 
-__all__ = ["Feed", "FeedDesk", "FeedOf", "check_alike", "check_feedable", "feed_job", "feedable", "refuse_ended"]
+__all__ = ["Feed", "FeedDesk", "FeedOf", "check_feedable", "feed_job"]
 
 Send = Callable[..., None]
 
+_ALL_TOLD = 16  # of so many nodes a task is told all places: with a certificate each, those of many would be megabytes
+
+_MANY = (ledger.ClaimSegments, ledger.WherePlaces)
 _BATCHES_KNOWN = 16  # micro-batches of which the books are kept; a stream has no end
 
 
@@ -90,9 +94,10 @@ class FeedDesk:
         changed: threading.Condition,
         nodes: Iterable[str],
         send: Send,
-        places: Callable[[], dict[str, FeedPlace]],
+        places: Callable[[], Mapping[str, FeedPlace]],
     ) -> None:
         self.nodes = list(nodes)
+        self._names = frozenset(self.nodes)
         self.current: Feed | None = None
         self._changed = changed
         self._send = send
@@ -101,10 +106,12 @@ class FeedDesk:
         self._count = self._calls = 0
         self._gathering = 1
         self._enough: dict[int, set[str]] = {}
+        self._by_host: tuple[int, dict[str, list[str]]] | None = None
         self.closed = ""
         self.wanted_from: dict[str, int] = {}
         self._answers: dict[type, Callable[[Feed, Any], Any]] = {
             ledger.OpenPartition: self._open,
+            ledger.WherePlaces: self._where,
             ledger.ClaimSegments: self._claim,
             ledger.PartitionDone: self._done,
             ledger.PartitionFailed: self._failed,
@@ -130,6 +137,11 @@ class FeedDesk:
             self.wanted_from.clear()
             for enough in self._enough.values():
                 enough.clear()
+
+    def go_on(self, gathering: int) -> None:
+        """Learn that some nodes have been replaced, and all others go on."""
+        with self._changed:
+            self._gathering = gathering
 
     def begin_again(self, feed: Feed, node: str, skipped: int) -> None:
         """Announce a feed to a node in another's place, which has been through some of the passes."""
@@ -193,7 +205,7 @@ class FeedDesk:
             feed = self._feeds[message.feed]
             feed.moved += 1
             answer = self._answers[type(message)](feed, message)
-            if not isinstance(message, ledger.ClaimSegments):  # nobody waits for those, and there are many
+            if not isinstance(message, _MANY):  # nobody waits for those
                 self._changed.notify_all()
             return answer
 
@@ -220,11 +232,29 @@ class FeedDesk:
                 refused=f"its rows are not of the types of those of another partition: {told}. Make them of one type, "
                 "such as float(x), where the rows are made"
             )
-        places = {name: place for name, place in self._places().items() if name in self.nodes}
-        if len(places) < len(self.nodes):
+        places = self._places()
+        if not self._names <= places.keys():
             gone = ", ".join(name for name in self.nodes if name not in places)
             return ledger.Places(refused=f"{gone} takes no rows")
-        return ledger.Places(places)
+        near = self.nodes if len(self.nodes) <= _ALL_TOLD else self._on_host(question.host)
+        return ledger.Places({name: places[name] for name in near}, nodes=len(self.nodes))
+
+    def _on_host(self, host: str) -> list[str]:
+        """Return the nodes at an address. Where they are is known anew when the members have been gathered anew."""
+        if self._by_host is None or self._by_host[0] != self._gathering:
+            hosts: dict[str, list[str]] = {}
+            for name, place in self._places().items():
+                if name in self._names:
+                    hosts.setdefault(place.host, []).append(name)
+            self._by_host = self._gathering, hosts
+        return self._by_host[1].get(host, [])
+
+    def _where(self, feed: Feed, question: ledger.WherePlaces) -> ledger.Places:
+        places = self._places()
+        gone = [name for name in question.nodes if name not in places]
+        if gone:
+            return ledger.Places(refused=f"{', '.join(gone)} takes no rows")
+        return ledger.Places({name: places[name] for name in question.nodes}, nodes=len(self.nodes))
 
     def _unlike_validation(self, feed: Feed, question: ledger.OpenPartition) -> str:
         """Say in which columns the rows differ from the validation rows that were fed before them."""
@@ -276,22 +306,6 @@ def check_feedable(data: Any) -> None:
     feed_job(data, Feed(0, 1, False, 1, 1, ledger.FeedLedger(0, ())), DoorAddress("", 0, b"", ""))
 
 
-def refuse_ended(data: Any) -> None:
-    """Refuse rows of a Spark that was stopped: another session, started since, cannot read them.
-
-    Raises
-    ------
-    PlanError
-        If they are such.
-    """
-    session = getattr(data, "sparkSession", None)
-    context = getattr(data, "ctx", None) if session is None else getattr(session, "_sc", None)  # Connect has none
-    if context is not None and getattr(context, "_jsc", context) is None:
-        raise PlanError(
-            f"this {type(data).__name__} is of a Spark session that was stopped: make it anew, with the session of now"
-        )
-
-
 def feed_job(data: Any, feed: Feed, door: DoorAddress) -> Callable[[], Any]:
     """Return the Spark action that sends the rows of a DataFrame or an RDD to the nodes.
 
@@ -312,74 +326,3 @@ def feed_job(data: Any, feed: Feed, door: DoorAddress) -> Callable[[], Any]:
     raise PlanError(
         f"a {type(data).__name__} cannot be fed: give a Spark DataFrame or an RDD, such as spark.createDataFrame(…)"
     )
-
-
-_NO_TENSOR = {
-    "DateType": "cast it to a number: F.unix_date({column})",
-    "TimestampType": "cast it: {column}.cast('double')",
-    "TimestampNTZType": "cast it: {column}.cast('double')",
-    "DecimalType": "cast it: {column}.cast('double')",
-    "StructType": "select its fields",
-    "MapType": "take what you need out of it",
-    "VariantType": "take what you need out of it",
-}
-
-
-def check_alike(data: Any, validation: Any) -> None:
-    """Look whether validation rows have all that the training rows have, in the same types.
-
-    Of an RDD it is not known before its rows are read: then the first of them are compared.
-
-    Raises
-    ------
-    PlanError
-        Naming the columns, before anything is read.
-    """
-    if not (hasattr(data, "schema") and hasattr(validation, "schema")):
-        return
-    kinds = {field.name: field.dataType.simpleString() for field in validation.schema.fields}
-    for column in data.schema.fields:
-        ours, theirs = column.dataType.simpleString(), kinds.get(column.name)
-        if theirs is None:
-            raise PlanError(
-                f"the validation rows have no column {column.name!r}; they have {', '.join(kinds)}. Add it, or leave "
-                f"it out of the training rows with df.drop({column.name!r})"
-            )
-        if ours != theirs:
-            raise PlanError(
-                f"column {column.name!r} is {theirs} in the validation rows and {ours} in the training rows: cast one, "
-                f"for example validation.withColumn({column.name!r}, validation[{column.name!r}].cast({ours!r}))"
-            )
-
-
-def feedable(frame: Any) -> Any:
-    """Return a DataFrame whose columns all have tensors.
-
-    ML vectors go as they are, sparse ones in the little that they hold; a Spark before 4 makes arrays of them.
-
-    Raises
-    ------
-    PlanError
-        Naming a column that has no tensor, and what to do with it, before anything is read.
-    """
-    import pyspark
-
-    vectors = [column.name for column in frame.schema.fields if type(column.dataType).__name__ == "VectorUDT"]
-    if vectors and int(pyspark.__version__.partition(".")[0]) < 4:
-        from pyspark.ml.functions import vector_to_array
-
-        frame = frame.withColumns({name: vector_to_array(frame[name]) for name in vectors})
-    if not frame.columns:
-        raise PlanError("the DataFrame has no columns")
-    for column in frame.schema.fields:
-        kind = column.dataType
-        while type(kind).__name__ == "ArrayType":
-            kind = kind.elementType
-        advice = _NO_TENSOR.get(type(kind).__name__)
-        if advice is not None:
-            what = advice.format(column=f"df[{column.name!r}]")
-            raise PlanError(
-                f"column {column.name!r} is {column.dataType.simpleString()}, which has no tensor: {what}"
-                f", or leave it out with df.drop({column.name!r})"
-            )
-    return frame

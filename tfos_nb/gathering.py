@@ -12,7 +12,7 @@ from tfos_nb.errors import TfosError
 from tfos_nb.feeding import FeedDesk
 from tfos_nb.members import Members
 from tfos_nb.record import Record
-from tfos_nb.runtime.lifecycle import Moved, Regather, Start
+from tfos_nb.runtime.lifecycle import FeedPlace, Moved, Regather, Start
 from tfos_nb.runtime.plan import ClusterPlan, Role
 from tfos_nb.runtime.reports import History
 from tfos_nb.state import NodeStatus
@@ -72,11 +72,14 @@ class Gathering(Members):
         self.failures: list[Failure] = []
         self.replaced: dict[str, Replaced] = {}
         self._given_up: set[tuple[str, int]] = set()
+        self._feed_places: dict[str, FeedPlace] = {}
+        self._coordinators: dict[str, Record] = {}  # they need the servers of the others
+        self._leavers: dict[str, Record] = {}  # main has returned, and there is no server
 
     # --- the lock is held ---
 
     def _start_if_complete(self) -> None:
-        if any(record.reservation is None for record in self._records.values()):
+        if not self._reserved():
             return
         spec: dict[str, list[str]] = {}
         for record in self._records.values():
@@ -84,9 +87,12 @@ class Gathering(Members):
         starting = [record for record in self._records.values() if not record.started]
         if self.gatherings > 1:  # before main is called, which may want to know at once
             self.feeds.describe_again([str(record.node) for record in starting])
+        behind: dict[int, list[str]] = {}
         for record in starting:
             record.status, record.started = NodeStatus.STARTING, True
-            self.send(Start(spec, self.generation, record.through), [str(record.node)])
+            behind.setdefault(record.through, []).append(str(record.node))
+        for passes, nodes in behind.items():  # as a rule all at once: a thousand addresses are encoded once
+            self.send(Start(spec, self.generation, passes), nodes)
 
     def _tell_where(self, record: Record) -> None:
         """Tell the coordinator where a worker is that has come back."""
@@ -130,12 +136,15 @@ class Gathering(Members):
         return failed if workers and gone else []
 
     def _replace(self, lost: list[Record], cause: str) -> None:
+        self.feeds.go_on(self.gatherings)
         for record in lost:
             name = str(record.node)
             through = record.through
             record.begin_anew()
             record.through, record.moved = through, True
             self.replaced[name] = Replaced(through, self.gatherings)
+            for known in (self._feed_places, self._coordinators, self._leavers):
+                known.pop(name, None)
             self.send_to(name, Regather(self.generation, cause))
 
     def _regather(self, cause: str) -> None:
@@ -147,4 +156,6 @@ class Gathering(Members):
             if record.status is NodeStatus.LOST and record.link is not None:
                 self._give_up(record)
             record.begin_anew()
+        for known in (self._feed_places, self._coordinators, self._leavers):
+            known.clear()
         self.send(Regather(self.generation, cause))

@@ -119,7 +119,7 @@ class Life:
 
     def _until_failure(self) -> TfosError | None:
         timeout = self._settings.rendezvous_timeout
-        if not self._fate.wait_for(lambda: not self._roster.missing, timeout):
+        if not self._fate.wait_for(lambda: self._roster.all_reserved, timeout):
             return self._fate.rendezvous_timeout(timeout, self._address)
         self._fate.wait_for(lambda: self._roster.all_returned, None)
         return self._fate.first_failure()
@@ -129,7 +129,7 @@ class Life:
             self.status = ClusterStatus.STOPPING
             self._changed.notify_all()
         grace, stop = 0.0, self._fate.stop
-        if self._roster.missing:
+        if not self._roster.all_reserved:
             self._jobs.cancel_all()  # tasks that wait for a slot would become nodes of nothing
         if error is not None:
             self._roster.dismiss(Stop("another node failed", 0.0))

@@ -11,7 +11,9 @@ from tfos_nb.state import LogLine
 
 __all__ = ["LogBook"]
 
-_LINES_KEPT, _CHARACTERS_KEPT = 10_000, 1 << 21  # of each node
+_LINES_KEPT, _CHARACTERS_KEPT = 10_000, 1 << 21  # of each node, but
+_LINES_OF_ALL, _CHARACTERS_OF_ALL = 1_000_000, 1 << 28  # shared out among many, and
+_LINES_AT_LEAST, _CHARACTERS_AT_LEAST = 200, 1 << 16
 _NEWEST_KEPT = 1_000  # of all nodes
 _BETWEEN = 1e-6
 
@@ -19,14 +21,16 @@ _BETWEEN = 1e-6
 class _Lines:
     """One node's lines, with the seconds since 1970 at which they came."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: int) -> None:
         self.kept: deque[tuple[float, str]] = deque()
         self._characters = 0
+        self._most = max(_LINES_AT_LEAST, min(_LINES_KEPT, _LINES_OF_ALL // nodes))
+        self._most_characters = max(_CHARACTERS_AT_LEAST, min(_CHARACTERS_KEPT, _CHARACTERS_OF_ALL // nodes))
 
     def add(self, at: float, text: str) -> None:
         self.kept.append((at, text))
         self._characters += len(text)
-        while len(self.kept) > _LINES_KEPT or self._characters > _CHARACTERS_KEPT:
+        while len(self.kept) > self._most or self._characters > self._most_characters:
             self._characters -= len(self.kept.popleft()[1])
 
 
@@ -40,7 +44,8 @@ class LogBook:
     """
 
     def __init__(self, nodes: Iterable[str]) -> None:
-        self._lines = {node: _Lines() for node in nodes}
+        names = list(nodes)
+        self._lines = {node: _Lines(len(names)) for node in names}
         self._newest: deque[LogLine] = deque(maxlen=_NEWEST_KEPT)
         self._last = 0.0
 

@@ -4,15 +4,46 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 from tfos_nb.logbook import LogBook
 from tfos_nb.record import Record
+from tfos_nb.runtime.door import broadcast
 from tfos_nb.runtime.plan import ClusterPlan
 from tfos_nb.state import LogLine, NodeState, NodeStatus
 
-__all__ = ["Members"]
+__all__ = ["Everyone", "Members"]
+
+_Item = TypeVar("_Item")
+
+
+class Everyone(Generic[_Item]):
+    """Whether something holds for every one of some items, asked again and again while it comes to hold for them.
+
+    The one for which it did not hold is asked first the next time. So while one holds all up, a question costs one
+    look, and a thousand nodes that come one after another cost three thousand looks at the most, not a million.
+
+    Parameters
+    ----------
+    items : sequence
+        Whom to ask.
+    holds : callable
+        Says of one whether it holds.
+    """
+
+    def __init__(self, items: Sequence[_Item], holds: Callable[[_Item], object]) -> None:
+        self._items = items
+        self._holds = holds
+        self._place = 0
+
+    def __call__(self) -> bool:
+        """Ask."""
+        for _ in self._items:
+            if not self._holds(self._items[self._place]):
+                return False
+            self._place = (self._place + 1) % len(self._items)
+        return True
 
 
 class Members:
@@ -34,14 +65,24 @@ class Members:
         self.changed = threading.Condition(threading.RLock())
         self._records = {str(node): Record(node) for node in plan.nodes}
         self._log = LogBook(self._records)
+        self._rows = 0
+        everybody = list(self._records.values())
+        finishing = [self._records[str(node)] for node in plan.finishing_nodes]
+        self._fed = frozenset(plan.fed_nodes)
+        self._fed_records = [self._records[str(node)] for node in plan.fed_nodes]
+        self._first = finishing[0]
+        self._reserved = Everyone(everybody, lambda one: one.reservation)
+        self._up = Everyone(everybody, lambda one: one.up and one.status is not NodeStatus.STARTING)
+        self._returned = Everyone(finishing, lambda one: one.returned or one.serving)
+        self._through = Everyone(everybody, lambda one: one.status.ended or one.serving)
+        self._at_rest = Everyone(everybody, lambda one: not one.saving or one.link is None)
+        self._gone = Everyone(everybody, lambda one: one.link is None)
 
     def send(self, message: Any, nodes: Iterable[str] | None = None) -> None:
         """Send a message to the named nodes, or to all."""
         with self.changed:
-            for name in self._records if nodes is None else nodes:
-                link = self._records[name].link
-                if link is not None:
-                    link.send(message)
+            named = self._records if nodes is None else nodes
+            broadcast([link for name in named if (link := self._records[name].link) is not None], message)
 
     def send_to(self, node: str, message: Any) -> bool:
         """Send a message to one node; whether it has a stream."""
@@ -61,50 +102,54 @@ class Members:
     def all_take_rows(self) -> bool:
         """Whether every node that is fed has said where it takes rows."""
         with self.changed:
-            return all(self._records[str(node)].up for node in self.plan.fed_nodes)
+            return all(record.up for record in self._fed_records)
+
+    @property
+    def all_reserved(self) -> bool:
+        """Whether every node has reserved."""
+        with self.changed:
+            return self._reserved()
 
     @property
     def all_up(self) -> bool:
         """Whether ``main`` has been called on every node."""
         with self.changed:
-            return all(record.up and record.status is not NodeStatus.STARTING for record in self._records.values())
+            return self._up()
 
     @property
     def all_returned(self) -> bool:
         """Whether ``main`` has returned on every node that has to."""
         with self.changed:
-            records = [self._records[str(node)] for node in self.plan.finishing_nodes]
-            return records[0].returned and all(record.returned or record.serving for record in records)
+            return self._first.returned and self._returned()
 
     @property
     def all_through(self) -> bool:
         """Whether no ``main`` runs any more, however it ended; one that serves counts as if it did not."""
         with self.changed:
-            return all(record.status.ended or record.serving for record in self._records.values())
+            return self._through()
 
     @property
     def saving(self) -> bool:
         """Whether a node is writing a model."""
         with self.changed:
-            return any(record.saving and record.link is not None for record in self._records.values())
+            return not self._at_rest()
 
     @property
     def all_gone(self) -> bool:
         """Whether no node has a stream any more."""
         with self.changed:
-            return all(record.link is None for record in self._records.values())
+            return self._gone()
 
     @property
     def rows_taken(self) -> int:
         """How many rows all nodes have taken, as their heartbeats tell."""
         with self.changed:
-            return sum(record.rows for record in self._records.values())
+            return self._rows
 
     def sated(self) -> tuple[str, ...]:
         """Return the fed nodes for which rows wait."""
         with self.changed:
-            records = [self._records[str(node)] for node in self.plan.fed_nodes]
-            return tuple(str(record.node) for record in records if record.sated)
+            return tuple(str(record.node) for record in self._fed_records if record.sated)
 
     def is_over(self, node: str) -> bool:
         """Whether a node takes no more rows: its main has returned, or it has ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 __all__ = ["in_order", "rank"]
@@ -32,4 +33,10 @@ def rank(name: str) -> tuple[int, bool, str]:
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Return each name once, in the order of :func:`rank`."""
-    return sorted(set(names), key=rank)
+    return list(_sorted(tuple(dict.fromkeys(names))))
+
+
+@functools.lru_cache(maxsize=256)
+def _sorted(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Sort them once: all nodes of a cluster report the same ones, with each step."""
+    return tuple(sorted(names, key=rank))

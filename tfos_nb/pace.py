@@ -157,8 +157,9 @@ def _is_end(mark: _Mark) -> bool:
 def _keep(ways: deque[_Way], way: _Way, least: int) -> None:
     """Take one more, and let go of those that are not of late."""
     ways.append(way)
-    while len(ways) > least and _sum(ways).seconds - ways[0].seconds >= _OF_LATE:
-        ways.popleft()
+    seconds = sum(one.seconds for one in ways)
+    while len(ways) > least and seconds - ways[0].seconds >= _OF_LATE:
+        seconds -= ways.popleft().seconds
 
 
 def _sum(ways: Iterable[_Way]) -> _Way:

@@ -45,12 +45,10 @@ class Record:
     returned: bool = False
     serving: bool = False
     saving: bool = False
-    coordinating: bool = False  # it needs the servers of the others
-    following: bool = False  # it goes on with workers that come back elsewhere
+    following: bool = False  # it coordinates, and goes on with workers that come back elsewhere
     through: int = 0  # passes of its rows that a coordinator has been through, in this generation
     started: bool = False  # it was told who its peers are
     moved: bool = False  # it has come back, and its coordinator does not know where
-    left: bool = False  # main has returned, and there is no server
     raised: MainRaised | None = None
     ended: NodeEnded | None = None
     parting: bool = False  # it has been told to go, so its end is no failure
@@ -72,7 +70,7 @@ class Record:
         self.status = NodeStatus.PLANNED
         self.reservation = self.up = self.heartbeat = self.result = self.raised = self.ended = None
         self.began = self.returned = self.serving = self.saving = False
-        self.coordinating = self.left = self.following = self.started = self.moved = False
+        self.following = self.started = self.moved = False
         self.through = 0
         self.forget_rate()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from tfos_nb.runtime.door import Link
 from tfos_nb.runtime.ledger import FeedFrom, PassDone, WorkerThrough
 from tfos_nb.runtime.lifecycle import (
     Coordinating,
+    FeedPlace,
     Following,
     MainRaised,
     MainReturned,
@@ -43,6 +44,8 @@ __all__ = ["Roster"]
 
 logger = logging.getLogger(__name__)
 
+_NEWS = (Heartbeat, LogLines)  # there are many of them, and whoever waits for what they tell looks once a second
+
 
 class Roster(Gathering):
     """The records of one cluster.
@@ -60,7 +63,7 @@ class Roster(Gathering):
     def __init__(self, plan: ClusterPlan, restarts: int = 0, heartbeat_timeout: float = 15.0) -> None:
         super().__init__(plan, restarts)
         self.heartbeat_timeout = heartbeat_timeout
-        self.history = History(str(plan.chief_node))
+        self.history = History(str(plan.chief_node), len(plan.nodes))
         self.feeds = FeedDesk(self.changed, [str(node) for node in plan.fed_nodes], self.send, self._place)
         self.answering = Answering(self._records, self._place, self.failures, self.feeds)
         self._dismissed = False
@@ -117,7 +120,8 @@ class Roster(Gathering):
             record.heard_at = time.monotonic()
             if record.reservation is not None or isinstance(message, (Reservation, LogLines)):
                 self._handlers[type(message)](record, message)  # the rest is of the generation before
-            self.changed.notify_all()
+            if not isinstance(message, _NEWS):
+                self.changed.notify_all()
 
     def left(self, link: Link) -> None:
         """Learn that a node's stream is gone: without its last word, the node is lost."""
@@ -181,6 +185,8 @@ class Roster(Gathering):
 
     def _node_up(self, record: Record, message: NodeUp) -> None:
         record.up = message
+        if message.feed is not None:
+            self._feed_places[message.node] = message.feed
 
     def _main_started(self, record: Record, message: MainStarted) -> None:
         record.status = NodeStatus.TRAINING  # that it waits for rows, its heartbeat tells
@@ -196,11 +202,12 @@ class Roster(Gathering):
         record.result, record.returned = message.result, True
         record.status = NodeStatus.DONE
         record.forget_rate()
-        record.left = not message.serves and record.node.role is not Role.EVALUATOR
-        self._check_servers()
+        if not message.serves and record.node.role is not Role.EVALUATOR:
+            self._leavers[message.node] = record
+            self._check_servers()
 
     def _coordinates(self, record: Record, message: Coordinating) -> None:
-        record.coordinating = True
+        self._coordinators[message.node] = record
         self._check_servers()
 
     def _follows(self, record: Record, message: Following) -> None:
@@ -208,9 +215,9 @@ class Roster(Gathering):
 
     def _check_servers(self) -> None:
         """Fail a node that left no server where the coordinator waits for one: TensorFlow would do so for ever."""
-        waiting = next((one for one in self._records.values() if one.coordinating and not one.status.ended), None)
-        left = next((one for one in self._records.values() if one.left), None)
-        if waiting is not None and left is not None:
+        waiting = next((one for one in self._coordinators.values() if not one.status.ended), None)
+        if waiting is not None and self._leavers:
+            left = next(iter(self._leavers.values()))
             cause = f"its main has returned and left no TensorFlow server, for which {waiting.node} waits: begin main "
             self._fail(left, self._error_of(left, cause + "with `if not ctx.is_chief: return ctx.serve()`"))
 
@@ -243,10 +250,12 @@ class Roster(Gathering):
             record.take(report)
             self.history.record(str(record.node), report)
         if message.feed is not None:
+            self._rows -= record.rows
             record.count_rows(message.feed.rows_out, time.monotonic())
+            self._rows += record.rows
         record.began |= record.rows > 0 or any(report.step != 0 for report in message.reports)  # 0 says what comes
         if record.status in (NodeStatus.FEEDING, NodeStatus.TRAINING):
-            hungry = message.feed is not None and message.feed.hungry and record.node in self.plan.fed_nodes
+            hungry = message.feed is not None and message.feed.hungry and record.node in self._fed
             waits = hungry and not record.began and not record.serving
             record.status = NodeStatus.FEEDING if waits else NodeStatus.TRAINING
 
@@ -310,8 +319,8 @@ class Roster(Gathering):
             log_tail=log_tail or (ended.log_tail if ended else ""),
         )
 
-    def _place(self) -> dict[str, Any]:
-        return {name: record.up.feed for name, record in self._records.items() if record.up and record.up.feed}
+    def _place(self) -> Mapping[str, FeedPlace]:
+        return self._feed_places
 
     # --- for the driver's threads ---
 

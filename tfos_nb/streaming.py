@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfos_nb.errors import FeedFailed, PlanError
-from tfos_nb.feeding import FeedOf, check_alike, check_feedable, feedable
+from tfos_nb.feedable import check_alike, feedable
+from tfos_nb.feeding import FeedOf, check_feedable
 from tfos_nb.launching import error_of_job
 from tfos_nb.training import Training
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from tfos_nb.errors import FeedFailed, FeedTimeout, TfosError
 from tfos_nb.fate import Fate
-from tfos_nb.feeding import Feed, FeedOf, check_alike, check_feedable, feed_job
+from tfos_nb.feedable import check_alike
+from tfos_nb.feeding import Feed, FeedOf, check_feedable, feed_job
 from tfos_nb.launching import error_of_job
 from tfos_nb.roster import Roster
 from tfos_nb.runtime.door import DoorAddress

@@ -8,6 +8,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
 from tfos_nb.errors import ClusterClosed, PlanError
+from tfos_nb.feedable import refuse_ended
 from tfos_nb.magics.arguments import find_data, find_variable
 from tfos_nb.magics.cell import CellProgram, parse_cell
 from tfos_nb.magics.clusters import Launch, PlannedCluster, RunningCluster, check_free
@@ -70,8 +71,6 @@ class TfosMagics(Magics, Defaults):
     @staticmethod
     def _refuse_ended(*tables: Any) -> None:
         """Before anything starts: a DataFrame outlives the Spark session that it is of, and then has no rows."""
-        from tfos_nb.feeding import refuse_ended  # here, since it brings gRPC with it
-
         for table in tables:
             refuse_ended(table)
 

@@ -25,7 +25,7 @@ import logging
 import queue
 import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -38,15 +38,24 @@ from tfos_nb.runtime import wire
 from tfos_nb.runtime.identity import SERVER_NAME, Identity
 from tfos_nb.runtime.tunnel import OpenTunnel, TunnelMouth
 
-__all__ = ["Desk", "Door", "DoorAddress", "DoorClient", "Link"]
+__all__ = ["ASK", "ATTEND", "Desk", "Door", "DoorAddress", "DoorClient", "Link", "broadcast", "dial", "metadata_of"]
 
 logger = logging.getLogger(__name__)
 
-_ATTEND, _ASK, _CARRY = "/tfos_nb.Door/Attend", "/tfos_nb.Door/Ask", "/tfos_nb.Door/Carry"
+ATTEND, ASK, _CARRY = "/tfos_nb.Door/Attend", "/tfos_nb.Door/Ask", "/tfos_nb.Door/Carry"
 _NUMBER = "tfos-number"
 _OPTIONS = [
     ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", wire.MAX_MESSAGE_BYTES),
+]
+
+_SERVER_OPTIONS = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.max_ping_strikes", 0),  # nodes may ping as they like
+    # gRPC would turn away nodes that come while a thousand others wait to be let in, or that have waited for 30 s.
+    ("grpc.server.max_pending_requests", 1_000_000),
+    ("grpc.server.max_pending_requests_hard_limit", 1_000_000),
+    ("grpc.server_max_unrequested_time_in_server", 300),
 ]
 
 
@@ -79,7 +88,28 @@ class Link:
 
     async def _outgoing(self) -> AsyncIterator[bytes]:
         while (message := await self._outbox.get()) is not None:
-            yield wire.encode(message)
+            yield message.data if isinstance(message, _Encoded) else wire.encode(message)
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """A message that is the same for many: they share its bytes."""
+
+    data: bytes
+
+
+def broadcast(links: Sequence[Link], message: Any) -> None:
+    """Send the same message to many nodes of one door, from any thread: it is encoded once."""
+    if not links:
+        return
+    encoded = _Encoded(wire.encode(message))
+
+    def put() -> None:
+        for link in links:
+            link._outbox.put_nowait(encoded)
+
+    with contextlib.suppress(RuntimeError):  # as above
+        links[0]._loop.call_soon_threadsafe(put)
 
 
 class Desk(Protocol):
@@ -164,12 +194,7 @@ class Door:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(_quiet_poller)
         self._closing = asyncio.Event()
-        options = [
-            *_OPTIONS,
-            ("grpc.so_reuseport", 0),
-            ("grpc.http2.max_ping_strikes", 0),
-        ]  # nodes may ping as they like
-        server = grpc.aio.server(options=options)
+        server = grpc.aio.server(options=[*_OPTIONS, *_SERVER_OPTIONS])
         server.add_generic_rpc_handlers((_Handlers(self),))
         port = self._listen(server)
         await server.start()
@@ -252,8 +277,8 @@ class Door:
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, door: Door) -> None:
         self._methods = {
-            _ATTEND: grpc.stream_stream_rpc_method_handler(door._attend),
-            _ASK: grpc.unary_unary_rpc_method_handler(door._ask),
+            ATTEND: grpc.stream_stream_rpc_method_handler(door._attend),
+            ASK: grpc.unary_unary_rpc_method_handler(door._ask),
             _CARRY: grpc.stream_stream_rpc_method_handler(door._carry),
         }
 
@@ -276,6 +301,27 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def dial(address: DoorAddress, make: Callable[..., Any] = grpc.secure_channel, *options: tuple[str, Any]) -> Any:
+    """Open a channel to a door, of ``grpc`` or, with ``make``, of ``grpc.aio``; nothing is sent yet."""
+    return make(
+        f"{_bracketed(address.host)}:{address.port}",
+        grpc.ssl_channel_credentials(root_certificates=address.certificate),
+        options=[
+            *_OPTIONS,
+            ("grpc.ssl_target_name_override", SERVER_NAME),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            *options,
+        ],
+    )
+
+
+def metadata_of(address: DoorAddress) -> tuple[tuple[str, str], ...]:
+    """Return what every call has to bring."""
+    return (("tfos-token", address.token),)
+
+
 class DoorClient:
     """The executor's end of the door.
 
@@ -286,19 +332,9 @@ class DoorClient:
     """
 
     def __init__(self, address: DoorAddress) -> None:
-        self._metadata = (("tfos-token", address.token),)
-        self._channel = grpc.secure_channel(
-            f"{_bracketed(address.host)}:{address.port}",
-            grpc.ssl_channel_credentials(root_certificates=address.certificate),
-            options=[
-                *_OPTIONS,
-                ("grpc.ssl_target_name_override", SERVER_NAME),
-                ("grpc.enable_http_proxy", 0),
-                ("grpc.keepalive_time_ms", 20_000),
-                ("grpc.keepalive_timeout_ms", 10_000),
-            ],
-        )
-        self._ask = self._channel.unary_unary(_ASK)
+        self._metadata = metadata_of(address)
+        self._channel = dial(address)
+        self._ask = self._channel.unary_unary(ASK)
 
     def ask(self, question: Any, timeout: float = 30.0) -> Any:
         """Ask the driver; return its answer."""
@@ -306,7 +342,7 @@ class DoorClient:
 
     def attend(self) -> Attendance:
         """Open this node's stream."""
-        return Attendance(self._channel.stream_stream(_ATTEND), self._metadata)
+        return Attendance(self._channel.stream_stream(ATTEND), self._metadata)
 
     def carry(self, number: int, outgoing: Iterator[bytes]) -> Iterator[bytes]:
         """Open the stream of bytes that the driver asked for by this number."""

@@ -18,6 +18,7 @@ from tfos_nb.runtime import ledger
 from tfos_nb.runtime.columns import first_lengths
 from tfos_nb.runtime.door import DoorAddress, DoorClient
 from tfos_nb.runtime.feed import CHUNK_BYTES, FeedTicket, FewerRows, NodeHungUp, NodeStream
+from tfos_nb.runtime.process import address_towards
 from tfos_nb.runtime.rows import batches_of_rows
 
 __all__ = ["FeedTask"]
@@ -88,19 +89,23 @@ class _PartitionSender:
     def __init__(self, task: FeedTask, partition: int, first: pa.RecordBatch, door: DoorClient) -> None:
         self._task, self._partition, self._door = task, partition, door
         schema = first.schema.serialize().to_pybytes()
-        question = ledger.OpenPartition(task.feed, partition, schema, first_lengths(first))
-        answer: ledger.Places = door.ask(question)
-        if answer.refused:
-            raise FeedFailed(answer.refused)
+        here = address_towards(task.door.host, task.door.port)
+        answer = self._ask_places(ledger.OpenPartition(task.feed, partition, schema, first_lengths(first), here))
         self._places = answer.places
         self._local = tuple(node for node, place in answer.places.items() if os.path.exists(place.socket))
-        self._only = next(iter(answer.places)) if len(answer.places) == 1 else None
+        self._only = next(iter(answer.places)) if answer.nodes == 1 else None
         self._streams: dict[str, NodeStream] = {}
         self._row = 0
         self._segment_end = 0
         self._ahead: deque[str] = deque()
         self._node = self._only or ""
         self._chunk_rows = max(1, int(CHUNK_BYTES * first.num_rows / max(1, first.nbytes)))
+
+    def _ask_places(self, question: ledger.OpenPartition | ledger.WherePlaces) -> ledger.Places:
+        answer: ledger.Places = self._door.ask(question)
+        if answer.refused:
+            raise FeedFailed(answer.refused)
+        return answer
 
     def send(self, batch: pa.RecordBatch) -> None:
         """Send a batch, segment by segment."""
@@ -121,6 +126,9 @@ class _PartitionSender:
         if not self._ahead:
             claim = ledger.ClaimSegments(self._task.feed, self._partition, self._row, _CLAIMED_AHEAD, self._local)
             self._ahead.extend(self._door.ask(claim))
+            unknown = tuple(sorted(set(self._ahead) - self._places.keys()))
+            if unknown:
+                self._places |= self._ask_places(ledger.WherePlaces(self._task.feed, unknown)).places
         return self._ahead.popleft()
 
     def _stream(self, schema: pa.Schema) -> NodeStream:

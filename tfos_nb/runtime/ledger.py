@@ -15,7 +15,8 @@ Segments begin small and grow, so that a small DataFrame is shared out evenly an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import heapq
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from tfos_nb.runtime.lifecycle import FeedPlace
@@ -34,6 +35,7 @@ __all__ = [
     "PartitionFailed",
     "PassDone",
     "Places",
+    "WherePlaces",
     "WorkerThrough",
     "segment_end",
 ]
@@ -146,21 +148,35 @@ class WorkerThrough:
 @message
 @dataclass(frozen=True)
 class OpenPartition:
-    """Question of a task that has a partition's first row. Answer: :class:`Places`."""
+    """Question of a task that has a partition's first row, on a host of this address. Answer: :class:`Places`."""
 
     feed: int
     partition: int
     schema: bytes
     lengths: dict[str, tuple[int, ...]]
+    host: str = ""
 
 
 @message
 @dataclass(frozen=True)
 class Places:
-    """Where the nodes take rows. ``refused`` says why not."""
+    """Where nodes take rows: all of a few, or those of many that are on the task's host, or that it has asked for.
+
+    ``nodes`` is how many are fed; ``refused`` says why not.
+    """
 
     places: dict[str, FeedPlace] = field(default_factory=dict)
     refused: str = ""
+    nodes: int = 0
+
+
+@message
+@dataclass(frozen=True)
+class WherePlaces:
+    """Question of a task that has been told these nodes, and not where they are. Answer: :class:`Places`."""
+
+    feed: int
+    nodes: tuple[str, ...]
 
 
 @message
@@ -221,19 +237,36 @@ class FeedLedger:
         self.spilled = True
         self._places: dict[int, dict[int, _Claim]] = {}
         self._totals: dict[int, int] = {}
+        self._fewest: list[tuple[int, str]] = []  # a heap; what is there of a node may be of before
+        self._sort_anew()
 
     def claim(self, partition: int, start: int, local: Iterable[str] = ()) -> str:
         """Return the node of a segment: the one remembered, else the one with the fewest rows so far."""
         claims = self._places.setdefault(partition, {})
         if start not in claims:
             rows = segment_end(start) - start
-            near = frozenset(local)
-            node = min(self.claimed, key=lambda name: (self.claimed[name] + (0 if name in near else rows), name))
+            node = self._least(rows, local)
             claims[start] = _Claim(node, rows)
-            self.claimed[node] += rows
+            self._count(node, rows)
         return claims[start].node
 
-    def claim_many(self, partition: int, start: int, count: int, local: Iterable[str] = ()) -> list[str]:
+    def _least(self, rows: int, local: Iterable[str]) -> str:
+        """Return the node with the fewest rows; one that is not local counts as if it had the segment already."""
+        while self._fewest[0][0] != self.claimed[self._fewest[0][1]]:
+            heapq.heappop(self._fewest)
+        least, name = self._fewest[0]
+        return min([(least + rows, name), *((self.claimed[near], near) for near in local if near in self.claimed)])[1]
+
+    def _count(self, node: str, rows: int) -> None:
+        self.claimed[node] += rows
+        heapq.heappush(self._fewest, (self.claimed[node], node))
+        if len(self._fewest) > 2 * len(self.claimed) + 64:
+            self._sort_anew()
+
+    def _sort_anew(self) -> None:
+        self._fewest = sorted((rows, node) for node, rows in self.claimed.items())
+
+    def claim_many(self, partition: int, start: int, count: int, local: Collection[str] = ()) -> list[str]:
         """Return the nodes of some segments in a row."""
         nodes = []
         for _ in range(count):
@@ -253,8 +286,9 @@ class FeedLedger:
         total = self._totals[partition]
         for start, claim in self._places.get(partition, {}).items():
             filled = _filled(start, total)
-            self.claimed[claim.node] += filled - claim.counted
-            claim.counted = filled
+            if filled != claim.counted:
+                self._count(claim.node, filled - claim.counted)
+                claim.counted = filled
 
     def shares(self) -> dict[str, int]:
         """Return how many rows each node has been sent, in the partitions that an attempt has come to the end of."""

@@ -211,12 +211,15 @@ class ClusterPlan:
     @property
     def spark_nodes(self) -> tuple[Node, ...]:
         """The nodes that take a slot of Spark's."""
-        return tuple(node for node in self.nodes if node not in self.driver_nodes)
+        return tuple(node for node in self.nodes if not self._is_on_driver(node))
 
     @property
     def driver_nodes(self) -> tuple[Node, ...]:
         """The nodes that run on the driver's host, beside Spark."""
-        return tuple(node for node in self.nodes if self.driver_ps_nodes and node.role is Role.PS)
+        return tuple(node for node in self.nodes if self._is_on_driver(node))
+
+    def _is_on_driver(self, node: Node) -> bool:
+        return self.driver_ps_nodes and node.role is Role.PS
 
     def gpus_of(self, node: Node) -> int:
         """GPUs of one node: none for parameter servers and evaluators."""
@@ -224,17 +227,18 @@ class ClusterPlan:
 
     def __str__(self) -> str:
         rows = [("node", "slot", "fed from Spark")]
-        for node in self.nodes:
+        nodes, fed = self.nodes, frozenset(self.fed_nodes)  # made once: a panel prints the plan of any cluster
+        for node in nodes:
             gpus = self.gpus_of(node)
             slot = f"{self.cpus} CPU" + ("s" if self.cpus > 1 else "") + (f" + {gpus} GPU" if gpus else "")
-            slot = "on the driver" if node in self.driver_nodes else slot
-            rows.append((str(node), slot, "yes" if node in self.fed_nodes else "no"))
+            slot = "on the driver" if self._is_on_driver(node) else slot
+            rows.append((str(node), slot, "yes" if node in fed else "no"))
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         if self.master_node == "master":
             lines.append("chief:0 is the master that was asked for: TensorFlow 2 calls it chief")
         return "\n".join(
-            [f"cluster {self.name}: {len(self.nodes)} nodes, input from {InputMode(self.input_mode).value}", *lines]
+            [f"cluster {self.name}: {len(nodes)} nodes, input from {InputMode(self.input_mode).value}", *lines]
         )
 
     @classmethod

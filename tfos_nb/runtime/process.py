@@ -24,6 +24,7 @@ from tfos_nb.runtime import wire
 
 __all__ = [
     "Channel",
+    "address_towards",
     "die_with_parent",
     "kill_group",
     "private_directory",
@@ -92,6 +93,14 @@ def signal_name(returncode: int) -> str | None:
         return signal.Signals(-returncode).name
     except ValueError:
         return f"signal {-returncode}"
+
+
+def address_towards(host: str, port: int) -> str:
+    """Return this host's address on the way to another. Nothing is sent."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
 
 
 def private_directory(kind: str) -> str:

@@ -38,7 +38,7 @@ __all__ = [
 FIT, EVALUATE, OVER = "fit", "evaluate", "over"
 """The phases of a report that Keras makes: what it does, or that it has returned."""
 
-_STEPS_KEPT = 10_000
+_STEPS_KEPT, _STEPS_KEPT_OF_ALL, _STEPS_AT_LEAST = 10_000, 500_000, 100
 _BETWEEN_STEPS = 0.1  # seconds; what comes sooner waits for the next, or for the flush
 _FLUSH_AFTER = 0.2
 
@@ -254,6 +254,13 @@ class History(Mapping[str, list[float]]):
 
     The steps of evaluations are left out.
 
+    Parameters
+    ----------
+    chief : str
+        Whose epochs count.
+    nodes : int
+        How many report: of each of many, fewer steps are kept than of each of a few; of the chief, always the most.
+
     Examples
     --------
     >>> history = History("worker:0")
@@ -262,8 +269,9 @@ class History(Mapping[str, list[float]]):
     [0.5]
     """
 
-    def __init__(self, chief: str) -> None:
+    def __init__(self, chief: str, nodes: int = 1) -> None:
         self._chief = chief
+        self._each = max(_STEPS_AT_LEAST, min(_STEPS_KEPT, _STEPS_KEPT_OF_ALL // nodes))
         self._lock = threading.Lock()
         self._epochs: list[StepReport] = []
         self._steps: dict[str, deque[StepReport]] = {}
@@ -280,7 +288,9 @@ class History(Mapping[str, list[float]]):
         if only_phase or report.phase in (EVALUATE, OVER):
             return
         with self._lock:
-            self._steps.setdefault(node, deque(maxlen=_STEPS_KEPT)).append(report)
+            if node not in self._steps:
+                self._steps[node] = deque(maxlen=_STEPS_KEPT if node == self._chief else self._each)
+            self._steps[node].append(report)
             if report.epoch_end and node == self._chief:
                 self._go_back(report.epoch)
                 self._epochs.append(report)

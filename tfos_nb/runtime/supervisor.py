@@ -37,7 +37,7 @@ from tfos_nb.runtime import ledger
 from tfos_nb.runtime.gpu_claims import GpuClaims, GpusTaken
 from tfos_nb.runtime.lifecycle import Farewell, MainStarted, NodeJob, Refused, Regather, Reservation, Saving, Stop
 from tfos_nb.runtime.nodeprocess import Exited, Heard, NodeProcess, environment_of
-from tfos_nb.runtime.process import private_directory, read_frame
+from tfos_nb.runtime.process import address_towards, private_directory, read_frame
 from tfos_nb.runtime.reports import Heartbeat, LogLines
 from tfos_nb.runtime.tensorboard import TensorBoard
 from tfos_nb.runtime.tunnel import OpenTunnel, TunnelEnd
@@ -84,7 +84,7 @@ class Supervisor:
         self._lasting = bool(job.settings.get("restarts"))
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._directory = private_directory("node")
-        self._host = job.host or _address_towards(job.door_host, job.door_port)
+        self._host = job.host or address_towards(job.door_host, job.door_port)
         self._port_holder = _hold_port()
         self._claims = GpuClaims()
         self._process: NodeProcess | None = None
@@ -320,14 +320,6 @@ def _hold_port() -> socket.socket:
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     holder.bind(("", 0))
     return holder
-
-
-def _address_towards(host: str, port: int) -> str:
-    """Return this host's address on the way to the driver. Nothing is sent."""
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import logging
 import shutil
 import sys
 import threading
+import time
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -30,6 +31,12 @@ _log = logging.getLogger(__name__)
 
 PERIOD = 0.5
 """Seconds between two looks: a page gets at most two messages a second."""
+
+REST, LONGEST_REST = 5, 5.0
+"""After a look that took long the view rests so many times as long, and so many seconds at the most.
+
+Of thousands of nodes it shows less often, and the driver has time for what they say.
+"""
 
 
 class Observed(Protocol):
@@ -173,9 +180,12 @@ class LiveView:
                 _log.warning("the display of the cluster could not be closed", exc_info=True)
 
     def _keep_drawing(self) -> None:
-        while not self._over.wait(PERIOD):
+        took = 0.0
+        while not self._over.wait(max(PERIOD, min(REST * took, LONGEST_REST))):
+            began = time.thread_time()
             if self._draw():
                 self._over.set()
+            took = time.thread_time() - began
 
     def _draw(self) -> bool:
         """Draw the newest state; return whether it is the last one there will be."""

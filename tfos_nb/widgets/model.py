@@ -17,9 +17,9 @@ from tfos_nb.brief import brief_line, clip, clip_lines, size
 from tfos_nb.state import ClusterState, ClusterStatus, LogLine, NodeState, NodeStatus
 from tfos_nb.widgets import facts, wording
 from tfos_nb.widgets.curves import quantise, span
-from tfos_nb.widgets.trouble import STALE_AFTER, aside, headline, own_line, trouble_first
+from tfos_nb.widgets.trouble import aside, headline, own_line, trouble_first
 
-__all__ = ["BUDGET", "FIELDS", "IN_DETAIL", "STOPPABLE", "change_key", "page_model"]
+__all__ = ["BUDGET", "FIELDS", "IN_DETAIL", "STOPPABLE", "change_key", "key_of", "page_model"]
 
 BUDGET = 20_000
 """Bytes of JSON that a message has at most."""
@@ -95,15 +95,19 @@ def page_model(
 
 def change_key(state: ClusterState, *, note: str = "", said: str = "") -> str:
     """Return what a reader would see change, apart from the time that the page counts by itself."""
-    calm = tuple(
-        replace(node, heartbeat_age=_STALE_OR_NOT[(node.heartbeat_age or 0.0) > STALE_AFTER], seconds_left=None)
-        for node in state.nodes
-    )
-    elapsed = state.elapsed if state.status.ended else 0.0
-    return json.dumps(page_model(replace(state, nodes=calm, elapsed=elapsed), note=note, said=said))
+    return key_of(page_model(state, note=note, said=said))
 
 
-_STALE_OR_NOT = {False: 0.0, True: STALE_AFTER + 1}
+def key_of(model: dict[str, Any]) -> str:
+    """Return of a model what :func:`change_key` does of a state."""
+    if model["ended"]:
+        return json.dumps(model)
+    tiles = [tile[:2] if tile[0] == "left" else tile for tile in model["tiles"]]
+    nodes = [[value for place, value in enumerate(node) if place not in _TIMES] for node in model["nodes"]]
+    return json.dumps({**model, "elapsed": 0, "left": None, "tiles": tiles, "nodes": nodes})
+
+
+_TIMES = (FIELDS.index("left"), FIELDS.index("beat"))
 
 
 def _head(state: ClusterState, left: float | None, stoppable: bool) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import anywidget
 import traitlets
 
 from tfos_nb.state import ClusterState
-from tfos_nb.widgets.model import change_key, page_model
+from tfos_nb.widgets.model import key_of, page_model
 from tfos_nb.widgets.output import WidgetScreen, answer_on_any_shell
 from tfos_nb.widgets.screens import snapshot_bundle
 
@@ -60,13 +60,15 @@ class PanelScreen(WidgetScreen):
 
     def change(self, state: ClusterState, note: str, left: float | None) -> None:
         """Send the state anew if a reader would see more than the time that the page counts by itself."""
-        stoppable = self.stop is not None or bool(state.id)
-        shown = f"{stoppable} {change_key(state, note=note, said=self.said)}"
         quiet = self._clock() - self._sent
-        if quiet < (KEEP_ALIVE if shown == self._shown else AT_MOST_EVERY):
+        if quiet < AT_MOST_EVERY:
+            return
+        stoppable = self.stop is not None or bool(state.id)
+        data = page_model(state, note=note, left=left, said=self.said, stoppable=stoppable)
+        shown = f"{stoppable} {key_of(data)}"
+        if quiet < KEEP_ALIVE and shown == self._shown:
             return
         (panel,) = self.widgets
-        data = page_model(state, note=note, left=left, said=self.said, stoppable=stoppable)
         panel.cluster = {**data, "widget": panel.model_id}
         answer_on_any_shell(panel.comm)
         self._shown, self._sent = shown, self._clock()

@@ -1,0 +1,134 @@
+"""A thousand nodes on a few cores: the driver's own work by the number of nodes, without Spark and TensorFlow.
+
+Door, roster, ledger, life and panel are the real ones, in a process of their own; the nodes are simulated, each with
+its own TLS connection and stream (:mod:`benchmarks.fleet_nodes`), and beat once a second. The predecessor's reservation
+server has the same numbers of its own clients, which ask once a second whether all have come.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import lineage_venv
+from benchmarks.session import ROOT
+from benchmarks.table import Ratio, Result
+
+if TYPE_CHECKING:
+    from benchmarks.settings import Settings
+
+__all__ = ["growth", "run"]
+
+NODES = (100, 300, 1000, 3000, 5000)
+LINEAGE_NODES = (100, 300, 900, 1000, 3000)
+GROWING = {
+    "rendezvous": "seconds until all have heard Start",
+    "rendezvous_cpu": "the driver's CPU seconds for that",
+    "cpu": "the driver's share of a core at a heartbeat a second",
+    "memory_grown": "the driver's memory, beyond what it had before",
+    "stop": "seconds until all have heard Stop",
+    "over": "seconds until all have gone after Stop",
+    "start_bytes": "bytes of all Start messages",
+}
+LINEAR = 1.15
+"""An exponent up to here is called linear: it is fitted to five figures of one run each."""
+
+BY_NATURE = ("start_bytes",)
+"""What grows with the square: each node is sent all addresses."""
+
+BEATS_KEPT = 0.97
+_SECONDS = 600.0
+
+
+def run(settings: Settings) -> Result:
+    """Measure each number of nodes once, the predecessor's in between, and fit the growth."""
+    ours: list[dict[str, Any]] = []
+    lineage: list[dict[str, Any]] = []
+    for nodes in sorted({*NODES, *LINEAGE_NODES}):
+        if nodes in NODES:
+            ours.append({**_measure(nodes), "load": os.getloadavg()[0]})
+            newest = ours[-1]
+            text = f"{newest['rendezvous']:.2f} s to gather, {newest['cpu']:.2f} of a core, Stop {newest['stop']:.2f} s"
+            settings.say(f"fleet: {nodes} nodes: {text}")
+        if nodes in LINEAGE_NODES and not settings.without_lineage:
+            lineage.append(lineage_venv.run("benchmarks.lineage_fleet", nodes))
+            settings.say(f"fleet: {nodes} clients of TensorFlowOnSpark: {lineage[-1]}")
+    exponents = {what: growth([(one["nodes"], one[what]) for one in ours]) for what in GROWING}
+    figures = {"ours": ours, "lineage": lineage, "exponents": exponents}
+    return Result("fleet", (*_growths(exponents), *_kept(ours), *_compared(ours, lineage)), figures, _notes(lineage))
+
+
+def growth(points: Sequence[tuple[float, float]]) -> float:
+    """Return the exponent of a power law through some points: the slope of a line through their logarithms.
+
+    Examples
+    --------
+    >>> round(growth([(1, 3.0), (10, 30.0), (100, 300.0)]), 3), round(growth([(1, 1.0), (10, 100.0)]), 3)
+    (1.0, 2.0)
+    """
+    slope, _ = statistics.linear_regression(*zip(*((math.log(n), math.log(y)) for n, y in points), strict=True))
+    return slope
+
+
+def _measure(nodes: int) -> dict[str, Any]:
+    ended = subprocess.run(
+        [sys.executable, "-m", "benchmarks.fleet_driver", str(nodes)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=_SECONDS,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
+    return found
+
+
+def _growths(exponents: dict[str, float]) -> list[Ratio]:
+    return [
+        Ratio(f"growth with N: {GROWING[what]}", power, 1.0, "exponent", None if what in BY_NATURE else LINEAR, True)
+        for what, power in exponents.items()
+    ]
+
+
+def _kept(ours: list[dict[str, Any]]) -> list[Ratio]:
+    """Heartbeats that the driver has taken in a second, against one of each node."""
+    return [
+        Ratio(f"{one['nodes']} nodes: heartbeats taken / sent", one["beats"], one["nodes"], "a second", BEATS_KEPT)
+        for one in ours
+    ]
+
+
+def _compared(ours: list[dict[str, Any]], lineage: list[dict[str, Any]]) -> list[Ratio]:
+    by_nodes = {one["nodes"]: one for one in ours}
+    pairs = [(by_nodes[one["nodes"]], one) for one in lineage if one["nodes"] in by_nodes and not one["ended"]]
+    return [
+        ratio
+        for mine, theirs in pairs
+        for ratio in (
+            Ratio(
+                f"{mine['nodes']} nodes: CPU, heartbeats and panel / TensorFlowOnSpark's polls",
+                mine["cpu"],
+                theirs["cpu"],
+                "of a core",
+            ),
+            Ratio(
+                f"{mine['nodes']} nodes: all come and told / TensorFlowOnSpark's registering and telling",
+                mine["rendezvous"],
+                theirs["registering"] + theirs["telling_all"],
+                "s",
+                1.0,
+                at_most=True,
+            ),
+        )
+    ]
+
+
+def _notes(lineage: list[dict[str, Any]]) -> tuple[str, ...]:
+    ended = [f"TensorFlowOnSpark with {one['nodes']} clients: {one['ended']}" for one in lineage if one["ended"]]
+    return ("one run of each number of nodes; the nodes' processes share the cores with the driver", *ended)

@@ -1,0 +1,256 @@
+"""The driver's side of the fleet, in a process of its own: door, roster, ledger, life and panel are the real ones.
+
+Spark is not there, and neither are executors: the nodes are those of :mod:`benchmarks.fleet_nodes`. Prints one line of
+JSON. The cluster that shows a steady state is ended by Stop; another one, gathered anew, loses a node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import resource
+import sys
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from benchmarks.fleet_nodes import Fleet
+from benchmarks.panel import count_messages
+from tfos_nb.cluster_view import ClusterView
+from tfos_nb.fate import Fate
+from tfos_nb.launching import Settings
+from tfos_nb.life import Life
+from tfos_nb.roster import Roster
+from tfos_nb.runtime.door import Door, Link
+from tfos_nb.runtime.lifecycle import Stop
+from tfos_nb.runtime.plan import ClusterPlan
+from tfos_nb.runtime.reports import Heartbeat
+
+__all__ = ["Driver", "main"]
+
+SETTLE_SECONDS = 3.0
+STEADY_SECONDS = 12.0
+PARTITIONS = 64
+ROWS = 20_000  # of each partition
+_PATIENCE = 180.0
+
+
+class _Watched(Roster):
+    """A roster that notes how long each heartbeat was under way."""
+
+    def __init__(self, plan: ClusterPlan, heartbeat_timeout: float) -> None:
+        super().__init__(plan, heartbeat_timeout=heartbeat_timeout)
+        self.delays: deque[float] = deque(maxlen=200_000)
+        self.messages = 0
+
+    def received(self, link: Link, message: Any) -> None:
+        """Take a message, and note the time."""
+        super().received(link, message)
+        self.messages += 1
+        if isinstance(message, Heartbeat):
+            self.delays.append(time.time() - message.reports[0].time)
+
+
+class _NoSpark:
+    """In the place of Spark's jobs, of which there are none."""
+
+    def cancel_all(self, timeout: float = 10.0) -> bool:
+        """Nothing runs."""
+        return True
+
+
+class Driver(ClusterView):
+    """A cluster without Spark: it opens the door, lives, and can be looked at.
+
+    Parameters
+    ----------
+    nodes : int
+        Workers.
+    heartbeat_timeout : float
+        As :func:`tfos_nb.launch` takes it.
+    """
+
+    def __init__(self, nodes: int, heartbeat_timeout: float = 15.0) -> None:
+        self.plan = ClusterPlan(nodes, name="fleet")
+        self.id = uuid.uuid4().hex[:12]
+        self._master, self._log_dir, self._tunnel = "simulated", "", ""
+        settings = Settings(rendezvous_timeout=_PATIENCE, heartbeat_timeout=heartbeat_timeout)
+        self.roster = self._roster = _Watched(self.plan, heartbeat_timeout)
+        self.fate = self._fate = Fate(self.plan.name, self.roster)
+        jobs: Any = _NoSpark()
+        self._life = Life(self.plan.name, self.roster, self.fate, jobs, settings)
+        self.door = Door(self.roster, host="127.0.0.1", bind="127.0.0.1")
+        self.address = self.door.open()
+        self._life.begin()
+        self._life.run(self.door, self.address)
+
+    def until(self, reached: Callable[[], Any], what: str, timeout: float = _PATIENCE) -> None:
+        """Wait for a change that the roster tells of."""
+        with self.roster.changed:
+            if not self.roster.changed.wait_for(reached, timeout):
+                raise TimeoutError(f"not {what} within {timeout:g} s")
+
+    def stop(self, grace: float) -> None:
+        """Ask for the end."""
+        self.fate.ask_to_stop(Stop("stopped by the user", grace))
+
+    def close(self) -> None:
+        """End at once whatever is left."""
+        self.stop(0.0)
+        self._life.join()
+
+
+@dataclass
+class _Usage:
+    """The processor's seconds of this process, in all and by what its threads do."""
+
+    wall: float
+    process: float
+    threads: dict[str, float]
+
+    @classmethod
+    def now(cls) -> _Usage:
+        """Look."""
+        names = {thread.native_id: thread.name for thread in threading.enumerate()}
+        threads: dict[str, float] = {}
+        for thread in psutil.Process().threads():
+            name = names.get(thread.id, "gRPC and others").partition(" fleet")[0]
+            threads[name] = threads.get(name, 0.0) + thread.user_time + thread.system_time
+        return cls(time.monotonic(), time.process_time(), threads)
+
+    def until(self, later: _Usage) -> dict[str, Any]:
+        """Return the shares of one core from this moment to a later one."""
+        wall = later.wall - self.wall
+        by_thread = {name: (used - self.threads.get(name, 0.0)) / wall for name, used in later.threads.items()}
+        return {
+            "cpu": (later.process - self.process) / wall,
+            "by_thread": {name: round(share, 4) for name, share in by_thread.items() if share > 0.001},
+        }
+
+
+@contextmanager
+def _gathered(nodes: int) -> Iterator[tuple[Driver, Fleet, dict[str, Any]]]:
+    """Give a cluster whose nodes have all come and are up, and how that went."""
+    driver = Driver(nodes)
+    try:
+        with Fleet([str(node) for node in driver.plan.nodes], driver.address) as fleet:
+            fleet.hear("ready", _PATIENCE)
+            before, began = time.process_time(), fleet.order("come")
+            started = fleet.hear("started", _PATIENCE)
+            came = {
+                "rendezvous": max(one["at"] for one in started) - began,
+                "rendezvous_cpu": time.process_time() - before,
+                "start_bytes": sum(one["bytes"] for one in started),
+            }
+            fleet.order("up")
+            driver.until(lambda: driver.roster.all_up, "all up")
+            yield driver, fleet, came
+    finally:
+        driver.close()
+
+
+def main(nodes: int, seconds: float = STEADY_SECONDS) -> dict[str, Any]:
+    """Measure a cluster of so many nodes."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    sizes = count_messages()
+    before = psutil.Process().memory_info().rss
+    found: dict[str, Any] = {"nodes": nodes, "descriptors": limit}
+    with _gathered(nodes) as (driver, fleet, came):
+        found |= came
+        found |= _steady(driver, fleet, sizes, seconds)
+        rss = psutil.Process().memory_info().rss
+        found |= {"memory": rss, "memory_grown": rss - before, "fds": psutil.Process().num_fds()}
+        found["most_memory"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        found |= _feed(driver, fleet)
+        found |= _stop(driver, fleet)
+    with _gathered(nodes) as (driver, fleet, came):
+        found["rendezvous_again"] = came["rendezvous"]
+        fleet.order("beat")
+        threading.Event().wait(SETTLE_SECONDS)
+        found |= _lose(driver, fleet)
+    return found
+
+
+def _steady(driver: Driver, fleet: Fleet, sizes: list[int], seconds: float) -> dict[str, Any]:
+    """Watch the driver while every node sends a heartbeat a second and the panel is shown."""
+    from tfos_nb.widgets.live import LiveView
+    from tfos_nb.widgets.panel import PanelScreen
+
+    with contextlib.redirect_stdout(io.StringIO()), LiveView(driver, screen=PanelScreen()):
+        fleet.order("beat")
+        threading.Event().wait(SETTLE_SECONDS)
+        fleet.order("tell")
+        told = fleet.hear("told", _PATIENCE)
+        driver.roster.delays.clear()
+        sizes.clear()
+        usage, messages = _Usage.now(), driver.roster.messages
+        threading.Event().wait(seconds)
+        later, taken, shown = _Usage.now(), driver.roster.messages - messages, list(sizes)
+        delays = sorted(driver.roster.delays)
+        fleet.order("tell")
+        told_later = fleet.hear("told", _PATIENCE)
+    wall = later.wall - usage.wall
+    pairs = list(zip(told, told_later, strict=True))
+    return {
+        **usage.until(later),
+        "messages": taken / wall,
+        "beats": len(delays) / wall,
+        "beats_left_out": sum(after["late"] - first["late"] for first, after in pairs) / wall,
+        "fleet_cpu": sum(after["cpu"] - first["cpu"] for first, after in pairs) / wall,
+        "delay_median": delays[len(delays) // 2],
+        "delay_99": delays[len(delays) * 99 // 100],
+        "panel_messages": len(shown) / wall,
+        "panel_bytes": max(shown, default=0),
+    }
+
+
+def _feed(driver: Driver, fleet: Fleet) -> dict[str, Any]:
+    """Let simulated tasks ask the ledger, while the heartbeats go on."""
+    from tfos_nb.runtime.ledger import PartitionDone  # noqa: F401 - the wire must know what they say
+
+    feed = driver.roster.feeds.begin(1, False, 1, 1)
+    began = fleet.order("feed", to=0, feed=feed.number, first=0, count=PARTITIONS, rows=ROWS)
+    (fed,) = fleet.hear("fed", _PATIENCE, of=0)
+    if feed.ledger.rows != PARTITIONS * ROWS:
+        raise RuntimeError(f"the ledger has {feed.ledger.rows} rows of {PARTITIONS * ROWS}")
+    return {"partition_seconds": (fed["at"] - began) / PARTITIONS, "partition_bytes": fed["bytes"] / PARTITIONS}
+
+
+def _stop(driver: Driver, fleet: Fleet) -> dict[str, Any]:
+    """Press Stop."""
+    began = time.time()
+    driver.stop(30.0)
+    stopped = fleet.hear("stopped", _PATIENCE)
+    driver.fate.over.wait(_PATIENCE)
+    return {"stop": max(one["at"] for one in stopped) - began, "over": time.time() - began}
+
+
+def _lose(driver: Driver, fleet: Fleet) -> dict[str, Any]:
+    """Break one node's stream."""
+    told: list[float] = []
+    waiter = threading.Thread(target=lambda: (_await_failure(driver), told.append(time.time())))
+    waiter.start()
+    fleet.order("lose", to=0, name=str(driver.plan.nodes[0]))
+    (lost,) = fleet.hear("lost", _PATIENCE, of=0)
+    waiter.join(_PATIENCE)
+    stopped = fleet.hear("stopped", _PATIENCE)
+    return {"loss_told": told[0] - lost["at"], "loss_stop": max(one["at"] for one in stopped) - lost["at"]}
+
+
+def _await_failure(driver: Driver) -> None:
+    driver.until(lambda: driver.roster.failures, "told of the loss")
+
+
+if __name__ == "__main__":
+    answer = main(int(sys.argv[1]), *(float(text) for text in sys.argv[2:]))
+    sys.stdout.write(json.dumps(answer) + os.linesep)

@@ -1,0 +1,263 @@
+"""Many nodes at once: all come, all hear Stop, a loss is told; and the driver's work grows no faster than they do.
+
+The nodes are simulated, in a process of their own, and go through the real door. What must not grow is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.fleet_driver import Driver
+from benchmarks.fleet_nodes import Fleet
+from tfos_nb.errors import NodeFailed
+from tfos_nb.feeding import FeedDesk
+from tfos_nb.logbook import LogBook
+from tfos_nb.members import Everyone
+from tfos_nb.roster import Roster
+from tfos_nb.runtime import ledger, wire
+from tfos_nb.runtime.door import Link
+from tfos_nb.runtime.lifecycle import FeedPlace, MainReturned, MainStarted, NodeUp, Reservation, Start
+from tfos_nb.runtime.plan import ClusterPlan, Node
+from tfos_nb.runtime.reports import FeedStatus, Heartbeat, History, LogLines, StepReport
+from tfos_nb.state import NodeStatus
+
+NODES, SECONDS = 100, 30.0
+
+
+@contextmanager
+def gathered(nodes: int) -> Iterator[tuple[Driver, Fleet]]:
+    driver = Driver(nodes)
+    try:
+        with Fleet([str(node) for node in driver.plan.nodes], driver.address, processes=1) as fleet:
+            fleet.hear("ready", SECONDS)
+            fleet.order("come")
+            fleet.hear("started", SECONDS)
+            fleet.order("up")
+            driver.until(lambda: driver.roster.all_up, "all up", SECONDS)
+            yield driver, fleet
+    finally:
+        driver.close()
+
+
+def test_a_hundred_nodes_come_and_a_polite_stop_reaches_all_of_them() -> None:
+    with gathered(NODES) as (driver, fleet):
+        driver.stop(SECONDS)
+        fleet.hear("stopped", SECONDS)
+        assert driver.fate.over.wait(SECONDS)
+        assert {node.status for node in driver.snapshot().nodes} == {NodeStatus.DONE}
+
+
+def test_of_a_hundred_nodes_the_one_that_is_lost_is_named_and_the_others_hear_stop() -> None:
+    with gathered(NODES) as (driver, fleet):
+        fleet.order("lose", name="worker:42")
+        fleet.hear("stopped", SECONDS)
+        assert driver.fate.over.wait(SECONDS)
+        assert isinstance(driver.fate.error, NodeFailed)
+        assert "worker:42" in str(driver.fate.error)
+        states = {node.node: node.status for node in driver.snapshot().nodes}
+        assert states.pop("worker:42") is NodeStatus.LOST
+        assert set(states.values()) == {NodeStatus.STOPPED}
+
+
+# --- what is counted ------------------------------------------------------------------------------
+
+
+class Counted:
+    """Records that count how often somebody looks."""
+
+    def __init__(self, count: int) -> None:
+        self.held = [False] * count
+        self.looks = 0
+
+    def look(self, place: int) -> bool:
+        self.looks += 1
+        return self.held[place]
+
+
+@pytest.mark.parametrize("order", ["first to last", "last to first", "even before odd"])
+def test_asking_after_each_of_many_whether_all_have_come_costs_three_looks_each(order: str) -> None:
+    count = 500
+    counted = Counted(count)
+    everyone = Everyone(range(count), counted.look)
+    coming = {
+        "first to last": list(range(count)),
+        "last to first": list(reversed(range(count))),
+        "even before odd": [*range(0, count, 2), *range(1, count, 2)],
+    }[order]
+    for place in coming[:-1]:
+        counted.held[place] = True
+        assert not everyone()
+    counted.held[coming[-1]] = True
+    assert everyone()
+    assert counted.looks <= 3 * count
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans())))
+def test_everyone_says_what_asking_each_would_say_also_when_it_ceases_to_hold(changes: list[tuple[int, bool]]) -> None:
+    counted = Counted(5)
+    everyone = Everyone(range(5), counted.look)
+    for place, holds in changes:
+        counted.held[place] = holds
+        assert everyone() == all(counted.held)
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+def come(roster: Roster, loop: asyncio.AbstractEventLoop) -> list[Link]:
+    """Let all nodes reserve and come up."""
+    links = [Link(loop) for _ in roster.plan.nodes]
+    for number, (link, node) in enumerate(zip(links, roster.plan.nodes, strict=True)):
+        roster.arrived(link, Reservation(str(node), "10.0.0.1", 1000 + number, str(number), 0, 7))
+    for link in links:
+        place = FeedPlace("/s", "10.0.0.1", 1, b"")
+        roster.received(link, NodeUp(link.node or "", 7, "2.21", "3.15", place))
+        roster.received(link, MainStarted(link.node or ""))
+    return links
+
+
+def test_a_message_to_all_is_encoded_once(monkeypatch: pytest.MonkeyPatch, loop: asyncio.AbstractEventLoop) -> None:
+    encoded: list[Any] = []
+    encode = wire.encode
+
+    def counting(message: Any) -> bytes:
+        encoded.append(message)
+        return encode(message)
+
+    monkeypatch.setattr(wire, "encode", counting)
+    come(Roster(ClusterPlan(50)), loop)
+    assert [type(message) for message in encoded if isinstance(message, Start)] == [Start]
+
+
+def test_heartbeats_and_lines_wake_nobody_and_a_main_that_returns_does(loop: asyncio.AbstractEventLoop) -> None:
+    roster = Roster(ClusterPlan(3))
+    links = come(roster, loop)
+    looked = threading.Semaphore(0)
+    looks: list[int] = []
+
+    def look() -> bool:
+        looks.append(len(looks))
+        looked.release()
+        return roster.all_returned
+
+    def wait() -> None:
+        with roster.changed:
+            roster.changed.wait_for(look, SECONDS)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    assert looked.acquire(timeout=SECONDS)
+    for step in range(20):
+        for link in links:
+            name = link.node or ""
+            roster.received(link, Heartbeat(name, 1.0, 1, (StepReport(1, 1, step),), FeedStatus(step, step)))
+            roster.received(link, LogLines(name, ("a line",)))
+    for link in links:
+        with roster.changed:  # the waiter looks before the next one returns, or with it
+            roster.received(link, MainReturned(link.node or "", b""))
+    waiter.join(SECONDS)
+    assert not waiter.is_alive()
+    assert len(looks) <= 1 + len(links)
+
+
+def test_what_plans_print_and_who_takes_rows_is_worked_out_once_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+    post_init = Node.__init__
+
+    def counting(self: Node, *arguments: Any) -> None:
+        nonlocal made
+        made += 1
+        post_init(self, *arguments)
+
+    monkeypatch.setattr(Node, "__init__", counting)
+    plan = ClusterPlan(200, ps=10, driver_ps_nodes=True)
+    assert len(str(plan).splitlines()) == 213
+    assert len(plan.spark_nodes) == 201
+    assert made <= 10 * 211
+
+
+def test_hungry_heartbeats_do_not_ask_the_plan(
+    monkeypatch: pytest.MonkeyPatch, loop: asyncio.AbstractEventLoop
+) -> None:
+    roster = Roster(ClusterPlan(20))
+    links = come(roster, loop)
+    monkeypatch.setattr(ClusterPlan, "nodes", property(lambda plan: pytest.fail("it has as many nodes as beat")))
+    for link in links:
+        roster.received(link, Heartbeat(link.node or "", 1.0, 1, (), FeedStatus(hungry=True)))
+    assert {state.status for state in roster.snapshot()} == {NodeStatus.FEEDING}
+
+
+# --- the ledger -----------------------------------------------------------------------------------
+
+
+def desk_of(count: int) -> FeedDesk:
+    names = [f"worker:{number}" for number in range(count)]
+    places = {name: FeedPlace("/s", f"10.0.0.{n // 4}", 1, b"c" * 600) for n, name in enumerate(names)}
+    return FeedDesk(threading.Condition(threading.RLock()), names, lambda message, to: None, lambda: places)
+
+
+def test_a_task_is_told_the_places_of_its_own_host_and_of_the_nodes_that_it_asks_for() -> None:
+    desk = desk_of(100)
+    desk.begin(1, False, 1, 1)
+    told = desk.asked(ledger.OpenPartition(1, 0, b"s", {}, "10.0.0.2"))
+    assert (set(told.places), told.nodes) == ({"worker:8", "worker:9", "worker:10", "worker:11"}, 100)
+    assert desk.asked(ledger.OpenPartition(1, 1, b"s", {}, "192.168.0.1")).places == {}
+    asked = desk.asked(ledger.WherePlaces(1, ("worker:50", "worker:3")))
+    assert {name: place.host for name, place in asked.places.items()} == {
+        "worker:50": "10.0.0.12",
+        "worker:3": "10.0.0.0",
+    }
+
+
+def test_what_a_task_is_told_does_not_grow_with_the_cluster() -> None:
+    sizes = []
+    for count in (50, 250):
+        desk = desk_of(count)
+        desk.begin(1, False, 1, 1)
+        sizes.append(len(wire.encode(desk.asked(ledger.OpenPartition(1, 0, b"s", {}, "10.0.0.2")))))
+    assert sizes[1] <= sizes[0] + 16
+
+
+@given(
+    st.integers(1, 8),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40), st.sets(st.integers(0, 9)), st.integers(0, 3000))),
+)
+def test_a_segment_goes_where_looking_at_every_node_would_send_it(nodes: int, steps: list[Any]) -> None:
+    """The heap of the ledger against the rule itself; partitions are finished in between, which takes rows back."""
+    books = ledger.FeedLedger(1, [f"worker:{number}" for number in range(nodes)])
+    for partition, segment, near, rows in steps:
+        start, local = 64 * segment, {f"worker:{number}" for number in near}
+        size = ledger.segment_end(start) - start
+        known = start in books._places.get(partition, {})
+        expected = min(books.claimed, key=lambda name: (books.claimed[name] + (0 if name in local else size), name))
+        told = books.claim(partition, start, local)
+        assert known or told == expected
+        if rows < 1000:
+            books.finish(partition, rows)
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_of_each_of_many_nodes_fewer_steps_and_lines_are_kept() -> None:
+    history = History("worker:0", nodes=5000)
+    book = LogBook([f"worker:{number}" for number in range(5000)])
+    for step in range(500):
+        for node in ("worker:0", "worker:1"):
+            history.record(node, StepReport(1, 1, step))
+        book.add("worker:1", [f"line {step}"])
+    assert len(history.steps("worker:0")) == 500
+    assert [report.step for report in history.steps("worker:1")] == list(range(400, 500))
+    assert book.texts("worker:1") == [f"line {number}" for number in range(300, 500)]

@@ -1,0 +1,96 @@
+"""Which data can be fed: what is told before a row is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfos_nb.errors import PlanError
+
+__all__ = ["check_alike", "feedable", "refuse_ended"]
+
+
+def refuse_ended(data: Any) -> None:
+    """Refuse rows of a Spark that was stopped: another session, started since, cannot read them.
+
+    Raises
+    ------
+    PlanError
+        If they are such.
+    """
+    session = getattr(data, "sparkSession", None)
+    context = getattr(data, "ctx", None) if session is None else getattr(session, "_sc", None)  # Connect has none
+    if context is not None and getattr(context, "_jsc", context) is None:
+        raise PlanError(
+            f"this {type(data).__name__} is of a Spark session that was stopped: make it anew, with the session of now"
+        )
+
+
+_NO_TENSOR = {
+    "DateType": "cast it to a number: F.unix_date({column})",
+    "TimestampType": "cast it: {column}.cast('double')",
+    "TimestampNTZType": "cast it: {column}.cast('double')",
+    "DecimalType": "cast it: {column}.cast('double')",
+    "StructType": "select its fields",
+    "MapType": "take what you need out of it",
+    "VariantType": "take what you need out of it",
+}
+
+
+def check_alike(data: Any, validation: Any) -> None:
+    """Look whether validation rows have all that the training rows have, in the same types.
+
+    Of an RDD it is not known before its rows are read: then the first of them are compared.
+
+    Raises
+    ------
+    PlanError
+        Naming the columns, before anything is read.
+    """
+    if not (hasattr(data, "schema") and hasattr(validation, "schema")):
+        return
+    kinds = {field.name: field.dataType.simpleString() for field in validation.schema.fields}
+    for column in data.schema.fields:
+        ours, theirs = column.dataType.simpleString(), kinds.get(column.name)
+        if theirs is None:
+            raise PlanError(
+                f"the validation rows have no column {column.name!r}; they have {', '.join(kinds)}. Add it, or leave "
+                f"it out of the training rows with df.drop({column.name!r})"
+            )
+        if ours != theirs:
+            raise PlanError(
+                f"column {column.name!r} is {theirs} in the validation rows and {ours} in the training rows: cast one, "
+                f"for example validation.withColumn({column.name!r}, validation[{column.name!r}].cast({ours!r}))"
+            )
+
+
+def feedable(frame: Any) -> Any:
+    """Return a DataFrame whose columns all have tensors.
+
+    ML vectors go as they are, sparse ones in the little that they hold; a Spark before 4 makes arrays of them.
+
+    Raises
+    ------
+    PlanError
+        Naming a column that has no tensor, and what to do with it, before anything is read.
+    """
+    import pyspark
+
+    vectors = [column.name for column in frame.schema.fields if type(column.dataType).__name__ == "VectorUDT"]
+    if vectors and int(pyspark.__version__.partition(".")[0]) < 4:
+        from pyspark.ml.functions import vector_to_array
+
+        frame = frame.withColumns({name: vector_to_array(frame[name]) for name in vectors})
+    if not frame.columns:
+        raise PlanError("the DataFrame has no columns")
+    for column in frame.schema.fields:
+        kind = column.dataType
+        while type(kind).__name__ == "ArrayType":
+            kind = kind.elementType
+        advice = _NO_TENSOR.get(type(kind).__name__)
+        if advice is not None:
+            what = advice.format(column=f"df[{column.name!r}]")
+            raise PlanError(
+                f"column {column.name!r} is {column.dataType.simpleString()}, which has no tensor: {what}"
+                f", or leave it out with df.drop({column.name!r})"
+            )
+    return frame
