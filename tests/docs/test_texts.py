@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import doctest
 import functools
+import inspect
 import pydoc
 import re
 from collections.abc import Iterator
@@ -14,7 +15,6 @@ import pytest
 import yaml
 
 import tfos_nb
-import tfos_nb.runtime.plan
 from tests.docs.reading import CHECKOUT, PAGES
 from tfos_nb.magics.defaults import Defaults
 from tfos_nb.magics.options import describe
@@ -72,7 +72,8 @@ def test_the_api_has_every_public_name() -> None:
 def test_the_examples_of_the_api_run_and_those_that_need_a_cluster_are_python(name: str) -> None:
     found = pydoc.locate(name)
     assert found is not None
-    for case in doctest.DocTestFinder().find(found, name, globs=vars(tfos_nb) | vars(tfos_nb.runtime.plan)):
+    known = vars(tfos_nb) | vars(inspect.getmodule(found))
+    for case in doctest.DocTestFinder().find(found, name, globs=known):
         for example in case.examples:
             ast.parse(example.source)
         assert doctest.DocTestRunner().run(case).failed == 0

@@ -46,7 +46,7 @@ def test_stop_now_leaves_the_nodes_no_time(run, mnist):
         ("%tfos_logs wroker:0 one", "%tfos_logs wroker:0: one has no such node; did you mean worker:0?"),
         ("%tfos_logs", "%tfos_logs: NODE is missing: %tfos_logs NODE [NAME] [-f] [-n N]"),
         ("%tfos_logs worker:0 one -n 0", "-n/--lines 0: 1 or more"),
-        ("%tfos_train", "%tfos_train: DF is missing: %tfos_train DF [NAME] [--epochs E]"),
+        ("%tfos_train", "%tfos_train: DF is missing: %tfos_train DF [NAME] [--epochs E] [--validation VAR]"),
         ("%tfos_train trian_df one", "%tfos_train trian_df: no such variable; did you mean train_df?"),
         ("%tfos_train train_df one --epochs 0", "--epochs 0: it is a whole number, 1 or more"),
         ("%tfos_train train_df one --epoch 2", "--epoch: no such option; did you mean --epochs?"),
