@@ -17,7 +17,7 @@ import psutil
 
 from tests.waiting import until
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 # Becomes another program, which is killed when the thread that started it is gone. Not between fork and exec of this
 # process: what its other threads hold at a fork is held for ever in the child.
 _TIED = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"

@@ -27,7 +27,7 @@ from tests.waiting import until
 from tfos_nb.java import find_java
 
 JARS = Path(os.environ.get("TFOS_NB_HADOOP", Path(__file__).parents[2] / ".venv" / "hadoop"))
-PATIENCE = 60.0
+PATIENCE = 180.0
 # Of the pmem check's memory a node's TensorFlow has about 0.7 GiB; a container here has 2 GiB.
 NODE_MEMORY, NODE_CORES = 5120, 8
 _OPENED = ("java.base/java.lang", "java.base/java.util", "java.base/java.net")

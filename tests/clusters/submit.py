@@ -16,7 +16,7 @@ from tests.conftest import ENVIRONMENT
 from tfos_nb.java import find_java
 
 PROGRAMS = Path(__file__).parent / "programs"
-SECONDS = 300.0
+SECONDS = 420.0
 
 
 @contextmanager
