@@ -31,6 +31,7 @@ GROWING = {
     "rendezvous": "seconds until all have heard Start",
     "rendezvous_cpu": "the driver's CPU seconds for that",
     "cpu": "the driver's share of a core at a heartbeat a second",
+    "cpu_a_message": "the driver's CPU seconds a message, the panel's included",
     "memory_grown": "the driver's memory, beyond what it had before",
     "stop": "seconds until all have heard Stop",
     "over": "seconds until all have gone after Stop",
@@ -38,6 +39,9 @@ GROWING = {
 }
 LINEAR = 1.15
 """An exponent up to here is called linear: it is fitted to five figures of one run each."""
+
+WHERE_KEPT = ("cpu", "stop", "over")
+"""What is fitted only where the heartbeats were kept up: elsewhere the machine is full."""
 
 BY_NATURE = ("start_bytes",)
 """What grows with the square: each node is sent all addresses."""
@@ -57,11 +61,16 @@ def run(settings: Settings) -> Result:
         if nodes in LINEAGE_NODES and not settings.without_lineage:
             lineage.append(lineage_venv.run("benchmarks.lineage_fleet", nodes))
             settings.say(f"fleet: {nodes} clients of TensorFlowOnSpark: {lineage[-1]}")
-    exponents = {what: growth([(one["nodes"], one[what]) for one in ours if what in one]) for what in GROWING}
+    exponents = {what: growth(_points(ours, what)) for what in GROWING}
     figures = {"ours": ours, "lineage": lineage, "exponents": exponents}
     return Result(
         "fleet", (*_growths(exponents), *_kept(ours), *_compared(ours, lineage)), figures, _notes(ours, lineage)
     )
+
+
+def _points(ours: list[dict[str, Any]], what: str) -> list[tuple[float, float]]:
+    kept = [one for one in ours if what not in WHERE_KEPT or one.get("beats", 0.0) >= BEATS_KEPT * one["nodes"]]
+    return [(one["nodes"], one[what]) for one in kept if what in one]
 
 
 def growth(points: Sequence[tuple[float, float]]) -> float:

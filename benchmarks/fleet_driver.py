@@ -210,6 +210,7 @@ def _steady(driver: Driver, fleet: Fleet, sizes: list[int], seconds: float) -> d
     pairs = list(zip(told, told_later, strict=True))
     return {
         **usage.until(later),
+        "cpu_a_message": (later.process - usage.process) / taken,
         "messages": taken / wall,
         "beats": len(delays) / wall,
         "beats_left_out": sum(after["late"] - first["late"] for first, after in pairs) / wall,
