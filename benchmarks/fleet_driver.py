@@ -159,12 +159,20 @@ def _gathered(nodes: int) -> Iterator[tuple[Driver, Fleet, dict[str, Any]]]:
 
 
 def main(nodes: int, seconds: float = STEADY_SECONDS) -> dict[str, Any]:
-    """Measure a cluster of so many nodes."""
+    """Measure a cluster of so many nodes, as far as it goes; ``ended`` says why it went no further."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    found: dict[str, Any] = {"nodes": nodes, "descriptors": limit, "ended": ""}
+    try:
+        _measure(nodes, seconds, found)
+    except TimeoutError as error:
+        found["ended"] = str(error)
+    return found
+
+
+def _measure(nodes: int, seconds: float, found: dict[str, Any]) -> None:
     sizes = count_messages()
     before = psutil.Process().memory_info().rss
-    found: dict[str, Any] = {"nodes": nodes, "descriptors": limit}
     with _gathered(nodes) as (driver, fleet, came):
         found |= came
         found |= _steady(driver, fleet, sizes, seconds)
@@ -178,7 +186,6 @@ def main(nodes: int, seconds: float = STEADY_SECONDS) -> dict[str, Any]:
         fleet.order("beat")
         threading.Event().wait(SETTLE_SECONDS)
         found |= _lose(driver, fleet)
-    return found
 
 
 def _steady(driver: Driver, fleet: Fleet, sizes: list[int], seconds: float) -> dict[str, Any]:
@@ -203,6 +210,7 @@ def _steady(driver: Driver, fleet: Fleet, sizes: list[int], seconds: float) -> d
     pairs = list(zip(told, told_later, strict=True))
     return {
         **usage.until(later),
+        "cpu_a_message": (later.process - usage.process) / taken,
         "messages": taken / wall,
         "beats": len(delays) / wall,
         "beats_left_out": sum(after["late"] - first["late"] for first, after in pairs) / wall,

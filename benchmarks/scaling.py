@@ -133,7 +133,7 @@ def _worker(core: int) -> dict[str, float]:
         return tf.concat([tf.reshape(one, [-1]) for one in tape.gradient(loss, layers)], 0)
 
     def add_up(values: Any) -> Any:
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(values))
 
     compute = tf.function(lambda: strategy.run(lambda: tf.reduce_sum(gradients())))
     step = tf.function(lambda: strategy.run(lambda: tf.reduce_sum(add_up(gradients()))))

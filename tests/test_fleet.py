@@ -27,6 +27,7 @@ from tfos_nb.runtime.door import Link
 from tfos_nb.runtime.lifecycle import FeedPlace, MainReturned, MainStarted, NodeUp, Reservation, Start
 from tfos_nb.runtime.plan import ClusterPlan, Node
 from tfos_nb.runtime.reports import FeedStatus, Heartbeat, History, LogLines, StepReport
+from tfos_nb.runtime.supervisor import tick_among
 from tfos_nb.state import NodeStatus
 
 NODES, SECONDS = 100, 30.0
@@ -246,6 +247,10 @@ def test_a_segment_goes_where_looking_at_every_node_would_send_it(nodes: int, st
         assert known or told == expected
         if rows < 1000:
             books.finish(partition, rows)
+
+
+def test_nodes_of_a_large_cluster_speak_once_a_second_and_those_of_a_small_one_twice() -> None:
+    assert [tick_among(nodes) for nodes in (1, 499, 500, 5000)] == [0.5, 0.5, 1.0, 1.0]
 
 
 # --- memory ---------------------------------------------------------------------------------------

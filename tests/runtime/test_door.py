@@ -152,6 +152,29 @@ def test_a_node_of_another_cluster_is_told_so(address: DoorAddress, desk: Record
     assert desk.calls == []
 
 
+def test_of_thousands_that_come_while_the_driver_is_busy_none_is_turned_away(
+    address: DoorAddress, desk: RecordingDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy, free = threading.Event(), threading.Event()
+
+    def asked(message: Any) -> Any:
+        if message == "first":
+            busy.set()
+            assert free.wait(SECONDS)
+        return message
+
+    monkeypatch.setattr(desk, "asked", asked)
+    token = (("tfos-token", address.token),)
+    with raw_channel(address) as channel:
+        ask = channel.unary_unary(ASK)
+        first = ask.future(wire.encode("first"), timeout=SECONDS, metadata=token)
+        assert busy.wait(SECONDS)
+        others = [ask.future(wire.encode(number), timeout=SECONDS, metadata=token) for number in range(3500)]
+        free.set()
+        assert wire.decode(first.result()) == "first"
+        assert [wire.decode(other.result()) for other in others] == list(range(3500))
+
+
 def test_the_right_token_alone_opens_no_other_method(address: DoorAddress, desk: RecordingDesk) -> None:
     token = (("tfos-token", address.token),)
     with raw_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:

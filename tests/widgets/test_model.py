@@ -89,6 +89,12 @@ def test_names_are_told_by_role_and_one_by_one_where_they_do_not_count_up():
     ]  # fmt: skip
 
 
+def test_of_more_nodes_than_a_message_holds_a_character_each_something_is_shown():
+    nodes = tuple(NodeState(f"worker:{number}") for number in range(20_000))
+    model = page_model(ClusterState("m", nodes=nodes))
+    assert (model["nodes"], model["roles"]) == ([], [["worker", 0, 20_000]])
+
+
 def test_few_nodes_stay_in_the_order_of_the_plan(running):
     nodes = (running.nodes[0], replace(running.nodes[1], status=NodeStatus.FAILED))
     assert [node["name"] for node in nodes_of(page_model(replace(running, nodes=nodes)))] == ["worker:0", "worker:1"]

@@ -35,7 +35,17 @@ from typing import Any
 
 from tfos_nb.runtime import ledger
 from tfos_nb.runtime.gpu_claims import GpuClaims, GpusTaken
-from tfos_nb.runtime.lifecycle import Farewell, MainStarted, NodeJob, Refused, Regather, Reservation, Saving, Stop
+from tfos_nb.runtime.lifecycle import (
+    Farewell,
+    MainStarted,
+    NodeJob,
+    Refused,
+    Regather,
+    Reservation,
+    Saving,
+    Start,
+    Stop,
+)
 from tfos_nb.runtime.nodeprocess import Exited, Heard, NodeProcess, environment_of
 from tfos_nb.runtime.process import address_towards, private_directory, read_frame
 from tfos_nb.runtime.reports import Heartbeat, LogLines
@@ -43,7 +53,8 @@ from tfos_nb.runtime.tensorboard import TensorBoard
 from tfos_nb.runtime.tunnel import OpenTunnel, TunnelEnd
 from tfos_nb.runtime.warm import WarmProcess, can_fork
 
-_TICK = 0.5  # at most two messages a second with lines, and two with figures
+_TICK = 0.5  # at most two messages a second with lines, and two with figures;
+_MANY, _TICK_OF_MANY = 500, 1.0  # of so many nodes one: they all come to one driver
 _HEARTBEAT_EVERY = 1.0
 _AFTER_FAREWELL = 3.0
 _AFTER_SAVING = 3.0
@@ -97,6 +108,7 @@ class Supervisor:
         self._board: TensorBoard | None = None
         self._beat_at = self._measured_at = -math.inf
         self._look_due = self._lines_due = 0.0
+        self._tick_every = _TICK
 
     def run(self) -> None:
         """Run the node to its end."""
@@ -232,6 +244,8 @@ class Supervisor:
         if isinstance(message, Regather):
             self._regather(message)
             return True
+        if isinstance(message, Start):
+            self._tick_every = tick_among(sum(map(len, message.cluster_spec.values())))
         if isinstance(message, (Stop, Farewell)):
             if self._ended:
                 self._take_leave()
@@ -259,10 +273,10 @@ class Supervisor:
         if self._kill_at is not None and now >= self._kill_at and not self._saving:
             process.kill()
         if now >= self._lines_due and (lines := process.output.take()):
-            self._lines_due = now + _TICK
+            self._lines_due = now + self._tick_every
             self._stream.send(LogLines(self._job.node, lines))
         if now >= self._look_due:
-            self._look_due = now + _TICK
+            self._look_due = now + self._tick_every
             self._beat(process, now)
 
     def _beat(self, process: NodeProcess, now: float) -> None:
@@ -302,6 +316,17 @@ class Supervisor:
                 self._events.put(_Said(message))
         finally:
             self._events.put(_DriverGone())
+
+
+def tick_among(nodes: int) -> float:
+    """Return how many seconds a node of so many lets pass between two messages of a kind.
+
+    Examples
+    --------
+    >>> tick_among(2), tick_among(1000)
+    (0.5, 1.0)
+    """
+    return _TICK if nodes < _MANY else _TICK_OF_MANY
 
 
 def _why_not() -> str | None:

@@ -87,7 +87,7 @@ def page_model(
         model |= _nodes(state, shown, wrong, points)
         if size(model) <= BUDGET - FOR_TEXTS:
             break
-    while size(model) > BUDGET - FOR_TEXTS:  # names, hosts and metrics of extraordinary length
+    while model["nodes"] and size(model) > BUDGET - FOR_TEXTS:  # names, hosts and metrics of extraordinary length
         model["nodes"] = model["nodes"][: len(model["nodes"]) * 3 // 4]
     _add_long_texts(model, state)
     return model
