@@ -37,7 +37,7 @@ test: $(VENV)/.test ## Run the tests but those below; ends with pytest's closing
 	@$(BIN)/python -m pytest -m "not browser and not slow and not standalone and not yarn" $(ARGS)
 
 .PHONY: test-slow
-test-slow: $(VENV)/.test ## Run the notebooks of the examples, whose scripts `make test` runs
+test-slow: $(VENV)/.test ## Run the notebooks from 03 on and those of the examples, whose parts `make test` runs
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
 .PHONY: test-browser

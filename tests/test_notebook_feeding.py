@@ -14,6 +14,8 @@ from nbclient import NotebookClient
 
 from tests.conftest import ENVIRONMENT
 
+pytestmark = pytest.mark.slow
+
 CHECKOUT = Path(__file__).parents[1]
 NOTEBOOK = CHECKOUT / "notebooks/07_files_and_streams.ipynb"
 RUN_SECONDS = 400

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def build(rate: float = 0.05) -> Any:
+def build(rate: float = 0.02) -> Any:
     import keras
 
     given = keras.Input((4,), name="x")

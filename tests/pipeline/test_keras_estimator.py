@@ -73,7 +73,7 @@ def test_a_cross_validator_over_a_pipeline_works_with_clusters_in_turn(
         build, cluster_size=2, epochs=40, batch_size=32, seed=1, featuresCol="x", labelCol="kind"
     )
     evaluator = MulticlassClassificationEvaluator(labelCol="kind", metricName="accuracy")
-    grid = ParamGridBuilder().addGrid(estimator.learning_rate, [0.05]).build()
+    grid = ParamGridBuilder().addGrid(estimator.learning_rate, [0.02]).build()
     pipeline = Pipeline(stages=[indexer, assembler, estimator])
     tuner = CrossValidator(
         estimator=pipeline, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2, parallelism=2, seed=3
@@ -92,7 +92,7 @@ def test_a_cross_validator_over_a_pipeline_works_with_clusters_in_turn(
 
 def test_fits_at_the_same_time_each_have_a_cluster_and_the_better_one_wins(iris: DataFrame, launched: Launched) -> None:
     estimator = KerasEstimator(build, epochs=40, batch_size=16, seed=1, validationIndicatorCol="held_out")
-    grid = ParamGridBuilder().addGrid(estimator.learning_rate, [0.05, 1e-6]).build()
+    grid = ParamGridBuilder().addGrid(estimator.learning_rate, [0.02, 1e-6]).build()
     evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
     tuner = TrainValidationSplit(
         estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, parallelism=2, seed=3, collectSubModels=True

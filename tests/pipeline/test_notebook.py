@@ -14,6 +14,8 @@ from nbclient import NotebookClient
 
 from tests.conftest import ENVIRONMENT
 
+pytestmark = pytest.mark.slow
+
 CHECKOUT = Path(__file__).parents[2]
 NOTEBOOK = CHECKOUT / "notebooks/05_batch_inference.ipynb"
 RUN_SECONDS = 400

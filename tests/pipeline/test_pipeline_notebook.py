@@ -15,6 +15,8 @@ from nbclient import NotebookClient
 from tests.conftest import ENVIRONMENT
 from tests.pipeline.test_notebook import said
 
+pytestmark = pytest.mark.slow
+
 CHECKOUT = Path(__file__).parents[2]
 NOTEBOOK = CHECKOUT / "notebooks/08_pipeline.ipynb"
 RUN_SECONDS = 600

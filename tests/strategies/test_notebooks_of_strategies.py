@@ -14,6 +14,8 @@ from nbclient import NotebookClient
 
 from tests.conftest import ENVIRONMENT
 
+pytestmark = pytest.mark.slow
+
 CHECKOUT = Path(__file__).parents[2]
 NOTEBOOKS = ("03_strategies", "04_parameter_servers")
 RUN_SECONDS = 400

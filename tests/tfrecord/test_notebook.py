@@ -15,6 +15,8 @@ from nbclient import NotebookClient
 
 from tests.conftest import ENVIRONMENT
 
+pytestmark = pytest.mark.slow
+
 NOTEBOOK = Path(__file__).parents[2] / "notebooks/06_tfrecords.ipynb"
 RUN_SECONDS = 400
 
