@@ -14,6 +14,7 @@ from tfos_nb.runtime.coordinator import LocalFeed, Wanted
 from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema
 from tfos_nb.runtime.lifecycle import Moved
 from tfos_nb.runtime.peers import Peers
+from tfos_nb.runtime.steps import _result_of
 from tfos_nb.runtime.supply import Supply
 
 BATCH = pa.RecordBatch.from_pydict({"id": pa.array(range(8), pa.int64())})
@@ -71,3 +72,24 @@ def test_a_worker_that_does_not_answer_is_waited_for_until_it_is_known_where_it_
         search.join(10)
         assert not search.is_alive()
     assert workers == {0: here, 1: "10.0.0.9:5000"}
+
+
+class Moving:
+    """A step whose worker goes before its result is copied: another one does it."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+
+    def fetch(self) -> str:
+        if self.errors:
+            raise self.errors.pop(0)
+        return "done"
+
+
+def test_a_result_that_went_with_its_worker_is_fetched_from_the_one_that_does_the_step_again() -> None:
+    import tensorflow as tf
+
+    gone = tf.errors.UnavailableError(None, None, "Connection reset: /job:worker/replica:0/task:1")
+    assert _result_of(Moving(gone, gone)) == "done"
+    with pytest.raises(tf.errors.UnavailableError):
+        _result_of(Moving(tf.errors.UnavailableError(None, None, "remote target /job:ps/task:0")))

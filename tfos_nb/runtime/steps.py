@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CoordinatedDataset"]
 
+_ELSEWHERE = 0.1  # seconds between two looks at a step that another worker has to do
 _IN_FLIGHT = 4  # steps given out for each worker before one's result is waited for
 
 
@@ -106,7 +108,7 @@ class CoordinatedDataset:
             while len(ended) < self._workers or flight:
                 while len(ended) < self._workers and len(flight) < _IN_FLIGHT * self._workers:
                     flight.append(self._coordinator.schedule(once, args=(iterators, turn)))
-                more, task, result = flight.popleft().fetch()
+                more, task, result = _result_of(flight.popleft())
                 if more:
                     yield result
                 else:
@@ -139,6 +141,23 @@ class CoordinatedDataset:
             return more, task, result
 
         return tf.function(once)
+
+
+def _result_of(step: Any) -> Any:
+    """Fetch a step's result, wherever the step is done.
+
+    A worker that is lost between a step and the copy of its result fails the copy, which TensorFlow makes here if
+    somebody waits for it; and then gives the step to another worker, whose result takes the place of the lost one.
+    """
+    import tensorflow as tf
+
+    while True:
+        try:
+            return step.fetch()
+        except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+            if "/job:worker" not in str(error) or "/job:ps" in str(error):
+                raise
+            threading.Event().wait(_ELSEWHERE)
 
 
 def _element_spec(function: Callable[..., Any]) -> Any:
