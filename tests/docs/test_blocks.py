@@ -19,6 +19,7 @@ import tfos_nb
 from tests.docs.commands import faults_of
 from tests.docs.hidden import FIRST, OF_PAGE
 from tests.docs.reading import BLOCKS, PAGES, Block, blocks_of
+from tfos_nb import endpoint
 
 LANGUAGES = {"python", "bash", "yaml", "diff", "text"}
 ELSEWHERE = ("hdfs:///", "s3://bucket/")
@@ -48,6 +49,7 @@ def shell(
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setenv("TFOS_NB_PROGRESS", "text")
+    monkeypatch.setattr(endpoint, "_the_one", [])
     monkeypatch.chdir(tmp_path)
     InteractiveShell.clear_instance()
     config = Config()
@@ -60,6 +62,8 @@ def shell(
     for value in list(made.user_ns.values()):
         if isinstance(value, tfos_nb.Cluster):
             value.close()
+    for one in endpoint._the_one:
+        one.close()
     spark.catalog.clearCache()
     InteractiveShell.clear_instance()
 
