@@ -63,7 +63,7 @@ def file_system(url: str) -> tuple[Any, str]:
             _find_hadoop_conf()
             _knock(url)
         system, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError, OSError) as error:
+    except (ImportError, ValueError, OSError, RuntimeError) as error:  # the last one is how hdfs-native says it
         reason = str(error).partition("\n")[0] or type(error).__name__
         here = f"{_place(url)} cannot be opened on {socket.gethostname()}"
         raise Unreachable(f"{here}: {reason}{_advice(scheme)}") from error
