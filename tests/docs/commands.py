@@ -23,8 +23,10 @@ __all__ = ["faults_of"]
 
 Words = list[str]
 MAKEFILE = (CHECKOUT / "Makefile").read_text(encoding="utf-8")
-THEIRS = "program.py"
-"""What a page calls the reader's own program."""
+THEIRS = ("program.py", "train.py", "/shared/train.py")
+"""What the pages call the reader's own program."""
+READ = ("HADOOP_CONF_DIR", "PYSPARK_PYTHON", "SPARK_HOME")
+"""The variables that Spark and Hadoop look at."""
 
 
 def faults_of(text: str, *, allowed: bool = False) -> list[str]:
@@ -85,17 +87,17 @@ def _example(words: Words) -> Words:
 
 
 def _program(words: Words) -> Words:
-    if words[0] == THEIRS:
+    if words[0] in THEIRS:
         return []
     if not (CHECKOUT / words[0]).exists():
         return [f"no file {words[0]}"]
-    told = _help_of_program(words[0])
-    return [f"no option {word}" for word in words[1:] if word.startswith("--") and word not in told]
+    asked = [word for word in words[1:] if word.startswith("--")]
+    return [f"no option {word}" for word in asked if word not in _help_of_program(words[0])]
 
 
 def _export(words: Words) -> Words:
-    names = [word.partition("=")[0] for word in words[1:]]
-    return [f"nobody reads {name}" for name in names if name not in ("PYSPARK_PYTHON",)]
+    names = re.findall(r"\b([A-Z_]+)=", " ".join(words[1:]))
+    return [f"nobody reads {name}" for name in names if name not in READ]
 
 
 _KNOWN: dict[str, Callable[[Words], Words]] = {

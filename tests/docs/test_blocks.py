@@ -34,8 +34,8 @@ def python_of(block: Block) -> str:
 
 
 RUN_ON = sorted({block.page for block in BLOCKS if python_of(block) and not block.why_not})
-MANY_CLUSTERS = {"strategies"}
-"""Pages that start four clusters and more, of kinds that tests/strategies tries in every way."""
+MANY_CLUSTERS = {"feeding", "inference", "migrating", "pipeline", "strategies"}
+"""Pages that start several clusters or load several models, of kinds that other tests try in every way."""
 
 
 @pytest.fixture
