@@ -18,6 +18,15 @@ PIP := $(BIN)/python -m pip
 INSTALL := PYTHONWARNINGS=ignore $(PIP) install --progress-bar off --disable-pip-version-check --constraint constraints.txt
 # Of all that pip says, what takes long: so that one sees that it goes on.
 BRIEFLY := awk '/(Downloading|Using cached).*MB/ {n = split($$0, w, /[ \/]+/); print "    " w[n-2], w[n-1], w[n]; fflush()} /^Installing/ {print "    unpacking"; fflush()}'
+# $(call FROM_APT,commands,package,why): what pip does not have; one of the commands is enough.
+COMMA := ,
+FROM_APT = command -v $(1) >/dev/null || { \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "Installing $(2)"; \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(2); } >/dev/null; \
+	else \
+	    echo "$(3): sudo apt-get install $(2)" >&2; exit 1; \
+	fi; }
 DESCRIBED := pyproject.toml setup.py constraints.txt $(wildcard jupyter-config/*/*.json)
 
 .PHONY: help
@@ -140,25 +149,13 @@ $(VENV)/.test: $(VENV)/.demo
 # Playwright's own browsers come from a server that many networks do not reach; the system's Chromium does as well.
 $(VENV)/.browser: $(VENV)/.test
 	@$(INSTALL) --editable '.[browser]' | $(BRIEFLY)
-	@command -v chromium chromium-browser google-chrome >/dev/null || { \
-	    if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	        echo "Installing Chromium"; \
-	        { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium; } >/dev/null; \
-	    else \
-	        echo "The tests in a browser need Chromium: sudo apt-get install chromium" >&2; exit 1; \
-	    fi; }
+	@$(call FROM_APT,chromium chromium-browser google-chrome,chromium,The tests in a browser need Chromium)
 	@touch $@
 
 # Hadoop's daemons are in the jars that Maven has; what a user installs of Hadoop, its scripts and pages, is not needed.
 $(VENV)/.yarn: $(VENV)/.test tests/clusters/pom.xml
 	@$(INSTALL) --editable '.[yarn]' | $(BRIEFLY)
-	@command -v mvn >/dev/null || { \
-	    if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	        echo "Installing Maven"; \
-	        { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y maven; } >/dev/null; \
-	    else \
-	        echo "The tests on YARN need Maven, which fetches Hadoop: sudo apt-get install maven" >&2; exit 1; \
-	    fi; }
+	@$(call FROM_APT,mvn,maven,The tests on YARN need Maven$(COMMA) which fetches Hadoop)
 	@echo "Fetching Hadoop's jars (90 MB)"
 	@rm -rf $(VENV)/hadoop
 	@mvn --batch-mode --quiet -f tests/clusters/pom.xml dependency:copy-dependencies \

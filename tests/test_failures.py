@@ -34,11 +34,20 @@ def tf_processes() -> list[psutil.Process]:
     return found
 
 
+def told(process: psutil.Process) -> str:
+    """Tell what a process is that should have ended, what it has done and what it waits for."""
+    with process.oneshot():
+        waits = Path(f"/proc/{process.pid}/wchan").read_text()
+        threads = [f"{thread.user_time + thread.system_time:.1f}" for thread in process.threads()]
+        parents = " < ".join(parent.name() for parent in process.parents())
+        return f"{process} < {parents}: {process.cmdline()[1:3]}, waits in {waits}, its threads' seconds: {threads}"
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left(spark: SparkSession) -> Iterator[None]:
     """After each failure: no process and no thread is left, no slot is held; the next test is the next cluster."""
     yield
-    assert until(lambda: not tf_processes()), tf_processes()
+    assert until(lambda: not tf_processes()), [told(process) for process in tf_processes()]
     assert until(lambda: not slots_busy(spark)), slots_busy(spark)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("tfos_nb")]
 

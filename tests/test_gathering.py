@@ -45,7 +45,7 @@ def come_again(cluster: Cluster, node: str, port: int) -> None:
 
 
 def test_a_lost_worker_alone_is_asked_for_anew_and_its_coordinator_is_told_where_it_is(coordinated: Cluster) -> None:
-    coordinated.streams["chief:0"].send(WorkerThrough("worker:1", 3))
+    coordinated.say(WorkerThrough("worker:1", 3), by="chief:0")
     coordinated.say(ended("worker:1", None, "SIGKILL"))
     assert not coordinated.roster.gather_again("it was killed")
     assert coordinated.roster.missing == ("worker:1",)

@@ -401,7 +401,9 @@ def test_a_model_that_nobody_has_is_refused(frame, tmp_path):
 
 def test_a_secret_in_a_url_is_not_told(frame):
     told = refusal(frame, "nowhere://me:hunter2@bucket/m.keras?token=hunter2")
-    assert told == "nowhere://bucket/m.keras: ValueError: Protocol not known: nowhere"
+    assert told.startswith("nowhere://bucket/m.keras: nowhere://bucket cannot be opened on ")
+    assert ": Protocol not known: nowhere. The package that opens it has to be there" in told
+    assert "hunter2" not in told
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,10 @@ class Cluster:
             stream.send(Reservation(node, "10.0.0.1", port + number, str(number), 0, 77, ()))
             self.until(lambda node=node: node not in self.roster.missing)
 
-    def say(self, message: Any) -> None:
-        """Send a node's message and wait until the roster has it."""
+    def say(self, message: Any, by: str = "") -> None:
+        """Send a message, the node's that it is about or another's, and wait until the roster has it."""
         before = self.clock.said
-        self.streams[message.node].send(message)
+        self.streams[by or message.node].send(message)
         self.until(lambda: self.clock.said > before)
 
     def bring_up(self, *nodes: str) -> None:

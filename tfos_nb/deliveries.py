@@ -36,7 +36,7 @@ class Deliveries:
     _calls: list[Call] = field(default_factory=list)
     _index: int = 0
     _gathering: int = 1
-    _generation: int = 1
+    _generation: int = 1  # that has been met
     _from: int = 0  # passes that the state held with which this generation began
 
     def train(self, call: Call) -> None:
@@ -45,9 +45,10 @@ class Deliveries:
         call.before = sum(one.epochs for one in self._calls)
         self._calls.append(call)
         self._deliver()
-        if self.roster.restarts_left <= 0:
-            self._calls.clear()  # nobody will ask for these rows again
-            self._index = 0
+        with self.roster.changed:
+            if self.roster.restarts_left <= 0 and self._gathering == self.roster.gatherings:
+                self._calls.clear()  # nobody will ask for these rows again
+                self._index = 0
 
     def close(self, reason: str) -> None:
         """Tell the nodes that no more rows come, when all have been delivered. The lock is held."""
@@ -94,13 +95,13 @@ class Deliveries:
         while self._gathering != self.roster.gatherings:
             with self.roster.changed:
                 gathering = self._gathering = self.roster.gatherings
-                same = self._generation == self.roster.generation
-                self._generation = self.roster.generation
+                generation = self.roster.generation
             with contextlib.suppress(Regathered):
-                if same:
+                if generation == self._generation:
                     self._refill(gathering)
                 else:
                     self._meet(gathering)
+                    self._generation = generation  # not before: who is replaced meanwhile is met like the others
 
     def _refill(self, gathering: int) -> None:
         """Feed those nodes that took the places of lost ones, while the others go on."""
@@ -115,6 +116,9 @@ class Deliveries:
                 self.roster.replaced.pop(node, None)
 
     def _meet(self, gathering: int) -> None:
+        """Learn from where on a new generation wants rows; it has been fed none yet."""
+        with self.roster.changed:
+            self.roster.replaced.clear()
         for call in self._calls:
             call.begin_anew()
         if not self._calls or not self._await(lambda: self.roster.all_reserved, gathering):

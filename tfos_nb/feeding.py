@@ -163,7 +163,7 @@ class FeedDesk:
             known = [feed for feed in self._feeds.values() if feed.schema and not feed.place.validates]
             if known:
                 schema = ledger.FeedSchema(known[-1].number, known[-1].schema, known[-1].lengths)
-                self._send(schema, [node for node in nodes if node in self.nodes])
+                self._send(schema, [node for node in nodes if node in self._names])
 
     def wants_from(self, message: ledger.FeedFrom) -> None:
         """Record from where on a node of a later generation wants rows."""

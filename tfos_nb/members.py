@@ -73,6 +73,7 @@ class Members:
         self._first = finishing[0]
         self._reserved = Everyone(everybody, lambda one: one.reservation)
         self._up = Everyone(everybody, lambda one: one.up and one.status is not NodeStatus.STARTING)
+        self._take_rows = Everyone(self._fed_records, lambda one: one.up)
         self._returned = Everyone(finishing, lambda one: one.returned or one.serving)
         self._through = Everyone(everybody, lambda one: one.status.ended or one.serving)
         self._at_rest = Everyone(everybody, lambda one: not one.saving or one.link is None)
@@ -102,7 +103,7 @@ class Members:
     def all_take_rows(self) -> bool:
         """Whether every node that is fed has said where it takes rows."""
         with self.changed:
-            return all(record.up for record in self._fed_records)
+            return self._take_rows()
 
     @property
     def all_reserved(self) -> bool:

@@ -23,7 +23,7 @@ from typing import Any
 
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.paths import is_local
-from tfos_nb.runtime.remote import file_system
+from tfos_nb.runtime.remote import file_system, rename_over
 from tfos_nb.runtime.supply import Supply
 
 __all__ = ["Checkpointing", "Resumed"]
@@ -199,10 +199,8 @@ class _Shelf:
         """Make a written state a checkpoint, and remove the oldest ones."""
         if folder != part:
             self.filesystem.put(folder, part, recursive=True)
-        if number in (there := self.numbers()):  # it was passed before a loss
-            self.filesystem.rm(f"{self.place}/{number}", recursive=True)
-        self.filesystem.mv(part, f"{self.place}/{number}", recursive=True)
-        for old in sorted({*there, number})[: -max(keep, 1)]:
+        rename_over(self.filesystem, part, f"{self.place}/{number}")  # one that is there was passed before a loss
+        for old in self.numbers()[: -max(keep, 1)]:
             self.filesystem.rm(f"{self.place}/{old}", recursive=True)
 
     def get(self, number: str, scratch: str) -> str:

@@ -98,7 +98,6 @@ class LocalFeed:
             "describe": _Entry(self.describe),
             "open": _Entry(self.open),
             "next": _Entry(self.next),
-            "task": _Entry(self.task),
             "take": _Entry(self.take),
             "idle": _Entry(self.idle),
         }
@@ -119,7 +118,7 @@ class LocalFeed:
 
             for name, entry in self._entries.items():
                 script_ops._py_funcs._funcs[_TOKEN + name] = entry
-            (told,) = tf.raw_ops.PyFunc(input=[], token=_TOKEN + "task", Tout=[tf.int64])
+            told = take_step(np.int64(0))
         except (ImportError, AttributeError, TypeError, tf.errors.OpError) as error:
             raise TfosError(_unlike(tf.__version__, error)) from error
         if int(told) != self._task:
@@ -161,10 +160,6 @@ class LocalFeed:
                 empty = [np.empty((0, *column.shape), column.dtype) for column in self._columns]
                 return [np.bool_(False), *empty]
             return [np.bool_(True), *(block[column.name] for column in self._columns)]
-
-    def task(self) -> Any:
-        """Tell which worker this is."""
-        return np.int64(self._task)
 
     def take(self, turn: Any) -> Any:
         """Learn which pass the coordinator's next step belongs to; tell which worker this is."""

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfos_nb.errors import TfosError
 from tfos_nb.runtime.wire import message
 
 if TYPE_CHECKING:
@@ -255,6 +256,8 @@ def _sizes(shape: Sequence[int | None]) -> str:
 def why_not_loaded(error: BaseException) -> str:
     """Say in a sentence why a model could not be loaded; Keras puts its whole configuration around it."""
     text = str(error).strip() or type(error).__name__
+    if isinstance(error, TfosError):
+        return text  # it is written for whoever reads this
     unknown = _OWN_CODE.search(text)
     if unknown:
         own = unknown[1]

@@ -11,7 +11,6 @@ they are otherwise, a lost worker means a new generation, as a lost chief does.
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,12 +18,11 @@ from typing import Any
 
 from tfos_nb.runtime.lifecycle import Moved
 from tfos_nb.runtime.plan import Node, Role
+from tfos_nb.runtime.process import answers
 
 __all__ = ["Peers"]
 
 logger = logging.getLogger(__name__)
-
-_ANSWERS_WITHIN = 1.0  # seconds for a connection; a process that has ended refuses it at once
 
 
 class Peers:
@@ -60,7 +58,8 @@ class Peers:
         """Wait until every worker that does not answer has moved, and put its new address in its place."""
         for index in sorted(workers):
             old = workers[index]
-            if _answers(old):
+            host, _, port = old.rpartition(":")
+            if answers(host.strip("[]"), int(port)):
                 continue
             with self._changed:
                 self._changed.wait_for(lambda at=index, was=old: self._moved.get(at, was) != was)  # type: ignore[misc]
@@ -79,12 +78,3 @@ class _Update:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.peers.find(self.workers)
         return self.original(*args, **kwargs)
-
-
-def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _ANSWERS_WITHIN).close()
-    except OSError:
-        return False
-    return True

@@ -25,6 +25,7 @@ from tfos_nb.runtime import wire
 __all__ = [
     "Channel",
     "address_towards",
+    "answers",
     "die_with_parent",
     "kill_group",
     "private_directory",
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 _PR_SET_PDEATHSIG = 1
+_ANSWERS_WITHIN = 1.0  # seconds; a process that has ended refuses at once
 _LENGTH = struct.Struct("!Q")
 PARENT_VARIABLE = "TFOS_NB_PARENT"
 
@@ -101,6 +103,15 @@ def address_towards(host: str, port: int) -> str:
     with socket.socket(family, kind) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
+
+
+def answers(host: str, port: int) -> bool:
+    """Whether somebody listens there, and takes a connection within a second."""
+    try:
+        socket.create_connection((host, port), _ANSWERS_WITHIN).close()
+    except OSError:
+        return False
+    return True
 
 
 def private_directory(kind: str) -> str:

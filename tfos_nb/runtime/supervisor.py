@@ -353,6 +353,9 @@ def main() -> None:
     if job is None:
         return
     Supervisor(job).run()
+    # All is done. gRPC's threads are still there, and with them the interpreter may not come to its end (grpc/grpc,
+    # issue 20026); the task waits for this process, and holds its slot until then.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ from tfos_nb.runtime.log_mirror import mirrored
 from tfos_nb.runtime.payload import unpack
 from tfos_nb.runtime.peers import Peers
 from tfos_nb.runtime.plan import Node
-from tfos_nb.runtime.process import Channel, die_with_parent
+from tfos_nb.runtime.process import Channel, answers, die_with_parent
 from tfos_nb.runtime.queues import DEFAULT_QUEUE, FeedQueues
 from tfos_nb.runtime.reports import Reporter
 from tfos_nb.runtime.tensorboard import make_log_dir
@@ -63,7 +63,6 @@ _COLLATERAL = re.compile(
     r"|Socket closed|Cancelled by peer|coordination service|CoordinationService|remote target"
 )
 _FEED_STATUS_EVERY = 0.5
-_LISTENS_WITHIN = 1.0
 _OURS = str(Path(__file__).parents[1])
 
 
@@ -195,11 +194,7 @@ class TensorFlowProcess:
     def _has_server(self, spec: dict[str, list[str]]) -> bool:
         """Whether something listens on this node's port, which its supervisor only holds."""
         port = spec[self._node.role.value][self._node.index].rpartition(":")[2]
-        try:
-            socket.create_connection(("localhost", int(port)), _LISTENS_WITHIN).close()
-        except OSError:
-            return False
-        return True
+        return answers("localhost", int(port))
 
     def _coordinated(self, coordinator: Any) -> Callable[[int, int], object]:
         """Follow the workers, where they may be replaced; return what is told of each one's passes."""
