@@ -63,7 +63,9 @@ def counting_loop(args: dict[str, Any], ctx: Any) -> tuple[int, ...]:
 
 def slowly(seconds: float) -> Any:
     """Return a callback that lets some time pass after each epoch, for somebody to do harm."""
-    import keras
+    import tensorflow as tf
+
+    keras: Any = tf.keras
 
     class Slowly(keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -73,26 +75,31 @@ def slowly(seconds: float) -> Any:
 
 
 def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[int, int, list[int]]:
-    """The same by Keras' fit, with Keras' own BackupAndRestore."""
-    import keras
+    """The same by Keras' fit, of Keras 3 or tf_keras; with ``args["backup"]`` by Keras' own BackupAndRestore."""
     import tensorflow as tf
+
+    keras: Any = tf.keras
+    legacy = os.environ.get("TF_USE_LEGACY_KERAS") == "1"
 
     class Count(keras.layers.Layer):  # type: ignore[misc]
         def build(self, shape: Any) -> None:
-            self.total = self.add_weight(shape=(), dtype="int64", initializer="zeros", trainable=False)
+            alike = {"aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA} if legacy else {}
+            self.total = self.add_weight(shape=(), dtype="int64", initializer="zeros", trainable=False, **alike)
 
         def call(self, ids: Any, training: bool = False) -> Any:
             if training:
                 context = tf.distribute.get_replica_context()
                 seen = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(tf.cast(ids, tf.int64)))
-                now = tf.convert_to_tensor(self.total.value)
-                self.total.value.assign((now + seen) % PRIME)
+                variable = self.total if legacy else self.total.value
+                variable.assign((tf.convert_to_tensor(variable) + seen) % PRIME)
             return tf.cast(ids, tf.float32) * 0.0
 
     with tf.distribute.MultiWorkerMirroredStrategy().scope():
         model = keras.Sequential([keras.Input((1,), dtype="int64"), Count(), keras.layers.Dense(1)])
         model.compile(loss="mse")
-    callbacks = [slowly(1.0), keras.callbacks.BackupAndRestore(ctx.checkpoint_dir)]
+    callbacks = [slowly(1.0)]
+    if args.get("backup"):
+        callbacks.append(keras.callbacks.BackupAndRestore(ctx.checkpoint_dir))
     history = model.fit(ctx.dataset(32, x="id", y="y"), epochs=args["epochs"], verbose=0, callbacks=callbacks)
     return int(model.layers[0].total.numpy()), ctx.generation, history.epoch
 

@@ -74,13 +74,32 @@ def test_a_node_that_is_frozen_is_given_up_and_replaced(
 
 def test_keras_fit_goes_on_from_its_backup_and_is_fed_what_it_lacks(spark: SparkSession, tmp_path: Path) -> None:
     data = rows(spark).selectExpr("id", "double(0) as y")
-    args = {"epochs": 3}
+    args = {"epochs": 3, "backup": True}
     with launch(counting_fit, args, workers=2, spark=spark, restarts=1, model_dir=str(tmp_path)) as cluster:
         Killer(cluster, "worker:0", ROWS * 3 // 4, itself)
         cluster.train(data, epochs=3)
     total, generation, epochs = cluster.result()
     assert (total, generation) == (sum_of_ids(3), 2)
     assert epochs in ([1, 2], [2]), "it goes on behind the last epoch that was saved"
+
+
+@pytest.mark.parametrize(
+    ("node", "what", "legacy"),
+    [("worker:0", itself, "0"), ("worker:0", its_supervisor, "0"), ("worker:1", itself, "1")],
+)
+def test_keras_fit_goes_on_from_memory_without_a_line_of_ones_own(
+    spark: SparkSession, tmp_path: Path, node: str, what: Callable[[int], int], legacy: str
+) -> None:
+    data = rows(spark).selectExpr("id", "double(0) as y")
+    options: dict[str, Any] = {"env": {"TF_USE_LEGACY_KERAS": legacy}, "model_dir": str(tmp_path / "models")}
+    with launch(counting_fit, {"epochs": 3}, workers=2, spark=spark, restarts=1, **options) as cluster:
+        Killer(cluster, node, ROWS * 3 // 4, what)
+        cluster.train(data, epochs=3)
+    total, generation, epochs = cluster.result()
+    assert (total, generation) == (sum_of_ids(3), 2)
+    assert epochs in ([1, 2], [2]), "it goes on behind the last epoch that was through"
+    assert cluster.results()["worker:1"] == cluster.results()["worker:0"]
+    assert not (tmp_path / "models").exists(), "nothing was written for it"
 
 
 def test_a_training_that_lost_a_node_ends_at_the_loss_of_one_that_did_not(spark: SparkSession, tmp_path: Path) -> None:

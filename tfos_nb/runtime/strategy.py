@@ -6,9 +6,10 @@ from typing import Any
 
 from tfos_nb.runtime import keras_fit
 from tfos_nb.runtime.autolog import autolog, progress_callback
+from tfos_nb.runtime.keras_keep import keep_fits
 from tfos_nb.runtime.strategies import refuse_what_fails
 
-__all__ = ["autolog", "disable_auto_shard", "patch_keras_fit", "progress_callback"]
+__all__ = ["autolog", "disable_auto_shard", "keep_fits", "patch_keras_fit", "progress_callback"]
 
 
 def patch_keras_fit() -> str:

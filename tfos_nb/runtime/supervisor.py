@@ -13,7 +13,7 @@ that the process ends: with SIGKILL after a grace, since TensorFlow swallows SIG
 it ends the process and itself. Spark's task may go before it (see :mod:`tfos_nb.runtime.node`).
 
 A cluster that may gather again has supervisors that outlive their processes: told to, they start the next one, on
-another port, and reserve anew.
+another port, and reserve anew. They also hold the memory that a state is kept in meanwhile.
 
 It never imports TensorFlow, and is the same whether Spark's task waits for it or leaves it behind.
 """
@@ -35,6 +35,7 @@ from typing import Any
 
 from tfos_nb.runtime import ledger
 from tfos_nb.runtime.gpu_claims import GpuClaims, GpusTaken
+from tfos_nb.runtime.last_state import StateMemory
 from tfos_nb.runtime.lifecycle import (
     Farewell,
     MainStarted,
@@ -91,8 +92,10 @@ class Supervisor:
     """
 
     def __init__(self, job: NodeJob) -> None:
-        self._job = job
         self._lasting = bool(job.settings.get("restarts"))
+        self._state = StateMemory() if self._lasting else None
+        kept = self._state.places if self._state is not None else []
+        self._job = replace(job, settings={**job.settings, "kept": kept})
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._directory = private_directory("node")
         self._host = job.host or address_towards(job.door_host, job.door_port)
@@ -126,6 +129,8 @@ class Supervisor:
                 self._warm.close()
             if self._board is not None:
                 self._board.stop()
+            if self._state is not None:
+                self._state.close()
             self._claims.close()
             shutil.rmtree(self._directory, ignore_errors=True)
 

@@ -165,6 +165,12 @@ class Supply(Passes):
                 )
             self.passes_done = passes
 
+    @property
+    def asked(self) -> bool:
+        """Whether it is settled from where on rows come."""
+        with self._changed:
+            return self._asked
+
     def take_place(self, passes: int) -> None:
         """Begin behind so many passes, which the node that was here before has been through."""
         with self._changed:

@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tfos_nb.errors import FeedFailed, TfosError
 from tfos_nb.runtime import ledger, wire
@@ -31,6 +31,7 @@ from tfos_nb.runtime.context import NodeContext
 from tfos_nb.runtime.datafeed import NodeRows
 from tfos_nb.runtime.feed import FeedServer
 from tfos_nb.runtime.inferring import RequestDesk
+from tfos_nb.runtime.last_state import LastState
 from tfos_nb.runtime.lifecycle import (
     Coordinating,
     Farewell,
@@ -186,10 +187,17 @@ class TensorFlowProcess:
         )
         if ctx.log_dir and ctx.is_chief:
             make_log_dir(ctx.log_dir)
+        if kept := self._job.settings.get("kept"):
+            self._keep_fits(cast("list[str]", kept), ctx.num_workers)
         self._called = True
         self._channel.send(MainStarted(self._job.node))
         result = main(args, ctx)
         return MainReturned(self._job.node, wire.encode_result(result), self._has_server(spec))
+
+    def _keep_fits(self, places: list[str], workers: int) -> None:
+        from tfos_nb.runtime import strategy
+
+        strategy.keep_fits(LastState(places), self._passes, generation=self._signals.generation, workers=workers)
 
     def _has_server(self, spec: dict[str, list[str]]) -> bool:
         """Whether something listens on this node's port, which its supervisor only holds."""

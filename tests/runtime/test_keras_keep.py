@@ -1,0 +1,142 @@
+"""Which fits keep their state in memory, and what the next generation makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfos_nb.runtime.keras_keep import keep_fits
+from tfos_nb.runtime.last_state import LastState, StateMemory
+from tfos_nb.runtime.supply import Supply
+
+X = np.arange(32.0).reshape(32, 1) / 32
+Y = 3 * X + 1
+
+
+@pytest.fixture(params=["keras", "tf_keras"])
+def flavour(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Each of the two Keras, as it was when the test is over."""
+    both = [pytest.importorskip(name) for name in ("keras", "tf_keras")]
+    for keras in both:
+        for name in ("fit", "_maybe_load_initial_counters_from_ckpt"):
+            if hasattr(keras.Model, name):
+                monkeypatch.setattr(keras.Model, name, getattr(keras.Model, name))
+    return next(keras for keras in both if keras.__name__ == request.param)
+
+
+@pytest.fixture
+def memory() -> Iterator[StateMemory]:
+    memory = StateMemory()
+    yield memory
+    memory.close()
+
+
+@pytest.fixture
+def generation(memory: StateMemory, flavour: Any, tmp_path: Any) -> Callable[[int], Supply]:
+    """Begin a generation: as if by a process of its own, with the memory of the one before."""
+    own = flavour.Model.fit
+
+    def begin(number: int) -> Supply:
+        supply = Supply("worker:0", str(tmp_path), 1 << 20, 1 << 20, lambda message: None)
+        if number > 1:
+            supply.regathered()
+        flavour.Model.fit = own
+        keep_fits(LastState(memory.places), supply, generation=number, workers=1)
+        return supply
+
+    return begin
+
+
+def build(keras: Any, units: int = 1) -> Any:
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(units, kernel_initializer="zeros")])
+    model.compile(loss="mse", optimizer=keras.optimizers.SGD(0.05, momentum=0.9))
+    return model
+
+
+def fit(model: Any, epochs: int, **options: Any) -> Any:
+    return model.fit(X, Y, epochs=epochs, batch_size=8, shuffle=False, verbose=0, **options)
+
+
+class Lost(Exception):
+    """What stands in for the loss of a process."""
+
+
+def lose_in(keras: Any, epoch: int) -> Any:
+    def on_epoch_begin(number: int, logs: Any = None) -> None:
+        if number == epoch:
+            raise Lost
+
+    callback = keras.callbacks.Callback()
+    callback.on_epoch_begin = on_epoch_begin
+    return callback
+
+
+def test_a_fit_ends_with_the_weights_of_one_that_was_not_broken_off(
+    generation: Callable[[int], Supply], flavour: Any
+) -> None:
+    whole = build(flavour)
+    fit(whole, 6)
+    generation(1)
+    with pytest.raises(Lost):
+        fit(build(flavour), 6, callbacks=[lose_in(flavour, 3)])
+    generation(2)
+    model = build(flavour)
+    assert fit(model, 6).epoch == [3, 4, 5]
+    for found, wanted in zip(model.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_the_first_fit_is_not_done_again_when_a_later_one_was_broken_off(
+    generation: Callable[[int], Supply], flavour: Any
+) -> None:
+    generation(1)
+    with pytest.raises(Lost):
+        fit(build(flavour), 2)
+        fit(build(flavour), 5, callbacks=[lose_in(flavour, 3)])
+    supply = generation(2)
+    first, second = build(flavour), build(flavour)
+    assert fit(first, 2).epoch == []
+    assert fit(second, 5).epoch == [0, 1, 2, 3, 4]
+    assert supply.passes_done == 0, "of rows that were not fed, there is no pass"
+
+
+def test_a_fit_that_a_callback_ended_is_done_again(generation: Callable[[int], Supply], flavour: Any) -> None:
+    generation(1)
+    stop = flavour.callbacks.EarlyStopping(monitor="loss", patience=0, min_delta=100.0)
+    assert len(fit(build(flavour), 9, callbacks=[stop]).epoch) == 2
+    generation(2)
+    assert fit(build(flavour), 2).epoch == [0, 1]
+
+
+def test_a_fit_after_rows_were_read_begins_anew(generation: Callable[[int], Supply], flavour: Any) -> None:
+    generation(1)
+    with pytest.raises(Lost):
+        fit(build(flavour), 4, callbacks=[lose_in(flavour, 3)])
+    supply = generation(2)
+    supply.ask()  # as the adaptation of a layer to the rows does
+    assert fit(build(flavour), 4).epoch == [0, 1, 2, 3]
+
+
+def test_the_state_of_another_model_is_left(
+    generation: Callable[[int], Supply], flavour: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    generation(1)
+    with pytest.raises(Lost):
+        fit(build(flavour), 4, callbacks=[lose_in(flavour, 3)])
+    generation(2)
+    assert fit(build(flavour, units=2), 2).epoch == [0, 1]
+    assert "not of this model" in caplog.text
+
+
+@pytest.mark.parametrize("options", [{"steps_per_epoch": 2}, {"callbacks": "backup"}])
+def test_a_fit_whose_epochs_are_no_passes_and_one_with_a_backup_of_its_own_keep_nothing(
+    generation: Callable[[int], Supply], flavour: Any, memory: StateMemory, options: dict[str, Any], tmp_path: Any
+) -> None:
+    if options.get("callbacks"):
+        options = {"callbacks": [flavour.callbacks.BackupAndRestore(str(tmp_path / "backup"))]}
+    generation(1)
+    fit(build(flavour), 2, **options)
+    assert LastState(memory.places).newest() is None

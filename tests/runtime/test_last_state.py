@@ -1,0 +1,84 @@
+"""A state in memory is there whole or not at all, and outlives the process that wrote it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tfos_nb.runtime.last_state import LastState, StateMemory
+
+
+@pytest.fixture
+def memory() -> Iterator[StateMemory]:
+    memory = StateMemory()
+    yield memory
+    memory.close()
+
+
+def values(last: LastState) -> list[list[float]]:
+    state = last.newest()
+    assert state is not None
+    return [
+        np.frombuffer(data, name).reshape(shape).tolist()
+        for data, (name, shape) in zip(state.data, state.index, strict=True)
+    ]
+
+
+def test_the_later_of_two_states_is_read(memory: StateMemory) -> None:
+    last = LastState(memory.places)
+    assert last.newest() is None
+    for epoch in (1, 2, 3):
+        last.put(epoch, epoch + 10, [np.full((2, 2), epoch, "float32"), np.array(7, "int64"), np.zeros((0, 3), bool)])
+    assert values(last) == [[[3.0, 3.0], [3.0, 3.0]], 7, []]
+    state = last.newest()
+    assert state is not None
+    assert (state.epoch, state.passes) == (3, 13)
+    last.clear()
+    assert last.newest() is None
+
+
+def test_a_state_outlives_its_writer(memory: StateMemory) -> None:
+    program = (
+        "import sys, os, numpy as np; from tfos_nb.runtime.last_state import LastState; "
+        "LastState(sys.argv[1:]).put(5, 4, [np.arange(3.0)]); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", program, *memory.places], check=False)
+    assert values(LastState(memory.places)) == [[0.0, 1.0, 2.0]]
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_state_that_was_not_written_to_its_end_is_none(memory: StateMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = LastState(memory.places)
+    last.put(1, 1, [np.arange(3.0)])
+    last.put(2, 2, [np.arange(4.0)])
+
+    def torn(file: object, data: memoryview) -> None:
+        os.write(file.fileno(), data[: len(data) // 2])  # type: ignore[attr-defined]
+        raise Killed
+
+    monkeypatch.setattr("tfos_nb.runtime.last_state._write", torn)
+    with pytest.raises(Killed):
+        last.put(3, 3, [np.arange(5.0)])
+    assert values(last) == [[0.0, 1.0, 2.0, 3.0]]
+
+
+def test_numbers_that_numpy_has_from_tensorflow_are_kept(memory: StateMemory) -> None:
+    import tensorflow as tf
+
+    last = LastState(memory.places)
+    last.put(1, 1, [tf.constant([1.5, -2.0], tf.bfloat16).numpy()])
+    assert values(last) == [[1.5, -2.0]]
+
+
+def test_the_memory_is_gone_with_its_holder(memory: StateMemory) -> None:
+    places = memory.places
+    memory.close()
+    assert not any(os.path.exists(place) for place in places)
