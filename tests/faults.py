@@ -97,7 +97,7 @@ def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[int, int, list[int]]:
     with tf.distribute.MultiWorkerMirroredStrategy().scope():
         model = keras.Sequential([keras.Input((1,), dtype="int64"), Count(), keras.layers.Dense(1)])
         model.compile(loss="mse")
-    callbacks = [slowly(1.0)]
+    callbacks = [slowly(args.get("pause", 1.0))]
     if args.get("backup"):
         callbacks.append(keras.callbacks.BackupAndRestore(ctx.checkpoint_dir))
     history = model.fit(ctx.dataset(32, x="id", y="y"), epochs=args["epochs"], verbose=0, callbacks=callbacks)
@@ -128,6 +128,7 @@ class Killer(threading.Thread):
         super().__init__(daemon=True)
         self.cluster, self.node, self.rows, self.what, self.how = cluster, node, rows, what, how
         self.statuses: set[str] = set()
+        self.causes: set[str] = set()
         self.killed: int | None = None
         self.start()
 
@@ -135,6 +136,7 @@ class Killer(threading.Thread):
         while not self.cluster.state.ended:
             snapshot = self.cluster.snapshot()
             self.statuses.add(snapshot.status.value)
+            self.causes.add(snapshot.error)
             state = next(node for node in snapshot.nodes if node.node == self.node)
             if self.killed is None and state.pid and state.rows >= self.rows:
                 self.killed = self.what(state.pid)
@@ -160,6 +162,13 @@ def its_warm_process(pid: int) -> int:
 def its_executor(pid: int) -> int:
     """Find the JVM: the task's Python that started the supervisor is a child of the executor's Python daemon."""
     return next(parent.pid for parent in psutil.Process(pid).parents() if parent.name() == "java")
+
+
+def its_host(pid: int) -> int:
+    """Kill its supervisor and find the JVM, as if the host were gone: another executor has to start anew."""
+    executor = its_executor(pid)
+    os.kill(its_supervisor(pid), signal.SIGKILL)
+    return executor
 
 
 def counting_steps(args: dict[str, Any], ctx: Any) -> Any:

@@ -9,7 +9,8 @@ import pytest
 
 from tests.test_roster import Cluster, clock, ended, make
 from tfos_nb.runtime.ledger import WorkerThrough
-from tfos_nb.runtime.lifecycle import Following, Moved, Regather, Reservation, Serving, Start
+from tfos_nb.runtime.lifecycle import Following, Moved, Regather, Reservation, Serving, Start, StateHeld
+from tfos_nb.runtime.node import NodeWanted
 
 __all__ = ["clock", "make"]
 
@@ -88,3 +89,85 @@ def test_a_worker_that_is_silent_means_that_all_come_again(coordinated: Cluster)
     assert [failure.node for failure in coordinated.roster.failures] == ["worker:1"]
     assert coordinated.roster.gather_again("no heartbeat")
     assert coordinated.roster.generation == 2
+
+
+# --- fewer nodes than the plan has
+
+
+@pytest.fixture
+def three(make: Callable[..., Cluster]) -> Cluster:
+    """Three workers that train together, of which the first has been lost, and the others have come again."""
+    cluster = make(workers=3)
+    cluster.roster.restarts_left = 2
+    cluster.bring_up("worker:0", "worker:1", "worker:2")
+    cluster.say(ended("worker:0", None, "SIGKILL"))
+    assert cluster.roster.gather_again("it was killed")
+    come_again(cluster, "worker:1", 5001)
+    assert not cluster.roster.are_enough(2)
+    come_again(cluster, "worker:2", 5002)
+    return cluster
+
+
+def start_told(cluster: Cluster, node: str) -> Start:
+    told: list[Start] = heard(cluster, node, Start)
+    return told[-1]
+
+
+def test_the_others_go_on_without_a_worker_that_does_not_come(three: Cluster) -> None:
+    assert three.roster.are_enough(2)
+    assert not three.roster.are_enough(3)
+    assert three.roster.go_on_without_missing() == ("worker:0",)
+    assert three.roster.all_reserved
+    told = start_told(three, "worker:2")
+    assert told == Start({"worker": ["10.0.0.9:5001", "10.0.0.9:5002"]}, 2, 0, (1, 2))
+    assert three.roster.first == "worker:1"
+    assert three.roster.feeds.nodes == ["worker:1", "worker:2"]
+
+
+def come_late(cluster: Cluster, node: str) -> None:
+    """Come as a new supervisor."""
+    cluster.reserve(node, port=6000)
+
+
+def test_a_worker_that_comes_late_joins_when_a_state_has_been_saved(three: Cluster) -> None:
+    three.roster.go_on_without_missing()
+    three.say(StateHeld("worker:1"))
+    assert three.roster.joining == (), "it has not come"
+    come_late(three, "worker:0")
+    assert three.roster.joining == (), "it would undo what has been trained since the last state"
+    assert three.roster.failures == []
+    three.say(StateHeld("worker:2"))
+    assert three.roster.joining == (), "that is not who saves"
+    three.say(StateHeld("worker:1"))
+    assert three.roster.joining == ("worker:0",)
+
+    three.roster.gather_with(three.roster.joining)
+    assert three.roster.missing == ("worker:1", "worker:2")
+    assert three.roster.restarts_left == 1, "that was no loss"
+    come_again(three, "worker:1", 5003)
+    come_again(three, "worker:2", 5004)
+    told = start_told(three, "worker:0")
+    assert told == Start({"worker": ["10.0.0.1:6000", "10.0.0.9:5003", "10.0.0.9:5004"]}, 3)
+    assert three.roster.first == "worker:0"
+    assert three.roster.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
+
+
+def test_a_worker_that_is_lost_before_it_can_join_is_no_failure_and_wanted_three_times(three: Cluster) -> None:
+    three.roster.go_on_without_missing()
+    for wanted in (True, True, False):
+        come_late(three, "worker:0")
+        three.say(ended("worker:0", None, "SIGKILL"))
+        assert three.roster.failures == []
+        assert three.roster.asked(NodeWanted("worker:0")) is wanted
+    assert three.roster.all_reserved, "the others go on"
+
+
+def test_nobody_goes_on_without_a_chief_or_with_too_few(make: Callable[..., Cluster]) -> None:
+    cluster = make(workers=2, chief=True)
+    cluster.roster.restarts_left = 1
+    cluster.bring_up("chief:0", "worker:0", "worker:1")
+    cluster.say(ended("chief:0", None, "SIGKILL"))
+    cluster.roster.gather_again("it was killed")
+    for node in ("worker:0", "worker:1"):
+        come_again(cluster, node, 5000)
+    assert not cluster.roster.are_enough(1)

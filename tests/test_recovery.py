@@ -20,6 +20,7 @@ from tests.faults import (
     counting_fit,
     counting_loop,
     its_executor,
+    its_host,
     its_supervisor,
     its_warm_process,
     itself,
@@ -121,6 +122,23 @@ def test_a_training_that_lost_a_node_ends_at_the_loss_of_one_that_did_not(spark:
     np.testing.assert_allclose(cluster.history["loss"], before["loss"], atol=1e-3)
 
 
+def test_the_others_go_on_without_a_lost_host_and_it_joins_them_again(spark: SparkSession, tmp_path: Path) -> None:
+    data = rows(spark).selectExpr("id", "double(0) as y")
+    options: dict[str, Any] = {"restarts": 1, "min_workers": 1, "model_dir": str(tmp_path)}
+    args = {"epochs": 12}
+    with launch(counting_fit, args, workers=2, spark=spark, **options) as cluster:
+        killer = Killer(cluster, "worker:0", ROWS * 3 // 4, its_host)
+        cluster.train(data, epochs=12)
+    total, generation, epochs = cluster.result()
+    assert killer.killed
+    assert total == sum_of_ids(12)
+    assert generation == 3, "one without it, and one with it again"
+    assert cluster.results().keys() == {"worker:0", "worker:1"}
+    assert 2 <= epochs[0] < epochs[-1] == 11, "of those that it was there for again"
+    assert any("goes on without worker:0" in cause for cause in killer.causes)
+    assert any("worker:0 joined again" in cause for cause in killer.causes)
+
+
 def raising_later(args: Any, ctx: Any) -> None:
     for batch in ctx.dataset(16):
         raise ValueError(f"no good: {int(batch['id'][0])}")
@@ -154,3 +172,19 @@ def test_a_number_of_restarts_that_is_none_is_refused(spark: SparkSession) -> No
         launch(dying, spark=spark, restarts=-1)
     with pytest.raises(errors.PlanError, match="single queue"):
         launch(dying, spark=spark, restarts=1, queues=["input", "valid"])
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        ({"min_workers": 0, "restarts": 1}, "min_workers=0: it is a whole number, 1 or more"),
+        ({"min_workers": 1}, "min_workers= needs restarts="),
+        ({"min_workers": 3, "restarts": 1}, "min_workers=3: the cluster has 2 workers at the most"),
+        ({"min_workers": 1, "restarts": 1, "ps": 1}, "without parameter servers or an evaluator"),
+    ],
+)
+def test_a_least_number_of_workers_that_cannot_be_is_refused(
+    spark: SparkSession, wish: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(errors.PlanError, match=said):
+        launch(dying, workers=2, spark=spark, **wish)

@@ -71,6 +71,7 @@ def launch(
     queues: Sequence[str] = Settings.queues,
     restarts: int = Settings.restarts,
     heartbeat_timeout: float = Settings.heartbeat_timeout,
+    min_workers: int | None = Settings.min_workers,
     sources: Mapping[str, str] | None = None,
     wait_until_up: bool = True,
 ) -> Cluster:
@@ -122,6 +123,9 @@ def launch(
         hold yet are fed again.
     heartbeat_timeout : float, optional
         Seconds after which a node that is silent, or whose process is stopped, is held to be lost.
+    min_workers : int, optional
+        With ``restarts``: go on with so many workers or more while a lost one is not back. It joins the others again
+        when they have saved a state. Default: all are waited for.
     sources : mapping of str to str, optional
         Source text by file name, for tracebacks.
     wait_until_up : bool, optional
@@ -162,7 +166,9 @@ def launch(
         queues=(queues,) if isinstance(queues, str) else tuple(queues or ()),
         restarts=restarts,
         heartbeat_timeout=heartbeat_timeout,
+        min_workers=min_workers,
     )
+    settings.check(plan)
     payload = pack(main, args, sources)
     session = spark_session(len(plan.spark_nodes) + 2) if spark is None else usable_session(spark)
     cluster = Cluster(plan, settings, payload, session)
@@ -353,7 +359,7 @@ class Cluster(ClusterView, Inferring):
 
     def result(self) -> Any:
         """Return what the chief's ``main`` returned, once it is done."""
-        return self.results().get(str(self.plan.chief_node))
+        return self.results().get(self._roster.first)
 
     def results(self) -> dict[str, Any]:
         """Return what every node's ``main`` returned, as ``{"worker:0": …}``, once all are done."""

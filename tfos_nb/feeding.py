@@ -117,6 +117,13 @@ class FeedDesk:
             ledger.PartitionFailed: self._failed,
         }
 
+    def feed(self, nodes: Iterable[str]) -> None:
+        """Have these nodes share the rows from now on."""
+        with self._changed:
+            self.nodes = list(nodes)
+            self._names = frozenset(self.nodes)
+            self._by_host = None
+
     def begin(self, passes: int, spill: bool, epoch: int, epochs: int, place: FeedOf | None = None) -> Feed:
         """Announce a feed to the nodes."""
         with self._changed:

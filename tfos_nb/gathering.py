@@ -1,11 +1,13 @@
 """How the members of a cluster come together: once, and again after a loss.
 
 After a loss all of them start new processes, which is a new generation; or, where a coordinator gives out the steps,
-the lost workers alone are replaced and all others go on.
+the lost workers alone are replaced and all others go on. Where that is allowed the others go on without those of
+whom nothing is heard, which join them later, when a state has been saved.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tfos_nb.errors import TfosError
@@ -71,6 +73,7 @@ class Gathering(Members):
         self.restarts_left = restarts
         self.failures: list[Failure] = []
         self.replaced: dict[str, Replaced] = {}
+        self._can_join = False  # a state was saved since those that are absent have come
         self._given_up: set[tuple[str, int]] = set()
         self._feed_places: dict[str, FeedPlace] = {}
         self._coordinators: dict[str, Record] = {}  # they need the servers of the others
@@ -82,9 +85,9 @@ class Gathering(Members):
         if not self._reserved():
             return
         spec: dict[str, list[str]] = {}
-        for record in self._records.values():
+        for record in self._present:
             spec.setdefault(record.node.role.value, []).append(record.address)
-        starting = [record for record in self._records.values() if not record.started]
+        starting = [record for record in self._present if not record.started]
         if self.gatherings > 1:  # before main is called, which may want to know at once
             self.feeds.describe_again([str(record.node) for record in starting])
         behind: dict[int, list[str]] = {}
@@ -92,7 +95,13 @@ class Gathering(Members):
             record.status, record.started = NodeStatus.STARTING, True
             behind.setdefault(record.through, []).append(str(record.node))
         for passes, nodes in behind.items():  # as a rule all at once: a thousand addresses are encoded once
-            self.send(Start(spec, self.generation, passes), nodes)
+            self.send(Start(spec, self.generation, passes, self._workers_left()), nodes)
+
+    def _workers_left(self) -> tuple[int, ...]:
+        """The workers' indices, if some are absent: each node has its rank by its place among them."""
+        if len(self._present) == len(self._records):
+            return ()
+        return tuple(record.node.index for record in self._present if record.node.role is Role.WORKER)
 
     def _tell_where(self, record: Record) -> None:
         """Tell the coordinator where a worker is that has come back."""
@@ -110,12 +119,44 @@ class Gathering(Members):
 
     # --- for the driver's threads ---
 
+    def are_enough(self, least: int) -> bool:
+        """Whether all nodes have come, or all but workers of which at least so many have."""
+        with self.changed:
+            gone = [one for one in self._present if one.reservation is None]
+            came = sum(one.node.role is Role.WORKER for one in self._present) - len(gone)
+            return not gone or (came >= least and all(one.node.role is Role.WORKER for one in gone))
+
+    def go_on_without_missing(self) -> tuple[str, ...]:
+        """Go on with the nodes that have come; return the names of the others."""
+        with self.changed:
+            gone = [str(one.node) for one in self._present if one.reservation is None]
+            if gone:
+                self._share_out([one for one in self._present if one.reservation is not None])
+                self._start_if_complete()
+                self.changed.notify_all()
+            return tuple(gone)
+
+    @property
+    def joining(self) -> tuple[str, ...]:
+        """Absent nodes that have come, when a state is held from which all can go on together."""
+        with self.changed:
+            return tuple(str(record.node) for record in self._joining()) if self._can_join else ()
+
+    def gather_with(self, joining: Sequence[str]) -> None:
+        """Have the nodes come again, and with them those that were absent."""
+        with self.changed:
+            self.gatherings += 1
+            self._can_join = False
+            self._regather(f"{', '.join(joining)} joined")
+            self.changed.notify_all()
+
     def gather_again(self, cause: str) -> bool:
         """Have lost nodes come again: all nodes anew, or the lost ones alone; whether it is all."""
         with self.changed:
             lost = self._replaceable()
             self.gatherings += 1
             self.restarts_left -= 1
+            self._can_join = False
             self.failures.clear()
             if lost:
                 self._replace(lost, cause)
@@ -152,10 +193,35 @@ class Gathering(Members):
         self.replaced.clear()
         self.feeds.regathered(self.gatherings)
         self.history.begin_anew()
-        for record in self._records.values():
+        for record in self._present:
             if record.status is NodeStatus.LOST and record.link is not None:
                 self._give_up(record)
             record.begin_anew()
-        for known in (self._feed_places, self._coordinators, self._leavers):
-            known.clear()
-        self.send(Regather(self.generation, cause))
+            for known in (self._feed_places, self._coordinators, self._leavers):
+                known.pop(str(record.node), None)
+        self.send(Regather(self.generation, cause), [str(record.node) for record in self._present])
+        if self._joining():  # they have only just come, and wait to be told to start
+            self._share_out([one for one in self._records.values() if not one.absent or one.reservation is not None])
+
+    # --- fewer nodes than the plan has; the lock is held ---
+
+    def _joining(self) -> list[Record]:
+        return [one for one in self._records.values() if one.absent and one.reservation is not None]
+
+    def _share_out(self, present: list[Record]) -> None:
+        """Have these nodes be the cluster, and share the rows."""
+        names = {str(record.node) for record in present}
+        for name, record in self._records.items():
+            record.absent, record.failed_joins = name not in names, 0
+        self._count_on(present)
+        self.feeds.feed(str(record.node) for record in self._fed_records)
+        self.history.follow(str(self._first.node))
+
+    def _do_without(self, record: Record) -> None:
+        """Let go of an absent node that was lost before it could join."""
+        if record.link is not None:
+            record.link.end()
+            record.link = None
+        record.failed_joins += record.reservation is not None
+        record.begin_anew()
+        self._feed_places.pop(str(record.node), None)

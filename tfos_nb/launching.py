@@ -52,6 +52,7 @@ class Settings:
     queues: tuple[str, ...] = ("input",)
     restarts: int = 0
     heartbeat_timeout: float = 15.0
+    min_workers: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("rendezvous_timeout", "feed_timeout", "heartbeat_timeout", "buffer_bytes"):
@@ -65,6 +66,11 @@ class Settings:
             raise PlanError(f"spill_bytes={self.spill_bytes!r}: it is a whole number of bytes; 0 keeps none")
         if type(self.restarts) is not int or self.restarts < 0:
             raise PlanError(f"restarts={self.restarts!r}: it is a whole number, 0 or more")
+        least = self.min_workers
+        if least is not None and (type(least) is not int or least < 1):
+            raise PlanError(f"min_workers={least!r}: it is a whole number, 1 or more")
+        if least is not None and not self.restarts:
+            raise PlanError("min_workers= needs restarts=: without them the first loss ends the cluster")
         self._check_kinds()
         self._check_names()
 
@@ -83,6 +89,18 @@ class Settings:
             raise PlanError("restarts= needs a single queue: a state knows how far it has come in one alone")
         if any(not isinstance(part, str) for pair in self.env.items() for part in pair):
             raise PlanError("env: names and values are text, as in env={'TF_USE_LEGACY_KERAS': '1'}")
+
+    def check(self, plan: ClusterPlan) -> None:
+        """Refuse what does not go with a plan."""
+        least = self.min_workers
+        if least is None:
+            return
+        if plan.ps or plan.evaluator:
+            raise PlanError(
+                "min_workers= is for workers that train together, without parameter servers or an evaluator"
+            )
+        if least > plan.workers:
+            raise PlanError(f"min_workers={least}: the cluster has {plan.workers} workers at the most")
 
     def model_dir_for(self, name: str) -> str:
         """Return where ``ctx.save`` writes; a relative path is meant from where the driver is, not the nodes."""

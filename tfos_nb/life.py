@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _LEAVING = 5.0  # seconds beyond the grace in which nodes must be gone
 _TELLING_WHY = 15.0  # seconds in which tasks of an inference that Spark runs again are told what went wrong
+_PATIENCE = 3.0  # seconds in which a lost node may come again before the others go on without it
 _AFTER_SAVING = 3.0  # seconds in which main must return when its model is written
 
 
@@ -106,23 +107,47 @@ class Life:
 
     def _until_done(self) -> TfosError | None:
         """Wait until the nodes are done, or have failed for good; gather them anew as often as that may help."""
-        while (error := self._until_failure()) is not None and self._fate.may_go_on:
+        while True:
+            error = self._until_failure()
             with self._changed:
+                joining = self._roster.joining
+                if error is None and (not joining or self._fate.failing or self._roster.all_returned):
+                    return None
+                if error is not None and not self._fate.may_go_on:
+                    return error
                 self.status = ClusterStatus.RECOVERING
-                self.cause = str(error)
-                everybody = self._roster.gather_again(self.cause)
-            what = "gathers its nodes anew" if everybody else "goes on, and replaces what it has lost"
+                if error is not None:
+                    self.cause = str(error)
+                    everybody = self._roster.gather_again(self.cause)
+                    what = "gathers its nodes anew" if everybody else "goes on, and replaces what it has lost"
+                else:
+                    self.cause = f"{', '.join(joining)} joined again"
+                    self._roster.gather_with(joining)
+                    what = "grows"
             logger.warning("cluster %s %s: %s", self._name, what, self.cause)
             for action in self._at_regathering:
                 action()
-        return error
 
     def _until_failure(self) -> TfosError | None:
+        """Wait until the nodes are done, one has failed, or one that was absent can join."""
         timeout = self._settings.rendezvous_timeout
+        if self._settings.min_workers and self._roster.gatherings > 1:
+            self._shrink(self._settings.min_workers, timeout)
         if not self._fate.wait_for(lambda: self._roster.all_reserved, timeout):
             return self._fate.rendezvous_timeout(timeout, self._address)
-        self._fate.wait_for(lambda: self._roster.all_returned, None)
+        self._fate.wait_for(lambda: self._roster.all_returned or bool(self._roster.joining), None)
         return self._fate.first_failure()
+
+    def _shrink(self, least: int, timeout: float) -> None:
+        """Go on without nodes that do not come again soon, as soon as the others are enough."""
+        if self._fate.wait_for(lambda: self._roster.all_reserved, _PATIENCE):
+            return
+        enough = self._fate.wait_for(lambda: self._roster.are_enough(least), timeout)
+        if enough and not self._fate.failing and self._fate.lost_job is None:
+            without = ", ".join(self._roster.go_on_without_missing())
+            if without:
+                self.cause += f" (goes on without {without})"
+                logger.warning("cluster %s goes on without %s", self._name, without)
 
     def _dismiss(self, error: TfosError | None) -> None:
         with self._changed:

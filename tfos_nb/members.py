@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from tfos_nb.logbook import LogBook
 from tfos_nb.record import Record
 from tfos_nb.runtime.door import broadcast
-from tfos_nb.runtime.plan import ClusterPlan
+from tfos_nb.runtime.plan import ClusterPlan, Role
 from tfos_nb.state import LogLine, NodeState, NodeStatus
 
 __all__ = ["Everyone", "Members"]
@@ -66,18 +66,22 @@ class Members:
         self._records = {str(node): Record(node) for node in plan.nodes}
         self._log = LogBook(self._records)
         self._rows = 0
-        everybody = list(self._records.values())
-        finishing = [self._records[str(node)] for node in plan.finishing_nodes]
         self._fed = frozenset(plan.fed_nodes)
-        self._fed_records = [self._records[str(node)] for node in plan.fed_nodes]
+        self._gone = Everyone(list(self._records.values()), lambda one: one.link is None)
+        self._count_on(self._records.values())
+
+    def _count_on(self, records: Iterable[Record]) -> None:
+        """Have these nodes be the cluster, all of them or those that are left."""
+        self._present = list(records)
+        finishing = [one for one in self._present if one.node.role is not Role.PS]
+        self._fed_records = [one for one in self._present if one.node in self._fed]
         self._first = finishing[0]
-        self._reserved = Everyone(everybody, lambda one: one.reservation)
-        self._up = Everyone(everybody, lambda one: one.up and one.status is not NodeStatus.STARTING)
+        self._reserved = Everyone(self._present, lambda one: one.reservation)
+        self._up = Everyone(self._present, lambda one: one.up and one.status is not NodeStatus.STARTING)
         self._take_rows = Everyone(self._fed_records, lambda one: one.up)
         self._returned = Everyone(finishing, lambda one: one.returned or one.serving)
-        self._through = Everyone(everybody, lambda one: one.status.ended or one.serving)
-        self._at_rest = Everyone(everybody, lambda one: not one.saving or one.link is None)
-        self._gone = Everyone(everybody, lambda one: one.link is None)
+        self._through = Everyone(self._present, lambda one: one.status.ended or one.serving)
+        self._at_rest = Everyone(self._present, lambda one: not one.saving or one.link is None)
 
     def send(self, message: Any, nodes: Iterable[str] | None = None) -> None:
         """Send a message to the named nodes, or to all."""
@@ -92,6 +96,12 @@ class Members:
             if link is not None:
                 link.send(message)
             return link is not None
+
+    @property
+    def first(self) -> str:
+        """The node that saves, and whose result is the cluster's: the chief, or who has its place."""
+        with self.changed:
+            return str(self._first.node)
 
     @property
     def missing(self) -> tuple[str, ...]:

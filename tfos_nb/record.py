@@ -48,6 +48,8 @@ class Record:
     following: bool = False  # it coordinates, and goes on with workers that come back elsewhere
     through: int = 0  # passes of its rows that a coordinator has been through, in this generation
     started: bool = False  # it was told who its peers are
+    absent: bool = False  # the others go on without it
+    failed_joins: int = 0  # how often it was lost before it could join them
     moved: bool = False  # it has come back, and its coordinator does not know where
     raised: MainRaised | None = None
     ended: NodeEnded | None = None

@@ -32,6 +32,7 @@ from tfos_nb.runtime.lifecycle import (
     Reservation,
     Saving,
     Serving,
+    StateHeld,
 )
 from tfos_nb.runtime.node import NodeGivenUp, NodeThere, NodeWanted, SupervisorEnded
 from tfos_nb.runtime.placement import QUESTIONS
@@ -44,6 +45,7 @@ __all__ = ["Roster"]
 
 logger = logging.getLogger(__name__)
 
+_JOINS = 3  # an absent node that was lost so often is wanted no more
 _NEWS = (Heartbeat, LogLines)  # there are many of them, and whoever waits for what they tell looks once a second
 
 
@@ -80,6 +82,7 @@ class Roster(Gathering):
             Coordinating: self._coordinates,
             Following: self._follows,
             Saving: self._saving,
+            StateHeld: self._state_held,
             MainReturned: self._main_returned,
             MainRaised: self._main_raised,
             NodeEnded: self._node_ended,
@@ -170,7 +173,7 @@ class Roster(Gathering):
         if self._dismissed or record.link is not None:
             return False
         if self.gatherings > 1 and record.reservation is None:
-            return True
+            return record.failed_joins < _JOINS
         return None if self.restarts_left > 0 else False
 
     def _reserve(self, record: Record, message: Reservation) -> None:
@@ -197,6 +200,9 @@ class Roster(Gathering):
 
     def _saving(self, record: Record, message: Saving) -> None:
         record.saving = message.going_on
+
+    def _state_held(self, record: Record, message: StateHeld) -> None:
+        self._can_join = self._can_join or (record is self._first and bool(self._joining()))
 
     def _main_returned(self, record: Record, message: MainReturned) -> None:
         record.result, record.returned = message.result, True
@@ -299,9 +305,14 @@ class Roster(Gathering):
                 record.status = NodeStatus.STOPPED
             return
         self._fail(record, self._error_of(record, cause), lost=True)
-        record.status = NodeStatus.LOST
+        if not record.absent:
+            record.status = NodeStatus.LOST
 
     def _fail(self, record: Record, error: TfosError, collateral: bool = False, lost: bool = False) -> None:
+        if record.absent:
+            logger.info("%s could not join: %s", record.node, error)
+            self._do_without(record)
+            return
         record.status = NodeStatus.FAILED
         record.forget_rate()
         self.failures.append(Failure(error, str(record.node), collateral, lost))

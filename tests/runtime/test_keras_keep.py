@@ -44,7 +44,7 @@ def generation(memory: StateMemory, flavour: Any, tmp_path: Any) -> Callable[[in
         if number > 1:
             supply.regathered()
         flavour.Model.fit = own
-        keep_fits(LastState(memory.places), supply, generation=number, workers=1)
+        keep_fits(LastState(memory.places), supply, lambda: None, generation=number, workers=1)
         return supply
 
     return begin

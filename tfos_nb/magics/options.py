@@ -23,7 +23,7 @@ MAGIC = "%%tfos_cluster"
 _INPUT_MODE = InputMode(ClusterPlan.input_mode)
 
 _LAUNCH_ONLY = (
-    *("model_dir", "autolog", "env", "feed_timeout", "rendezvous_timeout", "grace", "restarts"),
+    *("model_dir", "autolog", "env", "feed_timeout", "rendezvous_timeout", "grace", "restarts", "min_workers"),
     *("tensorboard", "log_dir"),
 )
 """What :func:`tfos_nb.launch` takes from the line beside the plan."""
@@ -81,6 +81,7 @@ class LaunchOptions:
     rendezvous_timeout: float | None = None
     grace: float | None = None
     restarts: int | None = None
+    min_workers: int | None = None
     autolog: bool | None = None
     tensorboard: bool | None = None
     log_dir: str | None = None
@@ -279,6 +280,12 @@ def _add_course(group: argparse._ArgumentGroup, told: _Told) -> None:
         metavar="N",
         type=whole,
         help=told("restarts", "how often the nodes are gathered anew when one was lost"),
+    )
+    group.add_argument(
+        "--min-workers",
+        metavar="N",
+        type=whole,
+        help=told("min_workers", "how many workers go on while a lost one is not back; without it, all wait"),
     )
     group.add_argument(
         "--no-autolog",

@@ -59,6 +59,7 @@ class Checkpointing:
     _run: str
     _passes: Supply
     _saving: Callable[[bool], object]
+    _held: Callable[[], object]
 
     @property
     def checkpoint_dir(self) -> str:
@@ -112,6 +113,7 @@ class Checkpointing:
                     shelf.put(folder, part, f"{epoch:08d}", keep)
         finally:
             self._saving(False)
+        self._held()
         return f"{self.checkpoint_dir}/{epoch:08d}"
 
     def resume(self, model: Any = None, **objects: Any) -> Resumed:

@@ -75,6 +75,7 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         failed: Callable[[FeedFailed], object],
         serving: Callable[[], object],
         saving: Callable[[bool], object],
+        held: Callable[[], object] = lambda: None,
         args: Any = None,
         gpus: Sequence[str] = (),
         generation: int = 1,
@@ -111,6 +112,7 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         self._coordinating = coordinating
         self._coordinated = coordinated
         self._saving = saving
+        self._held = held
         watch_fit(self._passes_begun, self.stop_feeding, self._passes_missed)
         if generation > 1:
             watch_restores(passes.resume)

@@ -28,7 +28,7 @@ __all__ = ["keep_fits"]
 _log = logging.getLogger(__name__)
 
 
-def keep_fits(memory: LastState, supply: Supply, *, generation: int, workers: int) -> None:
+def keep_fits(memory: LastState, supply: Supply, held: Callable[[], object], *, generation: int, workers: int) -> None:
     """Have the first ``fit`` of Keras 3 or tf_keras keep its state, and go on from the one that is there.
 
     Parameters
@@ -37,12 +37,14 @@ def keep_fits(memory: LastState, supply: Supply, *, generation: int, workers: in
         Where to keep it.
     supply : Supply
         The rows: it knows how many passes were made, and is told how many are in a state.
+    held : callable
+        Called after each epoch whose state is kept, here or by Keras' ``BackupAndRestore``.
     generation : int
         In the first one there is no state to go on from.
     workers : int
         How many nodes train.
     """
-    keeping = _Keeping(memory, supply, generation, workers)
+    keeping = _Keeping(memory, supply, held, generation, workers)
     for flavour in ("keras", "tf_keras"):
         when_imported(flavour, keeping.watch)
 
@@ -51,6 +53,7 @@ def keep_fits(memory: LastState, supply: Supply, *, generation: int, workers: in
 class _Keeping:
     memory: LastState
     supply: Supply
+    held: Callable[[], object]
     generation: int
     workers: int
     kept: Any = None  # the callback of the first fit
@@ -76,21 +79,28 @@ class _Keeping:
             theirs: Any = given.arguments.get("callbacks")
             several: Sequence[Any] = theirs if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
             first, self.kept = self.kept is None, self.kept or kind(self)
-            if first and self._can_keep(model, given.arguments, several):
+            if self._has_backup(several):
+                told = callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self.held())
+                given.arguments["callbacks"] = [*several, told]
+            elif first and self._can_keep(model, given.arguments, theirs):
                 given.arguments["callbacks"] = [*several, self.kept]  # the last: what others change is kept
             return fit(*given.args, **given.kwargs)
 
         return fit_that_keeps
 
-    def _can_keep(self, model: Any, arguments: dict[str, Any], callbacks: Sequence[Any]) -> bool:
+    @staticmethod
+    def _has_backup(callbacks: Sequence[Any]) -> bool:
+        return any(kind.__name__ == "BackupAndRestore" for one in callbacks for kind in type(one).__mro__)
+
+    def _can_keep(self, model: Any, arguments: dict[str, Any], callbacks: Any) -> bool:
         import tensorflow as tf
 
-        names = {kind.__name__ for callback in callbacks for kind in type(callback).__mro__}
+        finished = type(callbacks).__name__ == "CallbackList"  # it is only used, and none can be added to it
         strategy = model.distribute_strategy
         together = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
         alone = self.workers == 1 and not isinstance(strategy, tf.distribute.ParameterServerStrategy)
         whole = arguments.get("steps_per_epoch") is None
-        return (together or alone) and whole and not names & {"BackupAndRestore", "CallbackList"}
+        return (together or alone) and whole and not finished
 
     def _going_on(self, load: Callable[..., tuple[int, int]]) -> Callable[..., tuple[int, int]]:
         """Wrap what tf_keras asks for the epoch with, after the callbacks have been told of the beginning."""
@@ -136,6 +146,8 @@ class _KeepsState:
             self._keeping.memory.put(epoch + 1, self._keeping.supply.passes_done, arrays)
         except OSError as error:
             _log.warning("the state after epoch %d could not be kept in memory: %s", epoch + 1, error)
+        else:
+            self._keeping.held()
 
     def on_train_end(self, logs: Any = None) -> None:
         if getattr(self.model, "stop_training", False):

@@ -29,6 +29,7 @@ __all__ = [
     "Saving",
     "Serving",
     "Start",
+    "StateHeld",
     "Stop",
 ]
 
@@ -95,12 +96,22 @@ class Start:
     """The rendezvous is complete: ``cluster_spec`` maps each role to its addresses.
 
     ``generation`` counts how often the cluster's members were gathered, from 1. A node that takes another's place in a
-    generation that goes on begins behind the ``passes`` that the other one has been through.
+    generation that goes on begins behind the ``passes`` that the other one has been through. ``workers`` are the
+    indices of those that are there, where some are not: a worker's rank is its place among them.
     """
 
     cluster_spec: dict[str, list[str]]
     generation: int = 1
     passes: int = 0
+    workers: tuple[int, ...] = ()
+
+
+@message
+@dataclass(frozen=True)
+class StateHeld:
+    """A state has been saved from which training can go on: who was absent may join now."""
+
+    node: str
 
 
 @message

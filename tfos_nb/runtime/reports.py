@@ -282,6 +282,11 @@ class History(Mapping[str, list[float]]):
         with self._lock:
             self._anew = True
 
+    def follow(self, chief: str) -> None:
+        """Learn whose epochs count from now on."""
+        with self._lock:
+            self._chief = chief
+
     def record(self, node: str, report: StepReport) -> None:
         """Keep a report of training."""
         only_phase = report.phase == FIT and not report.metrics and not report.epoch_end

@@ -46,12 +46,13 @@ from tfos_nb.runtime.lifecycle import (
     Saving,
     Serving,
     Start,
+    StateHeld,
     Stop,
 )
 from tfos_nb.runtime.log_mirror import mirrored
 from tfos_nb.runtime.payload import unpack
 from tfos_nb.runtime.peers import Peers
-from tfos_nb.runtime.plan import Node
+from tfos_nb.runtime.plan import Node, Role
 from tfos_nb.runtime.process import Channel, answers, die_with_parent
 from tfos_nb.runtime.queues import DEFAULT_QUEUE, FeedQueues
 from tfos_nb.runtime.reports import Reporter
@@ -76,6 +77,7 @@ class _Signals:
     stopping: threading.Event
     cluster_spec: dict[str, list[str]]
     generation: int = 1
+    workers: tuple[int, ...] = ()
 
 
 class TensorFlowProcess:
@@ -160,6 +162,7 @@ class TensorFlowProcess:
     def _run_main(self) -> MainReturned:
         spec = self._signals.cluster_spec
         main, args = unpack(self._job.payload)
+        self._node = self._ranked(self._signals.workers)
         os.environ["TF_CONFIG"] = json.dumps(
             {"cluster": spec, "task": {"type": self._node.role.value, "index": self._node.index}}
         )
@@ -178,6 +181,7 @@ class TensorFlowProcess:
             coordinating=lambda: self._channel.send(Coordinating(self._job.node)),
             coordinated=self._coordinated,
             saving=lambda going_on: self._channel.send(Saving(self._job.node, going_on)),
+            held=self._tell_held,
             args=args,
             gpus=self._job.gpus,
             generation=self._signals.generation,
@@ -194,10 +198,21 @@ class TensorFlowProcess:
         result = main(args, ctx)
         return MainReturned(self._job.node, wire.encode_result(result), self._has_server(spec))
 
+    def _ranked(self, workers: tuple[int, ...]) -> Node:
+        """Return what TensorFlow is to take this node for, where some of the workers are not there."""
+        if not workers or self._node.role is not Role.WORKER:
+            return self._node
+        return Node(Role.WORKER, workers.index(self._node.index))
+
     def _keep_fits(self, places: list[str], workers: int) -> None:
         from tfos_nb.runtime import strategy
 
-        strategy.keep_fits(LastState(places), self._passes, generation=self._signals.generation, workers=workers)
+        memory, generation = LastState(places), self._signals.generation
+        strategy.keep_fits(memory, self._passes, self._tell_held, generation=generation, workers=workers)
+
+    def _tell_held(self) -> None:
+        if self._job.settings.get("restarts"):
+            self._channel.send(StateHeld(self._job.node))
 
     def _has_server(self, spec: dict[str, list[str]]) -> bool:
         """Whether something listens on this node's port, which its supervisor only holds."""
@@ -245,6 +260,7 @@ class TensorFlowProcess:
 
     def _start(self, message: Start) -> None:
         self._signals.cluster_spec, self._signals.generation = message.cluster_spec, message.generation
+        self._signals.workers = message.workers
         if message.generation > 1:
             self._passes.regathered()
         self._passes.take_place(message.passes)
