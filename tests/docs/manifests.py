@@ -57,17 +57,13 @@ def read(name: str) -> list[Object]:
 def rendered() -> list[Object]:
     """Do what kustomize does with so much of its language as the folder uses; more is refused."""
     (told,) = read("kustomization.yaml")
-    assert told.keys() <= {"apiVersion", "kind", "namespace", "resources", "generatorOptions", "configMapGenerator"}
+    assert told.keys() <= {"apiVersion", "kind", "resources", "generatorOptions", "configMapGenerator"}
     assert told["generatorOptions"] == {"disableNameSuffixHash": True}
     objects = [one for name in told["resources"] for one in read(name)]
     for made in told["configMapGenerator"]:
         assert made.keys() == {"name", "files"}
         data = {name: text_of(name) for name in made["files"]}
         objects.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": made["name"]}, "data": data})
-    for one in objects:
-        one["metadata"]["namespace"] = told["namespace"]
-        for subject in one.get("subjects", ()):
-            subject["namespace"] = told["namespace"]
     return objects
 
 

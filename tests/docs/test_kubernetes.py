@@ -75,6 +75,12 @@ def test_a_field_that_is_wrong_is_found(kind: str, name: str, path: tuple[Any, .
         kubernetes_validate.validate(one, VERSIONS[0], strict=True)
 
 
+def test_no_file_names_the_namespace() -> None:
+    metadata_of_all = [one["metadata"] for one in (*rendered(), *map(executor, TEMPLATES))]
+    assert [one for one in metadata_of_all if "namespace" in one] == []
+    assert not any("spark.kubernetes.namespace" in key for key in settings())
+
+
 def test_kustomize_renders_the_same() -> None:
     known = (["kustomize", "build"], ["kubectl", "kustomize"])
     command = next((words for words in known if shutil.which(words[0])), None)
@@ -171,7 +177,7 @@ def test_the_pod_says_where_it_is_and_its_session_is_no_local_one(monkeypatch: p
 def test_what_an_object_refers_to_is_there() -> None:
     account = get("ServiceAccount", notebook()["spec"]["serviceAccountName"])["metadata"]
     (subject,) = get("RoleBinding", "tfos-nb")["subjects"]
-    assert subject == {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
+    assert subject == {"kind": "ServiceAccount", "name": account["name"]}
     assert get("Role", get("RoleBinding", "tfos-nb")["roleRef"]["name"])
     for pod in PODS:
         volumes = {one.pop("name"): one for one in copy.deepcopy(pod["spec"]["volumes"])}
