@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
@@ -21,7 +20,7 @@ from tests.docs.hidden import FIRST, OF_PAGE
 from tests.docs.reading import BLOCKS, PAGES, Block, blocks_of
 from tfos_nb import endpoint
 
-LANGUAGES = {"python", "bash", "yaml", "diff", "text"}
+LANGUAGES = {"python", "bash", "diff", "text"}
 ELSEWHERE = ("hdfs:///", "s3://bucket/")
 """What stands in the pages for a place that all machines see: here it is a folder of the test's."""
 
@@ -91,12 +90,6 @@ def test_the_python_of_a_page_runs_from_its_first_block_to_its_last(page: str, s
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "bash"], ids=str)
 def test_the_commands_of_a_block_are_there_with_their_options(block: Block) -> None:
     assert faults_of(block.text, allowed=bool(block.why_not)) == []
-
-
-@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "yaml"], ids=str)
-def test_a_file_for_kubernetes_is_one(block: Block) -> None:
-    for document in yaml.safe_load_all(block.text):
-        assert {"apiVersion", "kind", "metadata", "spec"} <= set(document)
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.why_not], ids=str)

@@ -1,0 +1,306 @@
+"""The manifests of docs/kubernetes: Kubernetes knows every field, and what they say in several places is one thing.
+
+No cluster is here, so nothing of them is run.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+import shutil
+import subprocess
+import zipfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pyspark
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from tests.docs.manifests import (
+    FOLDER,
+    TEMPLATES,
+    Object,
+    Pod,
+    container,
+    dockerfile,
+    executor,
+    get,
+    mounts,
+    notebook,
+    ports_open,
+    read,
+    rendered,
+    settings,
+    variables,
+)
+from tests.docs.reading import CHECKOUT, PAGES, blocks_of
+from tfos_nb.ports import allowed_ports
+from tfos_nb.session import _is_submitted
+
+VERSIONS = ("1.30", kubernetes_validate.latest_version())
+SPARK_ROLE = {"spark-role": "executor"}
+"""Of the labels that Spark puts on executors' pods, the one that the policies go by."""
+PODS = [notebook(), *map(executor, TEMPLATES)]
+
+
+# --- the schemas
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kubernetes_knows_every_field_of_every_object_and_pod_template(version: str) -> None:
+    assert len(rendered()) == 10
+    for one in (*rendered(), *map(executor, TEMPLATES)):
+        kubernetes_validate.validate(one, version, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "path", "value"),
+    [
+        ("StatefulSet", "notebook", ("spec", "template", "spec", "hostNetwrk"), True),
+        ("NetworkPolicy", "executors", ("spec", "ingress"), {"from": []}),
+        ("Service", "notebook", ("spec", "ports", 0, "port"), "driver"),
+    ],
+)
+def test_a_field_that_is_wrong_is_found(kind: str, name: str, path: tuple[Any, ...], value: object) -> None:
+    one = inner = copy.deepcopy(get(kind, name))
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[path[-1]] = value
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(one, VERSIONS[0], strict=True)
+
+
+def test_no_file_names_the_namespace() -> None:
+    metadata_of_all = [one["metadata"] for one in (*rendered(), *map(executor, TEMPLATES))]
+    assert [one for one in metadata_of_all if "namespace" in one] == []
+    assert not any("spark.kubernetes.namespace" in key for key in settings())
+
+
+def test_kustomize_renders_the_same() -> None:
+    known = (["kustomize", "build"], ["kubectl", "kustomize"])
+    command = next((words for words in known if shutil.which(words[0])), None)
+    if command is None:
+        pytest.skip("neither kustomize nor kubectl is here")
+    text = subprocess.run([*command, str(FOLDER)], capture_output=True, text=True, timeout=60, check=True).stdout
+
+    def by_name(objects: list[Object]) -> list[Object]:
+        return sorted(objects, key=lambda one: (one["kind"], one["metadata"]["name"]))
+
+    assert by_name(list(yaml.safe_load_all(text))) == by_name(rendered())
+
+
+# --- who may connect to whom
+
+NOTEBOOK, STRANGER, PROXY = (
+    Pod.of(labels) for labels in (notebook()["metadata"]["labels"], {"app": "stranger"}, {"tfos-nb-access": "jupyter"})
+)
+EXECUTORS = [Pod.of({**executor(name)["metadata"]["labels"], **SPARK_ROLE}) for name in TEMPLATES]
+FREE = set(range(32768, 61000))
+"""The ports that Linux gives who asks for any: TensorFlow's, the nodes' for rows, and those of outgoing connections."""
+
+
+def spark_ports(key: str) -> range:
+    """Return the ports that Spark may take: the first, and one for each try after it."""
+    first = int(settings()[key])
+    return range(first, first + int(settings()["spark.port.maxRetries"]) + 1)
+
+
+DRIVER, BLOCKS = spark_ports("spark.driver.port"), spark_ports("spark.blockManager.port")
+DOOR = allowed_ports("TFOS_SERVER_PORT", variables())
+
+
+@pytest.mark.parametrize("node", EXECUTORS)
+def test_executors_reach_each_other_and_of_the_notebook_what_they_need_and_no_more(node: Pod) -> None:
+    assert ports_open(node, NOTEBOOK) == {*DRIVER, *BLOCKS, *DOOR}
+    assert all(ports_open(node, other) >= FREE | set(BLOCKS) for other in EXECUTORS)
+
+
+@pytest.mark.parametrize("node", EXECUTORS)
+def test_nothing_is_dialled_from_the_driver_but_the_blocks_that_spark_fetches(node: Pod) -> None:
+    assert ports_open(NOTEBOOK, node) == {BLOCKS[0]}
+
+
+def test_nobody_else_reaches_anything_but_a_proxy_jupyter() -> None:
+    assert not any(ports_open(STRANGER, target) for target in (NOTEBOOK, *EXECUTORS))
+    assert not any(ports_open(PROXY, node) for node in EXECUTORS)
+    assert ports_open(PROXY, NOTEBOOK) == {8888} == {port["containerPort"] for port in container(notebook())["ports"]}
+    assert "--port=8888" in container(notebook())["command"]
+
+
+def test_the_service_and_the_page_name_the_ports_that_are_taken() -> None:
+    taken = [*DRIVER, *BLOCKS, *DOOR]
+    assert len(set(taken)) == len(taken)
+    assert not FREE & set(taken), "another connection may have taken it"
+    assert [one["port"] for one in get("Service", "notebook")["spec"]["ports"]] == taken
+    page = PAGES["kubernetes"].read_text(encoding="utf-8")
+    for ports, key in ((DRIVER, "spark.driver.port"), (BLOCKS, "spark.blockManager.port"), (DOOR, "TFOS_SERVER_PORT")):
+        assert f"| executors | notebook | {ports[0]}-{ports[-1]}, `{key}` |" in page
+    assert f"| notebook | executors | {BLOCKS[0]}, `spark.blockManager.port` |" in page
+
+
+def test_a_selector_selects_the_notebook_or_the_executors_and_never_both() -> None:
+    own = get("StatefulSet", "notebook")["spec"]["selector"]
+    assert get("Service", "notebook")["spec"]["selector"] == own["matchLabels"]
+    for selector in (own, get("NetworkPolicy", "notebook")["spec"]["podSelector"]):
+        assert NOTEBOOK.wears(selector)
+        assert not any(node.wears(selector) for node in EXECUTORS)
+    selector = get("NetworkPolicy", "executors")["spec"]["podSelector"]
+    assert all(node.wears(selector) for node in EXECUTORS)
+    assert not NOTEBOOK.wears(selector)
+
+
+# --- what is said in several places
+
+
+def test_the_driver_is_found_by_the_name_of_the_service() -> None:
+    assert settings()["spark.driver.host"] == get("Service", "notebook")["metadata"]["name"]
+    assert settings()["spark.driver.host"] == get("StatefulSet", "notebook")["spec"]["serviceName"]
+    assert "TFOS_SERVER_HOST" not in variables()
+
+
+def test_the_pod_says_where_it_is_and_its_session_is_no_local_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = variables()["PYSPARK_SUBMIT_ARGS"]
+    assert re.fullmatch(
+        r"--master k8s://https://\S+:\d+ --conf spark\.kubernetes\.namespace=<metadata\.namespace> "
+        r"--conf spark\.kubernetes\.driver\.pod\.name=<metadata\.name> pyspark-shell",
+        given,
+    )
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", given)
+    assert _is_submitted()
+
+
+def test_what_an_object_refers_to_is_there() -> None:
+    account = get("ServiceAccount", notebook()["spec"]["serviceAccountName"])["metadata"]
+    (subject,) = get("RoleBinding", "tfos-nb")["subjects"]
+    assert subject == {"kind": "ServiceAccount", "name": account["name"]}
+    assert get("Role", get("RoleBinding", "tfos-nb")["roleRef"]["name"])
+    for pod in PODS:
+        volumes = {one.pop("name"): one for one in copy.deepcopy(pod["spec"]["volumes"])}
+        assert mounts(pod).keys() == volumes.keys()
+        assert all(get("ConfigMap", one["configMap"]["name"]) for one in volumes.values() if "configMap" in one)
+        claims = [one["persistentVolumeClaim"] for one in volumes.values() if "persistentVolumeClaim" in one]
+        assert [get("PersistentVolumeClaim", claim["claimName"])["spec"]["accessModes"] for claim in claims] == [
+            ["ReadWriteMany"]
+        ]
+
+
+def test_spark_finds_its_settings_and_the_templates_where_they_are_mounted() -> None:
+    maps = {one["name"]: one["configMap"]["name"] for one in notebook()["spec"]["volumes"] if "configMap" in one}
+    there = {f"{mounts(notebook())[name]}/{file}" for name, of in maps.items() for file in get("ConfigMap", of)["data"]}
+    asked = [given["spark.kubernetes.executor.podTemplateFile"] for given in (settings(), of_gpus())]
+    assert there == {f"{dockerfile()[1]['SPARK_HOME']}/conf/spark-defaults.conf", *asked}
+    assert [Path(path).name for path in asked] == list(TEMPLATES)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_says_what_the_settings_say(name: str) -> None:
+    pod = executor(name)
+    assert container(pod)["name"] == settings()["spark.kubernetes.executor.podTemplateContainerName"]
+    grace = settings()["spark.kubernetes.executor.terminationGracePeriodSeconds"]
+    assert f"{pod['spec']['terminationGracePeriodSeconds']}s" == grace
+    assert mounts(pod)["shm"] == "/dev/shm"
+    assert [volume for volume in mounts(pod) if volume.startswith("spark-local-dir-")] == ["spark-local-dir-1"]
+
+
+def test_the_templates_differ_in_what_a_gpu_needs_alone() -> None:
+    plain, gpu = map(executor, TEMPLATES)
+    resource = f"{of_gpus()['spark.executor.resource.gpu.vendor']}/gpu"
+    amount = int(of_gpus()["spark.executor.resource.gpu.amount"])
+    assert gpu["spec"]["containers"][0].pop("resources") == {"limits": {resource: amount}}
+    assert [one["key"] for one in gpu["spec"].pop("tolerations")] == [resource]
+    assert gpu["spec"].pop("nodeSelector")
+    assert gpu == plain
+
+
+def test_all_pods_are_one_user_with_one_image_and_one_shared_path() -> None:
+    (security,) = {yaml.safe_dump(pod["spec"]["securityContext"]) for pod in PODS}
+    user, group = (yaml.safe_load(security)[key] for key in ("runAsUser", "runAsGroup"))
+    assert f"useradd --uid {user} " in dockerfile()[0]
+    assert f"\nUSER {user}:{group}\n" in dockerfile()[0]
+    assert container(notebook())["image"] == settings()["spark.kubernetes.container.image"]
+    assert {mounts(pod)["shared"] for pod in PODS} == {"/shared"}
+    assert "--ServerApp.root_dir=/shared" in container(notebook())["command"]
+
+
+def test_spark_asks_the_api_server_for_nothing_that_the_role_lacks() -> None:
+    allowed = {resource for rule in get("Role", "tfos-nb")["rules"] for resource in rule["resources"]}
+    assert allowed == {"pods", "configmaps"}
+    for key in ("service.deleteOnTermination", "ownPersistentVolumeClaim", "reusePersistentVolumeClaim"):
+        assert settings()[f"spark.kubernetes.driver.{key}"] == "false"
+    assert not any(executor(name)["spec"]["automountServiceAccountToken"] for name in TEMPLATES)
+
+
+# --- what Spark knows
+
+
+def of_gpus() -> dict[str, str]:
+    """Return the settings of the page's block on GPUs."""
+    (block,) = [one for one in blocks_of("kubernetes") if "resource.gpu" in one.text]
+    return dict(re.findall(r'config\("([\w.]+)", "?([^")]+)"?\)', block.text))
+
+
+@functools.cache
+def spark_constants() -> bytes:
+    """Return the classes in which Spark names its settings and its pods' labels and volumes."""
+    found = []
+    for jar in sorted((Path(pyspark.__file__).parent / "jars").glob("spark-*.jar")):
+        with zipfile.ZipFile(jar) as opened:
+            names = [name for name in opened.namelist() if re.search(r"[cC]onf|/resource/|/k8s/|/network/util/", name)]
+            found += [opened.read(name) for name in names if name.endswith(".class")]
+    return b"".join(found)
+
+
+def is_constant(text: str) -> bool:
+    """Whether a class file has it: the kind of entry, the length, and the text."""
+    return b"\x01" + len(text).to_bytes(2, "big") + text.encode() in spark_constants()
+
+
+def is_setting(key: str) -> bool:
+    """Whether Spark has a setting of this name; those of a resource it puts together."""
+    head, of_a_resource, tail = key.partition(".resource.gpu.")
+    return is_constant(head) and is_constant(tail) if of_a_resource else is_constant(key)
+
+
+def test_spark_knows_every_setting() -> None:
+    submitted = re.findall(r"--conf (\S+?)=", variables()["PYSPARK_SUBMIT_ARGS"])
+    assert [key for key in (*settings(), *submitted, *of_gpus()) if not is_setting(key)] == []
+    assert not is_setting("spark.kubernetes.executor.podTemplate")
+    assert not is_setting("spark.executor.resource.gpu.amounts")
+
+
+def test_spark_itself_puts_the_label_by_which_policies_know_executors_and_knows_the_volume_by_its_name() -> None:
+    assert all(is_constant(part) for part in (*SPARK_ROLE, *SPARK_ROLE.values(), "spark-local-dir-"))
+    for name in TEMPLATES:
+        (template,) = read(name)
+        assert not template["metadata"]["labels"].keys() & SPARK_ROLE.keys(), "Spark reserves it"
+
+
+# --- the image
+
+
+def test_the_image_has_versions_that_the_project_supports() -> None:
+    told = dockerfile()[1]
+    classifiers = metadata.metadata("tfos_nb").get_all("Classifier") or []
+    assert f"Programming Language :: Python :: {told['PYTHON_VERSION']}" in classifiers
+    newest = [line for line in (CHECKOUT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    bounds = [Requirement(line) for line in (*newest, *(metadata.requires("tfos_nb") or ()))]
+    wanted = [bound.specifier for bound in bounds if bound.name == "pyspark"]
+    assert len(wanted) == 2
+    assert all(told["SPARK_VERSION"] in specifier for specifier in wanted)
+
+
+def test_the_image_copies_files_that_are_there_and_starts_executors_by_the_entrypoint_of_spark() -> None:
+    text, told = dockerfile()
+    copied = {name for line in re.findall(r"^COPY (?!--from)(.*)$", text, re.MULTILINE) for name in line.split()[:-1]}
+    assert {"setup.py", "pyproject.toml", "tfos_nb", "jupyter-config"} <= copied
+    assert all((CHECKOUT / name).exists() for name in copied)
+    assert "\nCOPY --from=spark /opt/entrypoint.sh /opt/entrypoint.sh\n" in text
+    assert text.endswith('\nENTRYPOINT ["/opt/entrypoint.sh"]\n')
+    script = of_gpus()["spark.executor.resource.gpu.discoveryScript"]
+    assert script == f"{told['SPARK_HOME']}/getGpusResources.sh"
+    assert f" {script}\n" in text
