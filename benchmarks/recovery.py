@@ -39,6 +39,7 @@ class _Kind:
     find: Callable[[int], int]
     how: int
     allowed: float
+    min_workers: int | None = None
 
 
 def run(settings: Settings) -> Result:
@@ -61,6 +62,7 @@ def _hurt_often(settings: Settings, spark: SparkSession, folder: str, kind: _Kin
 
     times = []
     options: dict[str, Any] = {"restarts": settings.repeat, "heartbeat_timeout": _HEARTBEAT, "model_dir": folder}
+    options["min_workers"] = kind.min_workers
     cluster = launch(programs.sum_forever, spark=spark, workers=2, name="recovery", **options)
     feeding = threading.Thread(target=_feed, args=(cluster, spark.range(0, settings.rows or _ROWS, 1, 8)), daemon=True)
     feeding.start()
@@ -87,7 +89,7 @@ def _feed(cluster: Cluster, rows: Any) -> None:
 def _hurt(cluster: Cluster, kind: _Kind) -> tuple[float, float]:
     """Hurt worker:1 once it trains; return the seconds until that was noticed, and until the next step."""
     generation = cluster.snapshot().generation
-    _await(lambda: _stepped(cluster) > 0 and cluster.state.value == "RUNNING")
+    _await(lambda: _stepped(cluster) > 0 and cluster.state.value == "RUNNING" and _is_whole(cluster))
     pid = next(node.pid for node in cluster.snapshot().nodes if node.node == "worker:1")
     began = time.time()
     os.kill(kind.find(pid or 0), kind.how)
@@ -103,6 +105,10 @@ def _stepped(cluster: Cluster) -> float:
     return chief.metrics.get("first_step", 0.0)
 
 
+def _is_whole(cluster: Cluster) -> bool:
+    return all(node.status.value == "TRAINING" for node in cluster.snapshot().nodes)
+
+
 def _await(reached: Callable[[], bool]) -> None:
     deadline, pause = time.monotonic() + _GIVE_UP, threading.Event()
     while not reached():
@@ -114,5 +120,6 @@ def _await(reached: Callable[[], bool]) -> None:
 _KINDS = (
     _Kind("its process is killed", itself, signal.SIGKILL, _SECONDS_TO_STEP),
     _Kind("its supervisor is killed", its_supervisor, signal.SIGKILL, _SECONDS_TO_START),
+    _Kind("its supervisor is killed, min_workers=1", its_supervisor, signal.SIGKILL, _SECONDS_TO_STEP, min_workers=1),
     _Kind("its process is frozen", itself, signal.SIGSTOP, _HEARTBEAT + _SECONDS_TO_STEP),
 )

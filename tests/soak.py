@@ -1,7 +1,8 @@
 """A cluster that is hurt again and again, at random, and must still have counted every row once an epoch.
 
 ``make soak MINUTES=30``, or ``python -m tests.soak --minutes 30 --seed 7``: real Spark in separate processes, real
-TensorFlow, real signals. Prints what it did to whom, and fails if the count is not exact at the end.
+TensorFlow, real signals. Prints what it did to whom, and fails if the count is not exact at the end. With ``--fit`` it
+is Keras' ``fit`` that goes on from memory; with ``--min-workers 1`` the others do not wait for a lost worker.
 """
 
 from __future__ import annotations
@@ -22,18 +23,29 @@ import psutil
 import pyspark
 from pyspark.sql import SparkSession
 
-from tests.faults import counting_loop, its_executor, its_supervisor, its_warm_process, itself, sum_of_ids
+from tests.faults import (
+    counting_fit,
+    counting_loop,
+    its_executor,
+    its_host,
+    its_supervisor,
+    its_warm_process,
+    itself,
+    sum_of_ids,
+)
 from tests.local_cluster import builder, environment
 from tfos_nb import Cluster, launch
 
 _ROWS = 20_000
 _EPOCHS = 100_000
+_FIT_EPOCHS_A_MINUTE = 10
 _HEARTBEAT = 5.0
 _HARM = (
     ("the process", itself, signal.SIGKILL, 4),
     ("the supervisor", its_supervisor, signal.SIGKILL, 2),
     ("the warm process", its_warm_process, signal.SIGKILL, 1),
     ("the executor", its_executor, signal.SIGKILL, 1),
+    ("the host", its_host, signal.SIGKILL, 1),
     ("the process, frozen", itself, signal.SIGSTOP, 1),
 )
 
@@ -81,19 +93,24 @@ def _session() -> SparkSession:
     return session
 
 
-def run(minutes: float, seed: int, epochs: int) -> int:
+def run(minutes: float, seed: int, epochs: int, fit: bool = False, min_workers: int | None = None) -> int:
     """Train, hurt, count; return the exit code."""
     pick = random.Random(seed)
+    if fit:  # it has no way to end by the clock on all workers at the same epoch
+        epochs = min(epochs, round(minutes * _FIT_EPOCHS_A_MINUTE))
     spark = _session()
     with tempfile.TemporaryDirectory() as folder:
         args: dict[str, Any] = {"epochs": epochs, "pause": 0.0, "until": time.time() + minutes * 60}
         options: dict[str, Any] = {"restarts": 10**6, "heartbeat_timeout": _HEARTBEAT, "model_dir": folder}
-        cluster = launch(counting_loop, args, workers=2, spark=spark, **options)
+        options["min_workers"] = min_workers
+        cluster = launch(counting_fit if fit else counting_loop, args, workers=2, spark=spark, **options)
         harm = Harm(cluster, minutes * 60, pick)
         threading.Thread(target=harm.run, daemon=True).start()
         with cluster:
-            cluster.train(spark.range(0, _ROWS, 1, 8), epochs=epochs)
+            rows = spark.range(0, _ROWS, 1, 8)
+            cluster.train(rows.selectExpr("id", "double(0) as y") if fit else rows, epochs=epochs)
         total, generation, passes = cluster.result()
+        passes = epochs if fit else passes
     spark.stop()
     exact = total == sum_of_ids(passes, _ROWS)
     print(f"{len(harm.done)} times hurt, {generation} generations, {passes} epochs of {_ROWS} rows: ", end="")
@@ -107,8 +124,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0, help="for how long it is hurt (default: 30)")
     parser.add_argument("--seed", type=int, default=0, help="of what is done to whom (default: 0)")
     parser.add_argument("--epochs", type=int, default=_EPOCHS, help="at most so many (default: enough)")
+    parser.add_argument("--fit", action="store_true", help="train by Keras' fit, whose state is in memory alone")
+    parser.add_argument("--min-workers", type=int, help="do not wait for a lost worker")
     given = parser.parse_args()
-    sys.exit(run(given.minutes, given.seed, given.epochs))
+    sys.exit(run(given.minutes, given.seed, given.epochs, given.fit, given.min_workers))
 
 
 if __name__ == "__main__":

@@ -104,6 +104,7 @@ def three(make: Callable[..., Cluster]) -> Cluster:
     assert cluster.roster.gather_again("it was killed")
     come_again(cluster, "worker:1", 5001)
     assert not cluster.roster.are_enough(2)
+    assert cluster.roster.some_are_coming
     come_again(cluster, "worker:2", 5002)
     return cluster
 

@@ -119,6 +119,12 @@ class Gathering(Members):
 
     # --- for the driver's threads ---
 
+    @property
+    def some_are_coming(self) -> bool:
+        """Whether a node that has not come again has a supervisor, which starts its next process at once."""
+        with self.changed:
+            return any(one.reservation is None and one.link is not None for one in self._present)
+
     def are_enough(self, least: int) -> bool:
         """Whether all nodes have come, or all but workers of which at least so many have."""
         with self.changed:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _LEAVING = 5.0  # seconds beyond the grace in which nodes must be gone
 _TELLING_WHY = 15.0  # seconds in which tasks of an inference that Spark runs again are told what went wrong
-_PATIENCE = 3.0  # seconds in which a lost node may come again before the others go on without it
+_PATIENCE = 3.0  # seconds in which a supervisor must have started another process
 _AFTER_SAVING = 3.0  # seconds in which main must return when its model is written
 
 
@@ -140,8 +140,7 @@ class Life:
 
     def _shrink(self, least: int, timeout: float) -> None:
         """Go on without nodes that do not come again soon, as soon as the others are enough."""
-        if self._fate.wait_for(lambda: self._roster.all_reserved, _PATIENCE):
-            return
+        self._fate.wait_for(lambda: not self._roster.some_are_coming, _PATIENCE)
         enough = self._fate.wait_for(lambda: self._roster.are_enough(least), timeout)
         if enough and not self._fate.failing and self._fate.lost_job is None:
             without = ", ".join(self._roster.go_on_without_missing())
