@@ -7,7 +7,8 @@
                      place.json                  {"epoch": 3}
         .part-…      one that is being written: renamed when it is whole
 
-A checkpoint is there whole or not at all: it is written beside its place and renamed.
+A checkpoint is there whole or not at all: it is written beside its place and renamed. Where the place is far, a local
+copy is uploaded while the training goes on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 import tempfile
 import uuid
 from collections.abc import Callable
@@ -25,6 +27,7 @@ from tfos_nb.errors import TfosError
 from tfos_nb.runtime.paths import is_local
 from tfos_nb.runtime.remote import file_system, rename_over
 from tfos_nb.runtime.supply import Supply
+from tfos_nb.runtime.uploads import SavingFlag, Uploads
 
 __all__ = ["Checkpointing", "Resumed"]
 
@@ -58,7 +61,8 @@ class Checkpointing:
     generation: int
     _run: str
     _passes: Supply
-    _saving: Callable[[bool], object]
+    _saving: SavingFlag
+    _uploads: Uploads
     _held: Callable[[], object]
 
     @property
@@ -70,7 +74,8 @@ class Checkpointing:
         """Save a state, and that it holds ``epoch`` epochs of the rows; after a loss, training goes on from there.
 
         Every node calls it, at the same place of its program, since what a synchronous strategy spreads over the nodes
-        is gathered. The chief writes.
+        is gathered. The chief writes. To a place that TensorFlow cannot write to by itself the state is uploaded in the
+        background; the next call waits for it, and raises its error, as the end of ``main`` does.
 
         Parameters
         ----------
@@ -101,19 +106,19 @@ class Checkpointing:
             raise ValueError(f"epoch={epoch!r}: it is the number of epochs that the state holds, 0 or more")
         state = tf.train.Checkpoint(**_named(model, objects))
         shelf = _Shelf.at(self.checkpoint_dir)
-        self._saving(True)
-        try:
-            with tempfile.TemporaryDirectory(prefix="tfos_nb-checkpoint-") as scratch:
-                part = shelf.part() if self.is_chief else ""
-                folder = part if part and shelf.local else scratch
-                state.write(f"{folder}/{_STATE}")
-                with open(f"{folder}/{_PLACE}", "w", encoding="utf-8") as file:
-                    json.dump({"epoch": epoch}, file)
-                if part:
-                    shelf.put(folder, part, f"{epoch:08d}", keep)
-        finally:
-            self._saving(False)
-        self._held()
+        with self._saving:
+            if self.is_chief and not shelf.local:
+                scratch = tempfile.mkdtemp(prefix="tfos_nb-checkpoint-")
+                _write(state, scratch, epoch)
+                self._uploads.begin(_Upload(shelf, scratch, f"{epoch:08d}", keep, self._held))
+            elif self.is_chief:
+                part = shelf.part()
+                _write(state, part, epoch)
+                shelf.put(part, part, f"{epoch:08d}", keep)
+                self._held()
+            else:
+                with tempfile.TemporaryDirectory(prefix="tfos_nb-checkpoint-") as scratch:
+                    state.write(f"{scratch}/{_STATE}")
         return f"{self.checkpoint_dir}/{epoch:08d}"
 
     def resume(self, model: Any = None, **objects: Any) -> Resumed:
@@ -211,6 +216,31 @@ class _Shelf:
             return f"{self.place}/{number}"
         self.filesystem.get(f"{self.place}/{number}", f"{scratch}/{number}", recursive=True)
         return f"{scratch}/{number}"
+
+
+@dataclass(frozen=True)
+class _Upload:
+    """Puts a state that lies in a directory on the shelf, and removes the directory."""
+
+    shelf: _Shelf
+    scratch: str
+    number: str
+    keep: int
+    held: Callable[[], object]
+
+    def __call__(self) -> None:
+        """Do it."""
+        try:
+            self.shelf.put(self.scratch, self.shelf.part(), self.number, self.keep)
+        finally:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+        self.held()
+
+
+def _write(state: Any, folder: str, epoch: int) -> None:
+    state.write(f"{folder}/{_STATE}")
+    with open(f"{folder}/{_PLACE}", "w", encoding="utf-8") as file:
+        json.dump({"epoch": epoch}, file)
 
 
 def _named(model: Any, objects: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from tfos_nb.runtime.resuming import watch_restores
 from tfos_nb.runtime.roles import Roles
 from tfos_nb.runtime.sources import Sources
 from tfos_nb.runtime.supply import Supply
+from tfos_nb.runtime.uploads import SavingFlag, Uploads
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -111,7 +112,8 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         self._serving = serving
         self._coordinating = coordinating
         self._coordinated = coordinated
-        self._saving = saving
+        self._saving = SavingFlag(saving)
+        self._uploads = Uploads(self._saving)
         self._held = held
         watch_fit(self._passes_begun, self.stop_feeding, self._passes_missed)
         if generation > 1:
@@ -255,11 +257,8 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         if not target.endswith((".keras", ".h5")):
             target += ".keras"
         if self.is_chief:
-            self._saving(True)
-            try:
+            with self._saving:
                 self._write_model(model, target)
-            finally:
-                self._saving(False)
         return target
 
     @staticmethod
@@ -272,6 +271,10 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
                 f"{target} cannot be written: {error}. Give a model_dir that this host may write"
             ) from error
         logger.info("saved the model at %s", target)
+
+    def finish_saving(self) -> None:
+        """Wait until all that was saved is where it belongs; raise what kept it from that. The end of ``main`` does."""
+        self._uploads.finish()
 
     def __repr__(self) -> str:
         return f"<ctx {self.node} of {self.cluster_name}>"

@@ -196,6 +196,7 @@ class TensorFlowProcess:
         self._called = True
         self._channel.send(MainStarted(self._job.node))
         result = main(args, ctx)
+        ctx.finish_saving()
         return MainReturned(self._job.node, wire.encode_result(result), self._has_server(spec))
 
     def _ranked(self, workers: tuple[int, ...]) -> Node:

@@ -1,0 +1,128 @@
+"""Checkpoints in places that are far: whole or not there, and the training does not wait for them."""
+
+from __future__ import annotations
+
+import glob
+import tempfile
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from tests.waiting import until
+from tfos_nb.runtime.checkpointing import Checkpointing
+from tfos_nb.runtime.uploads import SavingFlag, Uploads
+
+
+class Far(MemoryFileSystem):
+    """A file system whose uploads wait until they are let go, or fail."""
+
+    protocol = "far"
+    store: dict[str, Any] = {}  # noqa: RUF012 - fsspec's own way
+    pseudo_dirs = [""]  # noqa: RUF012
+    let_go = threading.Event()
+    error: OSError | None = None
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return super()._strip_protocol(path.replace("far://", "memory://") if isinstance(path, str) else path)
+
+    def put(self, *args: Any, **kwargs: Any) -> Any:
+        assert self.let_go.wait(30)
+        if type(self).error is not None:
+            raise type(self).error
+        return super().put(*args, **kwargs)
+
+
+class Node(Checkpointing):
+    """As much of a ``ctx`` as saves states."""
+
+    def __init__(self, is_chief: bool = True) -> None:
+        self.is_chief, self.model_dir, self.generation, self._run = is_chief, "far://bucket", 1, "a"
+        self.saving: list[bool] = []
+        self.held = 0
+        self._saving = SavingFlag(self.saving.append)
+        self._uploads = Uploads(self._saving)
+        self._passes: Any = SimpleNamespace(resume=lambda passes: None)
+
+    def _held(self) -> None:
+        self.held += 1
+
+
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[type[Far]]:
+    fsspec.register_implementation("far", Far, clobber=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    Far.store.clear()
+    Far.let_go.clear()
+    Far.error = None
+    yield Far
+    Far.let_go.set()
+
+
+@pytest.fixture
+def counter() -> Any:
+    import tensorflow as tf
+
+    return tf.Variable(0, dtype=tf.int64)
+
+
+def checkpoints() -> list[str]:
+    listed = fsspec.filesystem("far").find("/bucket") if Far.store else []
+    return sorted({name.split("/")[-2] for name in listed if "/.part-" not in name})
+
+
+def test_the_training_goes_on_while_a_state_is_uploaded(far: type[Far], counter: Any) -> None:
+    node = Node()
+    counter.assign(7)
+    place = node.checkpoint(counter=counter, epoch=1)
+    counter.assign(8)  # a step that is done meanwhile is not in the state
+    assert place == "far://bucket/checkpoints/a/00000001"
+    assert (checkpoints(), node.saving, node.held) == ([], [True], 0)
+    far.let_go.set()
+    node._uploads.finish()
+    assert (checkpoints(), node.saving, node.held) == (["00000001"], [True, False], 1)
+    assert node.resume(counter=counter).epoch == 1
+    assert int(counter.numpy()) == 7
+    assert not glob.glob(f"{tempfile.gettempdir()}/tfos_nb-checkpoint-*")
+
+
+def test_the_next_state_waits_for_the_one_before(far: type[Far], counter: Any) -> None:
+    node = Node()
+    node.checkpoint(counter=counter, epoch=1)
+    second = threading.Thread(target=node.checkpoint, kwargs={"counter": counter, "epoch": 2}, daemon=True)
+    second.start()
+    assert until(lambda: len(glob.glob(f"{tempfile.gettempdir()}/tfos_nb-checkpoint-*")) == 2)
+    assert second.is_alive()
+    far.let_go.set()
+    second.join(30)
+    node._uploads.finish()
+    assert checkpoints() == ["00000001", "00000002"]
+    assert node.saving in ([True, False], [True, False, True, False])
+
+
+@pytest.mark.parametrize("where", ["the next state", "the end"])
+def test_a_state_that_could_not_be_uploaded_is_told_and_those_before_it_are_there(
+    far: type[Far], counter: Any, where: str
+) -> None:
+    node = Node()
+    far.let_go.set()
+    node.checkpoint(counter=counter, epoch=1)
+    node._uploads.finish()
+    far.error = OSError("no space in the bucket")
+    node.checkpoint(counter=counter, epoch=2)
+    with pytest.raises(OSError, match="no space in the bucket"):
+        node.checkpoint(counter=counter, epoch=3) if where == "the next state" else node._uploads.finish()
+    assert checkpoints() == ["00000001"]
+    assert node.held == 1
+    assert node.saving[-1] is False
+
+
+def test_only_the_chief_writes(far: type[Far], counter: Any) -> None:
+    node = Node(is_chief=False)
+    assert node.checkpoint(counter=counter, epoch=1) == "far://bucket/checkpoints/a/00000001"
+    assert (checkpoints(), node.saving, node.held) == ([], [True, False], 0)
