@@ -219,6 +219,11 @@ class Gathering(Members):
         names = {str(record.node) for record in present}
         for name, record in self._records.items():
             record.absent, record.failed_joins = name not in names, 0
+            if record.absent:
+                record.status = NodeStatus.LOST
+            if record.absent and record.link is not None:  # should it wake, it hears that it is not waited for
+                record.link.end()
+                record.link = None
         self._count_on(present)
         self.feeds.feed(str(record.node) for record in self._fed_records)
         self.history.follow(str(self._first.node))
@@ -230,4 +235,5 @@ class Gathering(Members):
             record.link = None
         record.failed_joins += record.reservation is not None
         record.begin_anew()
+        record.status = NodeStatus.LOST
         self._feed_places.pop(str(record.node), None)

@@ -18,7 +18,7 @@ from tfos_nb.roster import Roster
 from tfos_nb.runtime.door import Door, DoorAddress
 from tfos_nb.runtime.lifecycle import Farewell, Stop
 from tfos_nb.session import SparkJobs
-from tfos_nb.state import ClusterStatus
+from tfos_nb.state import JOINED, WITHOUT, ClusterStatus
 
 __all__ = ["Life"]
 
@@ -121,7 +121,7 @@ class Life:
                     everybody = self._roster.gather_again(self.cause)
                     what = "gathers its nodes anew" if everybody else "goes on, and replaces what it has lost"
                 else:
-                    self.cause = f"{', '.join(joining)} joined again"
+                    self.cause = f"{', '.join(joining)}{JOINED}"
                     self._roster.gather_with(joining)
                     what = "grows"
             logger.warning("cluster %s %s: %s", self._name, what, self.cause)
@@ -145,7 +145,8 @@ class Life:
         if enough and not self._fate.failing and self._fate.lost_job is None:
             without = ", ".join(self._roster.go_on_without_missing())
             if without:
-                self.cause += f" (goes on without {without})"
+                first, *rest = self.cause.splitlines()
+                self.cause = "\n".join([f"{first}{WITHOUT}{without}", *rest])
                 logger.warning("cluster %s goes on without %s", self._name, without)
 
     def _dismiss(self, error: TfosError | None) -> None:

@@ -9,7 +9,23 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-__all__ = ["ClusterState", "ClusterStatus", "FeedProgress", "GpuUse", "LogLine", "NodeState", "NodeStatus"]
+__all__ = [
+    "JOINED",
+    "WITHOUT",
+    "ClusterState",
+    "ClusterStatus",
+    "FeedProgress",
+    "GpuUse",
+    "LogLine",
+    "NodeState",
+    "NodeStatus",
+]
+
+WITHOUT = "; the others go on without "
+"""Behind a cluster's error while it recovers, before the names of those that are not waited for."""
+
+JOINED = " joined again"
+"""Behind the names of those for which it gathers, where nobody was lost."""
 
 
 class NodeStatus(str, enum.Enum):

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from tfos_nb.state import ClusterState, ClusterStatus, FeedProgress, NodeState, NodeStatus
+from tfos_nb.state import JOINED, WITHOUT, ClusterState, ClusterStatus, FeedProgress, NodeState, NodeStatus
 from tfos_nb.widgets import render_text
-from tfos_nb.widgets.wording import duration, number, rate
+from tfos_nb.widgets.wording import duration, number, rate, sentence
 
 
 def test_shows_each_node_with_role_host_state_epoch_step_loss_and_rate(running):
@@ -192,3 +192,20 @@ def test_epochs_for_which_no_rows_came_are_told_and_an_early_end_is_not(running,
     assert "Rows were fed" not in told(epoch=4, fed=4)
     assert "Rows were fed" not in told(epoch=2, fed=4)
     assert "Rows were fed" not in told(epoch=4, fed=1)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("worker:1 on h: killed", "worker:1 on h: killed. The others wait for its replacement."),
+        (f"worker:1 on h: killed{WITHOUT}worker:1", "worker:1 on h: killed; the others go on without worker:1."),
+        (f"worker:1{JOINED}", "worker:1 joined again."),
+    ],
+)
+def test_what_happens_after_a_loss_is_said(running, error, said):
+    assert sentence(replace(running, status=ClusterStatus.RECOVERING, error=error)) == said
+
+
+def test_a_node_that_the_others_go_on_without_is_gone(running):
+    gone = replace(running.nodes[0], status=NodeStatus.LOST)
+    assert f"; {gone.node} is gone" in sentence(replace(running, nodes=(gone, *running.nodes[1:])))
