@@ -43,7 +43,7 @@ lab: $(VENV)/.demo ## Open the same notebook in JupyterLab; make lab ARGS=--no-b
 
 .PHONY: test
 test: $(VENV)/.test ## Run the tests but those below; ends with pytest's closing line
-	@$(BIN)/python -m pytest -m "not browser and not slow and not standalone and not yarn" $(ARGS)
+	@$(BIN)/python -m pytest -m "not browser and not faults and not slow and not standalone and not yarn" $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(VENV)/.test ## Run the notebooks from 03 on and those of the examples, whose parts `make test` runs
@@ -69,6 +69,13 @@ pictures: $(VENV)/.browser ## Take docs/pictures anew, in a real browser
 docs: $(VENV)/.docs ## Make the site in build/docs from docs/ and the docstrings; a warning is an error
 	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -d build/doctrees docs build/docs
 	@echo "The site is in build/docs/index.html"
+
+.PHONY: test-faults
+test-faults: $(VENV)/.test ## Have nodes leave a cluster in every way and at every bad moment, then at random for MINUTES (2)
+	@$(BIN)/python -m pytest -m "not browser" tests/test_schedules.py tests/test_failures.py tests/test_recovery.py \
+	    tests/test_replacement.py tests/test_supervisor.py $(ARGS)
+	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),2)
+	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),2) --fit --min-workers 1
 
 .PHONY: soak
 soak: $(VENV)/.test ## Hurt a cluster at random for MINUTES (30), and count whether every row was fed once an epoch

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -53,12 +54,37 @@ def counting_loop(args: dict[str, Any], ctx: Any) -> tuple[int, ...]:
     for epoch in range(ctx.resume(total=total).epoch, args["epochs"]):
         for number, batch in enumerate(dataset):
             total.assign((total + step(batch)) % PRIME)
+            exit_by_schedule(args, ctx, epoch + 1, number + 1)
             threading.Event().wait(args.get("pause", 0.02))  # for somebody to do it harm
             ctx.report(epoch=epoch + 1, step=number + 1, pid=os.getpid())
         ctx.checkpoint(total=total, epoch=epoch + 1)
         if "until" in args and int(largest(tf.constant(int(time.time() > args["until"])))):
             return int(total.numpy()), ctx.generation, epoch + 1
     return int(total.numpy()), ctx.generation
+
+
+@dataclass(frozen=True)
+class Exit:
+    """What happens to a node by itself, when its program has done so many batches of an epoch, in a generation."""
+
+    node: str
+    epoch: int
+    batch: int
+    how: str
+    generation: int = 1
+
+
+def exit_by_schedule(args: dict[str, Any], ctx: Any, epoch: int, batch: int) -> None:
+    """Do to this node what the schedule has for this moment."""
+    now = (f"{ctx.job_name}:{ctx.task_index}", epoch, batch, ctx.generation)
+    for exit in args.get("schedule", ()):
+        if (exit.node, exit.epoch, exit.batch, exit.generation) == now:
+            if exit.how == "raise":
+                raise ValueError(f"{now[0]} raises in batch {batch} of epoch {epoch}")
+            if exit.how == "exit":
+                os._exit(3)
+            find, signal_number = HARM[exit.how]
+            os.kill(find(os.getpid()), signal_number)
 
 
 def slowly(seconds: float) -> Any:
@@ -169,6 +195,15 @@ def its_host(pid: int) -> int:
     executor = its_executor(pid)
     os.kill(its_supervisor(pid), signal.SIGKILL)
     return executor
+
+
+HARM: dict[str, tuple[Callable[[int], int], int]] = {
+    "kill": (itself, signal.SIGKILL),
+    "freeze": (itself, signal.SIGSTOP),
+    "kill the supervisor": (its_supervisor, signal.SIGKILL),
+    "kill the executor": (its_executor, signal.SIGKILL),
+    "kill the host": (its_host, signal.SIGKILL),
+}
 
 
 def counting_steps(args: dict[str, Any], ctx: Any) -> Any:

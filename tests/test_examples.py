@@ -289,10 +289,12 @@ def held_out_percent(said: str) -> float:
     return float(line.partition("%")[0])
 
 
+@pytest.mark.slow
 def test_the_notebook_of_reviews_runs_offline_and_learns(tmp_path: Path) -> None:
     assert held_out_percent(said_by_notebook("text_lstm", tmp_path)) > 75
 
 
+@pytest.mark.slow
 def test_the_notebook_of_the_census_runs_offline_and_learns(tmp_path: Path) -> None:
     assert held_out_percent(said_by_notebook("wide_and_deep", tmp_path)) > 75
 

@@ -36,7 +36,12 @@ def rows(spark: SparkSession) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("node", "what"), [("worker:1", itself), ("worker:0", its_supervisor), ("worker:1", its_warm_process)]
+    ("node", "what"),
+    [
+        ("worker:1", itself),
+        ("worker:0", its_supervisor),
+        pytest.param("worker:1", its_warm_process, marks=pytest.mark.faults),
+    ],
 )
 def test_a_loop_that_lost_a_node_ends_with_every_row_counted_once_an_epoch(
     spark: SparkSession, tmp_path: Path, node: str, what: Callable[[int], int]
@@ -60,7 +65,7 @@ def test_an_executor_that_is_killed_takes_no_row_with_it(spark: SparkSession, tm
     assert cluster.result()[0] == sum_of_ids(3)
 
 
-@pytest.mark.parametrize("what", [itself, its_supervisor])
+@pytest.mark.parametrize("what", [itself, pytest.param(its_supervisor, marks=pytest.mark.faults)])
 def test_a_node_that_is_frozen_is_given_up_and_replaced(
     spark: SparkSession, tmp_path: Path, what: Callable[[int], int]
 ) -> None:
@@ -86,7 +91,11 @@ def test_keras_fit_goes_on_from_its_backup_and_is_fed_what_it_lacks(spark: Spark
 
 @pytest.mark.parametrize(
     ("node", "what", "legacy"),
-    [("worker:0", itself, "0"), ("worker:0", its_supervisor, "0"), ("worker:1", itself, "1")],
+    [
+        pytest.param("worker:0", itself, "0", marks=pytest.mark.faults),
+        ("worker:0", its_supervisor, "0"),
+        ("worker:1", itself, "1"),
+    ],
 )
 def test_keras_fit_goes_on_from_memory_without_a_line_of_ones_own(
     spark: SparkSession, tmp_path: Path, node: str, what: Callable[[int], int], legacy: str

@@ -178,17 +178,11 @@ def test_functions_that_do_not_fit_are_refused_before_anything_runs(rows):
 
 
 def test_results_that_do_not_fit_the_schema_are_told_of(rows):
-    cases = [
-        (lambda x: {"z": x}, "y array<float>", r"<lambda>\(\) gave z, and its schema has y"),
-        (lambda x: (x, x), "y array<float>", r"gave 2 tensors, and its schema has y"),
-        (lambda x: x, "y float", r"gave \S+ for 'y', whose type in the schema has 1 axes"),
-        (lambda x: tf.strings.as_string(x), "y array<float>", r"gave string for 'y', which is float32"),
-        (lambda x: x[:1], "y array<float>", r"output 'y' came as 1x4 for"),
-    ]
     one = rows.coalesce(1)  # Spark tries each task that fails four times
-    for fn, schema, told in cases:
-        with pytest.raises(Exception, match=told):
-            map_batches(one, fn, schema, batch_size=10).collect()
+    with pytest.raises(Exception, match=r"<lambda>\(\) gave z, and its schema has y"):
+        map_batches(one, lambda x: {"z": x}, "y array<float>", batch_size=10).collect()
+    with pytest.raises(Exception, match=r"output 'y' came as 1x4 for"):
+        map_batches(one, lambda x: x[:1], "y array<float>", batch_size=10).collect()
     with pytest.raises(Exception, match="what a reduction gives has no axis of rows"):
         reduce_batches(one, lambda x: tf.expand_dims(x, 0))
 
@@ -199,6 +193,19 @@ def applied(fn: Any, kind: str, **how: Any) -> Any:
     source = Function("fn()", pack(Baggage(function=fn)), signature, False, **how)
     (given,) = source.reader("")().apply([np.array([1, 2.5], np.float32)])
     return given.tolist()
+
+
+@pytest.mark.parametrize(
+    ("fn", "told"),
+    [
+        (lambda x: (x, x), r"gave 2 tensors, and its schema has y"),
+        (lambda x: tf.stack([x, x], axis=1), r"gave \S+ for 'y', whose type in the schema has 1 axes"),
+        (tf.strings.as_string, r"gave string for 'y', which is float32"),
+    ],
+)
+def test_a_result_that_is_none_of_the_schema_is_told_of(fn: Any, told: str) -> None:
+    with pytest.raises(Exception, match=told):
+        applied(fn, "float32")
 
 
 def test_a_float_is_not_cut_off_to_a_whole_number():

@@ -63,6 +63,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     return clusters
 
 
+@pytest.mark.slow
 def test_a_cross_validator_over_a_pipeline_works_with_clusters_in_turn(
     iris: DataFrame, launched: Launched, tmp_path: Path
 ) -> None:
