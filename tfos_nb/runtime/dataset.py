@@ -56,7 +56,7 @@ class DatasetOptions:
     sparse: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if self.batch_size == "validation":
+        if str(self.batch_size) == "validation":
             raise ValueError(
                 "ctx.dataset('validation'): the rows of train(df, validation=df2) are ctx.validation(64, …), with the "
                 "same options; 64 is the rows of a batch"
