@@ -45,7 +45,6 @@ class Deliveries:
         call.before = sum(one.epochs for one in self._calls)
         self._calls.append(call)
         self._deliver()
-        call.training.tell_if_unread()
         with self.roster.changed:
             if self.roster.restarts_left <= 0 and self._gathering == self.roster.gatherings:
                 self._calls.clear()  # nobody will ask for these rows again
