@@ -165,15 +165,28 @@ def test_where_every_slot_is_a_node_the_tasks_leave_theirs_for_feeding(spark: Sp
     assert cluster.state.value == "DONE"
 
 
+UNREAD = "none has taken a row of what train() fed"
+
+
 def returning_early(args: Any, ctx: Any) -> int:
     batch = next(iter(ctx.dataset(4)))
     return int(batch["id"].shape[0])
 
 
-def test_a_main_that_returns_early_ends_the_feed(spark: SparkSession) -> None:
+def test_a_main_that_returns_early_ends_the_feed(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
     with launch(returning_early, workers=2, spark=spark, buffer_bytes=1000) as cluster:
         cluster.train(spark.range(200_000), epochs=5)
     assert cluster.results() == {"worker:0": 4, "worker:1": 4}
+    assert UNREAD not in caplog.text
+
+
+def never_reading(args: Any, ctx: Any) -> None: ...
+
+
+def test_a_main_that_never_reads_its_feed_is_told_of(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+    with launch(never_reading, workers=1, spark=spark, name="deaf") as cluster:
+        cluster.train(spark.range(10), epochs=2)
+    assert f"cluster deaf: every main has returned, and {UNREAD}" in caplog.text
 
 
 def placed(args: Any, ctx: Any) -> dict[str, Any]:

@@ -332,6 +332,7 @@ class Cluster(ClusterView, Inferring):
                 StreamTraining(training).run(data, epochs, validation)
             else:
                 self._deliveries.train(training.call(data, epochs, spill, validation))
+                training.tell_if_unread()
 
     def wait(self, timeout: float | None = None) -> None:
         """Tell the nodes that no more data come, and wait until every ``main`` has returned.

@@ -157,6 +157,12 @@ class Members:
         with self.changed:
             return self._rows
 
+    @property
+    def unread(self) -> bool:
+        """Whether ``main`` has returned on every node that is fed, and has asked for rows on none."""
+        with self.changed:
+            return all(record.returned and record.unread for record in self._fed_records)
+
     def sated(self) -> tuple[str, ...]:
         """Return the fed nodes for which rows wait."""
         with self.changed:

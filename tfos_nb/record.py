@@ -43,6 +43,7 @@ class Record:
     result: bytes | None = None
     began: bool = False  # it has taken a row or reported a step
     returned: bool = False
+    unread: bool = False
     serving: bool = False
     saving: bool = False
     following: bool = False  # it coordinates, and goes on with workers that come back elsewhere
@@ -71,7 +72,7 @@ class Record:
         """Forget the process that was: another one will be the node. Its figures stay until there are newer ones."""
         self.status = NodeStatus.PLANNED
         self.reservation = self.up = self.heartbeat = self.result = self.raised = self.ended = None
-        self.began = self.returned = self.serving = self.saving = False
+        self.began = self.returned = self.unread = self.serving = self.saving = False
         self.following = self.started = self.moved = False
         self.through = 0
         self.forget_rate()

@@ -205,7 +205,7 @@ class Roster(Gathering):
         self._can_join = self._can_join or (record is self._first and bool(self._joining()))
 
     def _main_returned(self, record: Record, message: MainReturned) -> None:
-        record.result, record.returned = message.result, True
+        record.result, record.returned, record.unread = message.result, True, not message.read
         record.status = NodeStatus.DONE
         record.forget_rate()
         if not message.serves and record.node.role is not Role.EVALUATOR:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from tfos_nb.runtime.door import DoorAddress
 from tfos_nb.session import Job, SparkJobs
 
 __all__ = ["Call", "Regathered", "Training"]
+
+logger = logging.getLogger(__name__)
 
 _UNTIL_LOST = 5.0  # seconds beyond the limit of its silence within which a node is known to be lost
 _UNREACHED = re.compile(r"Flight\w*Error|hung up while|[Cc]onnection (refused|reset|closed)|failed to connect")
@@ -223,6 +226,15 @@ class Training:
 
     def _is_through(self, node: str, feed: Feed) -> bool:
         return self.roster.is_over(node) or self.roster.feeds.has_enough(node, feed.place.call)
+
+    def tell_if_unread(self) -> None:
+        """Say so if no row of all that were fed was taken: nothing was trained on, and nothing has failed."""
+        if self.roster.unread and self.fate.stop is None and self.roster.generation == 1:
+            logger.warning(
+                "cluster %s: every main has returned, and none has taken a row of what train() fed. It takes them with "
+                "ctx.dataset(64, …), or ctx.get_data_feed()",
+                self.fate.name,
+            )
 
     def nobody_wants(self, call: int) -> bool:
         """Whether no node takes rows of this call of ``train`` any more."""

@@ -214,7 +214,7 @@ def test_a_fed_cluster_has_the_lineages_places_and_ten_epochs_by_default(spark: 
     cluster = TFCluster.run(
         sc, look_around, ["prog", "--steps", "5"], 2, 0, input_mode=TFCluster.InputMode.SPARK, master_node="master"
     )
-    assert [(node["executor_id"], node["job_name"]) for node in cluster.cluster_info] == [(0, "chief"), (1, "worker")]
+    assert [(node["executor_id"], node["job_name"]) for node in cluster.cluster_info] == [(0, "master"), (1, "worker")]
     assert cluster.tensorboard_url() is None
     with pytest.raises(PlanError, match=r"qname='wrong': this cluster has the queues \['input', 'output', 'error'\]"):
         cluster.train(sc.parallelize([1]), qname="wrong")
@@ -353,13 +353,14 @@ def between_graph(args: Any, ctx: Any) -> list[Any]:
     if ctx.job_name == "ps":
         server.join()
     with tf.Graph().as_default(), tf.Session(server.target) as session:
-        with tf.device(tf.train.replica_device_setter(cluster=cluster)):
+        here = f"/job:{ctx.job_name}/task:{ctx.task_index}"
+        with tf.device(tf.train.replica_device_setter(cluster=cluster, worker_device=here)):
             total = tf.Variable(0.0, name="total")
-        if ctx.job_name == "chief":
+            value = tf.placeholder(tf.float32)
+            add = total.assign_add(value, use_locking=True)
+        if ctx.job_name in ("chief", "master"):
             session.run(total.initializer)
         wait_for(lambda: session.run(tf.is_variable_initialized(total)))
-        value = tf.placeholder(tf.float32)
-        add = total.assign_add(value, use_locking=True)
         feed, rows = TFNode.DataFeed(ctx.mgr, True), []
         while not feed.should_stop():
             for row in feed.next_batch(8):
@@ -375,16 +376,24 @@ def wait_for(reached: Any) -> None:
         threading.Event().wait(0.1)
 
 
-@pytest.mark.parametrize("nodes", [3, 2])
-def test_a_chief_beside_parameter_servers_trains_and_is_fed(spark: SparkSession, nodes: int) -> None:
+@pytest.mark.parametrize(("nodes", "master"), [(3, "master"), (2, "chief")])
+def test_a_chief_beside_parameter_servers_trains_and_is_fed_under_its_own_name(
+    spark: SparkSession, nodes: int, master: str
+) -> None:
     sc, mode = spark.sparkContext, TFCluster.InputMode.SPARK
-    cluster = TFCluster.run(sc, between_graph, None, nodes, 1, input_mode=mode, master_node="chief")
+    cluster = TFCluster.run(sc, between_graph, None, nodes, 1, input_mode=mode, master_node=master)
     cluster.train(sc.parallelize([float(number) for number in range(4000)], 4), 1)
     cluster.shutdown(timeout=120)
     results = {node: result for node, result in cluster.native.results().items() if not node.startswith("ps")}
     assert sorted(results) == ["chief:0", "worker:0"][: nodes - 1]
     assert all(rows and of == nodes - 1 and "/job:ps" in device for rows, of, device in results.values())
     assert sorted(row for rows, _, _ in results.values() for row in rows) == [float(n) for n in range(4000)]
+
+
+def test_a_protocol_that_is_not_there_is_refused_with_those_that_are() -> None:
+    ctx = TFSparkNode.TFNodeContext(job_name="worker", cluster_spec={"worker": ["127.0.0.1:0"]})
+    with pytest.raises(PlanError, match=r"protocol='grpc\+verbs': TensorFlow .* was built without it; it has grpc"):
+        TFNode.start_cluster_server(ctx, rdma=True)
 
 
 def serve_or_work(args: Any, ctx: Any) -> int:

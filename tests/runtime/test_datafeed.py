@@ -127,6 +127,13 @@ def test_arrays_in_an_rdd_come_as_arrays() -> None:
     assert [row.tolist() for row in RowMaker(block.schema).rows(block)] == [[0.0, 1.0, 2.0], [0.0, 1.0]]
 
 
+def test_pictures_in_an_rdd_come_as_they_went_or_as_lists_within_a_tuple() -> None:
+    alone = next(batches_of_rows([np.full((2, 3), 7, "uint8"), np.zeros((1, 2), "uint8")]))
+    assert [row.tolist() for row in RowMaker(alone.schema).rows(alone)] == [[[7] * 3] * 2, [[0, 0]]]
+    labelled = next(batches_of_rows([(np.eye(2), 1)]))
+    assert RowMaker(labelled.schema).rows(labelled) == [([[1.0, 0.0], [0.0, 1.0]], 1)]
+
+
 def test_a_sliced_column_with_nulls_keeps_its_rows() -> None:
     fixed = pa.array([[1, 2], None, [3, 4], [5, 6]], pa.list_(pa.int32(), 2))
     block = pa.RecordBatch.from_pydict({"f": fixed, "n": [1, None, 3, None], "l": [["a"], None, [], ["b", None]]})
@@ -292,6 +299,25 @@ def test_an_array_with_a_value_a_column_is_taken_apart() -> None:
 def test_results_that_do_not_fit_are_named(results: Any, told: str) -> None:
     with pytest.raises(FeedFailed, match=told):
         Answers(results).cut(0, 1, SCHEMA)
+
+
+class Tensor:
+    """What is not NumPy's, and can be made so, as TensorFlow's tensors."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = np.asarray(value)
+
+    def numpy(self) -> Any:
+        return self._value[()]
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self._value
+
+
+def test_tensors_among_the_results_of_an_rdd_become_arrays_and_numbers() -> None:
+    given = [Tensor(1.5), (Tensor([1, 2]), "a"), {"p": [Tensor(3)]}, None]
+    one, (two, text), three, none = listed(Answers(given).cut(0, 4, None).column(0)[0].as_py())
+    assert (one, two.tolist(), text, three, none) == (1.5, [1, 2], "a", {"p": [3]}, None)
 
 
 def test_results_of_an_rdd_are_data_of_any_kind() -> None:
@@ -581,7 +607,9 @@ def test_nobody_is_answered_without_the_token(driver: Driver) -> None:
 
 def test_a_cluster_that_has_ended_is_told_of(driver: Driver) -> None:
     driver.close()
-    with pytest.raises(FeedFailed, match="cluster c cannot be reached at .* so it has ended"):
+    with pytest.raises(
+        FeedFailed, match="cluster c cannot be reached at .* so it has ended: its main has returned, or"
+    ):
         list(task(driver.address)(range(4)))
 
 

@@ -305,6 +305,7 @@ def test_a_dataset_without_any_feed_says_how_to_feed(share: Share) -> None:
         ({"batch_size": 1, "prefetch": -1}, "prefetch=-1: it is a whole number, 0 or more"),
         ({"batch_size": 1, "fill": 3}, "fill=3: it is a dictionary, as in fill={'age': 0}"),
         ({"batch_size": 1, "columns": "age"}, "columns='age': it is a list of columns"),
+        ({"batch_size": "validation"}, r"ctx\.dataset\('validation'\): .* are ctx\.validation\(64, …\)"),
         ({"batch_size": 2.5}, "batch_size=2.5"),
         ({"batch_size": True}, "batch_size=True"),
         ({"batch_size": 2, "y": "label"}, "y and sample_weight need x"),

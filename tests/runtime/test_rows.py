@@ -35,6 +35,11 @@ def columns(rows: Iterable[Any]) -> dict[str, list[Any]]:
         (["a", "b"], {"value": ["a", "b"]}),
         ([(np.arange(3), np.float32(0.5))], {"_1": [[0, 1, 2]], "_2": [0.5]}),
         ([np.zeros(2), np.ones(2)], {"value": [[0.0, 0.0], [1.0, 1.0]]}),
+        (
+            [(np.eye(2), 1), (None, 2), (np.zeros((1, 3)), 3)],
+            {"_1": [[[1, 0], [0, 1]], None, [[0] * 3]], "_2": [1, 2, 3]},
+        ),
+        ([np.ones((1, 2, 1), "uint8")] * 2, {"value": [[[[1], [1]]]] * 2}),
         ([(1, None), (None, 2)], {"_1": [1, None], "_2": [None, 2]}),
         ([(1,), (2.5,)], {"_1": [1.0, 2.5]}),
     ],
@@ -48,12 +53,19 @@ def columns(rows: Iterable[Any]) -> dict[str, list[Any]]:
         "text",
         "array in a tuple",
         "array",
+        "pictures in tuples",
+        "pictures",
         "None",
         "int and float",
     ],
 )
 def test_rows_of_each_kind_become_columns(rows: list[Any], expected: dict[str, Any]) -> None:
     assert columns(rows) == expected
+
+
+def test_the_numbers_of_a_picture_keep_their_type() -> None:
+    (batch,) = batches_of_rows([(np.full((2, 2), 7, "uint8"),)] * 3)
+    assert batch.schema.field("_1").type == pa.list_(pa.list_(pa.uint8()))
 
 
 def test_no_rows_make_no_batch() -> None:
@@ -89,6 +101,7 @@ def test_rows_are_read_as_they_are_needed() -> None:
             [(object(),)],
             r"column '_1', row 0: <object.*> is a object, which is no number, text, bytes or list of these",
         ),
+        ([((1, "a"),)], r"column '_1', row 0: \(1, 'a'\) is a tuple, .* of one type. Convert it in the RDD's map"),
         ([(2**70,)], r"column '_1', row 0: 1180591620717411303424 is a int, which is no number"),
     ],
     ids=[
@@ -101,6 +114,7 @@ def test_rows_are_read_as_they_are_needed() -> None:
         "long",
         "object",
         "first",
+        "several types",
         "huge",
     ],
 )

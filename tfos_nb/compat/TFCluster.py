@@ -71,7 +71,7 @@ class TFCluster:
                 {
                     "executor_id": ids.get(state.node, -1),
                     "host": state.host,
-                    "job_name": role,
+                    "job_name": self.cluster_meta["master_node"] if role == "chief" else role,
                     "task_index": int(index),
                     "pid": state.pid,
                 }
@@ -281,6 +281,7 @@ def _meta(sc: Any, num_executors: int, num_ps: int, master_node: str | None, eva
         "id": uuid.uuid4().int >> 64,
         "cluster_template": dict(enumerate(roles)),
         "num_executors": num_executors,
+        "master_node": master_node,
         "default_fs": "file://" if default_fs.startswith("file:") else default_fs,
         "working_dir": os.getcwd(),
     }

@@ -8,6 +8,7 @@ import re
 from typing import Any, NoReturn
 
 from tfos_nb.errors import FeedFailed, TfosError
+from tfos_nb.runtime.strategies import check_protocol
 
 __all__ = [
     "DataFeed",
@@ -114,11 +115,11 @@ def start_cluster_server(ctx: Any, num_gpus: int = 1, rdma: bool = False) -> tup
     import tensorflow as tf
 
     if ctx._server is None:
-        spec = {("chief" if name == "master" else name): list(at) for name, at in ctx.cluster_spec.items()}
-        job = "chief" if ctx.job_name == "master" else ctx.job_name
-        cluster = tf.train.ClusterSpec(spec)
-        protocol = "grpc+verbs" if rdma else "grpc"
-        ctx._server = cluster, tf.distribute.Server(cluster, job_name=job, task_index=ctx.task_index, protocol=protocol)
+        protocol = check_protocol("grpc+verbs" if rdma else "grpc")
+        # The names are the program's own, "master" too: its device strings hold them.
+        cluster = tf.train.ClusterSpec(ctx.cluster_spec)
+        server = tf.distribute.Server(cluster, job_name=ctx.job_name, task_index=ctx.task_index, protocol=protocol)
+        ctx._server = cluster, server
     found: tuple[Any, Any] = ctx._server
     return found
 

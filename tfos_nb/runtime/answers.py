@@ -84,12 +84,31 @@ def _sliceable(values: Any, what: str) -> Any:
 
 def _plain(results: Any) -> pa.RecordBatch:
     try:
-        data = wire.encode(results)
+        data = _encoded(results)
     except wire.NotData as error:
         raise FeedFailed(
             f"a result cannot travel: {error}. A result is data: numbers, text, lists, tuples, dictionaries or arrays"
         ) from None
     return pa.RecordBatch.from_arrays([pa.array([data], pa.large_binary())], schema=PLAIN)
+
+
+def _encoded(results: Any) -> bytes:
+    try:
+        return wire.encode(results)
+    except wire.NotData:  # tensors among them, say: only then is it worth looking at each
+        return wire.encode(_without_tensors(results))
+
+
+def _without_tensors(value: Any) -> Any:
+    """Return a result with an array, or a number, in the place of each tensor."""
+    if isinstance(value, Mapping):
+        return {name: _without_tensors(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        found = [_without_tensors(item) for item in value]
+        return tuple(found) if isinstance(value, tuple) else found
+    if callable(getattr(value, "numpy", None)) and hasattr(value, "__array__"):
+        return np.asarray(value)[()]
+    return value
 
 
 def listed(data: bytes) -> list[Any]:

@@ -56,6 +56,11 @@ class DatasetOptions:
     sparse: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        if str(self.batch_size) == "validation":
+            raise ValueError(
+                "ctx.dataset('validation'): the rows of train(df, validation=df2) are ctx.validation(64, …), with the "
+                "same options; 64 is the rows of a batch"
+            )
         if type(self.batch_size) is not int or self.batch_size < 1:
             raise ValueError(f"batch_size={self.batch_size!r}: it is a whole number, 1 or more")
         if (self.y is not None or self.sample_weight is not None) and self.x is None:

@@ -283,7 +283,8 @@ class _Exchange:
             address = self._task.door
             raise FeedFailed(
                 f"cluster {self._task.cluster} cannot be reached at {address.host}:{address.port}, so it has ended: "
-                "inference() is computed when somebody asks for its rows. Ask before wait(), or launch it anew "
+                "its main has returned, or it was waited for or stopped. inference() is computed when somebody asks "
+                "for its rows: ask before wait(), let main answer until its feed ends, and launch it anew "
                 f"({error.code()})"
             ) from None
 

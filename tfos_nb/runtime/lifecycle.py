@@ -202,12 +202,14 @@ class Saving:
 class MainReturned:
     """``main`` has returned; ``result`` is encoded by :func:`tfos_nb.runtime.wire.encode_result`.
 
-    ``serves`` tells that it has left a server on the node's address, which peers may use until the farewell.
+    ``serves`` tells that it has left a server on the node's address, which peers may use until the farewell; ``read``,
+    that it has asked for rows of what ``train`` feeds.
     """
 
     node: str
     result: bytes = field(repr=False)
     serves: bool = True
+    read: bool = True
 
 
 @message

@@ -21,6 +21,10 @@ KIND_KEY = b"tfos_nb.rows"
 """Of a schema's metadata: what the rows were, ``value``, ``array``, ``tuple``, ``list``, ``dict`` or ``row``."""
 
 _ROWS_PER_BATCH = 1024
+_NO_DATA = (
+    "which is no number, text, bytes or list of these; a list's values are of one type. Convert it in the RDD's map: a "
+    "tuple of several types, say, into fields of the row"
+)
 
 
 def batches_of_rows(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
@@ -95,10 +99,21 @@ def _column(name: str, records: list[dict[str, Any]], number: int, schema: pa.Sc
 
 
 def _converted(values: list[Any], kind: pa.DataType | None) -> pa.Array:
-    array = pa.array(values, kind)
+    try:
+        array = pa.array(values, kind)
+    except pa.ArrowInvalid:
+        if not any(getattr(value, "ndim", 0) > 1 for value in values):
+            raise
+        values = [_nested(value) for value in values]  # such as pictures, which Arrow does not take as they are
+        array = pa.array(values, kind)
     if kind is not None and _holds_integers(kind):
         pa.array(values).cast(kind)  # refuses a fraction, which the line above cuts off
     return array
+
+
+def _nested(value: Any) -> Any:
+    """Return an array of several axes as lists of arrays of one, so that its numbers keep their type."""
+    return [_nested(part) for part in value] if getattr(value, "ndim", 0) > 1 else value
 
 
 def _holds_integers(kind: pa.DataType) -> bool:
@@ -113,7 +128,7 @@ def _misfit(name: str, values: list[Any], number: int, kind: pa.DataType | None)
             found = _converted([value], kind).type
         except (pa.ArrowException, TypeError, OverflowError):
             where = f"column {name!r}, row {number + offset}"
-            wanted = f"not {kind}" if kind is not None else "which is no number, text, bytes or list of these"
+            wanted = f"not {kind}" if kind is not None else _NO_DATA
             return FeedFailed(f"{where}: {_short(value)} is a {type(value).__name__}, {wanted}")
         kind = found if kind is None and value is not None else kind
     return FeedFailed(f"column {name!r}: the rows from {number} on are not of one type")

@@ -197,7 +197,8 @@ class TensorFlowProcess:
         self._channel.send(MainStarted(self._job.node))
         result = main(args, ctx)
         ctx.finish_saving()
-        return MainReturned(self._job.node, wire.encode_result(result), self._has_server(spec))
+        read = any(ctx._passes_begun().values())
+        return MainReturned(self._job.node, wire.encode_result(result), self._has_server(spec), read)
 
     def _ranked(self, workers: tuple[int, ...]) -> Node:
         """Return what TensorFlow is to take this node for, where some of the workers are not there."""
