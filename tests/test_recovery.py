@@ -114,7 +114,8 @@ def test_keras_fit_goes_on_from_memory_without_a_line_of_ones_own(
 
 def test_a_training_that_lost_a_node_ends_at_the_loss_of_one_that_did_not(spark: SparkSession, tmp_path: Path) -> None:
     args = {"epochs": 12, "rate": 0.1, "momentum": 0.5}
-    data = rows(spark).selectExpr("double(id % 7) / 7 as x", "3 * double(id % 7) / 7 + 1 as y")
+    # Whoever gets which rows, half of them are of a kind: the course must not depend on that.
+    data = rows(spark).selectExpr("double(id % 2) as x", "3 * double(id % 2) + 1 as y")
     found = {}
     for name in ("undisturbed", "disturbed"):
         options: dict[str, Any] = {"restarts": 1, "model_dir": str(tmp_path / name)}

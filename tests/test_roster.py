@@ -469,3 +469,24 @@ def test_many_nodes_may_speak_at_once(make: Callable[..., Cluster]) -> None:
     cluster.roster.send(Farewell())
     for thread in threads:
         thread.join(SECONDS)
+
+
+def test_an_epoch_that_was_reported_before_its_process_was_ended_is_in_the_history_once(
+    make: Callable[..., Cluster],
+) -> None:
+    cluster = make(2)
+    cluster.roster.restarts_left = 1
+    cluster.bring_up("worker:0", "worker:1")
+    cluster.say(beat("worker:0", None, end_of(1, 0.9), end_of(2, 0.8)))
+    cluster.say(ended("worker:1", None, "SIGKILL"))
+    cluster.roster.gather_again("it was killed")
+    cluster.say(beat("worker:0", None, end_of(3, 0.7)))  # its supervisor found that when it ended the process
+    assert cluster.roster.history["loss"] == [0.9, 0.8, 0.7]
+    for number, node in enumerate(("worker:0", "worker:1")):
+        cluster.say(Reservation(node, "h", 5000 + number, "0", 0, 77, (), 2))
+    cluster.say(beat("worker:0", None, end_of(3, 0.6)))  # from the state of the second one
+    assert cluster.roster.history["loss"] == [0.9, 0.8, 0.6]
+
+
+def end_of(epoch: int, loss: float) -> StepReport:
+    return StepReport(epoch=epoch, metrics={"loss": loss}, epoch_end=True)

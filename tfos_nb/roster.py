@@ -123,6 +123,9 @@ class Roster(Gathering):
             record.heard_at = time.monotonic()
             if record.reservation is not None or isinstance(message, (Reservation, LogLines)):
                 self._handlers[type(message)](record, message)  # the rest is of the generation before
+            elif isinstance(message, Heartbeat):
+                for report in message.reports:
+                    self.history.record_late(str(record.node), report)
             if not isinstance(message, _NEWS):
                 self.changed.notify_all()
 

@@ -289,12 +289,17 @@ class _Added:
     log_dir: str
 
     def to(self, inside: list[Any], keras: Any, method: str) -> list[Any]:
-        """Return the callbacks with ours behind them."""
+        """Return the callbacks with ours behind them, before those that save a state: none is of an untold epoch."""
         added = [progress_callback(self.report, self.stop, flavour=keras.__name__)]
         board = keras.callbacks.TensorBoard
         if self.log_dir and method == "fit" and not any(isinstance(one, board) for one in inside):
             added.append(type("TensorBoard", (_Flushing, board), {})(self.log_dir, write_graph=False))
-        return [*inside, *added]
+        place = next((place for place, one in enumerate(inside) if _saves_state(one)), len(inside))
+        return [*inside[:place], *added, *inside[place:]]
+
+
+def _saves_state(callback: Any) -> bool:
+    return any(kind.__name__ in ("BackupAndRestore", "KeepsState") for kind in type(callback).__mro__)
 
 
 def _wrap(keras: Any, added: _Added) -> str:

@@ -101,7 +101,8 @@ class NodeProcess:
         self._use = ProcessUse(self._process.pid)
         self._gpus = GpuWatch(job.gpus)
         self._reports = ReportBox(reports)
-        threading.Thread(target=self._reports.run, name="tfos_nb reports", daemon=True).start()
+        self._reporting = threading.Thread(target=self._reports.run, name="tfos_nb reports", daemon=True)
+        self._reporting.start()
         threading.Thread(target=self._await_exit, name="tfos_nb exit", daemon=True).start()
         self._listener = threading.Thread(target=self._listen, name="tfos_nb node", daemon=True)
 
@@ -140,15 +141,22 @@ class NodeProcess:
         use = self._use
         return Heartbeat(self._node, use.cpu_percent, use.memory_bytes, reports, feed, self._gpus.newest)
 
-    def last_words(self, returncode: int) -> list[Any]:
-        """Return what is left to tell of it when it has ended."""
-        self.output.thread.join(1.0)
+    def left_over(self) -> list[Any]:
+        """Return what it has written and reported, and nobody was told of: it has ended."""
+        self._reports.close()
+        for thread in (self.output.thread, self._reporting):
+            thread.join(1.0)
         words: list[Any] = []
         while lines := self.output.take():
             words.append(LogLines(self._node, lines))
         reports, feed = self._reports.empty()
         if reports:
             words.append(Heartbeat(self._node, None, None, reports, feed))
+        return words
+
+    def last_words(self, returncode: int) -> list[Any]:
+        """Return what is left to tell of it when it has ended."""
+        words = self.left_over()
         code = returncode if returncode >= 0 else None
         signal = signal_name(returncode)
         return [*words, NodeEnded(self._node, code, signal, self.output.tail, self._use.memory_bytes, self._note)]

@@ -230,6 +230,11 @@ class ReportBox:
             while data := self._socket.recv(1 << 20):
                 self._take(wire.decode(data))
 
+    def close(self) -> None:
+        """Take what is there still, and no more: who reports has ended."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)
+
     def _take(self, report: StepReport | FeedStatus) -> None:
         with self._lock:
             if isinstance(report, FeedStatus):
@@ -298,6 +303,13 @@ class History(Mapping[str, list[float]]):
             self._steps[node].append(report)
             if report.epoch_end and node == self._chief:
                 self._go_back(report.epoch)
+                self._epochs.append(report)
+
+    def record_late(self, node: str, report: StepReport) -> None:
+        """Keep what a process reported before it was ended, and what was heard when the next one was awaited."""
+        with self._lock:
+            newest = (self._epochs[-1].epoch or 0) if self._epochs else 0
+            if report.epoch_end and node == self._chief and (report.epoch or 0) > newest:
                 self._epochs.append(report)
 
     def _go_back(self, epoch: int | None) -> None:

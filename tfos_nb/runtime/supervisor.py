@@ -196,8 +196,8 @@ class Supervisor:
         """End the process, and begin the next one's life: all that the old one said has been passed on by then."""
         assert self._process is not None, "it was started"
         self._process.end()
-        while lines := self._process.output.take():
-            self._stream.send(LogLines(self._job.node, lines))
+        for word in self._process.left_over():
+            self._stream.send(word)
         self._port_holder.close()
         self._port_holder = _hold_port()
         self._saving = False
