@@ -88,8 +88,8 @@ def _feed(cluster: Cluster, rows: Any) -> None:
 
 def _hurt(cluster: Cluster, kind: _Kind) -> tuple[float, float]:
     """Hurt worker:1 once it trains; return the seconds until that was noticed, and until the next step."""
-    generation = cluster.snapshot().generation
     _await(lambda: _stepped(cluster) > 0 and cluster.state.value == "RUNNING" and _is_whole(cluster))
+    generation = cluster.snapshot().generation
     pid = next(node.pid for node in cluster.snapshot().nodes if node.node == "worker:1")
     began = time.time()
     os.kill(kind.find(pid or 0), kind.how)
