@@ -24,6 +24,7 @@ from tfos_nb.runtime.rows import batches_of_rows
 __all__ = ["FeedTask"]
 
 _CLAIMED_AHEAD = 16
+_GATHERED_BYTES = 8 << 20  # what is sent at once costs a node the same, be it a thousand rows or a hundred thousand
 SUMMARY_SCHEMA = "partition long, rows long"
 
 
@@ -99,7 +100,11 @@ class _PartitionSender:
         self._segment_end = 0
         self._ahead: deque[str] = deque()
         self._node = self._only or ""
-        self._chunk_rows = max(1, int(CHUNK_BYTES * first.num_rows / max(1, first.nbytes)))
+        row_bytes = max(1, first.nbytes / first.num_rows)
+        self._chunk_rows = max(1, int(CHUNK_BYTES / row_bytes))
+        self._enough_rows = max(1, int(_GATHERED_BYTES / row_bytes))
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_rows = 0
 
     def _ask_places(self, question: ledger.OpenPartition | ledger.WherePlaces) -> ledger.Places:
         answer: ledger.Places = self._door.ask(question)
@@ -108,18 +113,34 @@ class _PartitionSender:
         return answer
 
     def send(self, batch: pa.RecordBatch) -> None:
-        """Send a batch, segment by segment."""
+        """Send a batch, segment by segment; what is too little to be sent on its own waits for the next batch."""
         offset = 0
         while offset < batch.num_rows:
-            if self._only is None and self._row >= self._segment_end:
-                self._node = self._next_node()
-                self._segment_end = ledger.segment_end(self._row)
-            count = min(batch.num_rows - offset, self._chunk_rows)
-            if self._only is None:
-                count = min(count, self._segment_end - self._row)
-            self._stream(batch.schema).write(self._row, batch.slice(offset, count))
+            if self._row >= self._segment_end:
+                self._begin_segment()
+            count = min(
+                batch.num_rows - offset, self._segment_end - self._row, self._chunk_rows - self._gathered_rows
+            )
+            self._gather(batch.slice(offset, count))
             offset += count
-            self._row += count
+
+    def _begin_segment(self) -> None:
+        self._node = self._only or self._next_node()
+        self._segment_end = ledger.segment_end(self._row)
+
+    def _gather(self, rows: pa.RecordBatch) -> None:
+        """Take rows that go on where the last ones ended; never beyond a segment, so they are of one node."""
+        self._gathered.append(rows)
+        self._gathered_rows += rows.num_rows
+        self._row += rows.num_rows
+        if self._gathered_rows >= self._enough_rows or self._row >= self._segment_end:
+            self._send_gathered()
+
+    def _send_gathered(self) -> None:
+        if self._gathered:
+            rows = self._gathered[0] if len(self._gathered) == 1 else pa.concat_batches(self._gathered)
+            self._stream(rows.schema).write(self._row - rows.num_rows, rows)
+            self._gathered, self._gathered_rows = [], 0
 
     def _next_node(self) -> str:
         """Return the next segment's node; the door is asked for those of some segments at once."""
@@ -144,6 +165,7 @@ class _PartitionSender:
 
         The input may have been broken off, which cannot be seen from here: see :mod:`tfos_nb.runtime.ledger`.
         """
+        self._send_gathered()
         spilled = all([stream.finish() for stream in self._streams.values()])  # noqa: C419 - every one has to
         self._door.ask(ledger.PartitionDone(self._task.feed, self._partition, self._row, spilled))
         return self._row
