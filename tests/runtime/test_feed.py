@@ -31,7 +31,7 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.feeding import Feed, FeedDesk
 from tfos_nb.runtime import feedtask, ledger, wire
 from tfos_nb.runtime.door import Door, DoorAddress, DoorClient, Link
-from tfos_nb.runtime.feed import FeedServer, FeedTicket, FewerRows
+from tfos_nb.runtime.feed import FeedServer, FeedTicket, FewerRows, NodeStream
 from tfos_nb.runtime.feedtask import FeedTask, _send_partition
 from tfos_nb.runtime.fingerprint import fingerprint_of
 from tfos_nb.runtime.identity import SERVER_NAME
@@ -316,7 +316,7 @@ def test_a_retry_that_gives_fewer_rows_is_refused() -> None:
         with pytest.raises(Died):
             send(driver, feed, dying_after(ids))
         with pytest.raises(
-            FeedFailed, match="partition 0 gave fewer rows when Spark ran it again: worker:0 has row 100"
+            FeedFailed, match="partition 0 gave fewer rows when Spark ran it again: worker:0 has row 64"
         ):
             send(driver, feed, cut(ids[:60], (20,)))
         assert feed.ledger.partitions_done == 0
@@ -495,6 +495,48 @@ def test_a_batch_bigger_than_a_message_is_cut(monkeypatch: pytest.MonkeyPatch) -
         sizes = [block.num_rows for block in blocks]
         assert sum(sizes) == 3000
         assert max(sizes) * batch_of(ids).nbytes / 3000 <= 1000
+
+
+def sent_pieces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """Write down every piece that a task sends: to whom, its first row and how many there are."""
+    pieces: list[tuple[str, int, int]] = []
+    write = NodeStream.write
+
+    def noted(stream: NodeStream, start: int, rows: pa.RecordBatch) -> None:
+        pieces.append((stream.node, start, rows.num_rows))
+        write(stream, start, rows)
+
+    monkeypatch.setattr(NodeStream, "write", noted)
+    return pieces
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_small_batches_are_sent_together_up_to_the_end_of_a_segment(
+    monkeypatch: pytest.MonkeyPatch, nodes: int
+) -> None:
+    monkeypatch.setattr(feedtask, "_WAITED_LONG", 60.0)
+    pieces = sent_pieces(monkeypatch)
+    ids = ids_of_partition(0, 5000)
+    with driver_of(nodes, buffer_bytes=1 << 30) as driver:
+        feed = driver.begin()
+        assert send(driver, feed, cut(ids, [7] * 1000)) == 5000
+        driver.read()
+        driver.finish(feed)
+        driver.await_readers()
+        assert sorted(row for node in driver.nodes.values() for row in node.seen[0]) == ids
+    ends = [start + count for _, start, count in pieces]
+    assert ends[:-1] == [ledger.segment_end(start) for _, start, _ in pieces[:-1]]
+    assert ends[-1] == 5000
+
+
+def test_rows_that_are_slow_to_come_are_sent_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that waits for them must not wait for the rest of a segment, too."""
+    monkeypatch.setattr(feedtask, "_WAITED_LONG", 0.0)
+    pieces = sent_pieces(monkeypatch)
+    with driver_of(1) as driver:
+        feed = driver.begin()
+        assert send(driver, feed, cut(ids_of_partition(0, 30), [10, 10, 10])) == 30
+    assert [(start, count) for _, start, count in pieces] == [(0, 10), (10, 10), (20, 10)]
 
 
 # --- the task as Spark calls it -------------------------------------------------------------------

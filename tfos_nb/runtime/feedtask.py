@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import os
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ from tfos_nb.runtime.rows import batches_of_rows
 __all__ = ["FeedTask"]
 
 _CLAIMED_AHEAD = 16
-_GATHERED_BYTES = 8 << 20  # what is sent at once costs a node the same, be it a thousand rows or a hundred thousand
+_GATHERED_BYTES = 8 << 20  # half a node's work was by the piece, not by the row, with Spark's 10,000 rows a batch
+_WAITED_LONG = 0.1  # seconds for a batch: rows that are slow to come are wanted as they come
 SUMMARY_SCHEMA = "partition long, rows long"
 
 
@@ -102,9 +104,10 @@ class _PartitionSender:
         self._node = self._only or ""
         row_bytes = max(1, first.nbytes / first.num_rows)
         self._chunk_rows = max(1, int(CHUNK_BYTES / row_bytes))
-        self._enough_rows = max(1, int(_GATHERED_BYTES / row_bytes))
+        self._enough_rows = min(self._chunk_rows, max(1, int(_GATHERED_BYTES / row_bytes)))
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_rows = 0
+        self._asked_at = time.monotonic()
 
     def _ask_places(self, question: ledger.OpenPartition | ledger.WherePlaces) -> ledger.Places:
         answer: ledger.Places = self._door.ask(question)
@@ -114,15 +117,18 @@ class _PartitionSender:
 
     def send(self, batch: pa.RecordBatch) -> None:
         """Send a batch, segment by segment; what is too little to be sent on its own waits for the next batch."""
+        slow = time.monotonic() - self._asked_at > _WAITED_LONG
         offset = 0
         while offset < batch.num_rows:
             if self._row >= self._segment_end:
                 self._begin_segment()
-            count = min(
-                batch.num_rows - offset, self._segment_end - self._row, self._chunk_rows - self._gathered_rows
-            )
+            fits = min(self._segment_end - self._row, self._chunk_rows - self._gathered_rows)
+            count = min(batch.num_rows - offset, fits)
             self._gather(batch.slice(offset, count))
             offset += count
+        if slow:
+            self._send_gathered()
+        self._asked_at = time.monotonic()
 
     def _begin_segment(self) -> None:
         self._node = self._only or self._next_node()
