@@ -103,7 +103,7 @@ def test_what_is_nearly_data_becomes_data(value: Any, plain: Any) -> None:
 
 
 MESSAGES = [
-    lifecycle.NodeJob("worker:1", "c", 0, "1", "host", 1, True, ("0",), {"A": "b"}, ("/a",), {"fed": 1}, b"c", "t"),
+    lifecycle.NodeJob("worker:1", "c", 0, "1", "host", 1, True, ("0",), 2, {"A": "b"}, ("/a",), {"fed": 1}, b"c", "t"),
     lifecycle.Reservation("worker:1", "host", 1, "0", 0, 77, ("0", "1")),
     lifecycle.Refused("worker:1", "host", "no TensorFlow"),
     lifecycle.Start({"worker": ["a:1", "b:2"]}),
@@ -168,6 +168,16 @@ def an_extension(code: int, content: Any) -> bytes:
         pytest.param(an_extension(3, ["O", [1], b"12345678"]), id="an array of objects"),
         pytest.param(an_extension(3, ["<f4", [3], b"1234"]), id="an array of another size"),
         pytest.param(an_extension(3, ["nonsense", [1], b"1234"]), id="an array of no type"),
+        pytest.param(an_extension(3, ["<f4", [-1], b"1234"]), id="an array of no shape"),
+        pytest.param(an_extension(3, ["f4,f4", [0], b""]), id="an array of structures"),
+        pytest.param(an_extension(1, ["Stop", {"reason": "why", "grace": "soon"}]), id="text for a number"),
+        pytest.param(an_extension(1, ["Start", {"cluster_spec": {"worker": "a:1"}}]), id="text for a list of texts"),
+        pytest.param(
+            an_extension(
+                1, ["Heartbeat", {"node": "n", "cpu_percent": 0.5, "memory_bytes": 1, "reports": ({},), "feed": None}]
+            ),
+            id="a dictionary for a message",
+        ),
         pytest.param(an_extension(2, 7), id="a tuple that is a number"),
         pytest.param(an_extension(99, []), id="an unknown extension"),
         pytest.param(wire.encode([1, 2, 3])[:-1], id="too short"),

@@ -11,18 +11,25 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
+import re
+import types
+import typing
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgpack
 import numpy as np
 
-__all__ = ["MAX_MESSAGE_BYTES", "NotData", "decode", "encode", "encode_result", "message"]
+__all__ = ["MAX_MESSAGE_BYTES", "NotData", "decode", "encode", "encode_result", "expect", "message"]
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 """The largest message that either end takes: a result with big arrays fits, a run-away one is refused."""
 
 _MESSAGE, _TUPLE, _ARRAY = 1, 2, 3
+_DTYPE = re.compile(r"[<>|][biufcmMSUV][0-9]{1,9}(\[[0-9]*[a-zA-Z]+\])?")
 _PLAIN: tuple[Any, ...] = (bool, int, float, str, bytes, list, dict)
+_MOST_NESTED = 20  # messages, tuples and arrays in one another: each takes 44 KiB of the C stack that msgpack reads on
 _UNICODE_ERRORS = "surrogatepass"  # a file's name, and so a traceback, may hold half a surrogate pair
 
 _T = TypeVar("_T")
@@ -52,8 +59,15 @@ def encode(value: Any) -> bytes:
     >>> decode(encode({"loss": 0.5, "sizes": (1, 2)}))
     {'loss': 0.5, 'sizes': (1, 2)}
     """
+    return _encode(value, 0)
+
+
+def _encode(value: Any, depth: int) -> bytes:
+    if depth > _MOST_NESTED:
+        raise NotData(f"more than {_MOST_NESTED} tuples or messages in one another cannot travel: make them lists")
+    inner = functools.partial(_default, depth=depth + 1)
     try:
-        packed: bytes = msgpack.packb(value, default=_default, strict_types=True, unicode_errors=_UNICODE_ERRORS)
+        packed: bytes = msgpack.packb(value, default=inner, strict_types=True, unicode_errors=_UNICODE_ERRORS)
     except OverflowError:
         raise NotData("an integer beyond 64 bits cannot travel") from None
     except NotData:
@@ -69,10 +83,31 @@ def decode(data: bytes) -> Any:
     Raises
     ------
     ValueError
-        If the bytes are not such an encoding.
+        If the bytes are not such an encoding, or a message's field holds what is not of the field's type.
     """
+    return _decode(data, 0)
+
+
+def expect(kind: type[_T], data: Any) -> _T:
+    """Decode a message of this class.
+
+    Raises
+    ------
+    ValueError
+        If it is anything else.
+    """
+    found = decode(bytes(data)) if data is not None else None
+    if type(found) is not kind:
+        raise ValueError(f"a {kind.__name__} was expected, and not a {type(found).__name__}")
+    return found
+
+
+def _decode(data: bytes, depth: int) -> Any:
+    if depth > _MOST_NESTED:
+        raise ValueError("too deeply nested")
+    hook = functools.partial(_ext_hook, depth=depth + 1)
     try:
-        return msgpack.unpackb(data, ext_hook=_ext_hook, strict_map_key=False, unicode_errors=_UNICODE_ERRORS)
+        return msgpack.unpackb(data, ext_hook=hook, strict_map_key=False, unicode_errors=_UNICODE_ERRORS)
     except TypeError as error:  # an extension whose content is not what belongs there
         raise ValueError(f"not an encoding of this version: {error}") from None
 
@@ -98,16 +133,16 @@ def encode_result(value: Any) -> bytes:
     return data
 
 
-def _default(value: Any) -> Any:
+def _default(value: Any, depth: int) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
     if dataclasses.is_dataclass(value) and type(value).__name__ in _REGISTRY:
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return msgpack.ExtType(_MESSAGE, encode([type(value).__name__, fields]))
+        return msgpack.ExtType(_MESSAGE, _encode([type(value).__name__, fields], depth))
     if isinstance(value, tuple):
-        return msgpack.ExtType(_TUPLE, encode(list(value)))
+        return msgpack.ExtType(_TUPLE, _encode(list(value), depth))
     if isinstance(value, np.ndarray) and _has_plain_type(value):
-        return msgpack.ExtType(_ARRAY, encode([value.dtype.str, list(value.shape), value.tobytes()]))
+        return msgpack.ExtType(_ARRAY, _encode([value.dtype.str, list(value.shape), value.tobytes()], depth))
     if isinstance(value, np.generic) and not value.dtype.hasobject:
         return value.item()
     for plain in _PLAIN:  # subclasses, such as collections.defaultdict
@@ -121,19 +156,56 @@ def _has_plain_type(array: np.ndarray[Any, Any]) -> bool:
     return not array.dtype.hasobject and np.dtype(array.dtype.str) == array.dtype
 
 
-def _ext_hook(code: int, data: bytes) -> Any:
-    content = decode(data)
+def _ext_hook(code: int, data: bytes, depth: int) -> Any:
+    content = _decode(data, depth)
     if code == _TUPLE:
         return tuple(content)
     if code == _ARRAY:
-        dtype, shape, raw = content
-        return np.frombuffer(raw, dtype=np.dtype(dtype)).reshape(shape).copy()
+        return _array(*content)
     if code == _MESSAGE:
-        name, fields = content
-        if name not in _REGISTRY:
-            raise ValueError(f"{name!r} is no message of this version")
-        return _REGISTRY[name](**fields)
+        return _message(*content)
     raise ValueError(f"extension {code} is not known")
+
+
+def _array(dtype: str, shape: list[int], raw: bytes) -> np.ndarray[Any, Any]:
+    if not _DTYPE.fullmatch(dtype):  # NumPy takes more: whole structures, and names of long ago
+        raise ValueError(f"{dtype[:50]!r} is no type of an array")
+    array: np.ndarray[Any, Any] = np.frombuffer(raw, dtype=np.dtype(dtype)).reshape(shape).copy()
+    if array.dtype.str != dtype or list(array.shape) != shape:
+        raise ValueError(f"{dtype!r} and {shape} describe no array")
+    return array
+
+
+def _message(name: str, fields: dict[str, Any]) -> Any:
+    if name not in _REGISTRY:
+        raise ValueError(f"{name!r} is no message of this version")
+    made = _REGISTRY[name](**fields)
+    for field, fits in _types_of(_REGISTRY[name]).items():
+        if not fits(getattr(made, field)):
+            raise ValueError(f"the {field} of a {name} is not of its type")
+    return made
+
+
+@functools.cache
+def _types_of(cls: type) -> dict[str, Callable[[Any], bool]]:
+    """Return what tells of each field of a message whether a value is of its type."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: _fits(hints[field.name]) for field in dataclasses.fields(cls)}
+
+
+def _fits(hint: Any) -> Callable[[Any], bool]:
+    """Return what tells whether a value is of a type; of the types that the fields of messages have."""
+    origin, inner = typing.get_origin(hint), [_fits(one) for one in typing.get_args(hint) if one is not ...]
+    if hint in (Any, object):
+        return lambda value: True
+    if origin in (typing.Union, types.UnionType):
+        return lambda value: any(fits(value) for fits in inner)
+    if origin is dict:
+        return lambda value: type(value) is dict and all(map(inner[0], value)) and all(map(inner[1], value.values()))
+    if origin in (list, tuple):
+        return lambda value: type(value) is origin and all(map(inner[0], value))
+    kinds = (float, int) if hint is float else (hint,)
+    return lambda value: type(value) in kinds
 
 
 def _check_result(value: Any, path: str) -> None:

@@ -1,0 +1,7 @@
+"""How much is tried: the same few inputs in every `make test`, and new ones without end in `make fuzz`."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+settings.register_profile("fuzz", max_examples=500, deadline=None, derandomize=False, print_blob=True)
