@@ -141,6 +141,24 @@ def test_who_has_no_token_is_not_heard(address: DoorAddress, desk: RecordingDesk
     assert desk.calls == []
 
 
+@pytest.mark.parametrize("method", [ASK, ATTEND, "/tfos_nb.Door/Other"])
+def test_a_stranger_is_sent_away_before_a_word_of_it_is_read(
+    address: DoorAddress, desk: RecordingDesk, method: str
+) -> None:
+    """Otherwise anybody could have the driver hold a question of 256 MiB, and a thousand of them at once."""
+    told = threading.Event()
+
+    def says_nothing() -> Iterator[bytes]:
+        assert told.wait(SECONDS)
+        yield from ()
+
+    with raw_channel(address) as channel:
+        call = channel.stream_unary(method).future(says_nothing(), timeout=SECONDS, metadata=())
+        assert call.exception().code() is grpc.StatusCode.UNAUTHENTICATED
+        told.set()
+    assert desk.calls == []
+
+
 def test_a_node_of_another_cluster_is_told_so(address: DoorAddress, desk: RecordingDesk) -> None:
     other = DoorAddress(address.host, address.port, address.certificate, "f" * 64)
     with DoorClient(other) as client:

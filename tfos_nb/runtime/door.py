@@ -43,7 +43,8 @@ __all__ = ["ASK", "ATTEND", "Desk", "Door", "DoorAddress", "DoorClient", "Link",
 logger = logging.getLogger(__name__)
 
 ATTEND, ASK, _CARRY = "/tfos_nb.Door/Attend", "/tfos_nb.Door/Ask", "/tfos_nb.Door/Carry"
-_NUMBER = "tfos-number"
+_NUMBER, _TOKEN = "tfos-number", "tfos-token"
+_DIGITS = 18  # of a stream's number
 _OPTIONS = [
     ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", wire.MAX_MESSAGE_BYTES),
@@ -232,7 +233,6 @@ class Door:
                 logger.exception("the door's clock")
 
     async def _attend(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        await self._check_token(context)
         link = Link(asyncio.get_running_loop())
         self._links.add(link)
         reader = asyncio.create_task(self._read(link, requests))
@@ -258,24 +258,22 @@ class Door:
             link.end()
 
     async def _ask(self, request: bytes, context: Any) -> bytes:
-        await self._check_token(context)
         return wire.encode(self._desk.asked(wire.decode(request)))
 
     async def _carry(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        metadata = await self._check_token(context)
-        if self._mouth is not None and metadata.get(_NUMBER, "").isdigit():
-            async for data in self._mouth.carry(int(metadata[_NUMBER]), requests):
+        number = _said(context.invocation_metadata(), _NUMBER)
+        if self._mouth is not None and number.isdigit() and len(number) <= _DIGITS:
+            async for data in self._mouth.carry(int(number), requests):
                 yield data
 
-    async def _check_token(self, context: Any) -> dict[str, str]:
-        metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
-        if not hmac.compare_digest(metadata.get("tfos-token", "").encode(), self._token.encode()):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no valid token")
-        return metadata
+    def _may_speak(self, metadata: Any) -> bool:
+        return hmac.compare_digest(_said(metadata, _TOKEN).encode(), self._token.encode())
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, door: Door) -> None:
+        self._door = door
+        self._stranger = grpc.stream_stream_rpc_method_handler(_turn_away)
         self._methods = {
             ATTEND: grpc.stream_stream_rpc_method_handler(door._attend),
             ASK: grpc.unary_unary_rpc_method_handler(door._ask),
@@ -283,7 +281,18 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         }
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        return self._methods.get(details.method)
+        known = self._door._may_speak(details.invocation_metadata)
+        return self._methods.get(details.method) if known else self._stranger
+
+
+async def _turn_away(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    """Refuse a call without reading a byte of it: a question would be read whole, before anybody could look at it."""
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no valid token")
+    yield b""
+
+
+def _said(metadata: Any, name: str) -> str:
+    return next((str(value) for key, value in metadata or () if key == name), "")
 
 
 def _quiet_poller(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -319,7 +328,7 @@ def dial(address: DoorAddress, make: Callable[..., Any] = grpc.secure_channel, *
 
 def metadata_of(address: DoorAddress) -> tuple[tuple[str, str], ...]:
     """Return what every call has to bring."""
-    return (("tfos-token", address.token),)
+    return ((_TOKEN, address.token),)
 
 
 class DoorClient:
