@@ -18,6 +18,8 @@ from tfos_nb.runtime.door import DoorAddress
 from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.state import FeedProgress
 
+SCHEMA = pa.schema([("x", pa.list_(pa.float32()))]).serialize().to_pybytes()
+
 
 class Desk:
     """A feed desk, what it sent, and the places that the nodes have opened."""
@@ -31,7 +33,7 @@ class Desk:
     def send(self, message: Any, nodes: Iterable[str]) -> None:
         self.sent.append((message, list(nodes)))
 
-    def open(self, partition: int, schema: bytes = b"s", feed: int = 1) -> ledger.Places:
+    def open(self, partition: int, schema: bytes = SCHEMA, feed: int = 1) -> ledger.Places:
         answer = self.desk.asked(ledger.OpenPartition(feed, partition, schema, {"x": (3,)}))
         assert isinstance(answer, ledger.Places)
         return answer
@@ -44,7 +46,7 @@ def test_a_feed_is_announced_and_described_once() -> None:
         assert box.open(partition) == ledger.Places(box.places, nodes=2)
     assert box.sent == [
         (ledger.FeedBegins(1, 3, True), box.names),
-        (ledger.FeedSchema(1, b"s", {"x": (3,)}), box.names),
+        (ledger.FeedSchema(1, SCHEMA, {"x": (3,)}), box.names),
     ]
     assert box.desk.current is feed
     assert feed.progress == FeedProgress(0, 0, 0, 3)
@@ -113,7 +115,7 @@ def test_every_word_of_a_task_counts_as_a_move() -> None:
     feed = box.desk.begin(1, False, 1, 1)
     moves = [feed.moved]
     for message in (
-        ledger.OpenPartition(1, 0, b"s", {}),
+        ledger.OpenPartition(1, 0, SCHEMA, {}),
         ledger.ClaimSegments(1, 0, 0, 1, ()),
         ledger.PartitionDone(1, 0, 1, True),
     ):
@@ -140,6 +142,17 @@ def test_a_partition_of_other_types_than_the_first_is_refused_by_column() -> Non
     box.open(0, whole)
     assert "'x' is double, not int64" in box.open(1, broken).refused
     assert not box.open(2, whole).refused
+
+
+@pytest.mark.parametrize("garbage", [b"", b"no schema", SCHEMA[:-9]], ids=["nothing", "noise", "cut off"])
+def test_what_is_no_schema_does_not_become_that_of_the_feed(garbage: bytes) -> None:
+    """It would: every other task's rows would be unlike it, and the nodes would be told of it."""
+    box = Desk(1)
+    feed = box.desk.begin(1, False, 1, 1)
+    with pytest.raises((pa.ArrowException, OSError)):
+        box.open(0, garbage)
+    assert feed.schema == b""
+    assert box.open(1) == ledger.Places(box.places, nodes=1)
 
 
 # --- which data -----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +32,7 @@ from tfos_nb.runtime.supervisor import tick_among
 from tfos_nb.state import NodeStatus
 
 NODES, SECONDS = 100, 30.0
+SCHEMA = pa.schema([("x", pa.float32())]).serialize().to_pybytes()
 
 
 @contextmanager
@@ -212,9 +214,9 @@ def desk_of(count: int) -> FeedDesk:
 def test_a_task_is_told_the_places_of_its_own_host_and_of_the_nodes_that_it_asks_for() -> None:
     desk = desk_of(100)
     desk.begin(1, False, 1, 1)
-    told = desk.asked(ledger.OpenPartition(1, 0, b"s", {}, "10.0.0.2"))
+    told = desk.asked(ledger.OpenPartition(1, 0, SCHEMA, {}, "10.0.0.2"))
     assert (set(told.places), told.nodes) == ({"worker:8", "worker:9", "worker:10", "worker:11"}, 100)
-    assert desk.asked(ledger.OpenPartition(1, 1, b"s", {}, "192.168.0.1")).places == {}
+    assert desk.asked(ledger.OpenPartition(1, 1, SCHEMA, {}, "192.168.0.1")).places == {}
     asked = desk.asked(ledger.WherePlaces(1, ("worker:50", "worker:3")))
     assert {name: place.host for name, place in asked.places.items()} == {
         "worker:50": "10.0.0.12",
@@ -227,7 +229,7 @@ def test_what_a_task_is_told_does_not_grow_with_the_cluster() -> None:
     for count in (50, 250):
         desk = desk_of(count)
         desk.begin(1, False, 1, 1)
-        sizes.append(len(wire.encode(desk.asked(ledger.OpenPartition(1, 0, b"s", {}, "10.0.0.2")))))
+        sizes.append(len(wire.encode(desk.asked(ledger.OpenPartition(1, 0, SCHEMA, {}, "10.0.0.2")))))
     assert sizes[1] <= sizes[0] + 16
 
 

@@ -19,6 +19,7 @@ from tfos_nb.errors import NodeFailed, PlanError
 from tfos_nb.roster import Roster
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.door import Attendance, Door, DoorClient
+from tfos_nb.runtime.ledger import PassDone, WherePlaces, WorkerThrough
 from tfos_nb.runtime.lifecycle import (
     Coordinating,
     Farewell,
@@ -178,6 +179,55 @@ def test_a_node_that_is_not_in_the_plan_is_sent_away(make: Callable[..., Cluster
     stranger.end()
     assert cluster.roster.missing == ("worker:0",)
     assert cluster.roster.failures == []
+
+
+@pytest.mark.parametrize(
+    "first", [NodeUp("worker:0", 7, "2", "3", None), beat("worker:0"), MainStarted("worker:0")], ids=str
+)
+def test_a_stream_begins_with_a_reservation_or_is_ended(make: Callable[..., Cluster], first: Any) -> None:
+    cluster = make(1)
+    stranger = cluster.client.attend()
+    stranger.send(first)
+    assert list(stranger) == []
+    stranger.end()
+    assert cluster.roster.failures == []
+    cluster.reserve("worker:0")  # who should have come is taken
+    assert cluster.state("worker:0").status is NodeStatus.STARTING
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        NodeUp("worker:0", 9, "2", "3", FeedPlace("/elsewhere", "h", 1, b"")),
+        NodeUp("worker:9", 9, "2", "3", FeedPlace("/elsewhere", "h", 1, b"")),
+        PassDone("worker:0", 1, 1, 5, enough=True),
+        WorkerThrough("worker:0", 3),
+    ],
+    ids=str,
+)
+def test_a_node_is_not_heard_about_another(make: Callable[..., Cluster], message: Any) -> None:
+    cluster = make(2)
+    cluster.bring_up("worker:0", "worker:1")
+    cluster.roster.feeds.begin(1, False, 1, 1)
+    cluster.streams["worker:1"].send(message)
+    cluster.until(lambda: cluster.roster.failures)
+    assert [failure.node for failure in cluster.roster.failures] == ["worker:1"]
+    assert cluster.state("worker:0").status is NodeStatus.TRAINING
+    places = cluster.client.ask(WherePlaces(1, ("worker:0", "worker:1"))).places
+    assert {place.socket for place in places.values()} == {"/s"}
+    assert cluster.roster.feeds.current is not None
+    assert cluster.roster.feeds.current.passes_done == {}
+
+
+def test_an_executor_that_cannot_run_a_node_that_is_there_is_sent_away(make: Callable[..., Cluster]) -> None:
+    cluster = make(2)
+    cluster.reserve("worker:0")
+    second = cluster.client.attend()
+    second.send(Refused("worker:0", "10.0.0.2", "tensorflow cannot be imported"))
+    assert list(second) == []
+    second.end()
+    assert cluster.roster.failures == []
+    assert cluster.state("worker:0").status is NodeStatus.RESERVED
 
 
 def test_an_executor_that_cannot_run_a_node_says_why(make: Callable[..., Cluster]) -> None:

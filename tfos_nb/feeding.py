@@ -230,6 +230,7 @@ class FeedDesk:
 
     def _open(self, feed: Feed, question: ledger.OpenPartition) -> ledger.Places:
         if not feed.schema:
+            _read_schema(question.schema)  # what is none must not become the feed's: every other would be refused
             if told := self._unlike_validation(feed, question):
                 return ledger.Places(refused=told)
             feed.schema, feed.lengths = question.schema, question.lengths
@@ -288,9 +289,7 @@ class FeedDesk:
 
 def _unlike(first: bytes, other: bytes, common: bool = False) -> str:
     """Say in which columns two partitions differ, or only in which of their ``common`` ones."""
-    import pyarrow as pa
-
-    ours, theirs = (pa.ipc.read_schema(pa.py_buffer(schema)) for schema in (first, other))
+    ours, theirs = _read_schema(first), _read_schema(other)
     kinds = [dict(zip(schema.names, schema.types, strict=True)) for schema in (ours, theirs)]
     every = dict.fromkeys([*ours.names, *theirs.names])
     if common:
@@ -299,6 +298,12 @@ def _unlike(first: bytes, other: bytes, common: bool = False) -> str:
     return "; ".join(
         f"{name!r} is {kinds[1].get(name, 'missing')}, not {kinds[0].get(name, 'there')}" for name in names
     )
+
+
+def _read_schema(schema: bytes) -> Any:
+    import pyarrow as pa
+
+    return pa.ipc.read_schema(pa.py_buffer(schema))
 
 
 def check_feedable(data: Any) -> None:

@@ -50,6 +50,8 @@ class _Desk:
     def asked(self, message: Any) -> None:
         """Take a task's word; that of the first attempt counts."""
         if isinstance(message, SoloEnded):
+            if not 0 <= message.index < self.count:
+                raise ValueError(f"there is no program {message.index}")
             with self.changed:
                 self.ended.setdefault(message.index, message)
                 self.changed.notify_all()

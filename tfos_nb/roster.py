@@ -98,17 +98,19 @@ class Roster(Gathering):
 
     def arrived(self, link: Link, message: Reservation | Refused) -> None:
         """Take a supervisor's reservation, or its word that its executor cannot run a node."""
+        if not isinstance(message, (Reservation, Refused)):
+            raise ValueError(f"a node's stream begins with its reservation, not with a {type(message).__name__}")
         with self.changed:
             record = self._records.get(message.node)
             if record is None:
                 raise ValueError(f"{message.node} is not in the plan")
-            if isinstance(message, Refused):
+            if record.reservation is not None:
+                logger.info("a second %s came from %s and was sent away", message.node, message.host)
+                link.end()
+            elif isinstance(message, Refused):
                 self._fail(record, PlanError(f"{message.node} on {message.host}: {message.reason}"))
                 link.end()
             elif self._dismissed:  # before it had come: its main is not to be called any more
-                link.end()
-            elif record.reservation is not None:
-                logger.info("a second %s came from %s and was sent away", message.node, message.host)
                 link.end()
             else:
                 link.node = message.node
@@ -120,6 +122,7 @@ class Roster(Gathering):
         """Take any later message of a node."""
         with self.changed:
             record = self._records[link.node or ""]
+            self._refuse_pretence(link.node, message)
             record.heard_at = time.monotonic()
             if record.reservation is not None or isinstance(message, (Reservation, LogLines)):
                 self._handlers[type(message)](record, message)  # the rest is of the generation before
@@ -165,6 +168,13 @@ class Roster(Gathering):
             self.changed.notify_all()
 
     # --- what happens to a node; the lock is held ---
+
+    def _refuse_pretence(self, node: str | None, message: Any) -> None:
+        """Hear of a node from itself alone; how far the workers are, from the coordinator too."""
+        spoken_of = getattr(message, "node", node)
+        coordinates = isinstance(message, WorkerThrough) and node == str(self.plan.chief_node)
+        if spoken_of != node and not (coordinates and spoken_of in self._records):
+            raise ValueError(f"{node} sent a {type(message).__name__} of {spoken_of}")
 
     def _is_there(self, record: Record, question: NodeThere) -> bool:
         return record.link is not None and (record.ended is None or self.restarts_left > 0)

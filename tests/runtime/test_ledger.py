@@ -206,3 +206,22 @@ def test_what_comes_after_a_broken_off_attempt_is_shared_out_evenly() -> None:
         while not reading.step():
             pass
     assert spread(ledger) <= 60_000 / 8
+
+
+@pytest.mark.parametrize(
+    ("partition", "start", "count"), [(0, 0, 2**63), (0, 0, -1), (0, 7, 1), (0, -64, 1), (-1, 0, 1), (0, 2**62 + 1, 1)]
+)
+def test_segments_that_there_are_none_of_are_refused_at_once(partition: int, start: int, count: int) -> None:
+    """The driver answers in one thread: a count without end would have been the end of all questions."""
+    ledger = FeedLedger(1, ["worker:0", "worker:1"])
+    with pytest.raises(ValueError, match="there are none"):
+        ledger.claim_many(partition, start, count)
+    assert ledger.claimed == {"worker:0": 0, "worker:1": 0}
+
+
+def test_rows_that_there_cannot_be_are_refused() -> None:
+    ledger = FeedLedger(1, ["worker:0"])
+    for partition, rows in ((0, -1), (-1, 5)):
+        with pytest.raises(ValueError, match="there are none"):
+            ledger.finish(partition, rows)
+    assert (ledger.rows, ledger.partitions_done) == (0, 0)

@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 _FIRST, _LARGEST = 64, 65536
+_MOST_AT_ONCE = 1024  # segments of one question: a task asks for 16
 _ALIKE = 16  # segments of one size, before the size doubles: a segment is 1/8 of what came before it, or less
 
 
@@ -267,7 +268,16 @@ class FeedLedger:
         self._fewest = sorted((rows, node) for node, rows in self.claimed.items())
 
     def claim_many(self, partition: int, start: int, count: int, local: Collection[str] = ()) -> list[str]:
-        """Return the nodes of some segments in a row."""
+        """Return the nodes of some segments in a row.
+
+        Raises
+        ------
+        ValueError
+            If there are no such segments: no task of this version asks for them.
+        """
+        begins = start == 0 or (start > 0 and segment_end(start - 1) == start)
+        if partition < 0 or not begins or not 0 <= count <= _MOST_AT_ONCE:
+            raise ValueError(f"{count} segments from row {start} of partition {partition} on: there are none")
         nodes = []
         for _ in range(count):
             nodes.append(self.claim(partition, start, local))
@@ -278,7 +288,14 @@ class FeedLedger:
         """Record that an attempt has come to a partition's end, and that all ``rows`` of it have been acknowledged.
 
         One that was broken off says so too: the attempt that came furthest counts.
+
+        Raises
+        ------
+        ValueError
+            If there can be no such partition, or not so many rows.
         """
+        if partition < 0 or rows < 0:
+            raise ValueError(f"{rows} rows of partition {partition}: there are none")
         before = self._totals.get(partition)
         if before is None or rows > before:
             self._totals[partition] = rows

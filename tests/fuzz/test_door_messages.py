@@ -1,0 +1,303 @@
+"""A node or a task that speaks nonsense at the door: it alone hears of it, and the cluster's books stay right.
+
+The door is real, and so is what stands behind it: the roster with its feeds and its places for inference.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.fuzz.inputs import KINDS, any_message, bytes_of_any_kind, examples, messages
+from tests.runtime.test_door import raw_channel
+from tfos_nb.parallel import _Desk
+from tfos_nb.roster import Roster
+from tfos_nb.runtime import ledger, wire
+from tfos_nb.runtime.door import _CARRY, ASK, ATTEND, Attendance, Door, DoorAddress, DoorClient
+from tfos_nb.runtime.lifecycle import FeedPlace, MainStarted, NodeUp, Refused, Reservation
+from tfos_nb.runtime.node import SupervisorEnded
+from tfos_nb.runtime.placement import QUESTIONS, AskPlaces
+from tfos_nb.runtime.plan import ClusterPlan
+from tfos_nb.runtime.reports import EVALUATE, FIT, OVER, FeedStatus, Heartbeat, StepReport
+from tfos_nb.runtime.solo import SoloEnded
+from tfos_nb.sidecar import EvaluatorDesk
+from tfos_nb.state import ClusterState, ClusterStatus, NodeStatus
+from tfos_nb.widgets.html import render_html
+from tfos_nb.widgets.model import page_model
+
+SECONDS = 20.0
+ROGUE = "worker:2"
+HONEST = ("worker:0", "worker:1")
+SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.list_(pa.float32()))])
+OPEN = ledger.OpenPartition(1, 0, SCHEMA.serialize().to_pybytes(), {"x": (3,)}, "10.0.0.1")
+
+
+class Site:
+    """A door that stays, and clusters behind it one after another."""
+
+    def __init__(self) -> None:
+        self.door = Door(Roster(ClusterPlan(1)), host="127.0.0.1", bind="127.0.0.1")
+        self.address: DoorAddress = self.door.open()
+        self.client = DoorClient(self.address)
+        self.channel = raw_channel(self.address)
+        self.token = (("tfos-token", self.address.token),)
+
+    @contextmanager
+    def cluster(self, begun: bool = True) -> Iterator[Cluster]:
+        cluster = Cluster(self, begun)
+        try:
+            yield cluster
+        finally:
+            cluster.close()
+
+    def ask(self, question: bytes) -> bytes | grpc.StatusCode:
+        """Ask in bytes; the answer, or with what the door refused."""
+        try:
+            return bytes(self.channel.unary_unary(ASK)(question, timeout=SECONDS, metadata=self.token))
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+
+    def close(self) -> None:
+        self.channel.close()
+        self.client.close()
+        self.door.close()
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    site = Site()
+    yield site
+    site.close()
+
+
+class Cluster:
+    """Three workers: two are honest, and the third one's stream is the rogue's."""
+
+    def __init__(self, site: Site, begun: bool) -> None:
+        self._site = site
+        self.roster = Roster(ClusterPlan(3))
+        site.door._desk = EvaluatorDesk(self.roster, 1.0)
+        self._streams = [self._reserved(node, 1000 + number) for number, node in enumerate(HONEST)]
+        self.rogue = self._reserved(ROGUE, 3000) if begun else site.client.attend()
+        self.places = {node: FeedPlace(f"/{node}", "10.0.0.1", 1, b"c") for node in HONEST}
+        for node, stream in zip(HONEST, self._streams, strict=True):
+            if begun:
+                stream.send(NodeUp(node, 7, "2", "3", self.places[node]))
+                stream.send(MainStarted(node))
+        self._standing = {NodeStatus.TRAINING} if begun else {NodeStatus.RESERVED}
+        self.until(lambda: {state.status for state in self.roster.snapshot()[:2]} == self._standing)
+        self.feed = self.roster.feeds.begin(1, False, 1, 1)
+
+    def _reserved(self, node: str, port: int) -> Attendance:
+        stream = self._site.client.attend()
+        stream.send(Reservation(node, "10.0.0.1", port, "0", 0, 77))
+        self.until(lambda: node not in self.roster.missing)
+        return stream
+
+    def until(self, reached: Callable[[], object]) -> None:
+        with self.roster.changed:
+            assert self.roster.changed.wait_for(reached, SECONDS)
+
+    def hear(self, speech: Iterable[bytes]) -> None:
+        """Have the rogue say all this and hang up; return when the door has hung up too."""
+        for words in speech:
+            self.rogue._outbox.put(words)
+        self.rogue.end()
+        list(self.rogue)
+
+    def check_unharmed(self) -> None:
+        """The honest nodes are as they said, are heard, and everybody who asks is answered."""
+        states = {state.node: state for state in self.roster.snapshot()}
+        assert list(states) == [*HONEST, ROGUE]
+        if self._standing == {NodeStatus.RESERVED} and ROGUE not in self.roster.missing:
+            self._standing = {NodeStatus.STARTING}
+        assert {states[node].status for node in HONEST} == self._standing
+        assert [states[node].host for node in HONEST] == ["10.0.0.1"] * 2
+        assert {failure.node for failure in self.roster.failures} <= {ROGUE}
+        for number, node in enumerate(HONEST):
+            beat = Heartbeat(node, 5.0, 6, (), FeedStatus(9, 7 + number, 0, False))
+            self.roster.received(self.roster._records[node].link, beat)  # type: ignore[arg-type]
+            assert self.roster._records[node].rows == 7 + number
+        assert self.feed.passes_done.keys() | self.roster.feeds.wanted_from.keys() <= {ROGUE}
+        self._check_shown()
+        self._check_answers()
+
+    def _check_shown(self) -> None:
+        state = ClusterState(
+            "c", "id", status=ClusterStatus.RUNNING, nodes=self.roster.snapshot(), feed=self.feed.progress,
+            log=tuple(self.roster.log_tail(60)),
+        )  # fmt: skip
+        json.dumps(page_model(state), allow_nan=False)
+        assert "</section>" in render_html(state)
+
+    def _check_answers(self) -> None:
+        answer = self._site.client.ask(AskPlaces("input"), SECONDS)
+        assert answer.places.keys() <= {*HONEST, ROGUE}
+        over = any(not failure.collateral for failure in self.roster.failures)
+        assert bool(answer.refused) == (over or not answer.places)
+        if self._standing == {NodeStatus.TRAINING}:
+            assert self._site.client.ask(ledger.WherePlaces(1, HONEST), SECONDS).places == self.places
+        nodes = self._site.client.ask(ledger.ClaimSegments(1, 7, 0, 16, ()), SECONDS)
+        assert len(nodes) == 16
+        assert set(nodes) <= {*HONEST, ROGUE}
+
+    def close(self) -> None:
+        for stream in (self.rogue, *self._streams):
+            stream.end()
+            list(stream)
+
+
+def heard(kinds: Sequence[type]) -> st.SearchStrategy[Any]:
+    """Messages of any class, most of them of these; the node that they speak of is one that there is, or not."""
+    return (st.sampled_from(kinds) | st.sampled_from(KINDS)).flatmap(messages)
+
+
+said = heard([*Roster(ClusterPlan(1))._handlers, Refused])
+asked = heard([*Roster(ClusterPlan(1))._answers, SupervisorEnded, *QUESTIONS, *Roster(ClusterPlan(1)).feeds._answers])
+
+
+def with_field(name: str, value: Any) -> Callable[[Any], Any]:
+    return lambda message: replace(message, **{name: value}) if hasattr(message, name) else message
+
+
+said_in_its_own_name = said.map(with_field("node", ROGUE))
+small = st.none() | st.integers(-1, 4)
+reports = st.builds(
+    StepReport, small, small, small, small, st.dictionaries(st.sampled_from(["loss", "lr", "val_loss"]), st.floats()),
+    st.booleans(), st.floats(), st.sampled_from(["", FIT, EVALUATE, OVER]),
+)  # fmt: skip
+beats = st.builds(Heartbeat, st.just(ROGUE), st.floats(), small, st.lists(reports, max_size=9).map(tuple), st.none())
+asked_of_the_feed = asked.map(with_field("feed", 1))
+reservations = st.builds(
+    Reservation, st.sampled_from([ROGUE, "worker:0", "worker:9", ""]), st.text(max_size=5), st.integers(-1, 70000),
+    st.text(max_size=5), st.integers(-1, 5), st.integers(-1, 99), generation=st.integers(-1, 3),
+)  # fmt: skip
+
+
+@examples(40)
+@given(speech=st.lists(bytes_of_any_kind, min_size=1, max_size=3), begun=st.booleans())
+def test_bytes_on_a_nodes_stream_end_that_stream_alone(site: Site, speech: list[bytes], begun: bool) -> None:
+    with site.cluster(begun) as cluster:
+        cluster.hear(speech)
+        cluster.check_unharmed()
+
+
+@examples(40)
+@given(
+    token=st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=70) | st.sampled_from(["", None]),
+    kept=st.integers(0, 64),
+    method=st.sampled_from([ASK, ATTEND, _CARRY, "/tfos_nb.Door/Other", "/grpc.health.v1.Health/Check"]),
+    said=st.binary(max_size=20) | any_message.map(wire.encode),
+)
+def test_who_has_no_token_or_one_that_is_nearly_right_is_not_heard(
+    site: Site, token: str | None, kept: int, method: str, said: bytes
+) -> None:
+    """By whatever method and with whatever words; the refusal tells nothing of the right token."""
+    right = site.address.token
+    given_token = (("tfos-token", (right[:kept] + token)[:200]),) if token is not None else ()
+    if given_token and given_token[0][1] == right:
+        given_token = ()
+    with site.cluster() as cluster:
+        before = cluster.roster.snapshot()
+        with pytest.raises(grpc.RpcError) as caught:
+            list(site.channel.stream_stream(method)(iter([said]), timeout=SECONDS, metadata=given_token))
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert right[:16] not in str(caught.value)
+        assert [state.status for state in cluster.roster.snapshot()] == [state.status for state in before]
+        cluster.check_unharmed()
+
+
+@examples(40)
+@given(question=bytes_of_any_kind)
+def test_bytes_asked_at_the_door_are_refused_or_answered_with_a_message(site: Site, question: bytes) -> None:
+    with site.cluster() as cluster:
+        answer = site.ask(question)
+        assert answer is grpc.StatusCode.UNKNOWN or isinstance(answer, bytes)
+        if isinstance(answer, bytes):
+            wire.decode(answer)
+        cluster.check_unharmed()
+
+
+@example(NodeUp(ROGUE, 7, "2", "3", None), [])
+@example(Refused("worker:0", "h", "why"), [])
+@examples(80)
+@given(first=said | said_in_its_own_name | reservations, later=st.lists(said | said_in_its_own_name, max_size=4))
+def test_a_stream_that_begins_with_whatever_message_harms_no_other_node(site: Site, first: Any, later: Any) -> None:
+    """Another node's name, no reservation at all, one for a node that is there: nothing of it is believed.
+
+    A node that comes after it, as it should, is taken.
+    """
+    with site.cluster(begun=False) as cluster:
+        cluster.hear(wire.encode(word) for word in (first, *later))
+        cluster.check_unharmed()
+        if ROGUE in cluster.roster.missing and not cluster.roster.failures:
+            cluster.rogue = cluster._reserved(ROGUE, 3000)
+            assert {state.status for state in cluster.roster.snapshot()} == {NodeStatus.STARTING}
+
+
+@examples(60)
+@given(said=st.lists(beats, min_size=1, max_size=3))
+def test_figures_that_are_no_figures_keep_nobody_from_seeing_the_cluster(site: Site, said: list[Heartbeat]) -> None:
+    """Epochs and steps that go back, times and metrics that are not finite: the panel and the page are drawn."""
+    with site.cluster() as cluster:
+        for beat in said:
+            cluster.roster.received(cluster.roster._records[ROGUE].link, beat)  # type: ignore[arg-type]
+            cluster.check_unharmed()
+
+
+@example([NodeUp("worker:0", 7, "2", "3", FeedPlace("/elsewhere", "h", 1, b""))])
+@example([NodeUp("worker:99", 7, "2", "3", FeedPlace("/elsewhere", "h", 1, b""))])
+@example([ledger.FeedFrom("worker:1", 3)])
+@examples(100)
+@given(later=st.lists(said | said_in_its_own_name, min_size=1, max_size=4))
+def test_a_node_that_says_whatever_it_may_not_harms_no_other_node(site: Site, later: list[Any]) -> None:
+    """One that has reserved as it should, and then speaks as if it were another, or of numbers out of range."""
+    with site.cluster() as cluster:
+        cluster.hear(map(wire.encode, later))
+        cluster.check_unharmed()
+
+
+@example([ledger.ClaimSegments(1, 0, 0, 2**63, ())])
+@example([ledger.OpenPartition(1, 0, b"no schema", {}, "")])
+@example([ledger.PartitionDone(1, 0, -5, True)])
+@examples(90)
+@given(questions=st.lists(asked | asked_of_the_feed, min_size=1, max_size=3))
+def test_a_task_that_asks_whatever_it_may_not_is_refused_and_the_next_is_answered(
+    site: Site, questions: list[Any]
+) -> None:
+    """Feeds, partitions, rows and nodes that do not exist, counts without end, no schema: an answer or an error, soon.
+
+    A task that asks as it should has its partition opened then, in whatever feed the other one asked about.
+    """
+    with site.cluster() as cluster:
+        for question in questions:
+            assert site.ask(wire.encode(question)) is not grpc.StatusCode.DEADLINE_EXCEEDED
+        cluster.check_unharmed()
+        answer = site.client.ask(OPEN, SECONDS)
+        assert answer.refused == "worker:2 takes no rows" or "its rows are not of the types" in answer.refused
+        assert cluster.feed.ledger.rows >= 0
+
+
+@examples(40)
+@given(words=st.lists(messages(SoloEnded) | asked, max_size=4))
+def test_programs_on_their_own_are_ended_by_no_word_of_another(site: Site, words: list[Any]) -> None:
+    """The driver's part in ``parallel``: numbers of programs that there are none of are refused, and not counted."""
+    site.door._desk = desk = _Desk(2)
+    for word in words:
+        assert site.ask(wire.encode(word)) is not grpc.StatusCode.DEADLINE_EXCEEDED
+    assert desk.ended.keys() <= {0, 1}
+    site.client.ask(SoloEnded(0, b"first"), SECONDS)
+    site.client.ask(SoloEnded(0, b"second"), SECONDS)
+    assert desk.ended[0].result == next(
+        (word.result for word in words if isinstance(word, SoloEnded) and word.index == 0), b"first"
+    )
