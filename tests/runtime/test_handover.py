@@ -17,6 +17,7 @@ import pytest
 
 from tests.conftest import ENVIRONMENT
 from tests.runtime.test_feed import batch_of, cut, driver_of, ids_of_partition, send
+from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime import feedtask, wire
 from tfos_nb.runtime.feed import FeedTicket, _Chunk
 from tfos_nb.runtime.handover import BLOCK_BYTES, BlockPool, BlockWriter
@@ -169,3 +170,17 @@ def test_a_block_that_was_not_granted_is_refused() -> None:
         client.close()
         assert os.path.exists(place.socket)
         assert send(driver, feed, cut(ids_of_partition(1, 10), ()), partition=1) == 10
+
+
+def test_a_block_in_which_there_are_no_rows_is_an_error_and_free_again(pool: BlockPool) -> None:
+    """The end of what is in the block is not the end of the sender's stream."""
+    writer = BlockWriter(pool.place)
+    block = pool.take()
+    with pa.ipc.new_stream(sink := pa.BufferOutputStream(), pa.schema([("id", pa.int64())])):
+        pass
+    empty = sink.getvalue().to_pybytes()
+    writer._memory[block * BLOCK_BYTES : block * BLOCK_BYTES + len(empty)] = empty
+    with pytest.raises(FeedFailed, match=f"no rows in block {block}"):
+        pool.lend(block, len(empty))
+    gc.collect()
+    assert pool.take() == block

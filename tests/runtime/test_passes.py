@@ -112,6 +112,18 @@ def test_rows_that_were_taken_before_are_left_out(make: Callable[..., Box]) -> N
     assert box.next_ids() == [0, 1, 2, 3, 4, 5, 6, 7, 64, 65]
 
 
+@pytest.mark.parametrize(("partition", "start"), [(0, -1), (0, -5), (-1, 0)])
+def test_a_row_that_no_partition_has_is_refused(make: Callable[..., Box], partition: int, start: int) -> None:
+    """It was taken for one that has been taken before, and the rows after it for others."""
+    box = make()
+    box.begin()
+    with pytest.raises(FeedFailed, match=f"there is no row {start} of partition {partition}"):
+        box.accept(partition, start, 5)
+    box.accept(0, 0, 2)
+    box.end(2)
+    assert box.next_ids() == [0, 1]
+
+
 def test_an_empty_share_is_an_empty_pass(make: Callable[..., Box]) -> None:
     box = make()
     box.begin(passes=2)

@@ -119,10 +119,14 @@ def arrays_of(
         For a null without a fill, or a list of another length, or a value of another type, than the first row's.
     """
     fill = fill or {}
-    return {
-        column.name: _array_of(batch.column(batch.schema.get_field_index(column.name)), column, fill.get(column.name))
-        for column in columns
-    }
+    return {column.name: _array_of(_found(batch, column), column, fill.get(column.name)) for column in columns}
+
+
+def _found(batch: pa.RecordBatch, column: Column) -> pa.Array:
+    place = batch.schema.get_field_index(column.name)
+    if place < 0:  # Arrow would take the last one
+        raise FeedFailed(f"column {column.name!r} is not there, or more than once: there are {batch.schema.names}")
+    return batch.column(place)
 
 
 def _array_of(values: pa.Array, column: Column, fill: Any) -> np.ndarray[Any, Any]:
@@ -149,7 +153,7 @@ def sparse_of(
     FeedFailed
         For a null without a fill, or a vector of another length than the first row's.
     """
-    values = _vectors(batch.column(batch.schema.get_field_index(column.name)), column, fill)
+    values = _vectors(_found(batch, column), column, fill)
     places, entries = sparse_rows(values, column.shape[0], column.name)
     return places, entries, (len(values), column.shape[0])
 

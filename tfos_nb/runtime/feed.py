@@ -36,6 +36,7 @@ from tfos_nb.runtime.handover import BLOCK_BYTES, BlockPool, BlockWriter, Grant,
 from tfos_nb.runtime.identity import SERVER_NAME, Identity
 from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.runtime.passes import Passes
+from tfos_nb.runtime.soundness import sound
 from tfos_nb.runtime.wire import message
 
 __all__ = ["CHUNK_BYTES", "FeedServer", "FeedTicket", "FewerRows", "NodeStream"]
@@ -114,7 +115,7 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take one partition's rows from one sender."""
-        ticket: FeedTicket = wire.decode(descriptor.command)
+        ticket = wire.expect(FeedTicket, descriptor.command)
         intake = self._passes.intake(ticket.feed)
         lane = intake.lane(ticket.partition)
         self._tell(writer, lane, intake)
@@ -122,8 +123,8 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]
         with contextlib.suppress(StopIteration):
             while True:
                 piece = reader.read_chunk()
-                chunk: _Chunk = wire.decode(piece.app_metadata.to_pybytes())
-                rows = piece.data if chunk.block < 0 else grants.used(chunk)
+                chunk = wire.expect(_Chunk, piece.app_metadata)
+                rows = sound(piece.data if chunk.block < 0 else grants.used(chunk), reader.schema)
                 intake.accept(ticket.partition, chunk.start, chunk.fingerprint, rows)
                 del rows  # or this thread would hold the block until the next batch
                 if chunk.spent:

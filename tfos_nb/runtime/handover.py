@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.wire import message
 
 __all__ = ["BLOCK_BYTES", "BlockPool", "BlockWriter", "Grant", "PoolPlace"]
@@ -95,7 +96,10 @@ class BlockPool:
         """Return the batch that a task wrote into a block; the block is free when its memory is not used any more."""
         view = np.frombuffer(self._memory, np.uint8, size, block * BLOCK_BYTES)
         weakref.finalize(view, self._free.append, block).atexit = False
-        return pa.ipc.open_stream(pa.py_buffer(view)).read_next_batch()
+        try:
+            return pa.ipc.open_stream(pa.py_buffer(view)).read_next_batch()
+        except StopIteration:  # to whoever reads a stream it would mean that stream's own end
+            raise FeedFailed(f"there are no rows in block {block}") from None
 
     def close(self) -> None:
         """Let go of the memory; it goes when the last batch in it goes."""

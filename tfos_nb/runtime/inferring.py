@@ -42,6 +42,7 @@ from tfos_nb.runtime.placement import AskPlaces, ClaimNode, InferencePlaces, Rel
 from tfos_nb.runtime.queues import check_queue
 from tfos_nb.runtime.requests import RequestQueue, Stream, joined
 from tfos_nb.runtime.rows import batches_of_rows
+from tfos_nb.runtime.soundness import sound
 from tfos_nb.runtime.wire import message
 
 __all__ = ["InferTask", "RequestDesk"]
@@ -124,21 +125,21 @@ class RequestDesk:
 
     def exchange(self, command: bytes, reader: Any, writer: Any) -> None:
         """Serve one stream, in its Flight call's thread: rows are read here, results are written in another."""
-        ticket: Ticket = wire.decode(command)
+        ticket = wire.expect(Ticket, command)
         queue = self.of(ticket.queue)
         schema = pa.ipc.read_schema(pa.py_buffer(ticket.schema)) if ticket.schema else None
-        stream = queue.open(ticket.partition, schema)
+        stream = queue.open(ticket.partition, schema, ticket.timeout)
         writing = threading.Thread(
             target=_write, args=(writer, queue, stream, ticket.timeout), name="tfos_nb results", daemon=True
         )
         writing.start()
         try:
             while True:
-                stream.put(reader.read_chunk().data)
-        except StopIteration:
-            stream.end()
-        except (pa.ArrowException, flight.FlightError, OSError):
-            stream.end(gone=True)
+                stream.put(sound(reader.read_chunk().data, reader.schema))
+        except BaseException as error:  # whatever it is: or results would be waited for, and the thread that sends them
+            stream.end(gone=not isinstance(error, StopIteration))
+            if not isinstance(error, (StopIteration, pa.ArrowException, flight.FlightError, OSError)):
+                raise
         finally:
             writing.join()  # Flight takes the writer away when this call returns
             queue.leave(stream)

@@ -174,7 +174,14 @@ class Intake:
         """Take rows ``start …`` of a partition, but for those that have been taken before.
 
         Blocks while the queue is full. ``fingerprint`` is that of the last row.
+
+        Raises
+        ------
+        FeedFailed
+            If a partition has no such rows.
         """
+        if partition < 0 or start < 0:
+            raise FeedFailed(f"there is no row {start} of partition {partition}")
         lane = self.lane(partition)
         end = start + batch.num_rows
         with lane.lock:

@@ -260,8 +260,16 @@ class RequestQueue:
 
     # --- the wire's side ---
 
-    def open(self, partition: int, schema: pa.Schema | None) -> Stream:
-        """Take a stream up; one that finds no answers here has its failure already."""
+    def open(self, partition: int, schema: pa.Schema | None, timeout: float) -> Stream:
+        """Take a stream up; one that finds no answers here has its failure already.
+
+        Raises
+        ------
+        FeedFailed
+            If its time is none: that nothing moves for so long would be held against all who come after it.
+        """
+        if not timeout > 0:
+            raise FeedFailed(f"{timeout:g} is no time to wait for answers")
         with self._changed:
             stream = Stream(partition, schema, self._changed, self._limit)
             over = f"{self._node} has been told that no more rows come" if self._closed else ""

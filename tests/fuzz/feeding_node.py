@@ -1,0 +1,56 @@
+"""A node's Flight server in a process of its own: ``python -m tests.fuzz.feeding_node DIRECTORY TOKEN``.
+
+It says where it is, and for each line of its input what has come.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from typing import Any
+
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime import passes as passes_module
+from tfos_nb.runtime.columns import arrays_of, columns_of, first_lengths
+from tfos_nb.runtime.feed import FeedServer
+from tfos_nb.runtime.inferring import RequestDesk
+from tfos_nb.runtime.ledger import FeedBegins
+from tfos_nb.runtime.passes import Passes
+
+BUFFER = 400 * (16 << 20)  # blocks enough for senders that never give theirs back; memory is taken for what is used
+
+
+def say(words: Any) -> None:
+    print(json.dumps(words), flush=True)
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    directory, token = sys.argv[1:]
+    passes_module._ANNOUNCED_WITHIN = 0.05
+    passes = Passes("worker:0", directory, BUFFER, 1 << 20, lambda told: None)
+    server = FeedServer(passes, directory=directory, host="127.0.0.1", token=token)
+    server.answer_with(RequestDesk("worker:0", ["input"], 1 << 20).exchange)
+    passes.begin(FeedBegins(1, 1, False))
+    place = server.place
+    say({"socket": place.socket, "port": place.port, "certificate": place.certificate.decode()})
+    intake = passes.intake(1)
+    for _ in sys.stdin:
+        ids: list[int] = []
+        while intake.queued_bytes or intake._queue:
+            batch = intake._take()
+            assert batch is not None
+            try:
+                arrays = arrays_of(batch, columns_of(batch.schema, first_lengths(batch)).values())
+            except FeedFailed:  # lists of other lengths: the reader's own error, which names the column
+                continue
+            ids += [int(one) for one in arrays.get("id", ())]
+        results = sum(thread.name == "tfos_nb results" for thread in threading.enumerate())
+        say({"rows": intake.rows_in, "ids": ids, "results_threads": results})
+    passes.stop()
+    server.close()
+
+
+if __name__ == "__main__":
+    main()

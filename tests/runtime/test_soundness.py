@@ -1,0 +1,44 @@
+"""Rows are looked at only where Arrow cannot be led out of them."""
+
+from __future__ import annotations
+
+import struct
+
+import pyarrow as pa
+import pytest
+
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.soundness import sound
+
+LISTS = pa.RecordBatch.from_pydict({"x": pa.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], pa.list_(pa.float32()))})
+TEXTS = pa.RecordBatch.from_pydict({"x": pa.array(["abc", "def"])})
+OFFSETS = struct.pack("<iii", 0, 3, 6)
+
+
+def as_it_arrives(batch: pa.RecordBatch, offsets: bytes) -> pa.RecordBatch:
+    """Send a batch through Arrow's own stream with other offsets in it."""
+    with pa.ipc.new_stream(sink := pa.BufferOutputStream(), batch.schema) as stream:
+        stream.write_batch(batch)
+    sent = sink.getvalue().to_pybytes()
+    assert sent.count(OFFSETS) == 1
+    return pa.ipc.open_stream(pa.py_buffer(sent.replace(OFFSETS, offsets))).read_next_batch()
+
+
+@pytest.mark.parametrize("batch", [LISTS, TEXTS], ids=["lists", "text"])
+@pytest.mark.parametrize("offsets", [(0, 10**8, 6), (0, 3, 10**8), (0, -5, 6), (-(10**8), 3, 6), (0, 3, -1), (6, 3, 0)])
+def test_offsets_that_lead_elsewhere_are_refused(batch: pa.RecordBatch, offsets: tuple[int, ...]) -> None:
+    """What became of them took the process: of text a read far outside of its memory."""
+    with pytest.raises(FeedFailed, match="these are no rows: .*(?:ffset|spanned)"):
+        sound(as_it_arrives(batch, struct.pack("<iii", *offsets)), batch.schema)
+
+
+@pytest.mark.parametrize("batch", [LISTS, TEXTS, LISTS.slice(1), LISTS.slice(0, 0)], ids=str)
+def test_rows_that_are_sound_are_what_they_were(batch: pa.RecordBatch) -> None:
+    assert sound(batch, batch.schema) is batch
+
+
+def test_rows_of_another_schema_than_their_streams_and_no_rows_are_refused() -> None:
+    with pytest.raises(FeedFailed, match="other columns"):
+        sound(LISTS, TEXTS.schema)
+    with pytest.raises(FeedFailed, match="none came"):
+        sound(None, TEXTS.schema)
