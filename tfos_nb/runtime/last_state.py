@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import struct
 from collections.abc import Iterable, Sequence
@@ -109,20 +110,11 @@ class LastState:
                 raise
 
     def newest(self) -> State | None:
-        """Return the later state; None if there is none that is whole."""
-        place = max(self._places, key=_epochs_in, default=None)
-        if place is None or _epochs_in(place) < 0:
-            return None
-        with open(place, "rb") as file:
-            _, epoch, passes, length = _HEAD.unpack(file.read(_HEAD.size))
-            index = json.loads(file.read(length))
-            rest = memoryview(file.read())
-        data, start = [], 0
-        for name, shape in index:
-            end = start + _bytes_of(name, shape)
-            data.append(rest[start:end])
-            start = end
-        return State(epoch, passes, index, data)
+        """Return the later state that is whole; None if there is none."""
+        for place in sorted(self._places, key=_epochs_in, reverse=True):
+            if _epochs_in(place) >= 0 and (state := _state_in(place)) is not None:
+                return state
+        return None
 
     def clear(self) -> None:
         """Forget what there is."""
@@ -140,6 +132,23 @@ def _epochs_in(place: str) -> int:
     return int(_HEAD.unpack(head)[1])
 
 
+def _state_in(place: str) -> State | None:
+    """Read a state; None if its parts do not fit together: then the process that wrote it had gone wrong."""
+    with open(place, "rb") as file:
+        _, epoch, passes, length = _HEAD.unpack(file.read(_HEAD.size))
+        content = memoryview(file.read())
+    try:
+        index = json.loads(bytes(content[:length]))
+        data, start = [], length
+        for name, shape in index:
+            end = start + _bytes_of(name, shape)
+            data.append(content[start:end])
+            start = end
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return None
+    return State(epoch, passes, index, data) if start == len(content) else None
+
+
 def _write(file: Any, data: memoryview) -> None:
     while data:
         data = data[file.write(data) :]  # the system writes two gigabytes at a time
@@ -149,4 +158,7 @@ def _bytes_of(name: str, shape: Sequence[int]) -> int:
     import ml_dtypes  # noqa: F401 - NumPy knows bfloat16 by it; TensorFlow brings it
     import numpy as np
 
-    return int(np.dtype(name).itemsize * np.prod(shape, dtype=np.int64))
+    kind = np.dtype(name)
+    if kind.hasobject or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"{name} and {shape} describe no array of numbers")
+    return kind.itemsize * math.prod(shape)

@@ -165,10 +165,14 @@ class NodeProcess:
         self._events.put(Exited(self, self._process.wait()))
 
     def _listen(self) -> None:
-        for message in self._channel:
-            self._pass_on(message)
-            if isinstance(message, (MainStarted, Saving)):
-                self._events.put(Heard(self, message))
+        try:
+            for message in self._channel:
+                self._pass_on(message)
+                if isinstance(message, (MainStarted, Saving)):
+                    self._events.put(Heard(self, message))
+        except ValueError as error:  # nothing that it says will be understood any more, its result neither
+            self._note = f"said what is no message ({error}), and was then ended by its supervisor"
+            self.kill()
 
 
 def _started(job: NodeJob, directory: str, host: str, fds: tuple[int, int]) -> subprocess.Popen[bytes]:

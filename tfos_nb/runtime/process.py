@@ -38,6 +38,8 @@ __all__ = [
 _PR_SET_PDEATHSIG = 1
 _ANSWERS_WITHIN = 1.0  # seconds; a process that has ended refuses at once
 _LENGTH = struct.Struct("!Q")
+_LONGEST = (1 << 32) + 64  # msgpack says in 32 bits how long a message is
+_PIECE = 16 << 20
 PARENT_VARIABLE = "TFOS_NB_PARENT"
 
 
@@ -136,13 +138,24 @@ def write_frame(stream: IO[bytes], message: Any) -> None:
 
 
 def read_frame(stream: IO[bytes]) -> Any:
-    """Read one message from a pipe; None at its end."""
+    """Read one message from a pipe; None at its end.
+
+    Raises
+    ------
+    ValueError
+        If it is none. What comes after it is none either, since nobody knows where it begins.
+    """
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
-    (length,) = _LENGTH.unpack(head)
-    data = stream.read(length)
-    return wire.decode(data) if len(data) == length else None
+    (left,) = _LENGTH.unpack(head)
+    if left > _LONGEST:
+        raise ValueError(f"no message has {left} bytes")
+    pieces = []
+    while left and (piece := stream.read(min(left, _PIECE))):  # memory for what comes, not for what is announced
+        pieces.append(piece)
+        left -= len(piece)
+    return None if left else wire.decode(b"".join(pieces))
 
 
 class Channel:
@@ -175,7 +188,13 @@ class Channel:
         return True
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield messages until the other side has gone."""
+        """Yield messages until the other side has gone.
+
+        Raises
+        ------
+        ValueError
+            If it says what is no message.
+        """
         while (message := self._next()) is not None:
             yield message
 

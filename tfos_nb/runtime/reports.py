@@ -9,6 +9,7 @@ second. The driver keeps a bounded :class:`History`.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import socket
 import threading
@@ -34,6 +35,8 @@ __all__ = [
     "Reporter",
     "StepReport",
 ]
+
+logger = logging.getLogger(__name__)
 
 FIT, EVALUATE, OVER = "fit", "evaluate", "over"
 """The phases of a report that Keras makes: what it does, or that it has returned."""
@@ -225,20 +228,23 @@ class ReportBox:
         self._feed: FeedStatus | None = None
 
     def run(self) -> None:
-        """Take reports until the socket is closed."""
-        with contextlib.suppress(OSError, ValueError):
+        """Take reports until the socket is closed; what is none is left out, and those after it are taken."""
+        with contextlib.suppress(OSError):
             while data := self._socket.recv(1 << 20):
-                self._take(wire.decode(data))
+                with contextlib.suppress(ValueError):
+                    self._take(wire.decode(data))
 
     def close(self) -> None:
         """Take what is there still, and no more: who reports has ended."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
 
-    def _take(self, report: StepReport | FeedStatus) -> None:
+    def _take(self, report: Any) -> None:
         with self._lock:
             if isinstance(report, FeedStatus):
                 self._feed = report
+            elif not isinstance(report, StepReport):
+                logger.debug("a %s is no report", type(report).__name__)
             elif report.epoch_end:
                 self._ends.append(report)
                 self._step = None

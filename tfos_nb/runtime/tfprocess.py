@@ -251,9 +251,12 @@ class TensorFlowProcess:
             self._reporter.send(replace(self._passes.status(), dropped=self._reporter.dropped))
 
     def _listen(self) -> None:
-        for message in self._channel:
-            self._hear(message)
-        os._exit(1)  # the supervisor is gone, so nobody is left to hear of anything
+        try:
+            for message in self._channel:
+                self._hear(message)
+        except Exception:  # it would hear no stop and no farewell, and nobody would know
+            logger.exception("a message from the supervisor could not be taken")
+        os._exit(1)  # or the supervisor is gone, so nobody is left to hear of anything
 
     def _hear(self, message: Any) -> None:
         handler = self._handlers.get(type(message))

@@ -1,0 +1,222 @@
+"""Between the processes of a node: frames, datagrams and memory that a process left which had gone wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import queue
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import ENVIRONMENT
+from tests.fuzz.inputs import any_message, bytes_of_any_kind, examples, messages, mutated
+from tfos_nb.runtime import wire
+from tfos_nb.runtime.last_state import _HEAD, LastState, StateMemory
+from tfos_nb.runtime.lifecycle import MainStarted, NodeEnded, NodeJob
+from tfos_nb.runtime.nodeprocess import Exited, NodeProcess
+from tfos_nb.runtime.process import Channel, read_frame
+from tfos_nb.runtime.reports import FeedStatus, ReportBox, StepReport
+
+SECONDS = 20.0
+
+
+def framed(data: bytes, length: int | None = None) -> bytes:
+    return struct.pack("!Q", len(data) if length is None else length) + data
+
+
+lengths = st.sampled_from([0, 1, 8, 2**16, 2**31, 2**32, 2**40, 2**63, 2**64 - 1])
+frames = st.lists(
+    any_message.map(wire.encode).map(framed)
+    | bytes_of_any_kind.map(framed)
+    | st.builds(framed, st.binary(max_size=9), lengths),
+    max_size=4,
+).map(b"".join)
+
+
+@examples(150)
+@given(arrived=frames | mutated(frames))
+def test_a_pipe_gives_messages_then_its_end_or_a_value_error_and_takes_no_memory_for_what_did_not_come(
+    arrived: bytes,
+) -> None:
+    stream, taken = io.BytesIO(arrived), []
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(ValueError):
+            while (message := read_frame(stream)) is not None:
+                taken.append(message)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+    at = 0
+    for message in taken:  # each is what a frame of the right length held
+        (length,) = struct.unpack_from("!Q", arrived, at)
+        assert repr(wire.decode(arrived[at + 8 : at + 8 + length])) == repr(message)
+        at += 8 + length
+
+
+@examples(80)
+@given(before=st.lists(any_message, max_size=3), garbage=frames, whole=st.booleans())
+def test_a_channel_gives_every_message_that_came_before_the_garbage_and_no_more(
+    before: list[Any], garbage: bytes, whole: bool
+) -> None:
+    ours, theirs = Channel.pair()
+    try:
+        theirs.sendall(b"".join(framed(wire.encode(message)) for message in before))
+        theirs.sendall(garbage if whole else garbage[:-1])
+        theirs.close()
+        heard = []
+        with contextlib.suppress(ValueError):
+            for message in ours:
+                heard.append(message)  # noqa: PERF402 - those before an error too
+        assert [repr(one) for one in heard[: len(before)]] == [repr(message) for message in before]
+    finally:
+        ours.close()
+
+
+class Forks:
+    """In place of the process that forks nodes: it starts one that writes what it is given, and then stays."""
+
+    SCRIPT = (
+        "import socket, sys, threading; "
+        "socket.socket(fileno=int(sys.argv[1])).sendall(bytes.fromhex(sys.argv[2])); threading.Event().wait()"
+    )
+
+    def __init__(self, says: bytes) -> None:
+        self._says = says
+
+    def fork(self, directory: str, host: str, fds: tuple[int, int]) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", self.SCRIPT, str(fds[0]), self._says.hex()]
+        return subprocess.Popen(command, env=ENVIRONMENT, pass_fds=fds, stdout=subprocess.PIPE, start_new_session=True)
+
+
+@pytest.mark.parametrize(
+    "garbage", [framed(b"\xc1"), framed(b"", 2**63), framed(wire.encode(1)[:-1], 0)], ids=["noise", "huge", "nothing"]
+)
+def test_a_node_that_says_what_is_no_message_is_ended_and_the_reason_is_told(tmp_path: Any, garbage: bytes) -> None:
+    """It would never be heard again: the cluster would wait for a result that has come and was not understood."""
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    heard: list[Any] = []
+    job = NodeJob("worker:0", "c", 0, "0", "h", 1, True)
+    says = framed(wire.encode(MainStarted("worker:0"))) + garbage
+    process = NodeProcess(
+        job,
+        directory=str(tmp_path / "s"),
+        host="h",
+        events=events,
+        pass_on=heard.append,
+        warm=Forks(says),  # type: ignore[arg-type]
+    )
+    try:
+        process.listen()
+        while not isinstance(event := events.get(timeout=SECONDS), Exited):
+            pass
+        assert heard == [MainStarted("worker:0")]
+        [ended] = [word for word in process.last_words(event.returncode) if isinstance(word, NodeEnded)]
+        assert (ended.signal, "said what is no message" in ended.note) == ("SIGKILL", True)
+    finally:
+        process.end()
+        process._channel.close()
+        process._reports._socket.close()
+        assert process._process.stdout is not None
+        process._process.stdout.close()
+
+
+@examples(80)
+@given(datagrams=st.lists(messages(StepReport) | messages(FeedStatus) | any_message | bytes_of_any_kind, max_size=6))
+def test_a_datagram_that_is_no_report_is_left_out_and_those_after_it_are_taken(datagrams: list[Any]) -> None:
+    theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with theirs, ours:
+        box = ReportBox(ours)
+        taker = threading.Thread(target=box.run, daemon=True)
+        taker.start()
+        for one in datagrams:
+            theirs.send(one if isinstance(one, bytes) and one else wire.encode(one))
+        last = StepReport(epoch=3, epoch_end=True)
+        theirs.send(wire.encode(last))
+        theirs.send(b"")  # as if it were closed
+        taker.join(SECONDS)
+        assert not taker.is_alive()
+        reports, feed = box.empty()
+    ends = [one for one in datagrams if isinstance(one, StepReport) and one.epoch_end]
+    assert list(map(repr, reports))[-1] == repr(last)
+    assert set(map(repr, ends)) <= set(map(repr, reports))
+    states = [one for one in datagrams if isinstance(one, FeedStatus)]
+    if states:
+        assert isinstance(feed, FeedStatus)
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def memory() -> Iterator[StateMemory]:
+    memory = StateMemory()
+    yield memory
+    memory.close()
+
+
+def content_of(state: Any) -> Any:
+    return state and (state.epoch, state.passes, state.index, [bytes(part) for part in state.data])
+
+
+arrays = st.lists(
+    st.builds(np.zeros, st.lists(st.integers(0, 3), max_size=2).map(tuple), st.sampled_from(["float32", "int64", "?"])),
+    max_size=3,
+)
+
+
+@examples(80)
+@given(older=arrays, newer=arrays, kept=st.floats(0, 1, exclude_max=True), head=st.booleans())
+def test_a_state_of_which_a_part_is_missing_is_none_and_the_older_one_is_read(
+    memory: StateMemory, older: Any, newer: Any, kept: float, head: bool
+) -> None:
+    """Cut off anywhere, or with its head not yet written: as it is when a process is killed while it writes."""
+    last = LastState(memory.places)
+    last.clear()
+    last.put(1, 10, older)
+    before = content_of(last.newest())
+    last.put(2, 20, newer)
+    place = max(memory.places, key=lambda place: Path(place).read_bytes()[:16])
+    with open(place, "r+b") as file:
+        whole = file.read()
+        if head:
+            file.truncate(int(kept * len(whole)))
+        else:
+            file.seek(0)
+            file.write(bytes(_HEAD.size))
+    assert content_of(last.newest()) == before
+
+
+@examples(150)
+@given(
+    written=st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 40) | st.just(2**63)),
+    rest=st.binary(max_size=60)
+    | st.sampled_from(
+        [b'[["float32", [1]]]abcd', b'[["O", [1]]]12345678', b'[["f4", [-1]]]', b'[["i8", [1e9]]]', b"[" * 40]
+    ),
+)
+def test_memory_with_whatever_in_it_is_a_state_that_fits_together_or_none(
+    memory: StateMemory, written: tuple[int, int, int], rest: bytes
+) -> None:
+    last = LastState(memory.places)
+    last.clear()
+    with open(memory.places[0], "r+b") as file:
+        file.write(_HEAD.pack(b"tfos_nb1", *written) + rest)
+    state = last.newest()
+    if state is not None:
+        for part, (name, shape) in zip(state.data, state.index, strict=True):
+            assert np.frombuffer(part, name).reshape(shape).dtype.hasobject is False
+    last.put(5, 5, [np.arange(3)])  # and it does not keep the next ones from being kept
+    assert content_of(last.newest()) is not None
