@@ -181,9 +181,10 @@ def find(cluster_id: str) -> Place | None:
             if os.fstat(file.fileno()).st_uid != os.getuid():
                 return None
             place = Place(**json.loads(file.read(_MOST_BYTES)))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
-    return place if place.id == cluster_id else None
+    right = all(isinstance(part, str) for part in (place.name, place.socket)) and type(place.pid) is int
+    return place if right and 0 < place.pid < 1 << 31 and place.id == cluster_id else None
 
 
 def _sweep(directory: Path, keep: str) -> None:
