@@ -81,6 +81,10 @@ test-faults: $(VENV)/.test ## Have nodes leave a cluster in every way and at eve
 soak: $(VENV)/.test ## Hurt a cluster at random for MINUTES (30), and count whether every row was fed once an epoch
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),30) $(ARGS)
 
+.PHONY: fuzz
+fuzz: $(VENV)/.test ## Send ports, pipes and addresses new nonsense for MINUTES (10); `make test` sends a little, always the same
+	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10) $(ARGS)
+
 .PHONY: check
 check: $(VENV)/.lint ## Look for mistakes in style, types and layers
 	@$(BIN)/ruff check .

@@ -1,0 +1,80 @@
+"""The same claims about messages, with inputs that are led by the code that they reach.
+
+``python -m tests.fuzz.atheris_wire -max_total_time=300``: the options are libFuzzer's. It needs atheris (``pip install
+atheris``), which none of the project's extras brings. Here msgpack is the one in Python, so that its branches lead too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+os.environ["MSGPACK_PUREPYTHON"] = "1"
+
+import atheris  # type: ignore[import-not-found]
+
+with atheris.instrument_imports(include=["msgpack.fallback", "tfos_nb.runtime.wire"]):
+    from tfos_nb.runtime import wire
+    from tfos_nb.runtime.passes import Intake
+
+import pyarrow as pa
+
+from tests.fuzz.inputs import KINDS
+from tests.fuzz.test_message_bytes import check_right
+from tests.runtime.test_wire import MESSAGES
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.feed import FeedTicket, _Chunk
+from tfos_nb.runtime.ledger import FeedBegins
+
+ROWS = pa.RecordBatch.from_pydict({"id": pa.array(range(5), pa.int64())})
+
+
+def try_message(data: bytes) -> None:
+    """Decode any bytes: data, a right message, or a ValueError."""
+    try:
+        came = wire.decode(data)
+    except ValueError:
+        return
+    check_right(came)
+
+
+def try_chunk(data: bytes) -> None:
+    """Announce rows in any words: they are taken from where it says, or refused by name."""
+    intake = Intake(FeedBegins(1, 1, False), threading.Condition(), 1 << 40, None)
+    try:
+        chunk = wire.expect(_Chunk, data)
+        intake.accept(0, chunk.start, chunk.fingerprint, ROWS)
+    except (ValueError, FeedFailed):
+        assert intake.rows_in == 0
+        return
+    assert chunk.start >= 0
+    assert intake.lane(0).reached == (chunk.start + 5, chunk.fingerprint)
+
+
+def try_one(data: bytes) -> None:
+    """Choose what to try by the first byte."""
+    (try_chunk if data[:1] == b"\x01" else try_message)(data[1:])
+
+
+def write_seeds(directory: Path) -> None:
+    """Begin with what is right."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for number, message in enumerate([*MESSAGES, _Chunk(3, 7), FeedTicket(1, 2), {"a": (1, [2.5, None, b"x"])}]):
+        mark = b"\x01" if isinstance(message, _Chunk) else b"\x00"
+        (directory / f"seed-{number}").write_bytes(mark + wire.encode(message))
+
+
+def main() -> None:
+    """Run libFuzzer until it is told to stop, or finds something."""
+    assert len(KINDS) > 40, "the registry is there"
+    with tempfile.TemporaryDirectory(prefix="atheris-") as corpus:
+        write_seeds(Path(corpus))
+        atheris.Setup([*sys.argv, corpus], try_one)
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
