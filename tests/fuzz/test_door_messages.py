@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -59,6 +60,10 @@ class Site:
         finally:
             cluster.close()
 
+    def attend(self) -> Attendance:
+        """Open a stream as a node does, but for a limited time: a door that never hangs up is seen."""
+        return Attendance(partial(self.channel.stream_stream(ATTEND), timeout=SECONDS), self.token)
+
     def ask(self, question: bytes) -> bytes | grpc.StatusCode:
         """Ask in bytes; the answer, or with what the door refused."""
         try:
@@ -80,6 +85,13 @@ def site() -> Iterator[Site]:
     site.close()
 
 
+def ended(stream: Attendance) -> None:
+    """Hang up, and wait until the door has done so too."""
+    stream.end()
+    list(stream)
+    assert stream._call.code() is grpc.StatusCode.OK
+
+
 class Cluster:
     """Three workers: two are honest, and the third one's stream is the rogue's."""
 
@@ -88,7 +100,7 @@ class Cluster:
         self.roster = Roster(ClusterPlan(3))
         site.door._desk = EvaluatorDesk(self.roster, 1.0)
         self._streams = [self._reserved(node, 1000 + number) for number, node in enumerate(HONEST)]
-        self.rogue = self._reserved(ROGUE, 3000) if begun else site.client.attend()
+        self.rogue = self._reserved(ROGUE, 3000) if begun else site.attend()
         self.places = {node: FeedPlace(f"/{node}", "10.0.0.1", 1, b"c") for node in HONEST}
         for node, stream in zip(HONEST, self._streams, strict=True):
             if begun:
@@ -99,7 +111,7 @@ class Cluster:
         self.feed = self.roster.feeds.begin(1, False, 1, 1)
 
     def _reserved(self, node: str, port: int) -> Attendance:
-        stream = self._site.client.attend()
+        stream = self._site.attend()
         stream.send(Reservation(node, "10.0.0.1", port, "0", 0, 77))
         self.until(lambda: node not in self.roster.missing)
         return stream
@@ -112,8 +124,7 @@ class Cluster:
         """Have the rogue say all this and hang up; return when the door has hung up too."""
         for words in speech:
             self.rogue._outbox.put(words)
-        self.rogue.end()
-        list(self.rogue)
+        ended(self.rogue)
 
     def check_unharmed(self) -> None:
         """The honest nodes are as they said, are heard, and everybody who asks is answered."""
@@ -153,8 +164,7 @@ class Cluster:
 
     def close(self) -> None:
         for stream in (self.rogue, *self._streams):
-            stream.end()
-            list(stream)
+            ended(stream)
 
 
 def heard(kinds: Sequence[type]) -> st.SearchStrategy[Any]:
