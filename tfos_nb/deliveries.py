@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from tfos_nb.errors import FeedFailed, TfosError
 from tfos_nb.fate import Fate
 from tfos_nb.roster import Roster
+from tfos_nb.runtime.ledger import FeedFrom
 from tfos_nb.training import Call, Regathered
 
 __all__ = ["Deliveries"]
@@ -157,19 +158,20 @@ class Deliveries:
             self.fate.raise_outcome()
         return False
 
-    def _go_to(self, passes: int) -> None:
-        """Go on behind so many passes, counted over all calls."""
-        left = self._from = passes
+    def _go_to(self, wanted: FeedFrom) -> None:
+        """Go on behind so many passes, counted over all calls, and the rows of the next one that the state holds."""
+        left = self._from = wanted.passes
         for index, call in enumerate(self._calls):
             if left < call.epochs:
                 self._index = index
                 call.made = left
+                call.skip = self.roster.feeds.held.rows_of(wanted.state) if wanted.state else {}
                 for later in self._calls[index + 1 :]:
-                    later.made = 0
+                    later.made, later.skip = 0, {}
                 return
             left -= call.epochs
         if left:
             raise FeedFailed(
-                f"the state that was put back holds {passes} passes, more than were fed: it is another program's"
+                f"the state that was put back holds {wanted.passes} passes, more than were fed: it is another program's"
             )
         self._index = len(self._calls)

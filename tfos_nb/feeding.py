@@ -16,6 +16,8 @@ from tfos_nb.runtime import ledger
 from tfos_nb.runtime.door import DoorAddress
 from tfos_nb.runtime.feedtask import SUMMARY_SCHEMA, FeedTask
 from tfos_nb.runtime.lifecycle import FeedPlace
+from tfos_nb.runtime.positions import HeldPositions, PositionHeld
+from tfos_nb.runtime.spans import Spans
 from tfos_nb.state import FeedProgress
 
 __all__ = ["Feed", "FeedDesk", "FeedOf", "check_feedable", "feed_job"]
@@ -108,7 +110,8 @@ class FeedDesk:
         self._enough: dict[int, set[str]] = {}
         self._by_host: tuple[int, dict[str, list[str]]] | None = None
         self.closed = ""
-        self.wanted_from: dict[str, int] = {}
+        self.wanted_from: dict[str, ledger.FeedFrom] = {}
+        self.held = HeldPositions()
         self._answers: dict[type, Callable[[Feed, Any], Any]] = {
             ledger.OpenPartition: self._open,
             ledger.WherePlaces: self._where,
@@ -124,11 +127,20 @@ class FeedDesk:
             self._names = frozenset(self.nodes)
             self._by_host = None
 
-    def begin(self, passes: int, spill: bool, epoch: int, epochs: int, place: FeedOf | None = None) -> Feed:
-        """Announce a feed to the nodes."""
+    def begin(
+        self,
+        passes: int,
+        spill: bool,
+        epoch: int,
+        epochs: int,
+        place: FeedOf | None = None,
+        *,
+        skip: Mapping[int, Spans] | None = None,
+    ) -> Feed:
+        """Announce a feed to the nodes. They are not sent the rows that are to be skipped."""
         with self._changed:
             self._count = number = self._count + 1
-            book = ledger.FeedLedger(number, self.nodes)
+            book = ledger.FeedLedger(number, self.nodes, skip)
             feed = Feed(number, passes, spill, epoch, epochs, book, place or FeedOf(), gathering=self._gathering)
             if feed.place.batch is not None:
                 self._feeds.pop(number - _BATCHES_KNOWN, None)
@@ -142,6 +154,7 @@ class FeedDesk:
         with self._changed:
             self._gathering = gathering
             self.wanted_from.clear()
+            self.held.forget_parts()
             for enough in self._enough.values():
                 enough.clear()
 
@@ -175,8 +188,14 @@ class FeedDesk:
     def wants_from(self, message: ledger.FeedFrom) -> None:
         """Record from where on a node of a later generation wants rows."""
         with self._changed:
-            self.wanted_from[message.node] = message.passes
+            self.wanted_from[message.node] = message
             self._changed.notify_all()
+
+    def position_held(self, message: PositionHeld) -> None:
+        """Record which of its rows a state holds that a node has saved in the middle of a pass."""
+        with self._changed:
+            feed = self._feeds[message.feed]
+            self.held.take(message, self._names, feed.ledger)
 
     def begin_call(self) -> int:
         """Number a call of ``train``."""
@@ -245,7 +264,8 @@ class FeedDesk:
             gone = ", ".join(name for name in self.nodes if name not in places)
             return ledger.Places(refused=f"{gone} takes no rows")
         near = self.nodes if len(self.nodes) <= _ALL_TOLD else self._on_host(question.host)
-        return ledger.Places({name: places[name] for name in near}, nodes=len(self.nodes))
+        skip = feed.ledger.skip.get(question.partition, ())
+        return ledger.Places({name: places[name] for name in near}, nodes=len(self.nodes), skip=skip)
 
     def _on_host(self, host: str) -> list[str]:
         """Return the nodes at an address. Where they are is known anew when the members have been gathered anew."""

@@ -95,7 +95,7 @@ class Gathering(Members):
             record.status, record.started = NodeStatus.STARTING, True
             behind.setdefault(record.through, []).append(str(record.node))
         for passes, nodes in behind.items():  # as a rule all at once: a thousand addresses are encoded once
-            self.send(Start(spec, self.generation, passes, self._workers_left()), nodes)
+            self.send(Start(spec, self.generation, passes, self._workers_left(), self.feeds.held.states), nodes)
 
     def _workers_left(self) -> tuple[int, ...]:
         """The workers' indices, if some are absent: each node has its rank by its place among them."""

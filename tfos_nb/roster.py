@@ -37,6 +37,7 @@ from tfos_nb.runtime.lifecycle import (
 from tfos_nb.runtime.node import NodeGivenUp, NodeThere, NodeWanted, SupervisorEnded
 from tfos_nb.runtime.placement import QUESTIONS
 from tfos_nb.runtime.plan import ClusterPlan, Role
+from tfos_nb.runtime.positions import PositionHeld
 from tfos_nb.runtime.process import signal_name
 from tfos_nb.runtime.reports import Heartbeat, History, LogLines
 from tfos_nb.state import NodeStatus
@@ -90,6 +91,7 @@ class Roster(Gathering):
             LogLines: self._log_lines,
             PassDone: self._pass_done,
             FeedFrom: self._feed_from,
+            PositionHeld: self._position_held,
             WorkerThrough: self._worker_through,
             Reservation: self._reserved_anew,
         }
@@ -286,6 +288,9 @@ class Roster(Gathering):
 
     def _feed_from(self, record: Record, message: FeedFrom) -> None:
         self.feeds.wants_from(message)
+
+    def _position_held(self, record: Record, message: PositionHeld) -> None:
+        self.feeds.position_held(message)
 
     def _worker_through(self, record: Record, message: WorkerThrough) -> None:
         self._records[message.node].through = message.passes

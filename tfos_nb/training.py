@@ -6,7 +6,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from tfos_nb.feeding import Feed, FeedOf, check_feedable, feed_job
 from tfos_nb.launching import error_of_job
 from tfos_nb.roster import Roster
 from tfos_nb.runtime.door import DoorAddress
+from tfos_nb.runtime.spans import Spans
 from tfos_nb.session import Job, SparkJobs
 
 __all__ = ["Call", "Regathered", "Training"]
@@ -88,10 +89,13 @@ class Training:
             self.roster.feeds.end(feed, 0)
         return feed.number
 
-    def begin_feed(self, epoch: int, epochs: int, spill: bool, place: FeedOf) -> Feed:
-        """Announce that the rows will come, for this epoch and, where they can be kept, those that follow."""
-        passes = epochs - epoch + 1
-        return self.roster.feeds.begin(passes, spill and passes > 1, epoch, epochs, place)
+    def begin_feed(self, epoch: int, epochs: int, spill: bool, place: FeedOf, skip: Mapping[int, Spans]) -> Feed:
+        """Announce that the rows will come, for this epoch and, where they can be kept, those that follow.
+
+        What is left of an epoch does not make the next one.
+        """
+        passes = 1 if skip else epochs - epoch + 1
+        return self.roster.feeds.begin(passes, spill and passes > 1, epoch, epochs, place, skip=skip)
 
     def feed_once(self, data: Any, feed: Feed) -> int:
         """Send the rows through Spark once; return how many passes that made."""
@@ -250,7 +254,8 @@ class Training:
 class Call:
     """One call of ``train``: its rows, and how many passes over them have been delivered.
 
-    ``before`` counts the passes of the calls before it; ``feeds`` are those of this generation.
+    ``before`` counts the passes of the calls before it; ``feeds`` are those of this generation. Of the next pass the
+    nodes' state holds the rows to ``skip``, by partition.
     """
 
     training: Training
@@ -261,6 +266,7 @@ class Call:
     before: int = 0
     made: int = 0
     place: FeedOf | None = None
+    skip: Mapping[int, Spans] = field(default_factory=dict)
     feeds: list[Feed] = field(default_factory=list)
     _under_way: Feed | None = None
 
@@ -283,11 +289,11 @@ class Call:
         place = self.keep_validation()
         while self.made < self.epochs and not self.training.nobody_wants(place.call):
             if self._under_way is None:
-                self._under_way = self.training.begin_feed(self.made + 1, self.epochs, self.spill, place)
+                self._under_way = self.training.begin_feed(self.made + 1, self.epochs, self.spill, place, self.skip)
                 self._under_way.before = self.before + self.made
                 self.feeds.append(self._under_way)
             self.made += self.training.feed_once(self.data, self._under_way)
-            self._under_way = None
+            self._under_way, self.skip = None, {}
 
     def go_on(self, gathering: int) -> None:
         """Hold on to what was fed: others have been replaced, and these nodes go on."""

@@ -47,7 +47,11 @@ class Node(Checkpointing):
         self.held = 0
         self._saving = SavingFlag(self.saving.append)
         self._uploads = Uploads(self._saving)
-        self._passes: Any = SimpleNamespace(resume=lambda passes: None)
+        self._held_states = frozenset()
+        self.told: list[Any] = []
+        self._passes: Any = SimpleNamespace(
+            resume=lambda *place: self.told.append(place), hold=lambda *place: self.told.append(place)
+        )
 
     def _held(self) -> None:
         self.held += 1
@@ -126,3 +130,64 @@ def test_only_the_chief_writes(far: type[Far], counter: Any) -> None:
     node = Node(is_chief=False)
     assert node.checkpoint(counter=counter, epoch=1) == "far://bucket/checkpoints/a/00000001"
     assert (checkpoints(), node.saving, node.held) == ([], [True, False], 0)
+
+
+# --- in the middle of a pass ----------------------------------------------------------------------
+
+FIRST, SECOND = "00000002-0001-000001", "00000002-0001-000002"
+
+
+def saved(node: Node, counter: Any, **place: Any) -> None:
+    counter.assign_add(1)
+    node.checkpoint(counter=counter, **place)
+    node._uploads.finish()
+
+
+def test_a_state_amid_a_pass_has_a_name_of_its_own_and_the_driver_hears_of_its_rows(
+    far: type[Far], counter: Any
+) -> None:
+    far.let_go.set()
+    node = Node()
+    saved(node, counter, epoch=2)
+    saved(node, counter, epoch=2, rows=640)
+    saved(node, counter, epoch=2, rows=0)  # another node may have had some
+    assert checkpoints() == ["00000002", FIRST, SECOND]
+    assert node.told == [(FIRST, 2, 640), (SECOND, 2, 0)]
+    assert node.held == 1
+
+
+@pytest.mark.parametrize(
+    ("held", "place", "value"),
+    [((), (2, ""), 1), ((FIRST,), (2, FIRST), 2), ((FIRST, SECOND), (2, SECOND), 3), (("other",), (2, ""), 1)],
+)
+def test_it_is_put_back_if_it_is_known_of_every_node_what_it_holds(
+    far: type[Far], counter: Any, held: tuple[str, ...], place: tuple[int, str], value: int
+) -> None:
+    far.let_go.set()
+    node = Node()
+    saved(node, counter, epoch=2)
+    saved(node, counter, epoch=2, rows=640)
+    saved(node, counter, epoch=2, rows=1280)
+    again = Node()
+    again._held_states = frozenset(held)
+    assert again.resume(counter=counter).epoch == 2
+    assert again.told == [place]
+    assert int(counter.numpy()) == value
+
+
+def test_the_last_whole_epoch_is_kept_whatever_is_saved_after_it(far: type[Far], counter: Any) -> None:
+    far.let_go.set()
+    node = Node()
+    for epoch in (1, 2):
+        saved(node, counter, epoch=epoch, keep=2)
+    for rows in (64, 128, 192):
+        saved(node, counter, epoch=2, rows=rows, keep=2)
+    assert checkpoints() == ["00000002", SECOND, "00000002-0001-000003"]
+    saved(node, counter, epoch=3, keep=2)
+    assert checkpoints() == ["00000002-0001-000003", "00000003"]
+
+
+@pytest.mark.parametrize("rows", [-1, 6.0, True, "6"])
+def test_rows_that_are_no_number_are_refused(far: type[Far], counter: Any, rows: Any) -> None:
+    with pytest.raises(ValueError, match="rows=.*: it is the number of rows since the last whole epoch, 0 or more"):
+        Node().checkpoint(counter=counter, epoch=1, rows=rows)

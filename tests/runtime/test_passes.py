@@ -16,8 +16,9 @@ import pytest
 from tests.waiting import until
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema, PassDone
-from tfos_nb.runtime.passes import Passes, Spill
+from tfos_nb.runtime.passes import Passes
 from tfos_nb.runtime.reports import FeedStatus
+from tfos_nb.runtime.spill import Spill
 
 SECONDS = 20.0
 

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.kept import Kept
 from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema, PassDone
-from tfos_nb.runtime.supply import Kept, Supply
+from tfos_nb.runtime.supply import Supply
 
 SECONDS = 20.0
 

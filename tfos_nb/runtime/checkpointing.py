@@ -5,6 +5,7 @@
     checkpoint_dir/
         00000003/    state.index, state.data-…   TensorFlow's own checkpoint
                      place.json                  {"epoch": 3}
+    00000003-0001-000002/           the same, in the middle of a pass: the second one of the first generation
         .part-…      one that is being written: renamed when it is whole
 
 A checkpoint is there whole or not at all: it is written beside its place and renamed. Where the place is far, a local
@@ -33,7 +34,7 @@ __all__ = ["Checkpointing", "Resumed"]
 
 logger = logging.getLogger(__name__)
 
-_NUMBER = re.compile(r"\d{8}")
+_NUMBER = re.compile(r"\d{8}(-\d{4}-\d{6})?")
 _STATE, _PLACE, _PART = "state", "place.json", ".part-"
 
 
@@ -64,13 +65,17 @@ class Checkpointing:
     _saving: SavingFlag
     _uploads: Uploads
     _held: Callable[[], object]
+    _held_states: frozenset[str]
+    _amid = 0  # states that were saved in the middle of a pass
 
     @property
     def checkpoint_dir(self) -> str:
         """Where :meth:`checkpoint` writes, a directory of this cluster alone. It does for ``BackupAndRestore`` too."""
         return f"{self.model_dir.rstrip('/')}/checkpoints/{self._run}"
 
-    def checkpoint(self, model: Any = None, *, epoch: int, keep: int = 3, **objects: Any) -> str:
+    def checkpoint(
+        self, model: Any = None, *, epoch: int, rows: int | None = None, keep: int = 3, **objects: Any
+    ) -> str:
         """Save a state, and that it holds ``epoch`` epochs of the rows; after a loss, training goes on from there.
 
         Every node calls it, at the same place of its program, since what a synchronous strategy spreads over the nodes
@@ -83,6 +88,9 @@ class Checkpointing:
             The model, with its optimizer if it is compiled.
         epoch : int
             How many passes over the rows the state holds, counted from the first call of ``train``.
+        rows : int, optional
+            How many rows of the pass after these this node has been through, in this iteration over
+            :meth:`dataset`, which must not shuffle. After a loss the iteration begins behind them.
         keep : int, optional
             How many checkpoints to keep.
         **objects
@@ -99,27 +107,49 @@ class Checkpointing:
         ...     for batch in ctx.dataset(64):
         ...         step(batch)
         ...     ctx.checkpoint(model, epoch=epoch + 1)
+
+        Where an epoch takes hours:
+
+        >>> for epoch in range(ctx.resume(model).epoch, 5):  # doctest: +SKIP
+        ...     rows = 0
+        ...     for number, (x, y) in enumerate(ctx.dataset(64, x="x", y="y"), 1):
+        ...         step(x, y)
+        ...         rows += len(y)
+        ...         if number % 10_000 == 0:
+        ...             ctx.checkpoint(model, epoch=epoch, rows=rows)
+        ...     ctx.checkpoint(model, epoch=epoch + 1)
         """
         import tensorflow as tf
 
         if type(epoch) is not int or epoch < 0:
             raise ValueError(f"epoch={epoch!r}: it is the number of epochs that the state holds, 0 or more")
+        if rows is not None and (type(rows) is not int or rows < 0):
+            raise ValueError(f"rows={rows!r}: it is the number of rows since the last whole epoch, 0 or more")
         state = tf.train.Checkpoint(**_named(model, objects))
         shelf = _Shelf.at(self.checkpoint_dir)
+        name = f"{epoch:08d}" if rows is None else self._hold(epoch, rows)
+        held = self._held if rows is None else _nothing
         with self._saving:
             if self.is_chief and not shelf.local:
                 scratch = tempfile.mkdtemp(prefix="tfos_nb-checkpoint-")
                 _write(state, scratch, epoch)
-                self._uploads.begin(_Upload(shelf, scratch, f"{epoch:08d}", keep, self._held))
+                self._uploads.begin(_Upload(shelf, scratch, name, keep, held))
             elif self.is_chief:
                 part = shelf.part()
                 _write(state, part, epoch)
-                shelf.put(part, part, f"{epoch:08d}", keep)
-                self._held()
+                shelf.put(part, part, name, keep)
+                held()
             else:
                 with tempfile.TemporaryDirectory(prefix="tfos_nb-checkpoint-") as scratch:
                     state.write(f"{scratch}/{_STATE}")
-        return f"{self.checkpoint_dir}/{epoch:08d}"
+        return f"{self.checkpoint_dir}/{name}"
+
+    def _hold(self, epoch: int, rows: int) -> str:
+        """Name a state in the middle of a pass, the same on every node; tell the driver which rows it holds."""
+        self._amid += 1
+        name = f"{epoch:08d}-{self.generation:04d}-{self._amid:06d}"
+        self._passes.hold(name, epoch, rows)
+        return name
 
     def resume(self, model: Any = None, **objects: Any) -> Resumed:
         """Put the newest state back that this cluster has saved, if there is one.
@@ -147,7 +177,7 @@ class Checkpointing:
         import tensorflow as tf
 
         named, shelf = _named(model, objects), _Shelf.at(self.checkpoint_dir)
-        numbers = shelf.numbers()
+        numbers = [name for name in shelf.numbers() if _is_of_a_whole_epoch(name) or name in self._held_states]
         if not numbers:
             return Resumed()
         _build(model)
@@ -161,8 +191,8 @@ class Checkpointing:
                 raise TfosError(
                     f"the state in {self.checkpoint_dir} is not of what was given to ctx.resume: {error}"
                 ) from error
-        self._passes.resume(epoch)
-        logger.info("goes on after epoch %d, from %s", epoch, self.checkpoint_dir)
+        self._passes.resume(epoch, "" if _is_of_a_whole_epoch(numbers[-1]) else numbers[-1])
+        logger.info("goes on after epoch %d, from %s/%s", epoch, self.checkpoint_dir, numbers[-1])
         return Resumed(epoch)
 
 
@@ -207,8 +237,11 @@ class _Shelf:
         if folder != part:
             self.filesystem.put(folder, part, recursive=True)
         rename_over(self.filesystem, part, f"{self.place}/{number}")  # one that is there was passed before a loss
-        for old in self.numbers()[: -max(keep, 1)]:
-            self.filesystem.rm(f"{self.place}/{old}", recursive=True)
+        names = self.numbers()
+        kept = {*names[-max(keep, 1) :], *[name for name in names if _is_of_a_whole_epoch(name)][-1:]}
+        for old in names:
+            if old not in kept:
+                self.filesystem.rm(f"{self.place}/{old}", recursive=True)
 
     def get(self, number: str, scratch: str) -> str:
         """Return a local directory that has a checkpoint's files."""
@@ -235,6 +268,15 @@ class _Upload:
         finally:
             shutil.rmtree(self.scratch, ignore_errors=True)
         self.held()
+
+
+def _is_of_a_whole_epoch(name: str) -> bool:
+    """Whether a state can be gone on from whatever the nodes have said of it."""
+    return "-" not in name
+
+
+def _nothing() -> None:
+    """Tell nobody: one who joins has to wait for the end of a pass."""
 
 
 def _write(state: Any, folder: str, epoch: int) -> None:

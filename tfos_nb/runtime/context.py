@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import FeedFailed, TfosError
@@ -81,6 +81,7 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         gpus: Sequence[str] = (),
         generation: int = 1,
         restarts: int = 0,
+        held_states: Collection[str] = (),
         run: str = "",
         chief_trains: bool = False,
         coordinating: Callable[[], object] | None = None,
@@ -103,6 +104,7 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         self.gpus = tuple(gpus)
         self.generation = generation
         self.restarts = restarts
+        self._held_states = frozenset(held_states)
         self._run = run or "run"
         self._passes = passes
         self._node_rows = rows
@@ -200,7 +202,9 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
             class_weight,
             sparse,
         )
-        return build_dataset(self._queue(queue), options, self._failed)
+        rows = self._queue(queue)
+        rows.shuffled |= bool(shuffle)
+        return build_dataset(rows, options, self._failed)
 
     def report(
         self,

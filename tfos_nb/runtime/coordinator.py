@@ -31,7 +31,8 @@ from tfos_nb.runtime import wire
 from tfos_nb.runtime.columns import Column
 from tfos_nb.runtime.dataset import Blocks, DatasetOptions, Pairs, chosen_columns
 from tfos_nb.runtime.ledger import FeedSchema
-from tfos_nb.runtime.passes import Passes, Spill
+from tfos_nb.runtime.passes import Passes
+from tfos_nb.runtime.spill import Spill
 from tfos_nb.runtime.strategy import disable_auto_shard
 from tfos_nb.runtime.supply import Supply
 from tfos_nb.runtime.wire import message

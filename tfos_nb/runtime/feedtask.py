@@ -21,6 +21,7 @@ from tfos_nb.runtime.door import DoorAddress, DoorClient
 from tfos_nb.runtime.feed import CHUNK_BYTES, FeedTicket, FewerRows, NodeHungUp, NodeStream
 from tfos_nb.runtime.process import address_towards
 from tfos_nb.runtime.rows import batches_of_rows
+from tfos_nb.runtime.spans import end_of_span, next_span
 
 __all__ = ["FeedTask"]
 
@@ -94,7 +95,7 @@ class _PartitionSender:
         schema = first.schema.serialize().to_pybytes()
         here = address_towards(task.door.host, task.door.port)
         answer = self._ask_places(ledger.OpenPartition(task.feed, partition, schema, first_lengths(first), here))
-        self._places = answer.places
+        self._places, self._skip = answer.places, answer.skip
         self._local = tuple(node for node, place in answer.places.items() if os.path.exists(place.socket))
         self._only = next(iter(answer.places)) if answer.nodes == 1 else None
         self._streams: dict[str, NodeStream] = {}
@@ -120,15 +121,32 @@ class _PartitionSender:
         slow = time.monotonic() - self._asked_at > _WAITED_LONG
         offset = 0
         while offset < batch.num_rows:
+            if skipped := self._skip_rows(batch.num_rows - offset):
+                offset += skipped
+                continue
             if self._row >= self._segment_end:
                 self._begin_segment()
-            fits = min(self._segment_end - self._row, self._chunk_rows - self._gathered_rows)
-            count = min(batch.num_rows - offset, fits)
+            count = min(batch.num_rows - offset, self._fitting())
             self._gather(batch.slice(offset, count))
             offset += count
         if slow:
             self._send_gathered()
         self._asked_at = time.monotonic()
+
+    def _skip_rows(self, there: int) -> int:
+        """Pass over rows that no node wants; return how many of those that are there."""
+        count = min(there, end_of_span(self._skip, self._row) - self._row)
+        if count:
+            self._send_gathered()
+            self._row += count
+            self._segment_end = 0  # of a segment in which the next row lies, perhaps not as the first
+            self._ahead.clear()
+        return count
+
+    def _fitting(self) -> int:
+        """Return how many rows more can go with those that are gathered."""
+        until = min(self._segment_end, next_span(self._skip, self._row) or self._segment_end)
+        return min(until - self._row, self._chunk_rows - self._gathered_rows)
 
     def _begin_segment(self) -> None:
         self._node = self._only or self._next_node()
@@ -151,7 +169,8 @@ class _PartitionSender:
     def _next_node(self) -> str:
         """Return the next segment's node; the door is asked for those of some segments at once."""
         if not self._ahead:
-            claim = ledger.ClaimSegments(self._task.feed, self._partition, self._row, _CLAIMED_AHEAD, self._local)
+            start = ledger.segment_start(self._row)
+            claim = ledger.ClaimSegments(self._task.feed, self._partition, start, _CLAIMED_AHEAD, self._local)
             self._ahead.extend(self._door.ask(claim))
             unknown = tuple(sorted(set(self._ahead) - self._places.keys()))
             if unknown:

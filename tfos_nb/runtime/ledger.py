@@ -16,10 +16,11 @@ Segments begin small and grow, so that a small DataFrame is shared out evenly an
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tfos_nb.runtime.lifecycle import FeedPlace
+from tfos_nb.runtime.spans import Spans, merged, rows_within
 from tfos_nb.runtime.wire import message
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "WherePlaces",
     "WorkerThrough",
     "segment_end",
+    "segment_start",
 ]
 
 _FIRST, _LARGEST = 64, 65536
@@ -53,10 +55,26 @@ def segment_end(row: int) -> int:
     >>> segment_end(0), segment_end(63), segment_end(64), segment_end(1024)
     (64, 64, 128, 1152)
     """
-    doublings = min((row // (_FIRST * _ALIKE) + 1).bit_length() - 1, (_LARGEST // _FIRST).bit_length() - 1)
-    base = _FIRST * _ALIKE * ((1 << doublings) - 1)
-    size = _FIRST << doublings
+    base, size = _grid(row)
     return base + ((row - base) // size + 1) * size
+
+
+def segment_start(row: int) -> int:
+    """Return the first row of the segment that holds ``row``.
+
+    Examples
+    --------
+    >>> segment_start(0), segment_start(63), segment_start(64), segment_start(1151)
+    (0, 0, 64, 1024)
+    """
+    base, size = _grid(row)
+    return base + (row - base) // size * size
+
+
+def _grid(row: int) -> tuple[int, int]:
+    """Return where the segments begin that are of one size with that of a row, and this size."""
+    doublings = min((row // (_FIRST * _ALIKE) + 1).bit_length() - 1, (_LARGEST // _FIRST).bit_length() - 1)
+    return _FIRST * _ALIKE * ((1 << doublings) - 1), _FIRST << doublings
 
 
 @message
@@ -115,11 +133,13 @@ class NoMoreFeeds:
 class FeedFrom:
     """From a node of a later generation that wants its first row: its state holds so many ``passes`` already.
 
-    They are counted over all calls of ``train``. The rows that follow them are fed again.
+    They are counted over all calls of ``train``. The rows that follow them are fed again, but for those of the next
+    pass that ``state`` holds, if that was saved in the middle of it.
     """
 
     node: str
     passes: int
+    state: str = ""
 
 
 @message
@@ -163,12 +183,13 @@ class OpenPartition:
 class Places:
     """Where nodes take rows: all of a few, or those of many that are on the task's host, or that it has asked for.
 
-    ``nodes`` is how many are fed; ``refused`` says why not.
+    ``nodes`` is how many are fed; ``refused`` says why not; ``skip`` are rows of the partition that nobody wants.
     """
 
     places: dict[str, FeedPlace] = field(default_factory=dict)
     refused: str = ""
     nodes: int = 0
+    skip: tuple[tuple[int, int], ...] = ()
 
 
 @message
@@ -222,6 +243,8 @@ class FeedLedger:
         The feed's number in its cluster.
     nodes : iterable of str
         The nodes that are fed.
+    skip : mapping, optional
+        By partition, rows that no node is sent: the state that the nodes went on from holds them.
 
     Attributes
     ----------
@@ -232,8 +255,9 @@ class FeedLedger:
         Whether all rows were kept.
     """
 
-    def __init__(self, feed: int, nodes: Iterable[str]) -> None:
+    def __init__(self, feed: int, nodes: Iterable[str], skip: Mapping[int, Spans] | None = None) -> None:
         self.feed = feed
+        self.skip = dict(skip or {})
         self.claimed = dict.fromkeys(nodes, 0)
         self.spilled = True
         self._places: dict[int, dict[int, _Claim]] = {}
@@ -245,7 +269,7 @@ class FeedLedger:
         """Return the node of a segment: the one remembered, else the one with the fewest rows so far."""
         claims = self._places.setdefault(partition, {})
         if start not in claims:
-            rows = segment_end(start) - start
+            rows = self._filled(partition, start, segment_end(start))
             node = self._least(rows, local)
             claims[start] = _Claim(node, rows)
             self._count(node, rows)
@@ -302,7 +326,7 @@ class FeedLedger:
             self.spilled &= spilled
         total = self._totals[partition]
         for start, claim in self._places.get(partition, {}).items():
-            filled = _filled(start, total)
+            filled = self._filled(partition, start, total)
             if filled != claim.counted:
                 self._count(claim.node, filled - claim.counted)
                 claim.counted = filled
@@ -310,12 +334,38 @@ class FeedLedger:
     def shares(self) -> dict[str, int]:
         """Return how many rows each node has been sent, in the partitions that an attempt has come to the end of."""
         if len(self.claimed) == 1:  # a single node's segments need not be claimed
-            return dict.fromkeys(self.claimed, self.rows)
+            sent = sum(total - rows_within(self._skipped(one), 0, total) for one, total in self._totals.items())
+            return dict.fromkeys(self.claimed, sent)
         shares = dict.fromkeys(self.claimed, 0)
         for partition, total in self._totals.items():
             for start, claim in self._places.get(partition, {}).items():
-                shares[claim.node] += _filled(start, total)
+                shares[claim.node] += self._filled(partition, start, total)
         return shares
+
+    def rows_before(self, reached: Mapping[str, Mapping[int, int]]) -> dict[int, Spans]:
+        """Return the rows that nodes have been through, by partition, and those that were not sent.
+
+        ``reached`` has by node and partition the row before which the node has been through all of its own.
+        """
+        through: dict[int, list[tuple[int, int]]] = {one: list(spans) for one, spans in self.skip.items()}
+        for node, rows in reached.items():
+            for partition, row in rows.items():
+                through.setdefault(partition, []).extend(self._segments_of(node, partition, row))
+        return {partition: merged(spans) for partition, spans in through.items()}
+
+    def _segments_of(self, node: str, partition: int, before: int) -> Iterable[tuple[int, int]]:
+        if len(self.claimed) == 1:
+            return [(0, before)]
+        claims = self._places.get(partition, {}).items()
+        return [(start, min(segment_end(start), before)) for start, claim in claims if claim.node == node]
+
+    def _filled(self, partition: int, start: int, total: int) -> int:
+        """Return how many rows of a segment are sent, of a partition of so many."""
+        end = min(segment_end(start), total)
+        return max(0, end - start - rows_within(self._skipped(partition), start, end)) if end > start else 0
+
+    def _skipped(self, partition: int) -> Spans:
+        return self.skip.get(partition, ())
 
     @property
     def partitions_done(self) -> int:
@@ -334,8 +384,3 @@ class _Claim:
 
     node: str
     counted: int
-
-
-def _filled(start: int, total: int) -> int:
-    """Return how many rows of a segment there are in a partition of so many."""
-    return max(0, min(segment_end(start), total) - start)

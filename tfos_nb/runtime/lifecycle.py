@@ -97,13 +97,15 @@ class Start:
 
     ``generation`` counts how often the cluster's members were gathered, from 1. A node that takes another's place in a
     generation that goes on begins behind the ``passes`` that the other one has been through. ``workers`` are the
-    indices of those that are there, where some are not: a worker's rank is its place among them.
+    indices of those that are there, where some are not: a worker's rank is its place among them. Of the states that
+    were saved in the middle of a pass, ``held`` are those that can be gone on from.
     """
 
     cluster_spec: dict[str, list[str]]
     generation: int = 1
     passes: int = 0
     workers: tuple[int, ...] = ()
+    held: tuple[str, ...] = ()
 
 
 @message

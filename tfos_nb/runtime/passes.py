@@ -6,19 +6,14 @@
     (one call a partition)             └─▶ spill file on local disk ───mmap────▶ replays ────┴─▶ ctx.dataset()
 
 One :class:`Intake` holds one feed. The first pass is given out as it comes in; when the queue is full, the sender
-waits,
-and gRPC's flow control makes Spark wait. If more passes were asked for, the rows are also written to an Arrow stream
-file, which the later passes read by memory map: Spark is not asked again. The file has no name, so nothing of it stays
-behind, however the process ends.
+waits, and gRPC's flow control makes Spark wait. If more passes were asked for, the rows are also written to an Arrow
+stream file, which the later passes read by memory map: Spark is not asked again. The file has no name, so nothing of it
+stays behind, however the process ends.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import mmap
-import os
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -28,102 +23,17 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, PassDone
+from tfos_nb.runtime.positions import PositionHeld
 from tfos_nb.runtime.reports import FeedStatus
+from tfos_nb.runtime.spill import Spill
 
-__all__ = ["Intake", "Passes", "Spill", "Tell"]
+__all__ = ["Intake", "Passes", "Tell"]
 
-Tell = Callable[[PassDone | FeedFrom], object]
+Tell = Callable[[PassDone | FeedFrom | PositionHeld], object]
 
 logger = logging.getLogger(__name__)
 
 _ANNOUNCED_WITHIN = 60.0  # seconds between a feed's first row and the driver's word of it, by another way
-
-
-class Spill:
-    """An Arrow stream on local disk, written once and read by memory map as often as wanted.
-
-    Parameters
-    ----------
-    directory : str
-        Where to write.
-    limit : int
-        The most bytes to write; beyond it the spill gives up, and :attr:`whole` is False.
-    """
-
-    def __init__(self, directory: str, limit: int) -> None:
-        self._fd, path = tempfile.mkstemp(prefix="tfos_nb-spill-", dir=directory)
-        self._path = f"/proc/self/fd/{self._fd}"
-        if os.path.exists(self._path):
-            os.unlink(path)
-        else:  # no /proc: the name has to stay until close
-            self._path = path
-        self._limit = limit
-        self._lock = threading.Lock()
-        self._sink: pa.NativeFile | None = None
-        self._writer: pa.ipc.RecordBatchStreamWriter | None = None
-        self._sealed = False
-        self.bytes = 0
-        self.whole = True
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Append a batch; a full disk ends the spill, not the training."""
-        with self._lock:
-            if not self.whole or self._sealed:
-                return
-            try:
-                self._append(batch)
-            except OSError as error:
-                self._give_up(f"the disk took no more: {error}")
-
-    def _append(self, batch: pa.RecordBatch) -> None:
-        if self._writer is None:
-            self._sink = pa.OSFile(self._path, mode="wb")
-            self._writer = pa.ipc.new_stream(self._sink, batch.schema)
-        self._writer.write_batch(batch)
-        self.bytes += batch.nbytes
-        if self.bytes > self._limit:
-            self._give_up(f"more than spill_bytes={self._limit}")
-
-    def _give_up(self, reason: str) -> None:
-        logger.warning("rows are not kept for the later epochs (%s): Spark will be asked again", reason)
-        self.whole = False
-        self._end_writing()
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._fd, 0)
-
-    def _end_writing(self) -> None:
-        with contextlib.suppress(OSError):
-            if self._writer is not None:
-                self._writer.close()
-            if self._sink is not None:
-                self._sink.close()
-        self._writer = self._sink = None
-
-    def seal(self) -> None:
-        """End the file; from now on it is only read."""
-        with self._lock:
-            self._sealed = True
-            self._end_writing()
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Read all, without a copy.
-
-        The memory may be written to, and the file stays as it is: TensorFlow takes a tensor that only one operation
-        still needs for that operation's result, so it writes into what it was given to read.
-        """
-        if self.bytes:
-            with open(self._path, "rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            yield from pa.ipc.open_stream(pa.py_buffer(mapped))  # each buffer keeps the mapping
-
-    def close(self) -> None:
-        """Give the disk space back."""
-        self.seal()
-        fd, self._fd = self._fd, -1  # once: the number may be somebody else's by then
-        with contextlib.suppress(OSError):
-            os.close(fd)
-            if not self._path.startswith("/proc/"):
-                os.unlink(self._path)
 
 
 @dataclass
@@ -164,6 +74,7 @@ class Intake:
         self._limit = limit
         self._queue: deque[pa.RecordBatch] = deque()
         self._lanes: dict[int, _Lane] = {}
+        self._order: list[tuple[int, int, int]] = []  # partition, row behind the last, rows: as they are given out
 
     def lane(self, partition: int) -> _Lane:
         """Return the place of a partition."""
@@ -190,16 +101,17 @@ class Intake:
                 return
             if start < row:
                 batch = batch.slice(row - start)
-            self._put(batch)
+            self._put(partition, end, batch)
             lane.reached = (end, fingerprint)
 
-    def _put(self, batch: pa.RecordBatch) -> None:
+    def _put(self, partition: int, end: int, batch: pa.RecordBatch) -> None:
         size = batch.nbytes
         with self._turn:
             self._await_room(size)
             if self.spill is not None:
                 self.spill.write(batch)
             with self._changed:
+                self._order.append((partition, end, batch.num_rows))
                 self.rows_in += batch.num_rows
                 if not self.discarding:
                     self._queue.append(batch)
@@ -218,6 +130,25 @@ class Intake:
             self._queue.clear()
             self.queued_bytes = 0
             self._changed.notify_all()
+
+    def reached(self, rows: int) -> dict[int, int]:
+        """Return, for each partition, the row before which the first ``rows`` rows of a pass are.
+
+        Raises
+        ------
+        ValueError
+            If there are not so many.
+        """
+        reached: dict[int, int] = {}
+        with self._changed:
+            for partition, end, count in self._order:
+                if rows <= 0:
+                    break
+                reached[partition] = end - max(0, count - rows)
+                rows -= count
+        if rows > 0:
+            raise ValueError(f"{self.rows_in} rows have come in this pass, {rows} less than that")
+        return reached
 
     def first_pass(self) -> Iterator[pa.RecordBatch]:
         """Give out the rows as they come, until the driver says that the share is complete."""
@@ -279,6 +210,7 @@ class Passes:
         self._intakes: dict[int, Intake] = {}
         self._queue: deque[_Pass] = deque()
         self._schema: FeedSchema | None = None
+        self._turn: _Pass | None = None  # that was begun last
         self._closed = False
         self.rows_out = 0
         self.missed = 0  # passes that were asked for when no more were to come
@@ -355,7 +287,7 @@ class Passes:
                 if self.rows_out:
                     logger.warning("the rows were fed for fewer passes than are asked for: this one is empty")
                 return None
-            turn = self._queue.popleft()
+            turn = self._turn = self._queue.popleft()
         return self._run(turn)
 
     def _run(self, turn: _Pass) -> Iterator[pa.RecordBatch]:

@@ -10,9 +10,10 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.dataset import DatasetOptions, build_dataset
 from tfos_nb.runtime.files import FileSource, share_of_files
 from tfos_nb.runtime.formats import reading
+from tfos_nb.runtime.kept import Kept
 from tfos_nb.runtime.paths import tf_path
 from tfos_nb.runtime.queues import DEFAULT_QUEUE
-from tfos_nb.runtime.supply import Kept, Supply
+from tfos_nb.runtime.supply import Supply
 
 if TYPE_CHECKING:
     import tensorflow as tf

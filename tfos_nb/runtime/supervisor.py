@@ -48,6 +48,7 @@ from tfos_nb.runtime.lifecycle import (
     Stop,
 )
 from tfos_nb.runtime.nodeprocess import Exited, Heard, NodeProcess, environment_of
+from tfos_nb.runtime.positions import PositionHeld
 from tfos_nb.runtime.process import address_towards, private_directory, read_frame
 from tfos_nb.runtime.reports import Heartbeat, LogLines
 from tfos_nb.runtime.tensorboard import TensorBoard
@@ -68,6 +69,7 @@ PASSED_ON = (
     ledger.NoMoreFeeds,
     ledger.PassDone,
     ledger.WorkerThrough,
+    PositionHeld,
 )
 _NEEDED = ("tensorflow", "keras", "pyarrow", "grpc")
 

@@ -15,16 +15,17 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, PassDone
 from tfos_nb.runtime.passes import Passes, Tell, _Pass
+from tfos_nb.runtime.positions import PositionHeld
 from tfos_nb.runtime.reports import FeedStatus
 
-__all__ = ["Kept", "Supply"]
+__all__ = ["Supply"]
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,9 @@ class Supply(Passes):
         self._let_go = False  # the loop over batches is to end, once
         self._described: set[int] = set()
         self.begun = 0
+        self._state = ""  # that was put back, if it was saved in the middle of a pass
+        self._first = 0  # passes that the state held from which this generation went on
+        self.shuffled = False
 
     # --- what the driver says ---
 
@@ -149,8 +153,10 @@ class Supply(Passes):
         with self._changed:
             self._asked = False
 
-    def resume(self, passes: int) -> None:
+    def resume(self, passes: int, state: str = "") -> None:
         """Learn that the state holds so many passes already: those that follow are fed.
+
+        ``state`` is its name if it holds rows of the next pass, too.
 
         Raises
         ------
@@ -163,7 +169,33 @@ class Supply(Passes):
                     f"the state that was put back holds {passes} passes, but rows have been read from pass "
                     f"{self.passes_done + 1} on: put it back before the dataset is iterated over"
                 )
-            self.passes_done = passes
+            self.passes_done, self._state = passes, state
+
+    def hold(self, state: str, epoch: int, rows: int) -> None:
+        """Tell the driver which rows a state holds that is saved in the middle of a pass.
+
+        Raises
+        ------
+        ValueError
+            If it is another pass than that after ``epoch`` passes, or nobody knows which rows were the first ones.
+        """
+        said = f"ctx.checkpoint(epoch={epoch}, rows={rows})"
+        with self._changed:
+            turn, passes = self._turn, self._first + self.begun - 1
+            if turn is None or self._begins[turn.intake.feed].batch is not None:
+                raise ValueError(f"{said}: rows are those of a pass over what train() feeds, and none has begun")
+            if passes != epoch:
+                raise ValueError(f"{said}: main goes through the rows after {passes} epochs")
+        if self.shuffled:
+            raise ValueError(
+                f"{said}: with shuffle= the first rows of a pass may be any. Shuffle in Spark, df.orderBy(rand()), or "
+                "save after whole epochs"
+            )
+        try:
+            reached = turn.intake.reached(rows)
+        except ValueError as error:
+            raise ValueError(f"{said}: {error}") from None
+        self._tell(PositionHeld(self._node, turn.intake.feed, state, reached))
 
     @property
     def asked(self) -> bool:
@@ -185,8 +217,10 @@ class Supply(Passes):
         """Ask for rows, once; from then on it is settled from where on they come."""
         with self._changed:
             asked, self._asked = self._asked, True
+            if not asked:
+                self._first = self.passes_done
         if not asked:
-            self._tell(FeedFrom(self._node, self.passes_done))
+            self._tell(FeedFrom(self._node, self.passes_done, self._state))
 
     def schema(self) -> FeedSchema | None:
         """Wait for the first row anywhere; None if no feed will come."""
@@ -331,55 +365,3 @@ class Supply(Passes):
         status = super().status()
         status = replace(status, rows_in=status.rows_in + self._forgotten_rows)
         return replace(status, hungry=True) if self._validating else status  # then it takes none for a good reason
-
-
-@dataclass(frozen=True)
-class Kept:
-    """The validation rows of a node's share: as often as they are asked for.
-
-    Which ones: those that were given to the call of ``train`` whose rows the node is going through.
-    """
-
-    supply: Supply
-
-    def schema(self) -> FeedSchema | None:
-        """Wait until the driver has said what is fed; None if nothing will be.
-
-        Raises
-        ------
-        FeedFailed
-            If no validation rows were given.
-        """
-        supply = self.supply
-        with supply._changed:
-            supply._changed.wait_for(lambda: supply._latest is not None or supply._kept_schemas or supply._closed)
-            if supply._latest is None:  # they come before the first call's training rows
-                return next(iter(supply._kept_schemas.values()), None)
-            return supply._kept_schemas[self._feed()]
-
-    def next_pass(self) -> Iterator[pa.RecordBatch] | None:
-        """Return all rows of the share once more."""
-        supply = self.supply
-        with supply._changed:
-            if supply._latest is None or supply._stopped:
-                return None
-            intake = supply._intakes[self._feed()]
-        assert intake.ended is not None, "the driver feeds validation rows before all others"
-        if intake.spill is None or not intake.spill.whole or intake.rows_in != intake.ended.rows:
-            raise FeedFailed(f"{intake.rows_in} validation rows came, and not all of them could be kept on disk")
-        return self._replay(intake.spill.batches())
-
-    def _feed(self) -> int:
-        begins = self.supply._current or self.supply._latest
-        if begins is None or not begins.validation:
-            raise FeedFailed(
-                "no validation rows were given: cluster.train(df, validation=df2), or --validation VAR in the cell"
-            )
-        return begins.validation
-
-    def _replay(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        self.supply._validating += 1
-        try:
-            yield from batches
-        finally:
-            self.supply._validating -= 1

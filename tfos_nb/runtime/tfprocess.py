@@ -78,6 +78,7 @@ class _Signals:
     cluster_spec: dict[str, list[str]]
     generation: int = 1
     workers: tuple[int, ...] = ()
+    held: tuple[str, ...] = ()
 
 
 class TensorFlowProcess:
@@ -186,6 +187,7 @@ class TensorFlowProcess:
             gpus=self._job.gpus,
             generation=self._signals.generation,
             restarts=int(str(self._job.settings.get("restarts", 0))),
+            held_states=self._signals.held,
             run=str(self._job.settings.get("run", "")),
             chief_trains=bool(self._job.settings.get("chief_trains")),
         )
@@ -265,7 +267,7 @@ class TensorFlowProcess:
 
     def _start(self, message: Start) -> None:
         self._signals.cluster_spec, self._signals.generation = message.cluster_spec, message.generation
-        self._signals.workers = message.workers
+        self._signals.workers, self._signals.held = message.workers, message.held
         if message.generation > 1:
             self._passes.regathered()
         self._passes.take_place(message.passes)

@@ -1,0 +1,85 @@
+"""A state that was saved in the middle of a pass, and which rows of the pass it holds: both ends.
+
+::
+
+    node:    ctx.checkpoint(model, epoch=2, rows=640) ── PositionHeld(state, {partition: row}) ──▶ driver: HeldPositions
+    driver:  Start(held=states) ──▶ node: ctx.resume(model) ── FeedFrom(passes=2, state) ──▶ the pass without these rows
+
+A node's rows of a partition come in their order, so that one number for each partition says which ones it has been
+through; which rows of the partition are the node's, the driver's books say (:mod:`tfos_nb.runtime.ledger`). A state of
+which a node has not said it, because it was lost first, is not gone on from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tfos_nb.runtime.spans import Spans
+from tfos_nb.runtime.wire import message
+
+__all__ = ["HeldPositions", "PositionHeld"]
+
+_KEPT = 16  # states: more than a program keeps
+
+
+@message
+@dataclass(frozen=True)
+class PositionHeld:
+    """From a node: the state of this name holds its rows of a feed's pass, in each partition those before a row."""
+
+    node: str
+    feed: int
+    state: str
+    reached: dict[int, int]
+
+
+class Book(Protocol):
+    """What knows whose a row is."""
+
+    def rows_before(self, reached: Mapping[str, Mapping[int, int]]) -> dict[int, Spans]:
+        """Return the rows that nodes have been through, by partition."""
+        ...
+
+
+class HeldPositions:
+    """Behind the door: of which states all nodes have said how far they were."""
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[str, int], dict[str, dict[int, int]]] = {}
+        self._whole: dict[str, dict[int, Spans]] = {}
+
+    def take(self, said: PositionHeld, nodes: Collection[str], book: Book) -> None:
+        """Record a node's word; ``nodes`` are all those that share the feed's rows, ``book`` knows how."""
+        told = self._parts.setdefault((said.state, said.feed), {})
+        told[said.node] = dict(said.reached)
+        if told.keys() >= set(nodes):
+            del self._parts[said.state, said.feed]
+            self._whole[said.state] = book.rows_before(told)
+        _leave_newest(self._parts)
+        _leave_newest(self._whole)
+
+    def forget_parts(self) -> None:
+        """Learn that the nodes are gathered anew: who has not said it will not."""
+        self._parts.clear()
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The states that can be gone on from."""
+        return tuple(self._whole)
+
+    def rows_of(self, state: str) -> dict[int, Spans]:
+        """Return which rows a state holds of the pass in which it was saved, by partition.
+
+        Raises
+        ------
+        KeyError
+            If no such state is known.
+        """
+        return self._whole[state]
+
+
+def _leave_newest(states: dict[Any, Any]) -> None:
+    while len(states) > _KEPT:
+        del states[next(iter(states))]

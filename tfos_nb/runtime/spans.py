@@ -1,0 +1,66 @@
+"""Rows of a partition by their numbers: intervals ``(first, behind the last)`` in order, none touching the next."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+
+__all__ = ["Spans", "end_of_span", "merged", "next_span", "rows_within"]
+
+Spans = tuple[tuple[int, int], ...]
+
+
+def merged(intervals: Iterable[tuple[int, int]]) -> Spans:
+    """Put intervals in order, and those together that touch.
+
+    Examples
+    --------
+    >>> merged([(64, 70), (0, 64), (128, 130), (5, 5)])
+    ((0, 70), (128, 130))
+    """
+    spans: list[tuple[int, int]] = []
+    for start, end in sorted(intervals):
+        if spans and start <= spans[-1][1]:
+            spans[-1] = spans[-1][0], max(end, spans[-1][1])
+        elif start < end:
+            spans.append((start, end))
+    return tuple(spans)
+
+
+def rows_within(spans: Spans, start: int, end: int) -> int:
+    """Return how many rows of ``start … end`` are in the spans.
+
+    Examples
+    --------
+    >>> rows_within(((0, 70), (128, 130)), 60, 129)
+    11
+    """
+    return sum(max(0, min(end, last) - max(start, first)) for first, last in spans)
+
+
+def end_of_span(spans: Spans, row: int) -> int:
+    """Return where the span ends that holds a row; the row itself if none does.
+
+    Examples
+    --------
+    >>> end_of_span(((0, 70),), 3), end_of_span(((0, 70),), 70)
+    (70, 70)
+    """
+    place = bisect.bisect_right(spans, row, key=_first)
+    return max(row, spans[place - 1][1]) if place else row
+
+
+def next_span(spans: Spans, row: int) -> int | None:
+    """Return where the first span behind a row begins; None if there is none.
+
+    Examples
+    --------
+    >>> next_span(((0, 70), (128, 130)), 70), next_span(((0, 70),), 70)
+    (128, None)
+    """
+    place = bisect.bisect_right(spans, row, key=_first)
+    return spans[place][0] if place < len(spans) else None
+
+
+def _first(span: tuple[int, int]) -> int:
+    return span[0]

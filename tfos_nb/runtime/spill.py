@@ -1,0 +1,104 @@
+"""A node's rows on local disk, for the passes after the first."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+__all__ = ["Spill"]
+
+logger = logging.getLogger(__name__)
+
+
+class Spill:
+    """An Arrow stream on local disk, written once and read by memory map as often as wanted.
+
+    Parameters
+    ----------
+    directory : str
+        Where to write.
+    limit : int
+        The most bytes to write; beyond it the spill gives up, and :attr:`whole` is False.
+    """
+
+    def __init__(self, directory: str, limit: int) -> None:
+        self._fd, path = tempfile.mkstemp(prefix="tfos_nb-spill-", dir=directory)
+        self._path = f"/proc/self/fd/{self._fd}"
+        if os.path.exists(self._path):
+            os.unlink(path)
+        else:  # no /proc: the name has to stay until close
+            self._path = path
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._sink: pa.NativeFile | None = None
+        self._writer: pa.ipc.RecordBatchStreamWriter | None = None
+        self._sealed = False
+        self.bytes = 0
+        self.whole = True
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append a batch; a full disk ends the spill, not the training."""
+        with self._lock:
+            if not self.whole or self._sealed:
+                return
+            try:
+                self._append(batch)
+            except OSError as error:
+                self._give_up(f"the disk took no more: {error}")
+
+    def _append(self, batch: pa.RecordBatch) -> None:
+        if self._writer is None:
+            self._sink = pa.OSFile(self._path, mode="wb")
+            self._writer = pa.ipc.new_stream(self._sink, batch.schema)
+        self._writer.write_batch(batch)
+        self.bytes += batch.nbytes
+        if self.bytes > self._limit:
+            self._give_up(f"more than spill_bytes={self._limit}")
+
+    def _give_up(self, reason: str) -> None:
+        logger.warning("rows are not kept for the later epochs (%s): Spark will be asked again", reason)
+        self.whole = False
+        self._end_writing()
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
+
+    def _end_writing(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._writer is not None:
+                self._writer.close()
+            if self._sink is not None:
+                self._sink.close()
+        self._writer = self._sink = None
+
+    def seal(self) -> None:
+        """End the file; from now on it is only read."""
+        with self._lock:
+            self._sealed = True
+            self._end_writing()
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Read all, without a copy.
+
+        The memory may be written to, and the file stays as it is: TensorFlow takes a tensor that only one operation
+        still needs for that operation's result, so it writes into what it was given to read.
+        """
+        if self.bytes:
+            with open(self._path, "rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            yield from pa.ipc.open_stream(pa.py_buffer(mapped))  # each buffer keeps the mapping
+
+    def close(self) -> None:
+        """Give the disk space back."""
+        self.seal()
+        fd, self._fd = self._fd, -1  # once: the number may be somebody else's by then
+        with contextlib.suppress(OSError):
+            os.close(fd)
+            if not self._path.startswith("/proc/"):
+                os.unlink(self._path)
