@@ -26,6 +26,7 @@ def counting_loop(args: dict[str, Any], ctx: Any) -> tuple[int, ...]:
     """A model that only counts rows, trained by a loop of its own under a synchronous strategy.
 
     With ``args["until"]`` it ends at the epoch's end after that time, and tells how many epochs it has been through.
+    With ``args["amid"]`` it also saves its state after every so many batches, and tells how many rows it has read.
     """
     import time
 
@@ -51,16 +52,21 @@ def counting_loop(args: dict[str, Any], ctx: Any) -> tuple[int, ...]:
 
         return strategy.experimental_local_results(strategy.run(on_replica, (number,)))[0]
 
+    read = 0
     for epoch in range(ctx.resume(total=total).epoch, args["epochs"]):
+        before = read
         for number, batch in enumerate(dataset):
             total.assign((total + step(batch)) % PRIME)
+            read += int(strategy.experimental_local_results(batch["id"])[0].shape[0])
+            if (number + 1) % args.get("amid", ROWS) == 0:
+                ctx.checkpoint(total=total, epoch=epoch, rows=read - before)
             exit_by_schedule(args, ctx, epoch + 1, number + 1)
             threading.Event().wait(args.get("pause", 0.02))  # for somebody to do it harm
             ctx.report(epoch=epoch + 1, step=number + 1, pid=os.getpid())
         ctx.checkpoint(total=total, epoch=epoch + 1)
         if "until" in args and int(largest(tf.constant(int(time.time() > args["until"])))):
             return int(total.numpy()), ctx.generation, epoch + 1
-    return int(total.numpy()), ctx.generation
+    return (int(total.numpy()), ctx.generation, *([read] if "amid" in args else ()))
 
 
 @dataclass(frozen=True)

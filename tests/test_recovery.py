@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from tests.faults import (
     ROWS,
+    Exit,
     Killer,
     counting_fit,
     counting_loop,
@@ -54,6 +55,27 @@ def test_a_loop_that_lost_a_node_ends_with_every_row_counted_once_an_epoch(
     assert cluster.results()["worker:1"] == cluster.results()["worker:0"]
     assert "RECOVERING" in killer.statuses
     assert cluster.snapshot().generation == 2
+
+
+@pytest.mark.parametrize(
+    ("passes", "restarts"),
+    [([0], 1), pytest.param([1, 0], 2, marks=pytest.mark.faults)],
+    ids=["while it is fed", "while it reads again, and once more in what is left"],
+)
+def test_a_loop_that_saves_amid_an_epoch_is_not_fed_what_its_state_holds(
+    spark: SparkSession, tmp_path: Path, passes: list[int], restarts: int
+) -> None:
+    exits = [
+        Exit("worker:1", 1 + passes[0], 25, "kill"),
+        *(Exit("worker:0", 1 + passes[0] + more, 15, "kill", 2) for more in passes[1:]),
+    ]
+    args = {"epochs": 3, "amid": 10, "schedule": exits}
+    with launch(counting_loop, args, workers=2, spark=spark, restarts=restarts, model_dir=str(tmp_path)) as cluster:
+        cluster.train(rows(spark), epochs=3)
+    found = cluster.results().values()
+    assert {one[:2] for one in found} == {(sum_of_ids(3), 1 + restarts)}
+    trained = passes[0] * ROWS + 32 * (20 + 10 * (restarts - 1))
+    assert sum(one[2] for one in found) in {3 * ROWS - trained + 320 * lost for lost in range(restarts + 1)}
 
 
 def test_an_executor_that_is_killed_takes_no_row_with_it(spark: SparkSession, tmp_path: Path) -> None:
