@@ -81,6 +81,10 @@ test-faults: $(VENV)/.test ## Have nodes leave a cluster in every way and at eve
 soak: $(VENV)/.test ## Hurt a cluster at random for MINUTES (30), and count whether every row was fed once an epoch
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),30) $(ARGS)
 
+.PHONY: ends
+ends: $(VENV)/.test ## End a cluster abruptly COUNT (100) times, in every way and at any moment, and look for what is left of it
+	@$(BIN)/python -m tests.ends --count $(or $(COUNT),100) $(ARGS)
+
 .PHONY: fuzz
 fuzz: $(VENV)/.test ## Send ports, pipes and addresses new nonsense for MINUTES (10); `make test` sends a little, always the same
 	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10) $(ARGS)

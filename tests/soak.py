@@ -2,7 +2,8 @@
 
 ``make soak MINUTES=30``, or ``python -m tests.soak --minutes 30 --seed 7``: real Spark in separate processes, real
 TensorFlow, real signals. Prints what it did to whom, and fails if the count is not exact at the end. With ``--fit`` it
-is Keras' ``fit`` that goes on from memory; with ``--min-workers 1`` the others do not wait for a lost worker.
+is Keras' ``fit`` that goes on from memory; with ``--min-workers 1`` the others do not wait for a lost worker; with ``--amid 50`` the
+state is saved within the epochs, too.
 """
 
 from __future__ import annotations
@@ -93,16 +94,19 @@ def _session() -> SparkSession:
     return session
 
 
-def run(minutes: float, seed: int, epochs: int, fit: bool = False, min_workers: int | None = None) -> int:
+def run(given: argparse.Namespace) -> int:
     """Train, hurt, count; return the exit code."""
-    pick = random.Random(seed)
+    minutes, epochs, fit = given.minutes, given.epochs, given.fit
+    pick = random.Random(given.seed)
     if fit:  # it has no way to end by the clock on all workers at the same epoch
         epochs = min(epochs, round(minutes * _FIT_EPOCHS_A_MINUTE))
     spark = _session()
     with tempfile.TemporaryDirectory() as folder:
         args: dict[str, Any] = {"epochs": epochs, "pause": 0.0, "until": time.time() + minutes * 60}
         options: dict[str, Any] = {"restarts": 10**6, "heartbeat_timeout": _HEARTBEAT, "model_dir": folder}
-        options["min_workers"] = min_workers
+        options["min_workers"] = given.min_workers
+        if given.amid:
+            args["amid"] = given.amid
         cluster = launch(counting_fit if fit else counting_loop, args, workers=2, spark=spark, **options)
         harm = Harm(cluster, minutes * 60, pick)
         threading.Thread(target=harm.run, daemon=True).start()
@@ -126,8 +130,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=_EPOCHS, help="at most so many (default: enough)")
     parser.add_argument("--fit", action="store_true", help="train by Keras' fit, whose state is in memory alone")
     parser.add_argument("--min-workers", type=int, help="do not wait for a lost worker")
-    given = parser.parse_args()
-    sys.exit(run(given.minutes, given.seed, given.epochs, given.fit, given.min_workers))
+    parser.add_argument("--amid", type=int, help="save after so many batches, too, and not after an epoch alone")
+    sys.exit(run(parser.parse_args()))
 
 
 if __name__ == "__main__":
