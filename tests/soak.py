@@ -2,8 +2,8 @@
 
 ``make soak MINUTES=30``, or ``python -m tests.soak --minutes 30 --seed 7``: real Spark in separate processes, real
 TensorFlow, real signals. Prints what it did to whom, and fails if the count is not exact at the end. With ``--fit`` it
-is Keras' ``fit`` that goes on from memory; with ``--min-workers 1`` the others do not wait for a lost worker; with ``--amid 50`` the
-state is saved within the epochs, too.
+is Keras' ``fit`` that goes on from memory; with ``--min-workers 1`` the others do not wait for a lost worker; with
+``--amid 50`` the state is saved within the epochs, too.
 """
 
 from __future__ import annotations
