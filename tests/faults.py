@@ -26,6 +26,7 @@ def counting_loop(args: dict[str, Any], ctx: Any) -> tuple[int, ...]:
     """A model that only counts rows, trained by a loop of its own under a synchronous strategy.
 
     With ``args["until"]`` it ends at the epoch's end after that time, and tells how many epochs it has been through.
+    With ``args["apart"]`` the second worker sees another disk than the first, as on another host.
     With ``args["amid"]`` it also saves its state after every so many batches, and tells how many rows it has read.
     """
     import time
@@ -53,6 +54,8 @@ def counting_loop(args: dict[str, Any], ctx: Any) -> tuple[int, ...]:
         return strategy.experimental_local_results(strategy.run(on_replica, (number,)))[0]
 
     read = 0
+    if args.get("apart") and ctx.task_index == 1:
+        ctx.model_dir += "-elsewhere"
     for epoch in range(ctx.resume(total=total).epoch, args["epochs"]):
         before = read
         for number, batch in enumerate(dataset):

@@ -10,6 +10,7 @@ import pytest
 
 from tests.test_roster import Cluster, clock, ended, make
 from tfos_nb.deliveries import Deliveries
+from tfos_nb.errors import FeedFailed
 from tfos_nb.fate import Fate
 from tfos_nb.runtime.ledger import FeedFrom
 from tfos_nb.runtime.lifecycle import FeedPlace, Following, MainStarted, NodeUp, Reservation, Serving
@@ -129,3 +130,29 @@ def test_rows_are_kept_for_a_generation_that_begins_as_the_last_pass_ends(coordi
     call.deliver = deliver_once  # type: ignore[method-assign]
     deliveries._catch_up()
     assert call.asked == ["deliver from 0", "begin anew", "validation", "deliver from 1"]
+
+
+@pytest.mark.parametrize("other", [FeedFrom("worker:0", 0), FeedFrom("worker:0", 1, "00000001-0001-000003")])
+def test_nodes_that_go_on_from_different_states_are_fed_nothing(coordinated: Cluster, other: FeedFrom) -> None:
+    def lose_the_ps() -> None:
+        assert lose(coordinated, "ps:0")
+        come_again(coordinated, *NODES)
+        coordinated.say(FeedFrom("chief:0", 1))
+        coordinated.say(other)
+
+    call = Told(upset={"deliver from": lose_the_ps})
+    with pytest.raises(FeedFailed, match="different states: chief:0 after 1 epochs and worker:0 after . epochs"):
+        deliver(coordinated, call)
+    assert call.asked == ["deliver from 0", "begin anew", "validation"]
+
+
+def test_a_node_that_says_late_that_its_state_is_another_ends_the_feed(coordinated: Cluster) -> None:
+    feeds = coordinated.roster.feeds
+    feed = feeds.begin(1, False, 1, 1)
+    feeds.wants_from(FeedFrom("worker:0", 1))
+    feeds.wants_from(FeedFrom("worker:1", 1))
+    assert feed.error is None
+    feeds.wants_from(FeedFrom("chief:0", 2))
+    assert "chief:0 after 2 epochs" in str(feed.error)
+    feeds.regathered(2)
+    assert feeds.disagreement is None

@@ -127,6 +127,8 @@ class Deliveries:
         self._calls[min(self._index, len(self._calls) - 1)].keep_validation()
         wanted = self.roster.feeds.wanted_from
         if self._await(lambda: bool(wanted) and self.roster.all_take_rows, gathering):
+            if self.roster.feeds.disagreement is not None:
+                raise self.roster.feeds.disagreement
             self._go_to(next(iter(wanted.values())))
 
     def _await(self, reached: Callable[[], bool], gathering: int) -> bool:

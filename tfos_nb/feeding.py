@@ -111,6 +111,7 @@ class FeedDesk:
         self._by_host: tuple[int, dict[str, list[str]]] | None = None
         self.closed = ""
         self.wanted_from: dict[str, ledger.FeedFrom] = {}
+        self.disagreement: FeedFailed | None = None  # of the nodes, on the state that they go on from
         self.held = HeldPositions()
         self._answers: dict[type, Callable[[Feed, Any], Any]] = {
             ledger.OpenPartition: self._open,
@@ -154,6 +155,7 @@ class FeedDesk:
         with self._changed:
             self._gathering = gathering
             self.wanted_from.clear()
+            self.disagreement = None
             self.held.forget_parts()
             for enough in self._enough.values():
                 enough.clear()
@@ -186,8 +188,13 @@ class FeedDesk:
                 self._send(schema, [node for node in nodes if node in self._names])
 
     def wants_from(self, message: ledger.FeedFrom) -> None:
-        """Record from where on a node of a later generation wants rows."""
+        """Record from where on a node of a later generation wants rows; all have to want the same."""
         with self._changed:
+            first = next(iter(self.wanted_from.values()), message)
+            if (first.passes, first.state) != (message.passes, message.state):
+                self.disagreement = FeedFailed(_unlike_states(first, message))
+                if self.current is not None and self.current.gathering == self._gathering:
+                    self.current.error = self.disagreement
             self.wanted_from[message.node] = message
             self._changed.notify_all()
 
@@ -305,6 +312,16 @@ class FeedDesk:
     def _failed(self, feed: Feed, statement: ledger.PartitionFailed) -> None:
         if feed.error is None:
             feed.error = FeedFailed(f"partition {statement.partition}: {statement.text}")
+
+
+def _unlike_states(*wanted: ledger.FeedFrom) -> str:
+    places = " and ".join(
+        f"{one.node} after {one.passes} epochs" + (f" and a part ({one.state})" if one.state else "") for one in wanted
+    )
+    return (
+        f"the nodes have put back different states: {places}. Each has to call ctx.resume, and to find the same "
+        "checkpoints: on several hosts model_dir is a directory that all of them share, or a URL"
+    )
 
 
 def _unlike(first: bytes, other: bytes, common: bool = False) -> str:

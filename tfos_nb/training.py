@@ -110,6 +110,8 @@ class Training:
         made = 1 + feed.replays
         if feed.epoch + feed.replays == feed.epochs:
             self._await(feed, lambda: self._made(feed, made))
+            if feed.error is not None:  # the nodes disagree on what they have put back
+                self._fail(feed.error, feed)
         return made
 
     def feed_again(self, data: Any, feed: Feed, node: str) -> None:

@@ -209,3 +209,13 @@ def test_the_books_of_an_endless_stream_do_not_grow(node: Node) -> None:
         assert node.take() == [batch, batch + 1]
     assert len(node.supply._intakes) < 20
     assert node.supply.status().rows_in == node.supply.status().rows_out == 120
+
+
+def test_where_rows_are_repeated_a_pass_is_made_when_its_rows_are_there(node: Node) -> None:
+    """Whoever is ahead waits for more rows, and the one behind it for a step: neither may hold up the driver."""
+    node.feed(1, 0, 10, validates=True)
+    node.feed(2, 0, 5, replays=1)
+    node.supply.repeat()
+    node.feed(3, 5, 7)
+    node.supply.repeat()
+    assert node.told == [PassDone("worker:0", 2, 2, 5), PassDone("worker:0", 3, 1, 7)]

@@ -149,7 +149,10 @@ class LocalFeed:
             if 0 < self._turn_of <= self._passes.passes_before:
                 self._live = None  # the worker that was here before has been through this pass
                 return np.int64(self._number)
-            passes: Any = _Repeated(self._passes, self._stopping) if asked.repeat else self._passes
+            passes: Any = self._passes
+            if asked.repeat:
+                self._passes.repeat()
+                passes = _Repeated(self._passes, self._stopping)
             self._live = Blocks(passes, self._columns, asked.fill, _log_failure)()  # type: ignore[assignment]
             return np.int64(self._number)
 

@@ -74,6 +74,7 @@ class Supply(Passes):
         self._state = ""  # that was put back, if it was saved in the middle of a pass
         self._first = 0  # passes that the state held from which this generation went on
         self.shuffled = False
+        self._repeats = False
 
     # --- what the driver says ---
 
@@ -124,6 +125,8 @@ class Supply(Passes):
             if self._is_unwanted(begins):
                 ends = FeedEnds(ends.feed, ends.rows, 0)
             super().end(ends)
+            if self._repeats:
+                self._tell_there(ends)
             if begins.batch is not None and ends.feed not in self._described:
                 self._take_empty(begins)
 
@@ -170,6 +173,23 @@ class Supply(Passes):
                     f"{self.passes_done + 1} on: put it back before the dataset is iterated over"
                 )
             self.passes_done, self._state = passes, state
+
+    def repeat(self) -> None:
+        """Learn that the rows are gone through again for as long as there are steps.
+
+        From then on a pass counts as made when its rows are here. How far each worker goes through them is up to the
+        coordinator, which may give the last step of an epoch to one that waits for more rows, while the driver waits
+        for another to be through, which gets no step any more.
+        """
+        with self._changed:
+            if not self._repeats:
+                self._repeats = True
+                for intake in self._intakes.values():
+                    if intake.ended is not None and not self._begins[intake.feed].validates:
+                        self._tell_there(intake.ended)
+
+    def _tell_there(self, ends: FeedEnds) -> None:
+        self._tell(PassDone(self._node, ends.feed, 1 + ends.replays, ends.rows))
 
     def hold(self, state: str, epoch: int, rows: int) -> None:
         """Tell the driver which rows a state holds that is saved in the middle of a pass.
