@@ -98,7 +98,7 @@ def of_type(hint: Any) -> st.SearchStrategy[Any]:
     if origin is list:
         return st.lists(*inner, max_size=3)
     if origin is tuple:
-        return st.lists(*inner, max_size=3).map(tuple)
+        return st.lists(*inner, max_size=3).map(tuple) if ... in typing.get_args(hint) else st.tuples(*inner)
     return messages(hint)
 
 
@@ -117,6 +117,8 @@ def fits(value: Any, hint: Any) -> bool:
         return any(fits(value, one) for one in inner)
     if origin is dict:
         return isinstance(value, dict) and all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items())
+    if origin is tuple and ... not in inner:
+        return isinstance(value, tuple) and len(value) == len(inner) and all(map(fits, value, inner))
     if origin in (list, tuple):
         return isinstance(value, origin) and all(fits(one, inner[0]) for one in value)
     if isinstance(value, bool):

@@ -202,10 +202,16 @@ def _fits(hint: Any) -> Callable[[Any], bool]:
         return lambda value: any(fits(value) for fits in inner)
     if origin is dict:
         return lambda value: type(value) is dict and all(map(inner[0], value)) and all(map(inner[1], value.values()))
+    if origin is tuple and ... not in typing.get_args(hint):
+        return lambda value: type(value) is tuple and len(value) == len(inner) and all(map(_agrees, inner, value))
     if origin in (list, tuple):
         return lambda value: type(value) is origin and all(map(inner[0], value))
     kinds = (float, int) if hint is float else (hint,)
     return lambda value: type(value) in kinds
+
+
+def _agrees(fits: Callable[[Any], bool], value: Any) -> bool:
+    return fits(value)
 
 
 def _check_result(value: Any, path: str) -> None:
