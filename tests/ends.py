@@ -9,22 +9,22 @@ seconds later there must be no process of tfos_nb's, no TensorFlow, no TensorBoa
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pyspark
 
 from tests.local_cluster import environment
+from tests.waiting import until
 
 _HEARTBEAT = 5.0
 _AFTER = 10.0  # seconds beyond the limit: on two busy cores a process that ends takes some
@@ -63,58 +63,33 @@ cluster.train(spark.range(0, 20_000, 1, 4), epochs=10_000)
 """
 
 
-def _kill_the_driver(program: subprocess.Popen[bytes]) -> None:
-    program.kill()
+@dataclass(frozen=True)
+class End:
+    """How a program is ended: by which signal, whether Spark's JVM is killed too, and what SIGUSR1 has it do itself."""
+
+    signal: signal.Signals | None = signal.SIGUSR1
+    spark_too: bool = False
+    by_itself: str = "close"
 
 
-def _kill_spark(program: subprocess.Popen[bytes]) -> None:
-    for process in _javas(program):
-        if "SparkSubmit" in " ".join(process.cmdline()):
-            process.kill()
-
-
-def _kill_the_host(program: subprocess.Popen[bytes]) -> None:
-    """All of the driver's side at once, as if its host were gone."""
-    _kill_spark(program)
-    program.kill()
-
-
-def _terminate(program: subprocess.Popen[bytes]) -> None:
-    program.terminate()
-
-
-def _interrupt(program: subprocess.Popen[bytes]) -> None:
-    program.send_signal(signal.SIGINT)
-
-
-def _ask(program: subprocess.Popen[bytes]) -> None:
-    program.send_signal(signal.SIGUSR1)
-
-
-def _javas(program: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    children = psutil.Process(program.pid).children(recursive=True)
-    return [child for child in children if child.name() == "java"]
-
-
-WAYS: dict[str, tuple[Callable[[subprocess.Popen[bytes]], None], str]] = {
-    "the driver is killed": (_kill_the_driver, "close"),
-    "Spark's JVM is killed": (_kill_spark, "close"),
-    "the driver's host is gone": (_kill_the_host, "close"),
-    "the driver is terminated": (_terminate, "close"),
-    "it is interrupted": (_interrupt, "close"),
-    "it is closed": (_ask, "close"),
-    "Spark is stopped": (_ask, "stop_spark"),
-    "the program exits": (_ask, "leave"),
+ENDS = {
+    "the driver is killed": End(signal.SIGKILL),
+    "Spark's JVM is killed": End(None, spark_too=True),
+    "the driver's host is gone": End(signal.SIGKILL, spark_too=True),
+    "the driver is terminated": End(signal.SIGTERM),
+    "it is interrupted": End(signal.SIGINT),
+    "it is closed": End(),
+    "Spark is stopped": End(by_itself="stop_spark"),
+    "the program exits": End(by_itself="leave"),
 }
 
 
-def end_once(way: str, after: float) -> tuple[int, list[str]]:
+def end_once(end: End, after: float) -> tuple[int, list[str]]:
     """Start a program and end it so after some seconds; return how much of it there was then, and what is left."""
-    end, by_itself = WAYS[way]
     with tempfile.TemporaryDirectory(prefix="ends-", ignore_cleanup_errors=True) as folder:
         marked = {_MARK: folder, "TMPDIR": folder, "SPARK_LOCAL_DIRS": folder}
         variables = {**os.environ, **environment(Path(pyspark.__file__).parent), **marked}
-        text = PROGRAM.format(by_itself=by_itself, heartbeat=_HEARTBEAT)
+        text = PROGRAM.format(by_itself=end.by_itself, heartbeat=_HEARTBEAT)
         program = subprocess.Popen(
             [sys.executable, "-c", text], env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -123,58 +98,54 @@ def end_once(way: str, after: float) -> tuple[int, list[str]]:
             there = 0
         except subprocess.TimeoutExpired:
             there = len(_left(folder))
-            end(program)
-        left = _left_after(folder, _HEARTBEAT + _AFTER)
-        if program.poll() is None:
-            program.kill()  # it is a program that goes on when its cluster has been closed
-            program.wait()
-        for process in _marked(folder):
+            _bring(end, program, folder)
+        until(lambda: not _left(folder), _HEARTBEAT + _AFTER, every=0.25)
+        left = _left(folder)
+        program.kill()  # it may be one that goes on when its cluster has been closed
+        program.wait()
+        for process, _ in _marked(folder):
             process.kill()
         return there, left
 
 
-def _left_after(folder: str, seconds: float) -> list[str]:
-    """Wait until nothing is left, and return what still is after so many seconds."""
-    until, never = time.monotonic() + seconds, threading.Event()
-    while (left := _left(folder)) and time.monotonic() < until:
-        never.wait(0.25)
-    return left
+def _bring(end: End, program: subprocess.Popen[bytes], folder: str) -> None:
+    for process, words in _marked(folder):
+        if end.spark_too and "org.apache.spark.deploy.SparkSubmit" in words:
+            process.kill()
+    if end.signal is not None:
+        program.send_signal(end.signal)
 
 
 def _left(folder: str) -> list[str]:
-    processes = [f"{one.pid} {' '.join(one.cmdline()[1:4])}" for one in _marked(folder) if _is_ours(one)]
-    files = [str(path) for path in Path(folder).rglob("tfos_nb*") if path.suffix != ".log"]
-    return [*processes, *files]
+    """Return what there is of the cluster: processes, but not the program nor Spark's own, and files, but no logs."""
+    modules = [(process, words[2]) for process, words in _marked(folder) if words[1:2] == ["-m"]]
+    ours = [f"{process.pid} {module}" for process, module in modules if module.startswith("tfos_nb.")]
+    files = [
+        os.path.join(parent, name)
+        for parent, folders, names in os.walk(folder)  # which passes over what vanishes meanwhile
+        for name in [*folders, *names]
+        if name.startswith("tfos_nb") and not name.endswith(".log")
+    ]
+    return ours + files
 
 
-def _marked(folder: str) -> list[psutil.Process]:
-    """Return all processes that the program has started, whoever is their parent by now."""
+def _marked(folder: str) -> list[tuple[psutil.Process, list[str]]]:
+    """Return all processes that the program has started, whoever is their parent by now, with their command lines."""
     found = []
     for process in psutil.process_iter():
-        try:
+        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
             if process.environ().get(_MARK) == folder and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
+                found.append((process, process.cmdline()))
     return found
-
-
-def _is_ours(process: psutil.Process) -> bool:
-    """Whether it is a node's, and not the program itself, nor Spark's own."""
-    try:
-        words = " ".join(process.cmdline())
-    except psutil.Error:
-        return False
-    return "tfos_nb.runtime" in words or "tensorboard" in words
 
 
 def run(count: int, seed: int) -> int:
     """End so many; return the exit code."""
     pick, kinds, left_over, in_life = random.Random(seed), Counter[str](), 0, 0
     for number in range(1, count + 1):
-        way, after = pick.choice(list(WAYS)), pick.uniform(2.0, _LATEST)
+        way, after = pick.choice(list(ENDS)), pick.uniform(2.0, _LATEST)
         kinds[way] += 1
-        there, left = end_once(way, after)
+        there, left = end_once(ENDS[way], after)
         left_over += bool(left)
         in_life += there > 0
         said = "".join(f"\n    left: {one}" for one in left)

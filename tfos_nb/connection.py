@@ -20,14 +20,16 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import quote, unquote, urlencode
+
+from yarl import URL
 
 from tfos_nb.errors import TfosError
 
 __all__ = [
     "Place",
     "answered",
-    "asked",
+    "below",
     "find",
     "forget",
     "is_id",
@@ -109,9 +111,18 @@ def answered(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: headers[name] for name in _ANSWERED if name in headers}
 
 
-def asked(query: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Leave Jupyter's token out of a query."""
-    return [(name, value) for name, value in query if name not in _NOT_ASKED]
+def below(base: str, path: str, query: Iterable[tuple[str, str]]) -> URL:
+    """Return the address of a path that was asked for, after this base; Jupyter's token is left out of the query.
+
+    It is not put right as an address that a user writes is: of a part ``.<tab>.`` that would make one that leads up.
+
+    Examples
+    --------
+    >>> below("http://kernel/tb", "data/tags", [("run", "a b"), ("token", "secret")])
+    URL('http://kernel/tb/data/tags?run=a+b')
+    """
+    asked = urlencode([(name, value) for name, value in query if name not in _NOT_ASKED])
+    return URL(f"{base}/{quote(path)}" + (f"?{asked}" if asked else ""), encoded=True)
 
 
 def stays_below(path: str) -> bool:

@@ -127,8 +127,8 @@ class Deliveries:
         self._calls[min(self._index, len(self._calls) - 1)].keep_validation()
         wanted = self.roster.feeds.wanted_from
         if self._await(lambda: bool(wanted) and self.roster.all_take_rows, gathering):
-            if self.roster.feeds.disagreement is not None:
-                raise self.roster.feeds.disagreement
+            if error := self.roster.feeds.disagreement:
+                raise error
             self._go_to(next(iter(wanted.values())))
 
     def _await(self, reached: Callable[[], bool], gathering: int) -> bool:
@@ -167,9 +167,10 @@ class Deliveries:
             if left < call.epochs:
                 self._index = index
                 call.made = left
-                call.skip = self.roster.feeds.held.rows_of(wanted.state) if wanted.state else {}
+                if wanted.state:
+                    call.skip = self.roster.feeds.held.rows_of(wanted.state)
                 for later in self._calls[index + 1 :]:
-                    later.made, later.skip = 0, {}
+                    later.made = 0
                 return
             left -= call.epochs
         if left:

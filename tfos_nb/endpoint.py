@@ -28,11 +28,9 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
-from urllib.parse import quote, urlencode
 
 import aiohttp
 from aiohttp import web
-from yarl import URL
 
 from tfos_nb import connection
 from tfos_nb.brief import brief_line
@@ -300,11 +298,9 @@ async def _handed_on(
     if request.match_info["path"] in _FRONT_PAGE and request.method == "GET":
         return await front_page(session, origin) or _nothing_yet(state)
     body = request.content if request.body_exists else None
-    query = urlencode(connection.asked(request.query.items()))
-    url = f"{origin}/{quote(request.match_info['path'])}" + (f"?{query}" if query else "")
     async with session.request(
         request.method,
-        URL(url, encoded=True),  # as it is: a URL that is written out is put right, so that ".<tab>." would lead up
+        connection.below(origin, request.match_info["path"], request.query.items()),
         headers=connection.passed_on(request.headers),
         data=body,
         allow_redirects=False,

@@ -111,7 +111,6 @@ class FeedDesk:
         self._by_host: tuple[int, dict[str, list[str]]] | None = None
         self.closed = ""
         self.wanted_from: dict[str, ledger.FeedFrom] = {}
-        self.disagreement: FeedFailed | None = None  # of the nodes, on the state that they go on from
         self.held = HeldPositions()
         self._answers: dict[type, Callable[[Feed, Any], Any]] = {
             ledger.OpenPartition: self._open,
@@ -155,7 +154,6 @@ class FeedDesk:
         with self._changed:
             self._gathering = gathering
             self.wanted_from.clear()
-            self.disagreement = None
             self.held.forget_parts()
             for enough in self._enough.values():
                 enough.clear()
@@ -190,13 +188,20 @@ class FeedDesk:
     def wants_from(self, message: ledger.FeedFrom) -> None:
         """Record from where on a node of a later generation wants rows; all have to want the same."""
         with self._changed:
-            first = next(iter(self.wanted_from.values()), message)
-            if (first.passes, first.state) != (message.passes, message.state):
-                self.disagreement = FeedFailed(_unlike_states(first, message))
-                if self.current is not None and self.current.gathering == self._gathering:
-                    self.current.error = self.disagreement
             self.wanted_from[message.node] = message
+            error = self.disagreement
+            if error is not None and self.current is not None and self.current.gathering == self._gathering:
+                self.current.error = error
             self._changed.notify_all()
+
+    @property
+    def disagreement(self) -> FeedFailed | None:
+        """What to raise where the nodes of this generation want to go on from different states."""
+        unlike: dict[tuple[int, str], ledger.FeedFrom] = {}
+        with self._changed:
+            for one in self.wanted_from.values():
+                unlike.setdefault((one.passes, one.state), one)
+        return FeedFailed(_unlike_states(*unlike.values())) if len(unlike) > 1 else None
 
     def position_held(self, message: PositionHeld) -> None:
         """Record which of its rows a state holds that a node has saved in the middle of a pass."""

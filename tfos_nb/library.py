@@ -206,7 +206,7 @@ def look(spark: SparkSession, source: Source, name: str) -> Signature:
     if job.error is not None or not job.result:
         error = job.error or PlanError("no row came back")
         raise PlanError(f"{name}: {error_of_job(error, 'the look at the model failed')}") from error
-    found: Looked = wire.decode(bytes(job.result[0][0]))
+    found = wire.expect(Looked, job.result[0][0])
     if found.signature is None:
         raise PlanError(_problem(found, source, name))
     return _checked(found.signature, name)

@@ -24,8 +24,6 @@ from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler, JupyterHandler
 from jupyter_server.utils import url_path_join
 from tornado import iostream, web
-from tornado.httputil import url_concat
-from yarl import URL
 
 from tfos_nb import __version__, connection
 from tfos_nb.connection import Place
@@ -122,14 +120,14 @@ class TensorBoardHandler(JupyterHandler):
             return
         names = self.request.query_arguments
         query = [(name, value) for name in names for value in self.get_query_arguments(name, strip=False)]
-        url = url_concat(f"http://kernel/{place.id}/tb/{quote(path)}", connection.asked(query))
+        url = connection.below(f"http://kernel/{place.id}/tb", path, query)
         headers = connection.passed_on(self.request.headers)
         body = self.request.body or None
         try:
             async with (
                 _kernel(place) as session,
                 session.request(
-                    str(self.request.method), URL(url, encoded=True), headers=headers, data=body, allow_redirects=False
+                    str(self.request.method), url, headers=headers, data=body, allow_redirects=False
                 ) as answer,
             ):
                 self._answer_like(answer)

@@ -275,6 +275,7 @@ class Call:
     def begin_anew(self) -> None:
         """Forget what the nodes of the generation before were fed."""
         self.place = self._under_way = None
+        self.skip = {}
         self.feeds.clear()
 
     def keep_validation(self) -> FeedOf:

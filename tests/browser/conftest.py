@@ -127,6 +127,7 @@ class Tab:
 
     def __init__(self, context: BrowserContext, lab: Lab) -> None:
         self.lab = lab
+        self.kernel_ends = False
         self.page: Page = context.new_page()
         self.complaints: list[str] = []
         self.failed: list[str] = []
@@ -138,9 +139,13 @@ class Tab:
 
     def _listen(self, message: Any) -> None:
         text = f"{message.text} {message.location.get('url', '')}"
-        not_up_yet = "503" in text and "/tfos-nb/tb/" in text
-        if message.type == "error" and not NOT_OURS.search(text) and not not_up_yet:
+        if message.type == "error" and not NOT_OURS.search(text) and not self._true_of_tensorboard(text):
             self.complaints.append(text)
+
+    def _true_of_tensorboard(self, text: str) -> bool:
+        """Whether it is an answer that is an error, and rightly: it is not up yet, or its kernel is shut down."""
+        answers = ["503", "502", "410"] if self.kernel_ends else ["503"]
+        return "/tfos-nb/tb/" in text and any(f"status of {answer}" in text for answer in answers)
 
     def _answered(self, response: Response) -> None:
         if "tfos-nb" in response.url:
@@ -238,6 +243,8 @@ def open_tab(request: pytest.FixtureRequest, context: BrowserContext, lab: Lab) 
     yield open_it
     for number, tab in enumerate(tabs):  # to be looked at where a test has failed
         tab.page.screenshot(path=lab.folder / f"{request.node.name}-{number}.png")
+    for tab in tabs:
+        tab.kernel_ends = True
     for kernel in json.loads(context.request.get(f"{lab.url}api/sessions").text()):
         context.request.delete(f"{lab.url}api/sessions/{kernel['id']}?token={TOKEN}")
     for tab in tabs:

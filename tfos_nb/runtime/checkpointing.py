@@ -5,7 +5,7 @@
     checkpoint_dir/
         00000003/    state.index, state.data-…   TensorFlow's own checkpoint
                      place.json                  {"epoch": 3}
-    00000003-0001-000002/           the same, in the middle of a pass: the second one of the first generation
+        00000003-0001-000002/    the same, in the middle of a pass: the second such one of the first generation
         .part-…      one that is being written: renamed when it is whole
 
 A checkpoint is there whole or not at all: it is written beside its place and renamed. Where the place is far, a local

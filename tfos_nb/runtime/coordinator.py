@@ -138,7 +138,7 @@ class LocalFeed:
 
     def open(self, wanted: Any) -> Any:
         """Begin a pass; the one before, if it is not at its end, is left. Returns the pass' number."""
-        asked: Wanted = wire.decode(wanted)
+        asked = wire.expect(Wanted, wanted)
         described = self._described.schema
         assert described is not None, "the coordinator has asked for it"
         with self._turn:

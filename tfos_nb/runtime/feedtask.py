@@ -102,7 +102,7 @@ class _PartitionSender:
         self._row = 0
         self._segment_end = 0
         self._ahead: deque[str] = deque()
-        self._node = self._only or ""
+        self._node = ""
         row_bytes = max(1, first.nbytes / first.num_rows)
         self._chunk_rows = max(1, int(CHUNK_BYTES / row_bytes))
         self._enough_rows = min(self._chunk_rows, max(1, int(_GATHERED_BYTES / row_bytes)))

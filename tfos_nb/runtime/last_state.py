@@ -111,10 +111,9 @@ class LastState:
 
     def newest(self) -> State | None:
         """Return the later state that is whole; None if there is none."""
-        for place in sorted(self._places, key=_epochs_in, reverse=True):
-            if _epochs_in(place) >= 0 and (state := _state_in(place)) is not None:
-                return state
-        return None
+        found = sorted(((_epochs_in(place), place) for place in self._places), reverse=True)
+        states = (_state_in(place) for epochs, place in found if epochs >= 0)
+        return next((state for state in states if state is not None), None)
 
     def clear(self) -> None:
         """Forget what there is."""

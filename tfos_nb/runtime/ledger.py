@@ -299,8 +299,7 @@ class FeedLedger:
         ValueError
             If there are no such segments: no task of this version asks for them.
         """
-        begins = start == 0 or (start > 0 and segment_end(start - 1) == start)
-        if partition < 0 or not begins or not 0 <= count <= _MOST_AT_ONCE:
+        if partition < 0 or start < 0 or segment_start(start) != start or not 0 <= count <= _MOST_AT_ONCE:
             raise ValueError(f"{count} segments from row {start} of partition {partition} on: there are none")
         nodes = []
         for _ in range(count):
@@ -361,8 +360,8 @@ class FeedLedger:
 
     def _filled(self, partition: int, start: int, total: int) -> int:
         """Return how many rows of a segment are sent, of a partition of so many."""
-        end = min(segment_end(start), total)
-        return max(0, end - start - rows_within(self._skipped(partition), start, end)) if end > start else 0
+        end = max(start, min(segment_end(start), total))
+        return end - start - rows_within(self._skipped(partition), start, end)
 
     def _skipped(self, partition: int) -> Spans:
         return self.skip.get(partition, ())

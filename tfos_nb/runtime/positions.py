@@ -12,10 +12,11 @@ which a node has not said it, because it was lost first, is not gone on from.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from tfos_nb.runtime.ledger import FeedLedger
 from tfos_nb.runtime.spans import Spans
 from tfos_nb.runtime.wire import message
 
@@ -35,14 +36,6 @@ class PositionHeld:
     reached: dict[int, int]
 
 
-class Book(Protocol):
-    """What knows whose a row is."""
-
-    def rows_before(self, reached: Mapping[str, Mapping[int, int]]) -> dict[int, Spans]:
-        """Return the rows that nodes have been through, by partition."""
-        ...
-
-
 class HeldPositions:
     """Behind the door: of which states all nodes have said how far they were."""
 
@@ -50,10 +43,10 @@ class HeldPositions:
         self._parts: dict[tuple[str, int], dict[str, dict[int, int]]] = {}
         self._whole: dict[str, dict[int, Spans]] = {}
 
-    def take(self, said: PositionHeld, nodes: Collection[str], book: Book) -> None:
+    def take(self, said: PositionHeld, nodes: Collection[str], book: FeedLedger) -> None:
         """Record a node's word; ``nodes`` are all those that share the feed's rows, ``book`` knows how."""
         told = self._parts.setdefault((said.state, said.feed), {})
-        told[said.node] = dict(said.reached)
+        told[said.node] = said.reached
         if told.keys() >= set(nodes):
             del self._parts[said.state, said.feed]
             self._whole[said.state] = book.rows_before(told)

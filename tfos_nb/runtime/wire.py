@@ -203,15 +203,15 @@ def _fits(hint: Any) -> Callable[[Any], bool]:
     if origin is dict:
         return lambda value: type(value) is dict and all(map(inner[0], value)) and all(map(inner[1], value.values()))
     if origin is tuple and ... not in typing.get_args(hint):
-        return lambda value: type(value) is tuple and len(value) == len(inner) and all(map(_agrees, inner, value))
+        return lambda value: (
+            type(value) is tuple
+            and len(value) == len(inner)
+            and all(fits(one) for fits, one in zip(inner, value, strict=True))
+        )
     if origin in (list, tuple):
         return lambda value: type(value) is origin and all(map(inner[0], value))
     kinds = (float, int) if hint is float else (hint,)
     return lambda value: type(value) in kinds
-
-
-def _agrees(fits: Callable[[Any], bool], value: Any) -> bool:
-    return fits(value)
 
 
 def _check_result(value: Any, path: str) -> None:
