@@ -19,7 +19,8 @@ def refuse_ended(data: Any) -> None:
     """
     session = getattr(data, "sparkSession", None)
     context = getattr(data, "ctx", None) if session is None else getattr(session, "_sc", None)  # Connect has none
-    if context is not None and getattr(context, "_jsc", context) is None:
+    stopped = context is not None and getattr(context, "_jsc", context) is None
+    if stopped or (context is None and getattr(session, "is_stopped", False)):
         raise PlanError(
             f"this {type(data).__name__} is of a Spark session that was stopped: make it anew, with the session of now"
         )

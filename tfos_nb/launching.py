@@ -12,6 +12,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tfos_nb.contexts import context_of
 from tfos_nb.errors import SPARK_ENDED, FeedFailed, PlanError, TfosError
 from tfos_nb.ports import allowed_ports
 from tfos_nb.runtime.door import Desk, Door, DoorAddress
@@ -215,12 +216,10 @@ def _one_is_left(
 def open_door(spark: SparkSession, desk: Desk) -> tuple[Door, DoorAddress]:
     """Open the driver's port.
 
-    The address is ``TFOS_SERVER_HOST``, or Spark's ``spark.driver.host``; the port ``TFOS_SERVER_PORT`` (one, or
-    ``a-b``), or any that is free.
+    The address is ``TFOS_SERVER_HOST``, or Spark's ``spark.driver.host``, or that of a Spark Connect client as its
+    server sees it; the port ``TFOS_SERVER_PORT`` (one, or ``a-b``), or any that is free.
     """
-    conf = spark.sparkContext.getConf()
-    host = os.environ.get("TFOS_SERVER_HOST") or conf.get("spark.driver.host") or "127.0.0.1"
-    bind = os.environ.get("TFOS_SERVER_HOST") or conf.get("spark.driver.bindAddress") or host
+    host, bind = context_of(spark).address()
     door = Door(desk, host=host, bind=bind, ports=allowed_ports("TFOS_SERVER_PORT"))
     return door, door.open()
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from tfos_nb.contexts import context_of
 from tfos_nb.errors import PlanError
 from tfos_nb.launching import error_of_job
 from tfos_nb.runtime import wire
@@ -178,7 +179,7 @@ def keras_bytes(model: Any) -> bytes:
 
 
 def _parcel(spark: SparkSession, suffix: str, content: bytes, use: Use) -> Parcel:
-    return Parcel(suffix, hashlib.sha256(content).hexdigest(), spark.sparkContext.broadcast(content), use)
+    return Parcel(suffix, hashlib.sha256(content).hexdigest(), context_of(spark).shared(content), use)
 
 
 # --- the look -----------------------------------------------------------------------------------------------------

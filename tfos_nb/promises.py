@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Busy", "Promised", "promise", "still_promised"]
+__all__ = ["Busy", "Promised", "held", "promise", "still_promised"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ class Promised:
         left = max(0, missing - started)
         return Busy(f"{self.description}, about to start", left, left * self.cpus, left * self.gpus) if left else None
 
+    def held(self) -> Busy | None:
+        """Return the slots that nodes hold which have come."""
+        here = 0 if self.over() or not self.hold else self.nodes - self.missing()
+        return Busy(self.description, here, here * self.cpus, here * self.gpus) if here else None
+
 
 _promised: list[Promised] = []
 
@@ -55,7 +60,12 @@ def promise(promised: Promised) -> None:
     _promised.append(promised)
 
 
+def held() -> tuple[Busy, ...]:
+    """Return what nodes hold that this process has asked for, where Spark does not tell which stages run."""
+    return tuple(filter(None, (one.held() for one in _promised)))
+
+
 def still_promised(stages: tuple[Busy, ...]) -> tuple[Busy, ...]:
     """Return what was promised and is not among the stages that run."""
-    _promised[:] = [one for one in _promised if not one.over() and one.missing()]
+    _promised[:] = [one for one in _promised if not one.over()]
     return tuple(filter(None, (one.still(stages) for one in _promised)))

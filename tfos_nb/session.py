@@ -1,7 +1,7 @@
 """The Spark session, and the Spark jobs of a cluster.
 
-Everything that needs a SparkContext is here and in :mod:`tfos_nb.slots`, whose questions are handed on from here, and
-so is every call of PySpark's inner parts; what runs on the executors needs neither.
+What a Spark tells of itself, and how its jobs are marked and cancelled, is in :mod:`tfos_nb.contexts`; preflight's
+questions are in :mod:`tfos_nb.slots`, and are handed on from here.
 
 ::
 
@@ -21,17 +21,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import psutil
 import pyspark
-from py4j.clientserver import ClientServer
-from pyspark import InheritableThread, SparkConf, SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from tfos_nb.contexts import Context, context_of, is_connect
 from tfos_nb.errors import PlanError
 from tfos_nb.java import find_java
 from tfos_nb.monitor import PORT, listener
@@ -41,7 +42,6 @@ from tfos_nb.slots import (
     check_dynamic_allocation,
     check_local_python,
     check_slots,
-    context_of,
     gives_gpus,
     resource_profile,
     slots_busy,
@@ -118,6 +118,10 @@ def spark_session(
 
 def active_session() -> SparkSession | None:
     """Give the Spark session that is there, and start none."""
+    if "SPARK_CONNECT_MODE_ENABLED" in os.environ:  # PySpark sets it with the first session of that kind
+        from tfos_nb.contexts.connect import default_session
+
+        return default_session()
     active = SparkSession.getActiveSession()
     if active is None and SparkContext._active_spark_context is not None:
         return SparkSession.builder.getOrCreate()
@@ -126,9 +130,7 @@ def active_session() -> SparkSession | None:
 
 def is_stopped(value: object) -> bool:
     """Whether a value is a session that was stopped."""
-    if not isinstance(value, SparkSession) or "connect" in type(value).__module__.split("."):
-        return False
-    return value.sparkContext._jsc is None
+    return (isinstance(value, SparkSession) or is_connect(value)) and context_of(value).stopped  # type: ignore[arg-type]
 
 
 def usable_session(spark: SparkSession) -> SparkSession:
@@ -137,11 +139,11 @@ def usable_session(spark: SparkSession) -> SparkSession:
     Raises
     ------
     PlanError
-        If it is none, is stopped, or is one of Spark Connect.
+        If it is none, or is stopped.
     """
     if not hasattr(spark, "createDataFrame"):
         raise PlanError(f"spark is a {type(spark).__name__}, not a SparkSession: leave it out, or give spark=spark")
-    if context_of(spark)._jsc is None:
+    if context_of(spark).stopped:
         raise PlanError("the Spark session was stopped: start one anew, or leave spark out")
     return _with_format(spark)
 
@@ -240,13 +242,9 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def run_to_the_end(frame: Any) -> Callable[[], int]:
-    """Return an action that computes a DataFrame and throws its rows away; it counts them.
-
-    ``collect`` would do, but for its name: PySpark gives the job that of the line in which it is called.
-    """
-    action: Callable[[], int] = frame._jdf.toJavaRDD().count
-    return action
+def run_to_the_end(frame: Any) -> Callable[[], object]:
+    """Return an action that computes a DataFrame for what its tasks do, not for its rows."""
+    return context_of(frame.sparkSession).action(frame)
 
 
 class Job(Generic[_Result]):
@@ -270,7 +268,7 @@ class Job(Generic[_Result]):
 
     def __init__(
         self,
-        sc: SparkContext,
+        context: Context,
         target: Callable[[], _Result],
         description: str,
         tags: tuple[str, str],
@@ -282,21 +280,14 @@ class Job(Generic[_Result]):
         self.result: _Result | None = None
         self.error: BaseException | None = None
         self.cancelled = False
-        self._sc = sc
+        self._context = context
         self._then = then
-        # It hands on what the caller's thread has set in Spark, such as the scheduler pool, and has its own JVM thread.
-        self._thread = InheritableThread(
-            target=self._run, args=(target, tags), name=f"tfos_nb {description}", daemon=True
-        )
+        self._thread = context.thread(partial(self._run, target, tags), f"tfos_nb {description}")
         self._thread.start()
 
     def _run(self, target: Callable[[], _Result], tags: tuple[str, str]) -> None:
         try:
-            for tag in tags:
-                self._sc.addJobTag(tag)
-            self._sc.setJobDescription(self.description)
-            # What sparkmonitor calls it, of which it shows no more than one word.
-            self._sc._jsc.setCallSite(self.description.replace(" ", "_"))
+            self._context.mark(tags, self.description)
             if not self.cancelled:
                 self.result = target()
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the job
@@ -308,23 +299,17 @@ class Job(Generic[_Result]):
 
     def partitions(self) -> int:
         """Count the tasks of the job's last stage, the partitions of what it computes; 0 while Spark does not know."""
-        if self._sc._jsc is None or self.done.is_set():
+        if self._context.stopped or self.done.is_set():
             return 0
-        tracker, store = self._sc.statusTracker(), self._sc._jsc.sc().statusStore()
-        for number in sorted(tracker.getActiveJobsIds(), reverse=True):
-            info, described = tracker.getJobInfo(number), store.job(number).description()
-            if info is not None and described.isDefined() and described.get() == self.description:
-                stage = tracker.getStageInfo(max(info.stageIds))
-                return int(stage.numTasks) if stage is not None else 0
-        return 0
+        return self._context.partitions(self.description)
 
     def cancel(self, timeout: float = 10.0) -> bool:
         """Cancel this job and no other, and wait until its action has ended; whether it has."""
         self.cancelled = True
         deadline = time.monotonic() + timeout
         # Spark forgets a cancellation that comes before the action has submitted its job: so again until it has ended.
-        while not self.done.is_set() and time.monotonic() < deadline and self._sc._jsc is not None:
-            self._sc.cancelJobsWithTag(self.tag)
+        while not self.done.is_set() and time.monotonic() < deadline and not self._context.stopped:
+            self._context.cancel(self.tag)
             self.done.wait(_POLL_SECONDS)
         return self.done.is_set()
 
@@ -351,9 +336,8 @@ class SparkJobs:
     """
 
     def __init__(self, spark: SparkSession, tag: str) -> None:
-        self._sc = context_of(spark)
-        if not isinstance(SparkContext._gateway, ClientServer):
-            raise PlanError("PYSPARK_PIN_THREAD=false: jobs of several threads would get each other's tags; unset it")
+        self._context = context_of(spark)
+        self._context.check_threads()
         if not tag or "," in tag:
             raise PlanError(f"tag={tag!r}: Spark takes no empty tag, and no comma in it")
         self.tag = tag
@@ -371,7 +355,7 @@ class SparkJobs:
         with self._lock:
             self._jobs = [job for job in self._jobs if not job.done.is_set()]
             self._started += 1
-            job = Job(self._sc, target, description, (self.tag, f"{self.tag}-{self._started}"), then)
+            job = Job(self._context, target, description, (self.tag, f"{self.tag}-{self._started}"), then)
             self._jobs.append(job)
         return job
 

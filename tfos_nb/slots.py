@@ -1,14 +1,13 @@
 """Preflight's questions to Spark: what a task may have, how many run at once, and who holds the places.
 
-Part of the room :mod:`tfos_nb.session`, which hands these names on: with it, the only module that needs a SparkContext
-or calls PySpark's inner parts.
+Part of the room :mod:`tfos_nb.session`, which hands these names on. What Spark answers comes from
+:mod:`tfos_nb.contexts`; here is what it means.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-import re
 import subprocess
 import sys
 import threading
@@ -20,12 +19,11 @@ import pyspark
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import DataFrame
 
+from tfos_nb.contexts import Context, context_of
 from tfos_nb.errors import PlanError
 from tfos_nb.promises import Busy, still_promised
 
 if TYPE_CHECKING:
-    from py4j.java_gateway import JavaObject
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 __all__ = [
@@ -34,7 +32,6 @@ __all__ = [
     "check_dynamic_allocation",
     "check_local_python",
     "check_slots",
-    "context_of",
     "gives_gpus",
     "resource_profile",
     "slots_busy",
@@ -51,36 +48,9 @@ _SET_PYTHON = f"Stop the session, set PYSPARK_PYTHON to this one, {sys.executabl
 _POLL_SECONDS = 0.2
 
 
-def context_of(spark: SparkSession) -> SparkContext:
-    """Give the session's SparkContext; a PlanError where it has none."""
-    if "connect" in type(spark).__module__.split("."):
-        raise PlanError("this session is Spark Connect, which has no SparkContext: use a classic SparkSession")
-    return spark.sparkContext
-
-
-def _scala(sc: SparkContext) -> JavaObject:
-    """Scala's SparkContext, which answers what Python's does not."""
-    if sc._jsc is None:
-        raise PlanError("the Spark session was stopped: start one anew, or leave spark=None")
-    return sc._jsc.sc()
-
-
-def _setting(sc: SparkContext, name: str, default: str) -> str:
-    return str(sc.getConf().get(name, default))
-
-
-def _has_dynamic_allocation(sc: SparkContext) -> bool:
-    enabled = _setting(sc, "spark.dynamicAllocation.enabled", "false").lower() == "true"
-    return enabled and not _is_local(sc)  # there Spark ignores it
-
-
 def gives_gpus(spark: SparkSession) -> bool:
     """Whether this Spark shares out GPUs itself."""
-    return _held_gpus(context_of(spark)) > 0
-
-
-def _held_gpus(sc: SparkContext) -> int:
-    return int(_setting(sc, "spark.executor.resource.gpu.amount", "0"))
+    return context_of(spark).gpus > 0
 
 
 def resource_profile(spark: SparkSession, cpus: int = 1, gpus: int = 0) -> ResourceProfile | None:
@@ -96,18 +66,18 @@ def resource_profile(spark: SparkSession, cpus: int = 1, gpus: int = 0) -> Resou
     PlanError
         If this Spark cannot give a task ``cpus`` and ``gpus``; the message says what to set.
     """
-    sc = context_of(spark)
-    task_cpus = int(_setting(sc, "spark.task.cpus", "1"))
-    task_gpus = float(_setting(sc, "spark.task.resource.gpu.amount", "0"))
-    _check_executor(sc, cpus, gpus)
+    context = context_of(spark)
+    task_cpus = int(context.setting("spark.task.cpus", "1"))
+    task_gpus = float(context.setting("spark.task.resource.gpu.amount", "0"))
+    _check_executor(context, cpus, gpus)
     if (cpus, gpus) == (task_cpus, task_gpus):
         return None
     wanted = f"cpus={cpus}, gpus={gpus}: a task of this Spark has {task_cpus} and {task_gpus:g}, and "
     change = f"start Spark with spark.task.cpus={cpus}"
     change += f" and spark.task.resource.gpu.amount={gpus}" if gpus else ""
-    if _is_local(sc):
-        raise PlanError(wanted + f"{_master(sc)} cannot give another to some of them: {change}")
-    if _has_dynamic_allocation(sc):
+    if context.is_local:
+        raise PlanError(wanted + f"{context.master} cannot give another to some of them: {change}")
+    if context.has_dynamic_allocation:
         raise PlanError(wanted + f"with dynamic allocation others would wait for executors of their own: {change}")
     if "profile" not in inspect.signature(DataFrame.mapInArrow).parameters:
         raise PlanError(wanted + f"PySpark {pyspark.__version__} has no stage-level scheduling of DataFrames: {change}")
@@ -115,53 +85,22 @@ def resource_profile(spark: SparkSession, cpus: int = 1, gpus: int = 0) -> Resou
     if gpus:
         request = request.resource("gpu", gpus)
     profile = ResourceProfileBuilder().require(request).build
-    # Spark counts slots only of profiles that it knows.
-    _scala(sc).resourceProfileManager().addResourceProfile(_java_profile(sc, profile))
+    context.know(profile)
     return profile
 
 
-def _check_executor(sc: SparkContext, cpus: int, gpus: int) -> None:
-    cores = _executor_cores(sc)
+def _check_executor(context: Context, cpus: int, gpus: int) -> None:
+    cores = context.executor_cores
     if cores is not None and cpus > cores:
-        name = "the N of local[N]" if _is_local(sc) else "spark.executor.cores"
+        name = "the N of local[N]" if context.is_local else "spark.executor.cores"
         raise PlanError(f"cpus={cpus}: an executor has {cores} cores. Ask for fewer, or raise {name}")
-    held = _held_gpus(sc)
+    held = context.gpus
     if gpus > held:
-        where = f"{_master(sc)} gives its tasks no GPUs" if _is_local(sc) else f"an executor has {held}"
+        where = f"{context.master} gives its tasks no GPUs" if context.is_local else f"an executor has {held}"
         raise PlanError(
             f"gpus={gpus}: {where}. Start Spark, on a cluster, with spark.executor.resource.gpu.amount={gpus} and "
             f"spark.task.resource.gpu.amount={gpus}, or ask for gpus={held}"
         )
-
-
-def _master(sc: SparkContext) -> str:
-    return str(sc.master)
-
-
-def _is_local(sc: SparkContext) -> bool:
-    """Whether tasks are threads of the driver's JVM, without executors."""
-    return _master(sc) == "local" or _master(sc).startswith("local[")
-
-
-def _local_cluster(sc: SparkContext) -> tuple[int, int] | None:
-    """Executors and cores of each, if the master is ``local-cluster[executors,cores,memory]``."""
-    match = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", _master(sc))
-    return (int(match[1]), int(match[2])) if match else None
-
-
-def _executor_cores(sc: SparkContext) -> int | None:
-    """Cores of an executor; None where Spark gives it all that a machine has."""
-    if _is_local(sc):
-        return int(sc.defaultParallelism)
-    cluster = _local_cluster(sc)
-    stated = int(_setting(sc, "spark.executor.cores", "0"))
-    return stated or (cluster[1] if cluster else None)
-
-
-def _java_profile(sc: SparkContext, profile: ResourceProfile | None) -> JavaObject:
-    if profile is None:
-        return _scala(sc).resourceProfileManager().defaultResourceProfile()
-    return profile._java_resource_profile
 
 
 @dataclass(frozen=True)
@@ -190,56 +129,36 @@ def slots_total(
     While executors that were asked for are still registering it waits for them, for ``timeout`` seconds at the most and
     no longer than until there are ``at_least`` slots.
     """
-    sc = context_of(spark)
-    scala, java_profile = _scala(sc), _java_profile(sc, profile)
-    expected = _expected_executors(sc)
+    context = context_of(spark)
+    expected = _expected_executors(context)
     deadline = time.monotonic() + timeout
     nothing = threading.Event()  # Spark tells Python of no executor that registers: it has to be asked again
     while True:
-        registered = _registered_executors(sc)
-        total = int(scala.maxNumConcurrentTasks(java_profile))
+        registered = context.executors()
+        total = context.places(profile)
         enough = at_least is not None and total >= at_least
         if enough or registered >= expected or time.monotonic() > deadline:
             return total
         nothing.wait(_POLL_SECONDS)
 
 
-def _registered_executors(sc: SparkContext) -> int:
-    return int(_scala(sc).getExecutorMemoryStatus().size()) - 1  # the driver is one of them
-
-
-def _expected_executors(sc: SparkContext) -> int:
+def _expected_executors(context: Context) -> int:
     """How many executors were asked for; 1 where only the machines decide."""
-    if _is_local(sc):
+    if context.is_local:
         return 0
-    cluster = _local_cluster(sc)
+    cluster = context.local_cluster
     if cluster is not None:
         return cluster[0]
-    if _has_dynamic_allocation(sc):
-        return _kept_executors(sc)
-    instances = int(_setting(sc, "spark.executor.instances", "0"))
-    cores, cores_max = _executor_cores(sc), int(_setting(sc, "spark.cores.max", "0"))
+    if context.has_dynamic_allocation:
+        return _kept_executors(context)
+    instances = int(context.setting("spark.executor.instances", "0"))
+    cores, cores_max = context.executor_cores, int(context.setting("spark.cores.max", "0"))
     return instances or (cores_max // cores if cores else 0) or 1
 
 
 def slots_busy(spark: SparkSession) -> tuple[Busy, ...]:
     """List the stages that run tasks now, with their jobs' descriptions."""
-    sc = context_of(spark)
-    scala, tracker = _scala(sc), sc.statusTracker()
-    profiles, store = scala.resourceProfileManager(), scala.statusStore()
-    busy = []
-    for stage in sorted(tracker.getActiveStageIds()):
-        running = tracker.getStageInfo(stage)
-        if running is None or not running.numActiveTasks:
-            continue
-        data = store.lastStageAttempt(stage)
-        requests = profiles.resourceProfileFromId(data.resourceProfileId()).taskResources()
-        cpus, gpus = (requests.apply(n).amount() if requests.contains(n) else 0 for n in ("cpus", "gpu"))
-        described = data.description()
-        name = described.get() if described.isDefined() else running.name
-        tasks = int(running.numActiveTasks)
-        busy.append(Busy(str(name), tasks, tasks * int(cpus or _setting(sc, "spark.task.cpus", "1")), tasks * gpus))
-    return tuple(busy)
+    return context_of(spark).busy()
 
 
 def check_slots(
@@ -283,24 +202,24 @@ def check_slots(
     return slots
 
 
-def _too_few(sc: SparkContext, slots: Slots, need: int, feeding: bool, gpus: int) -> str:
+def _too_few(context: Context, slots: Slots, need: int, feeding: bool, gpus: int) -> str:
     wanted = need + int(feeding)
     purpose = (
         _counted(need, "node")
         + (f" with {_counted(gpus, 'GPU')} each" if gpus else "")
         + (" and at least 1 for feeding" if feeding else "")
     )
-    cores = _executor_cores(sc)
-    size = _counted(_registered_executors(sc), "executor") + (f" x {cores} cores" if cores else "")
-    size += f" x {_counted(_held_gpus(sc), 'GPU')}" if gpus else ""
-    has = _master(sc) if _is_local(sc) else f"{_master(sc)}, {size}"
+    cores = context.executor_cores
+    size = _counted(context.executors(), "executor") + (f" x {cores} cores" if cores else "")
+    size += f" x {_counted(context.gpus, 'GPU')}" if gpus else ""
+    has = context.master if context.is_local else f"{context.master}, {size}"
     text = [f"needs {wanted} slots ({purpose}); Spark has {slots.total} ({has}"]
-    text.append(f", spark.task.cpus={_setting(sc, 'spark.task.cpus', '1')})")
+    text.append(f", spark.task.cpus={context.setting('spark.task.cpus', '1')})")
     text += [f"; running: {_counted(stage.tasks, 'task')} of '{stage.description}'" for stage in slots.stages]
     remedies = ["stop what runs" if slots.busy and slots.total >= wanted else ""]
     fits = slots.free - int(feeding)
     remedies.append(f"ask for {_counted(fits, 'node')}" if fits > 0 else "")
-    more = f"local[{wanted + slots.busy}]" if _is_local(sc) else "spark.executor.instances or spark.executor.cores"
+    more = f"local[{wanted + slots.busy}]" if context.is_local else "spark.executor.instances or spark.executor.cores"
     more += " or spark.executor.resource.gpu.amount" if gpus else ""
     remedies.append(f"start Spark with more: {more}")
     return "".join(text) + ". What helps: " + ", or ".join(filter(None, remedies))
@@ -310,9 +229,9 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-def _kept_executors(sc: SparkContext) -> int:
+def _kept_executors(context: Context) -> int:
     """Executors that dynamic allocation never takes away."""
-    return int(_setting(sc, "spark.dynamicAllocation.minExecutors", "0"))
+    return int(context.setting("spark.dynamicAllocation.minExecutors", "0"))
 
 
 def check_local_python(spark: SparkSession) -> None:
@@ -320,9 +239,8 @@ def check_local_python(spark: SparkSession) -> None:
 
     Elsewhere only the executors themselves can tell, and do, when a node reserves.
     """
-    sc = context_of(spark)
-    python = str(sc.pythonExec)
-    if not _master(sc).startswith("local") or python == sys.executable:
+    python = context_of(spark).python
+    if python in ("", sys.executable):
         return
     command = [python, "-c", _WHAT_IT_HAS, *_NODE_NEEDS]
     try:
@@ -345,13 +263,13 @@ def check_dynamic_allocation(spark: SparkSession, need: int) -> None:
     More it would start only when tasks wait, one after another; and it takes away an idle executor, on which a node
     that had left its slot may still live.
     """
-    sc = context_of(spark)
-    if not _has_dynamic_allocation(sc):
+    context = context_of(spark)
+    if not context.has_dynamic_allocation:
         return
-    per_executor = max((_executor_cores(sc) or 1) // int(_setting(sc, "spark.task.cpus", "1")), 1)
+    per_executor = max((context.executor_cores or 1) // int(context.setting("spark.task.cpus", "1")), 1)
     executors = math.ceil(need / per_executor)
-    if _kept_executors(sc) < executors:
-        kept = f"{_kept_executors(sc)} executors for certain"
+    if _kept_executors(context) < executors:
+        kept = f"{_kept_executors(context)} executors for certain"
         raise PlanError(
             f"spark.dynamicAllocation.enabled=true keeps {kept}; {need} slots need {executors} of {per_executor}. "
             f"Start Spark with spark.dynamicAllocation.minExecutors={executors}, or without dynamic allocation: "

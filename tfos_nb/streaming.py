@@ -16,6 +16,7 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tfos_nb.contexts import is_connect
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.feedable import check_alike, feedable
 from tfos_nb.feeding import FeedOf, check_feedable
@@ -124,6 +125,11 @@ class StreamTraining:
 def _source_of(stream: Any) -> _Structured | _DStream:
     if hasattr(type(stream), "foreachRDD"):
         return _DStream(stream)
+    if is_connect(stream):
+        raise PlanError(
+            "this stream is of Spark Connect, whose server would run what feeds a micro-batch, away from the cluster: "
+            "use a classic SparkSession, or write the stream to a table and train on that"
+        )
     writer = stream if hasattr(type(stream), "foreachBatch") else stream.writeStream
     feedable(writer._df)
     return _Structured(writer)

@@ -292,8 +292,8 @@ def test_an_executor_says_what_it_has_and_that_it_reaches_the_driver(spark: Spar
 def test_a_port_that_executors_cannot_reach_is_told(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     real = sparks._addresses
 
-    def elsewhere(conf: dict[str, str]) -> tuple[str, str, range]:
-        _, bind, ports = real(conf)
+    def elsewhere(session: SparkSession | None) -> tuple[str, str, range]:
+        _, bind, ports = real(session)
         return "127.0.0.2", bind, ports  # nothing listens there
 
     monkeypatch.setattr(sparks, "_addresses", elsewhere)
@@ -306,7 +306,7 @@ def test_a_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(200) as (url, _):
         monkeypatch.setenv("TFOS_SERVER_PORT", url.rpartition(":")[2].strip("/"))
         monkeypatch.setenv("TFOS_SERVER_HOST", "127.0.0.1")
-        found = sparks._look_at_door({})
+        found = sparks._look_at_door(None)
     assert found.state == "missing"
     assert "cannot listen on 127.0.0.1" in found.told
 

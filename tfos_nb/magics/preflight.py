@@ -14,7 +14,8 @@ def preflight(plan: ClusterPlan) -> str:
     refusal = detect_host().refusal
     if refusal:
         return f"Spark would refuse it: {refusal}"
-    from tfos_nb.launching import survey  # here, since it brings Spark with it
+    from tfos_nb.contexts import context_of  # here, since they bring Spark with them
+    from tfos_nb.launching import survey
     from tfos_nb.session import active_session, slots_busy, slots_total
 
     spark = active_session()
@@ -25,5 +26,5 @@ def preflight(plan: ClusterPlan) -> str:
         total, busy = slots_total(spark, timeout=5.0), sum(stage.tasks for stage in slots_busy(spark))
     except PlanError as error:
         return f"Spark would refuse it: {error}"
-    master = spark.sparkContext.master
+    master = context_of(spark).master
     return f"Spark takes it: {len(plan.nodes)} of {total} slots of {master}, {busy} of them busy. Nothing was started."

@@ -34,32 +34,30 @@ _DOOR = "driver's port"
 
 def session_settings() -> dict[str, str] | None:
     """Return the configuration of the session that is there; None if there is none."""
+    from tfos_nb.contexts import context_of
     from tfos_nb.session import active_session
 
     spark = active_session()
-    if spark is None or "connect" in type(spark).__module__.split("."):
-        return None
-    return dict(spark.sparkContext.getConf().getAll())
+    return None if spark is None else context_of(spark).settings()
 
 
 def describe_session(spark: SparkSession, host: Host, proxy_url: str = "") -> list[Finding]:
     """Say which Spark this is, how much of it is busy, and where its UI and its log are."""
-    import pyspark
-
+    from tfos_nb.contexts import context_of, is_connect
     from tfos_nb.session import LOG_CONF, slots_busy, slots_total
-    from tfos_nb.slots import context_of
 
-    sc = context_of(spark)
-    conf = dict(sc.getConf().getAll())
+    context = context_of(spark)
+    conf = context.settings()
     busy = slots_busy(spark)
     total, taken = slots_total(spark, timeout=REGISTER_SECONDS), sum(stage.tasks for stage in busy)
     told = f"{taken} of {total} busy" + "".join(f"; {stage.tasks} by '{stage.description}'" for stage in busy)
+    connect = ", over Spark Connect" if is_connect(spark) else ""
     found = [
-        Finding("Spark", "ok", f"{pyspark.__version__}, {sc.master}, called {sc.appName}"),
+        Finding("Spark", "ok", f"{spark.version}, {context.master}, called {context.name}{connect}"),
         Finding("slots", "ok" if taken < total else "warn", told),
     ]
-    if sc.uiWebUrl:
-        found.append(Finding("Spark's UI", "ok", sc.uiWebUrl, link=_through_proxy(sc.uiWebUrl, host, conf, proxy_url)))
+    if context.ui:
+        found.append(Finding("Spark's UI", "ok", context.ui, link=_through_proxy(context.ui, host, conf, proxy_url)))
     if conf.get(LOG_CONF):
         found.append(Finding("log", "ok", conf[LOG_CONF]))
     return found
@@ -84,30 +82,31 @@ def look_at_spark(host: Host, proxy_url: str = "") -> list[Finding]:
     spark = active_session()
     if spark is None:
         none = Finding("Spark", "ok", "no session yet; %%tfos_cluster or %tfos_spark starts an embedded one")
-        return [none, _look_at_door({})]
+        return [none, _look_at_door(None)]
     try:
         found = describe_session(spark, host, proxy_url)
     except PlanError as error:
         return [Finding("Spark", "missing", str(error))]
-    conf = dict(spark.sparkContext.getConf().getAll())
-    return [*found, _dynamic_allocation(spark, conf), *_look_from_executor(spark, conf)]
+    return [*found, _dynamic_allocation(spark), *_look_from_executor(spark)]
 
 
-def _dynamic_allocation(spark: SparkSession, conf: Mapping[str, str]) -> Finding:
-    what = "dynamic allocation"
-    on = conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true"
-    if not on or str(spark.sparkContext.master).startswith("local["):
+def _dynamic_allocation(spark: SparkSession) -> Finding:
+    from tfos_nb.contexts import context_of
+
+    what, context = "dynamic allocation", context_of(spark)
+    if not context.has_dynamic_allocation:
         return Finding(what, "ok", "off")
-    kept = int(conf.get("spark.dynamicAllocation.minExecutors", "0"))
+    kept = int(context.setting("spark.dynamicAllocation.minExecutors", "0"))
     told = f"on: nodes fit only on the {kept} executors that it always keeps"
     return Finding(what, "ok" if kept else "warn", told, "" if kept else "spark.dynamicAllocation.minExecutors=N")
 
 
-def _addresses(conf: Mapping[str, str]) -> tuple[str, str, range]:
-    """Return where a cluster's driver listens, by which name it is reached, and the ports it may take."""
-    own = os.environ.get("TFOS_SERVER_HOST", "")
-    host = own or conf.get("spark.driver.host", "") or "127.0.0.1"
-    bind = own or conf.get("spark.driver.bindAddress", "") or host
+def _addresses(spark: SparkSession | None) -> tuple[str, str, range]:
+    """Return by which name a cluster's driver is reached, where it listens, and the ports it may take."""
+    from tfos_nb.contexts import context_of
+
+    own = os.environ.get("TFOS_SERVER_HOST") or "127.0.0.1"
+    host, bind = (own, own) if spark is None else context_of(spark).address()
     return host, bind, allowed_ports("TFOS_SERVER_PORT")
 
 
@@ -147,10 +146,10 @@ def _greet(listener: socket.socket, over: threading.Event) -> None:
             connection.sendall(GREETING)
 
 
-def _look_at_door(conf: Mapping[str, str]) -> Finding:
+def _look_at_door(spark: SparkSession | None) -> Finding:
     """Look whether the driver could listen, and reach itself, where no executor can be asked."""
     try:
-        host, bind, ports = _addresses(conf)
+        host, bind, ports = _addresses(spark)
         with _listening(bind, ports) as port:
             reason = Probe(host, port, ()).unreachable()
     except PlanError as error:
@@ -165,15 +164,15 @@ def _door_finding(host: str, port: int, reason: str, whose: str) -> Finding:
     return Finding(_DOOR, "missing", told, "set TFOS_SERVER_HOST to an address of this machine that executors reach")
 
 
-def _look_from_executor(spark: SparkSession, conf: Mapping[str, str]) -> list[Finding]:
+def _look_from_executor(spark: SparkSession) -> list[Finding]:
     """Send one task, if a slot is free for it."""
     from tfos_nb.session import slots_busy, slots_total
 
     what = "executors' Python"
     if sum(stage.tasks for stage in slots_busy(spark)) >= slots_total(spark, timeout=REGISTER_SECONDS):
-        return [Finding(what, "warn", "no slot is free to look from"), _look_at_door(conf)]
+        return [Finding(what, "warn", "no slot is free to look from"), _look_at_door(spark)]
     try:
-        host, bind, ports = _addresses(conf)
+        host, bind, ports = _addresses(spark)
         with _listening(bind, ports) as port:
             row = _sent(spark, Probe(host, port, _NODE_NEEDS))
     except TfosError as error:

@@ -12,14 +12,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from tfos_nb.contexts import context_of
 from tfos_nb.errors import PlanError
 from tfos_nb.session import check_slots, resource_profile, slots_total
 
@@ -34,7 +33,7 @@ _LOOK_SECONDS = 1.0
 _SAY_AFTER = 5.0
 """Seconds of waiting after which a person is told."""
 
-_lines: WeakKeyDictionary[SparkContext, _Line] = WeakKeyDictionary()
+_lines: dict[Hashable, _Line] = {}
 _lines_lock = threading.Lock()
 
 
@@ -86,7 +85,7 @@ class Place:
 
 
 class _Line:
-    """The fits of one SparkContext: those that run, and those that wait, in order."""
+    """The fits of one Spark application: those that run, and those that wait, in order."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -151,7 +150,7 @@ class _Line:
 
 def _line_of(spark: SparkSession) -> _Line:
     with _lines_lock:
-        return _lines.setdefault(spark.sparkContext, _Line())
+        return _lines.setdefault(context_of(spark).key, _Line())
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import SparkSession
 
+from tfos_nb.contexts import context_of
 from tfos_nb.errors import PlanError
 from tfos_nb.inference import NULLS
 from tfos_nb.library import Known, find, is_keras_model, keras_bytes, own_classes
@@ -128,7 +129,7 @@ class Scorer(HasRows, TFParams, MLReadable[Any], MLWritable):
     def _find(self, spark: SparkSession, use: Use) -> Known:
         """Look at the model, once for each content that it has."""
         model = self._place()
-        key = (use, spark.sparkContext.applicationId, _stamp(model))
+        key = (use, context_of(spark).key, _stamp(model))
         if self._seen is not None and self._seen[0] == key and key[2]:
             return self._seen[1]
         args = () if self.model_fn is None or not _takes_one(self.model_fn) else (self.merge_args_params(),)

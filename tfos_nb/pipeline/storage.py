@@ -18,6 +18,7 @@ from typing import Any
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 from pyspark.sql import SparkSession
 
+from tfos_nb.contexts import is_connect
 from tfos_nb.errors import PlanError
 
 __all__ = ["ScorerReader", "ScorerWriter"]
@@ -32,6 +33,13 @@ class ScorerWriter(MLWriter):
         super().__init__()
         self.instance = instance
 
+    def _handleOverwrite(self, path: str) -> None:
+        spark = self.sparkSession
+        if is_connect(spark):  # Spark ML's own needs Java here; a server empties a directory for what it writes there
+            spark.createDataFrame([], "value string").write.mode("overwrite").text(path)
+        else:
+            super()._handleOverwrite(path)
+
     def saveImpl(self, path: str) -> None:
         """Write it; Spark ML has looked whether something is there."""
         args, code, content = self.instance.stored()
@@ -42,9 +50,14 @@ class ScorerWriter(MLWriter):
             "history": getattr(self.instance, "history", []),
         }
         spark = self.sparkSession
-        DefaultParamsWriter.saveMetadata(self.instance, path, spark.sparkContext, extra)
+        DefaultParamsWriter.saveMetadata(self.instance, path, _for_params(spark), extra)
         if content is not None:
             _write(spark, f"{path}/model", content)
+
+
+def _for_params(spark: SparkSession) -> Any:
+    """What Spark ML's own reader and writer take: the session where it has no SparkContext."""
+    return spark if is_connect(spark) else spark.sparkContext
 
 
 class ScorerReader(MLReader[Any]):
@@ -63,7 +76,7 @@ class ScorerReader(MLReader[Any]):
             If it is another class', or needs a function whose module is not here.
         """
         spark = self.sparkSession
-        metadata = DefaultParamsReader.loadMetadata(path, spark.sparkContext)
+        metadata = DefaultParamsReader.loadMetadata(path, _for_params(spark))
         kind = f"{self.cls.__module__}.{self.cls.__name__}"
         if metadata["class"] != kind:
             raise PlanError(f"{path} holds a {metadata['class']}, not a {kind}: load it with that class")

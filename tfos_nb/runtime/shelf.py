@@ -21,7 +21,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -31,10 +31,7 @@ from tfos_nb.runtime.process import PARENT_VARIABLE, die_with_parent
 from tfos_nb.runtime.remote import file_system
 from tfos_nb.runtime.tfprocess import spill_directory
 
-if TYPE_CHECKING:
-    from pyspark import Broadcast
-
-__all__ = ["ModelAbsent", "Parcel", "Place", "Reader", "Share", "Shelf", "Source"]
+__all__ = ["Inline", "ModelAbsent", "Parcel", "Place", "Reader", "Share", "Shelf", "Source"]
 
 Array = np.ndarray[Any, Any]
 Reader = Callable[[], Model]
@@ -61,6 +58,21 @@ class ModelAbsent(ModelUnusable):
     """The model is not where this process looks for it."""
 
 
+class Shared(Protocol):
+    """Content that tasks have: Spark's ``Broadcast``, or what is :class:`Inline`."""
+
+    @property
+    def value(self) -> bytes:
+        """The content."""
+
+
+@dataclass(frozen=True)
+class Inline:
+    """Content that each task carries, where Spark has no broadcast."""
+
+    value: bytes = field(repr=False)
+
+
 @dataclass(frozen=True)
 class Parcel:
     """A model that came with the task.
@@ -71,7 +83,7 @@ class Parcel:
         ``.keras`` or ``.h5``; empty if it is a directory, which travels as a zip.
     digest : str
         Of its content.
-    content : pyspark.Broadcast
+    content : Shared
         Its bytes.
     use : Use
         Which part of it is used.
@@ -79,7 +91,7 @@ class Parcel:
 
     suffix: str
     digest: str
-    content: Broadcast[bytes] = field(repr=False)
+    content: Shared = field(repr=False)
     use: Use = WHOLE
 
     def version(self) -> str:

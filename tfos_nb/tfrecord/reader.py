@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tfos_nb.contexts import context_of
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.tfrecord.files import DataFile, NoFileSystem, Opener, absolute, found, open_file
 from tfos_nb.runtime.tfrecord.plan import SAMPLE, Asked, ask, plan
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from tfos_nb.tfrecord.skipped import Skipped
 
 __all__ = ["infer_schema", "read"]
-
-_MAX_TASKS = 64  # where Spark does not say how many run at once
 
 
 def read(
@@ -89,7 +88,7 @@ def read(
     struct = _struct(planned.schema)
     if task is not None:
         return hadoop.read(spark, files, planned.reading, struct)
-    dealt = shares(files, _parallelism(spark))
+    dealt = shares(files, context_of(spark).cores())
     numbers = spark.range(0, len(dealt), 1, max(1, len(dealt)))
     return numbers.mapInArrow(ReadTask(planned.reading, dealt), struct)
 
@@ -170,10 +169,3 @@ def _listed(spark: SparkSession, path: Any) -> tuple[list[DataFile], Opener, str
         return [file for one in paths for file in found(one)], open_file, None
     except NoFileSystem as error:
         return hadoop.found(spark, paths, str(error)), hadoop.opener(spark), str(error)
-
-
-def _parallelism(spark: SparkSession) -> int:
-    try:
-        return int(spark.sparkContext.defaultParallelism)
-    except Exception:  # noqa: BLE001 - Spark Connect raises errors of its own
-        return _MAX_TASKS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tfos_nb.contexts import is_connect
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.tfrecord.files import plain
 from tfos_nb.runtime.tfrecord.reading import Damage
@@ -44,7 +45,7 @@ class Skipped:
     """
 
     def __init__(self, spark: SparkSession) -> None:
-        if "connect" in type(spark).__module__.split(".") or not hasattr(spark, "sparkContext"):
+        if is_connect(spark) or not hasattr(spark, "sparkContext"):
             raise PlanError("skipped counts by an accumulator, which Spark Connect has not: use bad_column='…'")
         from tfos_nb.runtime.tfrecord.tally import DamageParam
 

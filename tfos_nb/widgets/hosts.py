@@ -28,8 +28,8 @@ _URL_VARIABLES = ("TFOS_NB_PROXY_URL", "TENSORBOARD_PROXY_URL")
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 _CONNECT_ON_DATABRICKS = (
-    "this compute of Databricks ({kind}) gives notebooks Spark Connect, which has no SparkContext: attach the notebook "
-    "to classic compute in Dedicated access mode, with the ML runtime"
+    "this compute of Databricks ({kind}) gives notebooks Spark Connect, to a client that its executors do not reach: "
+    "attach the notebook to classic compute in Dedicated access mode, with the ML runtime"
 )
 
 

@@ -1,0 +1,125 @@
+"""Spark Connect: clients that have no SparkContext, and a server in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.clusters.connect_server import connect_server
+from tests.clusters.submit import PROGRAMS
+from tests.conftest import ENVIRONMENT
+from tfos_nb.contexts import connect
+from tfos_nb.contexts.connect import Connect
+from tfos_nb.errors import PlanError
+
+SECONDS = 300
+
+
+@pytest.fixture(scope="module")
+def server(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with connect_server(spark_home, tmp_path_factory.mktemp("connect"), executors=2, cores=2) as url:
+        yield url
+
+
+def run(program: str, server: str, folder: Path) -> dict[str, Any]:
+    """Run a client in a process of its own; return what its last line says."""
+    environment = {**ENVIRONMENT, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, str(PROGRAMS / program), server, str(folder)]
+    ended = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_client_trains_and_its_clusters_end_and_go_on_as_elsewhere(server: str, tmp_path: Path) -> None:
+    found = run("connect_train.py", server, tmp_path)
+    trained = found["trained"]
+    assert (found["active"], found["slots"], found["over"]) == (True, 4, True)
+    assert trained["held"] == [2]
+    assert "running: 2 tasks of 'tfos_nb cluster tfos: worker:0, worker:1'" in trained["refused"]
+    assert trained["exact"] == [True, True], "a row was lost, or came twice"
+    assert trained["returned"] == 2 * 4000
+    assert "worker:1" in found["failure"]
+    assert "ValueError: the second one fails" in found["failure"]
+    assert found["stopped"] == "STOPPED"
+    assert found["alone"] == [0, 1], "programs of two CPUs each, by a profile"
+    assert found["gathered"] == [1, 1], "an executor was killed"
+    assert found["busy"] == 0
+
+
+def test_a_client_applies_models_and_has_the_magics(server: str, tmp_path: Path) -> None:
+    found = run("connect_apply.py", server, tmp_path)
+    assert found["predicted"] == found["loaded"] == found["sql"] == [0.0, 0.002, 0.004]
+    assert len(found["fitted"]) == 3
+    assert found["records"] == [1000, 1000]
+    assert found["cells"] == [True] * 4
+    assert found["scored"] == 1000
+    assert "this stream is of Spark Connect" in found["stream"]
+
+
+# --- what the server tells, and what it does not
+
+
+class Settings:
+    """A server's configuration, and its plan of a range."""
+
+    def __init__(self, splits: int, **settings: str) -> None:
+        self.values = {name.replace("_", "."): value for name, value in settings.items()}
+        self.splits = splits
+        self.conf = self
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        return self.values.get(name, default)
+
+    def range(self, rows: int) -> Any:
+        plan = f"== Physical Plan ==\n*(1) Range (0, {rows}, step=1, splits={self.splits})\n"
+        return SimpleNamespace(_explain_string=lambda: plan)
+
+
+def context(splits: int = 12, **settings: str) -> Connect:
+    return Connect(Settings(splits, **settings))
+
+
+def profile(**wanted: float) -> Any:
+    return SimpleNamespace(taskResources={name: SimpleNamespace(amount=amount) for name, amount in wanted.items()})
+
+
+def test_places_are_counted_by_the_executors_cores_and_gpus() -> None:
+    yarn = context(spark_master="yarn", spark_executor_cores="4", spark_executor_resource_gpu_amount="2")
+    assert (yarn.cores(), yarn.executors()) == (12, 3)
+    assert yarn.places(None) == 12
+    assert yarn.places(profile(cpus=3)) == 3, "one each: the fourth core is too little for another"
+    assert yarn.places(profile(cpus=1, gpu=1)) == 6
+    whole = context(spark_master="spark://host:7077", spark_task_cpus="2")
+    assert (whole.executor_cores, whole.places(None)) == (None, 6)
+
+
+def test_a_range_whose_partitions_somebody_has_set_does_not_count_cores() -> None:
+    fixed = {"spark_default_parallelism": "200", "spark_executor_instances": "3", "spark_executor_cores": "4"}
+    assert context(200, spark_master="yarn", **fixed).cores() == 12
+    assert context(200, spark_master="local-cluster[2,2,1024]", spark_default_parallelism="200").cores() == 4
+    assert context(200, spark_master="yarn", spark_default_parallelism="200").cores() == 200, "nothing else is told"
+
+
+def test_a_model_too_large_for_a_message_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "_CARRIED", 1 << 20)
+    assert context().shared(b"small").value == b"small"
+    with pytest.raises(PlanError, match="this model is 2 MiB, .* a task carries at most 1: save it where"):
+        context().shared(bytes(2 << 20))
+
+
+def test_executors_reach_a_client_where_its_server_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    near = context(spark_driver_host="10.0.0.7")
+    near.spark.client = SimpleNamespace(host="127.0.0.1")
+    assert near.address() == ("10.0.0.7", "10.0.0.7"), "the server is on this machine, and executors reach it so"
+    monkeypatch.setenv("TFOS_SERVER_HOST", "10.0.0.9")
+    assert near.address() == ("10.0.0.9", "10.0.0.9")

@@ -1,0 +1,140 @@
+"""A Spark whose driver is this process: what its SparkContext tells, and Scala's behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from py4j.clientserver import ClientServer
+from pyspark import InheritableThread, SparkContext
+
+from tfos_nb.contexts.base import Context
+from tfos_nb.errors import PlanError
+from tfos_nb.promises import Busy
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaObject
+    from pyspark.resource import ResourceProfile
+
+__all__ = ["Classic"]
+
+
+class Classic(Context):
+    """A SparkContext.
+
+    Parameters
+    ----------
+    sc : pyspark.SparkContext
+        The one.
+    """
+
+    def __init__(self, sc: SparkContext) -> None:
+        self.sc = sc
+
+    @property
+    def _scala(self) -> JavaObject:
+        """Scala's SparkContext, which answers what Python's does not."""
+        if self.sc._jsc is None:
+            raise PlanError("the Spark session was stopped: start one anew, or leave spark=None")
+        return self.sc._jsc.sc()
+
+    @property
+    def key(self) -> Hashable:
+        return str(self.sc.applicationId)
+
+    @property
+    def stopped(self) -> bool:
+        return self.sc._jsc is None
+
+    @property
+    def name(self) -> str:
+        return str(self.sc.appName)
+
+    @property
+    def ui(self) -> str:
+        return self.sc.uiWebUrl or ""
+
+    @property
+    def master(self) -> str:
+        return str(self.sc.master)
+
+    def settings(self) -> dict[str, str]:
+        return dict(self.sc.getConf().getAll())
+
+    def setting(self, name: str, default: str = "") -> str:
+        return str(self.sc.getConf().get(name, default))
+
+    @property
+    def python(self) -> str:
+        return str(self.sc.pythonExec) if self.master.startswith("local") else ""
+
+    def cores(self) -> int:
+        return int(self.sc.defaultParallelism)
+
+    def executors(self) -> int:
+        return int(self._scala.getExecutorMemoryStatus().size()) - 1  # the driver is one of them
+
+    def places(self, profile: ResourceProfile | None) -> int:
+        manager = self._scala.resourceProfileManager()
+        java = manager.defaultResourceProfile() if profile is None else profile._java_resource_profile
+        return int(self._scala.maxNumConcurrentTasks(java))
+
+    def busy(self) -> tuple[Busy, ...]:
+        scala, tracker = self._scala, self.sc.statusTracker()
+        profiles, store = scala.resourceProfileManager(), scala.statusStore()
+        busy = []
+        for stage in sorted(tracker.getActiveStageIds()):
+            running = tracker.getStageInfo(stage)
+            if running is None or not running.numActiveTasks:
+                continue
+            data = store.lastStageAttempt(stage)
+            requests = profiles.resourceProfileFromId(data.resourceProfileId()).taskResources()
+            cpus, gpus = (requests.apply(n).amount() if requests.contains(n) else 0 for n in ("cpus", "gpu"))
+            described = data.description()
+            name = described.get() if described.isDefined() else running.name
+            tasks = int(running.numActiveTasks)
+            busy.append(Busy(str(name), tasks, tasks * int(cpus or self.setting("spark.task.cpus", "1")), tasks * gpus))
+        return tuple(busy)
+
+    def know(self, profile: ResourceProfile) -> None:
+        self._scala.resourceProfileManager().addResourceProfile(profile._java_resource_profile)
+
+    def check_threads(self) -> None:
+        if not isinstance(SparkContext._gateway, ClientServer):
+            raise PlanError("PYSPARK_PIN_THREAD=false: jobs of several threads would get each other's tags; unset it")
+
+    def thread(self, target: Callable[[], None], name: str) -> Thread:
+        # It hands on what the caller's thread has set in Spark, such as the scheduler pool, and has its own JVM thread.
+        return InheritableThread(target=target, name=name, daemon=True)
+
+    def mark(self, tags: tuple[str, ...], description: str) -> None:
+        for tag in tags:
+            self.sc.addJobTag(tag)
+        self.sc.setJobDescription(description)
+        # What sparkmonitor calls it, of which it shows no more than one word.
+        self.sc._jsc.setCallSite(description.replace(" ", "_"))
+
+    def cancel(self, tag: str) -> None:
+        self.sc.cancelJobsWithTag(tag)
+
+    def partitions(self, description: str) -> int:
+        tracker, store = self.sc.statusTracker(), self._scala.statusStore()
+        for number in sorted(tracker.getActiveJobsIds(), reverse=True):
+            info, described = tracker.getJobInfo(number), store.job(number).description()
+            if info is not None and described.isDefined() and described.get() == description:
+                stage = tracker.getStageInfo(max(info.stageIds))
+                return int(stage.numTasks) if stage is not None else 0
+        return 0
+
+    def action(self, frame: Any) -> Callable[[], object]:
+        # ``collect`` would do, but for its name: PySpark gives the job that of the line in which it is called.
+        count: Callable[[], int] = frame._jdf.toJavaRDD().count
+        return count
+
+    def shared(self, content: bytes) -> Any:
+        return self.sc.broadcast(content)
+
+    def _address(self) -> tuple[str, str]:
+        host = self.setting("spark.driver.host") or "127.0.0.1"
+        return host, self.setting("spark.driver.bindAddress") or host

@@ -1,0 +1,192 @@
+"""A Spark that is reached over Spark Connect: this process is a client, and the driver is on the server.
+
+The protocol tells the server's settings, runs actions, and cancels them by tag. It does not tell which stages run nor
+which executors there are. So places are counted by the partitions that Spark would give a range, which it says in a
+plan without running anything, and busy are the nodes of this process's own clusters: what others run is not seen.
+
+References
+----------
+Spark's ``SparkConnectService`` (``spark/connect/base.proto``): AnalyzePlan, ExecutePlan, Config, Interrupt.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+from collections.abc import Callable, Hashable
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from tfos_nb.contexts.base import Context
+from tfos_nb.errors import PlanError
+from tfos_nb.promises import Busy, held
+from tfos_nb.runtime.shelf import Inline
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import SparkSession
+
+__all__ = ["Connect", "default_session"]
+
+logger = logging.getLogger(__name__)
+
+_ANSWER_SECONDS = 4.0
+_ROWS = 1 << 40  # more than any Spark has cores: a range of fewer rows may get fewer partitions
+_PARTITIONS = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
+_CARRIED = 100 << 20
+"""Bytes that a task may carry: the server takes messages of 128 MiB (``spark.connect.grpc.maxInboundMessageSize``)."""
+
+
+def default_session() -> SparkSession | None:
+    """Return this process's session of Spark Connect, in whichever thread it was made; None if there is none."""
+    from pyspark.sql.connect.session import SparkSession as Session
+
+    session = Session.getActiveSession() or Session._get_default_session()
+    return session if session is not None and not session.is_stopped else None  # type: ignore[return-value]
+
+
+class Connect(Context):
+    """A client of Spark Connect.
+
+    Parameters
+    ----------
+    spark : pyspark.sql.connect.session.SparkSession
+        Its session.
+    """
+
+    def __init__(self, spark: Any) -> None:
+        self.spark = spark
+
+    @property
+    def key(self) -> Hashable:
+        return self.setting("spark.app.id")
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.spark.is_stopped)
+
+    @property
+    def name(self) -> str:
+        return self.setting("spark.app.name")
+
+    @property
+    def ui(self) -> str:
+        return ""
+
+    def settings(self) -> dict[str, str]:
+        settings: Any = self.spark.conf.getAll  # a property of Spark 4's; 3.5 has none
+        return dict(settings() if callable(settings) else settings)
+
+    def setting(self, name: str, default: str = "") -> str:
+        value = self.spark.conf.get(name, None)  # a default of its own the server would look at as a value
+        return default if value is None else str(value)
+
+    @property
+    def python(self) -> str:
+        return ""
+
+    def cores(self) -> int:
+        stated = self._stated_cores()
+        if stated:
+            return stated
+        plan = self.spark.range(_ROWS)._explain_string()
+        match = re.search(r"\bRange \(.*?splits=(\d+)\)", plan)
+        if match is None:
+            raise PlanError(f"Spark Connect's server does not tell how many cores it has. Its plan of a range: {plan}")
+        return int(match[1])
+
+    def _stated_cores(self) -> int:
+        """Count from the settings where somebody has set how many partitions a range gets; 0 where nobody has."""
+        if not any(self.setting(name) for name in _PARTITIONS):
+            return 0
+        if self.local_cluster:
+            return self.local_cluster[0] * self.local_cluster[1]
+        instances, each = (int(self.setting(f"spark.executor.{name}", "0")) for name in ("instances", "cores"))
+        return instances * each or int(self.setting("spark.cores.max", "0"))
+
+    def executors(self) -> int:
+        return max(self.cores() // self.executor_cores, 1) if self.executor_cores else 1
+
+    def places(self, profile: ResourceProfile | None) -> int:
+        cpus, gpus = self._task(profile)
+        each = self.executor_cores or self.cores()
+        at_once = each // cpus
+        if gpus:
+            at_once = min(at_once, int(self.gpus / gpus))
+        return max(self.cores() // each, 1) * at_once
+
+    def _task(self, profile: ResourceProfile | None) -> tuple[int, float]:
+        """CPUs and GPUs of one task."""
+        if profile is None:
+            return int(self.setting("spark.task.cpus", "1")), float(self.setting("spark.task.resource.gpu.amount", "0"))
+        wanted = profile.taskResources
+        cpus, gpus = (wanted[name].amount if name in wanted else 0 for name in ("cpus", "gpu"))
+        return max(int(cpus), 1), float(gpus)
+
+    def busy(self) -> tuple[Busy, ...]:
+        return held()
+
+    def know(self, profile: ResourceProfile) -> None:
+        self._activate()
+        assert profile.id is not None, "asking for it has the server make it"
+
+    def _activate(self) -> None:
+        """Make this thread's the session, where it has none: PySpark looks for it there."""
+        type(self.spark)._set_default_and_active_session(self.spark)
+
+    def check_threads(self) -> None:
+        """Nothing: a client has tags of each thread."""
+
+    def thread(self, target: Callable[[], None], name: str) -> Thread:
+        return Thread(target=target, name=name, daemon=True)
+
+    def mark(self, tags: tuple[str, ...], description: str) -> None:
+        self._activate()
+        for tag in tags:
+            self.spark.addTag(tag)
+
+    def cancel(self, tag: str) -> None:
+        # A client asks a server that is gone for ten minutes more; whoever ends a cluster does not wait so long.
+        asking = Thread(target=self._interrupt, args=(tag,), name=f"tfos_nb interrupt {tag}", daemon=True)
+        asking.start()
+        asking.join(_ANSWER_SECONDS)
+
+    def _interrupt(self, tag: str) -> None:
+        try:
+            self.spark.interruptTag(tag)
+        except Exception as error:  # noqa: BLE001 - whoever cancels looks whether the job ends
+            logger.info("Spark Connect did not interrupt %s: %s", tag, error)
+
+    def partitions(self, description: str) -> int:
+        return 0
+
+    def action(self, frame: Any) -> Callable[[], object]:
+        collect: Callable[[], object] = frame.collect
+        return collect
+
+    def shared(self, content: bytes) -> Any:
+        if len(content) > _CARRIED:
+            raise PlanError(
+                f"this model is {len(content) / (1 << 20):.0f} MiB, and over Spark Connect a task carries at most "
+                f"{_CARRIED >> 20}: save it where the executors can read it, and give its path or URL"
+            )
+        return Inline(content)
+
+    def _address(self) -> tuple[str, str]:
+        host = _own_address(self.spark.client.host)
+        if _is_loopback(host):  # the server is on this machine: executors reach the one as they reach the other
+            host = self.setting("spark.driver.host") or host
+        return host, host
+
+
+def _own_address(server: str) -> str:
+    """Return the address of this machine from which packets to a server leave; none is sent."""
+    family, kind, protocol, _, address = socket.getaddrinfo(server, 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "::1" or host.startswith("127.")
