@@ -228,7 +228,10 @@ def test_who_asks_stays_at_the_server() -> None:
     secrets = dict.fromkeys(("Cookie", "Authorization", "X-XSRFToken", "Proxy-Authorization", "Referer"), "secret")
     assert connection.passed_on({"Accept": "*/*", **secrets}) == {"Accept": "*/*"}
     assert connection.answered({"Set-Cookie": "a=1", "Connection": "close", "ETag": "x"}) == {"ETag": "x"}
-    assert connection.asked([("tag", "loss"), ("token", "secret"), ("_xsrf", "secret")]) == [("tag", "loss")]
+    query = [("tag", "loss/a b"), ("token", "secret"), ("_xsrf", "secret")]
+    assert str(connection.below("http://127.0.0.1:6006", "data/scalars", query)) == (
+        "http://127.0.0.1:6006/data/scalars?tag=loss%2Fa+b"
+    )
 
 
 def test_loads_neither_spark_nor_tensorflow_into_the_server(run_script: RunScript) -> None:
