@@ -46,7 +46,7 @@ test: $(VENV)/.test ## Run the tests but those below; ends with pytest's closing
 	@$(BIN)/python -m pytest -m "not browser and not faults and not slow and not standalone and not yarn" $(ARGS)
 
 .PHONY: test-slow
-test-slow: $(VENV)/.test ## Run the notebooks from 03 on and those of the examples, whose parts `make test` runs
+test-slow: $(VENV)/.test ## Run the notebooks from 03 on, and the examples that `make test` leaves out
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
 .PHONY: test-browser

@@ -214,6 +214,7 @@ def bin_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_cifar10_learns_from_files_of_fixed_records(tmp_path: Path, bin_files: Path) -> None:
     assert (bin_files / "test_batch.bin").stat().st_size == 100 * 3073
     small = ("--epochs", "5", "--width", "8", "--blocks", "1", "--batch-size", "20", "--rate", "0.05")
@@ -223,6 +224,7 @@ def test_cifar10_learns_from_files_of_fixed_records(tmp_path: Path, bin_files: P
     assert outcome["accuracy"] > 0.4
 
 
+@pytest.mark.slow
 def test_flowers_become_tfrecords_from_which_inception_modules_learn(tmp_path: Path) -> None:
     loaded("flowers_inception").draw_flowers(tmp_path / "flowers", count=60, seed=3, size=48)
     small = ("--size", "32", "--width", "0.125", "--modules", "1", "--epochs", "6", "--batch-size", "16")
@@ -234,6 +236,7 @@ def test_flowers_become_tfrecords_from_which_inception_modules_learn(tmp_path: P
     assert list(tmp_path.glob("records/part-*"))
 
 
+@pytest.mark.slow
 def test_a_unet_finds_the_pixels_of_pets(tmp_path: Path) -> None:
     loaded("segmentation_unet").draw_pets(tmp_path / "pets", count=150, seed=3, size=32)
     small = ("--size", "32", "--levels", "2", "--width", "8", "--epochs", "6", "--batch-size", "8")
@@ -244,6 +247,7 @@ def test_a_unet_finds_the_pixels_of_pets(tmp_path: Path) -> None:
     assert outcome["iou"]["background"] > 0.6
 
 
+@pytest.mark.slow
 def test_an_lstm_tells_praise_from_blame_by_the_order_of_words(tmp_path: Path) -> None:
     loaded("text_lstm").make_reviews(tmp_path / "reviews.tsv", rows=2000, seed=3)
     outcome = run(tmp_path, "text_lstm", "--data", "reviews.tsv", "--epochs", "8", "--length", "14")

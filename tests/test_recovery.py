@@ -40,7 +40,7 @@ def rows(spark: SparkSession) -> Any:
     ("node", "what"),
     [
         ("worker:1", itself),
-        ("worker:0", its_supervisor),
+        pytest.param("worker:0", its_supervisor, marks=pytest.mark.faults),
         pytest.param("worker:1", its_warm_process, marks=pytest.mark.faults),
     ],
 )
@@ -109,6 +109,7 @@ def test_a_node_that_is_frozen_is_given_up_and_replaced(
     assert until(lambda: not psutil.pid_exists(killer.killed or 0))
 
 
+@pytest.mark.faults
 def test_keras_fit_goes_on_from_its_backup_and_is_fed_what_it_lacks(spark: SparkSession, tmp_path: Path) -> None:
     data = rows(spark).selectExpr("id", "double(0) as y")
     args = {"epochs": 3, "backup": True}
@@ -125,7 +126,7 @@ def test_keras_fit_goes_on_from_its_backup_and_is_fed_what_it_lacks(spark: Spark
     [
         pytest.param("worker:0", itself, "0", marks=pytest.mark.faults),
         ("worker:0", its_supervisor, "0"),
-        ("worker:1", itself, "1"),
+        pytest.param("worker:1", itself, "1", marks=pytest.mark.faults),
     ],
 )
 def test_keras_fit_goes_on_from_memory_without_a_line_of_ones_own(
@@ -143,6 +144,7 @@ def test_keras_fit_goes_on_from_memory_without_a_line_of_ones_own(
     assert not (tmp_path / "models").exists(), "nothing was written for it"
 
 
+@pytest.mark.faults
 def test_a_training_that_lost_a_node_ends_at_the_loss_of_one_that_did_not(spark: SparkSession, tmp_path: Path) -> None:
     args = {"epochs": 12, "rate": 0.1, "momentum": 0.5}
     # Whoever gets which rows, half of them are of a kind: the course must not depend on that.

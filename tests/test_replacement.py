@@ -13,7 +13,7 @@ from tfos_nb import launch
 ROWS = 3000
 
 
-@pytest.mark.parametrize("what", [itself, its_supervisor])
+@pytest.mark.parametrize("what", [itself, pytest.param(its_supervisor, marks=pytest.mark.faults)])
 def test_a_lost_worker_is_replaced_while_the_others_go_on(spark: SparkSession, what: Callable[[int], int]) -> None:
     args = {"rows": ROWS, "epochs": 3}
     with launch(counting_steps, args, chief=True, workers=2, ps=1, spark=spark, restarts=1) as cluster:
