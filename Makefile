@@ -73,7 +73,8 @@ docs: $(VENV)/.docs ## Make the site in build/docs from docs/ and the docstrings
 .PHONY: test-faults
 test-faults: $(VENV)/.test ## Have nodes leave a cluster in every way and at every bad moment, then at random for MINUTES (2)
 	@$(BIN)/python -m pytest -m "not browser" tests/test_schedules.py tests/test_failures.py tests/test_recovery.py \
-	    tests/test_replacement.py tests/test_supervisor.py $(ARGS)
+	    tests/test_replacement.py tests/test_supervisor.py \
+	    tests/pipeline/test_keras_estimator.py::test_a_fit_goes_on_without_a_lost_host $(ARGS)
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),2)
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),2) --fit --min-workers 1
 
@@ -88,6 +89,10 @@ ends: $(VENV)/.test ## End a cluster abruptly COUNT (100) times, in every way an
 .PHONY: fuzz
 fuzz: $(VENV)/.test ## Send ports, pipes and addresses new nonsense for MINUTES (10); `make test` sends a little, always the same
 	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10) $(ARGS)
+
+.PHONY: matrix
+matrix: $(VENV)/.test ## Run the core tests under other versions of Python, PySpark and TensorFlow; ARGS="--only 3.12" for some
+	@$(BIN)/python -m tests.matrix $(ARGS)
 
 .PHONY: check
 check: $(VENV)/.lint ## Look for mistakes in style, types and layers

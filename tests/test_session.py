@@ -16,6 +16,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.conftest import RunScript
+from tests.versions import profiles
 from tfos_nb.errors import PlanError
 from tfos_nb.promises import Promised, promise, still_promised
 from tfos_nb.session import (
@@ -134,6 +135,7 @@ def test_a_node_like_spark_s_own_tasks_needs_no_profile(spark: SparkSession) -> 
     assert resource_profile(spark, cpus=1, gpus=0) is None
 
 
+@profiles
 def test_a_node_with_two_cpus_gets_them_and_halves_the_slots(spark: SparkSession) -> None:
     profile = resource_profile(spark, cpus=2)
     assert profile is not None
@@ -142,6 +144,7 @@ def test_a_node_with_two_cpus_gets_them_and_halves_the_slots(spark: SparkSession
     assert [row.cpus for row in rows] == [2, 2]
 
 
+@profiles
 def test_busy_slots_of_a_profile_are_counted_by_their_cpus(
     spark: SparkSession, jobs: SparkJobs, tmp_path: Path
 ) -> None:

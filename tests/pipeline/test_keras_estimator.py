@@ -17,6 +17,7 @@ from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuil
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from tests.faults import Killer, its_host
 from tests.pipeline.conftest import column
 from tests.pipeline.programs import build
 from tests.waiting import until
@@ -161,6 +162,23 @@ def test_the_estimator_is_saved_with_its_model(two_kinds: DataFrame, tmp_path: P
     found = KerasEstimator.load(str(tmp_path / "function"))
     assert found.model is build
     assert found.custom_objects == {"squared": squared}
+
+
+@pytest.mark.faults
+def test_a_fit_goes_on_without_a_lost_host(iris: DataFrame, launched: Launched) -> None:
+    kept = {"restarts": 1, "min_workers": 1, "progress": "none"}
+    estimator = KerasEstimator(
+        build, cluster_size=2, epochs=250, batch_size=8, featuresCol="features", labelCol="label", **kept
+    )
+    with ThreadPool(1) as pool:
+        under_way = pool.apply_async(estimator.fit, (iris,))
+        assert until(lambda: launched.clusters, 60)
+        killer = Killer(launched.clusters[0], "worker:1", 400, its_host)
+        fitted = under_way.get(180)
+    assert killer.killed
+    assert launched.clusters[0].snapshot().generation > 1
+    assert len(fitted.history) == 250, "each epoch is there, and once"
+    assert fitted.history[-1]["loss"] < fitted.history[0]["loss"]
 
 
 def test_a_regression_gives_numbers_with_an_own_loss(iris: DataFrame) -> None:

@@ -89,8 +89,9 @@ def test_a_namespace_is_made_of_anything_that_holds_arguments():
 
 
 FITTING = {
-    "BufferBytes": (10, 0), "Cpus": (2, 0), "FeedTimeout": (5.0, -1), "Gpus": (1, -1), "Progress": ("text", "loud"),
-    "RendezvousTimeout": (5.0, "x"), "Seed": (3, "x"), "SlotTimeout": (5.0, 0), "Spill": (False, "no"),
+    "BufferBytes": (10, 0), "Cpus": (2, 0), "FeedTimeout": (5.0, -1), "Gpus": (1, -1), "MinWorkers": (1, 0),
+    "Progress": ("text", "loud"), "RendezvousTimeout": (5.0, "x"), "Restarts": (2, -1),
+    "Seed": (3, "x"), "SlotTimeout": (5.0, 0), "Spill": (False, "no"),
     "ValidationIndicatorCol": ("v", 1), "WeightCol": ("w", 1),
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, FloatType, StructType
 
 from tests.tfrecord.test_codec import example
+from tests.versions import data_sources
 from tfos_nb import tfrecord
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime.tfrecord.framing import frame
@@ -187,6 +188,12 @@ def test_a_partition_column_of_dates_is_read_as_declared(spark: SparkSession, tm
     write(frame_, tmp_path / "out", partition_by="day")
     found = read(spark, tmp_path / "out", schema="x float, day date")
     assert sorted(tuple(row) for row in found.collect()) == days
+
+
+@data_sources
+def test_a_partition_column_of_dates_is_read_by_name_too(spark: SparkSession, tmp_path: Path) -> None:
+    frame_ = spark.createDataFrame([(1.0, datetime.date(2026, 11, 21)), (2.0, None)], "x float, day date")
+    write(frame_, tmp_path / "out", partition_by="day")
     assert spark.read.format("tfrecord").schema("x float, day date").load(str(tmp_path / "out")).count() == 2
 
 
@@ -202,9 +209,15 @@ def test_spark_may_say_that_an_overwrite_replaces_single_partitions(
             assert sorted(row.x for row in read(spark, place).collect()) == [2, 3]
     finally:
         spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
-    by_name = one.write.format("tfrecord").mode("overwrite").option("partitionBy", "k")
+
+
+@data_sources
+def test_an_overwrite_by_name_may_replace_single_partitions(spark: SparkSession, tmp_path: Path) -> None:
+    one, two = (spark.createDataFrame([(x, x % 2) for x in xs], "x int, k int").coalesce(1) for xs in ((1, 2), (3,)))
+    write(one, tmp_path / "out", partition_by="k")
+    by_name = two.write.format("tfrecord").mode("overwrite").option("partitionBy", "k")
     by_name.option("partitionOverwriteMode", "dynamic").save(str(tmp_path / "out"))
-    assert sorted(row.x for row in read(spark, tmp_path / "out").collect()) == [1, 2]
+    assert sorted(row.x for row in read(spark, tmp_path / "out").collect()) == [2, 3]
 
 
 def test_append_overwrite_ignore_and_error_do_what_they_say(
@@ -269,6 +282,7 @@ def test_a_job_that_fails_leaves_nothing_and_says_why(spark: SparkSession, numbe
 # --- the data source --------------------------------------------------------------------------------------------------
 
 
+@data_sources
 def test_spark_writes_and_reads_the_format_by_its_name(spark: SparkSession, numbers: DataFrame, tmp_path: Path) -> None:
     tfrecord.register(spark)
     tfrecord.register(spark)
@@ -285,6 +299,7 @@ def test_spark_writes_and_reads_the_format_by_its_name(spark: SparkSession, numb
     assert len([name for name in there(tmp_path / "out") if "temporary" in name]) == 0
 
 
+@data_sources
 def test_a_failed_write_by_name_leaves_what_was_there(spark: SparkSession, numbers: DataFrame, tmp_path: Path) -> None:
     tfrecord.register(spark)
     numbers.write.format("tfrecord").mode("append").save(str(tmp_path / "out"))
@@ -295,6 +310,7 @@ def test_a_failed_write_by_name_leaves_what_was_there(spark: SparkSession, numbe
     assert there(tmp_path / "out") == before
 
 
+@data_sources
 def test_options_by_name_are_checked_before_any_row_is_read(
     spark: SparkSession, numbers: DataFrame, tmp_path: Path
 ) -> None:
@@ -310,6 +326,7 @@ def test_options_by_name_are_checked_before_any_row_is_read(
     assert not (tmp_path / "new").exists()
 
 
+@data_sources
 def test_damage_by_name_is_a_row_of_a_column(spark: SparkSession, tmp_path: Path) -> None:
     tfrecord.register(spark)
     damaged(tmp_path / "a")

@@ -14,7 +14,7 @@ from tfos_nb.errors import PlanError
 from tfos_nb.inference import check_frame
 from tfos_nb.pipeline.conversion import TFParams
 from tfos_nb.pipeline.fitting import Fit
-from tfos_nb.pipeline.fitting_params import HasFeed, HasProgress, HasResources, HasRowRoles
+from tfos_nb.pipeline.fitting_params import HasFeed, HasProgress, HasRecovery, HasResources, HasRowRoles
 from tfos_nb.pipeline.params import (
     HasBatchSize,
     HasClusterSize,
@@ -48,6 +48,7 @@ class Fitting(
     HasRowRoles,
     HasResources,
     HasFeed,
+    HasRecovery,
     HasProgress,
     TFParams,
     MLReadable[Any],
@@ -97,6 +98,7 @@ class Fitting(
             "feed_timeout": self.getFeedTimeout(),
             "buffer_bytes": self.getBufferBytes(),
             "restarts": self.getRestarts(),
+            "min_workers": self.getMinWorkers(),
         }
         return Fit(
             f"{type(self).__name__}-{next(_fits)}",

@@ -9,7 +9,7 @@ from pyspark.ml.param.shared import HasSeed, HasValidationIndicatorCol, HasWeigh
 
 from tfos_nb.pipeline.conversion import to_count, to_number
 
-__all__ = ["HasFeed", "HasProgress", "HasResources", "HasRowRoles"]
+__all__ = ["HasFeed", "HasProgress", "HasRecovery", "HasResources", "HasRowRoles"]
 
 P = TypeVar("P", bound=Params)
 
@@ -113,24 +113,9 @@ class HasFeed(Params):
         Params._dummy(), "buffer_bytes", "bytes of rows that may wait in a node's memory", to_count
     )
 
-    restarts: Param[int] = Param(
-        Params._dummy(),
-        "restarts",
-        "how often the nodes are gathered anew when one was lost, and train on from what they have saved",
-        to_number,
-    )
-
     def __init__(self) -> None:
         super().__init__()
-        self._setDefault(feed_timeout=600.0, spill=True, buffer_bytes=256 << 20, restarts=0)
-
-    def setRestarts(self: P, value: int) -> P:
-        """Set it."""
-        return self._set(restarts=value)
-
-    def getRestarts(self) -> int:
-        """Return it."""
-        return self.getOrDefault(self.restarts)
+        self._setDefault(feed_timeout=600.0, spill=True, buffer_bytes=256 << 20)
 
     def setFeedTimeout(self: P, value: float) -> P:
         """Set it."""
@@ -155,6 +140,43 @@ class HasFeed(Params):
     def getBufferBytes(self) -> int:
         """Return it."""
         return self.getOrDefault(self.buffer_bytes)
+
+
+class HasRecovery(Params):
+    """What a fit does when a node is lost."""
+
+    restarts: Param[int] = Param(
+        Params._dummy(),
+        "restarts",
+        "how often the nodes are gathered anew when one was lost, and train on from what they have saved",
+        to_number,
+    )
+    min_workers: Param[int | None] = Param(
+        Params._dummy(),
+        "min_workers",
+        "how many workers train on while a lost one is not back, with restarts; None: all wait for it",
+        to_count,
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(restarts=0, min_workers=None)
+
+    def setRestarts(self: P, value: int) -> P:
+        """Set it."""
+        return self._set(restarts=value)
+
+    def getRestarts(self) -> int:
+        """Return it."""
+        return self.getOrDefault(self.restarts)
+
+    def setMinWorkers(self: P, value: int | None) -> P:
+        """Set it."""
+        return self._set(min_workers=value)
+
+    def getMinWorkers(self) -> int | None:
+        """Return it."""
+        return self.getOrDefault(self.min_workers)
 
 
 class HasProgress(Params):

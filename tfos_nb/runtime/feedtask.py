@@ -20,7 +20,7 @@ from tfos_nb.runtime.columns import first_lengths
 from tfos_nb.runtime.door import DoorAddress, DoorClient
 from tfos_nb.runtime.feed import CHUNK_BYTES, FeedTicket, FewerRows, NodeHungUp, NodeStream
 from tfos_nb.runtime.process import address_towards
-from tfos_nb.runtime.rows import batches_of_rows
+from tfos_nb.runtime.rows import batches_of_rows, size_of
 from tfos_nb.runtime.spans import end_of_span, next_span
 
 __all__ = ["FeedTask"]
@@ -103,7 +103,7 @@ class _PartitionSender:
         self._segment_end = 0
         self._ahead: deque[str] = deque()
         self._node = ""
-        row_bytes = max(1, first.nbytes / first.num_rows)
+        row_bytes = max(1, size_of(first) / first.num_rows)
         self._chunk_rows = max(1, int(CHUNK_BYTES / row_bytes))
         self._enough_rows = min(self._chunk_rows, max(1, int(_GATHERED_BYTES / row_bytes)))
         self._gathered: list[pa.RecordBatch] = []

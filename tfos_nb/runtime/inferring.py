@@ -41,7 +41,7 @@ from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.runtime.placement import AskPlaces, ClaimNode, InferencePlaces, ReleaseNode
 from tfos_nb.runtime.queues import check_queue
 from tfos_nb.runtime.requests import RequestQueue, Stream, joined
-from tfos_nb.runtime.rows import batches_of_rows
+from tfos_nb.runtime.rows import batches_of_rows, size_of
 from tfos_nb.runtime.soundness import sound
 from tfos_nb.runtime.wire import message
 
@@ -219,7 +219,7 @@ class InferTask:
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
         """Cut a batch to what goes at once; of each piece, what is sent and what is kept."""
-        count = max(1, int(_PIECE_BYTES * batch.num_rows / max(1, batch.nbytes)))
+        count = max(1, int(_PIECE_BYTES * batch.num_rows / max(1, size_of(batch))))
         for start in range(0, batch.num_rows, count):
             piece = batch.slice(start, count)
             yield self._to_send(piece), piece

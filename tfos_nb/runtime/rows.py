@@ -1,8 +1,7 @@
-"""The rows of an RDD as Arrow record batches.
+"""The rows of an RDD as Arrow record batches, and how large those are that come from Spark.
 
 A DataFrame arrives as Arrow already. An RDD's elements are Python objects: Rows, dictionaries, tuples, or single
-values;
-their columns are named as Spark's ``toDF`` would name them.
+values; their columns are named as Spark's ``toDF`` would name them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 
-__all__ = ["KIND_KEY", "batches_of_rows"]
+__all__ = ["KIND_KEY", "batches_of_rows", "size_of"]
 
 KIND_KEY = b"tfos_nb.rows"
 """Of a schema's metadata: what the rows were, ``value``, ``array``, ``tuple``, ``list``, ``dict`` or ``row``."""
@@ -25,6 +24,15 @@ _NO_DATA = (
     "which is no number, text, bytes or list of these; a list's values are of one type. Convert it in the RDD's map: a "
     "tuple of several types, say, into fields of the row"
 )
+
+
+def size_of(batch: pa.RecordBatch) -> int:
+    """Return the bytes of a batch that has come from Spark.
+
+    Its ``nbytes`` reads the offsets of nested lists, and Spark 3.5 sends none where no row has an array in one: the
+    process would crash.
+    """
+    return int(batch.get_total_buffer_size())
 
 
 def batches_of_rows(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:

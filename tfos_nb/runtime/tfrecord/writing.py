@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed, PlanError
+from tfos_nb.runtime.rows import size_of
 from tfos_nb.runtime.tfrecord.encode import encode
 from tfos_nb.runtime.tfrecord.fields import Field, RecordType
 from tfos_nb.runtime.tfrecord.files import SUCCESS, file_system, partition_directory, plain
@@ -153,7 +154,7 @@ def may_write(exists: bool, is_file: bool, mode: str, url: str) -> bool:
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Cut a batch so that what is made of it at once stays small."""
-    pieces = max(1, -(-batch.nbytes // _SLICE))
+    pieces = max(1, -(-size_of(batch) // _SLICE))
     rows = max(1, -(-batch.num_rows // pieces))
     for start in range(0, batch.num_rows, rows):
         yield batch.slice(start, rows)

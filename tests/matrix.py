@@ -1,0 +1,202 @@
+"""The core tests under other versions: ``python -m tests.matrix``, or ``make matrix``.
+
+A cell is a Python, a PySpark and a TensorFlow. Each has an environment of its own under ``build/matrix``, in which the
+checkout is installed as users install it, with nothing but these versions pinned; pip finds the rest. Which cells there
+are is chosen so that each version of one meets several of the others, and the oldest and the newest meet their like. A
+cell that pip cannot resolve, or whose Python is not on this machine, does not exist, and the table says so.
+
+::
+
+    python -m tests.matrix --list
+    python -m tests.matrix --only 3.10 --only 2.16      # cells that have both
+    python -m tests.matrix --json matrix.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+CHECKOUT = Path(__file__).parents[1]
+CORE = (
+    "tests/runtime",
+    "tests/test_session.py",
+    "tests/test_training.py",
+    "tests/test_rows_once.py",
+    "tests/test_validation.py",
+    "tests/test_inference.py",
+    "tests/test_failures.py",
+    "tests/strategies/test_asynchronous.py",
+    "tests/pipeline/test_model.py",
+    "tests/pipeline/test_estimator.py",
+    "tests/tfrecord/test_spark.py",
+    "tests/magics/test_cells_on_spark.py",
+)
+"""What a user's programs stand on: sessions, feeding, training, errors, models, files, the cell."""
+
+_MARKS = "not browser and not faults and not slow and not standalone and not yarn"
+_PATIENCE = 3600.0
+_TESTS_NEED = ("hypothesis", "packaging", "pytest", "pyyaml", "scikit-learn", "nbclient", "nbconvert")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Versions that are tried together."""
+
+    python: str
+    pyspark: str
+    tensorflow: str
+
+    @property
+    def name(self) -> str:
+        return f"py{self.python}-spark{self.pyspark}-tf{self.tensorflow}"
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        pinned = (f"pyspark=={self.pyspark}.*", f"tensorflow=={self.tensorflow}.*", f"tf_keras=={self.tensorflow}.*")
+        return (*pinned, *_TESTS_NEED)
+
+
+CELLS = (
+    Cell("3.10", "3.5", "2.16"),
+    Cell("3.10", "4.0", "2.18"),
+    Cell("3.10", "4.3", "2.21"),
+    Cell("3.11", "3.5", "2.21"),
+    Cell("3.11", "4.0", "2.17"),
+    Cell("3.11", "4.1", "2.19"),
+    Cell("3.11", "4.3", "2.16"),
+    Cell("3.12", "3.5", "2.20"),
+    Cell("3.12", "4.1", "2.16"),
+    Cell("3.12", "4.2", "2.18"),
+    Cell("3.13", "4.1", "2.20"),
+    Cell("3.13", "4.3", "2.21"),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell; ``versions`` are those that pip has chosen."""
+
+    cell: Cell
+    told: str
+    seconds: float = 0.0
+    versions: str = ""
+
+    @property
+    def row(self) -> str:
+        where = f"{self.cell.python} | {self.cell.pyspark} | {self.cell.tensorflow}"
+        return f"| {where} | {self.versions} | {self.told} |"
+
+
+def interpreter(version: str) -> str | None:
+    """Find a Python of a version: on PATH, or among pyenv's."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    candidates = [shutil.which(f"python{version}"), *sorted(map(str, pyenv.glob(f"{version}.*/bin/python")))]
+    say = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
+    for candidate in filter(None, candidates):  # a name on PATH may be a shim without a Python
+        said = subprocess.run([candidate, "-c", say], capture_output=True, text=True, check=False)
+        if said.returncode == 0 and said.stdout.strip() == version:
+            return candidate
+    return None
+
+
+def run(cell: Cell, folder: Path, tests: Sequence[str]) -> Outcome:
+    """Make a cell's environment, and run the tests in it; what they print goes to a log beside it."""
+    python = interpreter(cell.python)
+    if python is None:
+        return Outcome(cell, f"no Python {cell.python} here")
+    home, begun = folder / cell.name, time.monotonic()
+    own, log = home / "bin" / "python", folder / f"{cell.name}.log"
+    with log.open("w") as out:
+        if not own.exists():
+            subprocess.run([python, "-m", "venv", str(home)], check=True, stdout=out, stderr=out)
+        install = [str(own), "-m", "pip", "install", "--quiet", "--upgrade", *cell.packages, str(CHECKOUT)]
+        if subprocess.run(install, stdout=out, stderr=out, check=False).returncode:
+            return Outcome(cell, f"pip: {_reason(log)}", time.monotonic() - begun)
+        # The checkout is on PYTHONPATH for the tests' own modules; what is installed is the same, for its scripts.
+        environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "PYSPARK_PYTHON": str(own)}
+        for name in ("PYSPARK_DRIVER_PYTHON", "VIRTUAL_ENV"):
+            environment.pop(name, None)
+        command = [str(own), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", _MARKS, *tests]
+        try:
+            subprocess.run(
+                command, cwd=CHECKOUT, env=environment, stdout=out, stderr=out, check=False, timeout=_PATIENCE
+            )
+        except subprocess.TimeoutExpired:
+            return Outcome(cell, f"not through after {_PATIENCE:g} s", _PATIENCE, _versions(own))
+    return Outcome(cell, _closing_line(log), time.monotonic() - begun, _versions(own))
+
+
+def _reason(log: Path) -> str:
+    errors = re.findall(r"^ERROR: (.*)$", log.read_text(errors="replace"), re.MULTILINE)
+    return errors[0][:160] if errors else "failed; see its log"
+
+
+def _closing_line(log: Path) -> str:
+    lines = [
+        line for line in log.read_text(errors="replace").splitlines() if re.search(r"\d+ (passed|failed|error)", line)
+    ]
+    return re.sub(r" in [\d.]+s.*", "", lines[-1]).strip("= ") if lines else "no test ran; see its log"
+
+
+def _versions(python: Path) -> str:
+    say = (
+        "from importlib.metadata import version as v; "
+        "print(', '.join(f'{n} {v(n)}' for n in ('pyspark', 'tensorflow', 'keras', 'numpy', 'pandas', 'pyarrow')))"
+    )
+    return subprocess.run([str(python), "-c", say], capture_output=True, text=True, check=False).stdout.strip()
+
+
+def chosen(only: Sequence[str]) -> Iterator[Cell]:
+    """Choose the cells that have all of some versions."""
+    for cell in CELLS:
+        if all(version in (cell.python, cell.pyspark, cell.tensorflow) for version in only):
+            yield cell
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Return the outcomes as they are in the docs."""
+    head = ["| Python | PySpark | TensorFlow | what pip chose | core tests |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *(outcome.row for outcome in outcomes)])
+
+
+def main() -> int:
+    """Run the cells; whether any failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", action="append", default=[], metavar="VERSION", help="cells with this version")
+    parser.add_argument("--list", action="store_true", help="say which cells there are")
+    parser.add_argument("--json", type=Path, help="where to write the outcomes")
+    parser.add_argument("--folder", type=Path, default=CHECKOUT / "build" / "matrix", help="where environments go")
+    parser.add_argument("--keep", action="store_true", help="leave each environment, of 2 GB, for another run")
+    parser.add_argument("tests", nargs="*", default=list(CORE), help="other tests than the core")
+    given = parser.parse_args()
+    cells = list(chosen(given.only))
+    if given.list or not cells:
+        print("\n".join(cell.name for cell in cells) or f"no cell has {' and '.join(given.only)}")
+        return 0 if cells else 2
+    given.folder.mkdir(parents=True, exist_ok=True)
+    outcomes = []
+    for cell in cells:
+        print(f"{cell.name} …", flush=True)
+        outcomes.append(run(cell, given.folder, given.tests))
+        print(f"    {outcomes[-1].told} ({outcomes[-1].seconds:.0f} s)", flush=True)
+        if not given.keep:
+            shutil.rmtree(given.folder / cell.name, ignore_errors=True)
+    print(f"\n{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}\n\n{table(outcomes)}")
+    if given.json:
+        given.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
+    return int(any(re.search(r"failed|error", outcome.told) for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

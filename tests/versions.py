@@ -1,0 +1,12 @@
+"""What tests need of the versions that they run under."""
+
+from __future__ import annotations
+
+import pyspark
+import pytest
+
+SPARK = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+
+data_sources = pytest.mark.skipif(SPARK < (4, 0), reason="Spark has data sources in Python from 4.0 on")
+profiles = pytest.mark.skipif(SPARK < (4, 0), reason="DataFrames take resource profiles from Spark 4.0 on")
+connect_client = pytest.mark.skipif(SPARK < (4, 0), reason="tfos_nb runs over Spark Connect from 4.0 on")
