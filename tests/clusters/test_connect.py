@@ -15,6 +15,7 @@ import pytest
 from tests.clusters.connect_server import connect_server
 from tests.clusters.submit import PROGRAMS
 from tests.conftest import ENVIRONMENT
+from tests.versions import connect_client
 from tfos_nb.contexts import connect
 from tfos_nb.contexts.connect import Connect
 from tfos_nb.errors import PlanError
@@ -40,6 +41,7 @@ def run(program: str, server: str, folder: Path) -> dict[str, Any]:
     return found
 
 
+@connect_client
 def test_a_client_trains_and_its_clusters_end_and_go_on_as_elsewhere(server: str, tmp_path: Path) -> None:
     found = run("connect_train.py", server, tmp_path)
     trained = found["trained"]
@@ -56,6 +58,7 @@ def test_a_client_trains_and_its_clusters_end_and_go_on_as_elsewhere(server: str
     assert found["busy"] == 0
 
 
+@connect_client
 def test_a_client_applies_models_and_has_the_magics(server: str, tmp_path: Path) -> None:
     found = run("connect_apply.py", server, tmp_path)
     assert found["predicted"] == found["loaded"] == found["sql"] == [0.0, 0.002, 0.004]
