@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 import tfos_nb
 from tfos_nb import KerasEstimator, TFModel, predict, register_udf, tfrecord
+from tfos_nb.errors import PlanError
 
 CELL = """%%tfos_cluster lines --workers 2 --data rows --epochs 3 --model-dir {folder}
 def main(args, ctx):
@@ -32,6 +34,12 @@ def doubled() -> keras.Model:
     """Return a model that doubles its input, x."""
     two = keras.initializers.Constant(2)
     return keras.Sequential([keras.Input((1,), name="x"), keras.layers.Dense(1, kernel_initializer=two)])
+
+
+def idle(args: Any, ctx: Any) -> None:
+    """Do nothing until it is stopped."""
+    while not ctx.should_stop:
+        time.sleep(0.1)
 
 
 def told(frame: DataFrame, column: str = "prediction") -> list[float]:
@@ -83,10 +91,12 @@ def main(url: str, where: str) -> None:
     found["records"] += [spark.read.format("tfrecord").load(str(folder / "records")).count()]
 
     found |= in_cells(rows, folder)
+    cluster = tfos_nb.launch(idle, spark=spark)
     try:
-        tfos_nb.launch(main).train(spark.readStream.format("rate").load())
-    except tfos_nb.errors.PlanError as error:
+        cluster.train(spark.readStream.format("rate").load())
+    except PlanError as error:
         found["stream"] = str(error)
+    cluster.stop()
     print(json.dumps(found))
 
 
