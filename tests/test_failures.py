@@ -40,7 +40,9 @@ def told(process: psutil.Process) -> str:
         waits = Path(f"/proc/{process.pid}/wchan").read_text()
         threads = [f"{thread.user_time + thread.system_time:.1f}" for thread in process.threads()]
         parents = " < ".join(parent.name() for parent in process.parents())
-        return f"{process} < {parents}: {process.cmdline()[1:3]}, waits in {waits}, its threads' seconds: {threads}"
+        age = time.time() - process.create_time()
+        told = f"{process} < {parents}: {process.cmdline()[1:3]}, {age:.1f} s old, waits in {waits}"
+        return f"{told}, its threads' seconds: {threads}"
 
 
 @pytest.fixture(autouse=True)

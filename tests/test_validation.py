@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from tests.versions import sparse_vectors
 from tfos_nb import errors, launch
 
 WIDTH, BATCH = 3, 32
@@ -166,6 +167,7 @@ def fit_weighed(args: Any, ctx: Any) -> list[Any]:
     return told
 
 
+@sparse_vectors
 def test_weights_by_class_and_sparse_vectors_give_the_loss_of_the_formula(spark: SparkSession) -> None:
     from pyspark.ml.linalg import SparseVector, Vectors
 

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from tests.conftest import SCRIPT_SECONDS
 from tests.pipeline.conftest import close, column
+from tests.versions import arrow_udfs
 from tfos_nb import TFModel
 from tfos_nb.errors import PlanError
 
@@ -194,6 +195,7 @@ def test_encoded_pictures_are_decoded_and_resized(spark, kinds):
     )
 
 
+@arrow_udfs
 def test_a_filter_on_the_outcome_scores_each_row_once(rows, kinds):
     scored = TFModel(export_dir=str(kinds / "only"), output_mapping={"total": "t"}).transform(rows)
     plan = scored.where("t > 0").select("id", "t")._jdf.queryExecution().executedPlan().toString()
