@@ -10,9 +10,16 @@ from pyspark.sql import SparkSession
 
 from tfos_nb.java import find_java
 
-__all__ = ["PYTHONPATH", "builder", "environment"]
+__all__ = ["ON_LOOPBACK", "PYTHONPATH", "builder", "environment"]
 
 PYTHONPATH = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+ON_LOOPBACK = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+}
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -29,9 +36,6 @@ def environment(home: Path) -> dict[str, str]:
 def builder(executors: int, cores: int) -> SparkSession.Builder:
     """Return the builder of a session with so many executors of so many slots, without a page of its own."""
     found: SparkSession.Builder = SparkSession.builder.master(f"local-cluster[{executors},{cores},1024]")
-    return (
-        found.config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-    )
+    for name, value in ON_LOOPBACK.items():
+        found = found.config(name, value)
+    return found.config("spark.ui.showConsoleProgress", "false")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.clusters import daemons
 from tests.conftest import ENVIRONMENT
-from tests.local_cluster import environment
+from tests.local_cluster import ON_LOOPBACK, environment
 
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
@@ -18,11 +18,9 @@ def connect_server(home: Path, folder: Path, *, executors: int, cores: int) -> I
     """Start one on loopback; it is gone afterwards, with its executors. ``home`` is SPARK_HOME."""
     (port,) = daemons.free_ports(1)
     settings = {
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
+        **ON_LOOPBACK,
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": port,
-        "spark.ui.enabled": "false",
     }
     options = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     master = f"local-cluster[{executors},{cores},1024]"

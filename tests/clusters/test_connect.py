@@ -78,10 +78,7 @@ class Settings:
     def __init__(self, splits: int, **settings: str) -> None:
         self.values = {name.replace("_", "."): value for name, value in settings.items()}
         self.splits = splits
-        self.conf = self
-
-    def get(self, name: str, default: str | None = None) -> str | None:
-        return self.values.get(name, default)
+        self.conf = SimpleNamespace(getAll=self.values)
 
     def range(self, rows: int) -> Any:
         plan = f"== Physical Plan ==\n*(1) Range (0, {rows}, step=1, splits={self.splits})\n"

@@ -96,7 +96,8 @@ class Context(ABC):
         if self.is_local:
             return self.cores()
         stated = int(self.setting("spark.executor.cores", "0"))
-        return stated or (self.local_cluster[1] if self.local_cluster else None)
+        cluster = self.local_cluster
+        return stated or (cluster[1] if cluster else None)
 
     # --- who runs what ---
 

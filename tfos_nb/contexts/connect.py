@@ -15,6 +15,7 @@ import logging
 import re
 import socket
 from collections.abc import Callable, Hashable
+from functools import cached_property
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -78,9 +79,13 @@ class Connect(Context):
         settings: Any = self.spark.conf.getAll  # a property of Spark 4's; 3.5 has none
         return dict(settings() if callable(settings) else settings)
 
+    @cached_property
+    def _told(self) -> dict[str, str]:
+        """The configuration, asked for once: each question is a call of the server's, and there are many."""
+        return self.settings()
+
     def setting(self, name: str, default: str = "") -> str:
-        value = self.spark.conf.get(name, None)  # a default of its own the server would look at as a value
-        return default if value is None else str(value)
+        return self._told.get(name, default)
 
     @property
     def python(self) -> str:
@@ -100,21 +105,24 @@ class Connect(Context):
         """Count from the settings where somebody has set how many partitions a range gets; 0 where nobody has."""
         if not any(self.setting(name) for name in _PARTITIONS):
             return 0
-        if self.local_cluster:
-            return self.local_cluster[0] * self.local_cluster[1]
+        cluster = self.local_cluster
+        if cluster:
+            return cluster[0] * cluster[1]
         instances, each = (int(self.setting(f"spark.executor.{name}", "0")) for name in ("instances", "cores"))
         return instances * each or int(self.setting("spark.cores.max", "0"))
 
     def executors(self) -> int:
-        return max(self.cores() // self.executor_cores, 1) if self.executor_cores else 1
+        each = self.executor_cores
+        return max(self.cores() // each, 1) if each else 1
 
     def places(self, profile: ResourceProfile | None) -> int:
         cpus, gpus = self._task(profile)
-        each = self.executor_cores or self.cores()
+        cores = self.cores()
+        each = self.executor_cores or cores
         at_once = each // cpus
         if gpus:
             at_once = min(at_once, int(self.gpus / gpus))
-        return max(self.cores() // each, 1) * at_once
+        return max(cores // each, 1) * at_once
 
     def _task(self, profile: ResourceProfile | None) -> tuple[int, float]:
         """CPUs and GPUs of one task."""

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, Literal
 from urllib.parse import quote
 
+from tfos_nb.contexts import is_connect
 from tfos_nb.errors import PlanError
 
 __all__ = ["Host", "Rendering", "check_proxy_url", "detect_host", "parent_server", "proxied_url"]
@@ -132,8 +133,7 @@ def _refusal(environ: Mapping[str, str], names: Mapping[str, Any]) -> str:
     """Say why this compute of Databricks cannot take a cluster, if it cannot."""
     if environ.get("IS_SERVERLESS", "").lower() in ("1", "true"):
         return _CONNECT_ON_DATABRICKS.format(kind="Serverless")
-    parts = type(names.get("spark")).__module__.split(".")
-    if "connect" in parts or environ.get("SPARK_CONNECT_MODE_ENABLED") or environ.get("SPARK_REMOTE"):
+    if is_connect(names.get("spark")) or environ.get("SPARK_CONNECT_MODE_ENABLED") or environ.get("SPARK_REMOTE"):
         return _CONNECT_ON_DATABRICKS.format(kind="Standard access mode or Serverless")
     return ""
 
