@@ -12,6 +12,8 @@ __all__ = ["until"]
 def until(reached: Callable[[], object], seconds: float = 30.0, every: float = 0.02) -> bool:
     """Look again and again whether something has come about, for so long at the most; say whether it has."""
     deadline, never = time.monotonic() + seconds, threading.Event()
-    while not reached() and time.monotonic() < deadline:
+    while not reached():  # the look that found it is the answer: by the next one it may have passed
+        if time.monotonic() >= deadline:
+            return False
         never.wait(every)
-    return bool(reached())
+    return True
