@@ -45,10 +45,18 @@ def run(settings: Settings) -> Result:
 
 
 def ceiling_rate(frame: DataFrame, rows: int) -> float:
-    """Rows a second of a whole job that only counts them, in Python, from Arrow batches."""
-    started = time.perf_counter()
-    counted = frame.mapInArrow(programs.count_batches, "rows long").groupBy().sum("rows").first()
-    seconds = time.perf_counter() - started
+    """Rows a second of a whole job that only counts them, in Python, from Arrow batches.
+
+    In Python processes of its own: those that rows were fed from keep their memory, and it is faster there.
+    """
+    environment = frame.sparkSession.sparkContext.environment
+    environment["TFOS_NB_BENCHMARK"] = "ceiling"
+    try:
+        started = time.perf_counter()
+        counted = frame.mapInArrow(programs.count_batches, "rows long").groupBy().sum("rows").first()
+        seconds = time.perf_counter() - started
+    finally:
+        del environment["TFOS_NB_BENCHMARK"]
     if counted is None or counted[0] != rows:
         raise RuntimeError(f"mapInArrow counted {counted}, not {rows} rows")
     return rows / seconds

@@ -153,7 +153,7 @@ class Node:
         stream = NodeStream("worker:0", self.place, near, TOKEN, FeedTicket(1, partition), SCHEMA)
         try:
             for start in range(0, ROWS, 10):
-                stream.write(start, batch_of(partition, start, 10))
+                stream.write(((start, start + 10),), batch_of(partition, start, 10))
             stream.finish()
         finally:
             stream.close()
@@ -214,13 +214,18 @@ def test_no_other_call_of_flight_is_answered(node: Node, path: list[str], name: 
                 call()
 
 
+RIGHT_SPANS = (((0, 4),), ((0, 2), (3, 5)), ((1, 3), (64, 66)), ((5, 6),), ((2**62, 2**62 + 1),))
+WRONG_SPANS = (
+    (), ((-1, 3),), ((4, 0),), ((0, 0),), ((0, 2), (2, 4)), ((3, 5), (0, 2)), ((0, 4), (0, 4)), ((0, 2**62),)
+)  # fmt: skip
 chunks = st.builds(
     _Chunk,
-    start=st.sampled_from([0, 1, 5, -1, -2, -1, 2**62]),
+    spans=st.sampled_from([*RIGHT_SPANS, *WRONG_SPANS]),
     fingerprint=st.integers(0, 9),
     block=st.sampled_from([-1, -1, -2, 5000, 2**40]),
     size=st.sampled_from([0, 1, 16 << 20, -1, 2**62]),
     spent=st.booleans(),
+    first=st.sampled_from([0, 0, 8, -8, 16 << 20, 2**62]),
 )
 right_or_not = chunks.map(wire.encode) | mutated(chunks.map(wire.encode))
 metadata = chunks.map(wire.encode) | right_or_not | bytes_of_any_kind | any_message.map(wire.encode)
@@ -235,14 +240,17 @@ def taken(sent: list[tuple[int, bool, bytes | None]]) -> list[int]:
             chunk = wire.decode(word or b"")
         except ValueError:
             break
-        if alone or not isinstance(chunk, _Chunk) or chunk.start < 0 or chunk.block >= 0:
+        if alone or not isinstance(chunk, _Chunk) or chunk.spans in WRONG_SPANS or chunk.block >= 0:
             break
-        seen += range(max(0, reached - chunk.start), rows)
-        reached = max(reached, chunk.start + rows)
+        numbers = [number for first, end in chunk.spans if end - first <= 4 for number in range(first, end)]
+        if len(numbers) != rows or numbers != sorted({*numbers}) or numbers[0] < 0:
+            break
+        seen += [place for place, number in enumerate(numbers) if number >= reached]
+        reached = max(reached, numbers[-1] + 1)
     return seen
 
 
-@example(sent=[(4, False, wire.encode(_Chunk(-1, 0)))], near=True)
+@example(sent=[(4, False, wire.encode(_Chunk(((-1, 3),), 0)))], near=True)
 @examples(60)
 @given(
     sent=st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.none() | metadata), min_size=1, max_size=4),
@@ -295,7 +303,7 @@ def test_a_granted_block_with_whatever_in_it_brings_its_rows_or_an_error(
         assert stream._blocks is not None
         assert grant.block >= 0, "there are more blocks than examples"
         stream._blocks._memory[grant.block * BLOCK_BYTES : grant.block * BLOCK_BYTES + len(memory)] = memory
-        chunk = _Chunk(0, 0, grant.block, len(written) if size is None else size)
+        chunk = _Chunk(((0, 3),), 0, grant.block, len(written) if size is None else size)
         expected = rows_in(memory[: chunk.size]) if 0 < chunk.size <= BLOCK_BYTES else -1
         reached = -1
         with contextlib.suppress(*REFUSED):
@@ -355,7 +363,7 @@ def test_rows_whose_bytes_were_changed_kill_no_node(node: Node, head: bytes, bod
     The reader of the node makes arrays of all rows that were taken, so it would follow the offsets.
     """
     partition = node.begin()
-    word = wire.encode(_Chunk(0, 0))
+    word = wire.encode(_Chunk(((0, 4),), 0))
     with grpc.insecure_channel(f"unix:{node.place.socket}") as channel:
         call = channel.stream_stream("/arrow.flight.protocol.FlightService/DoPut")
         sent = iter(RIGHT.messages(partition, head, body, word))

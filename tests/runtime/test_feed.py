@@ -37,6 +37,7 @@ from tfos_nb.runtime.fingerprint import fingerprint_of
 from tfos_nb.runtime.identity import SERVER_NAME
 from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.runtime.passes import Passes
+from tfos_nb.runtime.spans import Spans
 
 SECONDS = 60.0
 PARTITION_STEP = 100_000  # ids of partition p begin at p * PARTITION_STEP
@@ -316,7 +317,7 @@ def test_a_retry_that_gives_fewer_rows_is_refused() -> None:
         with pytest.raises(Died):
             send(driver, feed, dying_after(ids))
         with pytest.raises(
-            FeedFailed, match="partition 0 gave fewer rows when Spark ran it again: worker:0 has row 64"
+            FeedFailed, match="partition 0 gave fewer rows when Spark ran it again: worker:0 has row 100"
         ):
             send(driver, feed, cut(ids[:60], (20,)))
         assert feed.ledger.partitions_done == 0
@@ -497,23 +498,21 @@ def test_a_batch_bigger_than_a_message_is_cut(monkeypatch: pytest.MonkeyPatch) -
         assert max(sizes) * batch_of(ids).nbytes / 3000 <= 1000
 
 
-def sent_pieces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """Write down every piece that a task sends: to whom, its first row and how many there are."""
-    pieces: list[tuple[str, int, int]] = []
+def sent_pieces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Spans]]:
+    """Write down every piece that a task sends: to whom, and which rows of the partition it holds."""
+    pieces: list[tuple[str, Spans]] = []
     write = NodeStream.write
 
-    def noted(stream: NodeStream, start: int, rows: pa.RecordBatch) -> None:
-        pieces.append((stream.node, start, rows.num_rows))
-        write(stream, start, rows)
+    def noted(stream: NodeStream, spans: Spans, rows: pa.RecordBatch) -> None:
+        pieces.append((stream.node, spans))
+        write(stream, spans, rows)
 
     monkeypatch.setattr(NodeStream, "write", noted)
     return pieces
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_small_batches_are_sent_together_up_to_the_end_of_a_segment(
-    monkeypatch: pytest.MonkeyPatch, nodes: int
-) -> None:
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_rows_of_several_segments_go_together(monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
     monkeypatch.setattr(feedtask, "_WAITED_LONG", 60.0)
     pieces = sent_pieces(monkeypatch)
     ids = ids_of_partition(0, 5000)
@@ -524,9 +523,20 @@ def test_small_batches_are_sent_together_up_to_the_end_of_a_segment(
         driver.finish(feed)
         driver.await_readers()
         assert sorted(row for node in driver.nodes.values() for row in node.seen[0]) == ids
-    ends = [start + count for _, start, count in pieces]
-    assert ends[:-1] == [ledger.segment_end(start) for _, start, _ in pieces[:-1]]
-    assert ends[-1] == 5000
+    assert pieces[0][1] == ((0, 7),)  # the first batch goes at once
+    assert sorted(node for node, _ in pieces[1:]) == sorted(driver.nodes)
+    assert all(start == 7 or ledger.segment_start(start) == start for _, spans in pieces[1:] for start, _ in spans)
+
+
+def test_no_more_rows_wait_than_for_all_nodes_together_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feedtask, "_WAITED_LONG", 60.0)
+    monkeypatch.setattr(feedtask, "_MOST_BYTES", 1000 * batch_of([0]).nbytes)
+    pieces = sent_pieces(monkeypatch)
+    with driver_of(3, buffer_bytes=1 << 30) as driver:
+        assert send(driver, driver.begin(), cut(ids_of_partition(0, 5000), [100] * 49)) == 5000
+    waited = [sum(end - start for _, spans in pieces[i : i + 3] for start, end in spans) for i in range(len(pieces))]
+    assert max(waited) < 1300
+    assert len(pieces) < 25
 
 
 def test_rows_that_are_slow_to_come_are_sent_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -536,7 +546,7 @@ def test_rows_that_are_slow_to_come_are_sent_as_they_come(monkeypatch: pytest.Mo
     with driver_of(1) as driver:
         feed = driver.begin()
         assert send(driver, feed, cut(ids_of_partition(0, 30), [10, 10, 10])) == 30
-    assert [(start, count) for _, start, count in pieces] == [(0, 10), (10, 10), (20, 10)]
+    assert [spans for _, spans in pieces] == [((0, 10),), ((10, 20),), ((20, 30),)]
 
 
 # --- the task as Spark calls it -------------------------------------------------------------------

@@ -20,7 +20,7 @@ from tests.runtime.test_feed import batch_of, cut, driver_of, ids_of_partition, 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime import feedtask, wire
 from tfos_nb.runtime.feed import FeedTicket, _Chunk
-from tfos_nb.runtime.handover import BLOCK_BYTES, BlockPool, BlockWriter
+from tfos_nb.runtime.handover import BLOCK_BYTES, BlockPool, BlockWriter, Written
 
 
 @pytest.fixture
@@ -45,12 +45,13 @@ def test_what_another_process_writes_is_read_in_place(pool: BlockPool) -> None:
         import numpy as np, pyarrow as pa
         from tfos_nb.runtime.handover import BlockWriter, PoolPlace
         batch = pa.RecordBatch.from_pydict({{"id": np.arange(1000), "name": [f"row {{i}}" for i in range(1000)]}})
-        print(BlockWriter({pool.place!r}).write({block}, batch.slice(100, 800)))
+        written = BlockWriter({pool.place!r}).write({block}, batch.slice(100, 800))
+        print(written.first, written.size)
     """
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], env=ENVIRONMENT, capture_output=True, text=True, check=True
     )
-    batch = pool.lend(block, int(ended.stdout))
+    batch = pool.lend(block, Written(*map(int, ended.stdout.split())))
     assert batch.to_pydict() == {"id": list(range(100, 900)), "name": [f"row {i}" for i in range(100, 900)]}
     memory = np.frombuffer(pool._memory, np.uint8)
     first = memory.__array_interface__["data"][0] + block * BLOCK_BYTES
@@ -65,8 +66,9 @@ def test_what_another_process_writes_is_read_in_place(pool: BlockPool) -> None:
 def test_a_block_is_free_when_the_last_view_of_it_has_gone(pool: BlockPool) -> None:
     count = all_free(pool)
     block = pool.take()
-    size = BlockWriter(pool.place).write(block, batch_of([1, 2, 3]))
-    batch = pool.lend(block, size)
+    written = BlockWriter(pool.place).write(block, batch_of([1, 2, 3]))
+    assert written is not None
+    batch = pool.lend(block, written)
     numbers = batch.column("id").to_numpy()
     del batch
     gc.collect()
@@ -88,9 +90,24 @@ def test_there_is_no_block_when_all_are_in_use(pool: BlockPool) -> None:
 def test_rows_that_do_not_fit_are_not_written_over_the_next_block(pool: BlockPool) -> None:
     writer = BlockWriter(pool.place)
     first, second = sorted((pool.take(), pool.take()))
-    size = writer.write(second, batch_of([7]))
-    assert writer.write(first, pa.RecordBatch.from_pydict({"x": np.zeros(BLOCK_BYTES, np.int8)})) == 0
-    assert pool.lend(second, size).column("id").to_pylist() == [7]
+    written = writer.write(second, batch_of([7]))
+    assert written is not None
+    assert writer.write(first, pa.RecordBatch.from_pydict({"x": np.zeros(BLOCK_BYTES, np.int8)})) is None
+    assert pool.lend(second, written).column("id").to_pylist() == [7]
+
+
+def test_from_the_second_batch_on_the_largest_buffer_is_where_tensorflow_takes_it_as_it_is(pool: BlockPool) -> None:
+    writer = BlockWriter(pool.place)
+    for rows in (100, 100, 101, 101):
+        x = pa.array([[float(number)] * 30 for number in range(rows)], pa.list_(pa.float32()))
+        batch = pa.RecordBatch.from_pydict({"id": range(rows), "x": x, "name": [f"row {n}" for n in range(rows)]})
+        block = pool.take()
+        written = writer.write(block, batch)
+        assert written is not None
+        lent = pool.lend(block, written)
+        assert lent.equals(batch)
+        aligned = lent.column("x").flatten().buffers()[1].address % 64 == 0
+    assert aligned
 
 
 def test_memory_of_another_process_than_the_one_that_is_meant_is_not_written_to(pool: BlockPool) -> None:
@@ -105,7 +122,9 @@ def test_on_one_host_every_row_comes_by_blocks(monkeypatch: pytest.MonkeyPatch) 
     lent = []
     lend = BlockPool.lend
     monkeypatch.setattr(
-        BlockPool, "lend", lambda self, block, size: (batch := lend(self, block, size), lent.append(batch.num_rows))[0]
+        BlockPool,
+        "lend",
+        lambda self, block, written: (batch := lend(self, block, written), lent.append(batch.num_rows))[0],
     )
     ids = ids_of_partition(0, 5000)
     with driver_of(2, buffer_bytes=1 << 30) as driver:
@@ -163,8 +182,8 @@ def test_a_block_that_was_not_granted_is_refused() -> None:
         schema = batch_of([1]).schema
         writer, _ = client.do_put(descriptor, schema, headers)
         nothing = pa.RecordBatch.from_pylist([], schema=schema)
-        with pytest.raises(pa.ArrowException, match="block 4 with 100 bytes was not granted"):
-            writer.write_with_metadata(nothing, wire.encode(_Chunk(0, 0, block=4, size=100, spent=True)))
+        with pytest.raises(pa.ArrowException, match="bytes 0 to 100 of block 4 were not granted"):
+            writer.write_with_metadata(nothing, wire.encode(_Chunk(((0, 1),), 0, block=4, size=100, spent=True)))
             writer.done_writing()
             writer.close()
         client.close()
@@ -181,6 +200,6 @@ def test_a_block_in_which_there_are_no_rows_is_an_error_and_free_again(pool: Blo
     empty = sink.getvalue().to_pybytes()
     writer._memory[block * BLOCK_BYTES : block * BLOCK_BYTES + len(empty)] = empty
     with pytest.raises(FeedFailed, match=f"no rows in block {block}"):
-        pool.lend(block, len(empty))
+        pool.lend(block, Written(0, len(empty)))
     gc.collect()
     assert pool.take() == block

@@ -43,7 +43,7 @@ class Box:
         self.passes.begin(FeedBegins(feed, passes, passes > 1))
 
     def accept(self, partition: int, start: int, count: int, feed: int = 1) -> None:
-        self.passes.intake(feed).accept(partition, start, 0, batch_of(start, count))
+        self.passes.intake(feed).accept(partition, ((start, start + count),), 0, batch_of(start, count))
 
     def start(self, work: Callable[..., object], *args: Any) -> threading.Thread:
         thread = threading.Thread(target=work, args=args, daemon=True)
@@ -113,12 +113,35 @@ def test_rows_that_were_taken_before_are_left_out(make: Callable[..., Box]) -> N
     assert box.next_ids() == [0, 1, 2, 3, 4, 5, 6, 7, 64, 65]
 
 
+def test_rows_of_several_segments_come_in_one_batch(make: Callable[..., Box]) -> None:
+    box = make()
+    box.begin()
+    intake = box.passes.intake(1)
+    intake.accept(0, ((0, 2), (64, 67)), 7, batch_of(0, 5))
+    assert intake.lane(0).reached == (67, 7)
+    intake.accept(0, ((64, 70), (128, 130)), 8, batch_of(2, 8))  # another attempt cut otherwise
+    assert [intake.reached(rows) for rows in (1, 2, 4, 6, 9)] == [{0: 1}, {0: 2}, {0: 66}, {0: 68}, {0: 129}]
+    box.end(10)
+    assert box.next_ids() == list(range(10))
+
+
+@pytest.mark.parametrize("spans", [(), ((0, 4),), ((0, 3), (3, 5)), ((3, 5), (0, 3)), ((0, 2), (4, 8))])
+def test_rows_that_are_not_those_that_were_announced_are_refused(
+    make: Callable[..., Box], spans: tuple[tuple[int, int], ...]
+) -> None:
+    box = make()
+    box.begin()
+    with pytest.raises(FeedFailed, match="there are no rows|were announced, and 5 came"):
+        box.passes.intake(1).accept(0, spans, 0, batch_of(0, 5))
+    assert box.passes.intake(1).rows_in == 0
+
+
 @pytest.mark.parametrize(("partition", "start"), [(0, -1), (0, -5), (-1, 0)])
 def test_a_row_that_no_partition_has_is_refused(make: Callable[..., Box], partition: int, start: int) -> None:
     """It was taken for one that has been taken before, and the rows after it for others."""
     box = make()
     box.begin()
-    with pytest.raises(FeedFailed, match=f"there is no row {start} of partition {partition}"):
+    with pytest.raises(FeedFailed, match=rf"there are no rows \(\({start}, {start + 5}\),\) of partition {partition}"):
         box.accept(partition, start, 5)
     box.accept(0, 0, 2)
     box.end(2)

@@ -27,7 +27,7 @@ def served(tmp_path: Path) -> LocalFeed:
     supply.take_place(3)
     supply.begin(FeedBegins(1, 1, False))
     supply.describe(FeedSchema(1, BATCH.schema.serialize().to_pybytes(), {}))
-    supply.intake(1).accept(0, 0, 0, BATCH)
+    supply.intake(1).accept(0, ((0, BATCH.num_rows),), 0, BATCH)
     supply.end(FeedEnds(1, 8, 0))
     feed = LocalFeed(supply, 1, threading.Event())
     feed._learn()

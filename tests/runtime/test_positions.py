@@ -147,7 +147,7 @@ def test_a_node_tells_how_far_a_state_is_in_each_partition(node: Node, replays: 
     node.begin(1, 1 + replays, bool(replays))
     intake = node.supply.intake(1)
     for partition, start, count in ((3, 0, 10), (1, 100, 10), (3, 10, 10)):
-        intake.accept(partition, start, 0, block_of(start, count))
+        intake.accept(partition, ((start, start + count),), 0, block_of(start, count))
     node.supply.end(FeedEnds(1, 30, replays))
     for _ in range(1 + replays):
         assert len(node.take()) == 30

@@ -35,7 +35,8 @@ class Node:
     def rows(self, feed: int, start: int, count: int) -> None:
         block = block_of(start, count)
         self.supply.describe(FeedSchema(feed, block.schema.serialize().to_pybytes(), {}))
-        self.supply.intake(feed).accept(0, self.supply.intake(feed).rows_in, 0, block)
+        intake = self.supply.intake(feed)
+        intake.accept(0, ((intake.rows_in, intake.rows_in + count),), 0, block)
 
     def feed(self, feed: int, start: int, count: int, replays: int = 0, **place: Any) -> None:
         self.begin(feed, 1 + replays, bool(replays) or place.get("validates", False), **place)

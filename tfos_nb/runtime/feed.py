@@ -9,7 +9,8 @@
 The protocol of one stream: the sender names the partition; the node answers with its position in it (rows that it has
 already, from an earlier attempt); the sender writes record batches, each with the number of its first row; when the
 sender is done, the node acknowledges the position reached. Only then is the partition done. A sender that comes after a
-failed one leaves out the rows before the node's position, after a look that its row there is the same one.
+failed one leaves out the rows before the node's position, after a look that its row there is the same one. A batch may
+hold rows of several segments, between which lie those of other nodes.
 
 Same host: a unix socket in a private directory; the rows themselves are handed over in shared memory
 (:mod:`tfos_nb.runtime.handover`), and what goes through the socket then is an empty batch that says where they are. The
@@ -32,11 +33,12 @@ import pyarrow.flight as flight
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.fingerprint import fingerprint_of
-from tfos_nb.runtime.handover import BLOCK_BYTES, BlockPool, BlockWriter, Grant, PoolPlace
+from tfos_nb.runtime.handover import BLOCK_BYTES, BlockPool, BlockWriter, Grant, PoolPlace, Written
 from tfos_nb.runtime.identity import SERVER_NAME, Identity
 from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.runtime.passes import Passes
 from tfos_nb.runtime.soundness import sound
+from tfos_nb.runtime.spans import Spans, from_row, rows_within
 from tfos_nb.runtime.wire import message
 
 __all__ = ["CHUNK_BYTES", "FeedServer", "FeedTicket", "FewerRows", "NodeStream"]
@@ -75,17 +77,18 @@ class _Position:
 @message
 @dataclass(frozen=True)
 class _Chunk:
-    """With every batch: the number of its first row in the partition, and its last row's fingerprint.
+    """With every batch: which rows of the partition it holds, in their order, and its last row's fingerprint.
 
-    The rows are in the first ``size`` bytes of ``block``, or in the batch itself if that is -1. ``spent`` tells whether
-    the sender wants another grant for the one that it has used.
+    The rows are in ``size`` bytes of ``block`` from ``first`` on, or in the batch itself if that is -1. ``spent`` tells
+    whether the sender wants another grant for the one that it has used.
     """
 
-    start: int
+    spans: Spans
     fingerprint: int
     block: int = -1
     size: int = 0
     spent: bool = False
+    first: int = 0
 
 
 # --- the node's end -----------------------------------------------------------------------------------------------
@@ -125,7 +128,7 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]
                 piece = reader.read_chunk()
                 chunk = wire.expect(_Chunk, piece.app_metadata)
                 rows = sound(piece.data if chunk.block < 0 else grants.used(chunk), reader.schema)
-                intake.accept(ticket.partition, chunk.start, chunk.fingerprint, rows)
+                intake.accept(ticket.partition, chunk.spans, chunk.fingerprint, rows)
                 del rows  # or this thread would hold the block until the next batch
                 if chunk.spent:
                     grants.next()
@@ -164,10 +167,11 @@ class _Grants:
 
     def used(self, chunk: _Chunk) -> pa.RecordBatch:
         """Return the rows of a block."""
-        if self._pool is None or chunk.block not in self._granted or not 0 < chunk.size <= BLOCK_BYTES:
-            raise FeedFailed(f"block {chunk.block} with {chunk.size} bytes was not granted")
+        end = chunk.first + chunk.size
+        if self._pool is None or chunk.block not in self._granted or not 0 <= chunk.first < end <= BLOCK_BYTES:
+            raise FeedFailed(f"bytes {chunk.first} to {end} of block {chunk.block} were not granted")
         self._granted.remove(chunk.block)
-        return self._pool.lend(chunk.block, chunk.size)
+        return self._pool.lend(chunk.block, Written(chunk.first, chunk.size))
 
     def end(self) -> None:
         """Take back what the sender did not need."""
@@ -254,23 +258,26 @@ class NodeStream:
         self._sent = self._position.row
         self._offered = 0
 
-    def write(self, start: int, batch: pa.RecordBatch) -> None:
-        """Send rows ``start …``, but for those that the node has already."""
-        end = start + batch.num_rows
-        known = self._position.row
-        self._offered = end
-        if start < known <= end and fingerprint_of(batch, known - 1 - start) != self._position.fingerprint:
+    def write(self, spans: Spans, batch: pa.RecordBatch) -> None:
+        """Send these rows of the partition, but for those that the node has already."""
+        known, self._offered = self._position.row, spans[-1][1]
+        known_here = rows_within(spans, 0, known)
+        if rows_within(spans, known - 1, known) and not self._knows(batch, known_here - 1):
             raise FeedFailed(
                 f"partition {self.ticket.partition} gave other rows when Spark ran it again: row {known} is not the "
                 f"one that was fed before. {_KEEP_ROWS_ALIKE}"
             )
-        if end <= known:
+        new = from_row(spans, known)
+        if not new:
             return
-        if start < known:
-            batch, start = batch.slice(known - start), known
-        chunk = self._hand_over(_Chunk(start, fingerprint_of(batch, batch.num_rows - 1)), batch)
+        batch = batch.slice(known_here)
+        chunk = self._hand_over(_Chunk(new, fingerprint_of(batch, batch.num_rows - 1)), batch)
         self._writer.write_with_metadata(batch if chunk.block < 0 else self._nothing, wire.encode(chunk))
-        self._sent = end
+        self._sent = self._offered
+
+    def _knows(self, batch: pa.RecordBatch, row: int) -> bool:
+        """Tell whether this is the last row that the node has."""
+        return fingerprint_of(batch, row) == self._position.fingerprint
 
     def _hand_over(self, chunk: _Chunk, batch: pa.RecordBatch) -> _Chunk:
         """Put the rows into a block, if the node has one for them."""
@@ -278,12 +285,14 @@ class NodeStream:
             return chunk
         if self._grant is None:
             self._grant = self._answer()
-        block = self._grant.block
-        size = self._blocks.write(block, batch) if block >= 0 else 0
-        if block >= 0 and not size:
+        if self._grant.block < 0:
+            self._grant = None
+            return replace(chunk, spent=True)
+        written = self._blocks.write(self._grant.block, batch)
+        if written is None:
             return chunk  # they do not fit: the block is for the next ones
-        self._grant = None
-        return replace(chunk, block=block, size=size, spent=True)
+        block, self._grant = self._grant.block, None
+        return replace(chunk, block=block, first=written.first, size=written.size, spent=True)
 
     def finish(self) -> bool:
         """Wait for the node's acknowledgement; tell whether it keeps the rows."""

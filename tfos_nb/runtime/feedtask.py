@@ -1,15 +1,16 @@
-"""What a Spark task does with a partition: ask where its rows belong, and send them there, segment by segment."""
+"""What a Spark task does with a partition: ask where its rows belong, and send them there, some segments at once."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import gc
+import math
 import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -19,14 +20,16 @@ from tfos_nb.runtime import ledger
 from tfos_nb.runtime.columns import first_lengths
 from tfos_nb.runtime.door import DoorAddress, DoorClient
 from tfos_nb.runtime.feed import CHUNK_BYTES, FeedTicket, FewerRows, NodeHungUp, NodeStream
+from tfos_nb.runtime.malloc import memory_kept
 from tfos_nb.runtime.process import address_towards
 from tfos_nb.runtime.rows import batches_of_rows, size_of
-from tfos_nb.runtime.spans import end_of_span, next_span
+from tfos_nb.runtime.spans import end_of_span, merged, next_span
 
 __all__ = ["FeedTask"]
 
 _CLAIMED_AHEAD = 16
-_GATHERED_BYTES = 8 << 20  # half a node's work was by the piece, not by the row, with Spark's 10,000 rows a batch
+_ENOUGH_BYTES = 4 << 20  # for a node: half of its work was by the piece, not by the row, with smaller ones
+_MOST_BYTES = 32 << 20  # that wait, for all nodes together
 _WAITED_LONG = 0.1  # seconds for a batch: rows that are slow to come are wanted as they come
 SUMMARY_SCHEMA = "partition long, rows long"
 
@@ -49,7 +52,7 @@ class FeedTask:
         _spare_the_collector()
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
-        with DoorClient(self.door) as door:
+        with memory_kept(), DoorClient(self.door) as door:
             batches = batches_of_rows(items) if self.rows else items
             try:
                 sent = _send_partition(self, partition, batches, door)
@@ -87,6 +90,27 @@ def _send_partition(task: FeedTask, partition: int, batches: Iterable[pa.RecordB
         return sender.finish() if sender is not None else 0
 
 
+@dataclass
+class _Waiting:
+    """Rows of a node that are too few yet to be sent on their own."""
+
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    rows: int = 0
+
+    def add(self, start: int, rows: pa.RecordBatch) -> None:
+        """Take the rows from ``start`` on."""
+        self.spans.append((start, start + rows.num_rows))
+        self.batches.append(rows)
+        self.rows += rows.num_rows
+
+    def together(self) -> pa.RecordBatch:
+        """Return them as one."""
+        if len(self.batches) == 1:
+            return self.batches[0]
+        return pa.concat_batches(self.batches, memory_pool=pa.system_memory_pool())  # see malloc.memory_kept
+
+
 class _PartitionSender:
     """One attempt at one partition."""
 
@@ -105,10 +129,11 @@ class _PartitionSender:
         self._node = ""
         row_bytes = max(1, size_of(first) / first.num_rows)
         self._chunk_rows = max(1, int(CHUNK_BYTES / row_bytes))
-        self._enough_rows = min(self._chunk_rows, max(1, int(_GATHERED_BYTES / row_bytes)))
-        self._gathered: list[pa.RecordBatch] = []
-        self._gathered_rows = 0
-        self._asked_at = time.monotonic()
+        self._enough_rows = min(self._chunk_rows, max(1, int(_ENOUGH_BYTES / row_bytes)))
+        self._most_rows = max(1, int(_MOST_BYTES / row_bytes))
+        self._waiting: dict[str, _Waiting] = {}
+        self._rows_waiting = 0
+        self._asked_at = -math.inf  # the first batch goes at once
 
     def _ask_places(self, question: ledger.OpenPartition | ledger.WherePlaces) -> ledger.Places:
         answer: ledger.Places = self._door.ask(question)
@@ -117,7 +142,7 @@ class _PartitionSender:
         return answer
 
     def send(self, batch: pa.RecordBatch) -> None:
-        """Send a batch, segment by segment; what is too little to be sent on its own waits for the next batch."""
+        """Send a batch's rows to their nodes; what is too little to be sent on its own waits for the next batch."""
         slow = time.monotonic() - self._asked_at > _WAITED_LONG
         offset = 0
         while offset < batch.num_rows:
@@ -127,44 +152,51 @@ class _PartitionSender:
             if self._row >= self._segment_end:
                 self._begin_segment()
             count = min(batch.num_rows - offset, self._fitting())
-            self._gather(batch.slice(offset, count))
+            self._put_by(batch.slice(offset, count))
             offset += count
         if slow:
-            self._send_gathered()
+            self._send_all()
         self._asked_at = time.monotonic()
 
     def _skip_rows(self, there: int) -> int:
         """Pass over rows that no node wants; return how many of those that are there."""
         count = min(there, end_of_span(self._skip, self._row) - self._row)
         if count:
-            self._send_gathered()
             self._row += count
             self._segment_end = 0  # of a segment in which the next row lies, perhaps not as the first
             self._ahead.clear()
         return count
 
     def _fitting(self) -> int:
-        """Return how many rows more can go with those that are gathered."""
+        """Return how many rows more can go with those of the segment's node that wait."""
         until = min(self._segment_end, next_span(self._skip, self._row) or self._segment_end)
-        return min(until - self._row, self._chunk_rows - self._gathered_rows)
+        waiting = self._waiting.get(self._node)
+        return min(until - self._row, self._chunk_rows - (waiting.rows if waiting else 0))
 
     def _begin_segment(self) -> None:
         self._node = self._only or self._next_node()
         self._segment_end = ledger.segment_end(self._row)
 
-    def _gather(self, rows: pa.RecordBatch) -> None:
-        """Take rows that go on where the last ones ended; never beyond a segment, so they are of one node."""
-        self._gathered.append(rows)
-        self._gathered_rows += rows.num_rows
+    def _put_by(self, rows: pa.RecordBatch) -> None:
+        """Take rows of the segment that go on where the last ones ended; send them if they are enough now."""
+        waiting = self._waiting.setdefault(self._node, _Waiting())
+        waiting.add(self._row, rows)
         self._row += rows.num_rows
-        if self._gathered_rows >= self._enough_rows or self._row >= self._segment_end:
-            self._send_gathered()
+        self._rows_waiting += rows.num_rows
+        if waiting.rows >= self._enough_rows:
+            self._send(self._node)
+        elif self._rows_waiting >= self._most_rows:
+            self._send_all()
 
-    def _send_gathered(self) -> None:
-        if self._gathered:
-            rows = self._gathered[0] if len(self._gathered) == 1 else pa.concat_batches(self._gathered)
-            self._stream(rows.schema).write(self._row - rows.num_rows, rows)
-            self._gathered, self._gathered_rows = [], 0
+    def _send_all(self) -> None:
+        for node in list(self._waiting):
+            self._send(node)
+
+    def _send(self, node: str) -> None:
+        waiting = self._waiting.pop(node)
+        self._rows_waiting -= waiting.rows
+        rows = waiting.together()
+        self._stream(node, rows.schema).write(merged(waiting.spans), rows)
 
     def _next_node(self) -> str:
         """Return the next segment's node; the door is asked for those of some segments at once."""
@@ -177,20 +209,19 @@ class _PartitionSender:
                 self._places |= self._ask_places(ledger.WherePlaces(self._task.feed, unknown)).places
         return self._ahead.popleft()
 
-    def _stream(self, schema: pa.Schema) -> NodeStream:
-        if self._node not in self._streams:
+    def _stream(self, node: str, schema: pa.Schema) -> NodeStream:
+        if node not in self._streams:
             ticket = FeedTicket(self._task.feed, self._partition)
-            place, token = self._places[self._node], self._task.door.token
-            near = self._node in self._local
-            self._streams[self._node] = NodeStream(self._node, place, near, token, ticket, schema)
-        return self._streams[self._node]
+            place, token = self._places[node], self._task.door.token
+            self._streams[node] = NodeStream(node, place, node in self._local, token, ticket, schema)
+        return self._streams[node]
 
     def finish(self) -> int:
         """Wait until every node has acknowledged its rows; tell the driver; return how many rows there were.
 
         The input may have been broken off, which cannot be seen from here: see :mod:`tfos_nb.runtime.ledger`.
         """
-        self._send_gathered()
+        self._send_all()
         spilled = all([stream.finish() for stream in self._streams.values()])  # noqa: C419 - every one has to
         self._door.ask(ledger.PartitionDone(self._task.feed, self._partition, self._row, spilled))
         return self._row

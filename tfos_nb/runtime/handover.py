@@ -29,10 +29,11 @@ import pyarrow as pa
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.wire import message
 
-__all__ = ["BLOCK_BYTES", "BlockPool", "BlockWriter", "Grant", "PoolPlace"]
+__all__ = ["BLOCK_BYTES", "BlockPool", "BlockWriter", "Grant", "PoolPlace", "Written"]
 
 BLOCK_BYTES = 16 << 20
 _MADV_POPULATE_WRITE = 23  # linux/mman.h; Python's mmap does not name it
+_ALIGNED = 64  # bytes at whose multiples TensorFlow takes memory as it is; Arrow's own streams keep to those of 8
 _SPARE = 4  # blocks beyond those that the queue may hold: in TensorFlow's hands, or being written
 
 
@@ -52,6 +53,14 @@ class Grant:
     """The task may write its next rows into this block; -1 for none: through the socket."""
 
     block: int
+
+
+@dataclass(frozen=True)
+class Written:
+    """Where in a block the rows are: the first byte, and how many there are."""
+
+    first: int
+    size: int
 
 
 class BlockPool:
@@ -92,9 +101,9 @@ class BlockPool:
         """Make a block free that nobody writes to or reads any more."""
         self._free.append(block)
 
-    def lend(self, block: int, size: int) -> pa.RecordBatch:
+    def lend(self, block: int, written: Written) -> pa.RecordBatch:
         """Return the batch that a task wrote into a block; the block is free when its memory is not used any more."""
-        view = np.frombuffer(self._memory, np.uint8, size, block * BLOCK_BYTES)
+        view = np.frombuffer(self._memory, np.uint8, written.size, block * BLOCK_BYTES + written.first)
         weakref.finalize(view, self._free.append, block).atexit = False
         try:
             return pa.ipc.open_stream(pa.py_buffer(view)).read_next_batch()
@@ -126,6 +135,8 @@ class BlockWriter:
             self._memory = mmap.mmap(descriptor, found.st_size)
         finally:
             os.close(descriptor)
+        self._mapped: dict[int, int] = {}
+        self._first = 0
 
     @classmethod
     def open(cls, place: PoolPlace | None) -> BlockWriter | None:
@@ -135,19 +146,39 @@ class BlockWriter:
         except (OSError, ValueError):
             return None
 
-    def write(self, block: int, batch: pa.RecordBatch) -> int:
-        """Write a batch into a block; return the bytes that it takes, or 0 if it does not fit."""
+    def write(self, block: int, batch: pa.RecordBatch) -> Written | None:
+        """Write a batch into a block; return where it is, or None if it does not fit."""
         self._populate(block, batch.nbytes)
-        buffer = pa.py_buffer(memoryview(self._memory)[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES])
-        sink = pa.FixedSizeBufferWriter(buffer)
+        start = block * BLOCK_BYTES + self._first
+        memory = pa.py_buffer(memoryview(self._memory)[start : (block + 1) * BLOCK_BYTES])
+        sink = pa.FixedSizeBufferWriter(memory)
         try:
             with pa.ipc.new_stream(sink, batch.schema) as stream:
                 stream.write_batch(batch)
-            return int(sink.tell())
         except (OSError, pa.ArrowInvalid):
-            return 0
+            return None
+        written = Written(self._first, int(sink.tell()))
+        self._align(memory)
+        return written
 
     def _populate(self, block: int, size: int) -> None:
         """Map a block's pages at once: one by one, as they are written to, takes as long as the copy itself."""
-        with contextlib.suppress(OSError):  # before Linux 5.14 there is no such advice
-            self._memory.madvise(_MADV_POPULATE_WRITE, block * BLOCK_BYTES, min(size, BLOCK_BYTES))
+        size = min(size, BLOCK_BYTES)
+        if size > self._mapped.get(block, 0):
+            self._mapped[block] = size
+            with contextlib.suppress(OSError):  # before Linux 5.14 there is no such advice
+                self._memory.madvise(_MADV_POPULATE_WRITE, block * BLOCK_BYTES, size)
+
+    def _align(self, memory: pa.Buffer) -> None:
+        """Have the next batch begin where its largest buffer is aligned, if it is laid out as this one is.
+
+        Where it is not, TensorFlow copies the rows of that column once more.
+        """
+        batch = pa.ipc.open_stream(memory).read_next_batch()
+        buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None]
+        largest = max(buffers, key=_size_of, default=memory)
+        self._first = (self._first - largest.address) % _ALIGNED
+
+
+def _size_of(buffer: pa.Buffer) -> int:
+    return int(buffer.size)

@@ -25,6 +25,7 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, PassDone
 from tfos_nb.runtime.positions import PositionHeld
 from tfos_nb.runtime.reports import FeedStatus
+from tfos_nb.runtime.spans import Spans, from_row, merged, rows_within
 from tfos_nb.runtime.spill import Spill
 
 __all__ = ["Intake", "Passes", "Tell"]
@@ -81,37 +82,37 @@ class Intake:
         with self._changed:
             return self._lanes.setdefault(partition, _Lane())
 
-    def accept(self, partition: int, start: int, fingerprint: int, batch: pa.RecordBatch) -> None:
-        """Take rows ``start …`` of a partition, but for those that have been taken before.
+    def accept(self, partition: int, spans: Spans, fingerprint: int, batch: pa.RecordBatch) -> None:
+        """Take these rows of a partition, but for those that have been taken before.
 
         Blocks while the queue is full. ``fingerprint`` is that of the last row.
 
         Raises
         ------
         FeedFailed
-            If a partition has no such rows.
+            If a partition has no such rows, or they are not those that came.
         """
-        if partition < 0 or start < 0:
-            raise FeedFailed(f"there is no row {start} of partition {partition}")
+        if partition < 0 or spans != merged(spans) or not spans or spans[0][0] < 0:
+            raise FeedFailed(f"there are no rows {spans} of partition {partition}")
+        if rows_within(spans, 0, spans[-1][1]) != batch.num_rows:
+            raise FeedFailed(f"rows {spans} of partition {partition} were announced, and {batch.num_rows} came")
         lane = self.lane(partition)
-        end = start + batch.num_rows
         with lane.lock:
             row, _ = lane.reached
-            if end <= row:
+            new = from_row(spans, row)
+            if not new:
                 return
-            if start < row:
-                batch = batch.slice(row - start)
-            self._put(partition, end, batch)
-            lane.reached = (end, fingerprint)
+            self._put(partition, new, batch.slice(rows_within(spans, 0, row)))
+            lane.reached = (spans[-1][1], fingerprint)
 
-    def _put(self, partition: int, end: int, batch: pa.RecordBatch) -> None:
+    def _put(self, partition: int, spans: Spans, batch: pa.RecordBatch) -> None:
         size = batch.nbytes
         with self._turn:
             self._await_room(size)
             if self.spill is not None:
                 self.spill.write(batch)
             with self._changed:
-                self._order.append((partition, end, batch.num_rows))
+                self._order += [(partition, end, end - start) for start, end in spans]
                 self.rows_in += batch.num_rows
                 if not self.discarding:
                     self._queue.append(batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable
 
-__all__ = ["Spans", "end_of_span", "merged", "next_span", "rows_within"]
+__all__ = ["Spans", "end_of_span", "from_row", "merged", "next_span", "rows_within"]
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -36,6 +36,17 @@ def rows_within(spans: Spans, start: int, end: int) -> int:
     11
     """
     return sum(max(0, min(end, last) - max(start, first)) for first, last in spans)
+
+
+def from_row(spans: Spans, row: int) -> Spans:
+    """Return what there is of the spans from a row on.
+
+    Examples
+    --------
+    >>> from_row(((0, 70), (128, 130)), 64), from_row(((0, 70),), 70)
+    (((64, 70), (128, 130)), ())
+    """
+    return tuple((max(first, row), last) for first, last in spans if last > row)
 
 
 def end_of_span(spans: Spans, row: int) -> int:

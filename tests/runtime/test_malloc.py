@@ -1,0 +1,42 @@
+"""Memory that a task frees is filled again, and does not pile up behind it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+from tests.conftest import ENVIRONMENT
+
+COUNTING = """
+    import resource, psutil
+    from tfos_nb.runtime.malloc import memory_kept
+
+    BATCH = 24 << 20
+
+    def faults_of(batches):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(batches):
+            bytearray(BATCH)[:] = bytes(BATCH)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    page = resource.getpagesize()
+    with memory_kept():
+        faults_of(2)
+        kept = faults_of(10) * page / (10 * BATCH)
+    with memory_kept():
+        again = faults_of(10) * page / (10 * BATCH)
+    with memory_kept():
+        large = [bytes(BATCH) for _ in range(20)]
+        del large
+    print(kept, again, psutil.Process().memory_info().rss >> 20)
+"""
+
+
+def test_the_memory_of_a_batch_is_used_for_the_next_and_no_more_than_that_stays() -> None:
+    script = [sys.executable, "-c", textwrap.dedent(COUNTING)]
+    ended = subprocess.run(script, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    kept, again, megabytes = map(float, ended.stdout.split())
+    assert kept < 0.1  # of its pages: each would be cleared anew
+    assert again < 0.1
+    assert megabytes < 300  # and 480 were freed
