@@ -327,6 +327,7 @@ class _Crew:
 
         from tfos_nb.runtime import ledger, wire
         from tfos_nb.runtime.door import ASK, dial, metadata_of
+        from tfos_nb.runtime.segments import Segments
 
         channel = dial(self.address, grpc.aio.secure_channel)
         method, metadata = channel.unary_unary(ASK), metadata_of(self.address)
@@ -347,7 +348,7 @@ class _Crew:
                 if unknown := tuple(claimed - known):
                     known |= (await ask(ledger.WherePlaces(feed, unknown))).places.keys()
                 for _ in range(16):
-                    row = ledger.segment_end(row)
+                    row = Segments().end(row)
             await ask(ledger.PartitionDone(feed, partition, rows, True))
         await channel.close()
         _say("fed", at=time.time(), bytes=size)

@@ -28,6 +28,7 @@ from tfos_nb.runtime.door import Link
 from tfos_nb.runtime.lifecycle import FeedPlace, MainReturned, MainStarted, NodeUp, Reservation, Start
 from tfos_nb.runtime.plan import ClusterPlan, Node
 from tfos_nb.runtime.reports import FeedStatus, Heartbeat, History, LogLines, StepReport
+from tfos_nb.runtime.segments import Segments
 from tfos_nb.runtime.supervisor import tick_among
 from tfos_nb.state import NodeStatus
 
@@ -242,7 +243,7 @@ def test_a_segment_goes_where_looking_at_every_node_would_send_it(nodes: int, st
     books = ledger.FeedLedger(1, [f"worker:{number}" for number in range(nodes)])
     for partition, segment, near, rows in steps:
         start, local = 64 * segment, {f"worker:{number}" for number in near}
-        size = ledger.segment_end(start) - start
+        size = Segments().end(start) - start
         known = start in books._places.get(partition, {})
         expected = min(books.claimed, key=lambda name: (books.claimed[name] + (0 if name in local else size), name))
         told = books.claim(partition, start, local)

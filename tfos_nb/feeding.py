@@ -17,6 +17,7 @@ from tfos_nb.runtime.door import DoorAddress
 from tfos_nb.runtime.feedtask import SUMMARY_SCHEMA, FeedTask
 from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.runtime.positions import HeldPositions, PositionHeld
+from tfos_nb.runtime.segments import Segments
 from tfos_nb.runtime.spans import Spans
 from tfos_nb.state import FeedProgress
 
@@ -265,6 +266,7 @@ class FeedDesk:
             if told := self._unlike_validation(feed, question):
                 return ledger.Places(refused=told)
             feed.schema, feed.lengths = question.schema, question.lengths
+            feed.ledger.segments = Segments.of_rows(question.row_bytes)
             self._send(ledger.FeedSchema(feed.number, question.schema, question.lengths), self.nodes)
         elif feed.schema != question.schema and (told := _unlike(feed.schema, question.schema)):
             return ledger.Places(
@@ -277,7 +279,8 @@ class FeedDesk:
             return ledger.Places(refused=f"{gone} takes no rows")
         near = self.nodes if len(self.nodes) <= _ALL_TOLD else self._on_host(question.host)
         skip = feed.ledger.skip.get(question.partition, ())
-        return ledger.Places({name: places[name] for name in near}, nodes=len(self.nodes), skip=skip)
+        largest = feed.ledger.segments.largest
+        return ledger.Places({name: places[name] for name in near}, nodes=len(self.nodes), skip=skip, largest=largest)
 
     def _on_host(self, host: str) -> list[str]:
         """Return the nodes at an address. Where they are is known anew when the members have been gathered anew."""

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from tests.conftest import ENVIRONMENT
 from tfos_nb.errors import FeedFailed
 from tfos_nb.feeding import Feed, FeedDesk
-from tfos_nb.runtime import feedtask, ledger, wire
+from tfos_nb.runtime import feedtask, ledger, segments, wire
 from tfos_nb.runtime.door import Door, DoorAddress, DoorClient, Link
 from tfos_nb.runtime.feed import FeedServer, FeedTicket, FewerRows, NodeStream
 from tfos_nb.runtime.feedtask import FeedTask, _send_partition
@@ -37,6 +37,7 @@ from tfos_nb.runtime.fingerprint import fingerprint_of
 from tfos_nb.runtime.identity import SERVER_NAME
 from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.runtime.passes import Passes
+from tfos_nb.runtime.segments import Segments
 from tfos_nb.runtime.spans import Spans
 
 SECONDS = 60.0
@@ -485,7 +486,7 @@ def test_a_node_that_has_enough_lets_the_task_end() -> None:
 
 
 def test_a_batch_bigger_than_a_message_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feedtask, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(feedtask, "PIECE_BYTES", 1000)
     ids = ids_of_partition(0, 3000)
     with driver_of(1) as driver:
         feed = driver.begin()
@@ -513,7 +514,7 @@ def sent_pieces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Spans]]:
 
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_rows_of_several_segments_go_together(monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
-    monkeypatch.setattr(feedtask, "_WAITED_LONG", 60.0)
+    monkeypatch.setattr(feedtask, "_WAIT", 60.0)
     pieces = sent_pieces(monkeypatch)
     ids = ids_of_partition(0, 5000)
     with driver_of(nodes, buffer_bytes=1 << 30) as driver:
@@ -525,11 +526,11 @@ def test_rows_of_several_segments_go_together(monkeypatch: pytest.MonkeyPatch, n
         assert sorted(row for node in driver.nodes.values() for row in node.seen[0]) == ids
     assert pieces[0][1] == ((0, 7),)  # the first batch goes at once
     assert sorted(node for node, _ in pieces[1:]) == sorted(driver.nodes)
-    assert all(start == 7 or ledger.segment_start(start) == start for _, spans in pieces[1:] for start, _ in spans)
+    assert all(start == 7 or Segments().start(start) == start for _, spans in pieces[1:] for start, _ in spans)
 
 
 def test_no_more_rows_wait_than_for_all_nodes_together_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feedtask, "_WAITED_LONG", 60.0)
+    monkeypatch.setattr(feedtask, "_WAIT", 60.0)
     monkeypatch.setattr(feedtask, "_MOST_BYTES", 1000 * batch_of([0]).nbytes)
     pieces = sent_pieces(monkeypatch)
     with driver_of(3, buffer_bytes=1 << 30) as driver:
@@ -539,9 +540,63 @@ def test_no_more_rows_wait_than_for_all_nodes_together_is_enough(monkeypatch: py
     assert len(pieces) < 25
 
 
+def test_rows_that_become_large_are_sent_as_their_bytes_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of which the first ones are empty: by the first batch a million would not be too many to wait."""
+    monkeypatch.setattr(feedtask, "_WAIT", 60.0)
+    monkeypatch.setattr(feedtask, "_ENOUGH_BYTES", 100_000)
+    pieces = sent_pieces(monkeypatch)
+    empty = pa.RecordBatch.from_pydict({"id": range(100), "picture": [b""] * 100})
+    large = [
+        pa.RecordBatch.from_pydict({"id": range(start, start + 10), "picture": [bytes(10_000)] * 10})
+        for start in range(100, 600, 10)
+    ]
+    with driver_of(2, buffer_bytes=1 << 30) as driver:
+        feed = driver.begin()
+        assert send(driver, feed, [empty, *large]) == 600
+        driver.read()
+        driver.finish(feed)
+        driver.await_readers()
+        assert sorted(row for node in driver.nodes.values() for row in node.seen[0]) == list(range(600))
+    assert max(sum(end - start for start, end in spans) for _, spans in pieces[2:]) < 20
+
+
+def in_step(driver: Driver, rows: int) -> list[int]:
+    """Read row by row from all nodes in turn, as those do that train in step; return what came."""
+    blocks = {name: node.passes.next_pass() for name, node in driver.nodes.items()}
+    left: dict[str, list[int]] = {name: [] for name in blocks}
+    seen: list[int] = []
+    while len(seen) < rows:
+        for name, coming in blocks.items():
+            if not left[name] and coming is not None:
+                left[name] = next((block.column("id").to_pylist() for block in coming), [])
+            seen += left[name][:1]
+            del left[name][:1]
+    return seen
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_nodes_that_wait_for_each_other_are_fed_with_little_room(
+    monkeypatch: pytest.MonkeyPatch, partitions: int
+) -> None:
+    """One that is full must not keep a task from the rows of the one that it waits for."""
+    monkeypatch.setattr(feedtask, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(segments, "PIECE_BYTES", 1000)
+    ids = [ids_of_partition(partition, 9000) for partition in range(partitions)]
+    with driver_of(2, buffer_bytes=2000 * partitions) as driver, ThreadPoolExecutor(partitions + 1) as threads:
+        feed = driver.begin()
+        sent = [threads.submit(send, driver, feed, cut(ids[one], [100] * 90), one) for one in range(partitions)]
+        came = threads.submit(in_step, driver, sum(map(len, ids)) - 1000)
+        try:
+            assert sorted(came.result(SECONDS)) == sorted({*came.result(SECONDS)})
+        finally:
+            for node in driver.nodes.values():
+                node.passes.stop()  # lets all go that wait
+        assert [one.result(SECONDS) for one in sent] == [9000] * partitions
+
+
 def test_rows_that_are_slow_to_come_are_sent_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that waits for them must not wait for the rest of a segment, too."""
-    monkeypatch.setattr(feedtask, "_WAITED_LONG", 0.0)
+    monkeypatch.setattr(feedtask, "_WAIT", 0.0)
     pieces = sent_pieces(monkeypatch)
     with driver_of(1) as driver:
         feed = driver.begin()

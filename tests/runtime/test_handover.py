@@ -158,7 +158,7 @@ def test_where_there_are_no_blocks_every_row_comes_by_the_socket(
 
 def test_a_main_that_keeps_what_it_was_given_keeps_what_was_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that never come back: when there are none left the rows take the other way."""
-    monkeypatch.setattr(feedtask, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(feedtask, "PIECE_BYTES", 1000)
     ids = ids_of_partition(0, 4000)
     with driver_of(1) as driver:
         passes = driver.nodes["worker:0"].passes

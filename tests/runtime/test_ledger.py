@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfos_nb.runtime.feedtask import _CLAIMED_AHEAD
-from tfos_nb.runtime.ledger import FeedLedger, segment_end
+from tfos_nb.runtime.ledger import FeedLedger
+from tfos_nb.runtime.segments import PIECE_BYTES, Segments
 
+CUT = Segments()
 bounded = settings(deadline=None, max_examples=60)
 rows_of_partitions = st.lists(st.integers(0, 6000), min_size=1, max_size=8)
 
@@ -19,22 +21,30 @@ def segments(rows: int) -> list[tuple[int, int]]:
     """Return the segments of a partition, as (first row, first row after)."""
     found, start = [], 0
     while start < rows:
-        found.append((start, segment_end(start)))
+        found.append((start, CUT.end(start)))
         start = found[-1][1]
     return found
 
 
 @bounded
-@given(st.integers(0, 10_000_000))
-def test_a_segment_ends_where_every_row_of_it_says(row: int) -> None:
-    end = segment_end(row)
-    assert end > row
-    assert segment_end(end - 1) == end
+@given(st.integers(0, 10_000_000), st.integers(0, 40 << 20))
+def test_a_segment_begins_and_ends_where_every_row_of_it_says_and_fits_into_a_piece(row: int, row_bytes: int) -> None:
+    cut = Segments.of_rows(row_bytes)
+    start, end = cut.start(row), cut.end(row)
+    assert start <= row < end
+    assert {(cut.start(one), cut.end(one)) for one in (start, end - 1)} == {(start, end)}
+    assert end - start == 1 or (end - start) * row_bytes <= PIECE_BYTES
+
+
+@pytest.mark.parametrize("largest", [0, -1, 3, 1 << 17])
+def test_segments_that_there_can_be_none_of_are_refused(largest: int) -> None:
+    with pytest.raises(ValueError, match=f"segments of {largest} rows at most"):
+        Segments(largest)
 
 
 def test_segments_follow_each_other_without_a_gap_and_stay_small_beside_what_came_before() -> None:
     for start, end in segments(4_000_000):
-        assert segment_end(start) == end
+        assert CUT.end(start) == end
         size = end - start
         assert size == 64 if start < 1024 else size <= start / 8
         assert size <= 65536
@@ -60,7 +70,7 @@ class Reading:
         if self.row < self.rows:
             self.ahead = self.ahead or self.ledger.claim_many(self.partition, self.row, _CLAIMED_AHEAD, self.near)
             self.ahead.pop(0)
-            self.row = segment_end(self.row)
+            self.row = CUT.end(self.row)
             return False
         self.ledger.finish(self.partition, self.rows)
         return True
@@ -135,7 +145,7 @@ def test_every_attempt_is_told_the_same_places(sizes: list[int], nodes: int, dat
         near = data.draw(st.sampled_from([(), ("worker:0",), (f"worker:{nodes - 1}",)]))
         node = ledger.claim(partition, start, near)
         assert told.setdefault((partition, start), node) == node
-    assert sum(ledger.claimed.values()) == sum(segment_end(start) - start for _, start in told)
+    assert sum(ledger.claimed.values()) == sum(CUT.end(start) - start for _, start in told)
 
 
 def test_a_node_on_the_same_host_is_preferred_until_it_has_a_segment_more() -> None:

@@ -27,7 +27,8 @@ COUNTING = """
     with memory_kept():
         again = faults_of(10) * page / (10 * BATCH)
     with memory_kept():
-        large = [bytes(BATCH) for _ in range(20)]
+        large = [bytearray(b"x") * BATCH for _ in range(20)]
+        above = [bytes(1000) for _ in range(1000)]  # so that what is freed is not at the end
         del large
     print(kept, again, psutil.Process().memory_info().rss >> 20)
 """

@@ -7,7 +7,7 @@
          └── Arrow Flight DoPut, one stream a (partition, node) ──▶ FeedServer in the node ──▶ passes.Intake
 
 The protocol of one stream: the sender names the partition; the node answers with its position in it (rows that it has
-already, from an earlier attempt); the sender writes record batches, each with the number of its first row; when the
+already, from an earlier attempt); the sender writes record batches, each with the numbers of its rows; when the
 sender is done, the node acknowledges the position reached. Only then is the partition done. A sender that comes after a
 failed one leaves out the rows before the node's position, after a look that its row there is the same one. A batch may
 hold rows of several segments, between which lie those of other nodes.
@@ -41,12 +41,11 @@ from tfos_nb.runtime.soundness import sound
 from tfos_nb.runtime.spans import Spans, from_row, rows_within
 from tfos_nb.runtime.wire import message
 
-__all__ = ["CHUNK_BYTES", "FeedServer", "FeedTicket", "FewerRows", "NodeStream"]
+__all__ = ["FeedServer", "FeedTicket", "FewerRows", "NodeStream"]
 
 Exchange = Callable[[bytes, Any, Any], None]
 
 _TOKEN_HEADER = "tfos-token"  # noqa: S105 - its name, not what is in it
-CHUNK_BYTES = BLOCK_BYTES - (64 << 10)  # with room for Arrow's own words
 _GRANTED_AHEAD = 2
 _KEEP_ROWS_ALIKE = "Cache or checkpoint the DataFrame, or sort it, and train again"
 

@@ -7,8 +7,9 @@ import functools
 import gc
 import math
 import os
+import sys
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,18 +20,19 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime import ledger
 from tfos_nb.runtime.columns import first_lengths
 from tfos_nb.runtime.door import DoorAddress, DoorClient
-from tfos_nb.runtime.feed import CHUNK_BYTES, FeedTicket, FewerRows, NodeHungUp, NodeStream
+from tfos_nb.runtime.feed import FeedTicket, FewerRows, NodeHungUp, NodeStream
 from tfos_nb.runtime.malloc import memory_kept
 from tfos_nb.runtime.process import address_towards
 from tfos_nb.runtime.rows import batches_of_rows, size_of
+from tfos_nb.runtime.segments import PIECE_BYTES, Segments
 from tfos_nb.runtime.spans import end_of_span, merged, next_span
 
 __all__ = ["FeedTask"]
 
 _CLAIMED_AHEAD = 16
-_ENOUGH_BYTES = 4 << 20  # for a node: half of its work was by the piece, not by the row, with smaller ones
+_ENOUGH_BYTES = 4 << 20  # for one node: half of its work was by the piece, not by the row, with smaller ones
 _MOST_BYTES = 32 << 20  # that wait, for all nodes together
-_WAITED_LONG = 0.1  # seconds for a batch: rows that are slow to come are wanted as they come
+_WAIT = 0.1  # seconds, while others come: a program may be waiting for them
 SUMMARY_SCHEMA = "partition long, rows long"
 
 
@@ -52,7 +54,8 @@ class FeedTask:
         _spare_the_collector()
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
-        with memory_kept(), DoorClient(self.door) as door:
+        keeping = contextlib.nullcontext() if self.rows else memory_kept()  # what makes rows is the user's own Python
+        with keeping, DoorClient(self.door) as door:
             batches = batches_of_rows(items) if self.rows else items
             try:
                 sent = _send_partition(self, partition, batches, door)
@@ -96,19 +99,23 @@ class _Waiting:
 
     spans: list[tuple[int, int]] = field(default_factory=list)
     batches: list[pa.RecordBatch] = field(default_factory=list)
-    rows: int = 0
+    size: int = 0
 
-    def add(self, start: int, rows: pa.RecordBatch) -> None:
-        """Take the rows from ``start`` on."""
+    def add(self, start: int, rows: pa.RecordBatch, size: int) -> None:
+        """Take the rows from ``start`` on, of so many bytes."""
         self.spans.append((start, start + rows.num_rows))
         self.batches.append(rows)
-        self.rows += rows.num_rows
+        self.size += size
 
     def together(self) -> pa.RecordBatch:
         """Return them as one."""
-        if len(self.batches) == 1:
-            return self.batches[0]
-        return pa.concat_batches(self.batches, memory_pool=pa.system_memory_pool())  # see malloc.memory_kept
+        first, *others = self.batches
+        pool = pa.system_memory_pool()  # see malloc.memory_kept
+        return pa.concat_batches(self.batches, memory_pool=pool) if others else first
+
+
+def _bytes_of_a_row(batch: pa.RecordBatch) -> int:
+    return 1 + int(size_of(batch)) // int(batch.num_rows)
 
 
 class _PartitionSender:
@@ -118,8 +125,10 @@ class _PartitionSender:
         self._task, self._partition, self._door = task, partition, door
         schema = first.schema.serialize().to_pybytes()
         here = address_towards(task.door.host, task.door.port)
-        answer = self._ask_places(ledger.OpenPartition(task.feed, partition, schema, first_lengths(first), here))
-        self._places, self._skip = answer.places, answer.skip
+        self._row_bytes = _bytes_of_a_row(first)
+        opens = ledger.OpenPartition(task.feed, partition, schema, first_lengths(first), here, self._row_bytes)
+        answer = self._ask_places(opens)
+        self._places, self._skip, self._segments = answer.places, answer.skip, Segments(answer.largest)
         self._local = tuple(node for node, place in answer.places.items() if os.path.exists(place.socket))
         self._only = next(iter(answer.places)) if answer.nodes == 1 else None
         self._streams: dict[str, NodeStream] = {}
@@ -127,13 +136,9 @@ class _PartitionSender:
         self._segment_end = 0
         self._ahead: deque[str] = deque()
         self._node = ""
-        row_bytes = max(1, size_of(first) / first.num_rows)
-        self._chunk_rows = max(1, int(CHUNK_BYTES / row_bytes))
-        self._enough_rows = min(self._chunk_rows, max(1, int(_ENOUGH_BYTES / row_bytes)))
-        self._most_rows = max(1, int(_MOST_BYTES / row_bytes))
-        self._waiting: dict[str, _Waiting] = {}
-        self._rows_waiting = 0
-        self._asked_at = -math.inf  # the first batch goes at once
+        self._waiting: defaultdict[str, _Waiting] = defaultdict(_Waiting)
+        self._waiting_bytes = 0
+        self._sent_at = -math.inf  # the first batch goes at once
 
     def _ask_places(self, question: ledger.OpenPartition | ledger.WherePlaces) -> ledger.Places:
         answer: ledger.Places = self._door.ask(question)
@@ -143,7 +148,7 @@ class _PartitionSender:
 
     def send(self, batch: pa.RecordBatch) -> None:
         """Send a batch's rows to their nodes; what is too little to be sent on its own waits for the next batch."""
-        slow = time.monotonic() - self._asked_at > _WAITED_LONG
+        self._row_bytes = _bytes_of_a_row(batch)
         offset = 0
         while offset < batch.num_rows:
             if skipped := self._skip_rows(batch.num_rows - offset):
@@ -154,9 +159,8 @@ class _PartitionSender:
             count = min(batch.num_rows - offset, self._fitting())
             self._put_by(batch.slice(offset, count))
             offset += count
-        if slow:
+        if time.monotonic() - self._sent_at > _WAIT:
             self._send_all()
-        self._asked_at = time.monotonic()
 
     def _skip_rows(self, there: int) -> int:
         """Pass over rows that no node wants; return how many of those that are there."""
@@ -168,40 +172,41 @@ class _PartitionSender:
         return count
 
     def _fitting(self) -> int:
-        """Return how many rows more can go with those of the segment's node that wait."""
+        """Return how many rows more can go with those of the segment's node that wait; they go if that is none."""
+        if self._waiting[self._node].size + self._row_bytes > PIECE_BYTES:
+            self._send_all()
+        room = PIECE_BYTES - self._waiting[self._node].size
         until = min(self._segment_end, next_span(self._skip, self._row) or self._segment_end)
-        waiting = self._waiting.get(self._node)
-        return min(until - self._row, self._chunk_rows - (waiting.rows if waiting else 0))
+        return min(until - self._row, max(1, room // self._row_bytes))
 
     def _begin_segment(self) -> None:
-        self._node = self._only or self._next_node()
-        self._segment_end = ledger.segment_end(self._row)
+        if self._only is not None:
+            self._node, self._segment_end = self._only, sys.maxsize
+        else:
+            self._node, self._segment_end = self._next_node(), self._segments.end(self._row)
 
     def _put_by(self, rows: pa.RecordBatch) -> None:
-        """Take rows of the segment that go on where the last ones ended; send them if they are enough now."""
-        waiting = self._waiting.setdefault(self._node, _Waiting())
-        waiting.add(self._row, rows)
+        """Take rows of the segment that go on where the last ones ended; send what waits if it is enough now."""
+        waiting, size = self._waiting[self._node], rows.num_rows * self._row_bytes
+        waiting.add(self._row, rows, size)
         self._row += rows.num_rows
-        self._rows_waiting += rows.num_rows
-        if waiting.rows >= self._enough_rows:
-            self._send(self._node)
-        elif self._rows_waiting >= self._most_rows:
+        self._waiting_bytes += size
+        if waiting.size >= _ENOUGH_BYTES or self._waiting_bytes >= _MOST_BYTES:
             self._send_all()
 
     def _send_all(self) -> None:
-        for node in list(self._waiting):
-            self._send(node)
-
-    def _send(self, node: str) -> None:
-        waiting = self._waiting.pop(node)
-        self._rows_waiting -= waiting.rows
-        rows = waiting.together()
-        self._stream(node, rows.schema).write(merged(waiting.spans), rows)
+        """Send what waits, of all nodes: one that is full may be waiting for another, which waits for its rows."""
+        for node, waiting in self._waiting.items():
+            if waiting.batches:
+                rows = waiting.together()
+                self._stream(node, rows.schema).write(merged(waiting.spans), rows)
+        self._waiting.clear()
+        self._waiting_bytes, self._sent_at = 0, time.monotonic()
 
     def _next_node(self) -> str:
         """Return the next segment's node; the door is asked for those of some segments at once."""
         if not self._ahead:
-            start = ledger.segment_start(self._row)
+            start = self._segments.start(self._row)
             claim = ledger.ClaimSegments(self._task.feed, self._partition, start, _CLAIMED_AHEAD, self._local)
             self._ahead.extend(self._door.ask(claim))
             unknown = tuple(sorted(set(self._ahead) - self._places.keys()))

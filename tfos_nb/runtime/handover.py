@@ -5,8 +5,8 @@
     node:  BlockPool (a memfd, cut into blocks) ── Grant(block) ──▶ task:  BlockWriter
            lend(block) ◀── "block 3 holds 8,123,456 bytes" ───────────  writes an Arrow batch into it, once
 
-The rows are copied once, by the task, into memory that TensorFlow then reads where it is. Through a socket they are
-copied four times. Which block may be written to is said by the node (over the stream that feeds it, see
+A batch is copied once, by the task, into memory that TensorFlow then reads where it is. Through a socket it is copied
+four times. Which block may be written to is said by the node (over the stream that feeds it, see
 :mod:`tfos_nb.runtime.feed`), and a block is free again when nobody in the node refers to its memory any more. If none
 is free, or if the task cannot open the memory (another container), the rows go through the socket.
 
@@ -27,11 +27,12 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.segments import PIECE_BYTES
 from tfos_nb.runtime.wire import message
 
 __all__ = ["BLOCK_BYTES", "BlockPool", "BlockWriter", "Grant", "PoolPlace", "Written"]
 
-BLOCK_BYTES = 16 << 20
+BLOCK_BYTES = PIECE_BYTES + (64 << 10)  # with room for Arrow's own words
 _MADV_POPULATE_WRITE = 23  # linux/mman.h; Python's mmap does not name it
 _ALIGNED = 64  # bytes at whose multiples TensorFlow takes memory as it is; Arrow's own streams keep to those of 8
 _SPARE = 4  # blocks beyond those that the queue may hold: in TensorFlow's hands, or being written

@@ -10,7 +10,7 @@ A task whose input breaks off, because Spark has ended it or could not read on, 
 all: PySpark closes the stream in either case. So what a task says of a partition's end holds until another attempt
 comes further, and is final when Spark's job has succeeded.
 
-Segments begin small and grow, so that a small DataFrame is shared out evenly and a big one costs few questions.
+How a partition is cut is in :mod:`tfos_nb.runtime.segments`; how large the rows are is known with a feed's first one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tfos_nb.runtime.lifecycle import FeedPlace
+from tfos_nb.runtime.segments import Segments
 from tfos_nb.runtime.spans import Spans, merged, rows_within
 from tfos_nb.runtime.wire import message
 
@@ -38,43 +39,9 @@ __all__ = [
     "Places",
     "WherePlaces",
     "WorkerThrough",
-    "segment_end",
-    "segment_start",
 ]
 
-_FIRST, _LARGEST = 64, 65536
 _MOST_AT_ONCE = 1024  # segments of one question: a task asks for 16
-_ALIKE = 16  # segments of one size, before the size doubles: a segment is 1/8 of what came before it, or less
-
-
-def segment_end(row: int) -> int:
-    """Return the first row after the segment that holds ``row``.
-
-    Examples
-    --------
-    >>> segment_end(0), segment_end(63), segment_end(64), segment_end(1024)
-    (64, 64, 128, 1152)
-    """
-    base, size = _grid(row)
-    return base + ((row - base) // size + 1) * size
-
-
-def segment_start(row: int) -> int:
-    """Return the first row of the segment that holds ``row``.
-
-    Examples
-    --------
-    >>> segment_start(0), segment_start(63), segment_start(64), segment_start(1151)
-    (0, 0, 64, 1024)
-    """
-    base, size = _grid(row)
-    return base + (row - base) // size * size
-
-
-def _grid(row: int) -> tuple[int, int]:
-    """Return where the segments begin that are of one size with that of a row, and this size."""
-    doublings = min((row // (_FIRST * _ALIKE) + 1).bit_length() - 1, (_LARGEST // _FIRST).bit_length() - 1)
-    return _FIRST * _ALIKE * ((1 << doublings) - 1), _FIRST << doublings
 
 
 @message
@@ -169,13 +136,14 @@ class WorkerThrough:
 @message
 @dataclass(frozen=True)
 class OpenPartition:
-    """Question of a task that has a partition's first row, on a host of this address. Answer: :class:`Places`."""
+    """Question of a task, on a host of this address, that has a partition's first row. Answer: :class:`Places`."""
 
     feed: int
     partition: int
     schema: bytes
     lengths: dict[str, tuple[int, ...]]
     host: str = ""
+    row_bytes: int = 0
 
 
 @message
@@ -183,13 +151,15 @@ class OpenPartition:
 class Places:
     """Where nodes take rows: all of a few, or those of many that are on the task's host, or that it has asked for.
 
-    ``nodes`` is how many are fed; ``refused`` says why not; ``skip`` are rows of the partition that nobody wants.
+    ``nodes`` is how many are fed; ``refused`` says why not; ``skip`` are rows of the partition that nobody wants;
+    ``largest`` are the most rows of a segment (:class:`~tfos_nb.runtime.segments.Segments`).
     """
 
     places: dict[str, FeedPlace] = field(default_factory=dict)
     refused: str = ""
     nodes: int = 0
     skip: tuple[tuple[int, int], ...] = ()
+    largest: int = Segments().largest
 
 
 @message
@@ -253,6 +223,8 @@ class FeedLedger:
         is claimed, and some are claimed ahead; what was not filled is put right when its partition is finished.
     spilled : bool
         Whether all rows were kept.
+    segments : Segments
+        How partitions are cut; set before the first segment is claimed, if at all.
     """
 
     def __init__(self, feed: int, nodes: Iterable[str], skip: Mapping[int, Spans] | None = None) -> None:
@@ -260,6 +232,7 @@ class FeedLedger:
         self.skip = dict(skip or {})
         self.claimed = dict.fromkeys(nodes, 0)
         self.spilled = True
+        self.segments = Segments()
         self._places: dict[int, dict[int, _Claim]] = {}
         self._totals: dict[int, int] = {}
         self._fewest: list[tuple[int, str]] = []  # a heap; what is there of a node may be of before
@@ -269,7 +242,7 @@ class FeedLedger:
         """Return the node of a segment: the one remembered, else the one with the fewest rows so far."""
         claims = self._places.setdefault(partition, {})
         if start not in claims:
-            rows = self._filled(partition, start, segment_end(start))
+            rows = self._filled(partition, start, self.segments.end(start))
             node = self._least(rows, local)
             claims[start] = _Claim(node, rows)
             self._count(node, rows)
@@ -299,12 +272,12 @@ class FeedLedger:
         ValueError
             If there are no such segments: no task of this version asks for them.
         """
-        if partition < 0 or start < 0 or segment_start(start) != start or not 0 <= count <= _MOST_AT_ONCE:
+        if partition < 0 or start < 0 or self.segments.start(start) != start or not 0 <= count <= _MOST_AT_ONCE:
             raise ValueError(f"{count} segments from row {start} of partition {partition} on: there are none")
         nodes = []
         for _ in range(count):
             nodes.append(self.claim(partition, start, local))
-            start = segment_end(start)
+            start = self.segments.end(start)
         return nodes
 
     def finish(self, partition: int, rows: int, spilled: bool = True) -> None:
@@ -356,11 +329,11 @@ class FeedLedger:
         if len(self.claimed) == 1:
             return [(0, before)]
         claims = self._places.get(partition, {}).items()
-        return [(start, min(segment_end(start), before)) for start, claim in claims if claim.node == node]
+        return [(start, min(self.segments.end(start), before)) for start, claim in claims if claim.node == node]
 
     def _filled(self, partition: int, start: int, total: int) -> int:
         """Return how many rows of a segment are sent, of a partition of so many."""
-        end = max(start, min(segment_end(start), total))
+        end = max(start, min(self.segments.end(start), total))
         return end - start - rows_within(self._skipped(partition), start, end)
 
     def _skipped(self, partition: int) -> Spans:
