@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,27 @@ def test_a_killed_node_is_named_with_its_signal(spark: SparkSession) -> None:
         cluster.wait()
     assert (caught.value.node, caught.value.signal) == ("worker:1", "SIGKILL")
     assert "killed by SIGKILL" in str(caught.value)
+
+
+def leaving_a_file(args: Any, ctx: Any) -> None:
+    import tempfile
+
+    tempfile.mkstemp(prefix=args)
+    telling_pid(args, ctx)
+
+
+def test_what_a_killed_node_wrote_into_its_temporary_directory_goes_with_it(spark: SparkSession) -> None:
+    name = f"left-{uuid.uuid4()}"
+    root = Path(tempfile.gettempdir())
+    with (
+        pytest.raises(errors.NodeFailed),
+        launch(leaving_a_file, name, workers=1, spark=spark, input_mode="tensorflow") as cluster,
+    ):
+        assert until(lambda: cluster.snapshot().nodes[0].step == 1)
+        assert [path for path in root.glob("tfos_nb-node-*/**/*") if path.name.startswith(name)]
+        os.kill(cluster.snapshot().nodes[0].pid or 0, signal.SIGKILL)
+        cluster.wait()
+    assert until(lambda: not list(root.glob(f"**/{name}*")))
 
 
 def test_a_node_that_exits_by_itself_is_named_with_its_code(spark: SparkSession) -> None:

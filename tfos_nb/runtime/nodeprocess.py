@@ -61,7 +61,7 @@ class NodeProcess:
     job : NodeJob
         What it is to run.
     directory : str
-        Where its sockets are; it is made here.
+        Where its sockets and its temporary files are; it is made here.
     host : str
         By which the other nodes reach it.
     events : queue.SimpleQueue
@@ -178,7 +178,7 @@ class NodeProcess:
 def _started(job: NodeJob, directory: str, host: str, fds: tuple[int, int]) -> subprocess.Popen[bytes]:
     return start_module(
         "tfos_nb.runtime.tfprocess",
-        env=environment_of(job),
+        env=environment_of(job, directory),
         fds=fds,
         arguments=(str(fds[0]), str(fds[1]), directory, host),
         stdout=subprocess.PIPE,
@@ -186,10 +186,15 @@ def _started(job: NodeJob, directory: str, host: str, fds: tuple[int, int]) -> s
     )
 
 
-def environment_of(job: NodeJob) -> dict[str, str]:
-    """Return the environment variables of a node's process."""
+def environment_of(job: NodeJob, temporary: str) -> dict[str, str]:
+    """Return the environment variables of a node's process.
+
+    What it leaves in the ``temporary`` directory goes with the node: AutoGraph writes sources there, and whoever is
+    killed removes none.
+    """
     env = {
         **os.environ,
+        "TMPDIR": temporary,
         "TF_GRPC_REUSE_PORT": "1",
         "PYTHONUNBUFFERED": "1",
         **_ALLOCATION,

@@ -150,12 +150,12 @@ class Supervisor:
             self._process = self._new_process()
             return
         try:
-            self._warm = self._warm or WarmProcess(environment_of(self._job))
+            self._warm = self._warm or WarmProcess(environment_of(self._job, self._directory))
             self._process = self._new_process()
         except ConnectionError:  # it was killed, and what it had forked with it
             assert self._warm is not None, "it was made above"
             self._warm.close()
-            self._warm = WarmProcess(environment_of(self._job))
+            self._warm = WarmProcess(environment_of(self._job, self._directory))
             self._process = self._new_process()
 
     def _new_process(self) -> NodeProcess:
