@@ -17,6 +17,7 @@ from tfos_nb.errors import NodeFailed, PlanError, TfosError
 from tfos_nb.feeding import FeedDesk
 from tfos_nb.gathering import Failure, Gathering
 from tfos_nb.record import Record
+from tfos_nb.runtime.common_place import PlaceSeen, PlacesSeen
 from tfos_nb.runtime.door import Link
 from tfos_nb.runtime.ledger import FeedFrom, PassDone, WorkerThrough
 from tfos_nb.runtime.lifecycle import (
@@ -69,6 +70,7 @@ class Roster(Gathering):
         self.history = History(str(plan.chief_node), len(plan.nodes))
         self.feeds = FeedDesk(self.changed, [str(node) for node in plan.fed_nodes], self.send, self._place)
         self.answering = Answering(self._records, self._place, self.failures, self.feeds)
+        self._places_seen = PlacesSeen()
         self._dismissed = False
         self._known: set[tuple[str, int]] = set()  # supervisors that have come, by node and process number
         self._answers: dict[type, Callable[[Record, Any], bool | None]] = {
@@ -92,6 +94,7 @@ class Roster(Gathering):
             PassDone: self._pass_done,
             FeedFrom: self._feed_from,
             PositionHeld: self._position_held,
+            PlaceSeen: self._place_seen,
             WorkerThrough: self._worker_through,
             Reservation: self._reserved_anew,
         }
@@ -291,6 +294,10 @@ class Roster(Gathering):
 
     def _position_held(self, record: Record, message: PositionHeld) -> None:
         self.feeds.position_held(message)
+
+    def _place_seen(self, record: Record, message: PlaceSeen) -> None:
+        if told := self._places_seen.unlike(message):
+            self._fail(record, PlanError(told))
 
     def _worker_through(self, record: Record, message: WorkerThrough) -> None:
         self._records[message.node].through = message.passes

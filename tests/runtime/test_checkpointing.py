@@ -43,6 +43,7 @@ class Node(Checkpointing):
 
     def __init__(self, is_chief: bool = True) -> None:
         self.is_chief, self.model_dir, self.generation, self._run = is_chief, "far://bucket", 1, "a"
+        self.restarts = 1
         self.saving: list[bool] = []
         self.held = 0
         self._saving = SavingFlag(self.saving.append)
@@ -55,6 +56,9 @@ class Node(Checkpointing):
 
     def _held(self) -> None:
         self.held += 1
+
+    def _seen(self, place: str, mark: str) -> None:
+        self.told.append((place, mark))
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfos_nb.errors import TfosError
+from tfos_nb.runtime.common_place import mark_in
 from tfos_nb.runtime.paths import is_local
 from tfos_nb.runtime.remote import file_system, rename_over
 from tfos_nb.runtime.supply import Supply
@@ -66,6 +67,9 @@ class Checkpointing:
     _uploads: Uploads
     _held: Callable[[], object]
     _held_states: frozenset[str]
+    _seen: Callable[[str, str], object]
+    restarts: int
+    _looked = False  # at the directory
     _amid = 0  # states that were saved in the middle of a pass
 
     @property
@@ -126,7 +130,7 @@ class Checkpointing:
         if rows is not None and (type(rows) is not int or rows < 0):
             raise ValueError(f"rows={rows!r}: it is the number of rows since the last whole epoch, 0 or more")
         state = tf.train.Checkpoint(**_named(model, objects))
-        shelf = _Shelf.at(self.checkpoint_dir)
+        shelf = self._shelf()
         name = f"{epoch:08d}" if rows is None else self._hold(epoch, rows)
         held = self._held if rows is None else _nothing
         with self._saving:
@@ -143,6 +147,14 @@ class Checkpointing:
                 with tempfile.TemporaryDirectory(prefix="tfos_nb-checkpoint-") as scratch:
                     state.write(f"{scratch}/{_STATE}")
         return f"{self.checkpoint_dir}/{name}"
+
+    def _shelf(self) -> _Shelf:
+        """Find the directory; tell the driver once which one it is on this host, if another host's may be wanted."""
+        shelf = _Shelf.at(self.checkpoint_dir)
+        if self.restarts and shelf.local and not self._looked:
+            self._looked = True
+            self._seen(shelf.place, mark_in(shelf.place))
+        return shelf
 
     def _hold(self, epoch: int, rows: int) -> str:
         """Name a state in the middle of a pass, the same on every node; tell the driver which rows it holds."""
@@ -176,7 +188,7 @@ class Checkpointing:
         """
         import tensorflow as tf
 
-        named, shelf = _named(model, objects), _Shelf.at(self.checkpoint_dir)
+        named, shelf = _named(model, objects), self._shelf()
         numbers = [name for name in shelf.numbers() if _is_of_a_whole_epoch(name) or name in self._held_states]
         if not numbers:
             return Resumed()

@@ -77,6 +77,7 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         serving: Callable[[], object],
         saving: Callable[[bool], object],
         held: Callable[[], object] = lambda: None,
+        seen: Callable[[str, str], object] = lambda place, mark: None,
         args: Any = None,
         gpus: Sequence[str] = (),
         generation: int = 1,
@@ -117,6 +118,7 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         self._saving = SavingFlag(saving)
         self._uploads = Uploads(self._saving)
         self._held = held
+        self._seen = seen
         watch_fit(self._passes_begun, self.stop_feeding, self._passes_missed)
         if generation > 1:
             watch_restores(passes.resume)

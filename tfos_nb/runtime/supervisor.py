@@ -34,6 +34,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tfos_nb.runtime import ledger
+from tfos_nb.runtime.common_place import PlaceSeen
 from tfos_nb.runtime.gpu_claims import GpuClaims, GpusTaken
 from tfos_nb.runtime.last_state import StateMemory
 from tfos_nb.runtime.lifecycle import (
@@ -70,6 +71,7 @@ PASSED_ON = (
     ledger.PassDone,
     ledger.WorkerThrough,
     PositionHeld,
+    PlaceSeen,
 )
 _NEEDED = ("tensorflow", "keras", "pyarrow", "grpc")
 

@@ -27,6 +27,7 @@ from typing import Any, cast
 
 from tfos_nb.errors import FeedFailed, TfosError
 from tfos_nb.runtime import ledger, wire
+from tfos_nb.runtime.common_place import PlaceSeen
 from tfos_nb.runtime.context import NodeContext
 from tfos_nb.runtime.datafeed import NodeRows
 from tfos_nb.runtime.feed import FeedServer
@@ -183,6 +184,7 @@ class TensorFlowProcess:
             coordinated=self._coordinated,
             saving=lambda going_on: self._channel.send(Saving(self._job.node, going_on)),
             held=self._tell_held,
+            seen=self._tell_seen,
             args=args,
             gpus=self._job.gpus,
             generation=self._signals.generation,
@@ -217,6 +219,9 @@ class TensorFlowProcess:
     def _tell_held(self) -> None:
         if self._job.settings.get("restarts"):
             self._channel.send(StateHeld(self._job.node))
+
+    def _tell_seen(self, place: str, mark: str) -> None:
+        self._channel.send(PlaceSeen(self._job.node, socket.gethostname(), place, mark))
 
     def _has_server(self, spec: dict[str, list[str]]) -> bool:
         """Whether something listens on this node's port, which its supervisor only holds."""
