@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.conftest import RunScript
+from tests.local_cluster import environment
 from tests.waiting import until
 from tfos_nb import launch
 from tfos_nb.runtime.process import private_directory
@@ -65,6 +67,41 @@ def test_neither_logs_nor_states_nor_command_lines_hold_the_clusters_secrets(spa
         assert not [text for text in told for secret in secrets if secret in text]
     finally:
         cluster.close()
+
+
+ENCRYPTED = """
+    from pathlib import Path
+    from tests.local_cluster import builder
+    from tfos_nb import launch
+
+    def main(args, ctx):
+        return sum(int(batch["id"].shape[0]) for batch in ctx.dataset(64))
+
+    if __name__ == "__main__":
+        events = Path(__file__).with_name("events")
+        events.mkdir()
+        settings = {
+            "spark.authenticate": "true", "spark.authenticate.secret": "s3cret",
+            "spark.network.crypto.enabled": "true", "spark.io.encryption.enabled": "true",
+            "spark.eventLog.enabled": "true", "spark.eventLog.dir": events.as_uri(),
+            "spark.eventLog.compress": "false",
+        }
+        spark = builder(executors=2, cores=2).config(map=settings).getOrCreate()
+        with launch(main, workers=2, spark=spark) as cluster:
+            cluster.train(spark.range(1000))
+            secret = cluster._address.token
+        print(sum(cluster.results().values()))
+        spark.stop()
+        logs = [path.read_bytes() for path in events.rglob("*") if path.is_file()]
+        print(sum(map(len, logs)) > 10_000, any(secret.encode() in log for log in logs))
+"""
+
+
+def test_rows_come_through_a_spark_that_encrypts_and_its_log_of_events_holds_no_token(
+    spark_home: Path, run_script: RunScript
+) -> None:
+    """docs/security.md advises it: without, the token of a cluster goes to the executors in the open."""
+    assert run_script(ENCRYPTED, **environment(spark_home)).stdout.split() == ["1000", "True", "False"]
 
 
 def test_tensorboard_listens_where_only_its_user_can_come(tmp_path: Path) -> None:
