@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from tests.waiting import until
 from tfos_nb import Cluster, errors, launch
@@ -279,6 +280,32 @@ def test_a_worker_whose_rows_end_first_goes_on_with_empty_batches(spark: SparkSe
     assert results[0] == results[1]
     assert results[0][1] == 100
     assert np.isfinite(results[0][0])
+
+
+def fit_lengths(args: Any, ctx: Any) -> int:
+    import keras
+    import tensorflow as tf
+
+    def length_of(batch: dict[str, Any]) -> tuple[Any, Any]:
+        length = tf.cast(tf.strings.length(batch["text"]), tf.float32)
+        return tf.reshape(length / 1e6, (-1, 1)), tf.zeros((tf.shape(batch["id"])[0], 1))
+
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse", jit_compile=False)
+    model.fit(ctx.dataset(64).map(length_of), verbose=0)
+    return int(model.optimizer.iterations.numpy())
+
+
+def test_rows_that_become_large_halt_no_nodes_that_wait_for_each_other(spark: SparkSession) -> None:
+    """One is full, and waits for the other, whose rows lie behind more of its own than it has memory for."""
+    text = F.expr("if(id < 15000, 'y', repeat('x', 100000))").alias("text")
+    frame = spark.range(0, 16400, 1, 1).select("id", text)
+    with launch(fit_lengths, workers=2, spark=spark, buffer_bytes=16 << 20, feed_timeout=60) as cluster:
+        cluster.train(frame)
+        logs = "".join("".join(cluster.logs(f"worker:{index}")) for index in range(2))
+    assert min(cluster.results().values()) >= 16400 / 64 / 2
+    assert "more rows wait here than buffer_bytes allows" in logs
 
 
 def slowly(args: Any, ctx: Any) -> int:

@@ -168,6 +168,11 @@ class Members:
         with self.changed:
             return tuple(str(record.node) for record in self._fed_records if record.sated)
 
+    def starved(self) -> tuple[str, ...]:
+        """Return the fed nodes that wait for rows."""
+        with self.changed:
+            return tuple(str(one.node) for one in self._fed_records if not one.sated and not one.status.ended)
+
     def is_over(self, node: str) -> bool:
         """Whether a node takes no more rows: its main has returned, or it has ended."""
         with self.changed:

@@ -16,6 +16,7 @@ from tfos_nb.feedable import check_alike
 from tfos_nb.feeding import Feed, FeedOf, check_feedable, feed_job
 from tfos_nb.launching import error_of_job
 from tfos_nb.roster import Roster
+from tfos_nb.runtime import ledger
 from tfos_nb.runtime.door import DoorAddress
 from tfos_nb.runtime.spans import Spans
 from tfos_nb.session import Job, SparkJobs
@@ -24,6 +25,7 @@ __all__ = ["Call", "Regathered", "Training"]
 
 logger = logging.getLogger(__name__)
 
+_STANDS_STILL = 2.0  # seconds without a row taken, while some nodes have rows and others wait for some
 _UNTIL_LOST = 5.0  # seconds beyond the limit of its silence within which a node is known to be lost
 _UNREACHED = re.compile(r"Flight\w*Error|hung up while|[Cc]onnection (refused|reset|closed)|failed to connect")
 
@@ -164,10 +166,12 @@ class Training:
         while not self._over_or(reached, feed):
             if job is not None and feed.moved and not feed.partitions:  # now the last stage runs
                 feed.partitions = job.partitions()
-            if (now := self._mark(feed)) != mark or not self.roster.sated():
+            if (now := self._mark(feed)) != mark or not (full := self.roster.sated()):
                 mark, since = now, time.monotonic()
             elif time.monotonic() - since > self.timeout:
                 self.fate.abort(FeedTimeout(self._stall(feed)))
+            elif time.monotonic() - since > _STANDS_STILL and self.roster.starved():
+                self.roster.send(ledger.MakeRoom(feed.number), full)  # they may wait for those, which wait for rows
         self.raise_if_ended(feed.gathering)
 
     def raise_if_ended(self, gathering: int | None = None) -> None:
@@ -220,6 +224,13 @@ class Training:
         return feed.moved, self.roster.rows_taken
 
     def _stall(self, feed: Feed) -> str:
+        if starved := self.roster.starved():
+            return (
+                f"{', '.join(starved)} waited {self.timeout:g} s for rows, and {', '.join(self.roster.sated())} took "
+                f"none of those that were waiting, in epoch {feed.epoch}. If the nodes train in step: the rows of "
+                "one node lie behind more of another's than fit into its memory. Cut the DataFrame into more "
+                "partitions, or raise buffer_bytes. A step that takes longer needs a longer feed_timeout"
+            )
         return (
             f"{', '.join(self.roster.sated())} took no row for {self.timeout:g} s, while rows of epoch {feed.epoch} "
             f"were waiting ({feed.ledger.rows} delivered so far). Does main go through ctx.dataset() as often as "

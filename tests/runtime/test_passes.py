@@ -15,7 +15,7 @@ import pytest
 
 from tests.waiting import until
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema, PassDone
+from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema, MakeRoom, PassDone
 from tfos_nb.runtime.passes import Passes
 from tfos_nb.runtime.reports import FeedStatus
 from tfos_nb.runtime.spill import Spill
@@ -111,6 +111,17 @@ def test_rows_that_were_taken_before_are_left_out(make: Callable[..., Box]) -> N
     box.accept(0, 64, 2)  # a later segment: what lies between is another node's
     box.end(10)
     assert box.next_ids() == [0, 1, 2, 3, 4, 5, 6, 7, 64, 65]
+
+
+def test_more_rows_wait_where_room_is_made_for_them(make: Callable[..., Box]) -> None:
+    """The rows of another node, which this one waits for, lie behind them."""
+    box = make(buffer_bytes=100)
+    box.begin()
+    sender = box.start(lambda: [box.accept(0, start, 10) for start in range(0, 100, 10)])
+    assert until(lambda: box.passes.status().rows_in == 10)
+    box.passes.make_room(MakeRoom(1))
+    assert ended(sender)
+    assert box.passes.status().queued_bytes == 800
 
 
 def test_rows_of_several_segments_come_in_one_batch(make: Callable[..., Box]) -> None:

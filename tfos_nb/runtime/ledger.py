@@ -31,6 +31,7 @@ __all__ = [
     "FeedFrom",
     "FeedLedger",
     "FeedSchema",
+    "MakeRoom",
     "NoMoreFeeds",
     "OpenPartition",
     "PartitionDone",
@@ -87,6 +88,14 @@ class FeedEnds:
     feed: int
     rows: int
     replays: int
+
+
+@message
+@dataclass(frozen=True)
+class MakeRoom:
+    """To a node for which rows of a feed wait: take more of them in, for another node waits for rows behind them."""
+
+    feed: int
 
 
 @message

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, PassDone
+from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, MakeRoom, PassDone
 from tfos_nb.runtime.positions import PositionHeld
 from tfos_nb.runtime.reports import FeedStatus
 from tfos_nb.runtime.spans import Spans, from_row, merged, rows_within
@@ -34,6 +34,7 @@ Tell = Callable[[PassDone | FeedFrom | PositionHeld], object]
 
 logger = logging.getLogger(__name__)
 
+_EXTRA, _MOST_EXTRA = 64 << 20, 1 << 30  # bytes by which more rows may wait, at a time and altogether
 _ANNOUNCED_WITHIN = 60.0  # seconds between a feed's first row and the driver's word of it, by another way
 
 
@@ -73,6 +74,7 @@ class Intake:
         self._changed = changed
         self._turn = threading.Lock()  # one sender at a time: a replay has the rows in the first pass' order
         self._limit = limit
+        self._extra = 0
         self._queue: deque[pa.RecordBatch] = deque()
         self._lanes: dict[int, _Lane] = {}
         self._order: list[tuple[int, int, int]] = []  # partition, row behind the last, rows: as they are given out
@@ -121,8 +123,17 @@ class Intake:
 
     def _await_room(self, size: int) -> None:
         with self._changed:
-            while self._queue and self.queued_bytes + size > self._limit and not self.discarding:
+            while self._queue and self.queued_bytes + size > self._limit + self._extra and not self.discarding:
                 self._changed.wait()
+
+    def make_room(self) -> None:
+        """Let more rows wait in memory: a task that brings them has those for which another node waits behind them."""
+        with self._changed:
+            if not self._extra:
+                logger.warning("more rows wait here than buffer_bytes allows: another node waits for those behind them")
+            if self._extra < _MOST_EXTRA:
+                self._extra += _EXTRA
+            self._changed.notify_all()
 
     def discard(self) -> None:
         """Want no more of the first pass: what waits and what still comes is dropped (the spill goes on)."""
@@ -246,6 +257,11 @@ class Passes:
             for number in range(ends.replays):
                 self._queue.append(_Pass(intake, number + 2, last=number + 1 == ends.replays))
             self._changed.notify_all()
+
+    def make_room(self, message: MakeRoom) -> None:
+        """Take in more of a feed than was agreed."""
+        with self._changed:
+            self._intakes[message.feed].make_room()
 
     def close(self) -> None:
         """Learn that no feed comes any more; the passes that wait are still given out."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema
+from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema, MakeRoom
 from tfos_nb.runtime.passes import Intake
 from tfos_nb.runtime.reports import FeedStatus
 from tfos_nb.runtime.supply import Supply
@@ -100,6 +100,14 @@ class FeedQueues(Supply):
             super().end(ends)
         else:
             queue.end(ends)
+
+    def make_room(self, message: MakeRoom) -> None:
+        """Take in more of a feed than was agreed."""
+        queue = self._by_feed.get(message.feed, self)
+        if queue is self:
+            super().make_room(message)
+        else:
+            queue.make_room(message)
 
     def close(self) -> None:
         """Learn that no feed comes any more, to any queue."""

@@ -1,9 +1,10 @@
 """Where a partition is cut: by the numbers of its rows alone, so that every attempt at it is cut alike.
 
 The first segments are small, so that few rows are shared out evenly, and later ones larger, so that many cost few
-questions: each is an eighth of what came before it, or less. None is larger than what a node takes in one piece. A task
-sends one segment after the other, and where nodes train in step, one that is full may wait for another whose segment
-comes next: it would wait for ever if its own did not fit in.
+questions: each is an eighth of what came before it, or less. None is larger than what a node takes in one piece, by the
+size of a feed's first rows. A task sends one segment after the other, and where nodes train in step, one that is full
+may wait for another whose segment comes next: it would wait for ever if its own did not fit in. (Where later rows are
+so much larger that it does not, the driver has the node make room.)
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 __all__ = ["PIECE_BYTES", "Segments"]
 
 PIECE_BYTES = (16 << 20) - (64 << 10)
-_FIRST, _LARGEST = 64, 65536
+_FIRST, _LARGEST = 64, 8192
 _ALIKE = 16  # segments of one size, before the size doubles
 
 
@@ -50,7 +51,7 @@ class Segments:
         Examples
         --------
         >>> Segments.of_rows(3144).largest, Segments.of_rows(602_112).largest, Segments.of_rows(8).largest
-        (4096, 16, 65536)
+        (4096, 16, 8192)
         """
         fitting = max(1, PIECE_BYTES // max(1, row_bytes))
         return cls(min(_LARGEST, 1 << fitting.bit_length() - 1))

@@ -67,6 +67,7 @@ PASSED_ON = (
     ledger.FeedSchema,
     ledger.FeedEnds,
     ledger.FeedFrom,
+    ledger.MakeRoom,
     ledger.NoMoreFeeds,
     ledger.PassDone,
     ledger.WorkerThrough,

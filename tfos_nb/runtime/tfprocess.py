@@ -111,6 +111,7 @@ class TensorFlowProcess:
             ledger.FeedBegins: self._passes.begin,
             ledger.FeedSchema: self._passes.describe,
             ledger.FeedEnds: self._passes.end,
+            ledger.MakeRoom: self._passes.make_room,
             ledger.NoMoreFeeds: self._hear_the_last,
             Stop: self._stop,
             Farewell: self._leave,
