@@ -106,26 +106,6 @@ def test_a_killed_node_is_named_with_its_signal(spark: SparkSession) -> None:
     assert "killed by SIGKILL" in str(caught.value)
 
 
-def saving_on_its_own_disk(args: Any, ctx: Any) -> None:
-    import tensorflow as tf
-
-    ctx.model_dir = f"{args}/{ctx.task_index}"  # as if each host had another disk there
-    ctx.resume(counter=tf.Variable(0))
-    wait_for_ever()
-
-
-def test_states_that_another_host_would_not_find_end_the_cluster_before_any_is_saved(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    with (
-        pytest.raises(errors.PlanError, match="worker:. on .* see different directories.*that all hosts share"),
-        launch(
-            saving_on_its_own_disk, str(tmp_path), workers=2, spark=spark, restarts=3, input_mode="tensorflow"
-        ) as cluster,
-    ):
-        cluster.wait()
-
-
 def leaving_a_file(args: Any, ctx: Any) -> None:
     import tempfile
 

@@ -259,9 +259,11 @@ class Passes:
             self._changed.notify_all()
 
     def make_room(self, message: MakeRoom) -> None:
-        """Take in more of a feed than was agreed."""
+        """Take in more of a feed than was agreed, if it has begun here."""
         with self._changed:
-            self._intakes[message.feed].make_room()
+            intake = self._intakes.get(message.feed)
+            if intake is not None:
+                intake.make_room()
 
     def close(self) -> None:
         """Learn that no feed comes any more; the passes that wait are still given out."""
