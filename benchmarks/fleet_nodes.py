@@ -342,13 +342,13 @@ class _Crew:
         schema = pa.schema([("x", pa.list_(pa.float32())), ("y", pa.int64())]).serialize().to_pybytes()
         for partition in partitions:
             told = await ask(ledger.OpenPartition(feed, partition, schema, {"x": (784,)}, "10.0.0.1"))
-            known, row = set(told.places), 0
+            cut, known, row = Segments(told.largest), set(told.places), 0
             while row < rows:
                 claimed = set(await ask(ledger.ClaimSegments(feed, partition, row, 16, ())))
                 if unknown := tuple(claimed - known):
                     known |= (await ask(ledger.WherePlaces(feed, unknown))).places.keys()
                 for _ in range(16):
-                    row = Segments().end(row)
+                    row = cut.end(row)
             await ask(ledger.PartitionDone(feed, partition, rows, True))
         await channel.close()
         _say("fed", at=time.time(), bytes=size)

@@ -107,8 +107,6 @@ def test_a_killed_node_is_named_with_its_signal(spark: SparkSession) -> None:
 
 
 def leaving_a_file(args: Any, ctx: Any) -> None:
-    import tempfile
-
     tempfile.mkstemp(prefix=args)
     telling_pid(args, ctx)
 

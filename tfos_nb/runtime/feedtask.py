@@ -32,7 +32,7 @@ __all__ = ["FeedTask"]
 _CLAIMED_AHEAD = 16
 _ENOUGH_BYTES = 4 << 20  # for one node: half of its work was by the piece, not by the row, with smaller ones
 _MOST_BYTES = 32 << 20  # that wait, for all nodes together
-_WAIT = 0.1  # seconds, while others come: a program may be waiting for them
+_WAIT = 0.1  # seconds since rows were sent last: a program may be waiting for those that have come since
 SUMMARY_SCHEMA = "partition long, rows long"
 
 

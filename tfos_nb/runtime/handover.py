@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import operator
 import os
 import weakref
 from collections import deque
@@ -177,9 +178,5 @@ class BlockWriter:
         """
         batch = pa.ipc.open_stream(memory).read_next_batch()
         buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None]
-        largest = max(buffers, key=_size_of, default=memory)
+        largest = max(buffers, key=operator.attrgetter("size"), default=memory)
         self._first = (self._first - largest.address) % _ALIGNED
-
-
-def _size_of(buffer: pa.Buffer) -> int:
-    return int(buffer.size)

@@ -73,41 +73,26 @@ class FeedQueues(Supply):
 
     def begin(self, begins: FeedBegins) -> None:
         """Prepare for a feed that the driver announced."""
-        queue = self._others.get(begins.queue)
-        if queue is None:
-            super().begin(begins)
-        else:
-            queue.begin(begins)
+        queue = self._others.get(begins.queue, self)
+        Supply.begin(queue, begins)
         with self._told:
-            self._by_feed[begins.feed] = queue or self
+            self._by_feed[begins.feed] = queue
             self._told.notify_all()
-            unwanted = (queue or self) in self._terminated
+            unwanted = queue in self._terminated
         if unwanted:
-            (queue or self).enough()
+            queue.enough()
 
     def describe(self, schema: FeedSchema) -> None:
         """Learn what the rows of a feed look like."""
-        queue = self._by_feed.get(schema.feed, self)
-        if queue is self:
-            super().describe(schema)
-        else:
-            queue.describe(schema)
+        Supply.describe(self._by_feed.get(schema.feed, self), schema)
 
     def end(self, ends: FeedEnds) -> None:
         """Learn that the share of a feed is complete."""
-        queue = self._by_feed.get(ends.feed, self)
-        if queue is self:
-            super().end(ends)
-        else:
-            queue.end(ends)
+        Supply.end(self._by_feed.get(ends.feed, self), ends)
 
     def make_room(self, message: MakeRoom) -> None:
         """Take in more of a feed than was agreed."""
-        queue = self._by_feed.get(message.feed, self)
-        if queue is self:
-            super().make_room(message)
-        else:
-            queue.make_room(message)
+        Supply.make_room(self._by_feed.get(message.feed, self), message)
 
     def close(self) -> None:
         """Learn that no feed comes any more, to any queue."""
@@ -133,7 +118,7 @@ class FeedQueues(Supply):
         with self._told:
             self._told.wait_for(lambda: feed in self._by_feed, _ANNOUNCED_WITHIN)
             queue = self._by_feed.get(feed, self)
-        return super().intake(feed) if queue is self else queue.intake(feed)
+        return Supply.intake(queue, feed)
 
     def status(self) -> FeedStatus:
         """Return what a heartbeat says of all queues together."""

@@ -153,13 +153,16 @@ class Supervisor:
             self._process = self._new_process()
             return
         try:
-            self._warm = self._warm or WarmProcess(environment_of(self._job, self._directory))
+            self._warm = self._warm or self._new_warm()
             self._process = self._new_process()
         except ConnectionError:  # it was killed, and what it had forked with it
             assert self._warm is not None, "it was made above"
             self._warm.close()
-            self._warm = WarmProcess(environment_of(self._job, self._directory))
+            self._warm = self._new_warm()
             self._process = self._new_process()
+
+    def _new_warm(self) -> WarmProcess:
+        return WarmProcess(environment_of(self._job, self._directory))
 
     def _new_process(self) -> NodeProcess:
         self._processes += 1
