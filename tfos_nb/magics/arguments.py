@@ -205,7 +205,8 @@ def find_variable(option: str, name: str, namespace: Mapping[str, Any], known: I
         If there is none of that name.
     """
     if name not in namespace:
-        names = [other for other in namespace if not other.startswith("_")] if known is None else list(known)
+        own = (other for other, value in namespace.items() if not (other.startswith("_") or callable(value)))
+        names = own if known is None else known  # IPython keeps open, exit and quit among the user's names
         raise PlanError(f"{option} {name}: no such variable{nearest(name, names)}")
     return namespace[name]
 

@@ -175,7 +175,8 @@ def _find(
         return fn
     if fn not in namespace:
         known = [*inside, *(name for name, value in namespace.items() if callable(value) and not name.startswith("_"))]
-        raise PlanError(f"--fn {fn}: no such function{nearest(fn, known)}")
+        here = f"; the cell has {', '.join(inside)}" if inside else ""
+        raise PlanError(f"--fn {fn}: no such function{nearest(fn, known) or here}")
     value = namespace[fn]
     if not callable(value):
         raise PlanError(f"--fn {fn}: not a function but of type {type(value).__name__}")
