@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.test_roster import Cluster, clock, ended, make
 from tfos_nb.runtime.ledger import WorkerThrough
-from tfos_nb.runtime.lifecycle import Following, Moved, Regather, Reservation, Serving, Start, StateHeld
+from tfos_nb.runtime.lifecycle import Following, Moved, Regather, Reservation, Serving, Start, StateHeld, Stop
 from tfos_nb.runtime.node import NodeWanted
 
 __all__ = ["clock", "make"]
@@ -133,16 +134,16 @@ def come_late(cluster: Cluster, node: str) -> None:
 def test_a_worker_that_comes_late_joins_when_a_state_has_been_saved(three: Cluster) -> None:
     three.roster.go_on_without_missing()
     three.say(StateHeld("worker:1"))
-    assert three.roster.joining == (), "it has not come"
+    assert three.roster.changing == "", "it has not come"
     come_late(three, "worker:0")
-    assert three.roster.joining == (), "it would undo what has been trained since the last state"
+    assert three.roster.changing == "", "it would undo what has been trained since the last state"
     assert three.roster.failures == []
     three.say(StateHeld("worker:2"))
-    assert three.roster.joining == (), "that is not who saves"
+    assert three.roster.changing == "", "that is not who saves"
     three.say(StateHeld("worker:1"))
-    assert three.roster.joining == ("worker:0",)
+    assert three.roster.changing == "worker:0 joined"
 
-    three.roster.gather_with(three.roster.joining)
+    three.roster.gather_with(three.roster.changing)
     assert three.roster.missing == ("worker:1", "worker:2")
     assert three.roster.restarts_left == 1, "that was no loss"
     come_again(three, "worker:1", 5003)
@@ -172,3 +173,120 @@ def test_nobody_goes_on_without_a_chief_or_with_too_few(make: Callable[..., Clus
     for node in ("worker:0", "worker:1"):
         come_again(cluster, node, 5000)
     assert not cluster.roster.are_enough(1)
+
+
+# --- more nodes than there were, or fewer
+
+
+def scale(cluster: Cluster, workers: int) -> tuple[str, ...]:
+    """Have the plan say another number of workers; return whom it takes."""
+    plan = dataclasses.replace(cluster.roster.plan, workers=workers)
+    lacking = cluster.roster.lacking(plan)
+    cluster.roster.scale(plan)
+    return lacking
+
+
+def test_new_workers_are_started_in_their_order_and_taken_in_when_the_coordinator_says_so(coordinated: Cluster) -> None:
+    assert scale(coordinated, 4) == ("worker:2", "worker:3")
+    assert [state.node for state in coordinated.roster.snapshot()] == [*NODES[:3], "worker:2", "worker:3", "ps:0"]
+    coordinated.reserve("worker:3", port=7003)
+    assert heard(coordinated, "worker:3", Start) == [], "TensorFlow numbers the workers without gaps"
+    coordinated.reserve("worker:2", port=7002)
+    everybody = ["10.0.0.1:1001", "10.0.0.1:1002", "10.0.0.1:7002", "10.0.0.1:7003"]
+    assert start_told(coordinated, "worker:2").cluster_spec["worker"] == everybody[:3]
+    assert start_told(coordinated, "worker:3").cluster_spec["worker"] == everybody
+
+    for node in ("worker:2", "worker:3"):
+        coordinated.say(Serving(node))
+    assert [one.node for one in heard(coordinated, "chief:0", Moved)] == ["worker:2", "worker:3"]
+    assert coordinated.roster.feeds.nodes == ["worker:0", "worker:1"]
+    coordinated.say(WorkerThrough("worker:2", 3), by="chief:0")
+    assert coordinated.roster.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
+    assert (coordinated.roster.taken_in, coordinated.roster.replaced["worker:2"].through) == (["worker:2"], 3)
+    assert (coordinated.roster.generation, coordinated.roster.gatherings) == (1, 2)
+    assert coordinated.roster.changing == ""
+    for node in NODES[1:]:
+        assert heard(coordinated, node, (Regather, Moved)) == []  # type: ignore[arg-type]
+
+
+def test_a_new_worker_that_is_lost_before_it_is_taken_in_comes_again(coordinated: Cluster) -> None:
+    scale(coordinated, 3)
+    coordinated.reserve("worker:2", port=7002)
+    coordinated.say(Serving("worker:2"))
+    coordinated.say(ended("worker:2", None, "SIGKILL"))
+    assert coordinated.roster.failures == []
+    assert coordinated.roster.asked(NodeWanted("worker:2")) is True
+    coordinated.reserve("worker:2", port=7009)
+    coordinated.say(Serving("worker:2"))
+    assert [one.address for one in heard(coordinated, "chief:0", Moved)] == ["10.0.0.1:7002", "10.0.0.1:7009"]
+
+
+def test_new_workers_that_wait_for_the_coordinator_are_gathered_with_all_when_it_is_lost(coordinated: Cluster) -> None:
+    scale(coordinated, 3)
+    coordinated.reserve("worker:2", port=7002)
+    coordinated.say(ended("chief:0", None, "SIGKILL"))
+    assert coordinated.roster.gather_again("it was killed")
+    assert [one.generation for one in heard(coordinated, "worker:2", Regather)] == [2]
+    assert set(coordinated.roster.missing) == {*NODES, "worker:2"}
+    assert coordinated.roster.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
+
+
+def test_who_trains_in_step_with_others_joins_them_when_a_state_has_been_saved(make: Callable[..., Cluster]) -> None:
+    cluster = make(workers=1)
+    cluster.bring_up("worker:0")
+    assert scale(cluster, 2) == ("worker:1",)
+    cluster.say(StateHeld("worker:0"))
+    cluster.reserve("worker:1", port=7001)
+    assert cluster.roster.changing == ""
+    cluster.say(StateHeld("worker:0"))
+    assert cluster.roster.changing == "worker:1 joined"
+    cluster.roster.gather_with("worker:1 joined")
+    come_again(cluster, "worker:0", 5000)
+    told = Start({"worker": ["10.0.0.9:5000", "10.0.0.1:7001"]}, 2)
+    assert [start_told(cluster, node) for node in ("worker:0", "worker:1")] == [told, told]
+
+
+def test_a_worker_that_the_plan_has_no_more_goes_when_a_state_has_been_saved(make: Callable[..., Cluster]) -> None:
+    cluster = make(workers=2)
+    cluster.roster.restarts_left = 1
+    cluster.bring_up("worker:0", "worker:1")
+    assert scale(cluster, 1) == ()
+    assert cluster.roster.changing == ""
+    cluster.say(StateHeld("worker:0"))
+    assert cluster.roster.changing == "worker:1 not wanted any more"
+    cluster.roster.gather_with(cluster.roster.changing)
+    assert [one.grace for one in heard(cluster, "worker:1", Stop)] == [0.0]
+    assert heard(cluster, "worker:1", Regather) == []
+    assert cluster.roster.missing == ("worker:0",)
+    cluster.streams["worker:1"].end()
+    cluster.until(lambda: cluster.state("worker:1").status.ended)
+    assert cluster.roster.asked(NodeWanted("worker:1")) is False
+    come_again(cluster, "worker:0", 5000)
+    assert cluster.roster.all_reserved
+    assert cluster.roster.feeds.nodes == ["worker:0"]
+    assert cluster.roster.failures == []
+
+    assert scale(cluster, 2) == ("worker:1",), "it may come back"
+    cluster.reserve("worker:1", port=7001)
+    cluster.say(StateHeld("worker:0"))
+    assert cluster.roster.changing == "worker:1 joined"
+
+
+def test_one_that_is_wanted_again_before_it_has_gone_stays(make: Callable[..., Cluster]) -> None:
+    cluster = make(workers=2)
+    cluster.bring_up("worker:0", "worker:1")
+    scale(cluster, 1)
+    assert scale(cluster, 2) == ()
+    cluster.say(StateHeld("worker:0"))
+    assert cluster.roster.changing == ""
+
+
+def test_a_new_one_that_is_not_wanted_any_more_before_it_has_joined_is_sent_away(make: Callable[..., Cluster]) -> None:
+    cluster = make(workers=1)
+    cluster.bring_up("worker:0")
+    scale(cluster, 2)
+    cluster.reserve("worker:1", port=7001)
+    scale(cluster, 1)
+    assert len(heard(cluster, "worker:1", Stop)) == 1
+    cluster.say(StateHeld("worker:0"))
+    assert cluster.roster.changing == ""

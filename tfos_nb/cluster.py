@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from tfos_nb import living
 from tfos_nb.cluster_inference import Inferring, check_queue
+from tfos_nb.cluster_scale import Scaling
 from tfos_nb.cluster_view import ClusterView
 from tfos_nb.deliveries import Deliveries
 from tfos_nb.errors import PlanError
 from tfos_nb.fate import Fate
-from tfos_nb.launching import NodeTasks, Settings, open_door, survey
+from tfos_nb.launching import NodeTasks, Settings, checked_env, open_door, survey
 from tfos_nb.life import Life
 from tfos_nb.nodejobs import NodeJobs
 from tfos_nb.roster import Roster
@@ -157,7 +158,7 @@ def launch(
         tensorboard=tensorboard,
         log_dir=log_dir,
         autolog=autolog,
-        env=_checked_env(env),
+        env=checked_env(env),
         rendezvous_timeout=rendezvous_timeout,
         feed_timeout=feed_timeout,
         grace=grace,
@@ -182,13 +183,7 @@ def launch(
     return cluster
 
 
-def _checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
-    if not isinstance(env, (Mapping, type(None))):
-        raise PlanError(f"env={env!r}: it is a dictionary, as in env={{'TF_USE_LEGACY_KERAS': '1'}}")
-    return dict(env or {})
-
-
-class Cluster(ClusterView, Inferring):
+class Cluster(ClusterView, Inferring, Scaling):
     """A running (or ended) TensorFlow cluster. Made by :func:`launch`; a context manager.
 
     Leaving its ``with`` block without an error tells the nodes that no more data come and waits for every ``main`` to
@@ -196,8 +191,6 @@ class Cluster(ClusterView, Inferring):
 
     Attributes
     ----------
-    plan : ClusterPlan
-        What was asked for.
     history : History
         The metrics of each epoch, as the chief reported them.
     id : str
@@ -205,7 +198,6 @@ class Cluster(ClusterView, Inferring):
     """
 
     def __init__(self, plan: ClusterPlan, settings: Settings, payload: bytes, spark: SparkSession) -> None:
-        self.plan = plan
         self._settings = settings
         self._spark = spark
         self._master = str(spark.conf.get("spark.master", ""))
@@ -233,7 +225,7 @@ class Cluster(ClusterView, Inferring):
             if self._log_dir:
                 self._open_tunnel(door)
             description = f"tfos_nb cluster {self.plan.name}"
-            nodes = NodeJobs(
+            self._nodes = nodes = NodeJobs(
                 self._spark,
                 self._jobs,
                 launching,

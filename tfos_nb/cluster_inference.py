@@ -44,9 +44,13 @@ def check_queue(name: str, settings: Settings) -> str:
 class Inferring:
     """The part of :class:`tfos_nb.Cluster` that has rows answered."""
 
-    plan: ClusterPlan
     _settings: Settings
     _address: DoorAddress
+
+    @property
+    def plan(self) -> ClusterPlan:
+        """What was asked for."""
+        raise NotImplementedError
 
     def _refuse_if_over(self, call: str) -> None:
         raise NotImplementedError

@@ -17,12 +17,12 @@ from tfos_nb.state import ClusterState, ClusterStatus, LogLine
 __all__ = ["ClusterView"]
 
 _LOG_SHOWN = 60  # lines of all nodes in a snapshot
+_text_of = functools.lru_cache(str)  # a panel shows a plan again and again
 
 
 class ClusterView:
     """The part of :class:`tfos_nb.Cluster` that only looks."""
 
-    plan: ClusterPlan
     id: str
     _master: str
     _roster: Roster
@@ -31,9 +31,10 @@ class ClusterView:
     _log_dir: str
     _tunnel: str
 
-    @functools.cached_property
-    def _plan_text(self) -> str:
-        return str(self.plan)
+    @property
+    def plan(self) -> ClusterPlan:
+        """What was asked for, by :func:`tfos_nb.launch` or :meth:`Cluster.scale`."""
+        return self._roster.plan
 
     @property
     def state(self) -> ClusterStatus:
@@ -84,7 +85,7 @@ class ClusterView:
                 spark_master=self._master,
                 log=tuple(self._roster.log_tail(_LOG_SHOWN)),
                 log_dir=self._log_dir,
-                plan=self._plan_text,
+                plan=_text_of(self.plan),
             )
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Which data can be fed: what is told before a row is read."""
+"""Which data can be fed: what is told before a row is read, and of which types the rows of a feed are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from tfos_nb.errors import PlanError
 
-__all__ = ["check_alike", "feedable", "refuse_ended"]
+__all__ = ["check_alike", "feedable", "read_schema", "refuse_ended", "unlike_schemas"]
 
 
 def refuse_ended(data: Any) -> None:
@@ -95,3 +95,23 @@ def feedable(frame: Any) -> Any:
                 f", or leave it out with df.drop({column.name!r})"
             )
     return frame
+
+
+def unlike_schemas(first: bytes, other: bytes, common: bool = False) -> str:
+    """Say in which columns two partitions differ, or only in which of their ``common`` ones."""
+    ours, theirs = read_schema(first), read_schema(other)
+    kinds = [dict(zip(schema.names, schema.types, strict=True)) for schema in (ours, theirs)]
+    every = dict.fromkeys([*ours.names, *theirs.names])
+    if common:
+        every = {name: None for name in ours.names if name in kinds[1]}
+    names = [name for name in every if kinds[0].get(name) != kinds[1].get(name)]
+    return "; ".join(
+        f"{name!r} is {kinds[1].get(name, 'missing')}, not {kinds[0].get(name, 'there')}" for name in names
+    )
+
+
+def read_schema(schema: bytes) -> Any:
+    """Read Arrow's own encoding; raise pyarrow's error if it is none."""
+    import pyarrow as pa
+
+    return pa.ipc.read_schema(pa.py_buffer(schema))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfos_nb.errors import FeedFailed, PlanError
-from tfos_nb.feedable import feedable, refuse_ended
+from tfos_nb.feedable import feedable, read_schema, refuse_ended, unlike_schemas
 from tfos_nb.runtime import ledger
 from tfos_nb.runtime.door import DoorAddress
 from tfos_nb.runtime.feedtask import SUMMARY_SCHEMA, FeedTask
@@ -65,6 +65,7 @@ class Feed:
     passes_done: dict[str, int] = field(default_factory=dict)
     partitions: int = 0
     moved: int = 0
+    told: set[str] = field(default_factory=set)  # the nodes that know of it
     gathering: int = 1  # of the cluster's members, for which it holds
     before: int = 0  # passes over the rows before its first, of all calls of train
     replays: int | None = None  # when it is delivered: how often the nodes go through it again
@@ -145,6 +146,7 @@ class FeedDesk:
             feed = Feed(number, passes, spill, epoch, epochs, book, place or FeedOf(), gathering=self._gathering)
             if feed.place.batch is not None:
                 self._feeds.pop(number - _BATCHES_KNOWN, None)
+            feed.told.update(self.nodes)
             self._feeds[number] = self.current = feed
             self._send(ledger.FeedBegins(number, passes, spill, **vars(feed.place)), self.nodes)
             self._changed.notify_all()
@@ -169,14 +171,23 @@ class FeedDesk:
         with self._changed:
             passes = (feed.passes if feed.replays is None else 1 + feed.replays) - skipped
             feed.skipped[node] = feed.passes_done[node] = skipped
+            feed.told.add(node)
             self._send(ledger.FeedBegins(feed.number, passes, feed.spill and passes > 1, **vars(feed.place)), [node])
 
     def end_again(self, feed: Feed, node: str) -> None:
         """Tell a node in another's place that its share is complete."""
         with self._changed:
             assert feed.replays is not None, "it is delivered"
-            rows = feed.ledger.shares()[node]
+            rows = feed.ledger.shares().get(node, 0)
             self._send(ledger.FeedEnds(feed.number, rows, feed.replays - feed.skipped[node]), [node])
+
+    def cut(self, feed: Feed, made: int) -> None:
+        """Have a delivered feed end behind the passes that are made; those that follow are fed anew, to more nodes."""
+        with self._changed:
+            left = max(0, made - 1)
+            if feed.replays is not None and left < feed.replays:
+                feed.replays = left
+                self._end(feed)
 
     def describe_again(self, nodes: Iterable[str]) -> None:
         """Tell nodes that have just started what the rows look like, if that is known: some ask before anything."""
@@ -184,7 +195,7 @@ class FeedDesk:
             known = [feed for feed in self._feeds.values() if feed.schema and not feed.place.validates]
             if known:
                 schema = ledger.FeedSchema(known[-1].number, known[-1].schema, known[-1].lengths)
-                self._send(schema, [node for node in nodes if node in self._names])
+                self._send(schema, nodes)
 
     def wants_from(self, message: ledger.FeedFrom) -> None:
         """Record from where on a node of a later generation wants rows; all have to want the same."""
@@ -224,8 +235,15 @@ class FeedDesk:
     def end(self, feed: Feed, replays: int) -> None:
         """Tell each node that its share is complete, how many rows it has, and how often to go through it again."""
         with self._changed:
-            for node, rows in feed.ledger.shares().items():
-                self._send(ledger.FeedEnds(feed.number, rows, replays), [node])
+            feed.replays = replays
+            self._end(feed)
+
+    def _end(self, feed: Feed) -> None:
+        assert feed.replays is not None, "it is delivered"
+        shares = feed.ledger.shares()
+        for node in dict.fromkeys([*shares, *feed.skipped]):  # who came late has no share, and goes through it
+            left = feed.replays - feed.skipped.get(node, 0)
+            self._send(ledger.FeedEnds(feed.number, shares.get(node, 0), left), [node])
 
     def close(self, reason: str) -> None:
         """Announce that no feed will come any more."""
@@ -262,13 +280,13 @@ class FeedDesk:
 
     def _open(self, feed: Feed, question: ledger.OpenPartition) -> ledger.Places:
         if not feed.schema:
-            _read_schema(question.schema)  # what is none must not become the feed's: every other would be refused
+            read_schema(question.schema)  # what is none must not become the feed's: every other would be refused
             if told := self._unlike_validation(feed, question):
                 return ledger.Places(refused=told)
             feed.schema, feed.lengths = question.schema, question.lengths
             feed.ledger.segments = Segments.of_rows(question.row_bytes)
             self._send(ledger.FeedSchema(feed.number, question.schema, question.lengths), self.nodes)
-        elif feed.schema != question.schema and (told := _unlike(feed.schema, question.schema)):
+        elif feed.schema != question.schema and (told := unlike_schemas(feed.schema, question.schema)):
             return ledger.Places(
                 refused=f"its rows are not of the types of those of another partition: {told}. Make them of one type, "
                 "such as float(x), where the rows are made"
@@ -304,7 +322,7 @@ class FeedDesk:
         kept = self._feeds.get(feed.place.validation)
         if kept is None or not kept.schema:
             return ""
-        told = _unlike(kept.schema, question.schema, common=True)
+        told = unlike_schemas(kept.schema, question.schema, common=True)
         for name in sorted(kept.lengths.keys() & question.lengths.keys()):
             if kept.lengths[name] != question.lengths[name]:
                 ours, theirs = ("x".join(map(str, lengths[name])) for lengths in (question.lengths, kept.lengths))
@@ -330,25 +348,6 @@ def _unlike_states(*wanted: ledger.FeedFrom) -> str:
         f"the nodes have put back different states: {places}. Each has to call ctx.resume, and to find the same "
         "checkpoints: on several hosts model_dir is a directory that all of them share, or a URL"
     )
-
-
-def _unlike(first: bytes, other: bytes, common: bool = False) -> str:
-    """Say in which columns two partitions differ, or only in which of their ``common`` ones."""
-    ours, theirs = _read_schema(first), _read_schema(other)
-    kinds = [dict(zip(schema.names, schema.types, strict=True)) for schema in (ours, theirs)]
-    every = dict.fromkeys([*ours.names, *theirs.names])
-    if common:
-        every = {name: None for name in ours.names if name in kinds[1]}
-    names = [name for name in every if kinds[0].get(name) != kinds[1].get(name)]
-    return "; ".join(
-        f"{name!r} is {kinds[1].get(name, 'missing')}, not {kinds[0].get(name, 'there')}" for name in names
-    )
-
-
-def _read_schema(schema: bytes) -> Any:
-    import pyarrow as pa
-
-    return pa.ipc.read_schema(pa.py_buffer(schema))
 
 
 def check_feedable(data: Any) -> None:

@@ -14,10 +14,10 @@ from tfos_nb.errors import TfosError
 from tfos_nb.feeding import FeedDesk
 from tfos_nb.members import Members
 from tfos_nb.record import Record
-from tfos_nb.runtime.lifecycle import FeedPlace, Moved, Regather, Start
+from tfos_nb.runtime.lifecycle import FeedPlace, Moved, Regather, Start, Stop
 from tfos_nb.runtime.plan import ClusterPlan, Role
 from tfos_nb.runtime.reports import History
-from tfos_nb.state import NodeStatus
+from tfos_nb.state import JOINED, LEAVING, NodeStatus
 
 __all__ = ["Failure", "Gathering", "Replaced"]
 
@@ -73,7 +73,9 @@ class Gathering(Members):
         self.restarts_left = restarts
         self.failures: list[Failure] = []
         self.replaced: dict[str, Replaced] = {}
+        self.taken_in: list[str] = []  # late ones that a coordinator has taken in of late
         self._can_join = False  # a state was saved since those that are absent have come
+        self._leaving: set[str] = set()
         self._given_up: set[tuple[str, int]] = set()
         self._feed_places: dict[str, FeedPlace] = {}
         self._coordinators: dict[str, Record] = {}  # they need the servers of the others
@@ -84,18 +86,22 @@ class Gathering(Members):
     def _start_if_complete(self) -> None:
         if not self._reserved():
             return
-        spec: dict[str, list[str]] = {}
-        for record in self._present:
-            spec.setdefault(record.node.role.value, []).append(record.address)
+        spec = self._spec()
         starting = [record for record in self._present if not record.started]
         if self.gatherings > 1:  # before main is called, which may want to know at once
-            self.feeds.describe_again([str(record.node) for record in starting])
+            self.feeds.describe_again([str(record.node) for record in starting if record.node in self._fed])
         behind: dict[int, list[str]] = {}
         for record in starting:
             record.status, record.started = NodeStatus.STARTING, True
             behind.setdefault(record.through, []).append(str(record.node))
         for passes, nodes in behind.items():  # as a rule all at once: a thousand addresses are encoded once
             self.send(Start(spec, self.generation, passes, self._workers_left(), self.feeds.held.states), nodes)
+
+    def _spec(self) -> dict[str, list[str]]:
+        spec: dict[str, list[str]] = {}
+        for record in self._present:
+            spec.setdefault(record.node.role.value, []).append(record.address)
+        return spec
 
     def _workers_left(self) -> tuple[int, ...]:
         """The workers' indices, if some are absent: each node has its rank by its place among them."""
@@ -108,6 +114,41 @@ class Gathering(Members):
         if record.moved:
             record.moved = False
             self.send_to(str(self.plan.chief_node), Moved(str(record.node), record.address))
+
+    def _start_late(self) -> None:
+        """Start workers that come after the others have begun, where a coordinator can take them in.
+
+        It knows them by their numbers, which have no gaps. It is told where one is when that serves, and the others
+        count on it when it has said that it gives it steps.
+        """
+        if not self._records[str(self.plan.chief_node)].following:
+            return
+        spec = self._spec()
+        for record in self._records.values():
+            if not record.absent or record.parting:
+                continue
+            if record.reservation is None:
+                return
+            spec[record.node.role.value].append(record.address)
+            if not record.started:
+                record.status, record.started, record.moved = NodeStatus.STARTING, True, True
+                addresses = {role: list(at) for role, at in spec.items()}
+                self.send(Start(addresses, self.generation, 0, (), self.feeds.held.states), [str(record.node)])
+
+    def _take_in(self, record: Record) -> None:
+        """Count on a late worker, to which the coordinator gives steps; it has a share in the rows of later feeds."""
+        self.gatherings += 1
+        self._count_on_late([record])
+        self.feeds.go_on(self.gatherings)
+        self.feeds.describe_again([str(record.node)])  # a coordinator asks for rows as soon as it has taken one in
+        self.replaced[str(record.node)] = Replaced(record.through, self.gatherings)
+        self.taken_in.append(str(record.node))
+
+    def _count_on_late(self, late: Sequence[Record]) -> None:
+        for record in late:
+            record.absent = False
+        self._count_on([one for one in self._records.values() if not one.absent])
+        self.feeds.feed(str(one.node) for one in self._fed_records)
 
     def _give_up(self, record: Record) -> None:
         """Do without a supervisor that is silent: should it wake, it hears that; its task ends it, if it can."""
@@ -142,18 +183,42 @@ class Gathering(Members):
                 self.changed.notify_all()
             return tuple(gone)
 
-    @property
-    def joining(self) -> tuple[str, ...]:
-        """Absent nodes that have come, when a state is held from which all can go on together."""
+    def lacking(self, plan: ClusterPlan) -> tuple[str, ...]:
+        """Return the nodes of a plan that would have to be started."""
         with self.changed:
-            return tuple(str(record.node) for record in self._joining()) if self._can_join else ()
+            found = {str(node): self._records.get(str(node)) for node in plan.nodes}
+            return tuple(name for name, record in found.items() if record is None or record.parting)
 
-    def gather_with(self, joining: Sequence[str]) -> None:
-        """Have the nodes come again, and with them those that were absent."""
+    def scale(self, plan: ClusterPlan) -> None:
+        """Become what a plan says, as soon as that can be."""
+        with self.changed:
+            self._widen(plan)
+            wanted = {str(node) for node in plan.nodes}
+            self._leaving = {str(one.node) for one in self._present} - wanted
+            for name, record in self._records.items():
+                if record.absent and name not in wanted:
+                    self._send_away(record)
+                elif record.absent and record.parting:  # it was sent away, and is wanted again
+                    record.parting, record.failed_joins, record.status = False, 0, NodeStatus.PLANNED
+            self.changed.notify_all()
+
+    @property
+    def changing(self) -> str:
+        """Who joins or leaves, when a state is held from which the others can go on; empty if nobody does."""
+        with self.changed:
+            joining = [str(record.node) for record in self._joining()]
+            if not self._can_join or len(self._leaving) == len(self._present):
+                return ""
+            said = [", ".join(joining) + JOINED if joining else ""]
+            said += [", ".join(sorted(self._leaving)) + LEAVING if self._leaving else ""]
+            return "; ".join(filter(None, said))
+
+    def gather_with(self, cause: str) -> None:
+        """Have the nodes come again, with those that were absent and without those that leave."""
         with self.changed:
             self.gatherings += 1
             self._can_join = False
-            self._regather(f"{', '.join(joining)} joined")
+            self._regather(cause)
             self.changed.notify_all()
 
     def gather_again(self, cause: str) -> bool:
@@ -199,26 +264,34 @@ class Gathering(Members):
         self.replaced.clear()
         self.feeds.regathered(self.gatherings)
         self.history.begin_anew()
+        if late := [one for one in self._records.values() if one.absent and one.started]:
+            self._count_on_late(late)  # they cannot wait any more for the coordinator that was
         for record in self._present:
             if record.status is NodeStatus.LOST and record.link is not None:
                 self._give_up(record)
             record.begin_anew()
             for known in (self._feed_places, self._coordinators, self._leavers):
                 known.pop(str(record.node), None)
-        self.send(Regather(self.generation, cause), [str(record.node) for record in self._present])
-        if self._joining():  # they have only just come, and wait to be told to start
-            self._share_out([one for one in self._records.values() if not one.absent or one.reservation is not None])
+        for name in self._leaving:
+            self._send_away(self._records[name])
+        staying = [record for record in self._present if not record.parting]
+        self.send(Regather(self.generation, cause), [str(record.node) for record in staying])
+        if self._leaving or self._joining():  # those have only just come, and wait to be told to start
+            self._leaving = set()
+            self._share_out([one for one in self._records.values() if one in staying or one in self._joining()])
 
     # --- fewer nodes than the plan has; the lock is held ---
 
     def _joining(self) -> list[Record]:
-        return [one for one in self._records.values() if one.absent and one.reservation is not None]
+        return [one for one in self._records.values() if one.absent and one.reservation and not one.started]
 
     def _share_out(self, present: list[Record]) -> None:
         """Have these nodes be the cluster, and share the rows."""
         names = {str(record.node) for record in present}
         for name, record in self._records.items():
             record.absent, record.failed_joins = name not in names, 0
+            if record.parting:  # it has been told to go
+                continue
             if record.absent:
                 record.status = NodeStatus.LOST
             if record.absent and record.link is not None:  # should it wake, it hears that it is not waited for
@@ -227,6 +300,13 @@ class Gathering(Members):
         self._count_on(present)
         self.feeds.feed(str(record.node) for record in self._fed_records)
         self.history.follow(str(self._first.node))
+
+    def _send_away(self, record: Record) -> None:
+        """Have a node end: the plan has it no more."""
+        record.begin_anew()
+        record.parting, record.status = True, NodeStatus.STOPPED
+        self._feed_places.pop(str(record.node), None)
+        self.send(Stop("the cluster has fewer workers now", 0.0), [str(record.node)])
 
     def _do_without(self, record: Record) -> None:
         """Let go of an absent node that was lost before it could join."""

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,16 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
-__all__ = ["Launching", "NodeTasks", "Settings", "check_host_gpus", "error_of_job", "open_door", "survey"]
+__all__ = [
+    "Launching",
+    "NodeTasks",
+    "Settings",
+    "check_host_gpus",
+    "checked_env",
+    "error_of_job",
+    "open_door",
+    "survey",
+]
 
 
 @dataclass(frozen=True)
@@ -129,6 +139,13 @@ class Settings:
         }
 
 
+def checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the variables that a user gives, if they are some."""
+    if not isinstance(env, (Mapping, type(None))):
+        raise PlanError(f"env={env!r}: it is a dictionary, as in env={{'TF_USE_LEGACY_KERAS': '1'}}")
+    return dict(env or {})
+
+
 @dataclass(frozen=True)
 class Launching:
     """What preflight found: the profile of each kind of node, and whether a node's task holds its slot.
@@ -143,8 +160,8 @@ class Launching:
     claim: bool = False
 
 
-def survey(spark: SparkSession, plan: ClusterPlan) -> Launching:
-    """Ask Spark whether it can take the plan.
+def survey(spark: SparkSession, plan: ClusterPlan, nodes: Collection[str] | None = None) -> Launching:
+    """Ask Spark whether it can take the plan; or, of a cluster that runs, these nodes more.
 
     Raises
     ------
@@ -154,19 +171,20 @@ def survey(spark: SparkSession, plan: ClusterPlan) -> Launching:
     check_local_python(spark)
     feeding = plan.input_mode is InputMode.SPARK
     check_dynamic_allocation(spark, len(plan.spark_nodes) + int(feeding))
+    wanted = [node for node in plan.spark_nodes if nodes is None or str(node) in nodes]
     by_gpus: dict[int, list[str]] = {}
-    for node in plan.spark_nodes:
+    for node in wanted:
         by_gpus.setdefault(plan.gpus_of(node), []).append(str(node))
     groups, hold = [], True
     claim = any(by_gpus) and not gives_gpus(spark)
     if claim:
-        with_gpus = sum(plan.gpus_of(node) > 0 for node in plan.spark_nodes)
+        with_gpus = sum(plan.gpus_of(node) > 0 for node in wanted)
         check_host_gpus(spark, with_gpus, cpus=plan.cpus, gpus=plan.gpus)
-        by_gpus = {0: [node for nodes in by_gpus.values() for node in nodes]}
-    for gpus, nodes in by_gpus.items():
+        by_gpus = {0: [name for names in by_gpus.values() for name in names]}
+    for gpus, names in by_gpus.items():
         profile = resource_profile(spark, plan.cpus, gpus)
-        hold &= _one_is_left(spark, len(nodes), feeding, cpus=plan.cpus, gpus=gpus, profile=profile)
-        groups.append((tuple(nodes), profile))
+        hold &= _one_is_left(spark, len(names), feeding, cpus=plan.cpus, gpus=gpus, profile=profile)
+        groups.append((tuple(names), profile))
     if plan.protocol != "grpc":
         _check_protocol(spark, plan.protocol)
     return Launching(tuple(groups), hold, tuple(str(node) for node in plan.driver_nodes), claim)

@@ -18,7 +18,7 @@ from tfos_nb.roster import Roster
 from tfos_nb.runtime.door import Door, DoorAddress
 from tfos_nb.runtime.lifecycle import Farewell, Stop
 from tfos_nb.session import SparkJobs
-from tfos_nb.state import JOINED, WITHOUT, ClusterStatus
+from tfos_nb.state import WITHOUT, ClusterStatus
 
 __all__ = ["Life"]
 
@@ -110,32 +110,39 @@ class Life:
         while True:
             error = self._until_failure()
             with self._changed:
-                joining = self._roster.joining
-                if error is None and (not joining or self._fate.failing or self._roster.all_returned):
+                unchanged = not self._roster.changing and not self._roster.taken_in
+                if error is None and (unchanged or self._fate.failing or self._roster.all_returned):
                     return None
                 if error is not None and not self._fate.may_go_on:
                     return error
-                self.status = ClusterStatus.RECOVERING
-                if error is not None:
-                    self.cause = str(error)
-                    everybody = self._roster.gather_again(self.cause)
-                    what = "gathers its nodes anew" if everybody else "goes on, and replaces what it has lost"
-                else:
-                    self.cause = f"{', '.join(joining)}{JOINED}"
-                    self._roster.gather_with(joining)
-                    what = "grows"
-            logger.warning("cluster %s %s: %s", self._name, what, self.cause)
+                what = self._go_on(error)
+            logger.warning("cluster %s %s", self._name, what)
             for action in self._at_regathering:
                 action()
 
+    def _go_on(self, error: TfosError | None) -> str:
+        """Go on behind a loss, or with other nodes; say how. The lock is held."""
+        late, changing = self._roster.taken_in, self._roster.changing
+        self._roster.taken_in = []
+        if error is None and late:
+            return f"gives steps to {', '.join(late)}"
+        self.status, self.cause = ClusterStatus.RECOVERING, str(error or changing)
+        if error is None:
+            self._roster.gather_with(changing)
+            return f"changes: {changing}"
+        if self._roster.gather_again(self.cause):
+            return f"gathers its nodes anew: {error}"
+        return f"goes on, and replaces what it has lost: {error}"
+
     def _until_failure(self) -> TfosError | None:
-        """Wait until the nodes are done, one has failed, or one that was absent can join."""
+        """Wait until the nodes are done, one has failed, or others can join or leave."""
         timeout = self._settings.rendezvous_timeout
         if self._settings.min_workers and self._roster.gatherings > 1:
             self._shrink(self._settings.min_workers, timeout)
         if not self._fate.wait_for(lambda: self._roster.all_reserved, timeout):
             return self._fate.rendezvous_timeout(timeout, self._address)
-        self._fate.wait_for(lambda: self._roster.all_returned or bool(self._roster.joining), None)
+        roster = self._roster
+        self._fate.wait_for(lambda: roster.all_returned or bool(roster.taken_in or roster.changing), None)
         return self._fate.first_failure()
 
     def _shrink(self, least: int, timeout: float) -> None:

@@ -49,6 +49,12 @@ class LogBook:
         self._newest: deque[LogLine] = deque(maxlen=_NEWEST_KEPT)
         self._last = 0.0
 
+    def expect(self, nodes: Iterable[str]) -> None:
+        """Keep the lines of these nodes too."""
+        names = self._lines.keys() | set(nodes)
+        for node in names - self._lines.keys():
+            self._lines[node] = _Lines(len(names))
+
     def add(self, node: str, lines: Sequence[str]) -> None:
         """Keep lines that a node wrote, in their order."""
         now = time.time()

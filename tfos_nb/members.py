@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from tfos_nb.logbook import LogBook
 from tfos_nb.record import Record
 from tfos_nb.runtime.door import broadcast
-from tfos_nb.runtime.plan import ClusterPlan, Role
+from tfos_nb.runtime.plan import ClusterPlan, Node, Role
 from tfos_nb.state import LogLine, NodeState, NodeStatus
 
 __all__ = ["Everyone", "Members"]
@@ -83,6 +83,18 @@ class Members:
         self._through = Everyone(self._present, lambda one: one.status.ended or one.serving)
         self._at_rest = Everyone(self._present, lambda one: not one.saving or one.link is None)
 
+    def _widen(self, plan: ClusterPlan) -> None:
+        """Know of the nodes of another plan; the cluster does not count on the new ones yet. The lock is held."""
+        self.plan = plan
+        known = dict(self._records)
+        self._records.clear()  # in its place: others hold on to it
+        for name in map(str, plan.nodes):
+            self._records[name] = known.pop(name) if name in known else Record(Node.parse(name), absent=True)
+        self._records.update(known)
+        self._log.expect(self._records)
+        self._fed = frozenset(plan.fed_nodes)
+        self._gone = Everyone(list(self._records.values()), lambda one: one.link is None)
+
     def send(self, message: Any, nodes: Iterable[str] | None = None) -> None:
         """Send a message to the named nodes, or to all."""
         with self.changed:
@@ -107,7 +119,8 @@ class Members:
     def missing(self) -> tuple[str, ...]:
         """The nodes that have not reserved."""
         with self.changed:
-            return tuple(name for name, record in self._records.items() if record.reservation is None)
+            every = self._records.items()
+            return tuple(name for name, record in every if record.reservation is None and not record.parting)
 
     @property
     def all_take_rows(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from tfos_nb.hosting import HostedNode
 from tfos_nb.launching import Launching, NodeTasks
 from tfos_nb.promises import Promised, promise
 from tfos_nb.runtime.node import SUMMARY_SCHEMA
-from tfos_nb.runtime.plan import Node
+from tfos_nb.runtime.plan import ClusterPlan, Node
 from tfos_nb.session import Job, SparkJobs, run_to_the_end
 
 if TYPE_CHECKING:
@@ -65,6 +65,12 @@ class NodeJobs:
         for node in self.launching.here:
             self._here(node)
 
+    def submit_more(self, plan: ClusterPlan, found: Launching) -> None:
+        """Start the nodes that preflight looked for, which a wider plan has."""
+        self.tasks = replace(self.tasks, plan=plan, hold=self.tasks.hold and found.hold)
+        for nodes, profile in found.groups:
+            self._on_spark(nodes, profile)
+
     def submit_again(self) -> None:
         """Start new jobs for nodes whose job has ended; a job under way sees to its nodes by itself.
 
@@ -95,7 +101,7 @@ class NodeJobs:
         plan = self.tasks.plan
         gpus = 0 if self.tasks.claim else max(plan.gpus_of(Node.parse(node)) for node in nodes)
         waiting = partial(_count_missing, nodes, self.missing)
-        hold, over = self.launching.hold, job.done.is_set
+        hold, over = self.tasks.hold, job.done.is_set
         promise(Promised(job.description, len(nodes), plan.cpus, gpus, hold, waiting, over))
         self._submitted.append(_Submitted(nodes, profile, job))
 

@@ -188,9 +188,9 @@ class Roster(Gathering):
         return (question.node, question.pid) in self._given_up
 
     def _is_wanted(self, record: Record, question: NodeWanted) -> bool | None:
-        if self._dismissed or record.link is not None:
+        if self._dismissed or record.link is not None or record.parting:
             return False
-        if self.gatherings > 1 and record.reservation is None:
+        if record.reservation is None and (self.gatherings > 1 or record.absent):
             return record.failed_joins < _JOINS
         return None if self.restarts_left > 0 else False
 
@@ -198,7 +198,10 @@ class Roster(Gathering):
         record.reservation = message
         self._known.add((message.node, message.pid))
         record.status, record.heard_at = NodeStatus.RESERVED, time.monotonic()
-        self._start_if_complete()
+        if record.absent:
+            self._start_late()
+        else:
+            self._start_if_complete()
 
     def _reserved_anew(self, record: Record, message: Reservation) -> None:
         if message.generation == self.generation and record.reservation is None:
@@ -220,7 +223,7 @@ class Roster(Gathering):
         record.saving = message.going_on
 
     def _state_held(self, record: Record, message: StateHeld) -> None:
-        self._can_join = self._can_join or (record is self._first and bool(self._joining()))
+        self._can_join |= record is self._first and bool(self._joining() or self._leaving)
 
     def _main_returned(self, record: Record, message: MainReturned) -> None:
         record.result, record.returned, record.unread = message.result, True, not message.read
@@ -236,6 +239,7 @@ class Roster(Gathering):
 
     def _follows(self, record: Record, message: Following) -> None:
         record.following = True
+        self._start_late()
 
     def _check_servers(self) -> None:
         """Fail a node that left no server where the coordinator waits for one: TensorFlow would do so for ever."""
@@ -300,7 +304,10 @@ class Roster(Gathering):
             self._fail(record, PlanError(told))
 
     def _worker_through(self, record: Record, message: WorkerThrough) -> None:
-        self._records[message.node].through = message.passes
+        worker = self._records[message.node]
+        worker.through = message.passes
+        if worker.absent:
+            self._take_in(worker)
 
     def _supervisor_ended(self, message: SupervisorEnded) -> None:
         with self.changed:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 __all__ = [
     "JOINED",
+    "LEAVING",
     "WITHOUT",
     "ClusterState",
     "ClusterStatus",
@@ -24,7 +25,7 @@ __all__ = [
 WITHOUT = "; the others go on without "
 """Behind a cluster's error while it recovers, before the names of those that are not waited for."""
 
-JOINED = " joined again"
+JOINED, LEAVING = " joined", " not wanted any more"
 """Behind the names of those for which it gathers, where nobody was lost."""
 
 

@@ -107,10 +107,10 @@ class Training:
                 if feed.error is None and not job.done.is_set():  # every node has all it wants
                     return feed.passes
                 self._check(feed, job)
-                feed.replays = feed.passes - 1 if feed.spill and feed.ledger.spilled else 0
-                self.roster.feeds.end(feed, feed.replays)
-        made = 1 + feed.replays
-        if feed.epoch + feed.replays == feed.epochs:
+                kept = feed.spill and feed.ledger.spilled and feed.ledger.claimed.keys() >= set(self._nodes)
+                self.roster.feeds.end(feed, feed.passes - 1 if kept else 0)
+        made = 1 + (feed.replays or 0)
+        if feed.epoch + made - 1 == feed.epochs:
             self._await(feed, lambda: self._made(feed, made))
             if feed.error is not None:  # the nodes disagree on what they have put back
                 self._fail(feed.error, feed)
@@ -121,6 +121,9 @@ class Training:
 
         The places of all rows are remembered, and the other nodes know which ones they have.
         """
+        if node not in feed.ledger.claimed:  # it came late, and has no share
+            self.roster.feeds.end_again(feed, node)
+            return
         with self._job(data, feed, f"feed {node} again") as job:
             self._await(feed, job.done.is_set, job)
             if job.done.is_set():
@@ -239,7 +242,8 @@ class Training:
 
     def _made(self, feed: Feed, count: int) -> bool:
         done = feed.passes_done
-        return all(done.get(node, 0) >= count or self._is_through(node, feed) for node in self._nodes)
+        nodes = feed.told.intersection(self._nodes)
+        return all(done.get(node, 0) >= count or self._is_through(node, feed) for node in nodes)
 
     def _is_through(self, node: str, feed: Feed) -> bool:
         return self.roster.is_over(node) or self.roster.feeds.has_enough(node, feed.place.call)
@@ -322,6 +326,8 @@ class Call:
         desk = self.training.roster.feeds
         for feed in self.feeds:
             skipped = max(0, through - feed.before)
+            if node not in feed.ledger.claimed:  # it came late: what is left is shared out anew
+                desk.cut(feed, skipped)
             if desk.has_enough(node, feed.place.call) or (feed.replays is not None and skipped > feed.replays):
                 continue
             if feed.again.get(node) != since:  # it may be that another loss broke this off

@@ -317,6 +317,26 @@ def test_a_spill_that_nobody_replays_is_given_back_at_once(make: Callable[..., B
     assert box.next_ids() == list(range(100))
 
 
+@pytest.mark.parametrize("made", [0, 1, 2])
+def test_passes_that_have_not_begun_can_be_taken_back(make: Callable[..., Box], tmp_path: Path, made: int) -> None:
+    box = make()
+    box.begin(passes=4)
+    box.accept(0, 0, 100)
+    box.end(100, replays=3)
+    for _ in range(made):
+        assert box.next_ids() == list(range(100))
+    left = max(0, made - 1)
+    box.end(100, replays=left)
+    box.begin(feed=2)
+    box.accept(0, 0, 10, feed=2)
+    box.end(10, feed=2)
+    assert (spills_open(tmp_path) == []) is (made > 0), "nobody reads them again"
+    if made == 0:
+        assert box.next_ids() == list(range(100))
+    assert box.next_ids() == list(range(10))
+    assert spills_open(tmp_path) == []
+
+
 def test_rows_of_a_replay_stay_readable_after_the_spill_is_closed(make: Callable[..., Box], tmp_path: Path) -> None:
     box = make()
     box.begin(passes=2)

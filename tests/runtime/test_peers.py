@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections import deque
 from pathlib import Path
 
 import pyarrow as pa
@@ -53,6 +54,21 @@ def test_a_worker_in_anothers_place_has_no_rows_for_the_passes_that_the_other_ha
 
 def test_a_worker_asked_without_a_number_gives_its_rows(served: LocalFeed) -> None:
     assert rows_of_pass(served, 0) == 8
+
+
+def test_a_worker_leaves_out_what_is_shared_out_anew_and_keeps_what_is_fed_for_the_first_time(tmp_path: Path) -> None:
+    supply = Supply("worker:0", str(tmp_path), 1 << 20, 1 << 20, lambda message: None)
+    feed = LocalFeed(supply, 0, threading.Event())
+    for number, rows in ((1, 8), (2, 4)):
+        supply.begin(FeedBegins(number, 3, True))
+        supply.describe(FeedSchema(number, BATCH.schema.serialize().to_pybytes(), {}))
+        supply.intake(number).accept(0, ((0, rows),), 0, BATCH.slice(0, rows))
+        supply.end(FeedEnds(number, rows, 2))
+    feed._learn()
+    assert rows_of_pass(feed, 1) == 8
+    feed.cut()
+    assert rows_of_pass(feed, 2) == 4
+    assert supply._queue == deque()
 
 
 def test_a_worker_that_does_not_answer_is_waited_for_until_it_is_known_where_it_is() -> None:

@@ -87,6 +87,7 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         chief_trains: bool = False,
         coordinating: Callable[[], object] | None = None,
         coordinated: Callable[[Any], Callable[[int, int], object]] | None = None,
+        late: Callable[[], list[int]] | None = None,
     ) -> None:
         self.node = node
         self.job_name = node.role.value
@@ -115,6 +116,7 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         self._serving = serving
         self._coordinating = coordinating
         self._coordinated = coordinated
+        self._late = late
         self._saving = SavingFlag(saving)
         self._uploads = Uploads(self._saving)
         self._held = held

@@ -40,7 +40,7 @@ from tfos_nb.runtime.wire import message
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["FedDataset", "LocalFeed", "fed_columns", "idle", "take_step"]
+__all__ = ["FedDataset", "LocalFeed", "cut", "fed_columns", "idle", "take_step"]
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +101,7 @@ class LocalFeed:
             "next": _Entry(self.next),
             "take": _Entry(self.take),
             "idle": _Entry(self.idle),
+            "cut": _Entry(self.cut),
         }
 
     def register(self) -> None:
@@ -139,6 +140,7 @@ class LocalFeed:
     def open(self, wanted: Any) -> Any:
         """Begin a pass; the one before, if it is not at its end, is left. Returns the pass' number."""
         asked = wire.expect(Wanted, wanted)
+        self._known.wait()  # who has come late is told what the coordinator has been told before
         described = self._described.schema
         assert described is not None, "the coordinator has asked for it"
         with self._turn:
@@ -168,6 +170,11 @@ class LocalFeed:
     def take(self, turn: Any) -> Any:
         """Learn which pass the coordinator's next step belongs to; tell which worker this is."""
         self._turn_of = int(turn)
+        return np.int64(self._task)
+
+    def cut(self) -> Any:
+        """Leave out passes over rows that are here: the coordinator has more workers now, which get their share."""
+        self._passes.cut()
         return np.int64(self._task)
 
     def idle(self) -> Any:
@@ -308,6 +315,17 @@ def take_step(turn: Any) -> Any:
 
     (task,) = tf.raw_ops.PyFunc(input=[turn], token=_TOKEN + "take", Tout=[tf.int64])
     return task
+
+
+def cut(worker: int) -> None:
+    """Have a worker leave out passes over rows that it has, but for the first; one that is lost has none any more."""
+    import tensorflow as tf
+
+    try:
+        with tf.device(f"/job:worker/replica:0/task:{worker}/device:CPU:0"):
+            tf.raw_ops.PyFunc(input=[], token=_TOKEN + "cut", Tout=[tf.int64])
+    except tf.errors.UnavailableError:
+        logger.info("worker:%d is lost, and is told by the driver how often to go through its rows", worker)
 
 
 def idle() -> Any:

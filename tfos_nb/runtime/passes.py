@@ -71,6 +71,7 @@ class Intake:
         self.queued_bytes = 0
         self.ended: FeedEnds | None = None
         self.discarding = False
+        self.through = 0  # passes
         self._changed = changed
         self._turn = threading.Lock()  # one sender at a time: a replay has the rows in the first pass' order
         self._limit = limit
@@ -143,6 +144,11 @@ class Intake:
             self.queued_bytes = 0
             self._changed.notify_all()
 
+    def free_if_through(self) -> None:
+        """Give the disk space back when the last pass has been made. The lock is held."""
+        if self.spill is not None and self.ended is not None and self.through > self.ended.replays:
+            self.spill.close()
+
     def reached(self, rows: int) -> dict[int, int]:
         """Return, for each partition, the row before which the first ``rows`` rows of a pass are.
 
@@ -187,7 +193,6 @@ class Intake:
 class _Pass:
     intake: Intake
     number: int
-    last: bool
 
 
 class Passes:
@@ -235,7 +240,7 @@ class Passes:
             intake = Intake(begins, self._changed, self.buffer_bytes, spill)
             intake.discarding = self._closed
             self._intakes[begins.feed] = intake
-            self._queue.append(_Pass(intake, 1, last=False))
+            self._queue.append(_Pass(intake, 1))
             self._changed.notify_all()
 
     def describe(self, schema: FeedSchema) -> None:
@@ -248,15 +253,23 @@ class Passes:
         """Learn that the share is complete, and how often to go through it again."""
         with self._changed:
             intake = self._intakes[ends.feed]
+            if intake.ended is not None:  # there are fewer passes than was said
+                self._cut(intake, ends)
+                return
             if intake.spill is not None:
                 if ends.replays:
                     intake.spill.seal()
                 else:  # another node could not keep its rows, so nobody replays
                     intake.spill.close()
             intake.ended = ends
-            for number in range(ends.replays):
-                self._queue.append(_Pass(intake, number + 2, last=number + 1 == ends.replays))
+            self._queue.extend(_Pass(intake, number + 2) for number in range(ends.replays))
             self._changed.notify_all()
+
+    def _cut(self, intake: Intake, ends: FeedEnds) -> None:
+        intake.ended, most = ends, 1 + ends.replays
+        self._queue = deque(turn for turn in self._queue if turn.intake is not intake or turn.number <= most)
+        intake.free_if_through()
+        self._changed.notify_all()
 
     def make_room(self, message: MakeRoom) -> None:
         """Take in more of a feed than was agreed, if it has begun here."""
@@ -326,8 +339,9 @@ class Passes:
         self._done(turn, rows)
 
     def _done(self, turn: _Pass, rows: int) -> None:
-        if turn.last and turn.intake.spill is not None:
-            turn.intake.spill.close()
+        with self._changed:
+            turn.intake.through = turn.number
+            turn.intake.free_if_through()
         self._tell(PassDone(self._node, turn.intake.feed, turn.number, rows))
 
     def status(self) -> FeedStatus:

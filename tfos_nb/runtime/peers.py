@@ -1,18 +1,22 @@
-"""How a coordinator goes on with a worker that was lost and comes back at another address.
+"""How a coordinator goes on with a worker that comes back at another address, and takes in one that comes late.
 
 TensorFlow's ``ClusterCoordinator`` takes a worker back that comes again at its old address: a thread of its own sends
 the cluster's definition once more to all, and waits until all have answered. Here that thread waits first, until the
 driver has said where the lost worker is now, and writes that into the definition.
 
-The thread and its definition are private to TensorFlow (``WorkerPreemptionHandler``, the same in 2.16 to 2.21). Where
-they are otherwise, a lost worker means a new generation, as a lost chief does.
+A worker that the driver starts while others train is written into the definition too, and gets a thread of the
+coordinator's that gives it steps, between two passes: what each worker has of its own (datasets, iterators) is made for
+all of them then.
+
+The threads and the definition are private to TensorFlow (``WorkerPreemptionHandler`` and ``Worker``, the same in 2.16
+to 2.21). Where they are otherwise, a lost worker means a new generation, as a lost chief does.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +35,8 @@ class Peers:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._moved: dict[int, str] = {}
+        self._coordinator: Any = None
+        self._definition: Any = None
 
     def moved(self, message: Moved) -> None:
         """Learn where a worker is now."""
@@ -45,8 +51,8 @@ class Peers:
         try:
             definition = coordinator._cluster.failure_handler._server_def
             current = context.context()
-            workers = next(job.tasks for job in definition.cluster.job if job.name == Role.WORKER.value)
-            current.update_server_def = _Update(self, workers, current.update_server_def)
+            current.update_server_def = _Update(self, _workers_of(definition.cluster), current.update_server_def)
+            self._coordinator, self._definition = coordinator, definition
         except (AttributeError, StopIteration) as error:
             logger.warning(
                 "a lost worker will end this generation: TensorFlow's coordinator is another one (%r)", error
@@ -54,17 +60,61 @@ class Peers:
             return False
         return True
 
+    def take_in(self) -> list[int]:
+        """Have the coordinator give steps to workers that have come late, too; return their numbers.
+
+        Where some have come it waits first until no step is under way.
+        """
+        if self._coordinator is None:
+            return []
+        workers = _workers_of(self._definition.cluster)
+        late: dict[int, str] = {}
+        with self._changed:
+            while (address := self._moved.get(len(workers) + len(late), "")) and _is_there(address):
+                late[len(workers) + len(late)] = address
+        if late:
+            self._coordinator.join()
+            self._connect(late)
+        return list(late)
+
+    def _connect(self, late: Mapping[int, str]) -> None:
+        from tensorflow.python.distribute.coordinator.cluster_coordinator import Worker
+        from tensorflow.python.eager import context
+
+        cluster, strategy = self._coordinator._cluster, self._coordinator.strategy
+        _workers_of(self._definition.cluster).update(late)
+        filters = _workers_of(self._definition.cluster_device_filters)
+        for index in late:
+            filters[index].CopyFrom(filters[0])
+        with cluster.failure_handler._cluster_update_lock:
+            context.context().update_server_def(self._definition)
+        for counts in (strategy, strategy.extended, cluster):
+            counts._num_workers += len(late)
+        cluster.workers += [Worker(index, f"/job:worker/replica:0/task:{index}", cluster) for index in late]
+        for index, address in late.items():
+            logger.info("worker:%d has come, and is at %s", index, address)
+
     def find(self, workers: Any) -> None:
         """Wait until every worker that does not answer has moved, and put its new address in its place."""
         for index in sorted(workers):
             old = workers[index]
-            host, _, port = old.rpartition(":")
-            if answers(host.strip("[]"), int(port)):
+            if _is_there(old):
                 continue
             with self._changed:
                 self._changed.wait_for(lambda at=index, was=old: self._moved.get(at, was) != was)  # type: ignore[misc]
                 workers[index] = self._moved[index]
             logger.info("worker:%d is at %s now", index, workers[index])
+
+
+def _workers_of(definition: Any) -> Any:
+    """Return the workers' part of a cluster's definition, or of that of its device filters, by number."""
+    jobs = getattr(definition, "job", None) or definition.jobs
+    return next(job.tasks for job in jobs if job.name == Role.WORKER.value)
+
+
+def _is_there(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    return answers(host.strip("[]"), int(port))
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ class Roles:
     _serving: Callable[[], object]
     _coordinating: Callable[[], object] | None = None
     _coordinated: Callable[[Any], Callable[[int, int], object]] | None = None
+    _late: Callable[[], list[int]] | None = None
     _through: Callable[[int, int], object] | None = None
     _stopping: threading.Event
     _coordinator: Any = None
@@ -155,9 +156,8 @@ class Roles:
             chosen = DatasetOptions(batch_size, **options)
             self._passes.ask()  # for the workers, which do not know what the state holds
             function = FedDataset(chosen, fed_columns(chosen, self._stopping), repeat)
-        workers = len(self.cluster_spec[Role.WORKER.value])
         turns = None if callable(batch_size) else self._turns
-        return CoordinatedDataset(coordinator, function, workers, turns, self._through)
+        return CoordinatedDataset(coordinator, function, self._late, turns, self._through)
 
     def serve(self, protocol: str = "") -> None:
         """Run TensorFlow's server for the other nodes, and do not return: what a parameter server's ``main`` does.

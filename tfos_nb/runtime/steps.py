@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import FeedFailed, PlanError
-from tfos_nb.runtime.coordinator import idle, take_step
+from tfos_nb.runtime.coordinator import cut, idle, take_step
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -33,8 +33,8 @@ class CoordinatedDataset:
         The chief's.
     function : callable
         Returns a ``tf.data.Dataset``; it is traced here and run on each worker.
-    workers : int
-        How many there are.
+    take_in : callable, optional
+        Has the coordinator give steps to workers that have come late; returns their numbers.
     turns : iterator of int, optional
         Numbers the passes over rows that Spark feeds, of all such datasets of the coordinator.
     through : callable, optional
@@ -50,13 +50,14 @@ class CoordinatedDataset:
         self,
         coordinator: Any,
         function: Callable[..., Any],
-        workers: int,
+        take_in: Callable[[], list[int]] | None = None,
         turns: Iterator[int] | None = None,
         through: Callable[[int, int], object] | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._function = function
-        self._workers = workers
+        self._take_in = take_in
+        self._made_for = 0  # so many workers
         self._turns = turns
         self._through = through
         self._turn = 0  # the number of the pass that was begun last; 0 if Spark feeds none
@@ -68,12 +69,32 @@ class CoordinatedDataset:
         return self._function()
 
     def __iter__(self) -> Any:
-        """Return the workers' iterators, as one value for ``coordinator.schedule``: each begins a pass."""
-        if self._datasets is None:
+        """Return the workers' iterators, as one value for ``coordinator.schedule``: each begins a pass.
+
+        Workers that were added to the cluster take part from now on.
+        """
+        late = self._take_in() if self._take_in is not None else []
+        if self._made_for != self._workers:
             self._datasets = self._coordinator.create_per_worker_dataset(self._function)
+            self._made_for = self._workers
         if self._turns is not None:
             self._turn = next(self._turns)
+        self._share_with(late)
         return iter(self._datasets)
+
+    def _share_with(self, late: list[int]) -> None:
+        """Have rows that are fed from now on shared with workers that have come late."""
+        if not late or self._through is None:
+            return
+        for worker in late:  # as if it had been through all before, in which it had no share
+            self._through(worker, max(0, self._turn - 1))
+        if self._turns is not None:
+            for worker in range(self._workers - len(late)):
+                cut(worker)
+
+    @property
+    def _workers(self) -> int:
+        return len(self._coordinator._cluster.workers)
 
     def steps(self, step: Callable[..., Any]) -> Iterator[Any]:
         """Have the workers go through a pass, each through its own rows, and give each step's result when it is there.
@@ -104,9 +125,10 @@ class CoordinatedDataset:
         turn = tf.constant(self._turn, tf.int64)
         ended: set[int] = set()
         flight: deque[Any] = deque()
+        workers = self._workers
         try:
-            while len(ended) < self._workers or flight:
-                while len(ended) < self._workers and len(flight) < _IN_FLIGHT * self._workers:
+            while len(ended) < workers or flight:
+                while len(ended) < workers and len(flight) < _IN_FLIGHT * workers:
                     flight.append(self._coordinator.schedule(once, args=(iterators, turn)))
                 more, task, result = _result_of(flight.popleft())
                 if more:

@@ -140,7 +140,7 @@ class Supply(Passes):
     def _line_up(self, begins: FeedBegins) -> None:
         self._described.add(begins.feed)
         if not self._is_unwanted(begins):
-            self._queue.append(_Pass(self._intakes[begins.feed], 1, last=False))
+            self._queue.append(_Pass(self._intakes[begins.feed], 1))
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -227,6 +227,19 @@ class Supply(Passes):
         """Begin behind so many passes, which the node that was here before has been through."""
         with self._changed:
             self.passes_before = passes
+
+    def cut(self) -> None:
+        """Leave out the passes over rows that are here already, and have not begun: they are fed anew, to more nodes.
+
+        The driver says so too, when it hears of the others; the coordinator's next pass must find it done.
+        """
+        with self._changed:
+            next_of: dict[int, int] = {}
+            for turn in self._queue:
+                next_of.setdefault(turn.intake.feed, turn.number)
+            for feed, number in next_of.items():
+                if (ended := self._intakes[feed].ended) is not None:
+                    self._cut(self._intakes[feed], replace(ended, replays=max(0, number - 2)))
 
     def leave_to_another(self) -> None:
         """Have another node say from where on rows are fed: it knows the state, and this one does not."""

@@ -183,6 +183,7 @@ class TensorFlowProcess:
             serving=self._tell_serving,
             coordinating=lambda: self._channel.send(Coordinating(self._job.node)),
             coordinated=self._coordinated,
+            late=self._peers.take_in,
             saving=lambda going_on: self._channel.send(Saving(self._job.node, going_on)),
             held=self._tell_held,
             seen=self._tell_seen,

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from tfos_nb.state import JOINED, WITHOUT, ClusterState, ClusterStatus, NodeState, NodeStatus
+from tfos_nb.state import JOINED, LEAVING, WITHOUT, ClusterState, ClusterStatus, NodeState, NodeStatus
 from tfos_nb.widgets.trouble import headline, trouble_first
 
 __all__ = [
@@ -289,7 +289,7 @@ def _say_running(state: ClusterState, counting: bool) -> str:
 
 def _say_recovering(state: ClusterState) -> str:
     first = headline(state.error, LONGEST)[0]
-    if WITHOUT in first or first.endswith(JOINED):
+    if WITHOUT in first or first.endswith((JOINED, LEAVING)):
         return f"{first}."
     return f"{first or 'A node was lost'}. The others wait for its replacement.".replace("..", ".")
 

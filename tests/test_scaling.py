@@ -1,0 +1,127 @@
+"""A cluster gets more workers, or fewer, while it trains; every row is in the result as often as it was fed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.faults import ROWS, counting_fit, counting_loop, counting_steps, sum_of_ids
+from tests.waiting import until
+from tfos_nb import Cluster, errors, launch
+from tfos_nb.state import NodeState
+
+
+def node(cluster: Cluster, name: str) -> NodeState:
+    return next(one for one in cluster.snapshot().nodes if one.node == name)
+
+
+def status_of(cluster: Cluster, name: str) -> str:
+    return node(cluster, name).status.value
+
+
+def takes_part(cluster: Cluster, name: str) -> bool:
+    return name in cluster._roster.feeds.nodes
+
+
+def when_rows_are_taken(cluster: Cluster, rows: int, action: Callable[[], object]) -> threading.Thread:
+    """Do something in a thread, when the first worker has taken so many rows."""
+
+    def wait() -> None:
+        assert until(lambda: node(cluster, "worker:0").rows >= rows)
+        action()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def test_a_coordinator_gives_a_new_worker_steps_and_nothing_else_stops(spark: SparkSession) -> None:
+    rows = spark.range(0, ROWS, 1, 4)
+    few: dict[str, Any] = {"workers": 1, "ps": 1, "driver_ps_nodes": True, "restarts": 1}  # of four slots
+    with launch(counting_steps, {"rows": ROWS, "epochs": 5}, spark=spark, **few) as cluster:
+        before = {one.node: one.pid for one in cluster.snapshot().nodes}
+        cluster.train(rows, epochs=2)
+        cluster.scale(workers=2)
+        assert until(lambda: status_of(cluster, "worker:1") == "TRAINING")
+        cluster.train(rows)  # of this pass the coordinator had begun to wait before
+        assert until(lambda: takes_part(cluster, "worker:1"))
+        cluster.train(rows, epochs=2)
+        after = {one.node: one.pid for one in cluster.snapshot().nodes}
+        assert node(cluster, "worker:1").rows > ROWS // 4
+    found = cluster.result()
+    assert (found["seen"] == 5).all(), "every row once a pass"
+    assert found["generation"] == 1
+    assert {name: after[name] for name in before} == before, "no process has been replaced"
+    assert cluster.plan.workers == 2
+
+
+def test_rows_that_are_kept_for_later_passes_are_shared_out_anew(spark: SparkSession) -> None:
+    rows = spark.range(0, ROWS, 1, 4)
+    few: dict[str, Any] = {"workers": 1, "ps": 1, "driver_ps_nodes": True, "restarts": 1}
+    with launch(counting_steps, {"rows": ROWS, "epochs": 8}, spark=spark, **few) as cluster:
+        scaling = when_rows_are_taken(cluster, ROWS // 4, lambda: cluster.scale(workers=2))
+        cluster.train(rows, epochs=8)
+        scaling.join()
+        assert node(cluster, "worker:1").rows > ROWS // 4
+    assert (cluster.result()["seen"] == 8).all()
+    assert cluster.result()["generation"] == 1
+
+
+def test_those_that_train_in_step_go_on_with_a_new_one_from_what_they_saved(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with launch(counting_loop, {"epochs": 6}, workers=1, spark=spark, restarts=1, model_dir=str(tmp_path)) as cluster:
+        scaling = when_rows_are_taken(cluster, ROWS // 4, lambda: cluster.scale(workers=2))
+        cluster.train(spark.range(0, ROWS, 1, 4), epochs=6)
+        scaling.join()
+    results = cluster.results()
+    assert results == dict.fromkeys(["worker:0", "worker:1"], (sum_of_ids(6), 2))
+
+
+@pytest.mark.faults
+def test_those_that_train_in_step_go_on_without_one(spark: SparkSession, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"restarts": 1, "model_dir": str(tmp_path)}
+    with launch(counting_loop, {"epochs": 6}, workers=2, spark=spark, **options) as cluster:
+        scaling = when_rows_are_taken(cluster, ROWS // 4, lambda: cluster.scale(workers=1))
+        cluster.train(spark.range(0, ROWS, 1, 4), epochs=6)
+        scaling.join()
+        assert status_of(cluster, "worker:1") == "STOPPED"
+    assert cluster.results() == {"worker:0": (sum_of_ids(6), 2)}
+
+
+@pytest.mark.faults
+def test_keras_fit_grows_at_the_next_epoch(spark: SparkSession, tmp_path: Path) -> None:
+    data = spark.range(0, ROWS, 1, 4).selectExpr("id", "double(0) as y")
+    options: dict[str, Any] = {"restarts": 1, "model_dir": str(tmp_path)}
+    with launch(counting_fit, {"epochs": 8}, workers=1, spark=spark, **options) as cluster:
+        scaling = when_rows_are_taken(cluster, ROWS // 4, lambda: cluster.scale(workers=2))
+        cluster.train(data, epochs=8)
+        scaling.join()
+    total, generation, _ = cluster.result()
+    assert (total, generation) == (sum_of_ids(8), 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "workers", "said"),
+    [
+        ({"restarts": 1}, "3", "workers='3': it is a whole number, 0 or more"),
+        ({"restarts": 1}, 0, "a cluster needs at least one worker or a chief"),
+        ({}, 2, "nodes are gathered anew, which takes restarts; launch the cluster with restarts=1 or more"),
+        ({"restarts": 1}, 9, "needs 8 slots"),
+        ({"restarts": 1, "min_workers": 1}, 0, "at least one worker"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_the_cluster_goes_on(
+    spark: SparkSession, options: dict[str, Any], workers: Any, said: str
+) -> None:
+    with launch(counting_loop, {"epochs": 1}, workers=1, spark=spark, **options) as cluster:
+        with pytest.raises(errors.PlanError, match=said):
+            cluster.scale(workers=workers)
+        assert cluster.plan.workers == 1
+        cluster.train(spark.range(0, ROWS, 1, 4))
+    assert cluster.result()[0] == sum_of_ids(1)
