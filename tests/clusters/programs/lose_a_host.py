@@ -1,4 +1,7 @@
-"""A training that somebody does harm, on rows of a shared file system. ``lose_a_host.py ROOT EPOCHS``."""
+"""A training that somebody does harm, on rows of a shared file system. ``lose_a_host.py ROOT EPOCHS [OPTIONS]``.
+
+The options are those of ``launch``, in JSON.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ if __name__ == "__main__":
     root, epochs = sys.argv[1], int(sys.argv[2])
     spark = spark_session()
     spark.range(0, faults.ROWS, 1, 4).write.parquet(f"{root}/rows")
-    args = {"epochs": epochs}
-    with launch(
-        faults.counting_loop, args, spark=spark, workers=2, restarts=2, name="losing", model_dir=f"{root}/models"
-    ) as cluster:
+    options = {"workers": 2, "restarts": 2, **json.loads(sys.argv[3] if len(sys.argv) > 3 else "{}")}
+    options |= {"name": "losing", "model_dir": f"{root}/models", "spark": spark}
+    with launch(faults.counting_loop, {"epochs": epochs}, **options) as cluster:
+        hosts = {node.node: node.host for node in cluster.snapshot().nodes}
         cluster.train(spark.read.parquet(f"{root}/rows"), epochs=epochs)
-    print(json.dumps({"outcome": {"results": cluster.results()}}), flush=True)
+    print(json.dumps({"outcome": {"results": cluster.results(), "hosts": hosts}}), flush=True)

@@ -1,0 +1,101 @@
+"""Hosts for a test: network namespaces of this machine, each with an address of its own, on a bridge between them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Host:
+    """A network namespace: what is started by :meth:`command` has its address, and no other way to the rest."""
+
+    name: str
+    address: str
+    link: str
+    """The bridge's end of its cable."""
+
+    def command(self, *words: str) -> tuple[str, ...]:
+        """Return the command that runs another one there."""
+        return ("ip", "netns", "exec", self.name, *words)
+
+    def cut_off(self) -> None:
+        """Pull its cable: packets go nowhere, and nobody is told."""
+        _ip("link", "set", self.link, "down")
+
+    def connect(self) -> None:
+        """Put it in again."""
+        _ip("link", "set", self.link, "up")
+
+    def slow_down(self, rate: str) -> None:
+        """Let no more through, in either direction, than such as ``20mbit``."""
+        limit = ("root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms")
+        _run("tc", "qdisc", "add", "dev", self.link, *limit)
+        _run(*self.command("tc", "qdisc", "add", "dev", "eth0", *limit))
+
+
+@dataclass(frozen=True)
+class Network:
+    """The hosts, and the address by which they reach this machine's own network."""
+
+    address: str
+    hosts: tuple[Host, ...]
+
+
+def why_not() -> str:
+    """Say why this machine has no such hosts; empty if it can."""
+    if shutil.which("ip") is None:
+        return "network namespaces need the command ip (iproute2)"
+    tried = _names(1)
+    try:
+        with _network(tried):
+            return ""
+    except subprocess.CalledProcessError as error:
+        return f"no network namespaces here: {error.stderr.strip()}"
+
+
+@contextmanager
+def network(count: int) -> Iterator[Network]:
+    """Make so many hosts; they are gone afterwards."""
+    with _network(_names(count)) as made:
+        yield made
+
+
+def _names(count: int) -> tuple[str, ...]:
+    return tuple(f"tfos{os.getpid() % 100_000}-{number}" for number in range(count))
+
+
+@contextmanager
+def _network(names: tuple[str, ...]) -> Iterator[Network]:
+    bridge, subnet = f"tfosb{os.getpid() % 100_000}", f"10.77.{os.getpid() % 250}"
+    with ExitStack() as made:
+        _ip("link", "add", bridge, "type", "bridge")
+        made.callback(_ip, "link", "del", bridge)
+        _ip("addr", "add", f"{subnet}.1/24", "dev", bridge)
+        _ip("link", "set", bridge, "up")
+        hosts = [_host(made, name, bridge, f"{subnet}.{number + 2}") for number, name in enumerate(names)]
+        yield Network(f"{subnet}.1", tuple(hosts))
+
+
+def _host(made: ExitStack, name: str, bridge: str, address: str) -> Host:
+    _ip("netns", "add", name)
+    made.callback(_ip, "netns", "del", name)
+    link = f"v{name[4:]}"
+    _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
+    _ip("link", "set", link, "master", bridge, "up")
+    _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+    for device in ("eth0", "lo"):
+        _ip("-n", name, "link", "set", device, "up")
+    return Host(name, address, link)
+
+
+def _ip(*words: str) -> None:
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, text=True, timeout=30)

@@ -1,0 +1,117 @@
+"""Several hosts, each a network namespace: rows, gradients and heartbeats go between them, and cables are pulled."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clusters.daemons import Daemon
+from tests.clusters.hosts import Network, network, why_not
+from tests.clusters.standalone import Standalone, standalone_cluster
+from tests.clusters.submit import PROGRAMS, outcome, printed, submitted
+from tests.conftest import PYTHONPATH
+from tests.faults import sum_of_ids
+from tests.waiting import until
+
+pytestmark = [pytest.mark.standalone, pytest.mark.skipif(bool(_why := why_not()), reason=_why)]
+
+
+@pytest.fixture(scope="module")
+def wires() -> Iterator[Network]:
+    with network(2) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def cluster(wires: Network, spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    folder = tmp_path_factory.mktemp("hosts")
+    with standalone_cluster(spark_home, folder, workers=2, cores=2, network=wires) as running:
+        yield running
+
+
+def arguments(wires: Network, cluster: Standalone, root: Path, epochs: int, **options: Any) -> list[str]:
+    settings = {
+        "spark.driver.host": wires.address,
+        "spark.driver.bindAddress": wires.address,
+        "spark.executor.memory": "640m",
+        "spark.driver.memory": "640m",
+        "spark.executorEnv.PYTHONPATH": PYTHONPATH,
+        "spark.ui.enabled": "false",
+        "spark.task.maxFailures": "100",
+    }
+    given = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    program = [str(PROGRAMS / "lose_a_host.py"), str(root), str(epochs), json.dumps(options)]
+    return ["--master", cluster.url, *given, *program]
+
+
+def environment(wires: Network) -> dict[str, str]:
+    return {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": wires.address, "PYTHONPATH": PYTHONPATH}
+
+
+def said(running: Daemon, pattern: str) -> bool:
+    """Wait until the driver has logged something; False if it has ended before."""
+
+    def looks() -> bool:
+        return running.ended or bool(re.search(pattern, running.log.read_text(errors="replace")))
+
+    return until(looks, 180, every=0.2) and not running.ended
+
+
+def results_of(running: Daemon) -> dict[str, Any]:
+    outcome(running)
+    return printed(running.log.read_text(errors="replace"))
+
+
+def saved_once(root: Path, running: Daemon) -> bool:
+    return until(lambda: running.ended or any(root.glob("models/checkpoints/*/00000001/place.json")), 180, every=0.2)
+
+
+def test_nodes_on_two_hosts_train_in_step_over_a_slow_link(
+    wires: Network, cluster: Standalone, spark_home: Path, tmp_path: Path
+) -> None:
+    wires.hosts[1].slow_down("20mbit")
+    given = arguments(wires, cluster, tmp_path, 2)
+    with submitted(given, environment(wires), tmp_path, spark_home) as running:
+        found = results_of(running)
+    assert set(found["hosts"].values()) == {host.address for host in wires.hosts}
+    assert set(map(tuple, found["results"].values())) == {(sum_of_ids(2), 1)}
+
+
+def test_a_host_that_is_cut_off_is_done_without_and_joins_when_it_is_back(
+    wires: Network, cluster: Standalone, spark_home: Path, tmp_path: Path
+) -> None:
+    epochs, options = 12, {"restarts": 3, "min_workers": 1, "heartbeat_timeout": 4.0}
+    given = arguments(wires, cluster, tmp_path, epochs, **options)
+    with submitted(given, environment(wires), tmp_path, spark_home) as running:
+        assert saved_once(tmp_path, running), running.tail
+        wires.hosts[1].cut_off()
+        try:
+            assert said(running, r"goes on without worker:"), running.tail
+        finally:
+            wires.hosts[1].connect()
+        assert said(running, r"changes: worker:. joined"), running.tail
+        found = results_of(running)
+    assert {total for total, _ in found["results"].values()} == {sum_of_ids(epochs)}, "each row once an epoch"
+    assert len(found["results"]) == 2
+
+
+def test_who_waits_for_a_host_that_was_cut_off_goes_on_when_it_is_back(
+    wires: Network, cluster: Standalone, spark_home: Path, tmp_path: Path
+) -> None:
+    epochs, options = 3, {"restarts": 3, "heartbeat_timeout": 4.0}
+    given = arguments(wires, cluster, tmp_path, epochs, **options)
+    with submitted(given, environment(wires), tmp_path, spark_home) as running:
+        assert saved_once(tmp_path, running), running.tail
+        wires.hosts[0].cut_off()
+        try:
+            assert said(running, r"no heartbeat for 4 s"), running.tail
+        finally:
+            wires.hosts[0].connect()
+        found = results_of(running)
+    assert {total for total, _ in found["results"].values()} == {sum_of_ids(epochs)}
