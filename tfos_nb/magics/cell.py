@@ -174,7 +174,9 @@ def _find(
     if fn in _assigned(tree):
         return fn
     if fn not in namespace:
-        known = [*inside, *(name for name, value in namespace.items() if callable(value) and not name.startswith("_"))]
+        kinds = types.FunctionType, partial
+        own = [name for name, value in namespace.items() if isinstance(value, kinds) and not _is_ipythons(value)]
+        known = [*inside, *(name for name in own if not name.startswith("_"))]
         here = f"; the cell has {', '.join(inside)}" if inside else ""
         raise PlanError(f"--fn {fn}: no such function{nearest(fn, known) or here}")
     value = namespace[fn]
@@ -187,6 +189,11 @@ def _find(
     except ValueError:
         pass  # a function in C without a signature: whoever names it knows
     return fn
+
+
+def _is_ipythons(function: Any) -> bool:
+    """Whether IPython has put a function among the user's names, as it does with ``open``."""
+    return str(getattr(function, "__module__", "")).startswith("IPython")
 
 
 def _assigned(tree: ast.Module) -> set[str]:
