@@ -7,6 +7,7 @@ line numbers of the notebook's cell: tracebacks, here and from the nodes, show t
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import linecache
 import types
@@ -175,8 +176,8 @@ def _find(
         return fn
     if fn not in namespace:
         kinds = types.FunctionType, partial
-        own = [name for name, value in namespace.items() if isinstance(value, kinds) and not _is_ipythons(value)]
-        known = [*inside, *(name for name in own if not name.startswith("_"))]
+        own = (name for name, value in namespace.items() if isinstance(value, kinds) and not name.startswith("_"))
+        known = [*inside, *(name for name in own if not hasattr(builtins, name))]  # IPython has an open of its own
         here = f"; the cell has {', '.join(inside)}" if inside else ""
         raise PlanError(f"--fn {fn}: no such function{nearest(fn, known) or here}")
     value = namespace[fn]
@@ -189,11 +190,6 @@ def _find(
     except ValueError:
         pass  # a function in C without a signature: whoever names it knows
     return fn
-
-
-def _is_ipythons(function: Any) -> bool:
-    """Whether IPython has put a function among the user's names, as it does with ``open``."""
-    return str(getattr(function, "__module__", "")).startswith("IPython")
 
 
 def _assigned(tree: ast.Module) -> set[str]:
