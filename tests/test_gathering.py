@@ -266,6 +266,11 @@ def test_a_worker_that_the_plan_has_no_more_goes_when_a_state_has_been_saved(mak
     assert cluster.roster.feeds.nodes == ["worker:0"]
     assert cluster.roster.failures == []
 
+    again = cluster.client.attend()
+    again.send(Reservation("worker:1", "10.0.0.1", 7000, "1", 0, 77, ()))
+    assert list(again) == [], "Spark runs its task again, and it is sent away"
+    again.end()
+
     assert scale(cluster, 2) == ("worker:1",), "it may come back"
     cluster.reserve("worker:1", port=7001)
     cluster.say(StateHeld("worker:0"))

@@ -115,7 +115,7 @@ class Roster(Gathering):
             elif isinstance(message, Refused):
                 self._fail(record, PlanError(f"{message.node} on {message.host}: {message.reason}"))
                 link.end()
-            elif self._dismissed:  # before it had come: its main is not to be called any more
+            elif self._dismissed or record.parting:  # before it had come: its main is not to be called any more
                 link.end()
             else:
                 link.node = message.node
