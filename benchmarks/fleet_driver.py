@@ -80,11 +80,11 @@ class Driver(ClusterView):
     """
 
     def __init__(self, nodes: int, heartbeat_timeout: float = 15.0) -> None:
-        self.plan = ClusterPlan(nodes, name="fleet")
+        plan = ClusterPlan(nodes, name="fleet")
         self.id = uuid.uuid4().hex[:12]
         self._master, self._log_dir, self._tunnel = "simulated", "", ""
         settings = Settings(rendezvous_timeout=_PATIENCE, heartbeat_timeout=heartbeat_timeout)
-        self.roster = self._roster = _Watched(self.plan, heartbeat_timeout)
+        self.roster = self._roster = _Watched(plan, heartbeat_timeout)
         self.fate = self._fate = Fate(self.plan.name, self.roster)
         jobs: Any = _NoSpark()
         self._life = Life(self.plan.name, self.roster, self.fate, jobs, settings)
