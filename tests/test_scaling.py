@@ -15,6 +15,9 @@ from tests.waiting import until
 from tfos_nb import Cluster, errors, launch
 from tfos_nb.state import NodeState
 
+COORDINATED: dict[str, Any] = {"workers": 1, "ps": 1, "driver_ps_nodes": True, "restarts": 1}
+"""A cluster that leaves two of four slots."""
+
 
 def node(cluster: Cluster, name: str) -> NodeState:
     return next(one for one in cluster.snapshot().nodes if one.node == name)
@@ -42,8 +45,7 @@ def when_rows_are_taken(cluster: Cluster, rows: int, action: Callable[[], object
 
 def test_a_coordinator_gives_a_new_worker_steps_and_nothing_else_stops(spark: SparkSession) -> None:
     rows = spark.range(0, ROWS, 1, 4)
-    few: dict[str, Any] = {"workers": 1, "ps": 1, "driver_ps_nodes": True, "restarts": 1}  # of four slots
-    with launch(counting_steps, {"rows": ROWS, "epochs": 5}, spark=spark, **few) as cluster:
+    with launch(counting_steps, {"rows": ROWS, "epochs": 5}, spark=spark, **COORDINATED) as cluster:
         before = {one.node: one.pid for one in cluster.snapshot().nodes}
         cluster.train(rows, epochs=2)
         cluster.scale(workers=2)
@@ -62,8 +64,7 @@ def test_a_coordinator_gives_a_new_worker_steps_and_nothing_else_stops(spark: Sp
 
 def test_rows_that_are_kept_for_later_passes_are_shared_out_anew(spark: SparkSession) -> None:
     rows = spark.range(0, ROWS, 1, 4)
-    few: dict[str, Any] = {"workers": 1, "ps": 1, "driver_ps_nodes": True, "restarts": 1}
-    with launch(counting_steps, {"rows": ROWS, "epochs": 8}, spark=spark, **few) as cluster:
+    with launch(counting_steps, {"rows": ROWS, "epochs": 8}, spark=spark, **COORDINATED) as cluster:
         scaling = when_rows_are_taken(cluster, ROWS // 4, lambda: cluster.scale(workers=2))
         cluster.train(rows, epochs=8)
         scaling.join()

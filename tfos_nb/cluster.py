@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from tfos_nb import living
 from tfos_nb.cluster_inference import Inferring, check_queue
 from tfos_nb.cluster_scale import Scaling
-from tfos_nb.cluster_view import ClusterView
 from tfos_nb.deliveries import Deliveries
 from tfos_nb.errors import PlanError
 from tfos_nb.fate import Fate
@@ -183,7 +182,7 @@ def launch(
     return cluster
 
 
-class Cluster(ClusterView, Inferring, Scaling):
+class Cluster(Inferring, Scaling):
     """A running (or ended) TensorFlow cluster. Made by :func:`launch`; a context manager.
 
     Leaving its ``with`` block without an error tells the nodes that no more data come and waits for every ``main`` to
@@ -254,8 +253,7 @@ class Cluster(ClusterView, Inferring, Scaling):
 
     def announce_train(self) -> None:
         """Say that another thread is about to call :meth:`train`: a :meth:`wait` that comes before waits for that."""
-        with self._changed:
-            self._deliveries.announced = True
+        self._deliveries.announce()
 
     def train(
         self,

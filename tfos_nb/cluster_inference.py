@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tfos_nb.cluster_view import ClusterView
 from tfos_nb.errors import PlanError
 from tfos_nb.launching import Settings
 from tfos_nb.runtime.door import DoorAddress
 from tfos_nb.runtime.inferring import InferTask
-from tfos_nb.runtime.plan import ClusterPlan, InputMode
+from tfos_nb.runtime.plan import InputMode
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -41,19 +42,11 @@ def check_queue(name: str, settings: Settings) -> str:
     return name
 
 
-class Inferring:
+class Inferring(ClusterView):
     """The part of :class:`tfos_nb.Cluster` that has rows answered."""
 
     _settings: Settings
     _address: DoorAddress
-
-    @property
-    def plan(self) -> ClusterPlan:
-        """What was asked for."""
-        raise NotImplementedError
-
-    def _refuse_if_over(self, call: str) -> None:
-        raise NotImplementedError
 
     def inference(
         self,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tfos_nb.cluster_view import ClusterView
 from tfos_nb.errors import PlanError
 from tfos_nb.launching import Settings, survey
 from tfos_nb.nodejobs import NodeJobs
-from tfos_nb.roster import Roster
-from tfos_nb.runtime.plan import ClusterPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,21 +16,12 @@ if TYPE_CHECKING:
 __all__ = ["Scaling"]
 
 
-class Scaling:
+class Scaling(ClusterView):
     """The part of :class:`tfos_nb.Cluster` that changes how many workers there are."""
 
     _spark: SparkSession
     _settings: Settings
-    _roster: Roster
     _nodes: NodeJobs
-
-    @property
-    def plan(self) -> ClusterPlan:
-        """What was asked for."""
-        raise NotImplementedError
-
-    def _refuse_if_over(self, call: str) -> None:
-        raise NotImplementedError
 
     def scale(self, *, workers: int) -> None:
         """Have more workers, or fewer. Returns when Spark was asked for them; the cluster trains on meanwhile.

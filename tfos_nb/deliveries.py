@@ -54,6 +54,11 @@ class Deliveries:
                 self._calls.clear()  # nobody will ask for these rows again
                 self._index = 0
 
+    def announce(self) -> None:
+        """Learn that another thread is about to deliver."""
+        with self.roster.changed:
+            self.announced = True
+
     def begin(self) -> None:
         """Learn that what was announced has begun. The lock is held, so whoever comes waits for that."""
         with self.roster.changed:

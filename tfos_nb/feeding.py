@@ -178,17 +178,14 @@ class FeedDesk:
     def end_again(self, feed: Feed, node: str) -> None:
         """Tell a node in another's place that its share is complete."""
         with self._changed:
-            assert feed.replays is not None, "it is delivered"
-            rows = feed.ledger.shares().get(node, 0)
-            self._send(ledger.FeedEnds(feed.number, rows, feed.replays - feed.skipped[node]), [node])
+            self._end(feed, [node])
 
     def cut(self, feed: Feed, made: int) -> None:
         """Have a delivered feed end behind the passes that are made; those that follow are fed anew, to more nodes."""
         with self._changed:
             left = max(0, made - 1)
             if feed.replays is not None and left < feed.replays:
-                feed.replays = left
-                self._end(feed)
+                self.end(feed, left)
 
     def describe_again(self, nodes: Iterable[str]) -> None:
         """Tell nodes that have just started what the rows look like, if that is known: some ask before anything."""
@@ -237,12 +234,12 @@ class FeedDesk:
         """Tell each node that its share is complete, how many rows it has, and how often to go through it again."""
         with self._changed:
             feed.replays = replays
-            self._end(feed)
+            self._end(feed, dict.fromkeys([*feed.ledger.claimed, *feed.skipped]))  # who came late has no share
 
-    def _end(self, feed: Feed) -> None:
+    def _end(self, feed: Feed, nodes: Iterable[str]) -> None:
         assert feed.replays is not None, "it is delivered"
         shares = feed.ledger.shares()
-        for node in dict.fromkeys([*shares, *feed.skipped]):  # who came late has no share, and goes through it
+        for node in nodes:
             left = feed.replays - feed.skipped.get(node, 0)
             self._send(ledger.FeedEnds(feed.number, shares.get(node, 0), left), [node])
 

@@ -147,8 +147,11 @@ class Gathering(Members):
     def _count_on_late(self, late: Sequence[Record]) -> None:
         for record in late:
             record.absent = False
-        self._count_on([one for one in self._records.values() if not one.absent])
-        self.feeds.feed(str(one.node) for one in self._fed_records)
+        self._count_on_and_feed([one for one in self._records.values() if not one.absent])
+
+    def _count_on_and_feed(self, present: list[Record]) -> None:
+        self._count_on(present)
+        self.feeds.feed(str(record.node) for record in self._fed_records)
 
     def _give_up(self, record: Record) -> None:
         """Do without a supervisor that is silent: should it wake, it hears that; its task ends it, if it can."""
@@ -195,12 +198,16 @@ class Gathering(Members):
             self._widen(plan)
             wanted = {str(node) for node in plan.nodes}
             self._leaving = {str(one.node) for one in self._present} - wanted
-            for name, record in self._records.items():
-                if record.absent and name not in wanted:
-                    self._send_away(record)
-                elif record.absent and record.parting:  # it was sent away, and is wanted again
-                    record.parting, record.failed_joins, record.status = False, 0, NodeStatus.PLANNED
+            for record in [one for one in self._records.values() if one.absent]:
+                self._want(record, str(record.node) in wanted)
             self.changed.notify_all()
+
+    def _want(self, record: Record, wanted: bool) -> None:
+        """Send an absent node away, or take one back that was sent away."""
+        if not wanted:
+            self._send_away(record)
+        elif record.parting:
+            record.parting, record.failed_joins, record.status = False, 0, NodeStatus.PLANNED
 
     @property
     def changing(self) -> str:
@@ -299,8 +306,7 @@ class Gathering(Members):
             if record.absent and record.link is not None:  # should it wake, it hears that it is not waited for
                 record.link.end()
                 record.link = None
-        self._count_on(present)
-        self.feeds.feed(str(record.node) for record in self._fed_records)
+        self._count_on_and_feed(present)
         self.history.follow(str(self._first.node))
 
     def _send_away(self, record: Record) -> None:

@@ -300,8 +300,9 @@ def error_of_job(error: BaseException, what: str) -> TfosError:
             f"{SPARK_ENDED}, and the cluster with it: its session was stopped, or the kernel or the Java process that "
             "held it has ended. Start a session, with %tfos_spark or spark_session(), and launch the cluster anew"
         )
-    trace = f"\n{_traceback_in(text)}" if python else ""
-    return FeedFailed(f"{what}: {python[1] if python else _first_line(text) or type(error).__name__}{trace}")
+    if python:
+        return FeedFailed(f"{what}: {python[1]}{_traceback_in(text)}")
+    return FeedFailed(f"{what}: {_first_line(text) or type(error).__name__}")
 
 
 def _is_of_spark_s_end(error: BaseException, text: str) -> bool:
@@ -322,7 +323,7 @@ def _traceback_in(text: str) -> str:
     others = re.compile(r"pyspark(\.zip)?/|site-packages/|lib/python3|tfos_nb/runtime/")
     own = [frame for frame in frames if not others.search(frame)]
     shown = "".join(f"  {frame}" for frame in own).rstrip()
-    return f"Traceback (most recent call last), on an executor:\n{shown}" if own else ""
+    return f"\nTraceback (most recent call last), on an executor:\n{shown}" if own else ""
 
 
 def _first_line(text: str) -> str:

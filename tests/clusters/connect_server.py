@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.clusters import daemons
+from tests.clusters.submit import as_options
 from tests.conftest import ENVIRONMENT
 from tests.local_cluster import ON_LOOPBACK, environment
 
@@ -22,11 +23,10 @@ def connect_server(home: Path, folder: Path, *, executors: int, cores: int) -> I
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": port,
     }
-    options = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     master = f"local-cluster[{executors},{cores},1024]"
     submit = [str(home / "bin" / "spark-class"), "org.apache.spark.deploy.SparkSubmit", "--class", _SERVER]
     with ExitStack() as started:
-        command = [*submit, "--master", master, *options, "spark-internal"]
+        command = [*submit, "--master", master, *as_options(settings), "spark-internal"]
         server = daemons.start("connect", command, {**ENVIRONMENT, **environment(home)}, folder)
         started.callback(server.stop)
         server.told(r"(Spark Connect server started at)")

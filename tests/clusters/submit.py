@@ -19,6 +19,11 @@ PROGRAMS = Path(__file__).parent / "programs"
 SECONDS = 420.0
 
 
+def as_options(settings: Mapping[str, object]) -> list[str]:
+    """Return settings of Spark as words of a command line."""
+    return [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+
+
 @contextmanager
 def submitted(
     arguments: Sequence[str], environment: Mapping[str, str], folder: Path, home: Path | None = None

@@ -12,18 +12,20 @@ from typing import Any
 import pytest
 
 from tests.clusters.daemons import Daemon
-from tests.clusters.hosts import Network, network, why_not
+from tests.clusters.hosts import Host, Network, network, why_not
 from tests.clusters.standalone import Standalone, standalone_cluster
-from tests.clusters.submit import PROGRAMS, outcome, printed, submitted
+from tests.clusters.submit import PROGRAMS, as_options, outcome, printed, submitted
 from tests.conftest import PYTHONPATH
 from tests.faults import sum_of_ids
 from tests.waiting import until
 
-pytestmark = [pytest.mark.standalone, pytest.mark.skipif(bool(_why := why_not()), reason=_why)]
+pytestmark = pytest.mark.standalone
 
 
 @pytest.fixture(scope="module")
 def wires() -> Iterator[Network]:
+    if reason := why_not():
+        pytest.skip(reason)
     with network(2) as made:
         yield made
 
@@ -45,9 +47,8 @@ def arguments(wires: Network, cluster: Standalone, root: Path, epochs: int, **op
         "spark.ui.enabled": "false",
         "spark.task.maxFailures": "100",
     }
-    given = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     program = [str(PROGRAMS / "lose_a_host.py"), str(root), str(epochs), json.dumps(options)]
-    return ["--master", cluster.url, *given, *program]
+    return ["--master", cluster.url, *as_options(settings), *program]
 
 
 def environment(wires: Network) -> dict[str, str]:
@@ -72,6 +73,15 @@ def saved_once(root: Path, running: Daemon) -> bool:
     return until(lambda: running.ended or any(root.glob("models/checkpoints/*/00000001/place.json")), 180, every=0.2)
 
 
+def cut_off_until_said(host: Host, running: Daemon, pattern: str) -> None:
+    """Pull a host's cable in the middle of the training, until the driver has logged something."""
+    host.cut_off()
+    try:
+        assert said(running, pattern), running.tail
+    finally:
+        host.connect()
+
+
 def test_nodes_on_two_hosts_train_in_step_over_a_slow_link(
     wires: Network, cluster: Standalone, spark_home: Path, tmp_path: Path
 ) -> None:
@@ -90,11 +100,7 @@ def test_a_host_that_is_cut_off_is_done_without_and_joins_when_it_is_back(
     given = arguments(wires, cluster, tmp_path, epochs, **options)
     with submitted(given, environment(wires), tmp_path, spark_home) as running:
         assert saved_once(tmp_path, running), running.tail
-        wires.hosts[1].cut_off()
-        try:
-            assert said(running, r"goes on without worker:"), running.tail
-        finally:
-            wires.hosts[1].connect()
+        cut_off_until_said(wires.hosts[1], running, r"goes on without worker:")
         assert said(running, r"changes: worker:. joined"), running.tail
         found = results_of(running)
     assert {total for total, _ in found["results"].values()} == {sum_of_ids(epochs)}, "each row once an epoch"
@@ -108,10 +114,6 @@ def test_who_waits_for_a_host_that_was_cut_off_goes_on_when_it_is_back(
     given = arguments(wires, cluster, tmp_path, epochs, **options)
     with submitted(given, environment(wires), tmp_path, spark_home) as running:
         assert saved_once(tmp_path, running), running.tail
-        wires.hosts[0].cut_off()
-        try:
-            assert said(running, r"no heartbeat for 4 s"), running.tail
-        finally:
-            wires.hosts[0].connect()
+        cut_off_until_said(wires.hosts[0], running, r"no heartbeat for 4 s")
         found = results_of(running)
     assert {total for total, _ in found["results"].values()} == {sum_of_ids(epochs)}

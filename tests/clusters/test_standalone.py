@@ -15,7 +15,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from tests.clusters import daemons
 from tests.clusters.standalone import Standalone, standalone_cluster
-from tests.clusters.submit import PROGRAMS, outcome, printed, submitted
+from tests.clusters.submit import PROGRAMS, as_options, outcome, printed, submitted
 from tests.conftest import PYTHONPATH
 from tests.waiting import until
 
@@ -41,8 +41,7 @@ def arguments(cluster: Standalone, mode: str, *given: str) -> list[str]:
         "spark.executorEnv.PYTHONPATH": PYTHONPATH,
         "spark.ui.enabled": "false",
     }
-    options = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
-    return ["--master", cluster.url, "--deploy-mode", mode, *options, *given]
+    return ["--master", cluster.url, "--deploy-mode", mode, *as_options(settings), *given]
 
 
 def test_a_script_is_submitted_in_client_mode(cluster: Standalone, spark_home: Path, tmp_path: Path) -> None:

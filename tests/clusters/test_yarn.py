@@ -18,7 +18,7 @@ import pytest
 
 from tests.clusters import daemons
 from tests.clusters.hadoop import Hadoop, hadoop_cluster
-from tests.clusters.submit import PROGRAMS, outcome, printed, submitted
+from tests.clusters.submit import PROGRAMS, as_options, outcome, printed, submitted
 from tests.faults import sum_of_ids
 from tests.jupyter import JupyterServer, a_server
 from tests.test_tensorboard import ask_until
@@ -80,9 +80,8 @@ def hdfs(hadoop: Hadoop) -> Any:
 
 
 def arguments(mode: str, archive: Path, program: str, *given: str) -> list[str]:
-    settings = [part for name, value in SETTINGS.items() for part in ("--conf", f"{name}={value}")]
     cluster = ["--master", "yarn", "--deploy-mode", mode, "--archives", f"{archive}#environment"]
-    return [*cluster, *settings, str(PROGRAMS / program), *given]
+    return [*cluster, *as_options(SETTINGS), str(PROGRAMS / program), *given]
 
 
 def environment(hadoop: Hadoop, **more: str) -> dict[str, str]:

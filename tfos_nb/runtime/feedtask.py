@@ -91,7 +91,7 @@ class _FeedIsOver(Exception):
 def _is_refused(error: Exception) -> bool:
     """Whether the driver is there, and does not take what it was told."""
     gone = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED
-    return isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call) and error.code() not in gone
+    return isinstance(error, grpc.Call) and error.code() not in gone
 
 
 def _is_wanted(feed: int, door: DoorClient) -> bool:

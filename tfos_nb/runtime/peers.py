@@ -51,7 +51,7 @@ class Peers:
         try:
             definition = coordinator._cluster.failure_handler._server_def
             current = context.context()
-            current.update_server_def = _Update(self, _workers_of(definition.cluster), current.update_server_def)
+            current.update_server_def = _Update(self, _workers_of(definition.cluster.job), current.update_server_def)
             self._coordinator, self._definition = coordinator, definition
         except (AttributeError, StopIteration) as error:
             logger.warning(
@@ -67,7 +67,7 @@ class Peers:
         """
         if self._coordinator is None:
             return []
-        workers = _workers_of(self._definition.cluster)
+        workers = _workers_of(self._definition.cluster.job)
         late: dict[int, str] = {}
         with self._changed:
             while (address := self._moved.get(len(workers) + len(late), "")) and _is_there(address):
@@ -82,8 +82,8 @@ class Peers:
         from tensorflow.python.eager import context
 
         cluster, strategy = self._coordinator._cluster, self._coordinator.strategy
-        _workers_of(self._definition.cluster).update(late)
-        filters = _workers_of(self._definition.cluster_device_filters)
+        _workers_of(self._definition.cluster.job).update(late)
+        filters = _workers_of(self._definition.cluster_device_filters.jobs)
         for index in late:
             filters[index].CopyFrom(filters[0])
         with cluster.failure_handler._cluster_update_lock:
@@ -106,9 +106,8 @@ class Peers:
             logger.info("worker:%d is at %s now", index, workers[index])
 
 
-def _workers_of(definition: Any) -> Any:
-    """Return the workers' part of a cluster's definition, or of that of its device filters, by number."""
-    jobs = getattr(definition, "job", None) or definition.jobs
+def _workers_of(jobs: Any) -> Any:
+    """Return what is said of the workers, by number, in a list of all jobs."""
     return next(job.tasks for job in jobs if job.name == Role.WORKER.value)
 
 
