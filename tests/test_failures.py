@@ -321,6 +321,21 @@ def test_a_node_that_takes_no_rows_is_a_feed_timeout(spark: SparkSession) -> Non
             cluster.train(frame)
 
 
+def test_an_error_of_the_function_that_makes_the_rows_is_told_with_its_own_line(spark: SparkSession) -> None:
+    def upset(number: int) -> float:
+        return 1 / (number - 70)
+
+    with pytest.raises(errors.FeedFailed) as caught:
+        with launch(telling_pid, workers=2, spark=spark) as cluster:
+            cluster.train(spark.sparkContext.parallelize(range(100), 4).map(upset))
+    first, *trace = str(caught.value).splitlines()
+    assert first == "Spark could not deliver the rows: ZeroDivisionError: division by zero"
+    assert trace[0] == "Traceback (most recent call last), on an executor:"
+    assert "test_failures.py" in trace[1]
+    assert trace[1].endswith("in upset")
+    assert not [line for line in trace if "pyspark" in line]
+
+
 def test_an_error_of_java_is_told_in_its_own_words(spark: SparkSession) -> None:
     with pytest.raises(Py4JJavaError) as raised:
         spark._jvm.java.lang.Class.forName("no.Such")  # type: ignore[union-attr]

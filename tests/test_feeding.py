@@ -56,7 +56,7 @@ def test_a_task_is_refused_while_a_node_takes_no_rows() -> None:
     box = Desk(3)
     box.desk.begin(1, False, 1, 1)
     del box.places["worker:1"], box.places["worker:2"]
-    assert box.open(0) == ledger.Places(refused="worker:1, worker:2 takes no rows")
+    assert box.open(0) == ledger.Places(refused="no rows are taken by worker:1, worker:2")
 
 
 def test_an_attempt_that_comes_no_further_changes_nothing() -> None:

@@ -252,16 +252,10 @@ class Cluster(ClusterView, Inferring, Scaling):
         self._tunnel = path
         self._life.at_end(partial(shutil.rmtree, directory, ignore_errors=True))
 
-    def wait_until_up(self) -> None:
-        """Wait until ``main`` has been called on every node; raise what went wrong instead."""
-        while True:
-            gathering = self._roster.gatherings
-            with self._changed:
-                self._changed.wait_for(lambda: self._fate.over.is_set() or self._roster.all_up or self._roster.failures)
-            if not self._roster.failures and self._fate.error is None:
-                return
-            if not self._fate.await_decision(gathering):
-                self._fate.raise_outcome()
+    def announce_train(self) -> None:
+        """Say that another thread is about to call :meth:`train`: a :meth:`wait` that comes before waits for that."""
+        with self._changed:
+            self._deliveries.announced = True
 
     def train(
         self,
@@ -316,6 +310,8 @@ class Cluster(ClusterView, Inferring, Scaling):
         refuse_stream(validation, "validation")
         self._refuse_if_over("train")
         with self._deliveries.lock:
+            self._deliveries.begin()
+            self.wait_until_up()
             timeout = self._settings.feed_timeout if feed_timeout is None else feed_timeout
             training = Training(self._fate, self._roster, self._jobs, timeout, self._address, qname)
             if is_stream(data):
@@ -338,7 +334,8 @@ class Cluster(ClusterView, Inferring, Scaling):
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         lock = self._deliveries.lock
-        if not lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+        begun = self._deliveries.await_announced(timeout)
+        if not begun or not lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
             raise TimeoutError(f"cluster {self.plan.name} is still being fed after {timeout:g} s")
         try:
             self._deliveries.close("wait() has told the nodes that no more rows come")

@@ -69,6 +69,17 @@ class ClusterView:
         """The unix socket that leads to TensorBoard on the chief's executor; empty if there is none, or none now."""
         return self._tunnel if self._tunnel and not self._life.status.ended else ""
 
+    def wait_until_up(self) -> None:
+        """Wait until ``main`` has been called on every node; raise what went wrong instead."""
+        while True:
+            gathering = self._roster.gatherings
+            with self._changed:
+                self._changed.wait_for(lambda: self._fate.over.is_set() or self._roster.all_up or self._roster.failures)
+            if not self._roster.failures and self._fate.error is None:
+                return
+            if not self._fate.await_decision(gathering):
+                self._fate.raise_outcome()
+
     def snapshot(self) -> ClusterState:
         """Return how the cluster looks now."""
         with self._changed:

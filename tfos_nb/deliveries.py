@@ -29,11 +29,14 @@ class Deliveries:
     ----------
     lock : threading.Lock
         Held by whoever delivers.
+    announced : bool
+        Whether another thread is about to deliver; guarded by the roster's lock.
     """
 
     fate: Fate
     roster: Roster
     lock: threading.Lock = field(default_factory=threading.Lock)
+    announced: bool = False
     _calls: list[Call] = field(default_factory=list)
     _index: int = 0
     _gathering: int = 1
@@ -50,6 +53,17 @@ class Deliveries:
             if self.roster.restarts_left <= 0 and self._gathering == self.roster.gatherings:
                 self._calls.clear()  # nobody will ask for these rows again
                 self._index = 0
+
+    def begin(self) -> None:
+        """Learn that what was announced has begun. The lock is held, so whoever comes waits for that."""
+        with self.roster.changed:
+            self.announced = False
+            self.roster.changed.notify_all()
+
+    def await_announced(self, timeout: float | None) -> bool:
+        """Wait until what was announced has begun, or never will; False if the time is over."""
+        with self.roster.changed:
+            return self.roster.changed.wait_for(lambda: not self.announced or self.fate.over.is_set(), timeout)
 
     def close(self, reason: str) -> None:
         """Tell the nodes that no more rows come, when all have been delivered. The lock is held."""

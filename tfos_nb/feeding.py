@@ -113,6 +113,7 @@ class FeedDesk:
         self._enough: dict[int, set[str]] = {}
         self._by_host: tuple[int, dict[str, list[str]]] | None = None
         self.closed = ""
+        self.over = False
         self.wanted_from: dict[str, ledger.FeedFrom] = {}
         self.held = HeldPositions()
         self._answers: dict[type, Callable[[Feed, Any], Any]] = {
@@ -261,6 +262,8 @@ class FeedDesk:
         """Answer a task's question."""
         with self._changed:
             feed = self._feeds[message.feed]
+            if isinstance(message, ledger.StillFed):
+                return self._goes_on(feed)
             feed.moved += 1
             answer = self._answers[type(message)](feed, message)
             if not isinstance(message, _MANY):  # nobody waits for those
@@ -279,7 +282,12 @@ class FeedDesk:
             if message.enough:
                 self._enough.setdefault(feed.place.call, set()).add(message.node)
 
+    def _goes_on(self, feed: Feed) -> bool:
+        return not self.over and feed.gathering == self._gathering
+
     def _open(self, feed: Feed, question: ledger.OpenPartition) -> ledger.Places:
+        if not self._goes_on(feed):
+            return ledger.Places()
         if not feed.schema:
             read_schema(question.schema)  # what is none must not become the feed's: every other would be refused
             if told := self._unlike_validation(feed, question):
@@ -295,7 +303,7 @@ class FeedDesk:
         places = self._places()
         if not self._names <= places.keys():
             gone = ", ".join(name for name in self.nodes if name not in places)
-            return ledger.Places(refused=f"{gone} takes no rows")
+            return ledger.Places(refused=f"no rows are taken by {gone}")
         near = self.nodes if len(self.nodes) <= _ALL_TOLD else self._on_host(question.host)
         skip = feed.ledger.skip.get(question.partition, ())
         largest = feed.ledger.segments.largest
@@ -315,7 +323,7 @@ class FeedDesk:
         places = self._places()
         gone = [name for name in question.nodes if name not in places]
         if gone:
-            return ledger.Places(refused=f"{', '.join(gone)} takes no rows")
+            return ledger.Places(refused=f"no rows are taken by {', '.join(gone)}")
         return ledger.Places({name: places[name] for name in question.nodes}, nodes=len(self.nodes))
 
     def _unlike_validation(self, feed: Feed, question: ledger.OpenPartition) -> str:

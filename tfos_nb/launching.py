@@ -305,7 +305,8 @@ def error_of_job(error: BaseException, what: str) -> TfosError:
             f"{SPARK_ENDED}, and the cluster with it: its session was stopped, or the kernel or the Java process that "
             "held it has ended. Start a session, with %tfos_spark or spark_session(), and launch the cluster anew"
         )
-    return FeedFailed(f"{what}: {python[1] if python else _first_line(text) or type(error).__name__}")
+    trace = f"\n{_traceback_in(text)}" if python else ""
+    return FeedFailed(f"{what}: {python[1] if python else _first_line(text) or type(error).__name__}{trace}")
 
 
 def _is_of_spark_s_end(error: BaseException, text: str) -> bool:
@@ -318,6 +319,15 @@ def _is_of_spark_s_end(error: BaseException, text: str) -> bool:
     return "SparkContext was shut down" in text or (
         isinstance(error, Py4JError) and len(text.strip().splitlines()) == 1
     )
+
+
+def _traceback_in(text: str) -> str:
+    """Return the user's own frames of the traceback of a task's Python: those of a function that makes the rows."""
+    frames = re.findall(r'^ *(File "[^"]+", line \d+, in .+\n(?: {4,}\S.*\n)?)', text, re.MULTILINE)
+    others = re.compile(r"pyspark(\.zip)?/|site-packages/|lib/python3|tfos_nb/runtime/")
+    own = [frame for frame in frames if not others.search(frame)]
+    shown = "".join(f"  {frame}" for frame in own).rstrip()
+    return f"Traceback (most recent call last), on an executor:\n{shown}" if own else ""
 
 
 def _first_line(text: str) -> str:

@@ -370,7 +370,7 @@ class Roster(Gathering):
     def dismiss(self, message: Any) -> None:
         """Tell every node to go; from now on its end is no failure, and one that has not come is sent away."""
         with self.changed:
-            self._dismissed = True
+            self._dismissed = self.feeds.over = True
             for record in self._records.values():
                 record.parting = True
                 if record.reservation is None and not record.status.ended:

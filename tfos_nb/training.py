@@ -18,6 +18,7 @@ from tfos_nb.launching import error_of_job
 from tfos_nb.roster import Roster
 from tfos_nb.runtime import ledger
 from tfos_nb.runtime.door import DoorAddress
+from tfos_nb.runtime.feedtask import NOT_SENT
 from tfos_nb.runtime.spans import Spans
 from tfos_nb.session import Job, SparkJobs
 
@@ -205,14 +206,18 @@ class Training:
         error: TfosError | None = feed.error
         if error is None and job.error is not None:
             error = error_of_job(job.error, "Spark could not deliver the rows")
-        if error is None and job.done.is_set():
+        given_up = [partition for partition, rows in job.result or () if rows == NOT_SENT]
+        if error is None and given_up:
+            error = FeedFailed(f"partition {given_up[0]} was given up, since a node did not take its rows any more")
+        elif error is None and job.done.is_set():
             read = sum(rows for _, rows in job.result or ())  # by the attempts that Spark holds to be whole
             if read != feed.ledger.rows:
                 error = FeedFailed(f"Spark read {read} rows, but the nodes were sent {feed.ledger.rows}")
         if error is None and feed.ledger.rows == 0 and empty and not self.nobody_wants(feed.place.call):
             error = FeedFailed(empty)
         if error is not None:
-            if self.roster.restarts_left > 0 and job.error is not None and _UNREACHED.search(str(job.error)):
+            unreached = given_up or (job.error is not None and _UNREACHED.search(str(job.error)))
+            if self.roster.restarts_left > 0 and unreached:
                 # The tasks miss a node before its silence has lasted long enough.
                 self.fate.wait_for(lambda: False, self.roster.heartbeat_timeout + _UNTIL_LOST)
             self._fail(error, feed)

@@ -59,6 +59,9 @@ class LocalCluster:
         nodes = tuple(NodeState(str(node), status) for node in self.plan.nodes)
         return ClusterState(self.plan.name, status=self._status, nodes=nodes, error=self._error)
 
+    def announce_train(self) -> None:
+        """Nobody waits for it here."""
+
     def wait_until_up(self) -> None:
         self.calls.append("wait_until_up")
         self._status = ClusterStatus.RUNNING

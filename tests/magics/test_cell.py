@@ -67,6 +67,7 @@ def test_a_wrong_fn_is_told_with_the_nearest_right_one(shell):
     shell.run_cell("size = 3\ndef narrow(args): pass")
     text = "def train(args, ctx): pass\ndef build(): pass\n"
     assert refused(shell, text, "trian") == "--fn trian: no such function; did you mean train?"
+    assert refused(shell, text, "nope") == "--fn nope: no such function; the cell has train, build"
     assert refused(shell, text, "build") == "--fn build: it is build(), and it is called with (args, ctx)"
     assert refused(shell, text, "size") == "--fn size: not a function but of type int"
     assert refused(shell, text, "narrow") == "--fn narrow: it is narrow(args), and it is called with (args, ctx)"

@@ -99,6 +99,40 @@ def test_with_wait_a_main_that_fails_late_is_raised_in_its_own_cell(shell: Inter
     assert isinstance(result.error_in_exec, NodeFailed)
 
 
+def test_who_waits_for_a_cell_in_the_background_waits_until_it_has_been_fed(
+    shell: InteractiveShell, tmp_path: Path
+) -> None:
+    (tmp_path / "go on").touch()
+    line = f"%%tfos_cluster back --data rows --args folder --model-dir {tmp_path}/m --background"
+    result, _ = run(shell, f"{line}\n{MAIN}")
+    assert result.success
+    back = shell.user_ns["back"]
+    assert back.state is not ClusterStatus.RUNNING, "its nodes are not up yet"
+    with pytest.raises(TimeoutError, match="is still being fed after 0.1 s"):
+        back.wait(0.1)
+    assert back.result() == 8
+
+
+def test_who_waits_for_a_cell_in_the_background_hears_what_failed_in_it(
+    shell: InteractiveShell, tmp_path: Path
+) -> None:
+    (tmp_path / "fail").touch()
+    (tmp_path / "go on").touch()
+    run(shell, f"%%tfos_cluster back --data rows --args folder --model-dir {tmp_path}/m --background\n{MAIN}")
+    with pytest.raises(NodeFailed, match="label 10"):
+        shell.user_ns["back"].result()
+
+
+def test_rows_are_fed_when_the_nodes_are_up_however_early_they_are_given(
+    shell: InteractiveShell, tmp_path: Path
+) -> None:
+    (tmp_path / "go on").touch()
+    run(shell, f"%%tfos_cluster early --args folder --model-dir {tmp_path}/m --background\n{MAIN}")
+    early = shell.user_ns["early"]
+    early.train(shell.user_ns["rows"])
+    assert early.result() == 8
+
+
 def test_a_cluster_that_lost_its_variable_is_found_by_its_name(shell: InteractiveShell) -> None:
     run(shell, f"%%tfos_cluster lost --data rows --args folder --background\n{MAIN}")
     cluster = shell.user_ns["lost"]

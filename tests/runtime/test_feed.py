@@ -637,7 +637,7 @@ def test_a_node_that_takes_no_rows_is_named_before_any_is_sent() -> None:
     with driver_of(2) as driver:
         feed = driver.begin()
         del driver.places["worker:1"]
-        with pytest.raises(FeedFailed, match="worker:1 takes no rows"):
+        with pytest.raises(FeedFailed, match="no rows are taken by worker:1"):
             send(driver, feed, [batch_of([1])])
 
 

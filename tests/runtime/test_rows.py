@@ -143,3 +143,11 @@ def test_a_value_that_does_not_fit_is_named_with_its_row(rows: list[Any], messag
 def test_a_row_with_other_columns_is_named(rows: list[Any], message: str) -> None:
     with pytest.raises(FeedFailed, match=message):
         list(batches_of_rows(rows))
+
+
+@pytest.mark.parametrize("place", [0, 1, 700])
+def test_the_row_that_is_unlike_most_others_is_named_wherever_it_is(place: int) -> None:
+    rows: list[tuple[Any, int]] = [(float(number), number) for number in range(1000)]
+    rows[place] = ("oops", place)
+    with pytest.raises(FeedFailed, match=rf"^column '_1', row {place}: 'oops' is a str, not double$"):
+        list(batches_of_rows(rows))

@@ -7,6 +7,7 @@ line numbers of the notebook's cell: tracebacks, here and from the nodes, show t
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import linecache
 import types
@@ -174,7 +175,9 @@ def _find(
     if fn in _assigned(tree):
         return fn
     if fn not in namespace:
-        known = [*inside, *(name for name, value in namespace.items() if callable(value) and not name.startswith("_"))]
+        kinds = types.FunctionType, partial
+        own = (name for name, value in namespace.items() if isinstance(value, kinds) and not name.startswith("_"))
+        known = [*inside, *(name for name in own if not hasattr(builtins, name))]  # IPython has an open of its own
         here = f"; the cell has {', '.join(inside)}" if inside else ""
         raise PlanError(f"--fn {fn}: no such function{nearest(fn, known) or here}")
     value = namespace[fn]

@@ -107,6 +107,8 @@ class _CellWork:
 
     def run(self) -> None:
         """Go, and return when the cell is to return."""
+        if self._data is not None:  # the user may wait for the end before the thread has come so far
+            self._cluster.announce_train()
         course = Course(self._cluster, self, self._view.say, self._options.name)
         name = self._options.variable
         if self._options.background:

@@ -24,6 +24,8 @@ class RunningCluster(Protocol):
 
     def wait_until_up(self) -> object: ...  # noqa: D102
 
+    def announce_train(self) -> None: ...  # noqa: D102
+
     def train(self, data: Any, epochs: int = 1, *, validation: Any = None) -> object: ...  # noqa: D102
 
     def wait(self, timeout: float | None = None) -> object: ...  # noqa: D102

@@ -8,13 +8,16 @@ import gc
 import math
 import os
 import sys
+import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 import pyarrow as pa
+from pyarrow import flight
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime import ledger
@@ -27,13 +30,16 @@ from tfos_nb.runtime.rows import batches_of_rows, size_of
 from tfos_nb.runtime.segments import PIECE_BYTES, Segments
 from tfos_nb.runtime.spans import end_of_span, merged, next_span
 
-__all__ = ["FeedTask"]
+__all__ = ["NOT_SENT", "FeedTask"]
 
 _CLAIMED_AHEAD = 16
 _ENOUGH_BYTES = 4 << 20  # for one node: half of its work was by the piece, not by the row, with smaller ones
 _MOST_BYTES = 32 << 20  # that wait, for all nodes together
 _WAIT = 0.1  # seconds since rows were sent last: a program may be waiting for those that have come since
+_DECIDED_WITHIN, _LOOKS_EVERY = 20.0, 0.1  # seconds
 SUMMARY_SCHEMA = "partition long, rows long"
+NOT_SENT = -1
+"""The rows of a partition that was given up: the cluster is over, or its members are gathered anew."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,14 @@ class FeedTask:
             batches = batches_of_rows(items) if self.rows else items
             try:
                 sent = _send_partition(self, partition, batches, door)
-            except (FewerRows, NodeHungUp):
-                raise  # Spark tries again: it knows whether it gave all there is, and the driver which node has gone
+            except FewerRows:
+                raise  # Spark tries again: it knows whether it gave all there is
+            except _FeedIsOver:
+                sent = NOT_SENT
+            except (NodeHungUp, flight.FlightUnavailableError, grpc.RpcError):
+                if _is_wanted(self.feed, door):
+                    raise
+                sent = NOT_SENT  # the driver knows which node has gone: another traceback would bury what it says
             except FeedFailed as error:
                 door.ask(ledger.PartitionFailed(self.feed, partition, str(error)))
                 raise
@@ -70,6 +82,23 @@ class FeedTask:
             yield pa.RecordBatch.from_pydict(
                 {"partition": pa.array([partition], pa.int64()), "rows": pa.array([sent], pa.int64())}
             )
+
+
+class _FeedIsOver(Exception):
+    """The driver has no use for the rows any more."""
+
+
+def _is_wanted(feed: int, door: DoorClient) -> bool:
+    """Wait for what the driver makes of a node that is gone; whether the feed is to go on all the same."""
+    deadline, never = time.monotonic() + _DECIDED_WITHIN, threading.Event()
+    try:
+        while wanted := bool(door.ask(ledger.StillFed(feed))):
+            if time.monotonic() > deadline:
+                break
+            never.wait(_LOOKS_EVERY)
+    except grpc.RpcError:
+        return False  # the door is closed, and the cluster is over
+    return wanted
 
 
 @functools.cache
@@ -128,6 +157,8 @@ class _PartitionSender:
         self._row_bytes = _bytes_of_a_row(first)
         opens = ledger.OpenPartition(task.feed, partition, schema, first_lengths(first), here, self._row_bytes)
         answer = self._ask_places(opens)
+        if answer.nodes == 0:
+            raise _FeedIsOver
         self._places, self._skip, self._segments = answer.places, answer.skip, Segments(answer.largest)
         self._local = tuple(node for node, place in answer.places.items() if os.path.exists(place.socket))
         self._only = next(iter(answer.places)) if answer.nodes == 1 else None

@@ -38,6 +38,7 @@ __all__ = [
     "PartitionFailed",
     "PassDone",
     "Places",
+    "StillFed",
     "WherePlaces",
     "WorkerThrough",
 ]
@@ -160,8 +161,9 @@ class OpenPartition:
 class Places:
     """Where nodes take rows: all of a few, or those of many that are on the task's host, or that it has asked for.
 
-    ``nodes`` is how many are fed; ``refused`` says why not; ``skip`` are rows of the partition that nobody wants;
-    ``largest`` are the most rows of a segment (:class:`~tfos_nb.runtime.segments.Segments`).
+    ``nodes`` is how many are fed, none if the feed is over; ``refused`` says why not; ``skip`` are rows of the
+    partition that nobody wants; ``largest`` are the most rows of a segment
+    (:class:`~tfos_nb.runtime.segments.Segments`).
     """
 
     places: dict[str, FeedPlace] = field(default_factory=dict)
@@ -211,6 +213,14 @@ class PartitionFailed:
     feed: int
     partition: int
     text: str
+
+
+@message
+@dataclass(frozen=True)
+class StillFed:
+    """Question of a task that does not reach a node any more: whether the driver wants the feed to go on."""
+
+    feed: int
 
 
 class FeedLedger:

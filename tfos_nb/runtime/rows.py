@@ -7,6 +7,7 @@ values; their columns are named as Spark's ``toDF`` would name them.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -131,6 +132,7 @@ def _holds_integers(kind: pa.DataType) -> bool:
 
 
 def _misfit(name: str, values: list[Any], number: int, kind: pa.DataType | None) -> FeedFailed:
+    kind = kind or _usual_kind(values)
     for offset, value in enumerate(values):
         try:
             found = _converted([value], kind).type
@@ -140,6 +142,17 @@ def _misfit(name: str, values: list[Any], number: int, kind: pa.DataType | None)
             return FeedFailed(f"{where}: {_short(value)} is a {type(value).__name__}, {wanted}")
         kind = found if kind is None and value is not None else kind
     return FeedFailed(f"column {name!r}: the rows from {number} on are not of one type")
+
+
+def _usual_kind(values: list[Any]) -> pa.DataType | None:
+    """Return the Arrow type of what most rows have: the first one may be the odd one."""
+    kinds = Counter(type(value) for value in values if value is not None)
+    for kind, _ in kinds.most_common():
+        try:
+            return _converted([next(value for value in values if type(value) is kind)], None).type
+        except (pa.ArrowException, TypeError, OverflowError):
+            continue
+    return None
 
 
 def _short(value: Any) -> str:
