@@ -10,16 +10,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import PlanError, TfosError
-from tfos_nb.runtime.probe import GREETING, PROBE_SCHEMA, Probe
+from tfos_nb.runtime.probe import GREETING, PROBE_SCHEMA, PROBE_SECONDS, Probe
 from tfos_nb.session import SparkJobs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["listening", "look_from_executor"]
-
-PROBE_SECONDS = 20.0
-"""How long the executors' look may take; a Python worker may have to be started for it."""
 
 
 def look_from_executor(

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ from tfos_nb.session import SparkJobs
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["RelayedDoor", "needs_relay"]
+__all__ = ["Carrier", "RelayedDoor", "needs_relay"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ _HERE = "127.0.0.1"
 _START_SECONDS = 60.0
 _LATE = 3.0  # seconds after which an exchange that is not back says nothing of the nodes
 _GIVES_UP_AFTER = 30.0  # seconds of exchanges that fail
+_AGAIN_AFTER = 1.0
 _PIECE = 256 << 10
 
 _reached: dict[Hashable, bool] = {}  # by the Spark application
@@ -110,7 +111,7 @@ class RelayedDoor(Door):
         super().__init__(_Patient(desk, self), host=_HERE, bind=_HERE)
         self._spark = spark
         self._jobs = SparkJobs(spark, f"tfos_nb-relay-{uuid.uuid4().hex[:12]}")
-        self._carrier: _Carrier | None = None
+        self._carrier: Carrier | None = None
 
     @property
     def prompt(self) -> bool:
@@ -125,7 +126,8 @@ class RelayedDoor(Door):
         except BaseException:
             super().close()
             raise
-        self._carrier = _Carrier(self._spark, self._jobs, place, own.port)
+        self._relay = place.exchanges
+        self._carrier = Carrier(self._exchange, own.port)
         self._carrier.start()
         return replace(own, host=place.host, port=place.port, relayed=True)
 
@@ -148,6 +150,16 @@ class RelayedDoor(Door):
         place = wire.expect(RelayPlace, job.result[0].place)
         logger.info("the executors do not reach this process: a relay is at %s:%d", place.host, place.port)
         return place
+
+    def _exchange(self, question: bytes) -> bytes:
+        """Make an exchange by a Spark job of one task."""
+        frame = self._spark.range(0, 1, 1, 1).mapInArrow(ExchangeTask(self._relay, question), ANSWER_SCHEMA)
+        job = self._jobs.run(frame.collect, "tfos_nb: what the nodes say")
+        job.done.wait()
+        if job.error is not None:
+            raise TfosError(f"an exchange with the relay on {self._relay.host} failed: {job.error}") from job.error
+        assert job.result is not None
+        return bytes(job.result[0].answer)
 
 
 class _Patient:
@@ -173,11 +185,19 @@ class _Patient:
             self._desk.ticked()
 
 
-class _Carrier:
-    """Makes the exchanges, and has a connection to the door for each that the relay has of a node's."""
+class Carrier:
+    """Makes the exchanges, and has a connection to the door for each that the relay has of a node's.
 
-    def __init__(self, spark: SparkSession, jobs: SparkJobs, place: RelayPlace, port: int) -> None:
-        self._spark, self._jobs, self._place, self._port = spark, jobs, place, port
+    Parameters
+    ----------
+    exchange : callable
+        Takes an encoded :class:`~tfos_nb.runtime.relay.Exchange` to the relay, and returns the answer.
+    port : int
+        The door's, on loopback.
+    """
+
+    def __init__(self, exchange: Callable[[bytes], bytes], port: int) -> None:
+        self._ask, self._port = exchange, port
         self._outgoing, self._taken = Frames(), Taken()
         self._queues: dict[int, asyncio.Queue[bytes]] = {}
         self._over = threading.Event()
@@ -191,6 +211,7 @@ class _Carrier:
         ]
 
     def start(self) -> None:
+        """Make exchanges from now on, in a thread."""
         for thread in self._threads:
             thread.start()
 
@@ -201,6 +222,7 @@ class _Carrier:
         return since is not None and now - since > _LATE and now - self._back_at < _LATE
 
     def close(self, timeout: float) -> None:
+        """Make a last one, which ends the relay."""
         self._over.set()
         self._threads[1].join(timeout)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -211,31 +233,32 @@ class _Carrier:
             while not self._over.is_set():
                 self._exchange()
             self._exchange(over=True)
-        except TfosError as error:
-            logger.warning("%s", error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the door has to hear that nobody comes any more
+            logger.warning("what the nodes say does not come any more: %s", error)
             self._loop.call_soon_threadsafe(self._hang_up)
 
     def _run_loop(self) -> None:
         self._loop.run_forever()
-        for task in self._tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
+        self._loop.run_until_complete(self._end_all())
         self._loop.close()
 
+    async def _end_all(self) -> None:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
     def _exchange(self, over: bool = False) -> None:
-        first, frames = self._outgoing.next_ones()
-        question = wire.encode(Exchange(self._taken.count, first, frames, over))
-        rows = self._spark.range(0, 1, 1, 1).mapInArrow(ExchangeTask(self._place.exchanges, question), ANSWER_SCHEMA)
-        job = self._jobs.run(rows.collect, "tfos_nb: exchange with the relay")
-        job.done.wait()
-        if job.error is not None:
+        question = wire.encode(Exchange(self._taken.count, *self._outgoing.next_ones(), over))
+        try:
+            answer = wire.expect(Exchanged, self._ask(question))
+        except Exception as error:
             if over or time.monotonic() - self._back_at > _GIVES_UP_AFTER:
-                raise TfosError(f"the relay on {self._place.host} is gone: {job.error}") from job.error
+                raise
+            logger.info("%s", error)
             self._prompt_since = None
-            self._over.wait(1.0)  # Spark's own matter, as a rule: an executor that is lost, and comes again
+            self._over.wait(_AGAIN_AFTER)
             return
-        assert job.result is not None
-        answer = wire.expect(Exchanged, job.result[0].answer)
         self._note_time()
         self._outgoing.taken(answer.taken)
         for number, data in self._taken.new_of(answer.first, answer.frames):

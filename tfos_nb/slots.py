@@ -209,18 +209,14 @@ def check_slots(
     total = slots_total(spark, profile, at_least=wanted + sum(held))
     slots = Slots(total, sum(held), stages)
     if slots.free < wanted:
-        raise PlanError(_too_few(context_of(spark), slots, need, feeding, gpus, exchanging))
+        beside = [" and at least 1 for feeding"] * feeding + [", and 1 for what the nodes say"] * exchanging
+        raise PlanError(_too_few(context_of(spark), slots, need, beside, gpus))
     return slots
 
 
-def _too_few(context: Context, slots: Slots, need: int, feeding: bool, gpus: int, exchanging: bool) -> str:
-    wanted = need + feeding + exchanging
-    purpose = (
-        _counted(need, "node")
-        + (f" with {_counted(gpus, 'GPU')} each" if gpus else "")
-        + (" and at least 1 for feeding" if feeding else "")
-        + (", and 1 for what the nodes say" if exchanging else "")
-    )
+def _too_few(context: Context, slots: Slots, need: int, beside: list[str], gpus: int) -> str:
+    wanted = need + len(beside)
+    purpose = _counted(need, "node") + (f" with {_counted(gpus, 'GPU')} each" if gpus else "") + "".join(beside)
     cores = context.executor_cores
     size = _counted(context.executors(), "executor") + (f" x {cores} cores" if cores else "")
     size += f" x {_counted(context.gpus, 'GPU')}" if gpus else ""
@@ -229,7 +225,7 @@ def _too_few(context: Context, slots: Slots, need: int, feeding: bool, gpus: int
     text.append(f", spark.task.cpus={context.setting('spark.task.cpus', '1')})")
     text += [f"; running: {_counted(stage.tasks, 'task')} of '{stage.description}'" for stage in slots.stages]
     remedies = ["stop what runs" if slots.busy and slots.total >= wanted else ""]
-    fits = slots.free - feeding - exchanging
+    fits = slots.free - len(beside)
     remedies.append(f"ask for {_counted(fits, 'node')}" if fits > 0 else "")
     more = f"local[{wanted + slots.busy}]" if context.is_local else "spark.executor.instances or spark.executor.cores"
     more += " or spark.executor.resource.gpu.amount" if gpus else ""

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from tfos_nb.errors import PlanError
 from tfos_nb.magics.report import Finding
 from tfos_nb.ports import allowed_ports
-from tfos_nb.reach import listening, look_from_executor
-from tfos_nb.runtime.probe import Probe
+from tfos_nb.runtime.probe import PROBE_SECONDS, Probe
 from tfos_nb.widgets.hosts import Host, proxied_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["describe_session", "look_at_spark", "session_settings"]
+__all__ = ["PROBE_SECONDS", "describe_session", "look_at_spark", "session_settings"]
 
 REGISTER_SECONDS = 5.0
 """How long executors that still register are waited for."""
@@ -106,6 +105,8 @@ def _addresses(spark: SparkSession | None) -> tuple[str, str, range]:
 
 def _look_at_door(spark: SparkSession | None) -> Finding:
     """Look whether the driver could listen, and reach itself, where no executor can be asked."""
+    from tfos_nb.reach import listening
+
     try:
         host, bind, ports = _addresses(spark)
         with listening(bind, ports) as port:
@@ -125,6 +126,7 @@ def _door_finding(host: str, port: int, reason: str, whose: str) -> Finding:
 def _look_from_executor(spark: SparkSession) -> list[Finding]:
     """Send one task, if a slot is free for it."""
     from tfos_nb.launching import error_of_job
+    from tfos_nb.reach import look_from_executor
     from tfos_nb.session import slots_busy, slots_total
 
     what = "executors' Python"

@@ -42,8 +42,9 @@ _MOST_AT_ONCE = 8 << 20  # bytes in an exchange, about
 _MOST_WAITING = 32 << 20  # bytes that wait in one direction; then nobody reads what would add to them
 _LONGEST = 0.5  # seconds that a task waits for something to bring back
 _LOOKS_EVERY = 0.02
+_LEAVES_AFTER = 0.5  # the answer goes first
 _MOST_CONNECTIONS = 20_000
-_ALONE = 60.0  # seconds without an exchange after which the relay ends: its driver has gone
+_ALONE = 60.0
 
 Frame = tuple[int, bytes]
 """A connection's number, and what has come on it: nothing, if that is its end."""
@@ -52,7 +53,7 @@ Frame = tuple[int, bytes]
 @message
 @dataclass(frozen=True)
 class Exchange:
-    """Question of a driver: its ``frames``, the first of which has this number; of the relay's it has so many ``taken``."""
+    """Question of a driver: its ``frames``, the first one's number, and how many of the relay's it has ``taken``."""
 
     taken: int
     first: int
@@ -154,9 +155,15 @@ class Relay:
     """Takes connections of nodes, and the driver's exchanges. Everything happens in the thread of one asyncio loop.
 
     It is the desk of its own door, whose thread only hands the questions over.
+
+    Parameters
+    ----------
+    alone : float
+        Seconds without an exchange after which it ends: its driver has gone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, alone: float = _ALONE) -> None:
+        self._alone = alone
         self._outgoing, self._taken = Frames(), Taken()
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._connections = 0
@@ -203,7 +210,7 @@ class Relay:
             else:
                 self._writers.pop(number).close()
         if question.over:
-            self._over.set()
+            self._loop.call_later(_LEAVES_AFTER, self._over.set)
 
     # --- the desk, in its door's thread ---
 
@@ -223,7 +230,7 @@ class Relay:
 
     def ticked(self) -> None:
         """End where nobody has asked for long."""
-        if time.monotonic() - self._asked_at > _ALONE:
+        if time.monotonic() - self._asked_at > self._alone:
             self._loop.call_soon_threadsafe(self._over.set)
 
     def arrived(self, link: Any, message: Any) -> None:
@@ -283,10 +290,10 @@ class ExchangeTask:
         yield pa.RecordBatch.from_pydict({"answer": pa.array([wire.encode(answer)], pa.binary())})
 
 
-async def _main(host: str) -> None:
-    await Relay().serve(host)
+async def _main(host: str, alone: float = _ALONE) -> None:
+    await Relay(alone).serve(host)
 
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_main(sys.argv[1]))
+        asyncio.run(_main(sys.argv[1], *map(float, sys.argv[2:])))

@@ -1,4 +1,4 @@
-"""A client of Spark Connect that no executor can dial: it trains, a node fails, it stops. The last line says what it saw.
+"""A client of Spark Connect that no executor can dial: it trains, fails and stops. The last line says what it saw.
 
 ``connect_relayed.py URL FOLDER``.
 """
@@ -53,9 +53,8 @@ def alone(args: Any, ctx: Any) -> int:
 
 def relays() -> int:
     """Count the relays of this machine."""
-    return sum(
-        "tfos_nb.runtime.relay" in " ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])
-    )
+    commands = (" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
+    return sum("tfos_nb.runtime.relay" in command for command in commands)
 
 
 def refused(spark: SparkSession) -> str:
