@@ -59,16 +59,18 @@ def needs_relay(spark: SparkSession) -> bool:
     """Whether the executors cannot dial this process, so that a relay is needed.
 
     A client of Spark Connect sends a task once, to see; ``TFOS_SERVER_HOST`` names an address that is good, and
-    ``TFOS_RELAY`` says it outright: 1 or 0.
+    ``TFOS_SERVER_RELAY`` says it outright: 1 or 0.
 
     Raises
     ------
     PlanError
-        If ``TFOS_RELAY`` is anything else.
+        If ``TFOS_SERVER_RELAY`` is anything else.
     """
-    stated = os.environ.get("TFOS_RELAY", "").strip()
+    stated = os.environ.get("TFOS_SERVER_RELAY", "").strip()
     if stated not in ("", "0", "1"):
-        raise PlanError(f"TFOS_RELAY={stated}: it is 1, by a relay on an executor, or 0, directly; unset, a task looks")
+        raise PlanError(
+            f"TFOS_SERVER_RELAY={stated}: it is 1, by a relay on an executor, or 0, directly; unset, a task looks"
+        )
     if stated or not is_connect(spark) or os.environ.get("TFOS_SERVER_HOST"):
         return stated == "1"
     key = context_of(spark).key
