@@ -39,7 +39,7 @@ class TfosError(Exception):
 
 
 class PlanError(TfosError, ValueError):
-    """The request cannot be laid on this Spark. No node was started."""
+    """What is asked for cannot be. Nothing was started; a cluster that runs has done nothing of it."""
 
 
 class RendezvousTimeout(TfosError, TimeoutError):

@@ -6,7 +6,7 @@ from typing import Any
 
 from tfos_nb.errors import PlanError
 
-__all__ = ["check_alike", "feedable", "read_schema", "refuse_ended", "unlike_schemas"]
+__all__ = ["check_alike", "check_table", "feedable", "read_schema", "refuse_ended", "unlike_schemas"]
 
 
 def refuse_ended(data: Any) -> None:
@@ -24,6 +24,22 @@ def refuse_ended(data: Any) -> None:
         raise PlanError(
             f"this {type(data).__name__} is of a Spark session that was stopped: make it anew, with the session of now"
         )
+
+
+def check_table(data: Any, validation: Any = None) -> None:
+    """Refuse what ``train`` would refuse of tables, without starting anything; of an RDD nothing is known yet.
+
+    Raises
+    ------
+    PlanError
+        If one is of a Spark that was stopped, has a column without a tensor, or they do not go together.
+    """
+    for table in (data, validation):
+        refuse_ended(table)
+        if hasattr(table, "schema"):
+            feedable(table)
+    if validation is not None:
+        check_alike(data, validation)
 
 
 _NO_TENSOR = {

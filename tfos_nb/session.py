@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -36,6 +36,7 @@ from tfos_nb.contexts import Context, context_of, is_connect
 from tfos_nb.errors import PlanError
 from tfos_nb.java import find_java
 from tfos_nb.monitor import PORT, listener
+from tfos_nb.runtime.process import left_behind
 from tfos_nb.slots import (
     Busy,
     Slots,
@@ -74,6 +75,7 @@ LOG_CONF = "spark.tfos_nb.log"
 """The configuration in which the embedded Spark says where its log is."""
 
 _TASK_FAILURES = 4  # as many as on a real cluster; plain local[N] would give a task only one try
+_LOG = "tfos_nb-spark-"
 _POLL_SECONDS = 0.2  # Spark offers Python no event for a job that was submitted
 _MEBIBYTE = 1024 * 1024
 _Result = TypeVar("_Result")
@@ -222,8 +224,14 @@ def _join_sparkmonitor(conf: SparkConf, home: Path) -> dict[str, str]:
 
 
 def _log_file() -> Path:
-    """Make the file that takes what the JVM writes: in the user's cell its banners and warnings would bury the rest."""
-    descriptor, name = tempfile.mkstemp(prefix="tfos_nb-spark-", suffix=".log")
+    """Make the file that takes what the JVM writes: in the user's cell its banners and warnings would bury the rest.
+
+    Those of processes that were killed go.
+    """
+    for path in left_behind(_LOG):
+        with suppress(OSError):  # it is another user's
+            os.unlink(path)
+    descriptor, name = tempfile.mkstemp(prefix=f"{_LOG}{os.getpid()}-", suffix=".log")
     os.close(descriptor)
     atexit.register(Path(name).unlink, missing_ok=True)
     return Path(name)

@@ -14,7 +14,7 @@ from traitlets.config import Config
 
 import tfos_nb.magics
 from tests.waiting import until
-from tfos_nb.errors import NodeFailed
+from tfos_nb.errors import NodeFailed, PlanError
 from tfos_nb.state import ClusterStatus, NodeStatus
 
 MAIN = """\
@@ -43,7 +43,7 @@ def shell(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     made = InteractiveShell.instance(config=config)
     tfos_nb.magics.load(made)
     rows = spark.createDataFrame([(float(number),) for number in range(8)], "x double")
-    made.user_ns.update(folder=str(tmp_path), rows=rows)
+    made.user_ns.update(folder=str(tmp_path), rows=rows, spark=spark)
     yield made
     for value in list(made.user_ns.values()):
         if isinstance(value, tfos_nb.Cluster):
@@ -141,3 +141,12 @@ def test_a_cluster_that_lost_its_variable_is_found_by_its_name(shell: Interactiv
     assert "stopped" in run(shell, "%tfos_stop lost --now")[1]
     assert cluster.state is ClusterStatus.STOPPED
     assert "there is no cluster yet" in run(shell, "%tfos_status")[1]
+
+
+def test_rows_that_cannot_be_fed_are_refused_before_anything_starts(shell: InteractiveShell) -> None:
+    shell.run_cell("import datetime; days = spark.createDataFrame([(datetime.date(2026, 1, 1),)], 'day date')")
+    result, shown = run(shell, f"%%tfos_cluster dated --data days\n{MAIN}")
+    assert isinstance(result.error_in_exec, PlanError)
+    assert "column 'day' is date, which has no tensor: cast it to a number" in str(result.error_in_exec)
+    assert "dated" not in shell.user_ns
+    assert "Starting" not in shown

@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -21,6 +23,7 @@ from tfos_nb.runtime.process import (
     Channel,
     die_with_parent,
     kill_group,
+    left_behind,
     read_frame,
     signal_name,
     start_module,
@@ -215,3 +218,12 @@ def test_a_socket_given_to_a_channel_is_closed_with_it() -> None:
     channel.close()
     assert two.recv(1) == b""
     two.close()
+
+
+def test_what_a_process_that_was_killed_has_left_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    for name in (f"kind-{gone.pid}-a", f"kind-{os.getpid()}-b", f"other-{gone.pid}-c", "kind-and-more"):
+        (tmp_path / name).touch()
+    assert left_behind("kind-") == [str(tmp_path / f"kind-{gone.pid}-a")]

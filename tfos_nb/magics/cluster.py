@@ -8,7 +8,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
 from tfos_nb.errors import ClusterClosed, PlanError
-from tfos_nb.feedable import refuse_ended
+from tfos_nb.feedable import check_table
 from tfos_nb.magics.arguments import find_data, find_variable
 from tfos_nb.magics.cell import CellProgram, parse_cell
 from tfos_nb.magics.clusters import Launch, PlannedCluster, RunningCluster, check_free
@@ -51,7 +51,7 @@ class TfosMagics(Magics, Defaults):
         program = self._read(cell or "", options)
         data = None if options.data is None else find_data(options.data, self._namespace)
         held_out = options.validation and find_data(options.validation, self._namespace, "--validation")
-        self._refuse_ended(data, held_out)
+        check_table(data, held_out)  # before anything starts
         args = None if options.args is None else find_variable("--args", options.args, self._namespace)
         screen = self.screen(options.quiet)
         with LiveView(PlannedCluster(options.plan()), note=program.note, screen=screen) as view:
@@ -67,12 +67,6 @@ class TfosMagics(Magics, Defaults):
 
             self._launch = launch
         return self._launch
-
-    @staticmethod
-    def _refuse_ended(*tables: Any) -> None:
-        """Before anything starts: a DataFrame outlives the Spark session that it is of, and then has no rows."""
-        for table in tables:
-            refuse_ended(table)
 
     def _read(self, cell: str, options: LaunchOptions) -> CellProgram:
         """Run the cell, once nothing of the user's is in danger and it is known to have a function."""

@@ -28,6 +28,7 @@ __all__ = [
     "answers",
     "die_with_parent",
     "kill_group",
+    "left_behind",
     "private_directory",
     "read_frame",
     "signal_name",
@@ -121,13 +122,20 @@ def private_directory(kind: str) -> str:
 
     It is in the system's temporary directory, since a socket's path has to be short, and only this user can enter it.
     """
-    root, prefix = tempfile.gettempdir(), f"tfos_nb-{kind}-"
+    prefix = f"tfos_nb-{kind}-"
+    for path in left_behind(prefix):
+        shutil.rmtree(path, ignore_errors=True)
+    return tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-")
+
+
+def left_behind(prefix: str) -> list[str]:
+    """Find what processes that are gone have left in the system's temporary directory: ``PREFIX<process>-…``."""
+    root, found = tempfile.gettempdir(), []
     for name in os.listdir(root) if os.path.isdir("/proc") else ():
         owner = name.removeprefix(prefix).partition("-")[0]
-        path = os.path.join(root, name)
-        if name.startswith(prefix) and owner.isdigit() and not os.path.exists(f"/proc/{owner}") and os.path.isdir(path):
-            shutil.rmtree(path, ignore_errors=True)
-    return tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=root)
+        if name.startswith(prefix) and owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
+            found.append(os.path.join(root, name))
+    return found
 
 
 def write_frame(stream: IO[bytes], message: Any) -> None:
