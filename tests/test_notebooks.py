@@ -96,7 +96,8 @@ def test_the_table_ends_with_both_workers_done(run: Run) -> None:
 
 def test_the_wrong_option_is_one_line_with_the_right_one(run: Run) -> None:
     (error,) = run.outputs_of("mistake")
-    assert error["traceback"] == ["PlanError: --wokers: no such option; did you mean --workers?"]
+    told = "PlanError: --wokers: no such option; did you mean --workers?"
+    assert error["traceback"] == [f"\x1b[31m{told}\x1b[39m"], "one line, and it is red"
 
 
 def test_the_command_tells_the_plan_the_nodes_the_epochs_and_where_the_files_are(run: Run) -> None:

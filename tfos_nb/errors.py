@@ -3,17 +3,19 @@
 ::
 
     TfosError
-    ├── PlanError(ValueError)              the request cannot be laid on this Spark; raised before any node starts
+    ├── PlanError(ValueError)              what is asked for cannot be; nothing of it was started
     ├── RendezvousTimeout(TimeoutError)    some nodes never came to the rendezvous; they are named
     ├── NodeFailed(RuntimeError)           main raised, or its process died, on a node
     ├── FeedFailed(RuntimeError)           a row could not be read from Spark or could not be fed
     ├── FeedTimeout(TimeoutError)          TensorFlow took no row for too long
     └── ClusterClosed(RuntimeError)        used after it was closed or stopped
 
-This module imports nothing, so that every other one may import it.
+This module imports nothing but Python's own, so that every other one may import it.
 """
 
 from __future__ import annotations
+
+import sys
 
 __all__ = [
     "ClusterClosed",
@@ -34,8 +36,16 @@ class TfosError(Exception):
     """Base of every error that tfos_nb raises on purpose."""
 
     def _render_traceback_(self) -> list[str]:
-        """Show the message alone in IPython: the frames in between are ours, not the user's."""
-        return [f"{type(self).__name__}: {self}"]
+        """Show the message alone in IPython, what happened in red: the frames in between are ours, not the user's."""
+        first, *rest = f"{type(self).__name__}: {self}".splitlines()
+        return [f"\x1b[31m{first}\x1b[39m" if _has_colors() else first, *rest]
+
+
+def _has_colors() -> bool:
+    """Whether there is a shell that shows tracebacks in colors."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and str(shell.colors).casefold() != "nocolor"
 
 
 class PlanError(TfosError, ValueError):

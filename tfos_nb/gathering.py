@@ -274,11 +274,13 @@ class Gathering(Members):
                 known.pop(str(record.node), None)
         for name in self._leaving:
             self._send_away(self._records[name])
-        staying = [record for record in self._present if not record.parting]
-        self.send(Regather(self.generation, cause), [str(record.node) for record in staying])
-        if self._leaving or self._joining():  # those have only just come, and wait to be told to start
+        staying = [str(record.node) for record in self._present if not record.parting]
+        joining = [str(record.node) for record in self._joining()]  # they have only just come, and wait to be started
+        self.send(Regather(self.generation, cause), staying)
+        if self._leaving or joining:
             self._leaving = set()
-            self._share_out([one for one in self._records.values() if one in staying or one in self._joining()])
+            names = {*staying, *joining}
+            self._share_out([record for name, record in self._records.items() if name in names])
 
     # --- fewer nodes than the plan has; the lock is held ---
 

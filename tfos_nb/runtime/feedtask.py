@@ -69,8 +69,8 @@ class FeedTask:
                 raise  # Spark tries again: it knows whether it gave all there is
             except _FeedIsOver:
                 sent = NOT_SENT
-            except (NodeHungUp, flight.FlightUnavailableError, grpc.RpcError):
-                if _is_wanted(self.feed, door):
+            except (NodeHungUp, flight.FlightUnavailableError, grpc.RpcError) as error:
+                if _is_refused(error) or _is_wanted(self.feed, door):
                     raise
                 sent = NOT_SENT  # the driver knows which node has gone: another traceback would bury what it says
             except FeedFailed as error:
@@ -86,6 +86,12 @@ class FeedTask:
 
 class _FeedIsOver(Exception):
     """The driver has no use for the rows any more."""
+
+
+def _is_refused(error: Exception) -> bool:
+    """Whether the driver is there, and does not take what it was told."""
+    gone = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED
+    return isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call) and error.code() not in gone
 
 
 def _is_wanted(feed: int, door: DoorClient) -> bool:
