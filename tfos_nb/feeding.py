@@ -19,6 +19,7 @@ from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.runtime.positions import HeldPositions, PositionHeld
 from tfos_nb.runtime.segments import Segments
 from tfos_nb.runtime.spans import Spans
+from tfos_nb.session import places_beside_exchanges
 from tfos_nb.state import FeedProgress
 
 __all__ = ["Feed", "FeedDesk", "FeedOf", "check_feedable", "feed_job"]
@@ -377,7 +378,10 @@ def feed_job(data: Any, feed: Feed, door: DoorAddress) -> Callable[[], Any]:
     """
     task = FeedTask(feed.number, door)
     if hasattr(data, "mapInArrow"):
-        collect: Callable[[], Any] = feedable(data).mapInArrow(task, SUMMARY_SCHEMA).collect
+        frame = feedable(data)
+        if door.relayed:  # its tasks wait for answers that other tasks bring, which need a place
+            frame = frame.coalesce(places_beside_exchanges(frame.sparkSession))
+        collect: Callable[[], Any] = frame.mapInArrow(task, SUMMARY_SCHEMA).collect
         return collect
     from pyspark import RDD
 

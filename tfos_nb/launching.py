@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from tfos_nb.contexts import context_of
 from tfos_nb.errors import SPARK_ENDED, FeedFailed, PlanError, TfosError
 from tfos_nb.ports import allowed_ports
+from tfos_nb.relaying import RelayedDoor, needs_relay
 from tfos_nb.runtime.door import Desk, Door, DoorAddress
 from tfos_nb.runtime.gpu_claims import GPU_COUNT_SCHEMA, GpuCount
 from tfos_nb.runtime.node import NodeTask
@@ -222,9 +223,9 @@ def _one_is_left(
 ) -> bool:
     """Whether the nodes can hold their slots: where that leaves none for feeding, they leave them instead."""
     try:
-        check_slots(spark, need, feeding, cpus=cpus, gpus=gpus, profile=profile)
+        check_slots(spark, need, feeding, cpus=cpus, gpus=gpus, profile=profile, exchanging=needs_relay(spark))
     except PlanError:
-        if not feeding:
+        if not feeding or needs_relay(spark):
             raise
         check_slots(spark, need, False, cpus=cpus, gpus=gpus, profile=profile)
         return False
@@ -235,8 +236,12 @@ def open_door(spark: SparkSession, desk: Desk) -> tuple[Door, DoorAddress]:
     """Open the driver's port.
 
     The address is ``TFOS_SERVER_HOST``, or Spark's ``spark.driver.host``, or that of a Spark Connect client as its
-    server sees it; the port ``TFOS_SERVER_PORT`` (one, or ``a-b``), or any that is free.
+    server sees it; the port ``TFOS_SERVER_PORT`` (one, or ``a-b``), or any that is free. Where the executors cannot
+    reach a client, it is a relay's on one of them.
     """
+    if needs_relay(spark):
+        relayed = RelayedDoor(desk, spark)
+        return relayed, relayed.open()
     host, bind = context_of(spark).address()
     door = Door(desk, host=host, bind=bind, ports=allowed_ports("TFOS_SERVER_PORT"))
     return door, door.open()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import NodeFailed, PlanError, TfosError
 from tfos_nb.launching import check_host_gpus, error_of_job, open_door
+from tfos_nb.relaying import needs_relay
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.door import Link
 from tfos_nb.runtime.payload import pack
@@ -150,9 +151,10 @@ def run(
     if claim:
         at_once = nodes if barrier else min(nodes, slots_total(session, profile))
         check_host_gpus(session, at_once, cpus=cpus, gpus=gpus)
-    if barrier:
+    relayed = needs_relay(session)
+    if barrier or relayed:  # what they say is fetched by tasks, too, which would wait behind those of theirs
         check_dynamic_allocation(session, nodes)
-        check_slots(session, nodes, False, cpus=cpus, gpus=gpus - claim, profile=profile)
+        check_slots(session, nodes, False, cpus=cpus, gpus=gpus - claim, profile=profile, exchanging=relayed)
     desk = _Desk(nodes)
     door, address = open_door(session, desk)
     try:

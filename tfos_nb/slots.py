@@ -33,6 +33,7 @@ __all__ = [
     "check_local_python",
     "check_slots",
     "gives_gpus",
+    "places_beside_exchanges",
     "resource_profile",
     "slots_busy",
     "slots_total",
@@ -156,6 +157,13 @@ def _expected_executors(context: Context) -> int:
     return instances or (cores_max // cores if cores else 0) or 1
 
 
+def places_beside_exchanges(spark: SparkSession) -> int:
+    """Count the tasks that can run beside the nodes and the exchanges with a relay, of which one runs at a time."""
+    context = context_of(spark)
+    held = sum(math.ceil(stage.cpus / int(context.setting("spark.task.cpus", "1"))) for stage in slots_busy(spark))
+    return max(context.places(None) - held - 1, 1)
+
+
 def slots_busy(spark: SparkSession) -> tuple[Busy, ...]:
     """List the stages that run tasks now, with their jobs' descriptions."""
     return context_of(spark).busy()
@@ -169,6 +177,7 @@ def check_slots(
     cpus: int = 1,
     gpus: int = 0,
     profile: ResourceProfile | None = None,
+    exchanging: bool = False,
 ) -> Slots:
     """Refuse a cluster for which Spark has too few free slots.
 
@@ -178,6 +187,8 @@ def check_slots(
         The nodes that need a slot of their own.
     feeding : bool
         Whether one slot more is needed, for the tasks that feed them.
+    exchanging : bool, optional
+        Whether one more is needed, for the tasks that fetch what the nodes say.
     cpus, gpus, profile
         Of a node, and the profile that :func:`resource_profile` made for them.
 
@@ -191,24 +202,21 @@ def check_slots(
     PlanError
         With the numbers, who holds the busy slots, and what to change.
     """
-    wanted = need + int(feeding)
+    wanted = need + feeding + exchanging
     stages = slots_busy(spark)
     stages += still_promised(stages)
     held = [math.ceil(stage.gpus / gpus) if gpus else math.ceil(stage.cpus / cpus) for stage in stages]
     total = slots_total(spark, profile, at_least=wanted + sum(held))
     slots = Slots(total, sum(held), stages)
     if slots.free < wanted:
-        raise PlanError(_too_few(context_of(spark), slots, need, feeding, gpus))
+        beside = [" and at least 1 for feeding"] * feeding + [", and 1 for what the nodes say"] * exchanging
+        raise PlanError(_too_few(context_of(spark), slots, need, beside, gpus))
     return slots
 
 
-def _too_few(context: Context, slots: Slots, need: int, feeding: bool, gpus: int) -> str:
-    wanted = need + int(feeding)
-    purpose = (
-        _counted(need, "node")
-        + (f" with {_counted(gpus, 'GPU')} each" if gpus else "")
-        + (" and at least 1 for feeding" if feeding else "")
-    )
+def _too_few(context: Context, slots: Slots, need: int, beside: list[str], gpus: int) -> str:
+    wanted = need + len(beside)
+    purpose = _counted(need, "node") + (f" with {_counted(gpus, 'GPU')} each" if gpus else "") + "".join(beside)
     cores = context.executor_cores
     size = _counted(context.executors(), "executor") + (f" x {cores} cores" if cores else "")
     size += f" x {_counted(context.gpus, 'GPU')}" if gpus else ""
@@ -217,7 +225,7 @@ def _too_few(context: Context, slots: Slots, need: int, feeding: bool, gpus: int
     text.append(f", spark.task.cpus={context.setting('spark.task.cpus', '1')})")
     text += [f"; running: {_counted(stage.tasks, 'task')} of '{stage.description}'" for stage in slots.stages]
     remedies = ["stop what runs" if slots.busy and slots.total >= wanted else ""]
-    fits = slots.free - int(feeding)
+    fits = slots.free - len(beside)
     remedies.append(f"ask for {_counted(fits, 'node')}" if fits > 0 else "")
     more = f"local[{wanted + slots.busy}]" if context.is_local else "spark.executor.instances or spark.executor.cores"
     more += " or spark.executor.resource.gpu.amount" if gpus else ""

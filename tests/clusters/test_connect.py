@@ -69,6 +69,17 @@ def test_a_client_applies_models_and_has_the_magics(server: str, tmp_path: Path)
     assert "this stream is of Spark Connect" in found["stream"]
 
 
+@connect_client
+def test_a_client_that_no_executor_can_dial_trains_by_a_relay(server: str, tmp_path: Path) -> None:
+    found = run("connect_relayed.py", server, tmp_path)
+    assert found["exact"] == [True, True], "a row was lost, or came twice"
+    assert found["relays"] == [1, 0], "it is gone with its cluster"
+    assert "ValueError: the second one fails" in found["failure"]
+    assert found["stopped"] == "STOPPED"
+    assert found["programs"] == [0, 1]
+    assert "needs 5 slots (4 nodes, and 1 for what the nodes say); Spark has 4" in found["refused"]
+
+
 # --- what the server tells, and what it does not
 
 

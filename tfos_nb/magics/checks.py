@@ -35,6 +35,7 @@ _OLDEST = {"tensorflow": (2, 16), "keras": (3, 0), "pyspark": (3, 5), "anywidget
 _VARIABLES = {
     "TFOS_SERVER_HOST": "the address on which the driver listens",
     "TFOS_SERVER_PORT": "its port, or a range",
+    "TFOS_SERVER_RELAY": "whether executors reach it by a relay",
     "TFOS_NB_PROGRESS": "how a running cluster is shown",
     "TFOS_NB_PORT": "the port of TensorBoard's link, or a range",
     "TFOS_NB_PROXY_URL": "the URL of a port of this machine",

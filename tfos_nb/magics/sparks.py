@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
-import threading
-import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfos_nb.errors import PlanError, TfosError
+from tfos_nb.errors import PlanError
 from tfos_nb.magics.report import Finding
 from tfos_nb.ports import allowed_ports
-from tfos_nb.runtime.probe import GREETING, PROBE_SCHEMA, Probe
+from tfos_nb.runtime.probe import PROBE_SECONDS, Probe
 from tfos_nb.widgets.hosts import Host, proxied_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["describe_session", "look_at_spark", "session_settings"]
-
-PROBE_SECONDS = 20.0
-"""How long the executors' look may take; a Python worker may have to be started for it."""
+__all__ = ["PROBE_SECONDS", "describe_session", "look_at_spark", "session_settings"]
 
 REGISTER_SECONDS = 5.0
 """How long executors that still register are waited for."""
@@ -110,47 +103,13 @@ def _addresses(spark: SparkSession | None) -> tuple[str, str, range]:
     return host, bind, allowed_ports("TFOS_SERVER_PORT")
 
 
-@contextmanager
-def _listening(bind: str, ports: range) -> Iterator[int]:
-    """Listen as a cluster's driver would, and greet whoever comes."""
-    listener = _first_free(bind, ports)
-    over = threading.Event()
-    threading.Thread(target=_greet, args=(listener, over), name="tfos-doctor port", daemon=True).start()
-    try:
-        yield int(listener.getsockname()[1])
-    finally:
-        over.set()
-        listener.close()
-
-
-def _first_free(bind: str, ports: range) -> socket.socket:
-    reason: OSError | None = None
-    for port in ports:
-        try:
-            return socket.create_server((bind, port), family=socket.AF_INET6 if ":" in bind else socket.AF_INET)
-        except OSError as error:
-            reason = error
-    raise PlanError(f"cannot listen on {bind}, port {ports[0]}-{ports[-1]}: {reason}")
-
-
-def _greet(listener: socket.socket, over: threading.Event) -> None:
-    listener.settimeout(0.2)
-    while not over.is_set():
-        try:
-            connection, _ = listener.accept()
-        except TimeoutError:
-            continue
-        except OSError:
-            return
-        with connection:
-            connection.sendall(GREETING)
-
-
 def _look_at_door(spark: SparkSession | None) -> Finding:
     """Look whether the driver could listen, and reach itself, where no executor can be asked."""
+    from tfos_nb.reach import listening
+
     try:
         host, bind, ports = _addresses(spark)
-        with _listening(bind, ports) as port:
+        with listening(bind, ports) as port:
             reason = Probe(host, port, ()).unreachable()
     except PlanError as error:
         return Finding(_DOOR, "missing", str(error), "TFOS_SERVER_HOST and TFOS_SERVER_PORT say where it listens")
@@ -166,6 +125,8 @@ def _door_finding(host: str, port: int, reason: str, whose: str) -> Finding:
 
 def _look_from_executor(spark: SparkSession) -> list[Finding]:
     """Send one task, if a slot is free for it."""
+    from tfos_nb.launching import error_of_job
+    from tfos_nb.reach import look_from_executor
     from tfos_nb.session import slots_busy, slots_total
 
     what = "executors' Python"
@@ -173,26 +134,12 @@ def _look_from_executor(spark: SparkSession) -> list[Finding]:
         return [Finding(what, "warn", "no slot is free to look from"), _look_at_door(spark)]
     try:
         host, bind, ports = _addresses(spark)
-        with _listening(bind, ports) as port:
-            row = _sent(spark, Probe(host, port, _NODE_NEEDS))
-    except TfosError as error:
+        port, row = look_from_executor(spark, host, bind, ports, _NODE_NEEDS)
+    except PlanError as error:
         return [Finding(what, "missing", str(error), _SET_PYTHON)]
+    except Exception as error:  # noqa: BLE001 - whatever Spark raises of its job is what was found
+        return [Finding(what, "missing", str(error_of_job(error, "the executors' Python")), _SET_PYTHON)]
     return [_python_finding(what, row), _door_finding(host, port, row["unreachable"], "the executors")]
-
-
-def _sent(spark: SparkSession, probe: Probe) -> Any:
-    """Run the task; give up, and cancel it, when it takes too long."""
-    from tfos_nb.launching import error_of_job
-    from tfos_nb.session import SparkJobs
-
-    jobs = SparkJobs(spark, f"tfos_nb-doctor-{uuid.uuid4().hex[:8]}")
-    job = jobs.run(spark.range(0, 1, 1, 1).mapInArrow(probe, PROBE_SCHEMA).collect, "tfos_nb doctor")
-    if not job.done.wait(PROBE_SECONDS):
-        job.cancel(timeout=1.0)
-        raise TfosError(f"a task did not come back within {PROBE_SECONDS:g} s")
-    if job.error is not None or not job.result:
-        raise error_of_job(job.error or TfosError("no row came back"), "the executors' Python")
-    return job.result[0]
 
 
 def _python_finding(what: str, row: Any) -> Finding:

@@ -62,12 +62,16 @@ _SERVER_OPTIONS = [
 
 @dataclass(frozen=True)
 class DoorAddress:
-    """All that an executor needs to reach the driver. Its secrets stay out of its repr."""
+    """All that an executor needs to reach the driver. Its secrets stay out of its repr.
+
+    ``relayed``: host and port are those of a relay, and answers take their time.
+    """
 
     host: str
     port: int
     certificate: bytes = field(repr=False)
     token: str = field(repr=False)
+    relayed: bool = False
 
 
 class Link:
@@ -320,7 +324,7 @@ def dial(address: DoorAddress, make: Callable[..., Any] = grpc.secure_channel, *
             ("grpc.ssl_target_name_override", SERVER_NAME),
             ("grpc.enable_http_proxy", 0),
             ("grpc.keepalive_time_ms", 20_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.keepalive_timeout_ms", 120_000 if address.relayed else 10_000),
             *options,
         ],
     )

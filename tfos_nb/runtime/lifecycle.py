@@ -41,7 +41,8 @@ class NodeJob:
 
     ``gpus`` are those that Spark gave its task; ``claim`` tells how many more it has to find on its host by itself.
     ``payload`` is the pickled function and its arguments (:mod:`tfos_nb.runtime.payload`). ``host`` is where the other
-    nodes reach this one, if that is not the address that it has on its way to the driver.
+    nodes reach this one, if that is not the address that it has on its way to the driver. ``relayed``: the door is
+    reached by a relay.
     """
 
     node: str
@@ -60,6 +61,7 @@ class NodeJob:
     token: str = field(default="", repr=False)
     payload: bytes = field(default=b"", repr=False)
     host: str = ""
+    relayed: bool = False
 
 
 @message

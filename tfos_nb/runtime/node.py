@@ -122,6 +122,7 @@ class NodeTask:
             executor=_executor_name(),
             door_host=self.door.host,
             door_port=self.door.port,
+            relayed=self.door.relayed,
             hold=self.hold,
             gpus=tuple(gpus.addresses) if gpus is not None else (),
             claim=self.gpus if node in self.claims else 0,

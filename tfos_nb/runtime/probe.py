@@ -13,12 +13,15 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-__all__ = ["GREETING", "PROBE_SCHEMA", "Probe"]
+__all__ = ["GREETING", "PROBE_SCHEMA", "PROBE_SECONDS", "Probe"]
 
 PROBE_SCHEMA = "python string, version string, missing string, unreachable string"
 
 GREETING = b"tfos_nb"
 """What the driver's port says to whoever connects."""
+
+PROBE_SECONDS = 20.0
+"""How long the executors' look may take; a Python worker may have to be started for it."""
 
 _CONNECT_SECONDS = 5.0
 

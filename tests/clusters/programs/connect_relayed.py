@@ -1,0 +1,100 @@
+"""A client of Spark Connect that no executor can dial: it trains, fails and stops. The last line says what it saw.
+
+``connect_relayed.py URL FOLDER``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pyspark.sql import SparkSession
+
+import tfos_nb
+from tfos_nb.contexts.connect import Connect
+from tfos_nb.errors import NodeFailed, PlanError
+
+ROWS = 4000
+NOWHERE = "192.0.2.1"  # an address of documentation's (RFC 5737): nobody has it
+
+
+def write_down(args: Any, ctx: Any) -> int:
+    """Write the ids of two passes down; return how many they were."""
+    seen = []
+    for number in range(2):
+        ids = [int(i) for batch in ctx.dataset(64, columns=["id"]) for i in batch["id"].numpy()]
+        Path(args, f"{number}-{ctx.task_index}.json").write_text(json.dumps(ids))
+        seen += ids
+    return len(seen)
+
+
+def fail(args: Any, ctx: Any) -> None:
+    """Have one of the nodes fail."""
+    if ctx.task_index == 1:
+        raise ValueError("the second one fails")
+    while not ctx.should_stop:
+        time.sleep(0.1)
+
+
+def idle(args: Any, ctx: Any) -> None:
+    """Do nothing until it is stopped."""
+    while not ctx.should_stop:
+        time.sleep(0.1)
+
+
+def alone(args: Any, ctx: Any) -> int:
+    """Tell which program this is."""
+    return int(ctx.index)
+
+
+def relays() -> int:
+    """Count the relays of this machine."""
+    commands = (" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
+    return sum("tfos_nb.runtime.relay" in command for command in commands)
+
+
+def refused(spark: SparkSession) -> str:
+    """Ask for as many nodes as there are slots: there is none for what they say."""
+    try:
+        tfos_nb.launch(idle, spark=spark, workers=4, input_mode="tensorflow")
+    except PlanError as error:
+        return str(error)
+    return ""
+
+
+def run(spark: SparkSession, folder: str) -> dict[str, Any]:
+    """Return what was seen."""
+    with tfos_nb.launch(write_down, folder, spark=spark, workers=2) as cluster:
+        here = relays()
+        cluster.train(spark.range(0, ROWS, 1, 8), epochs=2)
+    passes = [sorted(Path(folder).glob(f"{number}-*.json")) for number in range(2)]
+    ids = [sorted(one for file in files for one in json.loads(file.read_text())) for files in passes]
+    try:
+        with tfos_nb.launch(fail, spark=spark, workers=2, input_mode="tensorflow") as cluster:
+            cluster.wait()
+    except NodeFailed as error:
+        failure = str(error)
+    stopping = tfos_nb.launch(idle, spark=spark, workers=2, input_mode="tensorflow")
+    stopping.stop()
+    programs = tfos_nb.parallel.run(alone, nodes=2, spark=spark)
+    deadline = time.monotonic() + 30
+    while relays() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return {
+        "exact": [found == list(range(ROWS)) for found in ids],
+        "relays": [here, relays()],
+        "failure": failure,
+        "stopped": stopping.state.value,
+        "programs": programs,
+        "refused": refused(spark),
+    }
+
+
+if __name__ == "__main__":
+    url, folder = sys.argv[1:]
+    Connect._address = lambda self: (NOWHERE, "127.0.0.1")  # type: ignore[method-assign]
+    print(json.dumps(run(SparkSession.builder.remote(url).getOrCreate(), folder)))

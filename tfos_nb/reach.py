@@ -1,0 +1,81 @@
+"""Whether executors reach this process: it listens as a cluster's driver would, and a task comes to see."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tfos_nb.errors import PlanError, TfosError
+from tfos_nb.runtime.probe import GREETING, PROBE_SCHEMA, PROBE_SECONDS, Probe
+from tfos_nb.session import SparkJobs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["listening", "look_from_executor"]
+
+
+def look_from_executor(
+    spark: SparkSession, host: str, bind: str, ports: range, modules: tuple[str, ...] = ()
+) -> tuple[int, Any]:
+    """Send a task that looks at its Python and dials this process; return the port, and its row of a probe's.
+
+    Raises
+    ------
+    PlanError
+        If this process cannot listen there.
+    TfosError
+        If the task fails, or does not come back.
+    """
+    with listening(bind, ports) as port:
+        jobs = SparkJobs(spark, f"tfos_nb-look-{uuid.uuid4().hex[:8]}")
+        probe = Probe(host, port, modules)
+        job = jobs.run(spark.range(0, 1, 1, 1).mapInArrow(probe, PROBE_SCHEMA).collect, "tfos_nb: a look from here")
+        if not job.done.wait(PROBE_SECONDS):
+            job.cancel(timeout=1.0)
+            raise TfosError(f"a task did not come back within {PROBE_SECONDS:g} s")
+        if job.error is not None:
+            raise job.error
+        if not job.result:
+            raise TfosError("no row came back")
+        return port, job.result[0]
+
+
+@contextmanager
+def listening(bind: str, ports: range) -> Iterator[int]:
+    """Listen as a cluster's driver would, and greet whoever comes."""
+    listener = _first_free(bind, ports)
+    over = threading.Event()
+    threading.Thread(target=_greet, args=(listener, over), name="tfos_nb port", daemon=True).start()
+    try:
+        yield int(listener.getsockname()[1])
+    finally:
+        over.set()
+        listener.close()
+
+
+def _first_free(bind: str, ports: range) -> socket.socket:
+    reason: OSError | None = None
+    for port in ports:
+        try:
+            return socket.create_server((bind, port), family=socket.AF_INET6 if ":" in bind else socket.AF_INET)
+        except OSError as error:
+            reason = error
+    raise PlanError(f"cannot listen on {bind}, port {ports[0]}-{ports[-1]}: {reason}")
+
+
+def _greet(listener: socket.socket, over: threading.Event) -> None:
+    listener.settimeout(0.2)
+    while not over.is_set():
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            continue
+        except OSError:
+            return
+        with connection:
+            connection.sendall(GREETING)

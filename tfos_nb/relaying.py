@@ -1,0 +1,312 @@
+"""The driver's end of a relay: a door that executors reach by way of a process in their midst.
+
+Where executors cannot dial this process (a client of Spark Connect behind NAT), a relay is started on one of them, and
+nodes dial that. What they say is fetched by short Spark jobs, one after another, and comes to the door by loopback. See
+:mod:`tfos_nb.runtime.relay` for the wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tfos_nb.contexts import context_of, is_connect
+from tfos_nb.errors import PlanError, TfosError
+from tfos_nb.ports import allowed_ports
+from tfos_nb.reach import look_from_executor
+from tfos_nb.runtime import wire
+from tfos_nb.runtime.door import Desk, Door, DoorAddress, Link
+from tfos_nb.runtime.relay import (
+    ANSWER_SCHEMA,
+    PLACE_SCHEMA,
+    Exchange,
+    Exchanged,
+    ExchangeTask,
+    Frames,
+    RelayPlace,
+    RelayTask,
+    Taken,
+)
+from tfos_nb.session import SparkJobs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Carrier", "RelayedDoor", "needs_relay"]
+
+logger = logging.getLogger(__name__)
+
+_HERE = "127.0.0.1"
+_START_SECONDS = 60.0
+_LATE = 3.0  # seconds after which an exchange that is not back says nothing of the nodes
+_GIVES_UP_AFTER = 30.0  # seconds of exchanges that fail
+_AGAIN_AFTER = 1.0
+_PIECE = 256 << 10
+
+_reached: dict[Hashable, bool] = {}  # by the Spark application
+
+
+def needs_relay(spark: SparkSession) -> bool:
+    """Whether the executors cannot dial this process, so that a relay is needed.
+
+    A client of Spark Connect sends a task once, to see; ``TFOS_SERVER_HOST`` names an address that is good, and
+    ``TFOS_SERVER_RELAY`` says it outright: 1 or 0.
+
+    Raises
+    ------
+    PlanError
+        If ``TFOS_SERVER_RELAY`` is anything else.
+    """
+    stated = os.environ.get("TFOS_SERVER_RELAY", "").strip()
+    if stated not in ("", "0", "1"):
+        raise PlanError(
+            f"TFOS_SERVER_RELAY={stated}: it is 1, by a relay on an executor, or 0, directly; unset, a task looks"
+        )
+    if stated or not is_connect(spark) or os.environ.get("TFOS_SERVER_HOST"):
+        return stated == "1"
+    key = context_of(spark).key
+    if key not in _reached:
+        _reached[key] = _is_reached(spark)
+    return not _reached[key]
+
+
+def _is_reached(spark: SparkSession) -> bool:
+    host, bind = context_of(spark).address()
+    try:
+        _, row = look_from_executor(spark, host, bind, allowed_ports("TFOS_SERVER_PORT"))
+    except PlanError:
+        raise
+    except Exception as error:  # noqa: BLE001 - what follows finds out what is wrong with this Spark, and says so
+        logger.info("no executor could be asked whether it reaches this process: %s", error)
+        return True
+    if row.unreachable:
+        logger.warning(
+            "the executors do not reach this process at %s (%s): what the nodes say comes by a relay on one of them, "
+            "and by short Spark jobs, which is slower. TFOS_SERVER_HOST names an address that they reach",
+            host,
+            row.unreachable,
+        )
+    return not row.unreachable
+
+
+class RelayedDoor(Door):
+    """A door on loopback, and the way to it.
+
+    Parameters
+    ----------
+    desk : Desk
+        Who answers. Its clock stands still while no exchange comes back: the nodes' silence is then none of theirs.
+    spark : SparkSession
+        Whose executors have the relay.
+    """
+
+    def __init__(self, desk: Desk, spark: SparkSession) -> None:
+        super().__init__(_Patient(desk, self), host=_HERE, bind=_HERE)
+        self._spark = spark
+        self._jobs = SparkJobs(spark, f"tfos_nb-relay-{uuid.uuid4().hex[:12]}")
+        self._carrier: Carrier | None = None
+
+    @property
+    def prompt(self) -> bool:
+        """Whether exchanges come back in time."""
+        return self._carrier is not None and self._carrier.prompt
+
+    def open(self, timeout: float = 10.0) -> DoorAddress:
+        """Listen, start the relay, and return where nodes reach it."""
+        own = super().open(timeout)
+        try:
+            place = self._start_relay()
+        except BaseException:
+            super().close()
+            raise
+        self._relay = place.exchanges
+        self._carrier = Carrier(self._exchange, own.port)
+        self._carrier.start()
+        return replace(own, host=place.host, port=place.port, relayed=True)
+
+    def close(self, timeout: float = 10.0) -> None:
+        """End every stream, the relay, and the way to it."""
+        super().close(timeout)
+        if self._carrier is not None:
+            self._carrier.close(timeout)
+
+    def _start_relay(self) -> RelayPlace:
+        task = RelayTask(tuple(entry or os.getcwd() for entry in sys.path))
+        frame = self._spark.range(0, 1, 1, 1).mapInArrow(task, PLACE_SCHEMA, barrier=True)
+        job = self._jobs.run(frame.collect, "tfos_nb: start a relay")
+        if not job.done.wait(_START_SECONDS):
+            job.cancel()
+            raise TfosError(f"a relay did not start on an executor within {_START_SECONDS:g} s: no slot was free")
+        if job.error is not None:
+            raise TfosError(f"a relay did not start on an executor: {job.error}") from job.error
+        assert job.result is not None
+        place = wire.expect(RelayPlace, job.result[0].place)
+        logger.info("the executors do not reach this process: a relay is at %s:%d", place.host, place.port)
+        return place
+
+    def _exchange(self, question: bytes) -> bytes:
+        """Make an exchange by a Spark job of one task."""
+        frame = self._spark.range(0, 1, 1, 1).mapInArrow(ExchangeTask(self._relay, question), ANSWER_SCHEMA)
+        job = self._jobs.run(frame.collect, "tfos_nb: what the nodes say")
+        job.done.wait()
+        if job.error is not None:
+            raise TfosError(f"an exchange with the relay on {self._relay.host} failed: {job.error}") from job.error
+        assert job.result is not None
+        return bytes(job.result[0].answer)
+
+
+class _Patient:
+    """A desk whose clock is not looked at while nothing comes from the nodes, for a reason that is not theirs."""
+
+    def __init__(self, desk: Desk, door: RelayedDoor) -> None:
+        self._desk, self._door = desk, door
+
+    def arrived(self, link: Link, message: Any) -> None:
+        self._desk.arrived(link, message)
+
+    def received(self, link: Link, message: Any) -> None:
+        self._desk.received(link, message)
+
+    def left(self, link: Link) -> None:
+        self._desk.left(link)
+
+    def asked(self, message: Any) -> Any:
+        return self._desk.asked(message)
+
+    def ticked(self) -> None:
+        if self._door.prompt:
+            self._desk.ticked()
+
+
+class Carrier:
+    """Makes the exchanges, and has a connection to the door for each that the relay has of a node's.
+
+    Parameters
+    ----------
+    exchange : callable
+        Takes an encoded :class:`~tfos_nb.runtime.relay.Exchange` to the relay, and returns the answer.
+    port : int
+        The door's, on loopback.
+    """
+
+    def __init__(self, exchange: Callable[[bytes], bytes], port: int) -> None:
+        self._ask, self._port = exchange, port
+        self._outgoing, self._taken = Frames(), Taken()
+        self._queues: dict[int, asyncio.Queue[bytes]] = {}
+        self._over = threading.Event()
+        self._prompt_since: float | None = None
+        self._back_at = time.monotonic()
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._threads = [
+            threading.Thread(target=self._run_loop, name="tfos_nb relay's connections", daemon=True),
+            threading.Thread(target=self._run, name="tfos_nb relay", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Make exchanges from now on, in a thread."""
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def prompt(self) -> bool:
+        """Whether exchanges have come back in time of late, and did so before."""
+        now, since = time.monotonic(), self._prompt_since
+        return since is not None and now - since > _LATE and now - self._back_at < _LATE
+
+    def close(self, timeout: float) -> None:
+        """Make a last one, which ends the relay."""
+        self._over.set()
+        self._threads[1].join(timeout)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._threads[0].join(timeout)
+
+    def _run(self) -> None:
+        try:
+            while not self._over.is_set():
+                self._exchange()
+            self._exchange(over=True)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the door has to hear that nobody comes any more
+            logger.warning("what the nodes say does not come any more: %s", error)
+            self._loop.call_soon_threadsafe(self._hang_up)
+
+    def _run_loop(self) -> None:
+        self._loop.run_forever()
+        self._loop.run_until_complete(self._end_all())
+        self._loop.close()
+
+    async def _end_all(self) -> None:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    def _exchange(self, over: bool = False) -> None:
+        question = wire.encode(Exchange(self._taken.count, *self._outgoing.next_ones(), over))
+        try:
+            answer = wire.expect(Exchanged, self._ask(question))
+        except Exception as error:
+            if over or time.monotonic() - self._back_at > _GIVES_UP_AFTER:
+                raise
+            logger.info("%s", error)
+            self._prompt_since = None
+            self._over.wait(_AGAIN_AFTER)
+            return
+        self._note_time()
+        self._outgoing.taken(answer.taken)
+        for number, data in self._taken.new_of(answer.first, answer.frames):
+            self._loop.call_soon_threadsafe(self._arrived, number, data)
+
+    def _note_time(self) -> None:
+        now = time.monotonic()
+        if now - self._back_at > _LATE or self._prompt_since is None:
+            self._prompt_since = now
+        self._back_at = now
+
+    # --- in the loop's thread ---
+
+    def _arrived(self, number: int, data: bytes) -> None:
+        if number not in self._queues:
+            self._queues[number] = asyncio.Queue()
+            task = self._loop.create_task(self._connect(number))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return  # the first frame says only that there is a connection
+        self._queues[number].put_nowait(data)
+
+    async def _connect(self, number: int) -> None:
+        try:
+            reader, writer = await asyncio.open_connection(_HERE, self._port)
+        except OSError:  # the door is closed
+            self._outgoing.put(number, b"")
+            return
+        reading = asyncio.create_task(self._read(number, reader))
+        while data := await self._queues[number].get():
+            writer.write(data)
+            with contextlib.suppress(OSError):
+                await writer.drain()
+        writer.close()
+        await reading
+        del self._queues[number]
+
+    async def _read(self, number: int, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(_PIECE):
+                self._outgoing.put(number, data)
+                while self._outgoing.full:
+                    await asyncio.sleep(0.05)
+        self._outgoing.put(number, b"")
+
+    def _hang_up(self) -> None:
+        """End all: the nodes are then as good as lost, and the door hears of it."""
+        for waiting in self._queues.values():
+            waiting.put_nowait(b"")
