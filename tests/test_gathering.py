@@ -11,7 +11,7 @@ import pytest
 from tests.test_roster import Cluster, clock, ended, make
 from tfos_nb.runtime.ledger import WorkerThrough
 from tfos_nb.runtime.lifecycle import Following, Moved, Regather, Reservation, Serving, Start, StateHeld, Stop
-from tfos_nb.runtime.node import NodeWanted
+from tfos_nb.runtime.node import NodeGivenUp, NodeWanted
 
 __all__ = ["clock", "make"]
 
@@ -90,6 +90,27 @@ def test_a_worker_that_is_silent_means_that_all_come_again(coordinated: Cluster)
     assert [failure.node for failure in coordinated.roster.failures] == ["worker:1"]
     assert coordinated.roster.gather_again("no heartbeat")
     assert coordinated.roster.generation == 2
+
+
+def test_a_supervisor_that_falls_silent_while_it_is_waited_for_is_given_up(make: Callable[..., Cluster]) -> None:
+    """It has no reservation then, and its task must still be told that it is to end it."""
+    cluster = make(workers=2)
+    cluster.roster.restarts_left = 2
+    cluster.bring_up("worker:0", "worker:1")
+    cluster.say(ended("worker:0", None, "SIGKILL"))
+    assert cluster.roster.gather_again("it was killed")
+    come_again(cluster, "worker:1", 5001)
+    cluster.clock.now += 100.0
+    cluster.say(StateHeld("worker:1"))
+    cluster.roster.ticked()
+    assert [failure.node for failure in cluster.roster.failures] == ["worker:0"]
+    assert not cluster.roster.asked(NodeGivenUp("worker:0", 77))
+    assert cluster.roster.gather_again("no heartbeat")
+    assert cluster.roster.asked(NodeGivenUp("worker:0", 77))
+    assert not cluster.roster.asked(NodeGivenUp("worker:1", 77))
+    come_late(cluster, "worker:0")
+    come_again(cluster, "worker:1", 5002)
+    assert cluster.roster.all_reserved
 
 
 # --- fewer nodes than the plan has

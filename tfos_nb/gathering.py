@@ -153,13 +153,12 @@ class Gathering(Members):
         self._count_on(present)
         self.feeds.feed(str(record.node) for record in self._fed_records)
 
-    def _give_up(self, record: Record) -> None:
-        """Do without a supervisor that is silent: should it wake, it hears that; its task ends it, if it can."""
-        assert record.link is not None, "it has come"
-        assert record.reservation is not None, "it has come"
-        self._given_up.add((str(record.node), record.reservation.pid))
-        record.link.end()
-        record.link = None
+    def _let_go(self, record: Record) -> None:
+        """Do without a supervisor, if there is one: should it be frozen and wake, it hears that; its task ends it."""
+        if record.link is not None:
+            self._given_up.add((str(record.node), record.supervisor))
+            record.link.end()
+            record.link = None
 
     # --- for the driver's threads ---
 
@@ -274,8 +273,8 @@ class Gathering(Members):
         if late := [one for one in self._records.values() if one.absent and one.started]:
             self._count_on_late(late)  # they cannot wait any more for the coordinator that was
         for record in self._present:
-            if record.status is NodeStatus.LOST and record.link is not None:
-                self._give_up(record)
+            if record.status is NodeStatus.LOST:
+                self._let_go(record)
             record.begin_anew()
             for known in (self._feed_places, self._coordinators, self._leavers):
                 known.pop(str(record.node), None)
@@ -303,9 +302,7 @@ class Gathering(Members):
                 continue
             if record.absent:
                 record.status = NodeStatus.LOST
-            if record.absent and record.link is not None:  # should it wake, it hears that it is not waited for
-                record.link.end()
-                record.link = None
+                self._let_go(record)
         self._count_on_and_feed(present)
         self.history.follow(str(self._first.node))
 
@@ -318,9 +315,7 @@ class Gathering(Members):
 
     def _do_without(self, record: Record) -> None:
         """Let go of an absent node that was lost before it could join."""
-        if record.link is not None:
-            record.link.end()
-            record.link = None
+        self._let_go(record)
         record.failed_joins += record.reservation is not None
         record.begin_anew()
         record.status = NodeStatus.LOST

@@ -119,7 +119,8 @@ class Roster(Gathering):
                 link.end()
             else:
                 link.node = message.node
-                record.link = link
+                self._let_go(record)  # what this attempt comes in place of
+                record.link, record.supervisor = link, message.pid
                 self._reserve(record, message)
             self.changed.notify_all()
 
