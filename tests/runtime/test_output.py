@@ -5,15 +5,17 @@ The writers are real processes.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from tfos_nb.runtime.output import Output
+from tfos_nb.runtime.output import Output, without_chatter
 
 SECONDS = 60.0
 
@@ -88,6 +90,14 @@ def test_what_tensorflow_says_at_every_start_is_left_out(run: Callable[[str], Wr
     start = "import os; os.dup2(1, 2); os.environ['CUDA_VISIBLE_DEVICES'] = '-1'"  # as in a node without a GPU
     script = f"{start}; import tensorflow; tensorflow.constant(1); print('the user', flush=True)"
     assert run(script).lines() == ["the user"]
+
+
+def test_it_is_left_out_of_what_a_file_has_taken(tmp_path: Path) -> None:
+    file = tmp_path / "written"
+    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1"}  # as the processes of nodes are
+    with file.open("wb") as out:
+        subprocess.run([sys.executable, "-c", "import tensorflow"], stderr=out, env=quiet, check=True)
+    assert without_chatter(f"{file.read_text()}the user\n") == "the user"
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])

@@ -30,6 +30,7 @@ import pyarrow as pa
 
 from tfos_nb.runtime.door import DoorAddress, DoorClient
 from tfos_nb.runtime.lifecycle import NodeJob
+from tfos_nb.runtime.output import without_chatter
 from tfos_nb.runtime.process import kill_group, start_module, write_frame
 from tfos_nb.runtime.wire import message
 
@@ -167,7 +168,7 @@ class NodeTask:
                 kill_group(supervisor)
             if code != 0:
                 complaints.seek(0)
-                text = complaints.read()[-8000:].decode(errors="replace")
+                text = without_chatter(complaints.read()[-8000:].decode(errors="replace"))
                 with contextlib.suppress(grpc.RpcError):  # the driver may have gone too
                     door.ask(SupervisorEnded(job.node, code, text, supervisor.pid))
             return code

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO
 
-__all__ = ["Output"]
+__all__ = ["Output", "without_chatter"]
 
 _CHUNK = 1 << 16
 _LINE_LENGTH = 4000
@@ -32,6 +32,11 @@ _CHATTER = re.compile(
 )
 _WITHOUT_GPU = re.compile(r"E\d{4} [\d:.]+ +\d+ cuda_\w+\.cc:\d+\] failed call to cuInit: ")
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\-_]|\x08+")
+
+
+def without_chatter(text: str) -> str:
+    """Leave out what TensorFlow says at every start."""
+    return "\n".join(line for line in text.splitlines() if not _CHATTER.match(line))
 
 
 class Output:
