@@ -82,11 +82,23 @@ def test_a_notebook_without_figures_is_no_success(tmp_path: Path) -> None:
 
 
 def test_a_missing_notebook_is_named_with_the_folder(tmp_path: Path) -> None:
-    ended = demo("--out", tmp_path / "out", cwd=tmp_path)
+    ended = demo("--notebook", "quick.ipynb", "--out", tmp_path / "out", cwd=tmp_path)
     assert ended.returncode == 2
-    assert "notebooks/01_quickstart.ipynb: no such notebook in" in ended.stderr
+    assert "quick.ipynb: no such notebook in" in ended.stderr
     assert str(tmp_path) in ended.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_the_notebook_is_copied_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    first = demo("--copy", tmp_path / "my own", cwd=CHECKOUT)
+    there = tmp_path / "my own" / "01_quickstart.ipynb"
+    assert (first.returncode, first.stdout) == (0, f"jupyter lab '{there}'\n")
+    assert there.read_bytes() == (CHECKOUT / "notebooks" / "01_quickstart.ipynb").read_bytes()
+    there.write_text("mine")
+    again = demo("--copy", tmp_path / "my own", cwd=CHECKOUT)
+    assert (again.returncode, again.stdout) == (2, "")
+    assert f"{there} is there already" in again.stderr
+    assert there.read_text() == "mine"
 
 
 def test_without_nbclient_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

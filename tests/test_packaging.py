@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 import tfos_nb
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("LICENSE", "README.md", "jupyter-config", "pyproject.toml", "setup.py", "tfos_nb")
+PARTS = ("LICENSE", "README.md", "jupyter-config", "notebooks", "pyproject.toml", "setup.py", "tfos_nb")
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,8 @@ def test_the_wheel_holds_the_package_and_what_jupyter_looks_for(built: Path) -> 
         config = next(name for name in names if name.endswith("data/etc/jupyter/jupyter_server_config.d/tfos_nb.json"))
         enabled = json.loads(wheel.read(config))
         metadata = wheel.read(next(name for name in names if name.endswith(".dist-info/METADATA"))).decode()
+    quickstart = [name for name in names if name.endswith("data/share/tfos_nb/notebooks/01_quickstart.ipynb")]
+    assert len(quickstart) == 1, "python -m tfos_nb.demo runs it"
     assert enabled == {"ServerApp": {"jpserver_extensions": {"tfos_nb.serverext": True}}}
     assert f"\nVersion: {tfos_nb.__version__}\n" in metadata
     assert "\nLicense-Expression: Apache-2.0\n" in metadata
@@ -65,3 +68,23 @@ def test_the_sdist_can_be_built_without_the_repository(built: Path) -> None:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     needed = {"LICENSE", "README.md", "pyproject.toml", "setup.py", "tfos_nb/session.py", "tfos_nb/py.typed"}
     assert needed | {"jupyter-config/jupyter_server_config.d/tfos_nb.json"} <= names
+
+
+@pytest.mark.slow
+def test_an_empty_environment_runs_the_quickstart(built: Path, tmp_path: Path) -> None:
+    """What a user does who has no checkout: some minutes, and a gigabyte to download."""
+    python, empty = tmp_path / "environment" / "bin" / "python", tmp_path / "empty"
+    empty.mkdir()
+    own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    wheel = f"{only(built, '*.whl')}[demo,java]"
+
+    def run(*command: str | Path) -> str:
+        ended = subprocess.run(command, cwd=empty, env=own, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+    run(sys.executable, "-m", "venv", python.parents[1])
+    run(python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", wheel)
+    assert "held-out digits are right" in run(python, "-m", "tfos_nb.demo")
+    assert run(python, "-m", "tfos_nb.demo", "--copy", ".") == "jupyter lab 01_quickstart.ipynb\n"
+    assert (empty / "01_quickstart.ipynb").is_file()

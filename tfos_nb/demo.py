@@ -1,5 +1,7 @@
 """``python -m tfos_nb.demo``: run the quickstart notebook without a browser and say what comes out of it.
 
+In a checkout it is the one in ``notebooks``, elsewhere the one that pip has installed; ``--copy`` only copies it.
+
 Everything that is told is read from the notebook's own outputs: the table that the magic shows while the cluster runs,
 and the figures that the last cell displays under :data:`OUTCOME`. The executed notebook and its HTML stay in a folder.
 """
@@ -7,8 +9,12 @@ and the figures that the last cell displays under :data:`OUTCOME`. The executed 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.metadata
 import os
 import re
+import shlex
+import shutil
 import sys
 import threading
 import time
@@ -62,11 +68,18 @@ class Outcome:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 0 if the notebook ran to its end."""
     parser = argparse.ArgumentParser(prog="python -m tfos_nb.demo", description="Run the quickstart without a browser.")
-    parser.add_argument("--notebook", type=Path, default=_NOTEBOOK, help="what to run (default: %(default)s)")
+    parser.add_argument("--notebook", type=Path, help=f"what to run (default: {_NOTEBOOK}, or the installed one)")
     parser.add_argument("--out", type=Path, default=_OUT, help="where the results go (default: %(default)s)")
+    parser.add_argument(
+        "--copy", type=Path, metavar="FOLDER", help="only copy the notebook there, to open it in Jupyter"
+    )
     asked = parser.parse_args(argv)
+    notebook = asked.notebook or _quickstart()
     try:
-        outcome = run_notebook(asked.notebook, asked.out, _say)
+        if asked.copy is not None:
+            _say(f"jupyter lab {shlex.quote(str(_copied(notebook, asked.copy)))}")
+            return 0
+        outcome = run_notebook(notebook, asked.out, _say)
     except PlanError as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -77,6 +90,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in _summary(outcome):
         _say(line)
     return 0
+
+
+def _quickstart() -> Path:
+    """Find the quickstart: in the checkout in which one is, or where pip has put it."""
+    if not _NOTEBOOK.is_file():
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            for file in importlib.metadata.files("tfos_nb") or ():
+                if file.name == _NOTEBOOK.name:
+                    return Path(os.path.normpath(file.locate()))
+    return _NOTEBOOK
+
+
+def _copied(notebook: Path, folder: Path) -> Path:
+    """Copy a notebook into a folder; nothing that is there is overwritten."""
+    there = folder / notebook.name
+    if not notebook.is_file():
+        raise PlanError(_missing(notebook))
+    if there.exists():
+        raise PlanError(f"{there} is there already: remove it, or copy the notebook to another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copyfile(notebook, there))
+
+
+def _missing(notebook: Path) -> str:
+    return f"{notebook}: no such notebook in {Path.cwd()}; give another with --notebook, or none for the quickstart"
 
 
 def run_notebook(notebook: Path, out: Path, say: Write) -> Outcome:
@@ -107,9 +145,7 @@ def run_notebook(notebook: Path, out: Path, say: Write) -> Outcome:
     except ImportError as error:
         raise PlanError(f"{error.name} is not installed: pip install 'tfos_nb[demo]'") from error
     if not notebook.is_file():
-        raise PlanError(
-            f"{notebook}: no such notebook in {Path.cwd()}; give one with --notebook, or go to the checkout"
-        )
+        raise PlanError(_missing(notebook))
     content = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
     out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()

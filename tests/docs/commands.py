@@ -76,6 +76,11 @@ def _own(words: Words) -> Words:
     return [] if words[3] in _COMMANDS else [f"no command {words[3]}"]
 
 
+def _demo(words: Words) -> Words:
+    asked = [word for word in words[3:] if word.startswith("--")]
+    return [f"no option {word}" for word in asked if word not in _help_of("-m", "tfos_nb.demo")]
+
+
 def _submit(words: Words) -> Words:
     program = next(place for place, word in enumerate(words) if word.endswith(".py"))
     asked = [word for word in words[1:program] if word.startswith("--")]
@@ -92,7 +97,7 @@ def _program(words: Words) -> Words:
     if not (CHECKOUT / words[0]).exists():
         return [f"no file {words[0]}"]
     asked = [word for word in words[1:] if word.startswith("--")]
-    return [f"no option {word}" for word in asked if word not in _help_of_program(words[0])]
+    return [f"no option {word}" for word in asked if word not in _help_of(str(CHECKOUT / words[0]))]
 
 
 def _export(words: Words) -> Words:
@@ -106,6 +111,7 @@ _KNOWN: dict[str, Callable[[Words], Words]] = {
     "tf/bin/pip install ": _pip,
     "python -m benchmarks": _benchmarks,
     "python -m tfos_nb ": _own,
+    "python -m tfos_nb.demo": _demo,
     "python notebooks/": _example,
     "spark-submit ": _submit,
     "export ": _export,
@@ -124,7 +130,7 @@ def _help_of_submit() -> set[str]:
 
 
 @functools.cache
-def _help_of_program(path: str) -> set[str]:
-    command = [sys.executable, str(CHECKOUT / path), "--help"]
+def _help_of(*program: str) -> set[str]:
+    command = [sys.executable, *program, "--help"]
     ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=True)
     return set(re.findall(r"--[a-z-]+", ended.stdout))

@@ -19,6 +19,7 @@ from tests.docs.reading import PAGES
         ('make bench ARGS="feed --twice"', "its options are others"),
         ("pip install '.[jave]'", "no extra jave"),
         ("python -m tfos_nb enable-monitor", "no command enable-monitor"),
+        ("python -m tfos_nb.demo --copies .", "no option --copies"),
         ("spark-submit --archive tf.tar.gz program.py", "no option --archive"),
         ("python notebooks/examples/mnist.py --epoch-count 3", "no option --epoch-count"),
         ("maek demo", "an unknown command"),
