@@ -49,7 +49,7 @@ class _Desk:
     def asked(self, message: Any) -> Any:
         """Answer nothing."""
 
-    def ticked(self) -> None:
+    def ticked(self, late: float) -> None:
         """Nothing is waited for."""
 
 

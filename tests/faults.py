@@ -133,6 +133,8 @@ def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[int, int, list[int]]:
         model = keras.Sequential([keras.Input((1,), dtype="int64"), Count(), keras.layers.Dense(1)])
         model.compile(loss="mse")
     callbacks = [slowly(args.get("pause", 1.0))]
+    told = lambda epoch, logs: print(f"generation {ctx.generation}, epoch {epoch}", flush=True)
+    callbacks.append(keras.callbacks.LambdaCallback(on_epoch_begin=told))
     if args.get("backup"):
         callbacks.append(keras.callbacks.BackupAndRestore(ctx.checkpoint_dir))
     history = model.fit(ctx.dataset(32, x="id", y="y"), epochs=args["epochs"], verbose=0, callbacks=callbacks)

@@ -166,10 +166,13 @@ def test_a_training_that_lost_a_node_ends_at_the_loss_of_one_that_did_not(spark:
     np.testing.assert_allclose(cluster.history["loss"], before["loss"], atol=1e-3)
 
 
-def test_the_others_go_on_without_a_lost_host_and_it_joins_them_again(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backup", [False, pytest.param(True, marks=pytest.mark.faults)])
+def test_the_others_go_on_without_a_lost_host_and_it_joins_them_again(
+    spark: SparkSession, tmp_path: Path, backup: bool
+) -> None:
     data = rows(spark).selectExpr("id", "double(0) as y")
     options: dict[str, Any] = {"restarts": 1, "min_workers": 1, "model_dir": str(tmp_path)}
-    args = {"epochs": 12}
+    args = {"epochs": 12, "backup": backup}
     with launch(counting_fit, args, workers=2, spark=spark, **options) as cluster:
         killer = Killer(cluster, "worker:0", ROWS * 3 // 4, its_host)
         cluster.train(data, epochs=12)
@@ -181,18 +184,27 @@ def test_the_others_go_on_without_a_lost_host_and_it_joins_them_again(spark: Spa
     assert 2 <= epochs[0] < epochs[-1] == 11, "of those that it was there for again"
     assert any("the others go on without worker:0" in cause for cause in killer.causes)
     assert any("worker:0 joined" in cause for cause in killer.causes)
+    assert "generation 2, epoch" in cluster.logs("worker:1")
+    assert "generation 2, epoch 0" not in cluster.logs("worker:1"), "the first one was saved"
 
 
 def raising_later(args: Any, ctx: Any) -> None:
+    import builtins
+
     for batch in ctx.dataset(16):
-        raise ValueError(f"no good: {int(batch['id'][0])}")
+        raise getattr(builtins, args["error"])(f"{args['words']}: {int(batch['id'][0])}")
 
 
-def test_an_exception_of_the_program_is_not_tried_again(spark: SparkSession) -> None:
-    with pytest.raises(errors.NodeFailed, match="no good") as caught:
-        with launch(raising_later, workers=2, spark=spark, restarts=3) as cluster:
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [("ValueError", "no good"), ("ConnectionResetError", "Connection reset by peer, which is no node: Socket closed")],
+)
+def test_an_exception_of_the_program_is_not_tried_again(spark: SparkSession, error: str, words: str) -> None:
+    args = {"error": error, "words": words}
+    with pytest.raises(errors.NodeFailed, match=words) as caught:
+        with launch(raising_later, args, workers=2, spark=spark, restarts=3) as cluster:
             cluster.train(rows(spark))
-    assert "raise ValueError" in caught.value.remote_traceback
+    assert "raise getattr" in caught.value.remote_traceback
     assert cluster.snapshot().generation == 1
 
 
@@ -209,6 +221,12 @@ def test_a_node_that_dies_each_time_fails_the_cluster_when_the_restarts_are_used
         pass
     assert cluster.snapshot().generation == 2
     assert until(lambda: cluster.state.ended)
+
+
+def test_a_place_that_each_process_has_for_itself_is_refused(spark: SparkSession) -> None:
+    for name in ("model_dir", "log_dir"):
+        with pytest.raises(errors.PlanError, match=f"{name}='memory://models': each process has a memory: of its own"):
+            launch(dying, spark=spark, **{name: "memory://models"})
 
 
 def test_a_number_of_restarts_that_is_none_is_refused(spark: SparkSession) -> None:

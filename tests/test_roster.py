@@ -347,6 +347,17 @@ def test_a_lost_stream_is_a_lost_node(make: Callable[..., Cluster]) -> None:
     assert "worker:1 on 10.0.0.1 (executor 1): its supervisor is gone" in str(cluster.roster.failures[0].error)
 
 
+def test_a_driver_that_stood_still_does_not_take_that_for_its_nodes_silence(make: Callable[..., Cluster]) -> None:
+    cluster = make(2)
+    cluster.bring_up("worker:0", "worker:1")
+    cluster.clock.now += 100
+    cluster.roster.ticked(98.0)
+    assert cluster.roster.failures == []
+    cluster.clock.now += 14
+    cluster.roster.ticked()
+    assert len(cluster.roster.failures) == 2, "they have not been heard of since"
+
+
 def test_a_silent_node_is_a_lost_node_and_one_that_speaks_is_not(make: Callable[..., Cluster]) -> None:
     cluster = make(2)
     cluster.bring_up("worker:0", "worker:1")

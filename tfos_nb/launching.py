@@ -90,6 +90,11 @@ class Settings:
         for name in ("model_dir", "log_dir"):
             if not isinstance(getattr(self, name), (str, os.PathLike, type(None))):
                 raise PlanError(f"{name}={getattr(self, name)!r}: it is a path, or a URL")
+            if str(getattr(self, name)).startswith("memory:"):
+                raise PlanError(
+                    f"{name}={getattr(self, name)!r}: each process has a memory: of its own, which goes with it; "
+                    "give a path, or a URL that the nodes share"
+                )
         for name in ("tensorboard", "autolog"):
             if not isinstance(getattr(self, name), bool):
                 raise PlanError(f"{name}={getattr(self, name)!r}: it is True or False")

@@ -77,7 +77,7 @@ class _Desk:
     def left(self, link: Link) -> None:
         """Miss nobody."""
 
-    def ticked(self) -> None:
+    def ticked(self, late: float) -> None:
         """Look at no clock."""
 
 

@@ -182,9 +182,9 @@ class _Patient:
     def asked(self, message: Any) -> Any:
         return self._desk.asked(message)
 
-    def ticked(self) -> None:
+    def ticked(self, late: float) -> None:
         if self._door.prompt:
-            self._desk.ticked()
+            self._desk.ticked(late)
 
 
 class Carrier:

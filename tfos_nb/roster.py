@@ -48,6 +48,7 @@ __all__ = ["Roster"]
 logger = logging.getLogger(__name__)
 
 _JOINS = 3  # an absent node that was lost so often is wanted no more
+_STOOD_STILL = 1.0  # seconds: this process was stopped, or its lock was held by somebody
 _NEWS = (Heartbeat, LogLines)  # there are many of them, and whoever waits for what they tell looks once a second
 
 
@@ -160,11 +161,13 @@ class Roster(Gathering):
                 return self.answering.asked(message)
         return self.feeds.asked(message)
 
-    def ticked(self) -> None:
-        """Look for nodes that have been silent for too long."""
+    def ticked(self, late: float = 0.0) -> None:
+        """Look for nodes that have been silent for too long; not for what this process was too late to hear."""
         now = time.monotonic()
         with self.changed:
             for record in self._records.values():
+                if late > _STOOD_STILL and record.heard_at is not None:
+                    record.heard_at = min(now, record.heard_at + late)
                 silent = record.heard_at is not None and now - record.heard_at > self.heartbeat_timeout
                 if silent and record.link is not None and not record.status.ended:
                     self._lose(

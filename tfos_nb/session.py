@@ -36,7 +36,7 @@ from tfos_nb.contexts import Context, context_of, is_connect
 from tfos_nb.errors import PlanError
 from tfos_nb.java import find_java
 from tfos_nb.monitor import PORT, listener
-from tfos_nb.runtime.process import left_behind
+from tfos_nb.runtime.process import left_behind, owner
 from tfos_nb.slots import (
     Busy,
     Slots,
@@ -231,7 +231,7 @@ def _log_file() -> Path:
     for path in left_behind(_LOG):
         with suppress(OSError):  # it is another user's
             os.unlink(path)
-    descriptor, name = tempfile.mkstemp(prefix=f"{_LOG}{os.getpid()}-", suffix=".log")
+    descriptor, name = tempfile.mkstemp(prefix=f"{_LOG}{owner()}-", suffix=".log")
     os.close(descriptor)
     atexit.register(Path(name).unlink, missing_ok=True)
     return Path(name)

@@ -96,10 +96,10 @@ class EvaluatorDesk:
             self._forgive()
             return answer
 
-    def ticked(self) -> None:
+    def ticked(self, late: float) -> None:
         """Look at the clock."""
         with self._desk.changed:
-            self._desk.ticked()
+            self._desk.ticked(late)
             self._forgive()
             if self._waits_until is not None and time.monotonic() >= self._waits_until:
                 self._waits_until = None

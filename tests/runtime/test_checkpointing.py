@@ -183,11 +183,11 @@ def test_the_last_whole_epoch_is_kept_whatever_is_saved_after_it(far: type[Far],
     far.let_go.set()
     node = Node()
     for epoch in (1, 2):
-        saved(node, counter, epoch=epoch, keep=2)
+        saved(node, counter, epoch=epoch, max_to_keep=2)
     for rows in (64, 128, 192):
-        saved(node, counter, epoch=2, rows=rows, keep=2)
+        saved(node, counter, epoch=2, rows=rows, max_to_keep=2)
     assert checkpoints() == ["00000002", SECOND, "00000002-0001-000003"]
-    saved(node, counter, epoch=3, keep=2)
+    saved(node, counter, epoch=3, max_to_keep=2)
     assert checkpoints() == ["00000002-0001-000003", "00000003"]
 
 

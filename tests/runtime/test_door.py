@@ -12,8 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.waiting import until
 from tfos_nb.errors import TfosError
-from tfos_nb.runtime import wire
+from tfos_nb.runtime import incoming, wire
 from tfos_nb.runtime.door import Door, DoorAddress, DoorClient, Link
 from tfos_nb.runtime.feed import FeedTicket, NodeStream
 from tfos_nb.runtime.feedtask import FeedTask
@@ -55,7 +56,7 @@ class RecordingDesk:
             raise RuntimeError(message.reason)
         return message
 
-    def ticked(self) -> None:
+    def ticked(self, late: float) -> None:
         with self.changed:
             self.ticks += 1
             self.changed.notify_all()
@@ -157,6 +158,38 @@ def test_a_stranger_is_sent_away_before_a_word_of_it_is_read(
         assert call.exception().code() is grpc.StatusCode.UNAUTHENTICATED
         told.set()
     assert desk.calls == []
+
+
+def test_strangers_who_connect_and_say_nothing_are_let_go_and_leave_room_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each is a descriptor of a notebook's kernel, which has 1,024 as a rule."""
+    monkeypatch.setattr(incoming, "_HANDSHAKE_SECONDS", 2)
+    monkeypatch.setattr(incoming, "_descriptors_left", lambda: 40)
+    desk = RecordingDesk()
+    door = Door(desk, host="127.0.0.1", bind="127.0.0.1")
+    address = door.open()
+    with ExitStack() as stack:
+        stack.callback(door.close)
+        strangers = [stack.enter_context(socket.create_connection((address.host, address.port))) for _ in range(100)]
+        assert until(lambda: len(still_open(strangers)) <= 40, SECONDS)
+        assert until(lambda: not still_open(strangers), SECONDS)
+        with DoorClient(address) as client:
+            assert client.ask(Farewell()) == Farewell()
+
+
+def still_open(connections: list[socket.socket]) -> list[socket.socket]:
+    found = []
+    for connection in connections:
+        connection.setblocking(False)
+        try:
+            if connection.recv(1):
+                found.append(connection)
+        except BlockingIOError:
+            found.append(connection)
+        except OSError:
+            pass
+    return found
 
 
 def test_a_node_of_another_cluster_is_told_so(address: DoorAddress, desk: RecordingDesk) -> None:

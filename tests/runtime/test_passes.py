@@ -390,16 +390,25 @@ def test_what_is_written_after_the_seal_does_not_harm_what_is_read(tmp_path: Pat
     spill.close()
 
 
-def test_a_full_disk_ends_the_spill_and_not_the_training(tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_spill_and_not_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("there is no /dev/full here")
+    monkeypatch.setattr(Spill, "_create", lambda spill: setattr(spill, "_path", "/dev/full"))
     spill = Spill(str(tmp_path), 1 << 20)
-    full = tmp_path / "full"  # a link, since a spill removes its file when it is closed
-    full.symlink_to("/dev/full")
-    spill._path = str(full)
     spill.write(batch_of(0, 1_000_000))
     assert not spill.whole
     spill.write(batch_of(0, 1))
+    spill.close()
+
+
+def test_a_disk_that_takes_no_file_ends_the_spill_and_not_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spill = Spill(str(tmp_path / "gone"), 1 << 20)
+    spill.write(batch_of(0, 10))
+    assert not spill.whole
+    assert "No such file or directory" in caplog.text
+    assert "Spark will be asked again" in caplog.text
     spill.close()
 
 

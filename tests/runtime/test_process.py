@@ -24,6 +24,7 @@ from tfos_nb.runtime.process import (
     die_with_parent,
     kill_group,
     left_behind,
+    owner,
     read_frame,
     signal_name,
     start_module,
@@ -224,6 +225,9 @@ def test_what_a_process_that_was_killed_has_left_is_found(tmp_path: Path, monkey
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
-    for name in (f"kind-{gone.pid}-a", f"kind-{os.getpid()}-b", f"other-{gone.pid}-c", "kind-and-more"):
+    numbers = owner().partition("-")[2]
+    theirs = f"kind-{gone.pid}-{numbers}-a"
+    of_a_container = f"kind-{gone.pid}-{int(numbers) + 1}-b"
+    for name in (theirs, of_a_container, f"kind-{owner()}-c", f"other-{gone.pid}-{numbers}-d", "kind-and-more"):
         (tmp_path / name).touch()
-    assert left_behind("kind-") == [str(tmp_path / f"kind-{gone.pid}-a")]
+    assert left_behind("kind-") == [str(tmp_path / theirs)]

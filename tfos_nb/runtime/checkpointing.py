@@ -78,7 +78,7 @@ class Checkpointing:
         return f"{self.model_dir.rstrip('/')}/checkpoints/{self._run}"
 
     def checkpoint(
-        self, model: Any = None, *, epoch: int, rows: int | None = None, keep: int = 3, **objects: Any
+        self, model: Any = None, *, epoch: int, rows: int | None = None, max_to_keep: int = 3, **objects: Any
     ) -> str:
         """Save a state, and that it holds ``epoch`` epochs of the rows; after a loss, training goes on from there.
 
@@ -95,8 +95,8 @@ class Checkpointing:
         rows : int, optional
             How many rows of the pass after these this node has been through, in this iteration over
             :meth:`dataset`, which must not shuffle. After a loss the iteration begins behind them.
-        keep : int, optional
-            How many checkpoints to keep.
+        max_to_keep : int, optional
+            How many checkpoints to keep; the newest of a whole epoch is always one of them.
         **objects
             More of the state, by name: a ``tf.Variable``, an optimizer, or whatever ``tf.train.Checkpoint`` takes.
 
@@ -137,11 +137,11 @@ class Checkpointing:
             if self.is_chief and not shelf.local:
                 scratch = tempfile.mkdtemp(prefix="tfos_nb-checkpoint-")
                 _write(state, scratch, epoch)
-                self._uploads.begin(_Upload(shelf, scratch, name, keep, held))
+                self._uploads.begin(_Upload(shelf, scratch, name, max_to_keep, held))
             elif self.is_chief:
                 part = shelf.part()
                 _write(state, part, epoch)
-                shelf.put(part, part, name, keep)
+                shelf.put(part, part, name, max_to_keep)
                 held()
             else:
                 with tempfile.TemporaryDirectory(prefix="tfos_nb-checkpoint-") as scratch:

@@ -25,6 +25,7 @@ import logging
 import queue
 import secrets
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ import grpc.aio
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.identity import SERVER_NAME, Identity
+from tfos_nb.runtime.incoming import server_options
 from tfos_nb.runtime.tunnel import OpenTunnel, TunnelMouth
 
 __all__ = ["ASK", "ATTEND", "Desk", "Door", "DoorAddress", "DoorClient", "Link", "broadcast", "dial", "metadata_of"]
@@ -53,11 +55,8 @@ _OPTIONS = [
 _SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),
     ("grpc.http2.max_ping_strikes", 0),  # nodes may ping as they like
-    # gRPC would turn away nodes that come while a thousand others wait to be let in, or that have waited for 30 s.
-    ("grpc.server.max_pending_requests", 1_000_000),
-    ("grpc.server.max_pending_requests_hard_limit", 1_000_000),
-    ("grpc.server_max_unrequested_time_in_server", 300),
 ]
+_TICK = 1.0
 
 
 @dataclass(frozen=True)
@@ -132,8 +131,8 @@ class Desk(Protocol):
     def asked(self, message: Any) -> Any:
         """Answer a question."""
 
-    def ticked(self) -> None:
-        """Look at the clock, once a second."""
+    def ticked(self, late: float) -> None:
+        """Look at the clock, once a second; it was so many seconds ``late``, in which nobody was listened to."""
 
 
 class Door:
@@ -199,7 +198,7 @@ class Door:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(_quiet_poller)
         self._closing = asyncio.Event()
-        server = grpc.aio.server(options=[*_OPTIONS, *_SERVER_OPTIONS])
+        server = grpc.aio.server(options=[*_OPTIONS, *_SERVER_OPTIONS, *server_options()])
         server.add_generic_rpc_handlers((_Handlers(self),))
         port = self._listen(server)
         await server.start()
@@ -230,9 +229,10 @@ class Door:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(1.0)  # the clock itself, not a wait for something
+            before = time.monotonic()
+            await asyncio.sleep(_TICK)  # the clock itself, not a wait for something
             try:
-                self._desk.ticked()
+                self._desk.ticked(max(0.0, time.monotonic() - before - _TICK))
             except Exception:
                 logger.exception("the door's clock")
 

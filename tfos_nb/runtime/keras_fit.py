@@ -36,8 +36,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from tfos_nb.errors import PlanError
 from tfos_nb.runtime.keras_empty import bears_empty_batches
 from tfos_nb.runtime.keras_step import Shares, StepFunction, is_synchronous, moments_of_rows, rows_of
+from tfos_nb.runtime.remote import scheme_of, tensorflow_opens
 
 __all__ = ["patch_keras_fit"]
 
@@ -54,6 +56,8 @@ class _Shape(NamedTuple):
 
 
 _STATE, _PART = "state-", "part"
+NODE_VARIABLE = "TFOS_NB_NODE"
+"""A node's own name, which it keeps where ``TF_CONFIG`` counts only those that are left."""
 _TRAINER = "keras.src.backend.tensorflow.trainer"
 _KNOWN = (
     # Replaced.
@@ -245,14 +249,17 @@ def _quiet_end(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _mend_backup(backup: Any) -> None:
     init, on_train_begin, save_model = backup.__init__, backup.on_train_begin, backup._save_model
+    on_train_end = backup.on_train_end
 
     @functools.wraps(init)
     def init_for_worker(self: Any, backup_dir: str, *args: Any, **kwargs: Any) -> None:
+        _refuse_elsewhere(backup_dir)
+        self._dir_of_one = backup_dir  # what a worker wrote that was the only one
         init(self, _dir_of_this_worker(backup_dir), *args, **kwargs)
 
     @functools.wraps(on_train_begin)
     def level_after_restore(self: Any, logs: Any = None) -> None:
-        _use_state(self, _newest_state(self.backup_dir))
+        _use_state(self, _newest_state(self.backup_dir) or _newest_state(self._dir_of_one) or self.backup_dir)
         on_train_begin(self, logs)
         if is_synchronous(self.model.distribute_strategy):
             _start_from_latest(self.model)
@@ -261,18 +268,41 @@ def _mend_backup(backup: Any) -> None:
     def save_whole(self: Any) -> None:
         _save_whole(self, save_model)
 
+    @functools.wraps(on_train_end)
+    def remove_all(self: Any, logs: Any = None) -> None:
+        on_train_end(self, logs)
+        if self.delete_checkpoint:
+            _remove_state(_newest_state(self._dir_of_one))
+
     backup.__init__ = init_for_worker
+    backup.on_train_end = remove_all
     backup.on_train_begin = level_after_restore
     backup._save_model = save_whole
 
 
 def _newest_state(backup_dir: str) -> str:
-    """Return the directory of the newest state of a backup; the backup's own if there is none."""
+    """Return the directory of the newest state of a backup; empty if there is none."""
     import tensorflow as tf
 
     names = tf.io.gfile.listdir(backup_dir) if tf.io.gfile.isdir(backup_dir) else []
     numbers = [int(name.rstrip("/").removeprefix(_STATE)) for name in names if name.startswith(_STATE)]
-    return os.path.join(backup_dir, f"{_STATE}{max(numbers)}") if numbers else backup_dir
+    return os.path.join(backup_dir, f"{_STATE}{max(numbers)}") if numbers else ""
+
+
+def _refuse_elsewhere(backup_dir: str) -> None:
+    if backup_dir and not tensorflow_opens(backup_dir):
+        raise PlanError(
+            f"BackupAndRestore({backup_dir!r}): TensorFlow writes its files, and opens no {scheme_of(backup_dir)}://. "
+            "Leave it out, and fit goes on from the state that the nodes keep in memory; or give it a shared path"
+        )
+
+
+def _remove_state(state: str) -> None:
+    import tensorflow as tf
+
+    with contextlib.suppress(tf.errors.NotFoundError):  # another worker has just done so
+        if state:
+            tf.io.gfile.rmtree(state)
 
 
 def _use_state(backup: Any, folder: str) -> None:
@@ -285,7 +315,7 @@ def _save_whole(backup: Any, save_model: Callable[[Any], None]) -> None:
     import tensorflow as tf
 
     files, before = tf.io.gfile, _newest_state(backup.backup_dir)
-    number = int(before.rpartition(_STATE)[2]) + 1 if before != backup.backup_dir else 0
+    number = int(before.rpartition(_STATE)[2]) + 1 if before else 0
     part = os.path.join(backup.backup_dir, _PART)
     if files.exists(part):
         files.rmtree(part)
@@ -295,18 +325,25 @@ def _save_whole(backup: Any, save_model: Callable[[Any], None]) -> None:
     whole = os.path.join(backup.backup_dir, f"{_STATE}{number}")
     files.rename(part, whole)
     _use_state(backup, whole)
-    if before != backup.backup_dir:
+    if before:
         files.rmtree(before)
 
 
 def _dir_of_this_worker(backup_dir: str) -> str:
-    """Give each of several workers its own directory; they may die between one worker's save and the next one's."""
+    """Give each of several workers its own directory; they may die between one worker's save and the next one's.
+
+    It has the worker's own name, so that a worker finds it again when others have gone, and if it is alone by then.
+    """
+    import tensorflow as tf
+
     config = json.loads(os.environ.get("TF_CONFIG") or "{}")
     cluster, task = config.get("cluster", {}), config.get("task", {})
     alone = len(cluster.get("chief", [])) + len(cluster.get("worker", [])) < 2
-    if not backup_dir or alone or "ps" in cluster or task.get("type") not in ("chief", "worker"):
+    if not backup_dir or "ps" in cluster or task.get("type") not in ("chief", "worker"):
         return backup_dir
-    return os.path.join(backup_dir, f"{task['type']}-{task['index']}")
+    name = os.environ.get(NODE_VARIABLE) or f"{task['type']}:{task['index']}"
+    own = os.path.join(backup_dir, name.replace(":", "-"))
+    return backup_dir if alone and not tf.io.gfile.isdir(own) else own
 
 
 def _start_from_latest(model: Any) -> None:

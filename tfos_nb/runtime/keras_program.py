@@ -13,6 +13,7 @@ from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime import baggage
 from tfos_nb.runtime.fit_programs import seed_everything
 from tfos_nb.runtime.heads import Task
+from tfos_nb.runtime.remote import tensorflow_opens
 
 __all__ = ["Columns", "Compiling", "KerasProgram"]
 
@@ -94,7 +95,7 @@ class KerasProgram:
         rows = ctx.dataset(self.batch_size, **self._wanted(), shuffle=self.shuffle, seed=self.seed)
         held_out = ctx.validation(self.batch_size, **self._wanted()) if self.columns.validation else None
         self._check_shape(model, rows)
-        if ctx.restarts and model.built:
+        if ctx.restarts and model.built and tensorflow_opens(ctx.checkpoint_dir):
             import keras
 
             callbacks.append(keras.callbacks.BackupAndRestore(ctx.checkpoint_dir))

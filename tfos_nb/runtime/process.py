@@ -29,6 +29,7 @@ __all__ = [
     "die_with_parent",
     "kill_group",
     "left_behind",
+    "owner",
     "private_directory",
     "read_frame",
     "signal_name",
@@ -125,15 +126,30 @@ def private_directory(kind: str) -> str:
     prefix = f"tfos_nb-{kind}-"
     for path in left_behind(prefix):
         shutil.rmtree(path, ignore_errors=True)
-    return tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-")
+    return tempfile.mkdtemp(prefix=f"{prefix}{owner()}-")
+
+
+def owner() -> str:
+    """Name this process in a name: its number, and of which container's numbers that is one.
+
+    Containers may share a temporary directory, and in each of them the others' numbers are somebody else's or nobody's.
+    """
+    return f"{os.getpid()}-{_numbers()}"
+
+
+def _numbers() -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid").strip("pid:[]")
+    return "0"
 
 
 def left_behind(prefix: str) -> list[str]:
-    """Find what processes that are gone have left in the system's temporary directory: ``PREFIX<process>-…``."""
+    """Find what processes that are gone have left in the temporary directory: ``PREFIX<owner>-…`` (:func:`owner`)."""
     root, found = tempfile.gettempdir(), []
     for name in os.listdir(root) if os.path.isdir("/proc") else ():
-        owner = name.removeprefix(prefix).partition("-")[0]
-        if name.startswith(prefix) and owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
+        number, _, rest = name.removeprefix(prefix).partition("-")
+        known = name.startswith(prefix) and number.isdigit() and rest.startswith(f"{_numbers()}-")
+        if known and not os.path.exists(f"/proc/{number}"):
             found.append(os.path.join(root, name))
     return found
 

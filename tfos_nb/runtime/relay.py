@@ -228,7 +228,7 @@ class Relay:
         self._take(question)
         return self._taken.count
 
-    def ticked(self) -> None:
+    def ticked(self, late: float) -> None:
         """End where nobody has asked for long."""
         if time.monotonic() - self._asked_at > self._alone:
             self._loop.call_soon_threadsafe(self._over.set)

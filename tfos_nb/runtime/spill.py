@@ -29,12 +29,8 @@ class Spill:
     """
 
     def __init__(self, directory: str, limit: int) -> None:
-        self._fd, path = tempfile.mkstemp(prefix="tfos_nb-spill-", dir=directory)
-        self._path = f"/proc/self/fd/{self._fd}"
-        if os.path.exists(self._path):
-            os.unlink(path)
-        else:  # no /proc: the name has to stay until close
-            self._path = path
+        self._directory = directory
+        self._fd, self._path = -1, ""  # until there is something to write
         self._limit = limit
         self._lock = threading.Lock()
         self._sink: pa.NativeFile | None = None
@@ -55,12 +51,21 @@ class Spill:
 
     def _append(self, batch: pa.RecordBatch) -> None:
         if self._writer is None:
+            self._create()
             self._sink = pa.OSFile(self._path, mode="wb")
             self._writer = pa.ipc.new_stream(self._sink, batch.schema)
         self._writer.write_batch(batch)
         self.bytes += batch.nbytes
         if self.bytes > self._limit:
             self._give_up(f"more than spill_bytes={self._limit}")
+
+    def _create(self) -> None:
+        self._fd, path = tempfile.mkstemp(prefix="tfos_nb-spill-", dir=self._directory)
+        self._path = f"/proc/self/fd/{self._fd}"
+        if os.path.exists(self._path):
+            os.unlink(path)
+        else:  # no /proc: the name has to stay until close
+            self._path = path
 
     def _give_up(self, reason: str) -> None:
         logger.warning("rows are not kept for the later epochs (%s): Spark will be asked again", reason)
@@ -98,6 +103,8 @@ class Spill:
         """Give the disk space back."""
         self.seal()
         fd, self._fd = self._fd, -1  # once: the number may be somebody else's by then
+        if fd < 0:
+            return
         with contextlib.suppress(OSError):
             os.close(fd)
             if not self._path.startswith("/proc/"):

@@ -169,8 +169,8 @@ class Supply(Passes):
         with self._changed:
             if self._asked and passes != self.passes_done:
                 raise FeedFailed(
-                    f"the state that was put back holds {passes} passes, but rows have been read from pass "
-                    f"{self.passes_done + 1} on: put it back before the dataset is iterated over"
+                    f"the state that was put back holds {passes} passes, but rows were read after {self.passes_done}: "
+                    "call ctx.resume before the dataset is iterated over, and before ctx.coordinator_dataset"
                 )
             self.passes_done, self._state = passes, state
 

@@ -32,6 +32,7 @@ from tfos_nb.runtime.context import NodeContext
 from tfos_nb.runtime.datafeed import NodeRows
 from tfos_nb.runtime.feed import FeedServer
 from tfos_nb.runtime.inferring import RequestDesk
+from tfos_nb.runtime.keras_fit import NODE_VARIABLE
 from tfos_nb.runtime.last_state import LastState
 from tfos_nb.runtime.lifecycle import (
     Coordinating,
@@ -62,9 +63,11 @@ from tfos_nb.runtime.tensorboard import make_log_dir
 logger = logging.getLogger("tfos_nb")  # not __name__: this module is __main__
 
 _COLLATERAL = re.compile(
-    r"Collective ops is aborted|tasks are unhealthy|Connection reset by peer|failed to connect to all addresses"
-    r"|Socket closed|Cancelled by peer|coordination service|CoordinationService|remote target"
+    r"Collective ops is aborted|tasks are unhealthy|Cancelled by peer|coordination service|CoordinationService"
+    r"|remote target"
 )
+# What else may have lost its connection, to a database for one, says the same: of TensorFlow's own errors alone.
+_DISCONNECTED = re.compile(r"Connection reset by peer|failed to connect to all addresses|Socket closed")
 _FEED_STATUS_EVERY = 0.5
 _OURS = str(Path(__file__).parents[1])
 
@@ -166,6 +169,7 @@ class TensorFlowProcess:
         spec = self._signals.cluster_spec
         main, args = unpack(self._job.payload)
         self._node = self._ranked(self._signals.workers)
+        os.environ[NODE_VARIABLE] = self._job.node
         os.environ["TF_CONFIG"] = json.dumps(
             {"cluster": spec, "task": {"type": self._node.role.value, "index": self._node.index}}
         )
@@ -253,7 +257,7 @@ class TensorFlowProcess:
             return MainRaised(self._job.node, str(root), frames and f"{frames}{type(root).__name__}: {root}")
         summary = _headline(root)
         text = "".join(traceback.format_exception(type(error), error, _users_part(error)))
-        return MainRaised(self._job.node, summary, text, bool(_COLLATERAL.search(str(error))))
+        return MainRaised(self._job.node, summary, text, _is_collateral(error))
 
     def _tell_feed(self) -> None:
         while not self._signals.farewell.wait(_FEED_STATUS_EVERY):
@@ -325,6 +329,13 @@ def _users_part(error: BaseException) -> Any:
     while frame is not None and frame.tb_frame.f_code.co_filename == __file__:
         frame = frame.tb_next
     return frame or error.__traceback__
+
+
+def _is_collateral(error: BaseException) -> bool:
+    """Whether an error only says that a peer has gone."""
+    text = str(error)
+    tensorflows = any(kind.__module__.startswith("tensorflow.") for kind in type(error).__mro__)
+    return bool(_COLLATERAL.search(text) or (tensorflows and _DISCONNECTED.search(text)))
 
 
 def _users_frames(error: BaseException) -> str:
