@@ -33,5 +33,5 @@ def _descriptors_left() -> int:
     if most == resource.RLIM_INFINITY:
         most = 1 << 20
     used = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else _KEPT
-    # gRPC holds two descriptors for a connection while it is made known to the poller of each of its threads.
+    # The other half is for what the kernel opens later: files, Spark's connections, other clusters' doors.
     return max(_FEWEST, (most - used - _KEPT) // 2)
