@@ -94,27 +94,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _quickstart() -> Path:
     """Find the quickstart: in the checkout in which one is, or where pip has put it."""
-    if not _NOTEBOOK.is_file():
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            for file in importlib.metadata.files("tfos_nb") or ():
-                if file.name == _NOTEBOOK.name:
-                    return Path(os.path.normpath(file.locate()))
+    if _NOTEBOOK.is_file():
+        return _NOTEBOOK
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        installed = importlib.metadata.files("tfos_nb") or ()
+        found = (Path(os.path.normpath(file.locate())) for file in installed if file.name == _NOTEBOOK.name)
+        return next(found, _NOTEBOOK)
     return _NOTEBOOK
 
 
 def _copied(notebook: Path, folder: Path) -> Path:
     """Copy a notebook into a folder; nothing that is there is overwritten."""
+    _refuse_missing(notebook)
     there = folder / notebook.name
-    if not notebook.is_file():
-        raise PlanError(_missing(notebook))
     if there.exists():
         raise PlanError(f"{there} is there already: remove it, or copy the notebook to another folder")
     folder.mkdir(parents=True, exist_ok=True)
     return Path(shutil.copyfile(notebook, there))
 
 
-def _missing(notebook: Path) -> str:
-    return f"{notebook}: no such notebook in {Path.cwd()}; give another with --notebook, or none for the quickstart"
+def _refuse_missing(notebook: Path) -> None:
+    if not notebook.is_file():
+        raise PlanError(
+            f"{notebook}: no such notebook in {Path.cwd()}; give another with --notebook, or none for the quickstart"
+        )
 
 
 def run_notebook(notebook: Path, out: Path, say: Write) -> Outcome:
@@ -144,8 +147,7 @@ def run_notebook(notebook: Path, out: Path, say: Write) -> Outcome:
         from nbconvert import HTMLExporter
     except ImportError as error:
         raise PlanError(f"{error.name} is not installed: pip install 'tfos_nb[demo]'") from error
-    if not notebook.is_file():
-        raise PlanError(_missing(notebook))
+    _refuse_missing(notebook)
     content = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
     out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()

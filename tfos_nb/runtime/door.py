@@ -232,7 +232,7 @@ class Door:
             before = time.monotonic()
             await asyncio.sleep(_TICK)  # the clock itself, not a wait for something
             try:
-                self._desk.ticked(max(0.0, time.monotonic() - before - _TICK))
+                self._desk.ticked(time.monotonic() - before - _TICK)
             except Exception:
                 logger.exception("the door's clock")
 

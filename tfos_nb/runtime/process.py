@@ -145,10 +145,10 @@ def _numbers() -> str:
 
 def left_behind(prefix: str) -> list[str]:
     """Find what processes that are gone have left in the temporary directory: ``PREFIX<owner>-…`` (:func:`owner`)."""
-    root, found = tempfile.gettempdir(), []
+    root, ours, found = tempfile.gettempdir(), f"{_numbers()}-", []
     for name in os.listdir(root) if os.path.isdir("/proc") else ():
         number, _, rest = name.removeprefix(prefix).partition("-")
-        known = name.startswith(prefix) and number.isdigit() and rest.startswith(f"{_numbers()}-")
+        known = name.startswith(prefix) and number.isdigit() and rest.startswith(ours)
         if known and not os.path.exists(f"/proc/{number}"):
             found.append(os.path.join(root, name))
     return found

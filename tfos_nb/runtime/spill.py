@@ -103,8 +103,6 @@ class Spill:
         """Give the disk space back."""
         self.seal()
         fd, self._fd = self._fd, -1  # once: the number may be somebody else's by then
-        if fd < 0:
-            return
         with contextlib.suppress(OSError):
             os.close(fd)
             if not self._path.startswith("/proc/"):
