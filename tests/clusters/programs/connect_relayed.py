@@ -8,40 +8,23 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import psutil
 from pyspark.sql import SparkSession
 
 import tfos_nb
+from tests.clusters.programs.connect_train import ROWS, exact_passes, idle, write_down
 from tfos_nb.contexts.connect import Connect
 from tfos_nb.errors import NodeFailed, PlanError
 
-ROWS = 4000
 NOWHERE = "192.0.2.1"  # an address of documentation's (RFC 5737): nobody has it
-
-
-def write_down(args: Any, ctx: Any) -> int:
-    """Write the ids of two passes down; return how many they were."""
-    seen = []
-    for number in range(2):
-        ids = [int(i) for batch in ctx.dataset(64, columns=["id"]) for i in batch["id"].numpy()]
-        Path(args, f"{number}-{ctx.task_index}.json").write_text(json.dumps(ids))
-        seen += ids
-    return len(seen)
 
 
 def fail(args: Any, ctx: Any) -> None:
     """Have one of the nodes fail."""
     if ctx.task_index == 1:
         raise ValueError("the second one fails")
-    while not ctx.should_stop:
-        time.sleep(0.1)
-
-
-def idle(args: Any, ctx: Any) -> None:
-    """Do nothing until it is stopped."""
     while not ctx.should_stop:
         time.sleep(0.1)
 
@@ -71,8 +54,6 @@ def run(spark: SparkSession, folder: str) -> dict[str, Any]:
     with tfos_nb.launch(write_down, folder, spark=spark, workers=2) as cluster:
         here = relays()
         cluster.train(spark.range(0, ROWS, 1, 8), epochs=2)
-    passes = [sorted(Path(folder).glob(f"{number}-*.json")) for number in range(2)]
-    ids = [sorted(one for file in files for one in json.loads(file.read_text())) for files in passes]
     try:
         with tfos_nb.launch(fail, spark=spark, workers=2, input_mode="tensorflow") as cluster:
             cluster.wait()
@@ -85,7 +66,7 @@ def run(spark: SparkSession, folder: str) -> dict[str, Any]:
     while relays() and time.monotonic() < deadline:
         time.sleep(0.2)
     return {
-        "exact": [found == list(range(ROWS)) for found in ids],
+        "exact": exact_passes(folder),
         "relays": [here, relays()],
         "failure": failure,
         "stopped": stopping.state.value,

@@ -32,6 +32,13 @@ def write_down(args: Any, ctx: Any) -> int:
     return len(seen)
 
 
+def exact_passes(folder: str) -> list[bool]:
+    """Say of each pass whether what was written down is each id once."""
+    passes = [sorted(Path(folder).glob(f"{number}-*.json")) for number in range(2)]
+    ids = [sorted(one for file in files for one in json.loads(file.read_text())) for files in passes]
+    return [one == list(range(ROWS)) for one in ids]
+
+
 def fail(args: Any, ctx: Any) -> None:
     """Have one of the nodes fail."""
     if ctx.task_index == 1:
@@ -62,13 +69,11 @@ def train(spark: SparkSession, folder: str) -> dict[str, Any]:
         except PlanError as error:
             refused = str(error)
         cluster.train(spark.range(0, ROWS, 1, 8), epochs=2)
-    passes = [sorted(Path(folder).glob(f"{number}-*.json")) for number in range(2)]
-    ids = [sorted(one for file in files for one in json.loads(file.read_text())) for files in passes]
     returned = sum(cluster.results().values())
     return {
         "held": held,
         "refused": refused,
-        "exact": [one == list(range(ROWS)) for one in ids],
+        "exact": exact_passes(folder),
         "returned": returned,
     }
 
