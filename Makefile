@@ -46,7 +46,7 @@ test: $(VENV)/.test ## Run the tests but those below; ends with pytest's closing
 	@$(BIN)/python -m pytest -m "not browser and not faults and not slow and not standalone and not yarn" $(ARGS)
 
 .PHONY: test-slow
-test-slow: $(VENV)/.test ## Run the notebooks from 03 on, and the examples that `make test` leaves out
+test-slow: $(VENV)/.test ## Run the notebooks from 02 on, and what else shows at length what other tests have shown
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
 .PHONY: test-browser
@@ -164,6 +164,8 @@ $(VENV)/.demo: $(VENV)/.made $(DESCRIBED)
 $(VENV)/.test: $(VENV)/.demo
 	@echo "Installing what the tests need"
 	@$(INSTALL) --editable '.[test]' | $(BRIEFLY)
+	@echo "Archiving Spark's classes, so that the tests' Sparks start in a third of the time"
+	@$(BIN)/python -m tests.quick_java
 	@touch $@
 
 # Playwright's own browsers come from a server that many networks do not reach; the system's Chromium does as well.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import programs
 from benchmarks.session import spark_session
 from benchmarks.table import Ratio, Result, median
-from tests.faults import its_supervisor, itself
+from tests.faults import its_host, its_supervisor, itself
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,6 +40,7 @@ class _Kind:
     how: int
     allowed: float
     min_workers: int | None = None
+    node: str = "worker:1"
 
 
 def run(settings: Settings) -> Result:
@@ -87,10 +88,10 @@ def _feed(cluster: Cluster, rows: Any) -> None:
 
 
 def _hurt(cluster: Cluster, kind: _Kind) -> tuple[float, float]:
-    """Hurt worker:1 once it trains; return the seconds until that was noticed, and until the next step."""
+    """Hurt a node once it trains; return the seconds until that was noticed, and until the next step."""
     _await(lambda: _stepped(cluster) > 0 and cluster.state.value == "RUNNING" and _is_whole(cluster))
     generation = cluster.snapshot().generation
-    pid = next(node.pid for node in cluster.snapshot().nodes if node.node == "worker:1")
+    pid = next(node.pid for node in cluster.snapshot().nodes if node.node == kind.node)
     began = time.time()
     os.kill(kind.find(pid or 0), kind.how)
     _await(lambda: cluster.snapshot().generation > generation)
@@ -119,7 +120,11 @@ def _await(reached: Callable[[], bool]) -> None:
 
 _KINDS = (
     _Kind("its process is killed", itself, signal.SIGKILL, _SECONDS_TO_STEP),
+    _Kind("the leader's process is killed", itself, signal.SIGKILL, _SECONDS_TO_STEP, node="worker:0"),
     _Kind("its supervisor is killed", its_supervisor, signal.SIGKILL, _SECONDS_TO_START),
     _Kind("its supervisor is killed, min_workers=1", its_supervisor, signal.SIGKILL, _SECONDS_TO_STEP, min_workers=1),
+    _Kind("its executor and its supervisor are killed", its_host, signal.SIGKILL, _SECONDS_TO_START),
+    _Kind("its executor and its supervisor are killed, min_workers=1", its_host, signal.SIGKILL, _SECONDS_TO_STEP, 1),
     _Kind("its process is frozen", itself, signal.SIGSTOP, _HEARTBEAT + _SECONDS_TO_STEP),
+    _Kind("its supervisor is frozen", its_supervisor, signal.SIGSTOP, _HEARTBEAT + _SECONDS_TO_START),
 )

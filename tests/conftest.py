@@ -19,9 +19,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests import local_cluster
-from tests.local_cluster import PYTHONPATH
+from tests.local_cluster import PYTHONPATH, QUICK_JAVA
 
 SCRIPT_SECONDS = 180
+os.environ.update(QUICK_JAVA)
 # What other processes import: this checkout, and the test modules by the names that pytest gives them.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": PYTHONPATH}
 

@@ -2,8 +2,10 @@
 
 ``make ends COUNT=100``, or ``python -m tests.ends --count 100 --seed 7``: each time a program of its own starts Spark
 with executors in separate processes, a cluster with TensorBoard, and training from a feed that is kept on disk. At a
-random moment, often before all of that has come up, it is ended in one of the ways below. The heartbeat limit and a few
-seconds later there must be no process of tfos_nb's, no TensorFlow, no TensorBoard, and no file of theirs.
+random moment, up to half as late again as the first step, and so often before all of that has come up, it is ended in
+one of the ways below. The heartbeat limit and a few seconds later there must be no process of tfos_nb's, no TensorFlow,
+no TensorBoard, and no file of theirs; but for the directory that held the driver's end of the tunnel, where the driver
+was given no chance to remove it: its next cluster does.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +33,9 @@ from tests.waiting import until
 
 _HEARTBEAT = 5.0
 _AFTER = 10.0  # seconds beyond the limit: on two busy cores a process that ends takes some
-_LATEST = 22.0  # seconds after the program's start; at about half of them it trains
+_EARLIEST = 2.0  # seconds after the program's start
+_LATEST = 1.5  # of the time to its first step
+_SLOWEST = 180.0  # seconds to the first step; beyond it something is wrong
 _MARK = "TFOS_NB_ENDS"
 
 PROGRAM = """
@@ -37,11 +44,13 @@ from tests.local_cluster import builder
 from tfos_nb import launch
 
 def main(args, ctx):
+    import os, threading
     import tensorflow as tf
     with tf.summary.create_file_writer(ctx.log_dir).as_default():
         tf.summary.scalar("one", 1.0, 0)
     for epoch in range(10_000):
         for number, batch in enumerate(ctx.dataset(64)):
+            open(os.path.join(os.environ["TFOS_NB_ENDS"], "trains"), "w").close()
             threading.Event().wait(0.01)
             ctx.report(epoch=epoch, step=number)
 
@@ -71,6 +80,11 @@ class End:
     spark_too: bool = False
     by_itself: str = "close"
 
+    @property
+    def abrupt(self) -> bool:
+        """Whether the program has no moment left in which to remove what is its own."""
+        return self.signal in (signal.SIGKILL, signal.SIGTERM) or self.by_itself == "leave"
+
 
 ENDS = {
     "the driver is killed": End(signal.SIGKILL),
@@ -86,6 +100,30 @@ ENDS = {
 
 def end_once(end: End, after: float) -> tuple[int, list[str]]:
     """Start a program and end it so after some seconds; return how much of it there was then, and what is left."""
+    with _started(end) as (program, folder):
+        try:
+            program.wait(after)
+            there = 0
+        except subprocess.TimeoutExpired:
+            there = len(_left(folder))
+            _bring(end, program, folder)
+        until(lambda: not _left(folder, end.abrupt), _HEARTBEAT + _AFTER, every=0.25)
+        return there, _left(folder, end.abrupt)
+
+
+def seconds_to_life() -> float:
+    """Return how long a program takes here from its start to the first step."""
+    with _started(End()) as (program, folder):
+        start = time.monotonic()
+        lives = until(lambda: os.path.exists(f"{folder}/trains") or program.poll() is not None, _SLOWEST, every=0.1)
+        if not lives or program.poll() is not None:
+            sys.exit("ends: the program does not come to train")
+        return time.monotonic() - start
+
+
+@contextlib.contextmanager
+def _started(end: End) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Start a program in a directory of its own; when the block is left nothing of it stays."""
     with tempfile.TemporaryDirectory(prefix="ends-", ignore_cleanup_errors=True) as folder:
         marked = {_MARK: folder, "TMPDIR": folder, "SPARK_LOCAL_DIRS": folder}
         variables = {**os.environ, **environment(Path(pyspark.__file__).parent), **marked}
@@ -94,18 +132,13 @@ def end_once(end: End, after: float) -> tuple[int, list[str]]:
             [sys.executable, "-c", text], env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         try:
-            program.wait(after)
-            there = 0
-        except subprocess.TimeoutExpired:
-            there = len(_left(folder))
-            _bring(end, program, folder)
-        until(lambda: not _left(folder), _HEARTBEAT + _AFTER, every=0.25)
-        left = _left(folder)
-        program.kill()  # it may be one that goes on when its cluster has been closed
-        program.wait()
-        for process, _ in _marked(folder):
-            process.kill()
-        return there, left
+            yield program, folder
+        finally:
+            program.kill()  # it may be one that goes on when its cluster has been closed
+            program.wait()
+            for process, _ in _marked(folder):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
 
 
 def _bring(end: End, program: subprocess.Popen[bytes], folder: str) -> None:
@@ -116,15 +149,16 @@ def _bring(end: End, program: subprocess.Popen[bytes], folder: str) -> None:
         program.send_signal(end.signal)
 
 
-def _left(folder: str) -> list[str]:
+def _left(folder: str, without_tunnel: bool = False) -> list[str]:
     """Return what there is of the cluster: processes, but not the program nor Spark's own, and files, but no logs."""
+    without = ("tfos_nb-tunnel-",) if without_tunnel else ()
     modules = [(process, words[2]) for process, words in _marked(folder) if words[1:2] == ["-m"]]
     ours = [f"{process.pid} {module}" for process, module in modules if module.startswith("tfos_nb.")]
     files = [
         os.path.join(parent, name)
         for parent, folders, names in os.walk(folder)  # which passes over what vanishes meanwhile
         for name in [*folders, *names]
-        if name.startswith("tfos_nb") and not name.endswith(".log")
+        if name.startswith("tfos_nb") and not name.endswith(".log") and not name.startswith(without)
     ]
     return ours + files
 
@@ -139,17 +173,20 @@ def _marked(folder: str) -> list[tuple[psutil.Process, list[str]]]:
     return found
 
 
-def run(count: int, seed: int) -> int:
-    """End so many; return the exit code."""
+def run(count: int, seed: int, at_once: int) -> int:
+    """End so many, some of them at once; return the exit code."""
     pick, kinds, left_over, in_life = random.Random(seed), Counter[str](), 0, 0
-    for number in range(1, count + 1):
-        way, after = pick.choice(list(ENDS)), pick.uniform(2.0, _LATEST)
-        kinds[way] += 1
-        there, left = end_once(ENDS[way], after)
-        left_over += bool(left)
-        in_life += there > 0
-        said = "".join(f"\n    left: {one}" for one in left)
-        print(f"{number}/{count}: {way} after {after:.1f} s, {there} processes and files there{said}", flush=True)
+    with ThreadPoolExecutor(at_once) as pool:
+        life = max(pool.map(lambda _: seconds_to_life(), range(at_once)))
+        print(f"it trains {life:.1f} s after its start", flush=True)
+        drawn = [(pick.choice(list(ENDS)), pick.uniform(_EARLIEST, _LATEST * life)) for _ in range(count)]
+        ended = pool.map(lambda one: end_once(ENDS[one[0]], one[1]), drawn)
+        for number, ((way, after), (there, left)) in enumerate(zip(drawn, ended, strict=True), 1):
+            kinds[way] += 1
+            left_over += bool(left)
+            in_life += there > 0
+            said = "".join(f"\n    left: {one}" for one in left)
+            print(f"{number}/{count}: {way} after {after:.1f} s, {there} processes and files there{said}", flush=True)
     listed = ", ".join(f"{way} {times}" for way, times in kinds.most_common())
     print(f"{count} ends ({listed}), {in_life} of them with nodes: something was left after {left_over}")
     return int(left_over > 0)
@@ -160,8 +197,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=100, help="how many (default: 100)")
     parser.add_argument("--seed", type=int, default=0, help="of what ends when (default: 0)")
+    parser.add_argument("--at-once", type=int, default=1, help="how many beside each other (default: 1)")
     given = parser.parse_args()
-    sys.exit(run(given.count, given.seed))
+    sys.exit(run(given.count, given.seed, given.at_once))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from tfos_nb import Cluster
+from tfos_nb.state import ClusterState
 
 PRIME = 1_000_003
 ROWS = 3000
@@ -136,7 +137,7 @@ def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[int, int, list[int]]:
     told = lambda epoch, logs: print(f"generation {ctx.generation}, epoch {epoch}", flush=True)
     callbacks.append(keras.callbacks.LambdaCallback(on_epoch_begin=told))
     if args.get("backup"):
-        callbacks.append(keras.callbacks.BackupAndRestore(ctx.checkpoint_dir))
+        callbacks.append(keras.callbacks.BackupAndRestore(ctx.checkpoint_dir, **args.get("saving", {})))
     history = model.fit(ctx.dataset(32, x="id", y="y"), epochs=args["epochs"], verbose=0, callbacks=callbacks)
     return int(model.layers[0].total.numpy()), ctx.generation, history.epoch
 
@@ -169,11 +170,15 @@ class Killer(threading.Thread):
         self.killed: int | None = None
         self.start()
 
+    def look(self, snapshot: ClusterState) -> None:
+        """Note more of it, for a test that wants to know."""
+
     def run(self) -> None:
         while not self.cluster.state.ended:
             snapshot = self.cluster.snapshot()
             self.statuses.add(snapshot.status.value)
             self.causes.add(snapshot.error)
+            self.look(snapshot)
             state = next(node for node in snapshot.nodes if node.node == self.node)
             if self.killed is None and state.pid and state.rows >= self.rows:
                 self.killed = self.what(state.pid)

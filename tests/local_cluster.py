@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -10,16 +11,35 @@ from pyspark.sql import SparkSession
 
 from tfos_nb.java import find_java
 
-__all__ = ["ON_LOOPBACK", "PYTHONPATH", "builder", "environment"]
+__all__ = ["ARCHIVE", "BRIEF_JAVA", "ON_LOOPBACK", "PYTHONPATH", "QUICK_JAVA", "builder", "environment", "java_options"]
 
 PYTHONPATH = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
 
+ARCHIVE = Path(sys.prefix) / "spark-classes.jsa"
+"""Of the classes that Spark loads; :mod:`tests.quick_java` writes it. A JVM that it does not fit does without."""
+
+# What a test does is over before the optimizing compiler has paid off; what Java says of an archive is no news.
+BRIEF_JAVA = ("-XX:TieredStopAtLevel=1", "-Xlog:disable", "-Xlog:all=error:stderr")
 
 ON_LOOPBACK = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
 }
+
+
+def java_options(driver: str = "", executors: str = "") -> dict[str, str]:
+    """Return the variable that has the JVMs of a driver and its executors start quickly, with an option more each.
+
+    The driver's takes what begins with ``spark.`` for Spark's configuration.
+    """
+    of_executors = shlex.join([*BRIEF_JAVA, *filter(None, [executors])])
+    of_driver = [*BRIEF_JAVA, *filter(None, [driver]), f"-Dspark.executor.extraJavaOptions={of_executors}"]
+    return {"SPARK_SUBMIT_OPTS": shlex.join(of_driver)}
+
+
+_ARCHIVED = f"-XX:SharedArchiveFile={ARCHIVE}"
+QUICK_JAVA = java_options(_ARCHIVED, _ARCHIVED)
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -30,6 +50,7 @@ def environment(home: Path) -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYTHONPATH": PYTHONPATH,
+        **QUICK_JAVA,
     }
 
 

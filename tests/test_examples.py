@@ -180,6 +180,7 @@ def idx_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_mnist_under_spark_submit_learns_from_rows_that_spark_feeds(tmp_path: Path, idx_files: Path) -> None:
     submit = Path(sys.executable).parent / "spark-submit"
     by = (str(submit), "--master", "local[4]", "--conf", "spark.ui.enabled=false")
@@ -263,7 +264,8 @@ def census(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("ps", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ps", [0, 1])
 def test_wide_and_deep_beats_a_guess_in_step_and_with_parameter_servers(tmp_path: Path, census: str, ps: int) -> None:
     outcome = run(tmp_path, "wide_and_deep", "--data", census, "--epochs", "3", "--ps", str(ps))
     assert learns(outcome, 3)

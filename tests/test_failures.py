@@ -21,6 +21,8 @@ from tests.conftest import RunScript
 from tests.waiting import until
 from tfos_nb import Cluster, errors, launch
 from tfos_nb.launching import Settings, error_of_job
+from tfos_nb.nodejobs import NodeJobs
+from tfos_nb.runtime.process import private_directory
 from tfos_nb.session import slots_busy
 
 
@@ -119,7 +121,7 @@ def test_what_a_killed_node_wrote_into_its_temporary_directory_goes_with_it(spar
         launch(leaving_a_file, name, workers=1, spark=spark, input_mode="tensorflow") as cluster,
     ):
         assert until(lambda: cluster.snapshot().nodes[0].step == 1)
-        assert [path for path in root.glob("tfos_nb-node-*/**/*") if path.name.startswith(name)]
+        assert [path for path in root.glob("tfos_nb-scratch-*/**/*") if path.name.startswith(name)]
         os.kill(cluster.snapshot().nodes[0].pid or 0, signal.SIGKILL)
         cluster.wait()
     assert until(lambda: not list(root.glob(f"**/{name}*")))
@@ -319,6 +321,59 @@ def test_a_node_that_takes_no_rows_is_a_feed_timeout(spark: SparkSession) -> Non
     with pytest.raises(errors.FeedTimeout, match=r"worker:0, worker:1 took no row for 3 s"):
         with launch(telling_pid, workers=2, spark=spark, feed_timeout=3) as cluster:
             cluster.train(frame)
+
+
+def computing_for_long(args: dict[str, float], ctx: Any) -> int:
+    """Read the rows, with one step that takes longer than nodes may stand still."""
+    count = 0
+    for number, batch in enumerate(ctx.dataset(10)):
+        count += len(batch["id"])
+        until_then = time.monotonic() + (args["seconds"] if number == 0 else 0)
+        while time.monotonic() < until_then:
+            sum(range(10_000))
+    return count
+
+
+def test_a_slow_consumer_that_computes_never_times_out(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+    with launch(computing_for_long, {"seconds": 8}, workers=1, spark=spark, feed_timeout=2) as cluster:
+        cluster.train(spark.range(0, 100, 1, 2))
+    assert cluster.result() == 100
+    assert "worker:0 took no row for 2 s, in epoch 1; but the nodes compute, so they are waited for" in caplog.text
+
+
+def test_a_place_that_may_not_be_written_is_named_before_an_epoch_is_trained(spark: SparkSession) -> None:
+    place = "/sys/models"  # where root may not either
+    with pytest.raises(errors.NodeFailed, match=r"/sys/models.* cannot be written on .*Give a model_dir") as caught:
+        with launch(resuming, workers=1, spark=spark, restarts=1, model_dir=place) as cluster:
+            cluster.train(spark.range(100))
+    assert caught.value.node == "worker:0"
+    assert cluster.snapshot().nodes[0].rows == 0
+
+
+def test_a_cluster_that_spark_does_not_take_leaves_no_directory(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directories: list[str] = []
+
+    def noted(kind: str) -> str:
+        directories.append(private_directory(kind))
+        return directories[-1]
+
+    def refuse(nodes: NodeJobs) -> None:
+        assert os.listdir(directories[0]) == ["tensorboard"], "it is there by then"
+        raise ConnectionRefusedError("Spark has gone")
+
+    monkeypatch.setattr("tfos_nb.cluster.private_directory", noted)
+    monkeypatch.setattr(NodeJobs, "submit", refuse)
+    with pytest.raises(ConnectionRefusedError, match="Spark has gone"):
+        launch(counting, spark=spark, tensorboard=True, model_dir=str(tmp_path))
+    assert [os.path.exists(one) for one in directories] == [False]
+
+
+def resuming(args: Any, ctx: Any) -> None:
+    import tensorflow as tf
+
+    ctx.resume(total=tf.Variable(0))
 
 
 def test_an_error_of_the_function_that_makes_the_rows_is_told_with_its_own_line(spark: SparkSession) -> None:

@@ -136,6 +136,7 @@ def test_spark_gives_each_worker_its_own_gpu_and_ps_and_evaluator_none(
     assert devices(told["compat_none"], "worker:0", "worker:1") == ["-1", "-1"]
 
 
+@pytest.mark.slow
 def test_where_spark_knows_no_gpus_each_worker_takes_one_of_its_host_s(tmp_path: Path, run_script: RunScript) -> None:
     packages = tmp_path / "packages"
     packages.mkdir()

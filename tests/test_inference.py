@@ -377,6 +377,7 @@ def test_the_driver_loads_no_tensorflow(run_script: RunScript, models):
     assert ended.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_a_keras_model_of_the_notebook_is_applied(run_script: RunScript):
     ended = run_script("""
         import keras, numpy as np

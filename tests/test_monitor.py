@@ -280,6 +280,7 @@ def test_a_page_that_opens_its_comm_gets_the_jobs(tmp_path: Path) -> None:
     assert "sparkJobStart" in kinds
 
 
+@pytest.mark.slow
 def test_a_headless_run_with_the_same_profile_has_no_listener(tmp_path: Path) -> None:
     os.environ.pop("JPY_SESSION_NAME", None)
     outputs = run_cells(tmp_path, [CELLS])

@@ -136,6 +136,7 @@ def tour(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     return {**shown, "as a page": [{"html": html}]}
 
 
+@pytest.mark.slow
 def test_what_the_clusters_of_the_tour_came_to_is_kept_as_html(tour: Shown) -> None:
     for cell, outcome in (("cluster", "Done in"), ("loop", "Stopped after"), ("train", "Stopped after")):
         (panel,) = tour[cell]
@@ -144,6 +145,7 @@ def test_what_the_clusters_of_the_tour_came_to_is_kept_as_html(tour: Shown) -> N
         assert outcome in panel["data"]["text/plain"]
 
 
+@pytest.mark.slow
 def test_the_tour_converts_to_a_page_that_shows_its_clusters(tour: Shown) -> None:
     html = tour["as a page"][0]["html"]
     assert html.count('aria-label="TensorFlow cluster digits"') >= 1
@@ -152,6 +154,7 @@ def test_the_tour_converts_to_a_page_that_shows_its_clusters(tour: Shown) -> Non
     assert "Error displaying widget" not in html
 
 
+@pytest.mark.slow
 def test_the_tour_tells_what_the_other_cells_ask_of_a_running_cluster(tour: Shown) -> None:
     assert "Spark takes it: 2 of 4 slots" in _said(tour["plan"])
     assert "worker:1" in tour["look"][0]["data"]["text/plain"]
@@ -160,6 +163,7 @@ def test_the_tour_tells_what_the_other_cells_ask_of_a_running_cluster(tour: Show
     assert "All that tfos_nb needs is there" in tour["doctor"][0]["data"]["text/plain"]
 
 
+@pytest.mark.slow
 def test_the_polite_stop_of_the_tour_leaves_a_model(tour: Shown) -> None:
     said = _said(tour["stop"])
     assert "loop: stopped: 1 node ended, its slot is free" in said
@@ -168,6 +172,7 @@ def test_the_polite_stop_of_the_tour_leaves_a_model(tour: Shown) -> None:
     assert Path(result["model"]).is_file()
 
 
+@pytest.mark.slow
 def test_the_loop_of_the_tour_writes_for_tensorboard(tour: Shown) -> None:
     result = ast.literal_eval(next(line for line in _said(tour["stop"]).splitlines() if line.startswith("{")))
     events = list(Path(result["model"]).parent.glob("logs/loop/events*"))

@@ -111,9 +111,12 @@ def test_a_node_that_is_frozen_is_given_up_and_replaced(
 
 
 @pytest.mark.faults
-def test_keras_fit_goes_on_from_its_backup_and_is_fed_what_it_lacks(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("saving", [{}, {"save_freq": 3}], ids=["each epoch", "which it is told to do more often"])
+def test_keras_fit_goes_on_from_its_backup_and_is_fed_what_it_lacks(
+    spark: SparkSession, tmp_path: Path, saving: dict[str, int]
+) -> None:
     data = rows(spark).selectExpr("id", "double(0) as y")
-    args = {"epochs": 3, "backup": True}
+    args = {"epochs": 3, "backup": True, "saving": saving}
     with launch(counting_fit, args, workers=2, spark=spark, restarts=1, model_dir=str(tmp_path)) as cluster:
         Killer(cluster, "worker:0", ROWS * 3 // 4, itself)
         cluster.train(data, epochs=3)

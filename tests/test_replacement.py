@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import pytest
 from pyspark.sql import SparkSession
 
 from tests.faults import Killer, counting_steps, its_supervisor, itself
-from tfos_nb import launch
+from tfos_nb import Cluster, launch
+from tfos_nb.state import ClusterState
 
 ROWS = 3000
 
@@ -29,3 +31,29 @@ def test_a_lost_worker_is_replaced_while_the_others_go_on(spark: SparkSession, w
     assert found["seen"].max() <= 4, "those of the lost worker's pass may have been through a step before"
     assert {name for name in before if before[name] != after[name]} == {"worker:1"}
     assert "RECOVERING" in killer.statuses
+
+
+class Freezer(Killer):
+    """Stops a node's process, and notes how far the chief came until somebody noticed."""
+
+    def __init__(self, cluster: Cluster, node: str, rows: int) -> None:
+        self.steps: list[int] = []
+        super().__init__(cluster, node, rows, itself, signal.SIGSTOP)
+
+    def look(self, snapshot: ClusterState) -> None:
+        chief = next(node for node in snapshot.nodes if node.node == "chief:0")
+        if self.killed and "RECOVERING" not in self.statuses:
+            self.steps.append(chief.step or 0)
+
+
+@pytest.mark.faults
+def test_a_frozen_worker_halts_neither_the_chief_nor_the_others(spark: SparkSession) -> None:
+    rows, options = 4 * ROWS, {"chief": True, "workers": 2, "ps": 1, "restarts": 1, "heartbeat_timeout": 6.0}
+    with launch(counting_steps, {"rows": rows, "epochs": 1}, spark=spark, **options) as cluster:
+        freezer = Freezer(cluster, "worker:1", rows // 16)
+        cluster.train(spark.range(0, rows, 1, 8))
+    found = cluster.result()
+    assert freezer.killed
+    assert found["generation"] == 1
+    assert found["seen"].min() >= 1, "no row is lost"
+    assert freezer.steps[-1] - freezer.steps[0] > 50, "many more than those that were under way"

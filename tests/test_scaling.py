@@ -74,6 +74,7 @@ def test_rows_that_are_kept_for_later_passes_are_shared_out_anew(spark: SparkSes
     assert cluster.result()["generation"] == 1
 
 
+@pytest.mark.slow
 def test_those_that_train_in_step_go_on_with_a_new_one_from_what_they_saved(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,8 +28,8 @@ NODE = "worker:0"
 class Node:
     """One node that runs a main, and what the driver knows of it."""
 
-    def __init__(self, main: Callable[..., Any], model_dir: str) -> None:
-        self.roster = Roster(ClusterPlan(1, input_mode="tensorflow"))
+    def __init__(self, main: Callable[..., Any], model_dir: str, *, fed: bool = False, **variables: str) -> None:
+        self.roster = Roster(ClusterPlan(1, input_mode="spark" if fed else "tensorflow"))
         self.beats: list[Heartbeat] = []
         beat = self.roster._handlers[Heartbeat]
         self.roster._handlers[Heartbeat] = lambda record, message: (self.beats.append(message), beat(record, message))
@@ -36,7 +37,7 @@ class Node:
         address = self.door.open()
         self.supervisor = start_module(
             "tfos_nb.runtime.supervisor",
-            env={**os.environ, "PYTHONPATH": PYTHONPATH},
+            env={**os.environ, "PYTHONPATH": PYTHONPATH, **variables},
             stdin=subprocess.PIPE,
         )
         assert self.supervisor.stdin is not None
@@ -48,7 +49,7 @@ class Node:
             door_host=address.host,
             door_port=address.port,
             hold=True,
-            settings={"model_dir": model_dir, "buffer_bytes": 1 << 20, "spill_bytes": 1 << 20},
+            settings={"model_dir": model_dir, "buffer_bytes": 1 << 20, "spill_bytes": 1 << 20, "fed": fed},
             certificate=address.certificate,
             token=address.token,
             payload=pack(main, {}),
@@ -79,11 +80,11 @@ class Node:
 
 
 @pytest.fixture
-def start(tmp_path: Any) -> Iterator[Callable[[Callable[..., Any]], Node]]:
+def start(tmp_path: Any) -> Iterator[Callable[..., Node]]:
     nodes: list[Node] = []
 
-    def run(main: Callable[..., Any]) -> Node:
-        nodes.append(Node(main, str(tmp_path)))
+    def run(main: Callable[..., Any], **options: Any) -> Node:
+        nodes.append(Node(main, str(tmp_path), **options))
         return nodes[-1]
 
     yield run
@@ -92,7 +93,7 @@ def start(tmp_path: Any) -> Iterator[Callable[[Callable[..., Any]], Node]]:
 
 
 def test_a_node_that_writes_without_end_trains_and_is_heard_and_says_what_was_left_out(
-    start: Callable[[Callable[..., Any]], Node], tmp_path: Any
+    start: Callable[..., Node], tmp_path: Any
 ) -> None:
     enough = tmp_path / "enough"
 
@@ -128,7 +129,7 @@ def test_a_node_that_writes_without_end_trains_and_is_heard_and_says_what_was_le
 
 
 def test_cpu_and_memory_are_those_of_the_process_and_of_what_it_started(
-    start: Callable[[Callable[..., Any]], Node], tmp_path: Any
+    start: Callable[..., Node], tmp_path: Any
 ) -> None:
     enough = tmp_path / "enough"
 
@@ -152,7 +153,7 @@ while not os.path.exists(sys.argv[1]):
     node.result()
 
 
-def test_fit_tells_of_itself_without_a_line_of_the_users(start: Callable[[Callable[..., Any]], Node]) -> None:
+def test_fit_tells_of_itself_without_a_line_of_the_users(start: Callable[..., Node]) -> None:
     def main(args: Any, ctx: Any) -> None:
         import keras
         import numpy as np
@@ -169,3 +170,18 @@ def test_fit_tells_of_itself_without_a_line_of_the_users(start: Callable[[Callab
     assert len(node.roster.history["val_loss"]) == 3
     assert len(node.state.curves["val_loss"]) == 3
     assert node.state.phase == ""
+
+
+def test_a_node_takes_rows_where_the_temporary_directory_has_a_long_name(
+    start: Callable[..., Node], tmp_path: Path
+) -> None:
+    def main(args: Any, ctx: Any) -> str:
+        import tempfile
+
+        return tempfile.gettempdir()
+
+    long = tmp_path / ("a-name-that-some-scheduler-gives-" * 3)
+    long.mkdir()
+    node = start(main, fed=True, TMPDIR=str(long))
+    assert node.result().startswith(f"{long}/tfos_nb-scratch-")
+    assert len(node.roster._feed_places[NODE].socket) < 104, "more than that no socket's path may have"

@@ -106,7 +106,8 @@ def launch(
     rendezvous_timeout : float, optional
         Seconds within which all nodes must come.
     feed_timeout : float, optional
-        Seconds for which a node may leave rows waiting without taking one.
+        Seconds for which nodes may leave rows waiting while none of them computes, reports or saves. One that computes
+        is waited for, however long its step takes.
     grace : float, optional
         Seconds that ``main`` has to end after :meth:`Cluster.stop`. A ``ctx.save`` under way is finished anyway.
     buffer_bytes : int, optional
@@ -238,7 +239,7 @@ class Cluster(Inferring, Scaling):
             self._life.at_regathering(nodes.submit_again)
             self._life.at_regathering(self._deliveries.rewind)
         except BaseException:
-            door.close()
+            self._life.never_began(door)
             raise
         living.begin(self)
         self._life.at_end(partial(living.end, self))
@@ -292,7 +293,7 @@ class Cluster(Inferring, Scaling):
         FeedFailed
             If a row cannot be fed, or there is none.
         FeedTimeout
-            If a node took no row for ``feed_timeout`` seconds.
+            If for ``feed_timeout`` seconds no row was taken of those that wait, and no node did anything else.
         NodeFailed
             If a node fails meanwhile.
         ClusterClosed

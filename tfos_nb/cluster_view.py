@@ -41,8 +41,19 @@ class ClusterView:
         """Where the cluster is in its life."""
         with self._changed:
             status = self._life.status
-            gathering = status in (ClusterStatus.STARTING, ClusterStatus.RECOVERING)
-            return ClusterStatus.RUNNING if gathering and self._roster.all_up else status
+            if status not in (ClusterStatus.STARTING, ClusterStatus.RECOVERING):
+                return status
+            # Whether others fail for the same cause is awaited before anything is done.
+            if any(one.lost for one in self._roster.failures) and self._fate.may_go_on:
+                return ClusterStatus.RECOVERING
+            return ClusterStatus.RUNNING if self._roster.all_up else status
+
+    def _cause(self, status: ClusterStatus) -> str:
+        """Say what ended the cluster, or what it recovers from."""
+        if self._fate.error is not None or status is not ClusterStatus.RECOVERING:
+            return str(self._fate.error or "")
+        lost = [failure.error for failure in self._roster.failures if failure.lost]
+        return str(lost[0]) if lost else self._life.cause
 
     @property
     def history(self) -> History:
@@ -92,7 +103,7 @@ class ClusterView:
                 nodes=self._roster.snapshot(),
                 feed=feed.progress if feed is not None else None,
                 elapsed=self._life.elapsed,
-                error=str(self._fate.error or (self._life.cause if status is ClusterStatus.RECOVERING else "")),
+                error=self._cause(status),
                 spark_master=self._master,
                 log=tuple(self._roster.log_tail(_LOG_SHOWN)),
                 log_dir=self._log_dir,

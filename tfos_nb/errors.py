@@ -136,7 +136,7 @@ class FeedFailed(TfosError, RuntimeError):
 
 
 class FeedTimeout(TfosError, TimeoutError):
-    """A node took no row for longer than ``feed_timeout`` while rows were waiting for it."""
+    """For longer than ``feed_timeout`` no row was taken while rows were waiting, and no node did anything else."""
 
 
 class ClusterClosed(TfosError, RuntimeError):

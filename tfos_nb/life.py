@@ -72,6 +72,15 @@ class Life:
         """Have something done whenever the members have been told to gather anew."""
         self._at_regathering.append(action)
 
+    def never_began(self, door: Door) -> None:
+        """Do what is done at the end: Spark could not be asked for the nodes."""
+        try:
+            self._jobs.cancel_all()
+        finally:
+            for action in self._at_end:
+                action()
+            door.close()
+
     def begin(self) -> None:
         """Count the time from now: the cluster starts."""
         self._started_at = time.monotonic()

@@ -65,7 +65,7 @@ class Members:
         self.changed = threading.Condition(threading.RLock())
         self._records = {str(node): Record(node) for node in plan.nodes}
         self._log = LogBook(self._records)
-        self._rows = 0
+        self._rows = self._reports = 0
         self._fed = frozenset(plan.fed_nodes)
         self._gone = Everyone(list(self._records.values()), lambda one: one.link is None)
         self._count_on(self._records.values())
@@ -74,6 +74,7 @@ class Members:
         """Have these nodes be the cluster, all of them or those that are left."""
         self._present = list(records)
         finishing = [one for one in self._present if one.node.role is not Role.PS]
+        self._training = [one for one in self._present if one.node.role is not Role.EVALUATOR]
         self._fed_records = [one for one in self._present if one.node in self._fed]
         self._first = finishing[0]
         self._reserved = Everyone(self._present, lambda one: one.reservation)
@@ -165,10 +166,15 @@ class Members:
             return self._gone()
 
     @property
-    def rows_taken(self) -> int:
-        """How many rows all nodes have taken, as their heartbeats tell."""
+    def progress(self) -> tuple[int, int]:
+        """How many rows all nodes have taken, and how often those that train have said how far they are."""
         with self.changed:
-            return self._rows
+            return self._rows, self._reports
+
+    def worked(self) -> dict[str, float]:
+        """Return for how many seconds of a core each node that trains has computed so far."""
+        with self.changed:
+            return {str(record.node): record.worked for record in self._training}
 
     @property
     def unread(self) -> bool:

@@ -18,6 +18,7 @@ __all__ = ["Record"]
 
 _RATE_OVER = 3.0  # seconds over which rows per second are averaged
 _CURVES = 3  # beside that of the loss
+_BEAT = 5.0  # seconds at the most for which a heartbeat's figures are taken to hold
 _METRICS = 100  # a program that gives each step's metric another name is not followed
 
 
@@ -32,6 +33,8 @@ class Record:
     reservation: Reservation | None = None
     up: NodeUp | None = None
     heartbeat: Heartbeat | None = None
+    beat_at: float | None = None
+    worked: float = 0.0  # seconds of a core, by its heartbeats
     heard_at: float | None = None
     report: StepReport = field(default_factory=StepReport)
     trained: StepReport = field(default_factory=StepReport)  # the newest that is of no evaluation
@@ -77,6 +80,12 @@ class Record:
         self.following = self.started = self.moved = False
         self.through = 0
         self.forget_rate()
+
+    def beat(self, heartbeat: Heartbeat, now: float) -> None:
+        """Take a heartbeat at a moment of the monotonic clock."""
+        if self.beat_at is not None and heartbeat.cpu_percent is not None:
+            self.worked += heartbeat.cpu_percent / 100 * min(now - self.beat_at, _BEAT)
+        self.heartbeat, self.beat_at = heartbeat, now
 
     def forget_rate(self) -> None:
         """Have no rate: the node takes no more rows."""

@@ -277,13 +277,15 @@ class Roster(Gathering):
             self._fail(record, self._error_of(record, f"{how}{memory}{when}{hint}"), lost=True)
 
     def _heartbeat(self, record: Record, message: Heartbeat) -> None:
-        record.heartbeat = message
+        now = time.monotonic()
+        record.beat(message, now)
         for report in message.reports:
             record.take(report)
             self.history.record(str(record.node), report)
+        self._reports += len(message.reports) if record.node.role is not Role.EVALUATOR else 0
         if message.feed is not None:
             self._rows -= record.rows
-            record.count_rows(message.feed.rows_out, time.monotonic())
+            record.count_rows(message.feed.rows_out, now)
             self._rows += record.rows
         record.began |= record.rows > 0 or any(report.step != 0 for report in message.reports)  # 0 says what comes
         if record.status in (NodeStatus.FEEDING, NodeStatus.TRAINING):

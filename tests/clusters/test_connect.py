@@ -58,6 +58,7 @@ def test_a_client_trains_and_its_clusters_end_and_go_on_as_elsewhere(server: str
     assert found["busy"] == 0
 
 
+@pytest.mark.slow
 @connect_client
 def test_a_client_applies_models_and_has_the_magics(server: str, tmp_path: Path) -> None:
     found = run("connect_apply.py", server, tmp_path)
@@ -69,6 +70,7 @@ def test_a_client_applies_models_and_has_the_magics(server: str, tmp_path: Path)
     assert "this stream is of Spark Connect" in found["stream"]
 
 
+@pytest.mark.slow
 @connect_client
 def test_a_client_that_no_executor_can_dial_trains_by_a_relay(server: str, tmp_path: Path) -> None:
     found = run("connect_relayed.py", server, tmp_path)

@@ -19,6 +19,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 MASTER = "local-cluster[2,1,1024]"
 SECONDS = 240
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:

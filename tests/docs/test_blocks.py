@@ -33,7 +33,7 @@ def python_of(block: Block) -> str:
 
 
 RUN_ON = sorted({block.page for block in BLOCKS if python_of(block) and not block.why_not})
-MANY_CLUSTERS = {"feeding", "inference", "migrating", "pipeline", "strategies"}
+MANY_CLUSTERS = {"feeding", "inference", "migrating", "pipeline", "quickstart", "recovery", "strategies"}
 """Pages that start several clusters or load several models, of kinds that other tests try in every way."""
 
 

@@ -113,6 +113,7 @@ def test_a_node_that_says_what_is_no_message_is_ended_and_the_reason_is_told(tmp
     process = NodeProcess(
         job,
         directory=str(tmp_path / "s"),
+        temporary=str(tmp_path),
         host="h",
         events=events,
         pass_on=heard.append,

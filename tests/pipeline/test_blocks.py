@@ -177,6 +177,7 @@ def test_functions_that_do_not_fit_are_refused_before_anything_runs(rows):
         map_batches(rows, lambda x: frame, "y float")
 
 
+@pytest.mark.slow
 def test_results_that_do_not_fit_the_schema_are_told_of(rows):
     one = rows.coalesce(1)  # Spark tries each task that fails four times
     with pytest.raises(Exception, match=r"<lambda>\(\) gave z, and its schema has y"):

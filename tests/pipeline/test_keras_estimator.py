@@ -92,6 +92,7 @@ def test_a_cross_validator_over_a_pipeline_works_with_clusters_in_turn(
     assert evaluator.evaluate(scored) > 0.85
 
 
+@pytest.mark.slow
 def test_fits_at_the_same_time_each_have_a_cluster_and_the_better_one_wins(iris: DataFrame, launched: Launched) -> None:
     estimator = KerasEstimator(build, epochs=40, batch_size=16, seed=1, validationIndicatorCol="held_out")
     grid = ParamGridBuilder().addGrid(estimator.learning_rate, [0.02, 1e-6]).build()

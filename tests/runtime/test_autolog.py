@@ -12,7 +12,7 @@ import pytest
 from tests.runtime.test_strategy import DEADLINE, assert_alike, run_workers, start
 from tfos_nb.runtime.autolog import progress_callback
 
-FLAVOURS = ["keras", "tf_keras"]
+FLAVOURS = ["keras", pytest.param("tf_keras", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module", params=FLAVOURS)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.runtime.test_checkpointing import Node
+from tfos_nb.errors import TfosError
 from tfos_nb.runtime.common_place import PlaceSeen, PlacesSeen, mark_in
 
 
@@ -45,9 +47,14 @@ def test_a_mark_that_is_being_written_says_nothing(tmp_path: Path, there: str) -
     assert not places.unlike(seen("worker:1", tmp_path))
 
 
-def test_where_nothing_can_be_written_whoever_writes_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_chief", [True, False])
+def test_where_nothing_can_be_written_who_will_write_says_so_and_what_to_do(tmp_path: Path, is_chief: bool) -> None:
     (tmp_path / "file").touch()
-    assert mark_in(str(tmp_path / "file" / "models")) == ""
+    node = Node()
+    node.is_chief, node.model_dir, node.restarts = is_chief, str(tmp_path / "file" / "models"), 1
+    says_so = pytest.raises(TfosError, match=r"file/models/.* cannot be written on .*Give a model_dir")
+    with says_so if is_chief else contextlib.nullcontext():
+        assert node.resume(counter=object()).epoch == 0
 
 
 @pytest.mark.parametrize(("restarts", "looks"), [(1, 1), (0, 0)])

@@ -10,6 +10,7 @@ import pytest
 
 from tfos_nb.runtime.keras_keep import keep_fits
 from tfos_nb.runtime.last_state import LastState, StateMemory
+from tfos_nb.runtime.resuming import save_whole_epochs
 from tfos_nb.runtime.supply import Supply
 
 X = np.arange(32.0).reshape(32, 1) / 32
@@ -140,3 +141,31 @@ def test_a_fit_whose_epochs_are_no_passes_and_one_with_a_backup_of_its_own_keep_
     generation(1)
     fit(build(flavour), 2, **options)
     assert LastState(memory.places).newest() is None
+
+
+@pytest.fixture
+def backup(flavour: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Keras' BackupAndRestore, as it was when the test is over."""
+    kind = flavour.callbacks.BackupAndRestore
+    monkeypatch.setattr(kind, "on_train_begin", kind.on_train_begin)
+    return kind
+
+
+def test_a_backup_that_is_to_be_made_amid_epochs_is_made_at_their_ends(
+    flavour: Any, backup: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved: list[int] = []
+    mtime: list[float] = []
+
+    def look(batch: int, logs: Any = None) -> None:
+        files = [path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()]
+        saved.append(len(files))
+        mtime.append(max(files, default=0))
+
+    save_whole_epochs()
+    callbacks = [backup(str(tmp_path / "b"), save_freq=1), flavour.callbacks.LambdaCallback(on_train_batch_end=look)]
+    fit(build(flavour), 2, callbacks=callbacks)
+    assert saved[:4] == [0] * 4, "of the first epoch's four batches"
+    assert min(saved[4:]) > 0
+    assert len(set(mtime[4:])) == 1, "nothing is written in the second one"
+    assert caplog.text.count("BackupAndRestore(save_freq=1) saves at the end of each epoch here") == 1

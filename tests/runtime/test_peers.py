@@ -10,12 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.waiting import until
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.coordinator import LocalFeed, Wanted
 from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema
 from tfos_nb.runtime.lifecycle import Moved
-from tfos_nb.runtime.peers import Peers
-from tfos_nb.runtime.steps import _result_of
+from tfos_nb.runtime.peers import Peers, each_alone
+from tfos_nb.runtime.steps import _Flight, _result_of
 from tfos_nb.runtime.supply import Supply
 
 BATCH = pa.RecordBatch.from_pydict({"id": pa.array(range(8), pa.int64())})
@@ -106,6 +107,62 @@ def test_a_result_that_went_with_its_worker_is_fetched_from_the_one_that_does_th
     import tensorflow as tf
 
     gone = tf.errors.UnavailableError(None, None, "Connection reset: /job:worker/replica:0/task:1")
-    assert _result_of(Moving(gone, gone)) == "done"
+    over = threading.Event()
+    assert _result_of(Moving(gone, gone), over) == "done"
     with pytest.raises(tf.errors.UnavailableError):
-        _result_of(Moving(tf.errors.UnavailableError(None, None, "remote target /job:ps/task:0")))
+        _result_of(Moving(tf.errors.UnavailableError(None, None, "remote target /job:ps/task:0")), over)
+    over.set()
+    with pytest.raises(tf.errors.UnavailableError):
+        _result_of(Moving(gone), over)
+
+
+class Standing:
+    """A step that is done when somebody says so."""
+
+    def __init__(self, result: str) -> None:
+        self.result = result
+        self.done = threading.Event()
+
+    def fetch(self) -> str:
+        assert self.done.wait(20)
+        return self.result
+
+
+def test_results_come_as_steps_are_done_whoever_stands_still() -> None:
+    flight, steps = _Flight(3), [Standing(name) for name in "abc"]
+    for step in steps:
+        assert flight.has_room
+        flight.add(step)
+    assert not flight.has_room
+    for step in (steps[2], steps[1]):
+        step.done.set()
+        assert flight.next_done() == step.result
+    assert flight.steps == 1
+    flight.end()
+    steps[0].done.set()
+    assert until(lambda: not [one for one in threading.enumerate() if one.name.startswith("tfos_nb step")])
+
+
+def test_each_thread_of_a_coordinator_has_an_executor_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorflow.python.distribute.coordinator.cluster_coordinator import Worker
+    from tensorflow.python.eager import context, executor
+
+    made: list[object] = []
+    set_by: list[object] = []
+    kept = type(context.context()).executor
+    noted = kept.setter(lambda self, e: (set_by.append(e), kept.__set__(self, e)))
+    new_executor = executor.new_executor
+    monkeypatch.setattr(executor, "new_executor", lambda **how: made.append(how) or new_executor(**how))
+    monkeypatch.setattr(type(context.context()), "executor", noted)
+    monkeypatch.setattr(Worker, "_process_queue", lambda self: self.append(len(set_by)))
+    for _ in range(2):
+        each_alone()
+    seen: list[int] = []
+    for _ in range(2):
+        thread = threading.Thread(target=Worker._process_queue, args=(seen,))
+        thread.start()
+        thread.join()
+    assert made == [{"enable_async": False}] * 2, "one a thread, however often it was asked for"
+    assert seen == [1, 2], "set before the first step"
+    assert len({id(one) for one in set_by}) == 2
+    set_by.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from tfos_nb.runtime.process import (
     kill_group,
     left_behind,
     owner,
+    private_directory,
     read_frame,
     signal_name,
     start_module,
@@ -231,3 +233,17 @@ def test_what_a_process_that_was_killed_has_left_is_found(tmp_path: Path, monkey
     for name in (theirs, of_a_container, f"kind-{owner()}-c", f"other-{gone.pid}-{numbers}-d", "kind-and-more"):
         (tmp_path / name).touch()
     assert left_behind("kind-") == [str(tmp_path / theirs)]
+
+
+def test_sockets_are_where_their_paths_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("a-name-that-some-scheduler-gives-" * 3)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    place, other = private_directory("kind"), private_directory("kind", sockets=False)
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(f"{place}/tensorboard")
+        assert os.stat(place).st_mode & 0o777 == 0o700
+        assert Path(other).parent == long
+    finally:
+        shutil.rmtree(place)

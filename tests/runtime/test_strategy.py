@@ -165,7 +165,7 @@ def test_moving_means_are_those_of_the_global_batches_though_one_worker_has_no_r
     assert_alike(mean, three.single[PARTLY_NORMALIZED]["weights"][2])
 
 
-@pytest.fixture(scope="module", params=["keras", "tf_keras"])
+@pytest.fixture(scope="module", params=["keras", pytest.param("tf_keras", marks=pytest.mark.slow)])
 def progress(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     if importlib.util.find_spec(request.param) is None:
         pytest.skip(f"{request.param} is not installed")

@@ -242,7 +242,9 @@ def between_graph(args: dict[str, Any], ctx: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "ends_first", [None, 0, 1], ids=["asynchronous", "SyncReplicasOptimizer, chief first", "and last"]
+    "ends_first",
+    [None, pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow)],
+    ids=["asynchronous", "SyncReplicasOptimizer, chief first", "and last"],
 )
 def test_sessions_and_graphs_train_on_fed_rows(spark: SparkSession, frame: DataFrame, ends_first: int | None) -> None:
     args = {"epochs": 3, "ends_first": ends_first}

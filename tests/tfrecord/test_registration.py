@@ -48,6 +48,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow
 def test_a_session_that_was_loaded_launched_or_started_here_knows_the_format(run_script: RunScript) -> None:
     ended = run_script(SCRIPT)
     assert ended.stdout.split().count("5") == 3

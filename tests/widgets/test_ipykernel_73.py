@@ -16,6 +16,7 @@ from tests.widgets.test_panel_kernel import (
     ROOT,
     SECONDS,
     message,
+    run,
 )
 from tests.widgets.test_panel_kernel import (
     test_stop_reaches_the_cluster_while_a_cell_runs_and_the_output_ends_as_html as press_stop_while_a_cell_runs,
@@ -58,6 +59,6 @@ def kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Blocking
 
 
 def test_stop_reaches_a_blocked_kernel_of_ipykernel_73_too(kernel: BlockingKernelClient) -> None:
-    kernel.execute("import ipykernel; print(ipykernel.__version__, end='')")
+    run(kernel, "import ipykernel; print(ipykernel.__version__, end='')")
     assert message(kernel, "stream")["text"].startswith("7.3.")
     press_stop_while_a_cell_runs(kernel)

@@ -57,14 +57,28 @@ def message(kernel, kind, **wanted):
             return got["content"]
 
 
+def run(kernel, code):
+    """Run a cell to its end."""
+    reply_to(kernel.execute(code), kernel.shell_channel)
+
+
+def reply_to(request, channel):
+    """Wait for the reply to a request, and return it; each request of the shell's waits for the reply before it.
+
+    ipykernel 7.0 to 7.3 may never read one that comes while they send a reply:
+    https://github.com/ipython/ipykernel/pull/1529, https://github.com/ipython/ipykernel/issues/1554.
+    """
+    while True:
+        reply = channel.get_msg(timeout=SECONDS)
+        if reply["parent_header"].get("msg_id") == request:
+            return reply
+
+
 def subshell(kernel):
     """Make a subshell, as JupyterLab does for the messages of widgets."""
     request = kernel.session.msg("create_subshell_request")
     kernel.control_channel.send(request)
-    while True:
-        reply = kernel.control_channel.get_msg(timeout=SECONDS)
-        if reply["parent_header"].get("msg_id") == request["header"]["msg_id"]:
-            break
+    reply = reply_to(request["header"]["msg_id"], kernel.control_channel)
     if "subshell_id" not in reply["content"]:
         pytest.skip("this ipykernel has no subshells")
     return reply["content"]["subshell_id"]
@@ -72,21 +86,23 @@ def subshell(kernel):
 
 def press_while_blocked(kernel, comm, content, other):
     """Press a button of a widget's while a cell runs; return what the cell says of it."""
-    kernel.execute(BLOCK)
+    cell = kernel.execute(BLOCK)
     message(kernel, "stream", text="blocked")
     press = kernel.session.msg("comm_msg", {"comm_id": comm, "data": {"method": "custom", "content": content}})
     press["header"]["subshell_id"] = other
     kernel.shell_channel.send(press)
-    return message(kernel, "stream")["text"]
+    said = message(kernel, "stream")["text"]
+    reply_to(cell, kernel.shell_channel)
+    return said
 
 
 def test_stop_reaches_the_cluster_while_a_cell_runs_and_the_output_ends_as_html(kernel):
     other = subshell(kernel)
-    kernel.execute(SHOW)
+    run(kernel, SHOW)
     shown = message(kernel, "display_data")
     comm = shown["data"]["application/vnd.jupyter.widget-view+json"]["model_id"]
     assert press_while_blocked(kernel, comm, {"kind": "stop"}, other) == "pressed"
-    kernel.execute(END)
+    run(kernel, END)
     ended = message(kernel, "update_display_data")
     assert ended["transient"] == shown["transient"]
     assert set(ended["data"]) == {"text/html", "text/plain"}
@@ -94,8 +110,8 @@ def test_stop_reaches_the_cluster_while_a_cell_runs_and_the_output_ends_as_html(
 
 def test_the_button_of_ipywidgets_alone_reaches_the_cluster_while_a_cell_runs(kernel):
     other = subshell(kernel)
-    kernel.execute(SHOW.replace("widgets.panel import PanelScreen", "widgets.plain import PlainScreen as PanelScreen"))
+    run(kernel, SHOW.replace("widgets.panel import PanelScreen", "widgets.plain import PlainScreen as PanelScreen"))
     message(kernel, "display_data")
-    kernel.execute("print(next(one for one in screen.widgets if hasattr(one, 'on_click')).model_id, end='')")
+    run(kernel, "print(next(one for one in screen.widgets if hasattr(one, 'on_click')).model_id, end='')")
     button = message(kernel, "stream")["text"]
     assert press_while_blocked(kernel, button, {"event": "click"}, other) == "pressed"

@@ -14,6 +14,7 @@ copy is uploaded while the training goes on.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -27,7 +28,7 @@ from typing import Any
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.common_place import mark_in
 from tfos_nb.runtime.paths import is_local
-from tfos_nb.runtime.remote import file_system, rename_over
+from tfos_nb.runtime.remote import file_system, rename_over, writing
 from tfos_nb.runtime.supply import Supply
 from tfos_nb.runtime.uploads import SavingFlag, Uploads
 
@@ -139,9 +140,10 @@ class Checkpointing:
                 _write(state, scratch, epoch)
                 self._uploads.begin(_Upload(shelf, scratch, name, max_to_keep, held))
             elif self.is_chief:
-                part = shelf.part()
-                _write(state, part, epoch)
-                shelf.put(part, part, name, max_to_keep)
+                with writing(shelf.place):
+                    part = shelf.part()
+                    _write(state, part, epoch)
+                    shelf.put(part, part, name, max_to_keep)
                 held()
             else:
                 with tempfile.TemporaryDirectory(prefix="tfos_nb-checkpoint-") as scratch:
@@ -152,8 +154,10 @@ class Checkpointing:
         """Find the directory; tell the driver once which one it is on this host, if another host's may be wanted."""
         shelf = _Shelf.at(self.checkpoint_dir)
         if self.restarts and shelf.local and not self._looked:
-            self._looked = True
-            self._seen(shelf.place, mark_in(shelf.place))
+            self._looked, mark = True, ""
+            with writing(shelf.place) if self.is_chief else contextlib.suppress(OSError):  # the others need not write
+                mark = mark_in(shelf.place)
+            self._seen(shelf.place, mark)
         return shelf
 
     def _hold(self, epoch: int, rows: int) -> str:
@@ -276,7 +280,8 @@ class _Upload:
     def __call__(self) -> None:
         """Do it."""
         try:
-            self.shelf.put(self.scratch, self.shelf.part(), self.number, self.keep)
+            with writing(self.shelf.place):
+                self.shelf.put(self.scratch, self.shelf.part(), self.number, self.keep)
         finally:
             shutil.rmtree(self.scratch, ignore_errors=True)
         self.held()

@@ -15,6 +15,7 @@ import os
 import uuid
 from dataclasses import dataclass
 
+from tfos_nb.runtime.paths import is_forbidden
 from tfos_nb.runtime.wire import message
 
 __all__ = ["PlaceSeen", "PlacesSeen", "mark_in"]
@@ -34,7 +35,13 @@ class PlaceSeen:
 
 
 def mark_in(directory: str) -> str:
-    """Return a directory's mark, leaving one where there is none; empty where it cannot be told."""
+    """Return a directory's mark, leaving one where there is none; empty where it cannot be told.
+
+    Raises
+    ------
+    OSError
+        If this host may not write there.
+    """
     path, mark = os.path.join(directory, _MARK), uuid.uuid4().hex
     try:
         os.makedirs(directory, exist_ok=True)
@@ -44,7 +51,9 @@ def mark_in(directory: str) -> str:
         with open(path, encoding="ascii", errors="replace") as file:
             found = file.read()
         return found if len(found) == len(mark) else ""  # the other one is about to write it
-    except OSError:  # who writes there says so
+    except OSError as error:  # who writes there says so
+        if is_forbidden(error):
+            raise
         return ""
     return mark
 

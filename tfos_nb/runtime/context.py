@@ -8,16 +8,16 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfos_nb.errors import FeedFailed, TfosError
+from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.checkpointing import Checkpointing
 from tfos_nb.runtime.datafeed import NodeRows, RowFeeds
 from tfos_nb.runtime.dataset import DatasetOptions, Names, build_dataset
 from tfos_nb.runtime.early_stop import watch_fit
 from tfos_nb.runtime.plan import Node, Role
 from tfos_nb.runtime.queues import DEFAULT_QUEUE
-from tfos_nb.runtime.remote import Draft
+from tfos_nb.runtime.remote import Draft, writing
 from tfos_nb.runtime.reports import Reporter
-from tfos_nb.runtime.resuming import watch_restores
+from tfos_nb.runtime.resuming import save_whole_epochs, watch_restores
 from tfos_nb.runtime.roles import Roles
 from tfos_nb.runtime.sources import Sources
 from tfos_nb.runtime.supply import Supply
@@ -122,6 +122,8 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         self._held = held
         self._seen = seen
         watch_fit(self._passes_begun, self.stop_feeding, self._passes_missed)
+        if restarts and rows is not None and rows.fed:
+            save_whole_epochs()
         if generation > 1:
             watch_restores(passes.resume)
 
@@ -271,13 +273,8 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
 
     @staticmethod
     def _write_model(model: Any, target: str) -> None:
-        try:
-            with Draft(target) as draft:
-                model.save(draft.path)
-        except PermissionError as error:
-            raise TfosError(
-                f"{target} cannot be written: {error}. Give a model_dir that this host may write"
-            ) from error
+        with writing(target), Draft(target) as draft:
+            model.save(draft.path)
         logger.info("saved the model at %s", target)
 
     def finish_saving(self) -> None:

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 _TOKEN = "tfos_nb_"  # noqa: S105 - a name in TensorFlow's registry, not a secret
 _ASKED_EVERY = 0.5  # seconds for which a worker lets the coordinator wait for an answer; it then asks again
-_IDLE = 0.05  # seconds that a worker takes for a step for which it has no rows, while others still have some
+_LONGEST_REST = 1.0  # seconds: the end of a pass waits for whoever rests
 _MANY = 1 << 62
 
 
@@ -177,9 +177,9 @@ class LocalFeed:
         self._passes.cut()
         return np.int64(self._task)
 
-    def idle(self) -> Any:
+    def idle(self, rest: Any) -> Any:
         """Take a moment: this worker has come to its end, and others have not."""
-        self._stopping.wait(_IDLE)
+        self._stopping.wait(min(float(rest), _LONGEST_REST))
         return np.int64(self._task)
 
 
@@ -328,8 +328,8 @@ def cut(worker: int) -> None:
         logger.info("worker:%d is lost, and is told by the driver how often to go through its rows", worker)
 
 
-def idle() -> Any:
-    """Return, on a worker, the operations that take a moment: it has no rows left, and others have."""
+def idle(rest: Any) -> Any:
+    """Return, on a worker, the operations that take some seconds: it has no rows left, and others have."""
     import tensorflow as tf
 
-    return tf.raw_ops.PyFunc(input=[], token=_TOKEN + "idle", Tout=[tf.int64])
+    return tf.raw_ops.PyFunc(input=[rest], token=_TOKEN + "idle", Tout=[tf.int64])

@@ -61,7 +61,9 @@ class NodeProcess:
     job : NodeJob
         What it is to run.
     directory : str
-        Where its sockets and its temporary files are; it is made here.
+        Where its sockets are; it is made here.
+    temporary : str
+        Where its temporary files are.
     host : str
         By which the other nodes reach it.
     events : queue.SimpleQueue
@@ -77,6 +79,7 @@ class NodeProcess:
         job: NodeJob,
         *,
         directory: str,
+        temporary: str,
         host: str,
         events: queue.SimpleQueue[Any],
         pass_on: Callable[[Any], object],
@@ -92,7 +95,8 @@ class NodeProcess:
         reports, reports_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         fds = (theirs.fileno(), reports_theirs.fileno())
         self._process: subprocess.Popen[bytes] | ForkedProcess
-        self._process = _started(job, directory, host, fds) if warm is None else warm.fork(directory, host, fds)
+        place = directory, host, fds
+        self._process = _started(job, temporary, *place) if warm is None else warm.fork(*place)
         theirs.close()
         reports_theirs.close()
         self._channel.send(job)
@@ -175,10 +179,10 @@ class NodeProcess:
             self.kill()
 
 
-def _started(job: NodeJob, directory: str, host: str, fds: tuple[int, int]) -> subprocess.Popen[bytes]:
+def _started(job: NodeJob, temporary: str, directory: str, host: str, fds: tuple[int, int]) -> subprocess.Popen[bytes]:
     return start_module(
         "tfos_nb.runtime.tfprocess",
-        env=environment_of(job, directory),
+        env=environment_of(job, temporary),
         fds=fds,
         arguments=(str(fds[0]), str(fds[1]), directory, host),
         stdout=subprocess.PIPE,

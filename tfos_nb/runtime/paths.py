@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import os
 import re
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
-__all__ = ["default_file_system", "hadoop_conf_dirs", "is_local", "tf_path"]
+__all__ = ["default_file_system", "hadoop_conf_dirs", "is_forbidden", "is_local", "tf_path"]
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:/")
 
@@ -49,6 +50,11 @@ def is_local(filesystem: Any) -> bool:
     """Whether one of fsspec's file systems is this host's own."""
     protocol = filesystem.protocol
     return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+
+
+def is_forbidden(error: OSError) -> bool:
+    """Whether an error says that this host may not write there, or that there can be no directory."""
+    return isinstance(error, (PermissionError, NotADirectoryError)) or error.errno == errno.EROFS
 
 
 def hadoop_conf_dirs() -> list[str]:

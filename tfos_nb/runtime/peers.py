@@ -8,12 +8,16 @@ A worker that the driver starts while others train is written into the definitio
 coordinator's that gives it steps, between two passes: what each worker has of its own (datasets, iterators) is made for
 all of them then.
 
+A worker that stands still, or whose host has fallen silent, must not keep the coordinator from the others
+(:func:`each_alone`).
+
 The threads and the definition are private to TensorFlow (``WorkerPreemptionHandler`` and ``Worker``, the same in 2.16
 to 2.21). Where they are otherwise, a lost worker means a new generation, as a lost chief does.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -24,7 +28,7 @@ from tfos_nb.runtime.lifecycle import Moved
 from tfos_nb.runtime.plan import Node, Role
 from tfos_nb.runtime.process import answers
 
-__all__ = ["Peers"]
+__all__ = ["Peers", "each_alone"]
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +118,36 @@ def _workers_of(jobs: Any) -> Any:
 def _is_there(address: str) -> bool:
     host, _, port = address.rpartition(":")
     return answers(host.strip("[]"), int(port))
+
+
+def each_alone() -> None:
+    """Have each of a coordinator's threads, one a worker, wait for its own worker alone.
+
+    TensorFlow has them share the default executor between their steps. There lie what is asked of a worker that
+    does not answer, if only that it drop a result; and who leaves ``context.executor_scope`` waits for all of it.
+    """
+    from tensorflow.python.distribute.coordinator import cluster_coordinator
+    from tensorflow.python.eager import context, executor
+
+    try:
+        worker = cluster_coordinator.Worker
+        process = worker._process_queue
+    except AttributeError as error:
+        logger.warning(
+            "a worker that stands still may halt the others: TensorFlow's coordinator is another (%r)", error
+        )
+        return
+    if hasattr(process, "each_alone"):
+        return
+
+    @functools.wraps(process)
+    def process_alone(self: Any) -> None:
+        context.context().executor = own = executor.new_executor(enable_async=False)  # of this thread
+        process(self)
+        del own  # until here: TensorFlow holds no reference to it
+
+    process_alone.each_alone = True  # type: ignore[attr-defined]
+    worker._process_queue = process_alone
 
 
 @dataclass(frozen=True)

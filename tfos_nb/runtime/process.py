@@ -42,6 +42,7 @@ _ANSWERS_WITHIN = 1.0  # seconds; a process that has ended refuses at once
 _LENGTH = struct.Struct("!Q")
 _LONGEST = (1 << 32) + 64  # msgpack says in 32 bits how long a message is
 _PIECE = 16 << 20
+_LONGEST_ROOT = 45  # bytes of a temporary directory's name: with ours under it, a socket's path may have 103
 PARENT_VARIABLE = "TFOS_NB_PARENT"
 
 
@@ -118,15 +119,21 @@ def answers(host: str, port: int) -> bool:
     return True
 
 
-def private_directory(kind: str) -> str:
-    """Make a directory of this process for its sockets, and remove those of processes that were killed.
+def private_directory(kind: str, sockets: bool = True) -> str:
+    """Make a directory of this process, and remove those of processes that were killed.
 
-    It is in the system's temporary directory, since a socket's path has to be short, and only this user can enter it.
+    It is in the temporary directory, and only this user can enter it. The path of a socket has to be short: where there
+    are to be some and the user's temporary directory has a long name, it is in the machine's.
     """
-    prefix = f"tfos_nb-{kind}-"
-    for path in left_behind(prefix):
+    prefix, root = f"tfos_nb-{kind}-", _short(tempfile.gettempdir()) if sockets else tempfile.gettempdir()
+    for path in left_behind(prefix, root):
         shutil.rmtree(path, ignore_errors=True)
-    return tempfile.mkdtemp(prefix=f"{prefix}{owner()}-")
+    return tempfile.mkdtemp(prefix=f"{prefix}{owner()}-", dir=root)
+
+
+def _short(root: str) -> str:
+    machines = "/tmp"  # noqa: S108 - the directory in it is this user's alone
+    return root if len(os.fsencode(root)) <= _LONGEST_ROOT or not os.access(machines, os.W_OK) else machines
 
 
 def owner() -> str:
@@ -143,9 +150,9 @@ def _numbers() -> str:
     return "0"
 
 
-def left_behind(prefix: str) -> list[str]:
+def left_behind(prefix: str, root: str = "") -> list[str]:
     """Find what processes that are gone have left in the temporary directory: ``PREFIX<owner>-…`` (:func:`owner`)."""
-    root, ours, found = tempfile.gettempdir(), f"{_numbers()}-", []
+    root, ours, found = root or tempfile.gettempdir(), f"{_numbers()}-", []
     for name in os.listdir(root) if os.path.isdir("/proc") else ():
         number, _, rest = name.removeprefix(prefix).partition("-")
         known = name.startswith(prefix) and number.isdigit() and rest.startswith(ours)

@@ -14,13 +14,14 @@ import shutil
 import socket
 import tempfile
 import uuid
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 from tfos_nb.errors import TfosError
-from tfos_nb.runtime.paths import hadoop_conf_dirs, is_local
+from tfos_nb.runtime.paths import hadoop_conf_dirs, is_forbidden, is_local
 
-__all__ = ["Draft", "Unreachable", "file_system", "rename_over", "scheme_of", "tensorflow_opens"]
+__all__ = ["Draft", "Unreachable", "file_system", "rename_over", "scheme_of", "tensorflow_opens", "writing"]
 
 _TENSORFLOW_OPENS = ("", "file", "gs", "ram")
 _HADOOP = ("hdfs", "viewfs")
@@ -121,6 +122,24 @@ def rename_over(system: Any, source: str, place: str) -> None:
             raise
         system.rm(place, recursive=True)
         system.mv(source, place, recursive=True)
+
+
+@contextlib.contextmanager
+def writing(place: str) -> Iterator[None]:
+    """Say of a place that this host may not write what to do about it.
+
+    Raises
+    ------
+    TfosError
+        If what is done in the block is forbidden.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not is_forbidden(error):
+            raise
+        here = f"{place} cannot be written on {socket.gethostname()}"
+        raise TfosError(f"{here}: {error}. Give a model_dir that this host may write") from error
 
 
 class Draft:

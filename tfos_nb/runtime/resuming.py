@@ -2,17 +2,23 @@
 
 Each epoch of such a ``fit`` is one pass over the rows, so the epochs that the backup holds are the passes that the
 state holds. Keras 3 and tf_keras learn the epoch before the first row is read, each in its own way.
+
+A backup amid an epoch holds weights that have seen some of its rows, and nothing says which: Keras would go on from
+them with the epoch's first row. So where rows are fed and may be fed again, only whole epochs are saved.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from tfos_nb.runtime.on_import import when_imported
 
-__all__ = ["watch_restores"]
+__all__ = ["save_whole_epochs", "watch_restores"]
+
+_log = logging.getLogger(__name__)
 
 Tell = Callable[[int], object]
 
@@ -23,9 +29,36 @@ def watch_restores(tell: Tell) -> None:
         when_imported(flavour, functools.partial(watch, tell=tell))
 
 
+def save_whole_epochs() -> None:
+    """Have ``BackupAndRestore(…, save_freq=100)`` save at the end of each epoch, and say so."""
+    for flavour in ("keras", "tf_keras"):
+        when_imported(flavour, _save_whole_epochs)
+
+
+def _save_whole_epochs(keras: Any) -> None:
+    backup = _backup_of(keras)
+    if backup is None or hasattr(backup.on_train_begin, "whole_epochs"):  # tf_keras by the name of keras
+        return
+    on_train_begin, takes_false_for_one = backup.on_train_begin, _is_keras_3(backup)
+
+    @functools.wraps(on_train_begin)
+    def on_train_begin_of_whole_epochs(self: Any, logs: Any = None) -> None:
+        if self.save_freq != "epoch" and (self.save_freq or takes_false_for_one):
+            _log.warning(
+                "BackupAndRestore(save_freq=%r) saves at the end of each epoch here: from a state amid an epoch Keras "
+                "would train on some rows twice. ctx.checkpoint(rows=…) saves one that would not",
+                self.save_freq,
+            )
+            self.save_freq = "epoch"
+        on_train_begin(self, logs)
+
+    on_train_begin_of_whole_epochs.whole_epochs = True  # type: ignore[attr-defined]
+    backup.on_train_begin = on_train_begin_of_whole_epochs
+
+
 def _watch_keras(keras: Any, tell: Tell) -> None:
-    backup = getattr(getattr(keras, "callbacks", None), "BackupAndRestore", None)
-    if backup is None or not hasattr(backup, "_load_model"):  # tf_keras by the name of keras, or another Keras
+    backup = _backup_of(keras)
+    if backup is None or not _is_keras_3(backup):  # tf_keras by the name of keras, or another Keras
         return
     on_train_begin = backup.on_train_begin
 
@@ -52,3 +85,11 @@ def _watch_tf_keras(keras: Any, tell: Tell) -> None:
         return epoch, step
 
     model._maybe_load_initial_counters_from_ckpt = load_that_tells
+
+
+def _backup_of(keras: Any) -> Any:
+    return getattr(getattr(keras, "callbacks", None), "BackupAndRestore", None)
+
+
+def _is_keras_3(backup: Any) -> bool:
+    return hasattr(backup, "_load_model")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import PlanError
+from tfos_nb.runtime.peers import each_alone
 from tfos_nb.runtime.plan import Role
 from tfos_nb.runtime.strategies import Member, mesh
 
@@ -95,6 +96,7 @@ class Roles:
 
         if self._coordinating is not None:
             self._coordinating()  # TensorFlow waits for servers that never come: the driver knows better
+        each_alone()
         coordinator = tf.distribute.coordinator.ClusterCoordinator(self._member.strategy("async", options))
         self._turns = itertools.count(1)
         if self._coordinated is not None:

@@ -27,6 +27,7 @@ import numpy as np
 
 from tfos_nb.runtime.gpu import gpu_variables
 from tfos_nb.runtime.models import WHOLE, Model, ModelUnusable, Signature, Use, load, why_not_loaded
+from tfos_nb.runtime.on_import import spare_scikit_learn
 from tfos_nb.runtime.process import PARENT_VARIABLE, die_with_parent
 from tfos_nb.runtime.remote import file_system
 from tfos_nb.runtime.tfprocess import spill_directory
@@ -245,6 +246,7 @@ def _set_up(share: Share) -> None:
     os.environ.update(gpu_variables(share.gpus))
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    spare_scikit_learn()
     import tensorflow as tf
 
     with contextlib.suppress(RuntimeError):  # a user's own function has run TensorFlow in this process before

@@ -29,6 +29,7 @@ from tfos_nb.runtime import wire
 from tfos_nb.runtime.door import DoorAddress, DoorClient
 from tfos_nb.runtime.gpu import gpu_variables
 from tfos_nb.runtime.gpu_claims import GpuClaims, GpusTaken
+from tfos_nb.runtime.on_import import spare_scikit_learn
 from tfos_nb.runtime.payload import unpack
 from tfos_nb.runtime.process import Channel, die_with_parent, kill_group, signal_name, start_module
 from tfos_nb.runtime.wire import message
@@ -199,6 +200,7 @@ def _call(job: SoloJob) -> SoloEnded:
 def main() -> None:
     """Run as the child's process."""
     die_with_parent()
+    spare_scikit_learn()
     channel = Channel.of_fd(int(sys.argv[1]))
     job = next(iter(channel))
     sys.path += [entry for entry in job.python_path if entry not in sys.path and os.path.isdir(entry)]

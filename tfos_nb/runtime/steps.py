@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import re
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["CoordinatedDataset"]
 
 _ELSEWHERE = 0.1  # seconds between two looks at a step that another worker has to do
+_REST = 0.05  # seconds that workers without rows rest for between them, while others still have some
 _IN_FLIGHT = 4  # steps given out for each worker before one's result is waited for
 
 
@@ -97,7 +98,7 @@ class CoordinatedDataset:
         return len(self._coordinator._cluster.workers)
 
     def steps(self, step: Callable[..., Any]) -> Iterator[Any]:
-        """Have the workers go through a pass, each through its own rows, and give each step's result when it is there.
+        """Have the workers go through a pass, each through its own rows, and give each step's result when it is done.
 
         The pass is over when every worker has come to its end: all rows of all workers have been through ``step`` then,
         each once. A worker that is done before others takes no more steps.
@@ -124,22 +125,25 @@ class CoordinatedDataset:
         iterators = iter(self)
         turn = tf.constant(self._turn, tf.int64)
         ended: set[int] = set()
-        flight: deque[Any] = deque()
-        workers = self._workers
+        workers, rest = self._workers, _rest(1)
+        flight = _Flight(_IN_FLIGHT * workers)
         try:
-            while len(ended) < workers or flight:
-                while len(ended) < workers and len(flight) < _IN_FLIGHT * workers:
-                    flight.append(self._coordinator.schedule(once, args=(iterators, turn)))
-                more, task, result = _result_of(flight.popleft())
+            while len(ended) < workers or flight.steps:
+                while len(ended) < workers and flight.has_room:
+                    flight.add(self._coordinator.schedule(once, args=(iterators, turn, rest)))
+                more, task, result = flight.next_done()
                 if more:
                     yield result
                 else:
                     self._note_end(int(task), ended)
+                    rest = _rest(len(ended))
         except GeneratorExit:  # the caller has seen enough; what has been given out is still done
             self._coordinator.join()
             raise
         except Exception as error:
             raise _cause(error) from error
+        finally:
+            flight.end()
 
     def _note_end(self, task: int, ended: set[int]) -> None:
         if task not in ended and self._turn and self._through is not None:
@@ -154,19 +158,66 @@ class CoordinatedDataset:
             outcome = traced.get_concrete_function(*_parts(self._element_spec)).structured_outputs
         empty = _Empty(outcome)
 
-        def once(iterator: Any, turn: Any) -> Any:
+        def once(iterator: Any, turn: Any, rest: Any) -> Any:
             task = take_step(turn)
             with tf.control_dependencies([task]):
                 element = iterator.get_next_as_optional()
             more = element.has_value()
-            result = tf.cond(more, lambda: empty.filled(traced(*_parts(element.get_value()))), empty)
+            result = tf.cond(more, lambda: empty.filled(traced(*_parts(element.get_value()))), lambda: empty(rest))
             return more, task, result
 
         return tf.function(once)
 
 
-def _result_of(step: Any) -> Any:
-    """Fetch a step's result, wherever the step is done.
+class _Flight:
+    """The steps that have been given out, and their results in the order in which they come.
+
+    Each step is waited for in a thread of its own: that of a worker which stands still keeps nobody from the others'.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.steps = 0
+        self._most = most
+        self._over = threading.Event()
+        self._given: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+        for number in range(most):  # which no exit waits for: who stands still may do so for long
+            threading.Thread(target=self._fetch, name=f"tfos_nb step {number}", daemon=True).start()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another one may be given out."""
+        return self.steps < self._most
+
+    def add(self, step: Any) -> None:
+        """Wait for a step that has been given out."""
+        self.steps += 1
+        self._given.put(step)
+
+    def next_done(self) -> Any:
+        """Return the result of whichever step is done next; raise its error."""
+        result, error = self._done.get()
+        self.steps -= 1
+        if error is not None:
+            raise error
+        return result
+
+    def end(self) -> None:
+        """Wait for no more steps than those that are under way."""
+        self._over.set()
+        for _ in range(self._most):
+            self._given.put(None)
+
+    def _fetch(self) -> None:
+        while (step := self._given.get()) is not None:
+            try:
+                self._done.put((_result_of(step, self._over), None))
+            except Exception as error:  # noqa: BLE001 - it is raised where the result is wanted
+                self._done.put((None, error))
+
+
+def _result_of(step: Any, over: threading.Event) -> Any:
+    """Fetch a step's result, wherever the step is done; raise what kept it from that when nobody wants it any more.
 
     A worker that is lost between a step and the copy of its result fails the copy, which TensorFlow makes here if
     somebody waits for it; and then gives the step to another worker, whose result takes the place of the lost one.
@@ -177,9 +228,8 @@ def _result_of(step: Any) -> Any:
         try:
             return step.fetch()
         except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
-            if "/job:worker" not in str(error) or "/job:ps" in str(error):
+            if "/job:worker" not in str(error) or "/job:ps" in str(error) or over.wait(_ELSEWHERE):
                 raise
-            threading.Event().wait(_ELSEWHERE)
 
 
 def _element_spec(function: Callable[..., Any]) -> Any:
@@ -201,6 +251,13 @@ def _element_spec(function: Callable[..., Any]) -> Any:
     return found[0]
 
 
+def _rest(workers: int) -> Any:
+    """Return for how long each of so many workers rests, which have no rows: together they ask no more often."""
+    import tensorflow as tf
+
+    return tf.constant(_REST * workers, tf.float32)
+
+
 def _parts(element: Any) -> tuple[Any, ...]:
     return element if isinstance(element, tuple) else (element,)
 
@@ -211,10 +268,10 @@ class _Empty:
 
     outcome: Any
 
-    def __call__(self) -> Any:
+    def __call__(self, rest: Any) -> Any:
         import tensorflow as tf
 
-        with tf.control_dependencies(idle()):
+        with tf.control_dependencies(idle(rest)):
             return self.filled(tf.nest.map_structure(_zeros, self.outcome) if self.outcome is not None else None)
 
     @staticmethod

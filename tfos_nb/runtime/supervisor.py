@@ -103,6 +103,7 @@ class Supervisor:
         self._job = replace(job, settings={**job.settings, "kept": kept})
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._directory = private_directory("node")
+        self._temporary = private_directory("scratch", sockets=False)
         self._host = job.host or address_towards(job.door_host, job.door_port)
         self._port_holder = _hold_port()
         self._claims = GpuClaims()
@@ -137,7 +138,8 @@ class Supervisor:
             if self._state is not None:
                 self._state.close()
             self._claims.close()
-            shutil.rmtree(self._directory, ignore_errors=True)
+            for directory in (self._directory, self._temporary):
+                shutil.rmtree(directory, ignore_errors=True)
 
     def _take_gpus(self) -> str | None:
         """Take GPUs of the host where Spark gave none; return why that is not possible."""
@@ -162,13 +164,14 @@ class Supervisor:
             self._process = self._new_process()
 
     def _new_warm(self) -> WarmProcess:
-        return WarmProcess(environment_of(self._job, self._directory))
+        return WarmProcess(environment_of(self._job, self._temporary))
 
     def _new_process(self) -> NodeProcess:
         self._processes += 1
         process = NodeProcess(
             self._job,
             directory=os.path.join(self._directory, str(self._processes)),
+            temporary=self._temporary,
             host=self._host,
             events=self._events,
             pass_on=lambda message: self._stream.send(message),  # there is none yet when the first process starts

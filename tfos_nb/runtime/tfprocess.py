@@ -52,6 +52,7 @@ from tfos_nb.runtime.lifecycle import (
     Stop,
 )
 from tfos_nb.runtime.log_mirror import mirrored
+from tfos_nb.runtime.on_import import spare_scikit_learn
 from tfos_nb.runtime.payload import unpack
 from tfos_nb.runtime.peers import Peers
 from tfos_nb.runtime.plan import Node, Role
@@ -141,6 +142,7 @@ class TensorFlowProcess:
 
     def _prepare(self) -> None:
         place = self._open_feed()
+        spare_scikit_learn()
         import keras
         import tensorflow as tf
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from tfos_nb.runtime import wire
+from tfos_nb.runtime.on_import import spare_scikit_learn
 from tfos_nb.runtime.process import die_with_parent, kill_group, start_module
 from tfos_nb.runtime.wire import message
 
@@ -223,6 +224,7 @@ def _become_node(order: Fork, fds: list[int]) -> None:
 def main() -> None:
     """Run as the warm process."""
     die_with_parent()
+    spare_scikit_learn()
     import keras  # noqa: F401
     import tensorflow  # noqa: F401
 
