@@ -72,10 +72,10 @@ def crowded(spark: SparkSession) -> Iterator[Cluster]:
 def test_an_rdd_is_answered_in_order_and_in_its_partitions(spark: SparkSession, crowded: Cluster) -> None:
     rdd = spark.sparkContext.parallelize([f"{number},x" for number in range(ROWS)], 5)
     answers = crowded.inference(rdd)
-    assert answers.glom().map(len).collect() == rdd.glom().map(len).collect()
-    found = answers.collect()
-    assert [row for row, _ in found] == rdd.collect()
-    assert {node for _, node in found} == {0, 1, 2, 3}
+    found = answers.glom().collect()
+    assert [[row for row, _ in partition] for partition in found] == rdd.glom().collect()
+    # The nodes' first partitions: a later job evens out what each has had, and may leave out who has had most.
+    assert {node for partition in found for _, node in partition} == {0, 1, 2, 3}
     assert [row for row, _ in answers.take(3)] == ["0,x", "1,x", "2,x"]
 
 
