@@ -219,6 +219,11 @@ def test_tensorflow_does_not_shard_what_is_a_share_already(share: Share) -> None
     assert policy == tf.data.experimental.AutoShardPolicy.OFF
 
 
+def test_tensorflow_does_not_tune_what_it_would_let_go_of_late(share: Share) -> None:
+    share.feed([rows_of(0, 2)])
+    assert share.dataset(2).options().autotune.enabled is False
+
+
 def test_a_node_without_rows_has_an_empty_pass_of_the_right_shape(share: Share) -> None:
     first = rows_of(0, 1)
     share.passes.describe(FeedSchema(1, first.schema.serialize().to_pybytes(), first_lengths(first)))

@@ -33,7 +33,7 @@ from tfos_nb.runtime.dataset import Blocks, DatasetOptions, Pairs, chosen_column
 from tfos_nb.runtime.ledger import FeedSchema
 from tfos_nb.runtime.passes import Passes
 from tfos_nb.runtime.spill import Spill
-from tfos_nb.runtime.strategy import disable_auto_shard
+from tfos_nb.runtime.strategy import as_fed
 from tfos_nb.runtime.supply import Supply
 from tfos_nb.runtime.wire import message
 
@@ -273,7 +273,7 @@ class FedDataset:
             dataset = dataset.rebatch(options.batch_size, drop_remainder=options.drop_remainder)
         if options.x is not None:
             dataset = dataset.map(Pairs(options.x, options.y, options.sample_weight))
-        return disable_auto_shard(dataset.prefetch(options.prefetch))
+        return as_fed(dataset.prefetch(options.prefetch))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.class_weights import weights_of
 from tfos_nb.runtime.columns import Column, arrays_of, columns_of, sparse_of
 from tfos_nb.runtime.ledger import FeedSchema
-from tfos_nb.runtime.strategy import disable_auto_shard
+from tfos_nb.runtime.strategy import as_fed
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -186,7 +186,7 @@ def build_dataset(
     if options.x is not None:
         dataset = dataset.map(Pairs(options.x, options.y, options.sample_weight, weigh is not None))
     # The rows of a node are its share already.
-    return disable_auto_shard(dataset.prefetch(options.prefetch))
+    return as_fed(dataset.prefetch(options.prefetch))
 
 
 def _batches(blocks: Blocks, options: DatasetOptions) -> tf.data.Dataset:

@@ -8,21 +8,26 @@ from tfos_nb.runtime import keras_fit
 from tfos_nb.runtime.autolog import autolog, progress_callback
 from tfos_nb.runtime.keras_keep import keep_fits
 from tfos_nb.runtime.strategies import refuse_what_fails
+from tfos_nb.runtime.tuning import tune_no_devices, untuned
 
-__all__ = ["autolog", "disable_auto_shard", "keep_fits", "patch_keras_fit", "progress_callback"]
+__all__ = ["as_fed", "autolog", "keep_fits", "patch_keras_fit", "progress_callback"]
 
 
 def patch_keras_fit() -> str:
-    """Mend Keras' ``fit``, and have what would hang or fail refused with a reason; say what was mended."""
+    """Mend Keras' ``fit``, have what would hang or fail refused with a reason, and TensorFlow not wait for its tuning.
+
+    Returns a line for the log: what was mended of Keras.
+    """
     note = keras_fit.patch_keras_fit()
     refuse_what_fails()
+    tune_no_devices()
     return note
 
 
-def disable_auto_shard(dataset: Any) -> Any:
-    """Return the ``tf.data.Dataset`` with auto-sharding off: each worker keeps all the rows that it was fed."""
+def as_fed(dataset: Any) -> Any:
+    """Return the ``tf.data.Dataset`` as a worker reads the rows that it was fed: all of them, and without tuning."""
     import tensorflow as tf
 
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return dataset.with_options(options)
+    return untuned(dataset.with_options(options))

@@ -39,7 +39,7 @@ def dataset(batches: int) -> tf.data.Dataset:
             yield rows, rows[:, :1]
 
     signature = (tf.TensorSpec((None, 2)), tf.TensorSpec((None, 1)))
-    return strategy.disable_auto_shard(tf.data.Dataset.from_generator(generate, output_signature=signature))
+    return strategy.as_fed(tf.data.Dataset.from_generator(generate, output_signature=signature))
 
 
 def make_model() -> Any:

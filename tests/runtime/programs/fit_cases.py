@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfos_nb.runtime.strategy import disable_auto_shard, patch_keras_fit
+from tfos_nb.runtime.strategy import as_fed, patch_keras_fit
 
 BATCH = 16  # global, as Keras takes it
 # Rows of each worker, for each epoch. So many that no step is without any row at all: that makes NaN in one process.
@@ -68,7 +68,7 @@ class Source:
         made = tf.data.Dataset.from_generator(self._generate, output_signature=signature)
         if self.counted:
             made = made.apply(tf.data.experimental.assert_cardinality(len(self.epochs[0])))
-        return disable_auto_shard(made)
+        return as_fed(made)
 
 
 def batches_of(rows: tuple[np.ndarray, ...]) -> list[tuple[np.ndarray, ...]]:

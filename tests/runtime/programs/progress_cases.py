@@ -37,7 +37,7 @@ def dataset(rows: int) -> tf.data.Dataset:
             yield rng.normal(size=(size, 4)).astype("float32"), np.ones((size, 1), "float32")
 
     signature = (tf.TensorSpec((None, 4)), tf.TensorSpec((None, 1)))
-    return node.disable_auto_shard(tf.data.Dataset.from_generator(generate, output_signature=signature))
+    return node.as_fed(tf.data.Dataset.from_generator(generate, output_signature=signature))
 
 
 def make_model() -> Any:
