@@ -11,7 +11,7 @@ import pytest
 from tests.test_roster import Cluster, clock, ended, make
 from tfos_nb.runtime.ledger import WorkerThrough
 from tfos_nb.runtime.lifecycle import Following, Moved, Regather, Reservation, Serving, Start, StateHeld, Stop
-from tfos_nb.runtime.node import NodeGivenUp, NodeWanted
+from tfos_nb.runtime.node import HoldsSlot, NodeWanted
 
 __all__ = ["clock", "make"]
 
@@ -104,13 +104,59 @@ def test_a_supervisor_that_falls_silent_while_it_is_waited_for_is_given_up(make:
     cluster.say(StateHeld("worker:1"))
     cluster.roster.ticked()
     assert [failure.node for failure in cluster.roster.failures] == ["worker:0"]
-    assert not cluster.roster.asked(NodeGivenUp("worker:0", 77))
+    assert cluster.roster.asked(HoldsSlot("worker:0", 77)) == "hold"
     assert cluster.roster.gather_again("no heartbeat")
-    assert cluster.roster.asked(NodeGivenUp("worker:0", 77))
-    assert not cluster.roster.asked(NodeGivenUp("worker:1", 77))
+    assert cluster.roster.asked(HoldsSlot("worker:0", 77)) == "end"
+    assert cluster.roster.asked(HoldsSlot("worker:1", 77)) == "hold"
     come_late(cluster, "worker:0")
     come_again(cluster, "worker:1", 5002)
     assert cluster.roster.all_reserved
+
+
+# --- a slot for the rows
+
+
+def test_a_slot_that_the_rows_need_is_left_by_the_first_task_that_asks(make: Callable[..., Cluster]) -> None:
+    cluster = make(workers=2)
+    cluster.bring_up("worker:0", "worker:1")
+    assert cluster.roster.asked(HoldsSlot("worker:1")) == "hold"
+    cluster.roster.want_slot()
+    assert [cluster.roster.asked(HoldsSlot(node, 77)) for node in ("worker:1", "worker:0")] == ["leave", "hold"]
+    assert cluster.roster.left_slots == ("worker:1",)
+    cluster.roster.want_slot()
+    cluster.clock.now += 100.0
+    assert cluster.roster.asked(HoldsSlot("worker:0", 77)) == "hold", "it may be wanted no more"
+
+
+def test_a_node_that_has_not_come_leaves_no_slot_nor_one_with_a_gpu_while_others_wait(
+    make: Callable[..., Cluster],
+) -> None:
+    cluster = make(workers=2, gpus=1)
+    cluster.reserve("worker:0")
+    cluster.roster.want_slot()
+    assert cluster.roster.asked(HoldsSlot("worker:1", 77)) == "hold", "nobody would notice if it never came"
+    assert cluster.roster.asked(HoldsSlot("worker:0", 77)) == "hold", "worker:1 would be given its GPU"
+    cluster.reserve("worker:1")
+    assert cluster.roster.asked(HoldsSlot("worker:0", 77)) == "leave"
+
+
+def test_a_node_without_a_task_is_asked_for_anew_when_its_supervisor_is_gone(make: Callable[..., Cluster]) -> None:
+    cluster = make(workers=2)
+    cluster.roster.restarts_left = 2
+    cluster.bring_up("worker:0", "worker:1")
+    cluster.roster.want_slot()
+    assert cluster.roster.asked(HoldsSlot("worker:1", 77)) == "leave"
+    cluster.say(ended("worker:1", None, "SIGKILL"))
+    assert cluster.roster.gather_again("it was killed")
+    assert cluster.roster.untended == (), "its supervisor starts the next process"
+    come_again(cluster, "worker:0", 5000)
+    come_again(cluster, "worker:1", 5001)
+    cluster.streams["worker:1"].end()
+    cluster.until(lambda: cluster.roster.failures)
+    assert cluster.roster.gather_again("its host is gone")
+    assert cluster.roster.untended == ("worker:1",)
+    cluster.roster.tend(["worker:1"])
+    assert (cluster.roster.untended, cluster.roster.left_slots) == ((), ())
 
 
 # --- fewer nodes than the plan has

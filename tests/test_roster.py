@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tfos_nb import gathering as gathering_module
 from tfos_nb import members as members_module
 from tfos_nb import roster as roster_module
 from tfos_nb.errors import NodeFailed, PlanError
@@ -89,7 +90,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Stand in for the roster's clock, and count what it has taken."""
     clock = SimpleNamespace(now=1000.0, said=0)
     clock.monotonic = lambda: clock.now
-    for module in (roster_module, members_module):
+    for module in (roster_module, gathering_module, members_module):
         monkeypatch.setattr(module, "time", clock)
     received = Roster.received
 

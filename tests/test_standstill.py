@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tfos_nb.training import _Standstill
+from tfos_nb.promises import Busy, Promised, promise
+from tfos_nb.slots import Room
+from tfos_nb.standstill import Standstill, WithoutSlot
 
 TIMEOUT = 10.0
 
@@ -40,7 +43,7 @@ class Nodes:
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
     nodes = Nodes()
-    monkeypatch.setattr("tfos_nb.training.time", SimpleNamespace(monotonic=nodes.monotonic))
+    monkeypatch.setattr("tfos_nb.standstill.time", SimpleNamespace(monotonic=nodes.monotonic))
     return nodes
 
 
@@ -48,7 +51,7 @@ def stood(
     nodes: Nodes, seconds: int, cores: float = 0.0, spike: float = 0.0, **changes: int
 ) -> tuple[float | None, float]:
     """Let seconds pass; return after how many it was for good, and for how long no row has moved."""
-    standstill: Any = _Standstill(nodes, nodes, TIMEOUT)  # type: ignore[arg-type]
+    standstill: Any = Standstill(nodes, nodes, TIMEOUT)  # type: ignore[arg-type]
     quiet = 0.0
     for second in range(1, seconds + 1):
         nodes.now += 1
@@ -94,3 +97,86 @@ def test_nodes_that_save_are_waited_for(nodes: Nodes) -> None:
 
 def test_a_moment_of_work_is_none(nodes: Nodes) -> None:
     assert stood(nodes, 100, cores=0.1, spike=1.5) == (TIMEOUT + 1, TIMEOUT + 1)
+
+
+# --- no slot for the tasks that bring the rows
+
+
+class Spark:
+    """What a feed without a slot asks of Spark, of its roster, of its job and of the feed; and the clock."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.moved, self.epoch = 0, 2
+        self.wanted = self.asked = 0
+        self.over = False
+        self.done = SimpleNamespace(is_set=lambda: self.over)
+        nodes = Busy("nodes", 2, 2, 0)
+        promise(Promised("nodes", 2, 1, 0, lambda: 0, lambda: 0, lambda: self.over))
+        self.found: Room | None = Room(0, 2, 2, (nodes,))
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def room(self, job: Any) -> Room | None:
+        self.asked += 1
+        return self.found
+
+    def want_slot(self) -> None:
+        self.wanted += 1
+
+
+@pytest.fixture
+def spark_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spark]:
+    spark = Spark()
+    monkeypatch.setattr("tfos_nb.standstill.time", SimpleNamespace(monotonic=spark.monotonic))
+    yield spark
+    spark.over = True
+
+
+def waited(spark: Spark, seconds: int, **changes: int) -> str:
+    watch: Any = WithoutSlot(spark, spark, spark, spark, TIMEOUT)  # type: ignore[arg-type]
+    for second in range(2 * seconds):
+        spark.now += 0.5
+        for name, value in changes.items():
+            setattr(spark, name, value * second)
+        if told := watch.look():
+            return str(told)
+    return ""
+
+
+def test_where_nodes_hold_all_slots_one_is_wanted_and_in_the_end_it_is_said_once(
+    spark_of: Spark, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert waited(spark_of, 30) == ""
+    assert spark_of.wanted == spark_of.asked == 30, "Spark is asked once a second"
+    said = "the rows of epoch 2 wait for Spark: none of its 2 slots is free for the tasks that bring them. Tasks that"
+    assert caplog.messages == [f"{said} run: 2 of 'nodes'"]
+
+
+def test_what_others_run_comes_to_its_end_by_itself(spark_of: Spark, caplog: pytest.LogCaptureFixture) -> None:
+    spark_of.found = Room(0, 2, 2, (Busy("nodes", 1, 1, 0), Busy("a query", 1, 1, 0)))
+    assert waited(spark_of, 30) == ""
+    assert spark_of.wanted == 0
+    assert "1 of 'nodes', 1 of 'a query'" in caplog.text
+
+
+@pytest.mark.parametrize("room", [Room(1, 2, 2, ()), Room(0, 3, 2, ()), None], ids=["runs", "free", "unknown"])
+def test_what_runs_or_can_run_is_waited_for(
+    spark_of: Spark, room: Room | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    spark_of.found = room
+    assert waited(spark_of, 30) == ""
+    assert (spark_of.wanted, caplog.messages) == (0, [])
+
+
+def test_while_rows_move_nobody_is_asked(spark_of: Spark) -> None:
+    assert waited(spark_of, 30, moved=1) == ""
+    assert spark_of.asked <= 1
+
+
+def test_without_any_executor_the_timeout_counts(spark_of: Spark, caplog: pytest.LogCaptureFixture) -> None:
+    spark_of.found = Room(0, 0, 0, ())
+    told = waited(spark_of, 30)
+    assert told.startswith("the rows of epoch 2 waited 10 s for Spark, which has no executor any more")
+    assert spark_of.wanted == 0

@@ -48,7 +48,6 @@ class Node:
             executor="0",
             door_host=address.host,
             door_port=address.port,
-            hold=True,
             settings={"model_dir": model_dir, "buffer_bytes": 1 << 20, "spill_bytes": 1 << 20, "fed": fed},
             certificate=address.certificate,
             token=address.token,

@@ -231,8 +231,8 @@ class Cluster(Inferring, Scaling):
                 launching,
                 tasks,
                 description,
+                self._roster,
                 self._fate.wake,
-                missing=lambda: self._roster.missing,
             )
             nodes.submit()
             self._fate.jobs = lambda: nodes.running

@@ -7,7 +7,10 @@ whom nothing is heard, which join them later, when a state has been saved.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import math
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tfos_nb.errors import TfosError
@@ -15,11 +18,16 @@ from tfos_nb.feeding import FeedDesk
 from tfos_nb.members import Members
 from tfos_nb.record import Record
 from tfos_nb.runtime.lifecycle import FeedPlace, Moved, Regather, Start, Stop
+from tfos_nb.runtime.node import HoldsSlot, SlotUse
 from tfos_nb.runtime.plan import ClusterPlan, Role
 from tfos_nb.runtime.reports import History
 from tfos_nb.state import JOINED, LEAVING, NodeStatus
 
 __all__ = ["Failure", "Gathering", "Replaced"]
+
+logger = logging.getLogger(__name__)
+
+_ASKED_WITHIN = 6.0  # seconds: a task asks every five whether its slot is wanted
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,7 @@ class Gathering(Members):
         self._can_join = False  # a state was saved since those that are absent have come
         self._leaving: set[str] = set()
         self._given_up: set[tuple[str, int]] = set()
+        self._slot_wanted_until = -math.inf
         self._feed_places: dict[str, FeedPlace] = {}
         self._coordinators: dict[str, Record] = {}  # they need the servers of the others
         self._leavers: dict[str, Record] = {}  # main has returned, and there is no server
@@ -160,7 +169,42 @@ class Gathering(Members):
             record.link.end()
             record.link = None
 
+    def _slot_use(self, record: Record, question: HoldsSlot) -> str:
+        if (question.node, question.pid) in self._given_up:
+            return str(SlotUse.END.value)
+        # With the slot goes a GPU, which Spark would give to a node that waits for one.
+        lends = bool(self.plan.gpus_of(record.node)) and bool(self.missing)
+        if lends or record.link is None or time.monotonic() > self._slot_wanted_until:
+            return str(SlotUse.HOLD.value)
+        record.left_slot, self._slot_wanted_until = True, -math.inf
+        logger.info("%s leaves its slot, so that the rows have one", record.node)
+        return str(SlotUse.LEAVE.value)
+
     # --- for the driver's threads ---
+
+    def want_slot(self) -> None:
+        """Have one node's task leave its slot: the first that asks within some seconds."""
+        with self.changed:
+            self._slot_wanted_until = time.monotonic() + _ASKED_WITHIN
+
+    @property
+    def left_slots(self) -> tuple[str, ...]:
+        """The nodes whose tasks have left their slots."""
+        with self.changed:
+            return tuple(name for name, record in self._records.items() if record.left_slot)
+
+    @property
+    def untended(self) -> tuple[str, ...]:
+        """Those of them that are to come again, and have no supervisor more that would bring them."""
+        with self.changed:
+            left = [(name, self._records[name]) for name in self.left_slots]
+            return tuple(name for name, one in left if one.link is None and one.reservation is None)
+
+    def tend(self, nodes: Iterable[str]) -> None:
+        """Learn that Spark is asked for these nodes anew: their tasks hold slots."""
+        with self.changed:
+            for name in nodes:
+                self._records[name].left_slot = False
 
     @property
     def some_are_coming(self) -> bool:

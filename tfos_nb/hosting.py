@@ -70,7 +70,6 @@ class HostedNode:
             executor="driver",
             door_host=task.door.host,
             door_port=task.door.port,
-            hold=True,
             host=task.door.host,  # by which the executors know this host; its way to itself may be the loopback
             env=task.env,
             python_path=task.python_path,

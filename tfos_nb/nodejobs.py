@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tfos_nb.hosting import HostedNode
 from tfos_nb.launching import Launching, NodeTasks
 from tfos_nb.promises import Promised, promise
+from tfos_nb.roster import Roster
 from tfos_nb.runtime.node import SUMMARY_SCHEMA
 from tfos_nb.runtime.plan import ClusterPlan, Node
 from tfos_nb.session import Job, SparkJobs, run_to_the_end
@@ -43,10 +44,10 @@ class NodeJobs:
         Makes the task for some nodes.
     description : str
         Of the cluster, for people.
+    roster : Roster
+        Knows which nodes have not come: their slots are promised until none is missing, and who asks meanwhile is told.
     wake : callable
         Called when a job has ended.
-    missing : callable
-        Names the nodes that have not come. Their slots are promised until none is missing: who asks meanwhile is told.
     """
 
     spark: SparkSession
@@ -54,8 +55,8 @@ class NodeJobs:
     launching: Launching
     tasks: NodeTasks
     description: str
+    roster: Roster
     wake: Callable[[], None]
-    missing: Callable[[], Collection[str]]
     _submitted: list[_Submitted] = field(default_factory=list)
 
     def submit(self) -> None:
@@ -72,21 +73,26 @@ class NodeJobs:
             self._on_spark(nodes, profile)
 
     def submit_again(self) -> None:
-        """Start new jobs for nodes whose job has ended; a job under way sees to its nodes by itself.
+        """Start new jobs for lost nodes that no task sees to; a job under way does that by itself.
 
         A job that has failed takes all its tasks with it, so that all its nodes get another one: a task whose node
         is there holds the slot for it.
         """
-        for ended in [one for one in self._submitted if one.job.done.is_set()]:
-            failed = ended.job.error is not None
-            nodes = tuple(node for node in ended.nodes if failed or node in self.missing())
+        for one in list(self._submitted):
+            ended, failed = one.job.done.is_set(), one.job.error is not None
+            lost = self.roster.missing if ended else self.roster.untended
+            nodes = tuple(node for node in one.nodes if failed or node in lost)
             if not nodes:
                 continue
-            self._submitted.remove(ended)
-            if ended.here:
+            self.roster.tend(nodes)
+            self._submitted.remove(one)
+            if not ended:
+                staying = tuple(node for node in one.nodes if node not in nodes)
+                self._submitted.append(replace(one, nodes=staying))
+            if one.here:
                 self._here(nodes[0])
             else:
-                self._on_spark(nodes, ended.profile)
+                self._on_spark(nodes, one.profile)
 
     @property
     def running(self) -> list[Job[Any]]:
@@ -100,16 +106,19 @@ class NodeJobs:
         job = self.jobs.run(run_to_the_end(frame), f"{self.description}: {', '.join(nodes)}", self.wake)
         plan = self.tasks.plan
         gpus = 0 if self.tasks.claim else max(plan.gpus_of(Node.parse(node)) for node in nodes)
-        waiting = partial(_count_missing, nodes, self.missing)
-        hold, over = self.tasks.hold, job.done.is_set
-        promise(Promised(job.description, len(nodes), plan.cpus, gpus, hold, waiting, over))
+        waiting, over = partial(self._missing, nodes), job.done.is_set
+        promise(Promised(job.description, len(nodes), plan.cpus, gpus, waiting, partial(self._left, nodes), over))
         self._submitted.append(_Submitted(nodes, profile, job))
+
+    def _missing(self, nodes: tuple[str, ...]) -> int:
+        return len(set(nodes).intersection(self.roster.missing))
+
+    def _left(self, nodes: tuple[str, ...]) -> int:
+        """Count those that have come and hold no slot."""
+        left = set(self.roster.left_slots) if self.tasks.hold else set(nodes)
+        return len(left.intersection(nodes).difference(self.roster.missing))
 
     def _here(self, node: str) -> None:
         hosted = HostedNode(self.tasks((node,)), node)
         job = self.jobs.run(hosted, f"{self.description}: {node}", self.wake)
         self._submitted.append(_Submitted((node,), None, job, here=True))
-
-
-def _count_missing(nodes: tuple[str, ...], missing: Callable[[], Collection[str]]) -> int:
-    return len(set(nodes).intersection(missing()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Busy", "Promised", "held", "promise", "still_promised"]
+__all__ = ["Busy", "Promised", "are_nodes", "held", "promise", "still_promised"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Busy:
 class Promised:
     """Nodes that Spark was asked for. Until all of them have come, their slots are taken, busy or not.
 
-    ``missing`` tells how many have not come; ``hold`` whether a node that has come keeps its slot; ``over`` whether
+    ``missing`` tells how many have not come; ``left`` how many of those that have come keep no slot; ``over`` whether
     Spark's job has ended.
     """
 
@@ -34,21 +34,21 @@ class Promised:
     nodes: int
     cpus: int
     gpus: float
-    hold: bool
     missing: Callable[[], int]
+    left: Callable[[], int]
     over: Callable[[], bool]
 
     def still(self, stages: tuple[Busy, ...]) -> Busy | None:
         """Return what is not among the stages that run."""
         missing = 0 if self.over() else self.missing()
         running = sum(stage.tasks for stage in stages if stage.description == self.description)
-        started = max(0, running - (self.nodes - missing)) if self.hold else running
+        started = max(0, running - (self.nodes - missing - self.left()))
         left = max(0, missing - started)
         return Busy(f"{self.description}, about to start", left, left * self.cpus, left * self.gpus) if left else None
 
     def held(self) -> Busy | None:
         """Return the slots that nodes hold which have come."""
-        here = 0 if self.over() or not self.hold else self.nodes - self.missing()
+        here = 0 if self.over() else self.nodes - self.missing() - self.left()
         return Busy(self.description, here, here * self.cpus, here * self.gpus) if here else None
 
 
@@ -63,6 +63,12 @@ def promise(promised: Promised) -> None:
 def held() -> tuple[Busy, ...]:
     """Return what nodes hold that this process has asked for, where Spark does not tell which stages run."""
     return tuple(filter(None, (one.held() for one in _promised)))
+
+
+def are_nodes(stages: tuple[Busy, ...]) -> bool:
+    """Whether all that runs are nodes that this process has asked for: they end with their clusters, and no sooner."""
+    nodes = {one.description for one in _promised if not one.over()}
+    return all(stage.description in nodes for stage in stages)
 
 
 def still_promised(stages: tuple[Busy, ...]) -> tuple[Busy, ...]:

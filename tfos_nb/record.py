@@ -55,6 +55,7 @@ class Record:
     started: bool = False  # it was told who its peers are
     absent: bool = False  # the others go on without it
     failed_joins: int = 0  # how often it was lost before it could join them
+    left_slot: bool = False  # Spark's task has gone, and no other sees to it
     moved: bool = False  # it has come back, and its coordinator does not know where
     raised: MainRaised | None = None
     ended: NodeEnded | None = None

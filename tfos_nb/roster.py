@@ -35,7 +35,7 @@ from tfos_nb.runtime.lifecycle import (
     Serving,
     StateHeld,
 )
-from tfos_nb.runtime.node import NodeGivenUp, NodeThere, NodeWanted, SupervisorEnded
+from tfos_nb.runtime.node import HoldsSlot, NodeThere, NodeWanted, SupervisorEnded
 from tfos_nb.runtime.placement import QUESTIONS
 from tfos_nb.runtime.plan import ClusterPlan, Role
 from tfos_nb.runtime.positions import PositionHeld
@@ -74,10 +74,10 @@ class Roster(Gathering):
         self._places_seen = PlacesSeen()
         self._dismissed = False
         self._known: set[tuple[str, int]] = set()  # supervisors that have come, by node and process number
-        self._answers: dict[type, Callable[[Record, Any], bool | None]] = {
+        self._answers: dict[type, Callable[[Record, Any], bool | str | None]] = {
             NodeThere: self._is_there,
             NodeWanted: self._is_wanted,
-            NodeGivenUp: self._is_given_up,
+            HoldsSlot: self._slot_use,
         }
         self._handlers: dict[type, Callable[[Record, Any], None]] = {
             NodeUp: self._node_up,
@@ -187,9 +187,6 @@ class Roster(Gathering):
 
     def _is_there(self, record: Record, question: NodeThere) -> bool:
         return record.link is not None and (record.ended is None or self.restarts_left > 0)
-
-    def _is_given_up(self, record: Record, question: NodeGivenUp) -> bool:
-        return (question.node, question.pid) in self._given_up
 
     def _is_wanted(self, record: Record, question: NodeWanted) -> bool | None:
         if self._dismissed or record.link is not None or record.parting:

@@ -14,6 +14,7 @@ questions are in :mod:`tfos_nb.slots`, and are handed on from here.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import tempfile
@@ -39,6 +40,7 @@ from tfos_nb.monitor import PORT, listener
 from tfos_nb.runtime.process import left_behind, owner
 from tfos_nb.slots import (
     Busy,
+    Room,
     Slots,
     check_dynamic_allocation,
     check_local_python,
@@ -46,6 +48,7 @@ from tfos_nb.slots import (
     gives_gpus,
     places_beside_exchanges,
     resource_profile,
+    room_for,
     slots_busy,
     slots_total,
 )
@@ -54,6 +57,7 @@ __all__ = [
     "LOG_CONF",
     "Busy",
     "Job",
+    "Room",
     "Slots",
     "SparkJobs",
     "active_session",
@@ -70,6 +74,8 @@ __all__ = [
     "spark_session",
     "usable_session",
 ]
+
+logger = logging.getLogger(__name__)
 
 LOG_CONF = "spark.tfos_nb.log"
 """The configuration in which the embedded Spark says where its log is."""
@@ -368,6 +374,14 @@ class SparkJobs:
             job = Job(self._context, target, description, (self.tag, f"{self.tag}-{self._started}"), then)
             self._jobs.append(job)
         return job
+
+    def room(self, job: Job[Any]) -> Room | None:
+        """Look what Spark has for the tasks of a job; None if it cannot be asked."""
+        try:
+            return room_for(self._context, job.description)
+        except Exception as error:  # noqa: BLE001 - Spark has ended, say: then the job tells why
+            logger.info("Spark does not say what runs: %s", error)
+            return None
 
     def running(self) -> tuple[Job[Any], ...]:
         """Jobs that have not ended."""

@@ -21,13 +21,14 @@ from pyspark.sql import DataFrame
 
 from tfos_nb.contexts import Context, context_of
 from tfos_nb.errors import PlanError
-from tfos_nb.promises import Busy, still_promised
+from tfos_nb.promises import Busy, are_nodes, still_promised
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
     "Busy",
+    "Room",
     "Slots",
     "check_dynamic_allocation",
     "check_local_python",
@@ -35,6 +36,7 @@ __all__ = [
     "gives_gpus",
     "places_beside_exchanges",
     "resource_profile",
+    "room_for",
     "slots_busy",
     "slots_total",
 ]
@@ -162,6 +164,36 @@ def places_beside_exchanges(spark: SparkSession) -> int:
     context = context_of(spark)
     held = sum(math.ceil(stage.cpus / int(context.setting("spark.task.cpus", "1"))) for stage in slots_busy(spark))
     return max(context.places(None) - held - 1, 1)
+
+
+@dataclass(frozen=True)
+class Room:
+    """What Spark has for the tasks of one job: how many of them run, and what runs in its ``total`` slots."""
+
+    running: int
+    total: int
+    held: int
+    stages: tuple[Busy, ...]
+
+    @property
+    def free(self) -> int:
+        """Slots in which another of its tasks could run now."""
+        return max(self.total - self.held, 0)
+
+    @property
+    def is_for_nodes(self) -> bool:
+        """Whether nodes hold all slots: then none becomes free by itself."""
+        return self.total > 0 and are_nodes(self.stages)
+
+
+def room_for(context: Context, description: str) -> Room:
+    """Look what Spark has for the tasks of a job, of which the default profile is."""
+    stages = context.busy()
+    cpus = int(context.setting("spark.task.cpus", "1"))
+    gpus = float(context.setting("spark.task.resource.gpu.amount", "0"))
+    held = sum(max(math.ceil(one.cpus / cpus), math.ceil(one.gpus / gpus) if gpus else 0) for one in stages)
+    running = sum(one.tasks for one in stages if one.description == description)
+    return Room(running, context.places(None), held, stages)
 
 
 def slots_busy(spark: SparkSession) -> tuple[Busy, ...]:

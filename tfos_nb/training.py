@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,13 +20,13 @@ from tfos_nb.runtime.door import DoorAddress
 from tfos_nb.runtime.feedtask import NOT_SENT
 from tfos_nb.runtime.spans import Spans
 from tfos_nb.session import Job, SparkJobs
+from tfos_nb.standstill import Standstill, WithoutSlot
 
 __all__ = ["Call", "Regathered", "Training"]
 
 logger = logging.getLogger(__name__)
 
 _STANDS_STILL = 2.0  # seconds without a row taken, while some nodes have rows and others wait for some
-_WORKS = 0.2  # of a core: a process that waits for its peers, or for rows, takes less
 _UNTIL_LOST = 5.0  # seconds beyond the limit of its silence within which a node is known to be lost
 _UNREACHED = re.compile(r"Flight\w*Error|hung up while|[Cc]onnection (refused|reset|closed)|failed to connect")
 
@@ -50,53 +49,6 @@ class _Apart:
         assert context is not None, "a stream runs in it"
         context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]  # which is how it is removed
         return self.action()
-
-
-class _Standstill:
-    """Whether rows wait in vain: not where the nodes that leave them compute, report or save, however long a step."""
-
-    def __init__(self, roster: Roster, feed: Feed, timeout: float) -> None:
-        self._roster, self._feed, self._timeout = roster, feed, timeout
-        self._moved = self._since = time.monotonic()
-        self._mark = self._progress()
-        self._worked: dict[str, float] | None = None  # asked of a thousand nodes only when nothing has moved
-        self._told = self.for_good = False
-
-    def look(self) -> float:
-        """Look; return the seconds for which no row was taken, or sent, while some were waiting."""
-        now, mark = time.monotonic(), self._progress()
-        moved = mark[:2] != self._mark[:2] or not self._roster.sated()
-        if moved:
-            self._moved, self._told = now, False
-        if moved or mark != self._mark:
-            self._since, self._mark, self._worked = now, mark, None
-        elif self._worked is None:
-            self._worked = self._roster.worked()
-        elif now - self._since > self._timeout:
-            self.for_good = not self._has_worked(now - self._since)
-            self._since, self._worked = now, None
-            self._tell_once()
-        return now - self._moved
-
-    def _tell_once(self) -> None:
-        if not self.for_good and not self._told:
-            self._told = True
-            logger.warning(
-                "%s took no row for %g s, in epoch %d; but the nodes compute, so they are waited for",
-                ", ".join(self._roster.sated()),
-                self._timeout,
-                self._feed.epoch,
-            )
-
-    def _has_worked(self, seconds: float) -> bool:
-        """Whether a node has computed for a part of this time, or is writing a model."""
-        least, before = _WORKS * seconds, self._worked or {}
-        return self._roster.saving or any(
-            worked - before.get(node, worked) >= least for node, worked in self._roster.worked().items()
-        )
-
-    def _progress(self) -> tuple[int, ...]:
-        return self._feed.moved, *self._roster.progress
 
 
 @dataclass(frozen=True)
@@ -214,10 +166,13 @@ class Training:
         Regathered
             If the members are gathered anew.
         """
-        standstill = _Standstill(self.roster, feed, self.timeout)
+        standstill = Standstill(self.roster, feed, self.timeout)
+        without_slot = None if job is None else WithoutSlot(self.roster, self.jobs, job, feed, self.timeout)
         while not self._over_or(reached, feed):
             if job is not None and feed.moved and not feed.partitions:  # now the last stage runs
                 feed.partitions = job.partitions()
+            if without_slot is not None and (told := without_slot.look()):
+                self.fate.abort(FeedTimeout(told))
             seconds = standstill.look()
             if standstill.for_good:
                 self.fate.abort(FeedTimeout(self._stall(feed)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -81,21 +81,28 @@ class Classic(Context):
         return int(self._scala.maxNumConcurrentTasks(java))
 
     def busy(self) -> tuple[Busy, ...]:
-        scala, tracker = self._scala, self.sc.statusTracker()
-        profiles, store = scala.resourceProfileManager(), scala.statusStore()
+        # The scheduler's own books: what Spark's UI and its status tracker tell may be ten seconds old.
+        scala = self._scala
+        profiles = scala.resourceProfileManager()
         busy = []
-        for stage in sorted(tracker.getActiveStageIds()):
-            running = tracker.getStageInfo(stage)
-            if running is None or not running.numActiveTasks:
+        for manager in _task_sets(scala.taskScheduler().rootPool()):
+            tasks = int(manager.runningTasks())
+            if not tasks:
                 continue
-            data = store.lastStageAttempt(stage)
-            requests = profiles.resourceProfileFromId(data.resourceProfileId()).taskResources()
+            task_set = manager.taskSet()
+            requests = profiles.resourceProfileFromId(task_set.resourceProfileId()).taskResources()
             cpus, gpus = (requests.apply(n).amount() if requests.contains(n) else 0 for n in ("cpus", "gpu"))
-            described = data.description()
-            name = described.get() if described.isDefined() else running.name
-            tasks = int(running.numActiveTasks)
-            busy.append(Busy(str(name), tasks, tasks * int(cpus or self.setting("spark.task.cpus", "1")), tasks * gpus))
+            cpus = int(cpus or self.setting("spark.task.cpus", "1"))
+            busy.append(Busy(self._description(task_set), tasks, tasks * cpus, tasks * gpus))
         return tuple(busy)
+
+    def _description(self, task_set: JavaObject) -> str:
+        """Return what a person calls the job of these tasks, or Spark itself, by the line that has started it."""
+        described = task_set.properties().getProperty("spark.job.description")
+        if described is None:
+            stage = self.sc.statusTracker().getStageInfo(task_set.stageId())
+            described = "a job without a name" if stage is None else stage.name
+        return str(described)
 
     def know(self, profile: ResourceProfile) -> None:
         self._scala.resourceProfileManager().addResourceProfile(profile._java_resource_profile)
@@ -138,3 +145,13 @@ class Classic(Context):
     def _address(self) -> tuple[str, str]:
         host = self.setting("spark.driver.host") or "127.0.0.1"
         return host, self.setting("spark.driver.bindAddress") or host
+
+
+def _task_sets(schedulable: JavaObject) -> Iterator[JavaObject]:
+    """Walk the scheduler's pools: of a task set, a leaf, the queue is null."""
+    queue = schedulable.schedulableQueue()
+    if queue is None:
+        yield schedulable
+        return
+    for one in queue.toArray():
+        yield from _task_sets(one)

@@ -51,7 +51,6 @@ class NodeJob:
     executor: str
     door_host: str
     door_port: int
-    hold: bool
     gpus: tuple[str, ...] = ()
     claim: int = 0
     env: dict[str, str] = field(default_factory=dict)

@@ -2,7 +2,8 @@
 
 The task starts the node's supervisor and, as a rule, waits for it: it holds its Spark slot, so Spark accounts for the
 CPU and the GPU. Where every slot is a node and Spark would have none left to feed from, the task leaves the supervisor
-behind and returns (``hold=False``); the door then watches the node instead of Spark.
+behind and returns (``hold=False``); the door then watches the node instead of Spark. So it does where that comes about
+later, by the loss of an executor, whose tasks Spark runs again in the slots that are left.
 
 The node does not die with the task. Spark ends the Python processes of a whole executor when it interrupts one of its
 tasks while that task's Python starts ("Lost connection to Python daemon, attempting to restart", PySpark 4), so any
@@ -23,6 +24,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 
 import grpc
 import psutil
@@ -34,11 +36,12 @@ from tfos_nb.runtime.output import without_chatter
 from tfos_nb.runtime.process import kill_group, start_module, write_frame
 from tfos_nb.runtime.wire import message
 
-__all__ = ["NodeGivenUp", "NodeTask", "NodeThere", "NodeWanted", "SupervisorEnded"]
+__all__ = ["HoldsSlot", "NodeTask", "NodeThere", "NodeWanted", "SlotUse", "SupervisorEnded"]
 
 SUMMARY_SCHEMA = "node string, code int"
 _LOOK_SECONDS = 1.0
 _ASK_SECONDS = 5.0
+_ASKED_A_SECOND = 50  # questions of all nodes' tasks
 
 
 @message
@@ -59,11 +62,27 @@ class NodeWanted:
 
 @message
 @dataclass(frozen=True)
-class NodeGivenUp:
-    """Question of a task: whether the driver does without its supervisor, which is silent."""
+class HoldsSlot:
+    """Question of a task that holds a slot for its node: for what. ``pid``: of its supervisor, if it has started one.
+
+    Answer: the value of a :class:`SlotUse`.
+    """
 
     node: str
-    pid: int
+    pid: int = 0
+
+
+class SlotUse(Enum):
+    """What a task does with its slot."""
+
+    HOLD = "hold"
+    """The node lives on it."""
+
+    END = "end"
+    """The supervisor is silent, and the driver does without it: it is to be ended."""
+
+    LEAVE = "leave"
+    """The rows need it: the node goes on without a task."""
 
 
 @message
@@ -97,17 +116,25 @@ class NodeTask:
         """Be a node for as long as it lives."""
         deque(batches, maxlen=0)
         job = self._job()
-        never = threading.Event()
         with DoorClient(self.door) as door:
             code = 0 if self._is_there(job.node, door) else self._run(job, door)
-            while self.hold:
-                if self._is_there(job.node, door):
-                    never.wait(_LOOK_SECONDS)
-                elif self._is_wanted(job.node, door):
-                    code = self._run(job, door)
-                else:
-                    break
-        yield pa.RecordBatch.from_pydict({"node": pa.array([job.node]), "code": pa.array([code], pa.int32())})
+            if self.hold and code is not None:
+                code = self._stay(job, door, code)
+        yield pa.RecordBatch.from_pydict({"node": pa.array([job.node]), "code": pa.array([code or 0], pa.int32())})
+
+    def _stay(self, job: NodeJob, door: DoorClient, code: int | None) -> int | None:
+        """Hold the slot, and start the node anew where that is wanted; return its last code, if it does not go on."""
+        never = threading.Event()
+        while code is not None:
+            if self._is_there(job.node, door):
+                if self._use(HoldsSlot(job.node), door) is SlotUse.LEAVE:
+                    return None
+                never.wait(_LOOK_SECONDS)
+            elif self._is_wanted(job.node, door):
+                code = self._run(job, door)
+            else:
+                break
+        return code
 
     def _job(self) -> NodeJob:
         from pyspark import TaskContext
@@ -124,7 +151,6 @@ class NodeTask:
             door_host=self.door.host,
             door_port=self.door.port,
             relayed=self.door.relayed,
-            hold=self.hold,
             gpus=tuple(gpus.addresses) if gpus is not None else (),
             claim=self.gpus if node in self.claims else 0,
             env=self.env,
@@ -141,6 +167,12 @@ class NodeTask:
             return bool(door.ask(NodeThere(node)))
         return False
 
+    @staticmethod
+    def _use(question: HoldsSlot, door: DoorClient) -> SlotUse:
+        with contextlib.suppress(grpc.RpcError):  # a supervisor waits for the driver by itself
+            return SlotUse(door.ask(question))
+        return SlotUse.HOLD
+
     def _is_wanted(self, node: str, door: DoorClient) -> bool:
         never = threading.Event()
         with contextlib.suppress(grpc.RpcError):
@@ -149,7 +181,8 @@ class NodeTask:
             return bool(wanted)
         return False
 
-    def _run(self, job: NodeJob, door: DoorClient) -> int:
+    def _run(self, job: NodeJob, door: DoorClient) -> int | None:
+        """Run a supervisor to its end, and return its code; None if it goes on without this task."""
         with tempfile.TemporaryFile() as complaints:
             supervisor = start_module(
                 "tfos_nb.runtime.supervisor",
@@ -161,11 +194,15 @@ class NodeTask:
             with contextlib.suppress(BrokenPipeError):  # it is dead: the code and the complaints tell why
                 write_frame(supervisor.stdin, job)
             if not self.hold:
-                return 0
+                return None
             try:
                 code = self._wait(supervisor, job, door)
-            finally:
+            except BaseException:
                 kill_group(supervisor)
+                raise
+            if code is None:
+                return None
+            kill_group(supervisor)
             if code != 0:
                 complaints.seek(0)
                 text = without_chatter(complaints.read()[-8000:].decode(errors="replace"))
@@ -173,15 +210,17 @@ class NodeTask:
                     door.ask(SupervisorEnded(job.node, code, text, supervisor.pid))
             return code
 
-    @staticmethod
-    def _wait(supervisor: subprocess.Popen[bytes], job: NodeJob, door: DoorClient) -> int:
-        """Wait for it; end it if it hangs, and the driver wants another one in its place."""
-        while job.settings.get("restarts"):
+    def _wait(self, supervisor: subprocess.Popen[bytes], job: NodeJob, door: DoorClient) -> int | None:
+        """Wait for it; end it if it hangs, and the driver wants another one in its place. None: it is left behind."""
+        seconds = min(max(_LOOK_SECONDS, len(self.nodes) / _ASKED_A_SECOND), _ASK_SECONDS)
+        while job.attempt or job.settings.get("restarts"):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return supervisor.wait(_ASK_SECONDS)
-            with contextlib.suppress(grpc.RpcError):  # it waits for the driver by itself
-                if door.ask(NodeGivenUp(job.node, supervisor.pid)):
-                    kill_group(supervisor)
+                return supervisor.wait(seconds)
+            use = self._use(HoldsSlot(job.node, supervisor.pid), door)
+            if use is SlotUse.LEAVE:
+                return None
+            if use is SlotUse.END:
+                kill_group(supervisor)
         return supervisor.wait()
 
 

@@ -1,0 +1,123 @@
+"""Why the rows of a feed do not move: no node takes any, or Spark has no slot for the tasks that bring them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import Any
+
+from tfos_nb.feeding import Feed
+from tfos_nb.roster import Roster
+from tfos_nb.session import Job, Room, SparkJobs
+
+__all__ = ["Standstill", "WithoutSlot"]
+
+logger = logging.getLogger(__name__)
+
+_WORKS = 0.2  # of a core: a process that waits for its peers, or for rows, takes less
+_ASK_SPARK = 1.0  # seconds between questions
+_TELL = 10.0  # seconds without a slot, after which it is said
+
+
+class Standstill:
+    """Whether rows wait in vain: not where the nodes that leave them compute, report or save, however long a step."""
+
+    def __init__(self, roster: Roster, feed: Feed, timeout: float) -> None:
+        self._roster, self._feed, self._timeout = roster, feed, timeout
+        self._moved = self._since = time.monotonic()
+        self._mark = self._progress()
+        self._worked: dict[str, float] | None = None  # asked of a thousand nodes only when nothing has moved
+        self._told = self.for_good = False
+
+    def look(self) -> float:
+        """Look; return the seconds for which no row was taken, or sent, while some were waiting."""
+        now, mark = time.monotonic(), self._progress()
+        moved = mark[:2] != self._mark[:2] or not self._roster.sated()
+        if moved:
+            self._moved, self._told = now, False
+        if moved or mark != self._mark:
+            self._since, self._mark, self._worked = now, mark, None
+        elif self._worked is None:
+            self._worked = self._roster.worked()
+        elif now - self._since > self._timeout:
+            self.for_good = not self._has_worked(now - self._since)
+            self._since, self._worked = now, None
+            self._tell_once()
+        return now - self._moved
+
+    def _tell_once(self) -> None:
+        if not self.for_good and not self._told:
+            self._told = True
+            logger.warning(
+                "%s took no row for %g s, in epoch %d; but the nodes compute, so they are waited for",
+                ", ".join(self._roster.sated()),
+                self._timeout,
+                self._feed.epoch,
+            )
+
+    def _has_worked(self, seconds: float) -> bool:
+        """Whether a node has computed for a part of this time, or is writing a model."""
+        least, before = _WORKS * seconds, self._worked or {}
+        return self._roster.saving or any(
+            worked - before.get(node, worked) >= least for node, worked in self._roster.worked().items()
+        )
+
+    def _progress(self) -> tuple[int, ...]:
+        return self._feed.moved, *self._roster.progress
+
+
+class WithoutSlot:
+    """Whether Spark has a slot for the tasks of a feed.
+
+    Preflight has left it one. When an executor is lost, Spark runs the nodes' tasks that were there again in the slots
+    that are left, and that one may be the last. Then a node's task leaves its slot, and its node goes on without.
+
+    Parameters
+    ----------
+    roster, jobs, job, feed
+        Whose nodes may leave a slot, who asks Spark, and for what.
+    timeout : float
+        Seconds for which the rows wait for Spark to have an executor, if it has none.
+    """
+
+    def __init__(self, roster: Roster, jobs: SparkJobs, job: Job[Any], feed: Feed, timeout: float) -> None:
+        self._roster, self._jobs, self._job, self._feed, self._timeout = roster, jobs, job, feed, timeout
+        self._since = time.monotonic()
+        self._asked_at = -math.inf
+        self._moved = feed.moved
+        self._told = False
+
+    def look(self) -> str:
+        """Look, and have a node leave its slot where that helps; say why to give up, if that is so."""
+        now = time.monotonic()
+        if self._feed.moved != self._moved or self._job.done.is_set():
+            self._moved, self._since, self._asked_at = self._feed.moved, now, now
+            return ""
+        if now - self._asked_at < _ASK_SPARK:
+            return ""
+        self._asked_at = now
+        room = self._jobs.room(self._job)
+        if room is None or room.running or room.free:
+            self._since = now
+            return ""
+        if room.is_for_nodes:
+            self._roster.want_slot()
+        seconds = now - self._since
+        if seconds > _TELL and not self._told:
+            self._told = True
+            logger.warning("the rows of epoch %d wait for Spark: %s", self._feed.epoch, _said(room))
+        if room.total or seconds < self._timeout:
+            return ""
+        return (
+            f"the rows of epoch {self._feed.epoch} waited {self._timeout:g} s for Spark, which has no executor any "
+            "more: look at its UI, or at what gives it executors, for why they ended and none came. Raise feed_timeout "
+            "if they come later"
+        )
+
+
+def _said(room: Room) -> str:
+    if not room.total:
+        return "it has no executor now"
+    runs = ", ".join(f"{one.tasks} of '{one.description}'" for one in room.stages)
+    return f"none of its {room.total} slots is free for the tasks that bring them. Tasks that run: {runs}"
