@@ -197,8 +197,8 @@ class Gathering(Members):
     def untended(self) -> tuple[str, ...]:
         """Those of them that are to come again, and have no supervisor more that would bring them."""
         with self.changed:
-            left = [(name, self._records[name]) for name in self.left_slots]
-            return tuple(name for name, one in left if one.link is None and one.reservation is None)
+            left = set(self.left_slots)
+            return tuple(name for name in self.missing if name in left and self._records[name].link is None)
 
     def tend(self, nodes: Iterable[str]) -> None:
         """Learn that Spark is asked for these nodes anew: their tasks hold slots."""

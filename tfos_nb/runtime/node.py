@@ -41,7 +41,7 @@ __all__ = ["HoldsSlot", "NodeTask", "NodeThere", "NodeWanted", "SlotUse", "Super
 SUMMARY_SCHEMA = "node string, code int"
 _LOOK_SECONDS = 1.0
 _ASK_SECONDS = 5.0
-_ASKED_A_SECOND = 50  # questions of all nodes' tasks
+_ASKED_A_SECOND = 20  # questions of the tasks of one job
 
 
 @message
