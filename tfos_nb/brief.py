@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from tfos_nb.state import LogLine
 
-__all__ = ["brief_line", "clip", "clip_lines", "clip_telling", "sendable", "size"]
+__all__ = ["brief_line", "clip", "clip_lines", "clip_telling", "sendable", "size", "without_password"]
 
 _NODE_BYTES, _TEXT_BYTES = 24, 400
 _TELLING_BYTES = len("… ( more characters)".encode())
@@ -72,3 +73,14 @@ def sendable(text: str) -> str:
 def size(value: object) -> int:
     """Return the bytes that a value takes in a message."""
     return len(json.dumps(value, ensure_ascii=False).encode())
+
+
+def without_password(text: str) -> str:
+    """Return text whose URLs name no user and no password, as whoever sees it may read it.
+
+    Examples
+    --------
+    >>> without_password("ftp://me:secret@host/models")
+    'ftp://…@host/models'
+    """
+    return re.sub(r"//[^/@\s]*@", "//…@", text)

@@ -33,7 +33,7 @@ import aiohttp
 from aiohttp import web
 
 from tfos_nb import connection
-from tfos_nb.brief import brief_line
+from tfos_nb.brief import brief_line, without_password
 from tfos_nb.connection import Place
 from tfos_nb.errors import TfosError
 from tfos_nb.frontpage import SCRIPT, front_page, script
@@ -316,7 +316,8 @@ async def _handed_on(
 
 def _nothing_yet(state: ClusterState) -> web.Response:
     when = "" if state.status.ended else " Keras' fit writes at the end of each epoch."
-    text = f"TensorBoard has found nothing under {state.log_dir}.{when} This page looks again by itself."
+    place = without_password(state.log_dir)
+    text = f"TensorBoard has found nothing under {place}.{when} This page looks again by itself."
     return _say(503, "Nothing to show yet", text, wait=True)
 
 

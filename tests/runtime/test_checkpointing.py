@@ -113,6 +113,32 @@ def test_the_next_state_waits_for_the_one_before(far: type[Far], counter: Any) -
     assert node.saving in ([True, False], [True, False, True, False])
 
 
+def test_a_state_whose_upload_was_broken_off_is_none(
+    far: type[Far], counter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Object stores rename by copying one file after another: the writer may die in the middle."""
+    far.let_go.set()
+    node = Node()
+    for epoch in (1, 2):
+        saved(node, counter, epoch=epoch)
+
+    def broken_off(self: Far, place: str, content: bytes, **more: Any) -> None:
+        raise OSError("the host is gone")
+
+    monkeypatch.setattr(Far, "pipe_file", broken_off)
+    for epoch in (2, 3):  # in the place of a state that is there, and of none
+        counter.assign_add(1)
+        node.checkpoint(counter=counter, epoch=epoch)
+        with pytest.raises(OSError, match="the host is gone"):
+            node._uploads.finish()
+    assert checkpoints() == ["00000001", "00000002", "00000003"]
+    assert Node().resume(counter=counter).epoch == 1
+    assert int(counter.numpy()) == 1
+    monkeypatch.undo()
+    saved(node, counter, epoch=4)
+    assert checkpoints() == ["00000001", "00000004"], "halves are removed"
+
+
 @pytest.mark.parametrize("where", ["the next state", "the end"])
 def test_a_state_that_could_not_be_uploaded_is_told_and_those_before_it_are_there(
     far: type[Far], counter: Any, where: str

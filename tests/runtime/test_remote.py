@@ -120,6 +120,20 @@ def test_a_draft_takes_the_place_of_what_is_there_as_a_whole(
     assert [name for name in system.find(os.path.dirname(path)) if "old" in str(system.cat_file(name))] == []
 
 
+def test_a_local_directory_gives_way_by_a_rename_and_is_removed_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To remove it takes a while: whoever is killed meanwhile leaves the new one whole."""
+    for name in ("place", "part"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    seen: list[str] = []
+    monkeypatch.setattr("shutil.rmtree", lambda *of, **how: seen.append((tmp_path / "place" / "file").read_text()))
+    rename_over(fsspec.filesystem("file"), f"{tmp_path}/part", f"{tmp_path}/place")
+    assert seen == ["part"]
+    assert not (tmp_path / "part").exists()
+
+
 class Strict:
     """A file system whose rename does not overwrite, as pyarrow's HDFS does not."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from tfos_nb import monitor
+from tfos_nb.brief import without_password
 from tfos_nb.errors import PlanError
 from tfos_nb.magics.arguments import nearest
 from tfos_nb.magics.report import Finding
@@ -147,14 +147,14 @@ def look_at_variables(environ: Mapping[str, str] | None = None) -> list[Finding]
 
 
 def _variable(name: str, value: str) -> Finding:
-    told = re.sub(r"//[^/@]*@", "//…@", value)  # a URL may hold a password
+    told = without_password(value)
     if name == "TFOS_NB_PROGRESS" and value.strip().lower() not in ("", *CHOICES):
         return Finding(name, "missing", f"{told}: it is one of {', '.join(CHOICES)}", f"unset {name}")
     if name == "TFOS_NB_PROXY_URL":
         try:
             check_proxy_url(name, value)
         except PlanError as error:
-            return Finding(name, "missing", re.sub(r"//[^/@]*@", "//…@", str(error)), f"unset {name}")
+            return Finding(name, "missing", without_password(str(error)), f"unset {name}")
     if name in ("TFOS_NB_PORT", "TFOS_SERVER_PORT"):
         try:
             allowed_ports(name, {name: value})

@@ -9,7 +9,8 @@
         .part-…      one that is being written: renamed when it is whole
 
 A checkpoint is there whole or not at all: it is written beside its place and renamed. Where the place is far, a local
-copy is uploaded while the training goes on.
+copy is uploaded while the training goes on, and ``place.json`` is put into its place when all else is there: object
+stores rename by copying one file after another. A directory without it is no checkpoint.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ import tempfile
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from tfos_nb.brief import without_password
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.common_place import mark_in
 from tfos_nb.runtime.paths import is_local
@@ -196,19 +199,19 @@ class Checkpointing:
         numbers = [name for name in shelf.numbers() if _is_of_a_whole_epoch(name) or name in self._held_states]
         if not numbers:
             return Resumed()
+        name = numbers[-1]
         _build(model)
         with tempfile.TemporaryDirectory(prefix="tfos_nb-checkpoint-") as scratch:
-            folder = shelf.get(numbers[-1], scratch)
+            folder = shelf.get(name, scratch)
             with open(f"{folder}/{_PLACE}", encoding="utf-8") as file:
                 epoch = int(json.load(file)["epoch"])
             try:
                 tf.train.Checkpoint(**named).read(f"{folder}/{_STATE}").assert_existing_objects_matched()
             except (AssertionError, ValueError, tf.errors.OpError) as error:
-                raise TfosError(
-                    f"the state in {self.checkpoint_dir} is not of what was given to ctx.resume: {error}"
-                ) from error
-        self._passes.resume(epoch, "" if _is_of_a_whole_epoch(numbers[-1]) else numbers[-1])
-        logger.info("goes on after epoch %d, from %s/%s", epoch, self.checkpoint_dir, numbers[-1])
+                place = without_password(self.checkpoint_dir)
+                raise TfosError(f"the state in {place} is not of what was given to ctx.resume: {error}") from error
+        self._passes.resume(epoch, "" if _is_of_a_whole_epoch(name) else name)
+        logger.info("goes on after epoch %d, from %s/%s", epoch, without_password(self.checkpoint_dir), name)
         return Resumed(epoch)
 
 
@@ -234,6 +237,10 @@ class _Shelf:
         self.filesystem.invalidate_cache()
         if not self.filesystem.exists(self.place):
             return []
+        return [name for name in self._named() if self.filesystem.exists(f"{self.place}/{name}/{_PLACE}")]
+
+    def _named(self) -> list[str]:
+        """Return the names of the checkpoints, whole or not, the oldest first."""
         names = (name.rstrip("/").rpartition("/")[2] for name in self.filesystem.ls(self.place, detail=False))
         return sorted(name for name in names if _NUMBER.fullmatch(name))
 
@@ -250,14 +257,32 @@ class _Shelf:
 
     def put(self, folder: str, part: str, number: str, keep: int) -> None:
         """Make a written state a checkpoint, and remove the oldest ones."""
-        if folder != part:
-            self.filesystem.put(folder, part, recursive=True)
-        rename_over(self.filesystem, part, f"{self.place}/{number}")  # one that is there was passed before a loss
+        place = f"{self.place}/{number}"  # one that is there was passed before a loss
+        if folder == part:
+            rename_over(self.filesystem, part, place)
+        else:
+            self._upload(folder, part, place)
         names = self.numbers()
         kept = {*names[-max(keep, 1) :], *[name for name in names if _is_of_a_whole_epoch(name)][-1:]}
-        for old in names:
+        for old in self._named():
             if old not in kept:
-                self.filesystem.rm(f"{self.place}/{old}", recursive=True)
+                self._remove(f"{self.place}/{old}")
+
+    def _upload(self, folder: str, part: str, place: str) -> None:
+        last = Path(folder, _PLACE)
+        content = last.read_bytes()
+        last.unlink()
+        self.filesystem.put(folder, part, recursive=True)
+        if self.filesystem.exists(place):
+            self._remove(place)
+        rename_over(self.filesystem, part, place)
+        self.filesystem.pipe_file(f"{place}/{_PLACE}", content)
+
+    def _remove(self, place: str) -> None:
+        """Remove a checkpoint, which is none any more as soon as its first file is gone."""
+        with contextlib.suppress(FileNotFoundError):
+            self.filesystem.rm_file(f"{place}/{_PLACE}")
+        self.filesystem.rm(place, recursive=True)
 
     def get(self, number: str, scratch: str) -> str:
         """Return a local directory that has a checkpoint's files."""

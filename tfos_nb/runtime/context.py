@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tfos_nb.brief import without_password
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.checkpointing import Checkpointing
 from tfos_nb.runtime.datafeed import NodeRows, RowFeeds
@@ -275,7 +276,7 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
     def _write_model(model: Any, target: str) -> None:
         with writing(target), Draft(target) as draft:
             model.save(draft.path)
-        logger.info("saved the model at %s", target)
+        logger.info("saved the model at %s", without_password(target))
 
     def finish_saving(self) -> None:
         """Wait until all that was saved is where it belongs; raise what kept it from that. The end of ``main`` does."""

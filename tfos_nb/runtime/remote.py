@@ -113,6 +113,9 @@ def _answers(host: str, port: int) -> None:
 def rename_over(system: Any, source: str, place: str) -> None:
     """Rename what was written beside its place. What is there gives way: HDFS has to be told so."""
     if system.isdir(source) and system.exists(place):  # otherwise it would get into the one that is there
+        if is_local(system):
+            _rename_over(source, place)
+            return
         system.rm(place, recursive=True)
     options = {"overwrite": True} if type(system).__module__.startswith("hdfs_native") else {}
     try:
@@ -122,6 +125,14 @@ def rename_over(system: Any, source: str, place: str) -> None:
             raise
         system.rm(place, recursive=True)
         system.mv(source, place, recursive=True)
+
+
+def _rename_over(source: str, place: str) -> None:
+    """Rename a local directory. What is there goes aside first: to remove it takes a while, and may be broken off."""
+    aside = os.path.join(os.path.dirname(place), f".part-{uuid.uuid4().hex}")
+    os.rename(place, aside)
+    os.rename(source, place)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -189,5 +200,6 @@ class Draft:
             rename_over(self._system, self._part, self._place)
             return
         if os.path.isdir(self._place):
-            shutil.rmtree(self._place)
-        os.replace(self._part, self._place)
+            _rename_over(self._part, self._place)
+        else:
+            os.replace(self._part, self._place)

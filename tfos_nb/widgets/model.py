@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
-from tfos_nb.brief import brief_line, clip, clip_lines, size
+from tfos_nb.brief import brief_line, clip, clip_lines, size, without_password
 from tfos_nb.state import ClusterState, ClusterStatus, LogLine, NodeState, NodeStatus
 from tfos_nb.widgets import facts, wording
 from tfos_nb.widgets.curves import quantise, span
@@ -124,7 +124,7 @@ def _head(state: ClusterState, left: float | None, stoppable: bool) -> dict[str,
         "elapsed": None if state.status is ClusterStatus.PLANNED else round(state.elapsed, 1),
         "left": None if left is None else round(left),
         "master": clip(state.spark_master, 80),
-        "tensorboard": clip(state.log_dir, 120),
+        "tensorboard": clip(without_password(state.log_dir), 120),
         "tiles": [
             [tile.key, clip(tile.label, 60), tile.value, tile.percent, tile.tone, _curve(tile.curve, 48)]
             for tile in facts.tiles(state, left)

@@ -18,6 +18,7 @@ from typing import Any
 
 from IPython.display import HTML, display
 
+from tfos_nb.brief import without_password
 from tfos_nb.endpoint import Endpoint, Served, the_endpoint
 from tfos_nb.errors import PlanError
 from tfos_nb.state import ClusterState, ClusterStatus, LogLine
@@ -111,7 +112,8 @@ def show_tensorboard(
     shown = LogDirectory(log_dir) if log_dir is not None else _with_logs(cluster)
     state = shown.snapshot()
     if host.headless:
-        sys.stdout.write(f"TensorBoard of {state.name}: no page to show it in; the logs are in {state.log_dir}\n")
+        place = without_password(state.log_dir)
+        sys.stdout.write(f"TensorBoard of {state.name}: no page to show it in; the logs are in {place}\n")
         return
     endpoint = the_endpoint()
     endpoint.serve(shown)
@@ -161,10 +163,11 @@ def _show_in_jupyter(endpoint: Endpoint, state: ClusterState, height: int, host:
     except ImportError:
         _show_link(f"{proxied}{endpoint.invitation(state.id)}", state, height, host)
         return
-    widget = Frame(cluster=state.id, name=state.name, log_dir=state.log_dir, height=height, advice=_ADVICE)
+    log_dir = without_password(state.log_dir)
+    widget = Frame(cluster=state.id, name=state.name, log_dir=log_dir, height=height, advice=_ADVICE)
     widget.proxied, widget.local, widget.widget = proxied, local, widget.model_id
     widget.invitations = [endpoint.invitation(state.id) for _ in range(2)]
-    text = f"TensorBoard of {state.name}: {state.log_dir}"
+    text = f"TensorBoard of {state.name}: {log_dir}"
     view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
     bundle: dict[str, Any] = {"text/plain": text, "text/html": f"<div>{escape(text)}</div>"}
     display({**bundle, "application/vnd.jupyter.widget-view+json": view}, raw=True)  # type: ignore[no-untyped-call]
