@@ -182,6 +182,21 @@ def test_a_node_outlives_its_executor(spark: SparkSession) -> None:
     assert sum(cluster.results().values()) == 200
 
 
+@pytest.mark.faults
+def test_a_supervisor_that_is_stopped_does_not_outlive_its_cluster(spark: SparkSession) -> None:
+    cluster = launch(count_until_told, workers=2, spark=spark)
+    supervisor = supervisor_of(cluster, "worker:0")
+    processes = [supervisor, *supervisor.children(recursive=True)]
+    supervisor.suspend()
+    cluster.close()
+    assert len(processes) >= 3, "TensorFlow's are among them"
+    assert until(lambda: not any(is_alive(process) for process in processes))
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
 def test_a_row_of_the_wrong_type_is_named(spark: SparkSession) -> None:
     rows = spark.sparkContext.parallelize([(1.0, 2), (3.0, "four")], 1)
     with pytest.raises(errors.FeedFailed, match=r"column '_2', row 1: 'four' is a str, not int64"):

@@ -10,8 +10,8 @@ import pytest
 
 from tests.test_roster import Cluster, clock, ended, make
 from tfos_nb.runtime.ledger import WorkerThrough
-from tfos_nb.runtime.lifecycle import Following, Moved, Regather, Reservation, Serving, Start, StateHeld, Stop
-from tfos_nb.runtime.node import HoldsSlot, NodeWanted
+from tfos_nb.runtime.lifecycle import Following, Moved, Refused, Regather, Reservation, Serving, Start, StateHeld, Stop
+from tfos_nb.runtime.node import HoldsSlot, NodeWanted, SupervisorEnded
 
 __all__ = ["clock", "make"]
 
@@ -155,8 +155,49 @@ def test_a_node_without_a_task_is_asked_for_anew_when_its_supervisor_is_gone(mak
     cluster.until(lambda: cluster.roster.failures)
     assert cluster.roster.gather_again("its host is gone")
     assert cluster.roster.untended == ("worker:1",)
-    cluster.roster.tend(["worker:1"])
+    cluster.roster.tend(["worker:1"], hold=True)
     assert (cluster.roster.untended, cluster.roster.left_slots) == ((), ())
+
+
+def test_an_absent_node_that_nobody_brings_is_asked_for_until_it_was_lost_thrice(make: Callable[..., Cluster]) -> None:
+    """Its task has left its slot, or every slot is a node; no gathering comes that would ask for it."""
+    cluster = make(workers=2)
+    cluster.roster.restarts_left = 2
+    cluster.bring_up("worker:0", "worker:1")
+    cluster.roster.tend(["worker:1"], hold=False)
+    cluster.say(ended("worker:1", None, "SIGKILL"))
+    assert cluster.roster.gather_again("it was killed")
+    come_again(cluster, "worker:0", 5000)
+    assert cluster.roster.take_alone() == []
+    cluster.roster.go_on_without_missing()  # its supervisor, which has been too slow, is let go
+    for left in (True, True, False):
+        assert cluster.roster.take_alone() == ["worker:1"]
+        come_late(cluster, "worker:1")
+        cluster.streams["worker:1"].end()
+        cluster.until(lambda: "worker:1" in cluster.roster.missing)
+        assert bool(cluster.roster.alone) is left
+    assert cluster.roster.missing == ("worker:1",)
+
+
+@pytest.mark.parametrize("refused", [True, False], ids=["it is refused", "it dies"])
+def test_an_absent_node_that_never_reserves_is_wanted_three_times(make: Callable[..., Cluster], refused: bool) -> None:
+    cluster = make(workers=2)
+    cluster.roster.restarts_left = 2
+    cluster.bring_up("worker:0", "worker:1")
+    cluster.say(ended("worker:1", None, "SIGKILL"))
+    assert cluster.roster.gather_again("it was killed")
+    come_again(cluster, "worker:0", 5000)
+    cluster.roster.go_on_without_missing()
+    for number in range(3):
+        assert cluster.roster.asked(NodeWanted("worker:1"))
+        if refused:
+            late = cluster.streams[f"late {number}"] = cluster.client.attend()
+            late.send(Refused("worker:1", "10.0.0.9", "it has no TensorFlow"))
+            cluster.until(lambda number=number: cluster.roster._records["worker:1"].failed_joins > number)
+        else:
+            cluster.roster.asked(SupervisorEnded("worker:1", 1, "No module named 'tensorflow'", 100 + number))
+    assert not cluster.roster.asked(NodeWanted("worker:1"))
+    assert not cluster.roster.failures, "the others go on"
 
 
 # --- fewer nodes than the plan has

@@ -237,6 +237,7 @@ class Cluster(Inferring, Scaling):
             nodes.submit()
             self._fate.jobs = lambda: nodes.running
             self._life.at_regathering(nodes.submit_again)
+            self._life.at_lone_node(nodes.submit_again)
             self._life.at_regathering(self._deliveries.rewind)
         except BaseException:
             self._life.never_began(door)

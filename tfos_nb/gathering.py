@@ -27,6 +27,7 @@ __all__ = ["Failure", "Gathering", "Replaced"]
 
 logger = logging.getLogger(__name__)
 
+JOINS = 3  # an absent node that was lost so often is wanted no more
 _ASKED_WITHIN = 6.0  # seconds: a task asks every five whether its slot is wanted
 
 
@@ -82,6 +83,7 @@ class Gathering(Members):
         self.failures: list[Failure] = []
         self.replaced: dict[str, Replaced] = {}
         self.taken_in: list[str] = []  # late ones that a coordinator has taken in of late
+        self.alone: list[str] = []  # absent ones of which no task and no supervisor is left
         self._can_join = False  # a state was saved since those that are absent have come
         self._leaving: set[str] = set()
         self._given_up: set[tuple[str, int]] = set()
@@ -172,7 +174,7 @@ class Gathering(Members):
     def _slot_use(self, record: Record, question: HoldsSlot) -> str:
         if (question.node, question.pid) in self._given_up:
             return str(SlotUse.END.value)
-        # With the slot goes a GPU, which Spark would give to a node that waits for one.
+        # With the slot goes its GPU, which Spark would give to a node that waits for one.
         lends = bool(self.plan.gpus_of(record.node)) and bool(self.missing)
         if lends or record.link is None or time.monotonic() > self._slot_wanted_until:
             return str(SlotUse.HOLD.value)
@@ -181,6 +183,12 @@ class Gathering(Members):
         return str(SlotUse.LEAVE.value)
 
     # --- for the driver's threads ---
+
+    def give_up_all(self) -> None:
+        """Do without every supervisor that has not gone."""
+        with self.changed:
+            for record in self._records.values():
+                self._let_go(record)
 
     def want_slot(self) -> None:
         """Have one node's task leave its slot: the first that asks within some seconds."""
@@ -200,11 +208,22 @@ class Gathering(Members):
             left = set(self.left_slots)
             return tuple(name for name in self.missing if name in left and self._records[name].link is None)
 
-    def tend(self, nodes: Iterable[str]) -> None:
-        """Learn that Spark is asked for these nodes anew: their tasks hold slots."""
+    def tend(self, nodes: Iterable[str], hold: bool) -> None:
+        """Learn that Spark is asked for these nodes, and whether their tasks hold slots."""
         with self.changed:
             for name in nodes:
-                self._records[name].left_slot = False
+                self._records[name].left_slot = not hold
+
+    @property
+    def has_news(self) -> bool:
+        """Whether others can join or leave, have been taken in, or are to be asked for."""
+        return bool(self.taken_in or self.changing or self.alone)
+
+    def take_alone(self) -> list[str]:
+        """Return the absent nodes of which no task and no supervisor is left, and forget them."""
+        with self.changed:
+            alone, self.alone = self.alone, []
+            return alone
 
     @property
     def some_are_coming(self) -> bool:
@@ -312,6 +331,7 @@ class Gathering(Members):
     def _regather(self, cause: str) -> None:
         self.generation += 1
         self.replaced.clear()
+        self.alone.clear()  # Spark is asked for all that are missing
         self.feeds.regathered(self.gatherings)
         self.history.begin_anew()
         if late := [one for one in self._records.values() if one.absent and one.started]:
@@ -347,8 +367,14 @@ class Gathering(Members):
             if record.absent:
                 record.status = NodeStatus.LOST
                 self._let_go(record)
+                self._bring_back(record)
         self._count_on_and_feed(present)
         self.history.follow(str(self._first.node))
+
+    def _bring_back(self, record: Record) -> None:
+        """Have Spark asked for an absent node again, if its task has left it, and would not start it anew."""
+        if record.left_slot and record.failed_joins < JOINS:
+            self.alone.append(str(record.node))
 
     def _send_away(self, record: Record) -> None:
         """Have a node end: the plan has it no more."""
@@ -360,7 +386,8 @@ class Gathering(Members):
     def _do_without(self, record: Record) -> None:
         """Let go of an absent node that was lost before it could join."""
         self._let_go(record)
-        record.failed_joins += record.reservation is not None
+        record.failed_joins += 1
+        self._bring_back(record)
         record.begin_anew()
         record.status = NodeStatus.LOST
         self._feed_places.pop(str(record.node), None)

@@ -62,6 +62,7 @@ class Life:
         self._stopped = False
         self._at_end: list[Callable[[], object]] = []
         self._at_regathering: list[Callable[[], object]] = []
+        self._at_lone_node: list[Callable[[], object]] = []
         self._thread = threading.Thread(target=self._live, name=f"tfos_nb cluster {name}", daemon=True)
 
     def at_end(self, action: Callable[[], object]) -> None:
@@ -71,6 +72,10 @@ class Life:
     def at_regathering(self, action: Callable[[], object]) -> None:
         """Have something done whenever the members have been told to gather anew."""
         self._at_regathering.append(action)
+
+    def at_lone_node(self, action: Callable[[], object]) -> None:
+        """Have something done whenever an absent node has neither a task nor a supervisor that would bring it."""
+        self._at_lone_node.append(action)
 
     def never_began(self, door: Door) -> None:
         """Do what is done at the end: Spark could not be asked for the nodes."""
@@ -118,6 +123,8 @@ class Life:
         """Wait until the nodes are done, or have failed for good; gather them anew as often as that may help."""
         while True:
             error = self._until_failure()
+            if error is None and self._bring_back():
+                continue
             with self._changed:
                 unchanged = not self._roster.changing and not self._roster.taken_in
                 if error is None and (unchanged or self._fate.failing or self._roster.all_returned):
@@ -128,6 +135,16 @@ class Life:
             logger.warning("cluster %s %s", self._name, what)
             for action in self._at_regathering:
                 action()
+
+    def _bring_back(self) -> bool:
+        """Have Spark asked for absent nodes that nobody else would bring; whether there are some."""
+        alone = self._roster.take_alone()
+        if not alone or self._fate.failing or self._roster.all_returned:
+            return False
+        logger.info("cluster %s asks Spark for %s anew", self._name, ", ".join(alone))
+        for action in self._at_lone_node:
+            action()
+        return True
 
     def _go_on(self, error: TfosError | None) -> str:
         """Go on behind a loss, or with other nodes; say how. The lock is held."""
@@ -151,7 +168,7 @@ class Life:
         if not self._fate.wait_for(lambda: self._roster.all_reserved, timeout):
             return self._fate.rendezvous_timeout(timeout, self._address)
         roster = self._roster
-        self._fate.wait_for(lambda: roster.all_returned or bool(roster.taken_in or roster.changing), None)
+        self._fate.wait_for(lambda: roster.all_returned or roster.has_news, None)
         return self._fate.first_failure()
 
     def _shrink(self, least: int, timeout: float) -> None:
@@ -182,7 +199,8 @@ class Life:
         with self._changed:
             self._changed.wait_for(lambda: self._roster.all_gone, grace + _LEAVING)
             # A node's task ends after its supervisor: only then are the process gone and the slot free.
-            patience = _LEAVING * (3 if self._roster.all_gone else 1)
+            patience = _LEAVING * (3 if self._roster.all_gone else 2)
+            self._roster.give_up_all()  # one that is stopped hears nothing: its task ends it, when it next asks
             self._changed.wait_for(lambda: all(job.done.is_set() for job in self._fate.jobs()), patience)
         self._jobs.cancel_all()
         self._close_door(error)

@@ -84,7 +84,6 @@ class NodeJobs:
             nodes = tuple(node for node in one.nodes if failed or node in lost)
             if not nodes:
                 continue
-            self.roster.tend(nodes)
             self._submitted.remove(one)
             if not ended:
                 staying = tuple(node for node in one.nodes if node not in nodes)
@@ -100,6 +99,7 @@ class NodeJobs:
         return [one.job for one in self._submitted]
 
     def _on_spark(self, nodes: tuple[str, ...], profile: ResourceProfile | None) -> None:
+        self.roster.tend(nodes, self.tasks.hold)
         extra: dict[str, Any] = {"profile": profile} if profile is not None else {}  # PySpark 3.5 does not know it
         rows = self.spark.range(0, len(nodes), 1, len(nodes))
         frame = rows.mapInArrow(self.tasks(nodes), SUMMARY_SCHEMA, **extra)
@@ -115,8 +115,7 @@ class NodeJobs:
 
     def _left(self, nodes: tuple[str, ...]) -> int:
         """Count those that have come and hold no slot."""
-        left = set(self.roster.left_slots) if self.tasks.hold else set(nodes)
-        return len(left.intersection(nodes).difference(self.roster.missing))
+        return len(set(nodes).intersection(self.roster.left_slots).difference(self.roster.missing))
 
     def _here(self, node: str) -> None:
         hosted = HostedNode(self.tasks((node,)), node)

@@ -15,7 +15,7 @@ from typing import Any
 from tfos_nb.answering import Answering
 from tfos_nb.errors import NodeFailed, PlanError, TfosError
 from tfos_nb.feeding import FeedDesk
-from tfos_nb.gathering import Failure, Gathering
+from tfos_nb.gathering import JOINS, Failure, Gathering
 from tfos_nb.record import Record
 from tfos_nb.runtime.common_place import PlaceSeen, PlacesSeen
 from tfos_nb.runtime.door import Link
@@ -47,7 +47,6 @@ __all__ = ["Roster"]
 
 logger = logging.getLogger(__name__)
 
-_JOINS = 3  # an absent node that was lost so often is wanted no more
 _STOOD_STILL = 1.0  # seconds: this process was stopped, or its lock was held by somebody
 _NEWS = (Heartbeat, LogLines)  # there are many of them, and whoever waits for what they tell looks once a second
 
@@ -192,7 +191,7 @@ class Roster(Gathering):
         if self._dismissed or record.link is not None or record.parting:
             return False
         if record.reservation is None and (self.gatherings > 1 or record.absent):
-            return record.failed_joins < _JOINS
+            return record.failed_joins < JOINS
         return None if self.restarts_left > 0 else False
 
     def _reserve(self, record: Record, message: Reservation) -> None:
@@ -320,7 +319,8 @@ class Roster(Gathering):
             if record.status is NodeStatus.LOST and message.code != 0:
                 self._explain_loss(record, message)
             had_reserved = (message.node, message.pid) in self._known
-            if record.reservation is None and not record.status.ended and not had_reserved:
+            counts = record.absent and not record.parting  # one that never comes is not wanted for ever
+            if record.reservation is None and not had_reserved and (counts or not record.status.ended):
                 cause = f"its supervisor ended with code {message.code} before it had reserved"
                 error = NodeFailed(cause, node=message.node, log_tail=message.text)
                 self._fail(record, error, lost=self.gatherings > 1)

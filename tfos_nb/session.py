@@ -378,7 +378,7 @@ class SparkJobs:
     def room(self, job: Job[Any]) -> Room | None:
         """Look what Spark has for the tasks of a job; None if it cannot be asked."""
         try:
-            return room_for(self._context, job.description)
+            return self._context.in_time(partial(room_for, self._context, job.description))
         except Exception as error:  # noqa: BLE001 - Spark has ended, say: then the job tells why
             logger.info("Spark does not say what runs: %s", error)
             return None

@@ -7,7 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfos_nb.promises import Busy
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
 
 __all__ = ["Context", "is_connect"]
+
+_Answer = TypeVar("_Answer")
 
 
 def is_connect(value: object) -> bool:
@@ -120,6 +122,10 @@ class Context(ABC):
     @abstractmethod
     def know(self, profile: ResourceProfile) -> None:
         """Tell Spark of a profile: it counts places only of those that it knows."""
+
+    def in_time(self, ask: Callable[[], _Answer]) -> _Answer | None:
+        """Ask this Spark something; None if its answer does not come soon."""
+        return ask()
 
     # --- jobs ---
 

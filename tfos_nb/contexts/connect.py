@@ -17,7 +17,7 @@ import socket
 from collections.abc import Callable, Hashable
 from functools import cached_property
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfos_nb.contexts.base import Context
 from tfos_nb.errors import PlanError
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Connect", "default_session"]
 
 logger = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
 
 _ANSWER_SECONDS = 4.0
 _ROWS = 1 << 40  # more than any Spark has cores: a range of fewer rows may get fewer partitions
@@ -58,6 +60,7 @@ class Connect(Context):
 
     def __init__(self, spark: Any) -> None:
         self.spark = spark
+        self._asking: Thread | None = None
 
     @property
     def key(self) -> Hashable:
@@ -135,6 +138,16 @@ class Connect(Context):
     def busy(self) -> tuple[Busy, ...]:
         return held()
 
+    def in_time(self, ask: Callable[[], _Answer]) -> _Answer | None:
+        # A client asks a server that is gone for ten minutes more: it is not asked again meanwhile.
+        if self._asking is not None and self._asking.is_alive():
+            return None
+        answers: list[_Answer] = []
+        self._asking = Thread(target=_answer, args=(ask, answers), name="tfos_nb question", daemon=True)
+        self._asking.start()
+        self._asking.join(_ANSWER_SECONDS)
+        return answers[0] if answers else None
+
     def know(self, profile: ResourceProfile) -> None:
         self._activate()
         assert profile.id is not None, "asking for it has the server make it"
@@ -186,6 +199,13 @@ class Connect(Context):
         if _is_loopback(host):  # the server is on this machine: executors reach the one as they reach the other
             host = self.setting("spark.driver.host") or host
         return host, host
+
+
+def _answer(ask: Callable[[], _Answer], answers: list[_Answer]) -> None:
+    try:
+        answers.append(ask())
+    except Exception as error:  # noqa: BLE001 - whoever asks does without an answer
+        logger.info("Spark Connect did not answer: %s", error)
 
 
 def _own_address(server: str) -> str:

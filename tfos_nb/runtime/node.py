@@ -212,8 +212,12 @@ class NodeTask:
 
     def _wait(self, supervisor: subprocess.Popen[bytes], job: NodeJob, door: DoorClient) -> int | None:
         """Wait for it; end it if it hangs, and the driver wants another one in its place. None: it is left behind."""
-        seconds = min(max(_LOOK_SECONDS, len(self.nodes) / _ASKED_A_SECOND), _ASK_SECONDS)
-        while job.attempt or job.settings.get("restarts"):
+        seconds = max(_LOOK_SECONDS, len(self.nodes) / _ASKED_A_SECOND)
+        if job.settings.get("restarts"):  # another is to be in its place soon
+            seconds = min(seconds, _ASK_SECONDS)
+        if self.door.relayed:  # a question is a task of Spark's
+            seconds = _ASK_SECONDS
+        while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return supervisor.wait(seconds)
             use = self._use(HoldsSlot(job.node, supervisor.pid), door)
@@ -221,7 +225,6 @@ class NodeTask:
                 return None
             if use is SlotUse.END:
                 kill_group(supervisor)
-        return supervisor.wait()
 
 
 def _executor_name() -> str:
