@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 from collections.abc import Callable
@@ -149,7 +150,11 @@ def test_keras_fit_goes_on_from_memory_without_a_line_of_ones_own(
 
 
 @pytest.mark.faults
-def test_a_training_that_lost_a_node_ends_at_the_loss_of_one_that_did_not(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_training_that_lost_a_node_ends_at_the_loss_of_one_that_did_not(
+    spark: SparkSession, tmp_path: Path, seed: int
+) -> None:
+    moment = random.Random(seed).randrange(ROWS // 2, ROWS * 5)
     args = {"epochs": 12, "rate": 0.1, "momentum": 0.5}
     # Whoever gets which rows, half of them are of a kind: the course must not depend on that.
     data = rows(spark).selectExpr("double(id % 2) as x", "3 * double(id % 2) + 1 as y")
@@ -158,7 +163,7 @@ def test_a_training_that_lost_a_node_ends_at_the_loss_of_one_that_did_not(spark:
         options: dict[str, Any] = {"restarts": 1, "model_dir": str(tmp_path / name)}
         with launch(regression, args, workers=2, spark=spark, **options) as cluster:
             if name == "disturbed":
-                Killer(cluster, "worker:1", ROWS * 2, itself)  # of about ROWS / 2 an epoch
+                Killer(cluster, "worker:1", moment, itself)
             cluster.train(data, epochs=args["epochs"])
         found[name] = cluster.result()
     before, after = found["undisturbed"], found["disturbed"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from tests.clusters.connect_server import connect_server
 from tests.clusters.submit import PROGRAMS
 from tests.conftest import ENVIRONMENT
 from tests.versions import connect_client
+from tests.waiting import until
 from tfos_nb.contexts import connect
 from tfos_nb.contexts.connect import Connect
 from tfos_nb.errors import PlanError
@@ -104,6 +106,21 @@ def context(splits: int = 12, **settings: str) -> Connect:
 
 def profile(**wanted: float) -> Any:
     return SimpleNamespace(taskResources={name: SimpleNamespace(amount=amount) for name, amount in wanted.items()})
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for_nor_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfos_nb.contexts.connect._ANSWER_SECONDS", 0.05)
+    asked, back = context(), threading.Event()
+    assert asked.in_time(lambda: 12) == 12
+    assert asked.in_time(back.wait) is None
+    assert asked.in_time(lambda: 12) is None, "the thread before it still waits"
+    back.set()
+    assert until(lambda: asked.in_time(lambda: 12) == 12)
+
+    def fail() -> int:
+        raise OSError("the server is gone")
+
+    assert asked.in_time(fail) is None
 
 
 def test_places_are_counted_by_the_executors_cores_and_gpus() -> None:
