@@ -108,7 +108,7 @@ def test_a_node_that_says_what_is_no_message_is_ended_and_the_reason_is_told(tmp
     """It would never be heard again: the cluster would wait for a result that has come and was not understood."""
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     heard: list[Any] = []
-    job = NodeJob("worker:0", "c", 0, "0", "h", 1, True)
+    job = NodeJob("worker:0", "c", 0, "0", "h", 1)
     says = framed(wire.encode(MainStarted("worker:0"))) + garbage
     process = NodeProcess(
         job,

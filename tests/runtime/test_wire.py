@@ -103,7 +103,7 @@ def test_what_is_nearly_data_becomes_data(value: Any, plain: Any) -> None:
 
 
 MESSAGES = [
-    lifecycle.NodeJob("worker:1", "c", 0, "1", "host", 1, True, ("0",), 2, {"A": "b"}, ("/a",), {"fed": 1}, b"c", "t"),
+    lifecycle.NodeJob("worker:1", "c", 0, "1", "host", 1, ("0",), 2, {"A": "b"}, ("/a",), {"fed": 1}, b"c", "t"),
     lifecycle.Reservation("worker:1", "host", 1, "0", 0, 77, ("0", "1")),
     lifecycle.Refused("worker:1", "host", "no TensorFlow"),
     lifecycle.Start({"worker": ["a:1", "b:2"]}),
