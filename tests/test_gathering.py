@@ -30,6 +30,15 @@ def coordinated(make: Callable[..., Cluster]) -> Cluster:
     return cluster
 
 
+@pytest.fixture
+def pair(make: Callable[..., Cluster]) -> Cluster:
+    """Two workers that train together."""
+    cluster = make(workers=2)
+    cluster.roster.restarts_left = 2
+    cluster.bring_up("worker:0", "worker:1")
+    return cluster
+
+
 def heard(cluster: Cluster, node: str, kind: type) -> list[Any]:
     """Return what a node has been told of one kind, when all that was on its way is there."""
     cluster.roster.send("the end of it", [node])
@@ -92,25 +101,22 @@ def test_a_worker_that_is_silent_means_that_all_come_again(coordinated: Cluster)
     assert coordinated.roster.generation == 2
 
 
-def test_a_supervisor_that_falls_silent_while_it_is_waited_for_is_given_up(make: Callable[..., Cluster]) -> None:
+def test_a_supervisor_that_falls_silent_while_it_is_waited_for_is_given_up(pair: Cluster) -> None:
     """It has no reservation then, and its task must still be told that it is to end it."""
-    cluster = make(workers=2)
-    cluster.roster.restarts_left = 2
-    cluster.bring_up("worker:0", "worker:1")
-    cluster.say(ended("worker:0", None, "SIGKILL"))
-    assert cluster.roster.gather_again("it was killed")
-    come_again(cluster, "worker:1", 5001)
-    cluster.clock.now += 100.0
-    cluster.say(StateHeld("worker:1"))
-    cluster.roster.ticked()
-    assert [failure.node for failure in cluster.roster.failures] == ["worker:0"]
-    assert cluster.roster.asked(HoldsSlot("worker:0", 77)) == "hold"
-    assert cluster.roster.gather_again("no heartbeat")
-    assert cluster.roster.asked(HoldsSlot("worker:0", 77)) == "end"
-    assert cluster.roster.asked(HoldsSlot("worker:1", 77)) == "hold"
-    come_late(cluster, "worker:0")
-    come_again(cluster, "worker:1", 5002)
-    assert cluster.roster.all_reserved
+    pair.say(ended("worker:0", None, "SIGKILL"))
+    assert pair.roster.gather_again("it was killed")
+    come_again(pair, "worker:1", 5001)
+    pair.clock.now += 100.0
+    pair.say(StateHeld("worker:1"))
+    pair.roster.ticked()
+    assert [failure.node for failure in pair.roster.failures] == ["worker:0"]
+    assert pair.roster.asked(HoldsSlot("worker:0", 77)) == "hold"
+    assert pair.roster.gather_again("no heartbeat")
+    assert pair.roster.asked(HoldsSlot("worker:0", 77)) == "end"
+    assert pair.roster.asked(HoldsSlot("worker:1", 77)) == "hold"
+    come_late(pair, "worker:0")
+    come_again(pair, "worker:1", 5002)
+    assert pair.roster.all_reserved
 
 
 # --- a slot for the rows
@@ -140,64 +146,55 @@ def test_a_node_that_has_not_come_leaves_no_slot_nor_one_with_a_gpu_while_others
     assert cluster.roster.asked(HoldsSlot("worker:0", 77)) == "leave"
 
 
-def test_a_node_without_a_task_is_asked_for_anew_when_its_supervisor_is_gone(make: Callable[..., Cluster]) -> None:
-    cluster = make(workers=2)
-    cluster.roster.restarts_left = 2
-    cluster.bring_up("worker:0", "worker:1")
-    cluster.roster.want_slot()
-    assert cluster.roster.asked(HoldsSlot("worker:1", 77)) == "leave"
-    cluster.say(ended("worker:1", None, "SIGKILL"))
-    assert cluster.roster.gather_again("it was killed")
-    assert cluster.roster.untended == (), "its supervisor starts the next process"
-    come_again(cluster, "worker:0", 5000)
-    come_again(cluster, "worker:1", 5001)
-    cluster.streams["worker:1"].end()
-    cluster.until(lambda: cluster.roster.failures)
-    assert cluster.roster.gather_again("its host is gone")
-    assert cluster.roster.untended == ("worker:1",)
-    cluster.roster.tend(["worker:1"], hold=True)
-    assert (cluster.roster.untended, cluster.roster.left_slots) == ((), ())
+def test_a_node_without_a_task_is_asked_for_anew_when_its_supervisor_is_gone(pair: Cluster) -> None:
+    pair.roster.want_slot()
+    assert pair.roster.asked(HoldsSlot("worker:1", 77)) == "leave"
+    pair.say(ended("worker:1", None, "SIGKILL"))
+    assert pair.roster.gather_again("it was killed")
+    assert pair.roster.untended == (), "its supervisor starts the next process"
+    come_again(pair, "worker:0", 5000)
+    come_again(pair, "worker:1", 5001)
+    pair.streams["worker:1"].end()
+    pair.until(lambda: pair.roster.failures)
+    assert pair.roster.gather_again("its host is gone")
+    assert pair.roster.untended == ("worker:1",)
+    pair.roster.tend(["worker:1"], hold=True)
+    assert (pair.roster.untended, pair.roster.left_slots) == ((), ())
 
 
-def test_an_absent_node_that_nobody_brings_is_asked_for_until_it_was_lost_thrice(make: Callable[..., Cluster]) -> None:
+def test_an_absent_node_that_nobody_brings_is_asked_for_until_it_was_lost_thrice(pair: Cluster) -> None:
     """Its task has left its slot, or every slot is a node; no gathering comes that would ask for it."""
-    cluster = make(workers=2)
-    cluster.roster.restarts_left = 2
-    cluster.bring_up("worker:0", "worker:1")
-    cluster.roster.tend(["worker:1"], hold=False)
-    cluster.say(ended("worker:1", None, "SIGKILL"))
-    assert cluster.roster.gather_again("it was killed")
-    come_again(cluster, "worker:0", 5000)
-    assert cluster.roster.take_alone() == []
-    cluster.roster.go_on_without_missing()  # its supervisor, which has been too slow, is let go
+    pair.roster.tend(["worker:1"], hold=False)
+    pair.say(ended("worker:1", None, "SIGKILL"))
+    assert pair.roster.gather_again("it was killed")
+    come_again(pair, "worker:0", 5000)
+    assert pair.roster.take_alone() == []
+    pair.roster.go_on_without_missing()  # its supervisor, which has been too slow, is let go
     for left in (True, True, False):
-        assert cluster.roster.take_alone() == ["worker:1"]
-        come_late(cluster, "worker:1")
-        cluster.streams["worker:1"].end()
-        cluster.until(lambda: "worker:1" in cluster.roster.missing)
-        assert bool(cluster.roster.alone) is left
-    assert cluster.roster.missing == ("worker:1",)
+        assert pair.roster.take_alone() == ["worker:1"]
+        come_late(pair, "worker:1")
+        pair.streams["worker:1"].end()
+        pair.until(lambda: "worker:1" in pair.roster.missing)
+        assert bool(pair.roster.alone) is left
+    assert pair.roster.missing == ("worker:1",)
 
 
 @pytest.mark.parametrize("refused", [True, False], ids=["it is refused", "it dies"])
-def test_an_absent_node_that_never_reserves_is_wanted_three_times(make: Callable[..., Cluster], refused: bool) -> None:
-    cluster = make(workers=2)
-    cluster.roster.restarts_left = 2
-    cluster.bring_up("worker:0", "worker:1")
-    cluster.say(ended("worker:1", None, "SIGKILL"))
-    assert cluster.roster.gather_again("it was killed")
-    come_again(cluster, "worker:0", 5000)
-    cluster.roster.go_on_without_missing()
+def test_an_absent_node_that_never_reserves_is_wanted_three_times(pair: Cluster, refused: bool) -> None:
+    pair.say(ended("worker:1", None, "SIGKILL"))
+    assert pair.roster.gather_again("it was killed")
+    come_again(pair, "worker:0", 5000)
+    pair.roster.go_on_without_missing()
     for number in range(3):
-        assert cluster.roster.asked(NodeWanted("worker:1"))
+        assert pair.roster.asked(NodeWanted("worker:1"))
         if refused:
-            late = cluster.streams[f"late {number}"] = cluster.client.attend()
+            late = pair.streams[f"late {number}"] = pair.client.attend()
             late.send(Refused("worker:1", "10.0.0.9", "it has no TensorFlow"))
-            cluster.until(lambda number=number: cluster.roster._records["worker:1"].failed_joins > number)
+            pair.until(lambda number=number: pair.roster._records["worker:1"].failed_joins > number)
         else:
-            cluster.roster.asked(SupervisorEnded("worker:1", 1, "No module named 'tensorflow'", 100 + number))
-    assert not cluster.roster.asked(NodeWanted("worker:1"))
-    assert not cluster.roster.failures, "the others go on"
+            pair.roster.asked(SupervisorEnded("worker:1", 1, "No module named 'tensorflow'", 100 + number))
+    assert not pair.roster.asked(NodeWanted("worker:1"))
+    assert not pair.roster.failures, "the others go on"
 
 
 # --- fewer nodes than the plan has

@@ -75,7 +75,7 @@ def size(value: object) -> int:
     return len(json.dumps(value, ensure_ascii=False).encode())
 
 
-def without_password(text: str) -> str:
+def without_password(text: str, instead: str = "…@") -> str:
     """Return text whose URLs name no user and no password, as whoever sees it may read it.
 
     Examples
@@ -83,4 +83,4 @@ def without_password(text: str) -> str:
     >>> without_password("ftp://me:secret@host/models")
     'ftp://…@host/models'
     """
-    return re.sub(r"//[^/@\s]*@", "//…@", text)
+    return re.sub(r"//[^/@]*@", f"//{instead}", text)

@@ -28,7 +28,7 @@ __all__ = ["Failure", "Gathering", "Replaced"]
 logger = logging.getLogger(__name__)
 
 JOINS = 3  # an absent node that was lost so often is wanted no more
-_ASKED_WITHIN = 6.0  # seconds: a task asks every five whether its slot is wanted
+_ASKED_WITHIN = 6.0  # seconds, in which some task asks what its slot is for
 
 
 @dataclass(frozen=True)
@@ -171,16 +171,16 @@ class Gathering(Members):
             record.link.end()
             record.link = None
 
-    def _slot_use(self, record: Record, question: HoldsSlot) -> str:
+    def _slot_use(self, record: Record, question: HoldsSlot) -> SlotUse:
         if (question.node, question.pid) in self._given_up:
-            return str(SlotUse.END.value)
+            return SlotUse.END
         # With the slot goes its GPU, which Spark would give to a node that waits for one.
         lends = bool(self.plan.gpus_of(record.node)) and bool(self.missing)
         if lends or record.link is None or time.monotonic() > self._slot_wanted_until:
-            return str(SlotUse.HOLD.value)
+            return SlotUse.HOLD
         record.left_slot, self._slot_wanted_until = True, -math.inf
         logger.info("%s leaves its slot, so that the rows have one", record.node)
-        return str(SlotUse.LEAVE.value)
+        return SlotUse.LEAVE
 
     # --- for the driver's threads ---
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from tfos_nb.brief import without_password
 from tfos_nb.contexts import context_of
 from tfos_nb.errors import PlanError
 from tfos_nb.launching import error_of_job
@@ -130,7 +131,7 @@ def _source_of(model: Any, spark: SparkSession, use: Use) -> tuple[Parcel | Plac
 
 def shown(url: str) -> str:
     """Return a URL without what may be secret: the user's part, and the query."""
-    return re.sub(r"//[^/@]*@", "//", url.partition("?")[0])
+    return without_password(url.partition("?")[0], instead="")
 
 
 def _packed(path: str) -> tuple[str, bytes]:

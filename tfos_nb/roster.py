@@ -76,7 +76,7 @@ class Roster(Gathering):
         self._answers: dict[type, Callable[[Record, Any], bool | str | None]] = {
             NodeThere: self._is_there,
             NodeWanted: self._is_wanted,
-            HoldsSlot: self._slot_use,
+            HoldsSlot: lambda record, question: self._slot_use(record, question).value,
         }
         self._handlers: dict[type, Callable[[Record, Any], None]] = {
             NodeUp: self._node_up,

@@ -234,13 +234,16 @@ class _Shelf:
 
     def numbers(self) -> list[str]:
         """Return the names of the checkpoints that are whole, the oldest first."""
-        self.filesystem.invalidate_cache()
-        if not self.filesystem.exists(self.place):
-            return []
-        return [name for name in self._named() if self.filesystem.exists(f"{self.place}/{name}/{_PLACE}")]
+        return list(filter(self._is_whole, self._named()))
+
+    def _is_whole(self, name: str) -> bool:
+        return bool(self.filesystem.exists(f"{self.place}/{name}/{_PLACE}"))
 
     def _named(self) -> list[str]:
         """Return the names of the checkpoints, whole or not, the oldest first."""
+        self.filesystem.invalidate_cache()
+        if not self.filesystem.exists(self.place):
+            return []
         names = (name.rstrip("/").rpartition("/")[2] for name in self.filesystem.ls(self.place, detail=False))
         return sorted(name for name in names if _NUMBER.fullmatch(name))
 
@@ -262,9 +265,10 @@ class _Shelf:
             rename_over(self.filesystem, part, place)
         else:
             self._upload(folder, part, place)
-        names = self.numbers()
+        named = self._named()
+        names = list(filter(self._is_whole, named))
         kept = {*names[-max(keep, 1) :], *[name for name in names if _is_of_a_whole_epoch(name)][-1:]}
-        for old in self._named():
+        for old in named:
             if old not in kept:
                 self._remove(f"{self.place}/{old}")
 

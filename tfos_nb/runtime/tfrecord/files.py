@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
+from tfos_nb.brief import without_password
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime import remote
 from tfos_nb.runtime.paths import is_local
@@ -93,7 +94,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
 def plain(url: str) -> str:
     """Return a URL without what may be secret in it."""
-    return re.sub(r"//[^/@]*@", "//", url)
+    return without_password(url, instead="")
 
 
 def found(url: str) -> list[DataFile]:
