@@ -5,11 +5,13 @@ The calls here only ask and wait: how a cluster ends is decided in its own threa
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -216,7 +218,8 @@ class Cluster(Inferring, Scaling):
     def start(self) -> None:
         """Ask Spark, open the door and submit the nodes; returns before they are up."""
         launching = survey(self._spark, self.plan)
-        door, self._address = open_door(self._spark, EvaluatorDesk.before(self._roster, self._settings.grace))
+        door, address = open_door(self._spark, EvaluatorDesk.before(self._roster, self._settings.grace))
+        self._address = replace(address, patience=self._settings.heartbeat_timeout)
         self._life.begin()
         hold, claim = launching.hold, launching.claim
         tasks = NodeTasks(self.plan, self._settings, self._address, hold, self._payload, claim, self.id)
@@ -251,7 +254,10 @@ class Cluster(Inferring, Scaling):
         path = os.path.join(directory, "tensorboard")
         door.open_tunnel(path, partial(self._roster.send_to, str(self.plan.chief_node)))
         self._tunnel = path
-        self._life.at_end(partial(shutil.rmtree, directory, ignore_errors=True))
+        remove = partial(shutil.rmtree, directory, ignore_errors=True)
+        atexit.register(remove)  # a program that is interrupted may not wait for the cluster's end
+        self._life.at_end(remove)
+        self._life.at_end(partial(atexit.unregister, remove))
 
     def announce_train(self) -> None:
         """Say that another thread is about to call :meth:`train`: a :meth:`wait` that comes before waits for that."""

@@ -52,10 +52,8 @@ _OPTIONS = [
     ("grpc.max_send_message_length", wire.MAX_MESSAGE_BYTES),
 ]
 
-_SERVER_OPTIONS = [
-    ("grpc.so_reuseport", 0),
-    ("grpc.http2.max_ping_strikes", 0),  # nodes may ping as they like
-]
+# Nodes may ping as they like.
+_SERVER_OPTIONS = [("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0)]
 _TICK = 1.0
 
 
@@ -63,7 +61,7 @@ _TICK = 1.0
 class DoorAddress:
     """All that an executor needs to reach the driver. Its secrets stay out of its repr.
 
-    ``relayed``: host and port are those of a relay, and answers take their time.
+    ``relayed``: host and port are a relay's, so answers take time. ``patience``: seconds until a silent driver is gone.
     """
 
     host: str
@@ -71,6 +69,7 @@ class DoorAddress:
     certificate: bytes = field(repr=False)
     token: str = field(repr=False)
     relayed: bool = False
+    patience: float = 15.0
 
 
 class Link:
@@ -316,6 +315,7 @@ def _bracketed(host: str) -> str:
 
 def dial(address: DoorAddress, make: Callable[..., Any] = grpc.secure_channel, *options: tuple[str, Any]) -> Any:
     """Open a channel to a door, of ``grpc`` or, with ``make``, of ``grpc.aio``; nothing is sent yet."""
+    patience = 120.0 if address.relayed else address.patience
     return make(
         f"{_bracketed(address.host)}:{address.port}",
         grpc.ssl_channel_credentials(root_certificates=address.certificate),
@@ -324,7 +324,7 @@ def dial(address: DoorAddress, make: Callable[..., Any] = grpc.secure_channel, *
             ("grpc.ssl_target_name_override", SERVER_NAME),
             ("grpc.enable_http_proxy", 0),
             ("grpc.keepalive_time_ms", 20_000),
-            ("grpc.keepalive_timeout_ms", 120_000 if address.relayed else 10_000),
+            ("grpc.keepalive_timeout_ms", int(patience * 1000)),  # and TCP_USER_TIMEOUT, with what was sent before
             *options,
         ],
     )

@@ -35,6 +35,7 @@ from tfos_nb.runtime import wire
 from tfos_nb.runtime.fingerprint import fingerprint_of
 from tfos_nb.runtime.handover import BLOCK_BYTES, BlockPool, BlockWriter, Grant, PoolPlace, Written
 from tfos_nb.runtime.identity import SERVER_NAME, Identity
+from tfos_nb.runtime.incoming import Strangers
 from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.runtime.passes import Passes
 from tfos_nb.runtime.soundness import sound
@@ -47,6 +48,7 @@ Exchange = Callable[[bytes, Any, Any], None]
 
 _TOKEN_HEADER = "tfos-token"  # noqa: S105 - its name, not what is in it
 _GRANTED_AHEAD = 2
+_LOOK_EVERY = 2.0
 _KEEP_ROWS_ALIKE = "Cache or checkpoint the DataFrame, or sort it, and train again"
 
 
@@ -114,9 +116,11 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]
         self._passes = passes
         self._pool = pool
         self.exchange: Exchange | None = None
+        self.strangers = Strangers(self.port) if identity else None
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take one partition's rows from one sender."""
+        self._know(context)
         ticket = wire.expect(FeedTicket, descriptor.command)
         intake = self._passes.intake(ticket.feed)
         lane = intake.lane(ticket.partition)
@@ -136,9 +140,14 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take rows that want answers, and give these: see :mod:`tfos_nb.runtime.inferring`."""
+        self._know(context)
         if self.exchange is None:
             raise FeedFailed("this node answers no rows")
         self.exchange(descriptor.command, reader, writer)
+
+    def _know(self, context: Any) -> None:
+        if self.strangers is not None:
+            self.strangers.has_called(context.peer())
 
     def _tell(self, writer: Any, lane: Any, intake: Any) -> None:
         kept = intake.spill is not None and intake.spill.whole
@@ -201,10 +210,17 @@ class FeedServer:
         bind = f"[{host}]" if ":" in host else host
         self._far = _Listener(f"grpc+tls://{bind}:0", passes, token, identity, None)
         self.place = FeedPlace(path, host, self._far.port, identity.certificate)
+        self._look_due = 0.0
 
     def answer_with(self, exchange: Exchange) -> None:
         """Have rows that want answers served by this."""
         self._near.exchange = self._far.exchange = exchange
+
+    def look(self, now: float) -> None:
+        """Hang up on strangers, at a moment of the monotonic clock; to be called every second or so, by one thread."""
+        if self._far.strangers is not None and now >= self._look_due:
+            self._look_due = now + _LOOK_EVERY
+            self._far.strangers.look(now)
 
     def close(self) -> None:
         """Take no more rows."""

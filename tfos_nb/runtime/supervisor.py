@@ -184,7 +184,8 @@ class Supervisor:
         from tfos_nb.runtime.door import DoorAddress, DoorClient
 
         job = self._job
-        door = DoorAddress(job.door_host, job.door_port, job.certificate, job.token, job.relayed)
+        patience = float(str(job.settings.get("heartbeat_timeout", DoorAddress.patience)))
+        door = DoorAddress(job.door_host, job.door_port, job.certificate, job.token, job.relayed, patience)
         self._client = DoorClient(door)
         self._stream = self._client.attend()
         self._tunnel = TunnelEnd(self._client, lambda: self._board.socket if self._board is not None else None)

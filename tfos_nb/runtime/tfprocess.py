@@ -19,6 +19,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from tfos_nb.runtime.common_place import PlaceSeen
 from tfos_nb.runtime.context import NodeContext
 from tfos_nb.runtime.datafeed import NodeRows
 from tfos_nb.runtime.feed import FeedServer
+from tfos_nb.runtime.incoming import raise_descriptors
 from tfos_nb.runtime.inferring import RequestDesk
 from tfos_nb.runtime.keras_fit import NODE_VARIABLE
 from tfos_nb.runtime.last_state import LastState
@@ -109,6 +111,7 @@ class TensorFlowProcess:
         if self._logs is not None:
             self._log_dir = self._logs.path
         self._serves = self._called = False
+        self._feed: FeedServer | None = None
         self._handlers: dict[type, Callable[[Any], object]] = {
             Start: self._start,
             Moved: self._peers.moved,
@@ -163,9 +166,9 @@ class TensorFlowProcess:
     def _open_feed(self) -> FeedPlace | None:
         if not self._job.settings.get("fed"):
             return None
-        server = FeedServer(self._passes, directory=self._directory, host=self._host, token=self._job.token)
-        server.answer_with(self._requests.exchange)
-        return server.place
+        self._feed = FeedServer(self._passes, directory=self._directory, host=self._host, token=self._job.token)
+        self._feed.answer_with(self._requests.exchange)
+        return self._feed.place
 
     def _run_main(self) -> MainReturned:
         spec = self._signals.cluster_spec
@@ -264,6 +267,8 @@ class TensorFlowProcess:
     def _tell_feed(self) -> None:
         while not self._signals.farewell.wait(_FEED_STATUS_EVERY):
             self._reporter.send(replace(self._passes.status(), dropped=self._reporter.dropped))
+            if self._feed is not None:
+                self._feed.look(time.monotonic())
 
     def _listen(self) -> None:
         try:
@@ -361,6 +366,7 @@ def _remove_generated_files() -> None:
 def main() -> None:
     """Run as the node's process."""
     die_with_parent()
+    raise_descriptors()
     faulthandler.enable()  # what a crash of TensorFlow's was doing is then in the node's log
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")  # this process is all ours
     for chatty in ("absl", "tensorflow"):  # a line for each collective that is compiled is no news to the user
