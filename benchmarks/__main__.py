@@ -17,7 +17,7 @@ from benchmarks.table import Result, document, render
 
 NAMES = (
     "feed", "replay", "start", "leak", "report", "completion", "board", "panel", "transform", "cluster_inference",
-    "tfrecord", "steps", "pauses", "recovery", "saving", "fleet", "scaling",
+    "tfrecord", "steps", "pauses", "recovery", "going_on", "saving", "fleet", "scaling",
 )  # fmt: skip
 
 

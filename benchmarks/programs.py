@@ -110,15 +110,40 @@ def sum_forever(args: Any, ctx: Any) -> None:
 
         return strategy.experimental_local_results(strategy.run(on_replica, (batch["id"],)))[0]
 
-    first = True
+    steps = 0
     while not ctx.should_stop:
         for batch in rows:
             total.assign_add(step(batch))
-            if first:
-                ctx.report(first_step=time.time())
-                first = False
+            steps = _report_step(ctx, steps)
         epoch += 1
         ctx.checkpoint(total=total, epoch=epoch)
+
+
+def step_forever(args: Any, ctx: Any) -> None:
+    """The same by a chief that gives the steps to whichever worker is free, and keeps the sum on a parameter server."""
+    if not ctx.is_chief:
+        return ctx.serve()
+    import tensorflow as tf
+
+    coordinator = ctx.coordinator()
+    with coordinator.strategy.scope():
+        total = tf.Variable(0, dtype=tf.int64)
+    rows = ctx.coordinator_dataset(256)
+
+    def step(batch: Any) -> Any:
+        total.assign_add(tf.reduce_sum(batch["id"]))
+        return tf.size(batch["id"])
+
+    steps = 0
+    while not ctx.should_stop:
+        for _ in rows.steps(step):
+            steps = _report_step(ctx, steps)
+    return None
+
+
+def _report_step(ctx: Any, steps: int) -> int:
+    ctx.report(step=steps + 1, **({} if steps else {"first_step": time.time()}))
+    return steps + 1
 
 
 def lineage_count_rows(args: Any, ctx: Any) -> None:

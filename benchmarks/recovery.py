@@ -7,14 +7,15 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import programs
 from benchmarks.session import spark_session
 from benchmarks.table import Ratio, Result, median
-from tests.faults import its_host, its_supervisor, itself
+from tests.faults import its_host, its_supervisor, its_warm_process, itself
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
     from benchmarks.settings import Settings
     from tfos_nb import Cluster
 
-__all__ = ["run"]
+__all__ = ["HEARTBEAT", "fed_for_ever", "is_whole", "run", "wait_for"]
 
 _SECONDS_TO_STEP = 5.0  # where a survivor, or its supervisor, is there to fork the next process
 _SECONDS_TO_START = 15.0  # where everything has to be started
-_HEARTBEAT = 5.0
+HEARTBEAT = 5.0
 _GIVE_UP = 120.0
 _ROWS, _EPOCHS = 20_000, 100_000
 
@@ -41,6 +42,7 @@ class _Kind:
     allowed: float
     min_workers: int | None = None
     node: str = "worker:1"
+    asynchronous: bool = False
 
 
 def run(settings: Settings) -> Result:
@@ -55,27 +57,37 @@ def run(settings: Settings) -> Result:
         noticed, again = (median([pair[place] for pair in times]) for place in (0, 1))
         ratios.append(Ratio(f"{what}: until it is noticed", noticed, allowed, "s"))
         ratios.append(Ratio(f"{what}: until a step is done again", again, allowed, "s", 1.0, at_most=True))
-    return Result("recovery", tuple(ratios), {"series": series}, (f"heartbeat_timeout={_HEARTBEAT:g} s",))
+    return Result("recovery", tuple(ratios), {"series": series}, (f"heartbeat_timeout={HEARTBEAT:g} s",))
 
 
 def _hurt_often(settings: Settings, spark: SparkSession, folder: str, kind: _Kind) -> list[tuple[float, float]]:
-    from tfos_nb import launch
-
     times = []
-    options: dict[str, Any] = {"restarts": settings.repeat, "heartbeat_timeout": _HEARTBEAT, "model_dir": folder}
+    options: dict[str, Any] = {"restarts": settings.repeat, "heartbeat_timeout": HEARTBEAT, "model_dir": folder}
     options["min_workers"] = kind.min_workers
-    cluster = launch(programs.sum_forever, spark=spark, workers=2, name="recovery", **options)
-    feeding = threading.Thread(target=_feed, args=(cluster, spark.range(0, settings.rows or _ROWS, 1, 8)), daemon=True)
-    feeding.start()
-    try:
+    with fed_for_ever(spark, kind.asynchronous, settings.rows or _ROWS, **options) as cluster:
         for number in range(settings.repeat):
             times.append(_hurt(cluster, kind))
             noticed, again = times[-1]
             settings.say(f"recovery: {kind.what} {number + 1}/{settings.repeat}: {noticed:.2f} and {again:.2f} s")
+    return times
+
+
+@contextmanager
+def fed_for_ever(spark: SparkSession, asynchronous: bool, rows: int, **options: Any) -> Iterator[Cluster]:
+    """Launch a cluster of two workers, in step or asynchronous, that trains on rows until the block is left."""
+    from tfos_nb import launch
+
+    if asynchronous:
+        options |= {"chief": True, "ps": 1}
+    program = programs.step_forever if asynchronous else programs.sum_forever
+    cluster = launch(program, spark=spark, workers=2, name="recovery", **options)
+    feeding = threading.Thread(target=_feed, args=(cluster, spark.range(0, rows, 1, 8)), daemon=True)
+    feeding.start()
+    try:
+        yield cluster
     finally:
         cluster.close()
         feeding.join(_GIVE_UP)
-    return times
 
 
 def _feed(cluster: Cluster, rows: Any) -> None:
@@ -89,14 +101,14 @@ def _feed(cluster: Cluster, rows: Any) -> None:
 
 def _hurt(cluster: Cluster, kind: _Kind) -> tuple[float, float]:
     """Hurt a node once it trains; return the seconds until that was noticed, and until the next step."""
-    _await(lambda: _stepped(cluster) > 0 and cluster.state.value == "RUNNING" and _is_whole(cluster))
+    wait_for(lambda: _stepped(cluster) > 0 and cluster.state.value == "RUNNING" and is_whole(cluster))
     generation = cluster.snapshot().generation
     pid = next(node.pid for node in cluster.snapshot().nodes if node.node == kind.node)
     began = time.time()
     os.kill(kind.find(pid or 0), kind.how)
-    _await(lambda: cluster.snapshot().generation > generation)
+    wait_for(lambda: cluster.snapshot().generation > generation)
     noticed = time.time()
-    _await(lambda: _stepped(cluster) > began)
+    wait_for(lambda: _stepped(cluster) > began)
     return noticed - began, _stepped(cluster) - began
 
 
@@ -106,11 +118,13 @@ def _stepped(cluster: Cluster) -> float:
     return chief.metrics.get("first_step", 0.0)
 
 
-def _is_whole(cluster: Cluster) -> bool:
-    return all(node.status.value == "TRAINING" for node in cluster.snapshot().nodes)
+def is_whole(cluster: Cluster) -> bool:
+    """Whether every node runs its program."""
+    return all(node.status.value in ("FEEDING", "TRAINING") for node in cluster.snapshot().nodes)
 
 
-def _await(reached: Callable[[], bool]) -> None:
+def wait_for(reached: Callable[[], bool]) -> None:
+    """Look until it is so."""
     deadline, pause = time.monotonic() + _GIVE_UP, threading.Event()
     while not reached():
         if time.monotonic() > deadline:
@@ -123,8 +137,11 @@ _KINDS = (
     _Kind("the leader's process is killed", itself, signal.SIGKILL, _SECONDS_TO_STEP, node="worker:0"),
     _Kind("its supervisor is killed", its_supervisor, signal.SIGKILL, _SECONDS_TO_START),
     _Kind("its supervisor is killed, min_workers=1", its_supervisor, signal.SIGKILL, _SECONDS_TO_STEP, min_workers=1),
+    _Kind("its warm process is killed", its_warm_process, signal.SIGKILL, _SECONDS_TO_START),
     _Kind("its executor and its supervisor are killed", its_host, signal.SIGKILL, _SECONDS_TO_START),
     _Kind("its executor and its supervisor are killed, min_workers=1", its_host, signal.SIGKILL, _SECONDS_TO_STEP, 1),
-    _Kind("its process is frozen", itself, signal.SIGSTOP, _HEARTBEAT + _SECONDS_TO_STEP),
-    _Kind("its supervisor is frozen", its_supervisor, signal.SIGSTOP, _HEARTBEAT + _SECONDS_TO_START),
+    _Kind("its process is frozen", itself, signal.SIGSTOP, HEARTBEAT + _SECONDS_TO_STEP),
+    _Kind("its supervisor is frozen", its_supervisor, signal.SIGSTOP, HEARTBEAT + _SECONDS_TO_START),
+    _Kind("a parameter server's process is killed", itself, signal.SIGKILL, _SECONDS_TO_START, None, "ps:0", True),
+    _Kind("an asynchronous chief's is killed", itself, signal.SIGKILL, _SECONDS_TO_START, None, "chief:0", True),
 )

@@ -135,6 +135,7 @@ class Settings:
         """Return what the nodes need to know of them."""
         return {
             "model_dir": self.model_dir_for(name),
+            "place_given": self.model_dir is not None,
             "log_dir": self.log_dir_for(name),
             "autolog": self.autolog,
             "buffer_bytes": self.buffer_bytes,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+
+import psutil
 
 
 @dataclass(frozen=True)
@@ -18,10 +21,24 @@ class Host:
     address: str
     link: str
     """The bridge's end of its cable."""
+    disk: str = ""
+    """A directory that is this host's own: each of the commands sees an empty one there."""
 
     def command(self, *words: str) -> tuple[str, ...]:
         """Return the command that runs another one there."""
-        return ("ip", "netns", "exec", self.name, *words)
+        own = ("sh", "-c", f'mount -t tmpfs own "{self.disk}" && exec "$@"', "sh") if self.disk else ()
+        return ("ip", "netns", "exec", self.name, *own, *words)
+
+    def of_tfos_nb(self) -> dict[int, str]:
+        """Return which processes of tfos_nb's run there: their numbers, and the modules that they are."""
+        found = {}
+        for number in map(int, _run("ip", "netns", "pids", self.name).split()):
+            with contextlib.suppress(psutil.Error):  # it has ended
+                process = psutil.Process(number)
+                words = process.cmdline() if process.status() != psutil.STATUS_ZOMBIE else []
+                if words[1:2] == ["-m"] and words[2].startswith("tfos_nb."):
+                    found[number] = words[2]
+        return found
 
     def cut_off(self) -> None:
         """Pull its cable: packets go nowhere, and nobody is told."""
@@ -59,9 +76,9 @@ def why_not() -> str:
 
 
 @contextmanager
-def network(count: int) -> Iterator[Network]:
-    """Make so many hosts; they are gone afterwards."""
-    with _network(_names(count)) as made:
+def network(count: int, disk: str = "") -> Iterator[Network]:
+    """Make so many hosts; they are gone afterwards. ``disk`` is a directory that each has for itself."""
+    with _network(_names(count), disk) as made:
         yield made
 
 
@@ -70,18 +87,18 @@ def _names(count: int) -> tuple[str, ...]:
 
 
 @contextmanager
-def _network(names: tuple[str, ...]) -> Iterator[Network]:
+def _network(names: tuple[str, ...], disk: str = "") -> Iterator[Network]:
     bridge, subnet = f"tfosb{os.getpid() % 100_000}", f"10.77.{os.getpid() % 250}"
     with ExitStack() as made:
         _ip("link", "add", bridge, "type", "bridge")
         made.callback(_ip, "link", "del", bridge)
         _ip("addr", "add", f"{subnet}.1/24", "dev", bridge)
         _ip("link", "set", bridge, "up")
-        hosts = [_host(made, name, bridge, f"{subnet}.{number + 2}") for number, name in enumerate(names)]
+        hosts = [_host(made, name, bridge, f"{subnet}.{number + 2}", disk) for number, name in enumerate(names)]
         yield Network(f"{subnet}.1", tuple(hosts))
 
 
-def _host(made: ExitStack, name: str, bridge: str, address: str) -> Host:
+def _host(made: ExitStack, name: str, bridge: str, address: str, disk: str) -> Host:
     _ip("netns", "add", name)
     made.callback(_ip, "netns", "del", name)
     link = f"v{name[4:]}"
@@ -90,12 +107,12 @@ def _host(made: ExitStack, name: str, bridge: str, address: str) -> Host:
     _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
     for device in ("eth0", "lo"):
         _ip("-n", name, "link", "set", device, "up")
-    return Host(name, address, link)
+    return Host(name, address, link, disk)
 
 
 def _ip(*words: str) -> None:
     _run("ip", *words)
 
 
-def _run(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, text=True, timeout=30)
+def _run(*words: str) -> str:
+    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=30).stdout

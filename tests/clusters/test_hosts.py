@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +26,10 @@ pytestmark = pytest.mark.standalone
 
 
 @pytest.fixture(scope="module")
-def wires() -> Iterator[Network]:
+def wires(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     if reason := why_not():
         pytest.skip(reason)
-    with network(2) as made:
+    with network(2, str(tmp_path_factory.mktemp("disk"))) as made:
         yield made
 
 
@@ -117,3 +120,43 @@ def test_who_waits_for_a_host_that_was_cut_off_goes_on_when_it_is_back(
         cut_off_until_said(wires.hosts[0], running, r"no heartbeat for 4 s")
         found = results_of(running)
     assert {total for total, _ in found["results"].values()} == {sum_of_ids(epochs)}
+
+
+def test_a_model_dir_on_each_hosts_own_disk_is_refused_before_any_row_is_trained(
+    wires: Network, cluster: Standalone, spark_home: Path, tmp_path: Path
+) -> None:
+    """By a program that would save nothing there before its end."""
+    given = arguments(wires, cluster, tmp_path, 2, model_dir=f"{wires.hosts[0].disk}/models", program="counting_fit")
+    with submitted(given, environment(wires), tmp_path, spark_home) as running:
+        assert until(lambda: running.ended, 180, every=0.2), running.tail
+    told = running.log.read_text(errors="replace")
+    assert re.search(
+        rf"PlanError: worker:. on .* and worker:. on .* see different directories at {wires.hosts[0].disk}", told
+    )
+    assert "epoch 0" not in told, "it was not begun"
+
+
+def test_nothing_is_left_on_hosts_that_no_longer_reach_the_driver(
+    wires: Network, cluster: Standalone, spark_home: Path, tmp_path: Path
+) -> None:
+    """Nobody tells them: what they send is not acknowledged. ``restarts``, since supervisors outlive processes then."""
+    given = arguments(wires, cluster, tmp_path, 1000, restarts=3, heartbeat_timeout=4.0)
+    with ExitStack() as afterwards, submitted(given, environment(wires), tmp_path, spark_home) as running:
+        assert saved_once(tmp_path, running), running.tail
+        there = [host.of_tfos_nb() for host in wires.hosts]
+        assert all("tfos_nb.runtime.supervisor" in modules.values() for modules in there), there
+        for host in wires.hosts:
+            afterwards.callback(host.connect)
+            host.cut_off()
+        # The limit, and the end of a process: gRPC by itself would take ten seconds to find out.
+        until(lambda: not left_of(wires, there), 4.0 + 5.0, every=0.1)
+        assert not left_of(wires, there)
+        assert not running.ended, "the driver is another matter"
+
+
+def left_of(wires: Network, there: list[dict[int, str]]) -> list[str]:
+    """Return what runs on the hosts, and the directories of those that did."""
+    modules = [f"{pid} {module}" for host in wires.hosts for pid, module in host.of_tfos_nb().items()]
+    theirs = tuple(f"-{pid}-" for processes in there for pid in processes)
+    names = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("tfos_nb-")]
+    return modules + [name for name in names if any(mark in name for mark in theirs)]

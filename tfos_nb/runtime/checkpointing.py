@@ -153,6 +153,10 @@ class Checkpointing:
                     state.write(f"{scratch}/{_STATE}")
         return f"{self.checkpoint_dir}/{name}"
 
+    def look_at_place(self) -> None:
+        """Tell the driver now which directory this host has for states: it ends the cluster if they differ."""
+        self._shelf()
+
     def _shelf(self) -> _Shelf:
         """Find the directory; tell the driver once which one it is on this host, if another host's may be wanted."""
         shelf = _Shelf.at(self.checkpoint_dir)

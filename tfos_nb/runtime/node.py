@@ -10,17 +10,20 @@ tasks while that task's Python starts ("Lost connection to Python daemon, attemp
 query of the user's that fails would end the training. Spark then runs this task again, somewhere; the driver tells it
 that its node is there, and it holds the slot for it.
 
-Where the cluster may gather again, a task whose supervisor has ended asks whether another is wanted, and starts it.
+Where the cluster may gather again, a task whose supervisor has ended asks whether another is wanted, and starts it. A
+supervisor also ends where it is cut off from the driver; the task goes on asking for a while.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -33,7 +36,7 @@ import pyarrow as pa
 from tfos_nb.runtime.door import DoorAddress, DoorClient
 from tfos_nb.runtime.lifecycle import NodeJob
 from tfos_nb.runtime.output import without_chatter
-from tfos_nb.runtime.process import kill_group, start_module, write_frame
+from tfos_nb.runtime.process import kill_group, refuses, start_module, write_frame
 from tfos_nb.runtime.wire import message
 
 __all__ = ["HoldsSlot", "NodeTask", "NodeThere", "NodeWanted", "SlotUse", "SupervisorEnded"]
@@ -41,6 +44,8 @@ __all__ = ["HoldsSlot", "NodeTask", "NodeThere", "NodeWanted", "SlotUse", "Super
 SUMMARY_SCHEMA = "node string, code int"
 _LOOK_SECONDS = 1.0
 _ASK_SECONDS = 5.0
+_CUT_OFF_SECONDS = 30.0  # in which a driver that cannot be reached may be there again; a supervisor has less patience
+_UNREACHED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _ASKED_A_SECOND = 20  # questions of the tasks of one job
 
 
@@ -125,16 +130,29 @@ class NodeTask:
     def _stay(self, job: NodeJob, door: DoorClient, code: int | None) -> int | None:
         """Hold the slot, and start the node anew where that is wanted; return its last code, if it does not go on."""
         never = threading.Event()
-        while code is not None:
-            if self._is_there(job.node, door):
-                if self._use(HoldsSlot(job.node), door) is SlotUse.LEAVE:
-                    return None
-                never.wait(_LOOK_SECONDS)
-            elif self._is_wanted(job.node, door):
+        while code is not None and (there := self._whether_there(job.node, door)) is not None:
+            if not there:
                 code = self._run(job, door)
+            elif self._use(HoldsSlot(job.node), door) is SlotUse.LEAVE:
+                return None
             else:
-                break
+                never.wait(_LOOK_SECONDS)
         return code
+
+    def _whether_there(self, node: str, door: DoorClient) -> bool | None:
+        """Whether the node is there, or is to be started; None if neither, or if the driver has gone."""
+        never, gone_at = threading.Event(), math.inf
+        while time.monotonic() < gone_at:
+            try:
+                if door.ask(NodeThere(node)):
+                    return True
+                return False if self._is_wanted(node, door) else None
+            except grpc.RpcError as error:
+                if error.code() not in _UNREACHED or refuses(self.door.host, self.door.port):
+                    return None
+                gone_at = min(gone_at, time.monotonic() + _CUT_OFF_SECONDS)
+                never.wait(_LOOK_SECONDS)
+        return None
 
     def _job(self) -> NodeJob:
         from pyspark import TaskContext
@@ -173,13 +191,12 @@ class NodeTask:
             return SlotUse(door.ask(question))
         return SlotUse.HOLD
 
-    def _is_wanted(self, node: str, door: DoorClient) -> bool:
+    @staticmethod
+    def _is_wanted(node: str, door: DoorClient) -> bool:
         never = threading.Event()
-        with contextlib.suppress(grpc.RpcError):
-            while (wanted := door.ask(NodeWanted(node))) is None:
-                never.wait(_LOOK_SECONDS / 4)  # the driver finds out who failed first
-            return bool(wanted)
-        return False
+        while (wanted := door.ask(NodeWanted(node))) is None:
+            never.wait(_LOOK_SECONDS / 4)  # the driver finds out who failed first
+        return bool(wanted)
 
     def _run(self, job: NodeJob, door: DoorClient) -> int | None:
         """Run a supervisor to its end, and return its code; None if it goes on without this task."""

@@ -32,6 +32,7 @@ __all__ = [
     "owner",
     "private_directory",
     "read_frame",
+    "refuses",
     "signal_name",
     "start_module",
     "write_frame",
@@ -117,6 +118,17 @@ def answers(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def refuses(host: str, port: int) -> bool:
+    """Whether that host says that nobody listens there; one that is silent may not be heard at the moment."""
+    try:
+        socket.create_connection((host, port), _ANSWERS_WITHIN).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def private_directory(kind: str, sockets: bool = True) -> str:

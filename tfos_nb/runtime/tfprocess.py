@@ -204,6 +204,8 @@ class TensorFlowProcess:
             run=str(self._job.settings.get("run", "")),
             chief_trains=bool(self._job.settings.get("chief_trains")),
         )
+        if self._job.settings.get("place_given") and _hosts_of(spec) > 1:
+            ctx.look_at_place()
         if ctx.log_dir and ctx.is_chief:
             make_log_dir(ctx.log_dir)
         if kept := self._job.settings.get("kept"):
@@ -336,6 +338,10 @@ def _users_part(error: BaseException) -> Any:
     while frame is not None and frame.tb_frame.f_code.co_filename == __file__:
         frame = frame.tb_next
     return frame or error.__traceback__
+
+
+def _hosts_of(spec: dict[str, list[str]]) -> int:
+    return len({place.rpartition(":")[0] for places in spec.values() for place in places})
 
 
 def _is_collateral(error: BaseException) -> bool:

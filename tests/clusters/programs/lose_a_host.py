@@ -1,6 +1,6 @@
 """A training that somebody does harm, on rows of a shared file system. ``lose_a_host.py ROOT EPOCHS [OPTIONS]``.
 
-The options are those of ``launch``, in JSON.
+The options are those of ``launch``, in JSON, and ``program``, one of :mod:`tests.faults`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ cloudpickle.register_pickle_by_value(faults)  # the executors have no tests
 if __name__ == "__main__":
     root, epochs = sys.argv[1], int(sys.argv[2])
     spark = spark_session()
-    spark.range(0, faults.ROWS, 1, 4).write.parquet(f"{root}/rows")
+    spark.range(0, faults.ROWS, 1, 4).selectExpr("id", "CAST(0 AS FLOAT) AS y").write.parquet(f"{root}/rows")
     options = {"workers": 2, "restarts": 2, **json.loads(sys.argv[3] if len(sys.argv) > 3 else "{}")}
-    options |= {"name": "losing", "model_dir": f"{root}/models", "spark": spark}
-    with launch(faults.counting_loop, {"epochs": epochs}, **options) as cluster:
+    options = {"name": "losing", "model_dir": f"{root}/models", "spark": spark, **options}
+    program = getattr(faults, options.pop("program", "counting_loop"))
+    with launch(program, {"epochs": epochs}, **options) as cluster:
         hosts = {node.node: node.host for node in cluster.snapshot().nodes}
         cluster.train(spark.read.parquet(f"{root}/rows"), epochs=epochs)
     print(json.dumps({"outcome": {"results": cluster.results(), "hosts": hosts}}), flush=True)
