@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _PAUSE = 1.0  # seconds: what one may take for no stop at all
-_ROWS = 400_000  # an epoch takes longer than what is looked at
+_ROWS = 20_000_000  # an epoch takes longer than what is looked at
 _WATCHED = 12.0  # seconds
 _NODE = "worker:1"
 
@@ -53,8 +53,11 @@ def run(settings: Settings) -> Result:
     """Do each kind of harm `settings.repeat` times."""
     series: dict[str, list[tuple[float, float]]] = {}
     for kind in _KINDS:
-        with spark_session(memory_mb=1024) as spark, tempfile.TemporaryDirectory() as folder:
-            series[kind.what] = _hurt_often(settings, spark, folder, kind)
+        for number in range(settings.repeat):  # a node that has outlived its executor has none to be killed
+            with spark_session(memory_mb=1024) as spark, tempfile.TemporaryDirectory() as folder:
+                pair = _hurt_once(settings, spark, folder, kind)
+            settings.say(f"going_on: {kind.what} {number + 1}/{settings.repeat}: {pair[0]:.2f} and {pair[1]:.2f} s")
+            series.setdefault(kind.what, []).append(pair)
     ratios = []
     for kind in _KINDS:
         pause, back = (median([pair[place] for pair in series[kind.what]]) for place in (0, 1))
@@ -64,15 +67,10 @@ def run(settings: Settings) -> Result:
     return Result("going_on", tuple(ratios), {"series": series}, (f"heartbeat_timeout={HEARTBEAT:g} s",))
 
 
-def _hurt_often(settings: Settings, spark: SparkSession, folder: str, kind: _Kind) -> list[tuple[float, float]]:
-    times = []
-    options = {"restarts": settings.repeat, "heartbeat_timeout": HEARTBEAT, "model_dir": folder}
+def _hurt_once(settings: Settings, spark: SparkSession, folder: str, kind: _Kind) -> tuple[float, float]:
+    options = {"restarts": 1, "heartbeat_timeout": HEARTBEAT, "model_dir": folder}
     with fed_for_ever(spark, kind.asynchronous, settings.rows or _ROWS, **options) as cluster:
-        for number in range(settings.repeat):
-            times.append(_hurt(cluster, kind))
-            pause, back = times[-1]
-            settings.say(f"going_on: {kind.what} {number + 1}/{settings.repeat}: {pause:.2f} and {back:.2f} s")
-    return times
+        return _hurt(cluster, kind)
 
 
 def _hurt(cluster: Cluster, kind: _Kind) -> tuple[float, float]:

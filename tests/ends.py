@@ -54,10 +54,14 @@ def main(args, ctx):
             threading.Event().wait(0.01)
             ctx.report(epoch=epoch, step=number)
 
+has_spark, has_cluster = threading.Event(), threading.Event()
+
 def close():
+    has_cluster.wait()
     cluster.close()
 
 def stop_spark():
+    has_spark.wait()
     spark.stop()
 
 def leave():
@@ -65,9 +69,11 @@ def leave():
 
 signal.signal(signal.SIGUSR1, lambda number, frame: threading.Thread(target={by_itself}).start())
 spark = builder(executors=2, cores=2).getOrCreate()
+has_spark.set()
 spark.sparkContext.setLogLevel("OFF")
 cluster = launch(main, workers=2, spark=spark, tensorboard=True, heartbeat_timeout={heartbeat}, restarts=1,
                  wait_until_up=False, log_dir=os.path.join(os.environ["TMPDIR"], "logs"))
+has_cluster.set()
 cluster.train(spark.range(0, 20_000, 1, 4), epochs=10_000)
 """
 
