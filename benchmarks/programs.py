@@ -110,11 +110,11 @@ def sum_forever(args: Any, ctx: Any) -> None:
 
         return strategy.experimental_local_results(strategy.run(on_replica, (batch["id"],)))[0]
 
-    steps = 0
+    steps = _Steps(ctx)
     while not ctx.should_stop:
         for batch in rows:
             total.assign_add(step(batch))
-            steps = _report_step(ctx, steps)
+            steps.one_more()
         epoch += 1
         ctx.checkpoint(total=total, epoch=epoch)
 
@@ -134,16 +134,23 @@ def step_forever(args: Any, ctx: Any) -> None:
         total.assign_add(tf.reduce_sum(batch["id"]))
         return tf.size(batch["id"])
 
-    steps = 0
+    steps = _Steps(ctx)
     while not ctx.should_stop:
         for _ in rows.steps(step):
-            steps = _report_step(ctx, steps)
+            steps.one_more()
     return None
 
 
-def _report_step(ctx: Any, steps: int) -> int:
-    ctx.report(step=steps + 1, **({} if steps else {"first_step": time.time()}))
-    return steps + 1
+class _Steps:
+    """Reports each step of a process, and when the first of them was done: of many reports only the last goes out."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
+        self._count, self._first = 0, 0.0
+
+    def one_more(self) -> None:
+        self._count, self._first = self._count + 1, self._first or time.time()
+        self._ctx.report(step=self._count, first_step=self._first)
 
 
 def lineage_count_rows(args: Any, ctx: Any) -> None:

@@ -263,6 +263,13 @@ class FedDataset:
         """Build it; ``input_context`` is what tf_keras' ``DatasetCreator`` gives, and is not needed."""
         import tensorflow as tf
 
+        # The coordinator traces it, and AutoGraph would warn that it cannot read what is in it.
+        made: tf.data.Dataset = tf.autograph.experimental.do_not_convert(self._made)()
+        return made
+
+    def _made(self) -> tf.data.Dataset:
+        import tensorflow as tf
+
         options = self.options
         wanted = wire.encode(Wanted(tuple(c.name for c in self.columns), dict(options.fill), self.repeat))
         dataset = tf.data.Dataset.from_tensors(wanted).flat_map(_Pass(self.columns))

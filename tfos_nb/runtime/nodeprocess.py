@@ -130,8 +130,12 @@ class NodeProcess:
             self._listener.join()
 
     def measure(self, now: float) -> None:
-        """Look at what it uses; end it if it has been stopped for too long, for its peers wait for it."""
+        """Look at what it uses."""
         self._use.measure(now)
+
+    def end_if_stopped(self, now: float) -> None:
+        """End it if it has been stopped by a signal for too long, for its peers wait for it."""
+        self._use.look_whether_stopped(now)
         stopped_at = self._use.stopped_at
         if stopped_at is not None and now - stopped_at >= self._patience:
             self._note = f"was stopped by a signal for {self._patience:g} s, and then ended by its supervisor"

@@ -44,11 +44,11 @@ class ProcessUse:
                 memory += process.memory_info().rss
             except psutil.Error:
                 del self._processes[pid]
-        self._look_whether_stopped(now)
         self.cpu_percent = cpu if self._processes else None
         self.memory_bytes = memory or self.memory_bytes
 
-    def _look_whether_stopped(self, now: float) -> None:
+    def look_whether_stopped(self, now: float) -> None:
+        """See whether the first process stands still, by a signal."""
         import psutil
 
         first = self._processes.get(self._pid)
