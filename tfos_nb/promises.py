@@ -1,15 +1,19 @@
 """Who holds Spark's slots: the stages that run, and the nodes that Spark was asked for and has not started yet.
 
 A task of Spark runs a moment after it was asked for. A cluster that is launched in that moment would be counted into
-the same slots, and wait for them until its time is over.
+the same slots, and wait for them until its time is over. And a task holds its slot for a moment after its job has
+failed or was cancelled: whoever is launched in that one would be refused for what is about to be free.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Busy", "Promised", "are_nodes", "held", "promise", "still_promised"]
+__all__ = ["Busy", "Promised", "are_nodes", "ending", "held", "promise", "still_ending", "still_promised"]
+
+_ENDING_SECONDS = 10.0  # Spark gives a task of Python 2 s to end (spark.python.task.killTimeout), and then ends it
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class Promised:
 
 
 _promised: list[Promised] = []
+_ending: dict[str, float] = {}  # what a job is called, and until when its tasks may take to end
 
 
 def promise(promised: Promised) -> None:
@@ -75,3 +80,17 @@ def still_promised(stages: tuple[Busy, ...]) -> tuple[Busy, ...]:
     """Return what was promised and is not among the stages that run."""
     _promised[:] = [one for one in _promised if not one.over()]
     return tuple(filter(None, (one.still(stages) for one in _promised)))
+
+
+def ending(description: str) -> None:
+    """Note that a job has failed or was cancelled: its tasks are about to leave their slots."""
+    _ending[description] = time.monotonic() + _ENDING_SECONDS
+
+
+def still_ending(stages: tuple[Busy, ...]) -> bool:
+    """Whether tasks run that are about to leave their slots."""
+    now, running = time.monotonic(), {stage.description for stage in stages}
+    for description, until in list(_ending.items()):
+        if description not in running or now > until:
+            _ending.pop(description, None)
+    return bool(_ending)

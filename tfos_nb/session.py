@@ -37,6 +37,7 @@ from tfos_nb.contexts import Context, context_of, is_connect
 from tfos_nb.errors import PlanError
 from tfos_nb.java import find_java
 from tfos_nb.monitor import PORT, listener
+from tfos_nb.promises import ending
 from tfos_nb.runtime.process import left_behind, owner
 from tfos_nb.slots import (
     Busy,
@@ -308,6 +309,7 @@ class Job(Generic[_Result]):
                 self.result = target()
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the job
             self.error = error
+            ending(self.description)
         finally:
             self.done.set()
             if self._then is not None:

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 
 from tfos_nb.contexts import Context, context_of
 from tfos_nb.errors import PlanError
-from tfos_nb.promises import Busy, are_nodes, still_promised
+from tfos_nb.promises import Busy, are_nodes, still_ending, still_promised
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -235,15 +235,20 @@ def check_slots(
         With the numbers, who holds the busy slots, and what to change.
     """
     wanted = need + feeding + exchanging
-    stages = slots_busy(spark)
-    stages += still_promised(stages)
-    held = [math.ceil(stage.gpus / gpus) if gpus else math.ceil(stage.cpus / cpus) for stage in stages]
-    total = slots_total(spark, profile, at_least=wanted + sum(held))
-    slots = Slots(total, sum(held), stages)
-    if slots.free < wanted:
-        beside = [" and at least 1 for feeding"] * feeding + [", and 1 for what the nodes say"] * exchanging
-        raise PlanError(_too_few(context_of(spark), slots, need, beside, gpus))
-    return slots
+    nothing = threading.Event()  # Spark tells Python of no task that has left: it has to be asked again
+    while True:
+        stages = slots_busy(spark)
+        leave = still_ending(stages)
+        stages += still_promised(stages)
+        held = [math.ceil(stage.gpus / gpus) if gpus else math.ceil(stage.cpus / cpus) for stage in stages]
+        total = slots_total(spark, profile, at_least=wanted + sum(held))
+        slots = Slots(total, sum(held), stages)
+        if slots.free >= wanted:
+            return slots
+        if not leave:
+            beside = [" and at least 1 for feeding"] * feeding + [", and 1 for what the nodes say"] * exchanging
+            raise PlanError(_too_few(context_of(spark), slots, need, beside, gpus))
+        nothing.wait(_POLL_SECONDS)
 
 
 def _too_few(context: Context, slots: Slots, need: int, beside: list[str], gpus: int) -> str:

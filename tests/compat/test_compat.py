@@ -447,6 +447,10 @@ def failing(args: Any, ctx: Any) -> int:
     return 0
 
 
+def returns_its_index(args: Any, ctx: Any) -> int:
+    return int(ctx.index)
+
+
 @pytest.mark.parametrize(
     ("args", "told"),
     [
@@ -460,6 +464,9 @@ def test_the_first_program_that_fails_is_told_at_once_and_ends_the_others(
 ) -> None:
     with pytest.raises(NodeFailed, match=told):
         parallel.run(failing, args, nodes=2, spark=spark)
+    assert parallel.run(returns_its_index, nodes=4, spark=spark, barrier=True) == [0, 1, 2, 3], (
+        "Spark ends a task in 3 s"
+    )
 
 
 def lineage_place(args: Any, ctx: Any) -> object:
