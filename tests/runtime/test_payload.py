@@ -390,6 +390,25 @@ def test_a_local_modules_lines_are_shown_where_its_file_is_not(
     assert "return args['no such key']" in "".join(traceback.format_exception(caught.value))
 
 
+BRANCHING = """
+def main(args, ctx):
+    import tensorflow as tf
+
+    numbers = tf.data.Dataset.range(5).map(lambda n: n if n > 2 else -n)
+    return [int(n) for n in numbers]
+"""
+
+
+def test_autograph_compiles_the_lambdas_of_a_module_that_is_not_there(
+    module: Callable[[str, str], ModuleType],
+) -> None:
+    payload = pack(module("my_branches", BRANCHING).main, {})
+    del sys.modules["my_branches"]
+    main, args = unpack(payload)
+    assert main(args, None) == [0, -1, -2, 3, 4]
+    assert "my_branches" not in sys.modules
+
+
 def test_a_payload_is_only_data_until_it_is_unpacked(forgotten: str) -> None:
     """The driver and the supervisor hand bytes on; the function itself is unpickled in the node's process alone."""
     data, sources = pickle.loads(pack(cell(SOURCE, filename=forgotten), {}, {forgotten: SOURCE}))

@@ -132,8 +132,7 @@ def test_a_coordinators_steps_see_every_row_once_a_pass_and_learn(line: Cluster)
     np.testing.assert_allclose(result["weights"], TRUTH, atol=0.05)
     assert {node.node for node in line.snapshot().nodes if node.rows} == {"worker:0", "worker:1"}
     assert len(line.history["loss"]) == 3 + 4  # the loop's, and those that tf_keras' fit reports by itself
-    warned = [text for text in line.logs().splitlines() if "AutoGraph could not" in text]
-    assert not [text for text in warned if "<lambda>" not in text], "of a lambda's module only, which is not there"
+    assert "AutoGraph" not in line.logs(), "it would warn of what it cannot read"
 
 
 def test_workers_may_have_data_of_their_own(line: Cluster) -> None:

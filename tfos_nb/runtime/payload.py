@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tfos_nb.errors import PlanError
+from tfos_nb.runtime.on_import import when_imported
 
 __all__ = ["pack", "taken_along", "unpack"]
 
@@ -197,6 +198,7 @@ def unpack(payload: bytes) -> tuple[Callable[..., Any], Any]:
     """Undo :func:`pack`, in the node's process."""
     # The bytes come from Spark's task closure through an inherited pipe, never from a socket.
     data, sources = pickle.loads(payload)  # noqa: S301
+    _have_lambdas_found()
     for filename, text in sources.items():
         linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     main, args = pickle.loads(data)  # noqa: S301
@@ -206,6 +208,28 @@ def unpack(payload: bytes) -> tuple[Callable[..., Any], Any]:
         # AutoGraph looks for this name to compile annotations as the function's module did; pickling leaves it behind.
         function.__globals__.setdefault("annotations", __future__.annotations)
     return main, args
+
+
+@functools.cache
+def _have_lambdas_found() -> None:
+    """Have AutoGraph compile the lambdas of a module that has come by value: it wants the module for nothing else."""
+    when_imported("tensorflow.python.autograph.pyct.parser", _look_no_further)
+
+
+def _look_no_further(parser: types.ModuleType) -> None:
+    parser.inspect = _Inspect("inspect")  # type: ignore[attr-defined]
+
+
+class _Inspect(types.ModuleType):
+    """Python's ``inspect``, to which no function is without a module."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(inspect, name)
+
+    @staticmethod
+    def getmodule(thing: Any) -> types.ModuleType:
+        """Return a function's module, or one of nothing: its names would only lead to sources that its loader has."""
+        return inspect.getmodule(thing) or types.ModuleType(str(getattr(thing, "__module__", "")))
 
 
 def _name_of(main: Callable[..., Any]) -> str:
