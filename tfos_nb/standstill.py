@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 _WORKS = 0.2  # of a core: a process that waits for its peers, or for rows, takes less
 _ASK_SPARK = 1.0  # seconds between questions
+_ASK_AT_FIRST = 0.25  # the same while a feed begins: after a loss those that are left train again when its rows come
+_BEGINS = 3.0
 _TELL = 10.0  # seconds without a slot, after which it is said
 
 
@@ -83,10 +85,16 @@ class WithoutSlot:
 
     def __init__(self, roster: Roster, jobs: SparkJobs, job: Job[Any], feed: Feed, timeout: float) -> None:
         self._roster, self._jobs, self._job, self._feed, self._timeout = roster, jobs, job, feed, timeout
-        self._since = time.monotonic()
+        self._begun = self._since = time.monotonic()
         self._asked_at = -math.inf
         self._moved = feed.moved
         self._told = False
+
+    @property
+    def pause(self) -> float:
+        """Seconds after which to look again."""
+        begins = self._feed.moved == 0 and time.monotonic() - self._begun < _BEGINS
+        return _ASK_AT_FIRST if begins else _ASK_SPARK
 
     def look(self) -> str:
         """Look, and have a node leave its slot where that helps; say why to give up, if that is so."""
@@ -94,7 +102,7 @@ class WithoutSlot:
         if self._feed.moved != self._moved or self._job.done.is_set():
             self._moved, self._since, self._asked_at = self._feed.moved, now, now
             return ""
-        if now - self._asked_at < _ASK_SPARK:
+        if now - self._asked_at < self.pause:
             return ""
         self._asked_at = now
         room = self._jobs.room(self._job)

@@ -168,7 +168,7 @@ class Training:
         """
         standstill = Standstill(self.roster, feed, self.timeout)
         without_slot = None if job is None else WithoutSlot(self.roster, self.jobs, job, feed, self.timeout)
-        while not self._over_or(reached, feed):
+        while not self._over_or(reached, feed, without_slot.pause if without_slot is not None else 1.0):
             if job is not None and feed.moved and not feed.partitions:  # now the last stage runs
                 feed.partitions = job.partitions()
             if without_slot is not None and (told := without_slot.look()):
@@ -189,11 +189,11 @@ class Training:
         if self.fate.failing or (self.fate.over.is_set() and self.fate.error is not None):
             self.fate.raise_outcome()
 
-    def _over_or(self, reached: Callable[[], bool], feed: Feed) -> bool:
-        """Look, then wait for a change, for a second at the most, and look again."""
+    def _over_or(self, reached: Callable[[], bool], feed: Feed, seconds: float) -> bool:
+        """Look, then wait for a change, so many seconds at the most, and look again."""
         with self.roster.changed:
             if not self._enough(reached, feed):
-                self.roster.changed.wait(1.0)
+                self.roster.changed.wait(seconds)
             return self._enough(reached, feed)
 
     def _enough(self, reached: Callable[[], bool], feed: Feed) -> bool:
