@@ -119,6 +119,25 @@ def test_a_supervisor_that_falls_silent_while_it_is_waited_for_is_given_up(pair:
     assert pair.roster.all_reserved
 
 
+def test_a_supervisor_in_another_container_may_have_the_number_of_one_that_was_given_up(pair: Cluster) -> None:
+    def come(machine: str) -> None:
+        stream = pair.streams["worker:1"] = pair.client.attend()
+        stream.send(Reservation("worker:1", "10.0.0.9", 5001, "7", 0, 77, (), pair.roster.generation, machine))
+        pair.until(lambda: "worker:1" not in pair.roster.missing)
+
+    pair.streams["worker:1"].end()
+    pair.until(lambda: pair.roster.failures)
+    assert pair.roster.gather_again("its host is gone")
+    come("pod-b")
+    pair.clock.now += 100.0
+    pair.say(StateHeld("worker:0"))
+    pair.roster.ticked()
+    assert pair.roster.gather_again("no heartbeat")
+    come("pod-c")
+    assert pair.roster.asked(HoldsSlot("worker:1", 77, "pod-b")) == "end"
+    assert pair.roster.asked(HoldsSlot("worker:1", 77, "pod-c")) == "hold"
+
+
 # --- a slot for the rows
 
 

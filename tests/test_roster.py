@@ -32,6 +32,7 @@ from tfos_nb.runtime.lifecycle import (
     NodeUp,
     Refused,
     Reservation,
+    Saving,
     Start,
     Stop,
 )
@@ -390,6 +391,19 @@ def test_the_end_of_a_node_that_was_told_to_go_is_no_failure(make: Callable[...,
     cluster.until(lambda: cluster.roster.all_gone)
     assert cluster.roster.failures == []
     assert [state.status for state in cluster.roster.snapshot()] == [NodeStatus.DONE, NodeStatus.STOPPED]
+
+
+def test_what_a_node_saves_that_fell_silent_on_its_way_out_is_not_waited_for(make: Callable[..., Cluster]) -> None:
+    cluster = make(2)
+    cluster.bring_up("worker:0", "worker:1")
+    cluster.say(Saving("worker:0", True))
+    cluster.roster.dismiss(Stop("the user", 1.0))
+    cluster.roster.ticked()
+    assert cluster.roster.saving
+    cluster.clock.now += 100.0
+    cluster.roster.ticked()
+    assert not cluster.roster.saving
+    assert cluster.roster.failures == []
 
 
 # --- what is known --------------------------------------------------------------------------------

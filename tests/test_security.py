@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pyspark.sql import SparkSession
 
@@ -115,14 +116,13 @@ def test_tensorboard_listens_where_only_its_user_can_come(tmp_path: Path) -> Non
         process = board._process
         assert process is not None
         assert listening_ports(process.pid) == []
+        assert str(tmp_path) not in " ".join(psutil.Process(process.pid).cmdline()), "a URL may hold a password"
     finally:
         board.stop()
     assert not os.path.exists(os.path.dirname(path))
 
 
 def listening_ports(pid: int) -> list[Any]:
-    import psutil
-
     family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     return [one.laddr for process in family for one in process.net_connections("inet") if one.status == "LISTEN"]
 

@@ -29,7 +29,7 @@ class Record:
     node: Node
     status: NodeStatus = NodeStatus.PLANNED
     link: Link | None = None
-    supervisor: int = 0  # the process at the other end of the link: it outlives the reservations of its processes
+    supervisor: tuple[str, int] = ("", 0)  # the process at the link's other end, which outlives its reservations
     reservation: Reservation | None = None
     up: NodeUp | None = None
     heartbeat: Heartbeat | None = None

@@ -25,6 +25,7 @@ from tfos_nb.ports import allowed_ports
 from tfos_nb.reach import look_from_executor
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.door import Desk, Door, DoorAddress, Link
+from tfos_nb.runtime.incoming import descriptors_left
 from tfos_nb.runtime.relay import (
     ANSWER_SCHEMA,
     PLACE_SCHEMA,
@@ -202,6 +203,8 @@ class Carrier:
         self._ask, self._port = exchange, port
         self._outgoing, self._taken = Frames(), Taken()
         self._queues: dict[int, asyncio.Queue[bytes]] = {}
+        self._open = 0
+        self._most = max(descriptors_left() // 2, 1)  # each is a descriptor here, and one of the door
         self._over = threading.Event()
         self._prompt_since: float | None = None
         self._back_at = time.monotonic()
@@ -285,9 +288,12 @@ class Carrier:
 
     async def _connect(self, number: int) -> None:
         try:
-            reader, writer = await asyncio.open_connection(_HERE, self._port)
-        except OSError:  # the door is closed
+            reader, writer = await self._dial()
+        except OSError:  # the door is closed, say
             self._outgoing.put(number, b"")
+            while await self._queues[number].get():
+                pass
+            del self._queues[number]
             return
         reading = asyncio.create_task(self._read(number, reader))
         while data := await self._queues[number].get():
@@ -296,7 +302,18 @@ class Carrier:
                 await writer.drain()
         writer.close()
         await reading
+        self._open -= 1
         del self._queues[number]
+
+    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._open >= self._most:
+            raise OSError("there are too many")
+        self._open += 1
+        try:
+            return await asyncio.open_connection(_HERE, self._port)
+        except OSError:
+            self._open -= 1
+            raise
 
     async def _read(self, number: int, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(OSError):

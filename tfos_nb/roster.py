@@ -72,7 +72,7 @@ class Roster(Gathering):
         self.answering = Answering(self._records, self._place, self.failures, self.feeds)
         self._places_seen = PlacesSeen()
         self._dismissed = False
-        self._known: set[tuple[str, int]] = set()  # supervisors that have come, by node and process number
+        self._known: set[tuple[str, str, int]] = set()  # supervisors that have come, by node, machine and process
         self._answers: dict[type, Callable[[Record, Any], bool | str | None]] = {
             NodeThere: self._is_there,
             NodeWanted: self._is_wanted,
@@ -120,7 +120,7 @@ class Roster(Gathering):
             else:
                 link.node = message.node
                 self._let_go(record)  # what this attempt comes in place of
-                record.link, record.supervisor = link, message.pid
+                record.link, record.supervisor = link, (message.machine, message.pid)
                 self._reserve(record, message)
             self.changed.notify_all()
 
@@ -196,7 +196,7 @@ class Roster(Gathering):
 
     def _reserve(self, record: Record, message: Reservation) -> None:
         record.reservation = message
-        self._known.add((message.node, message.pid))
+        self._known.add((message.node, message.machine, message.pid))
         record.status, record.heard_at = NodeStatus.RESERVED, time.monotonic()
         if record.absent:
             self._start_late()
@@ -318,7 +318,7 @@ class Roster(Gathering):
             self._log.add(message.node, [f"[its supervisor ended with code {message.code}]", *said])
             if record.status is NodeStatus.LOST and message.code != 0:
                 self._explain_loss(record, message)
-            had_reserved = (message.node, message.pid) in self._known
+            had_reserved = (message.node, message.machine, message.pid) in self._known
             counts = record.absent and not record.parting  # one that never comes is not wanted for ever
             if record.reservation is None and not had_reserved and (counts or not record.status.ended):
                 cause = f"its supervisor ended with code {message.code} before it had reserved"
@@ -338,6 +338,7 @@ class Roster(Gathering):
         if record.parting or record.status.ended:
             if not record.status.ended:
                 record.status = NodeStatus.STOPPED
+            record.saving = False  # nobody waits for what it was about to write
             return
         self._fail(record, self._error_of(record, cause), lost=True)
         if not record.absent:

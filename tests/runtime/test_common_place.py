@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.runtime.test_checkpointing import Node
+from tests.waiting import until
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.common_place import PlaceSeen, PlacesSeen, mark_in
 
@@ -21,6 +23,17 @@ def test_all_that_look_at_one_directory_find_one_mark(tmp_path: Path) -> None:
     places = PlacesSeen()
     for index in range(3):
         assert not places.unlike(seen(f"worker:{index}", tmp_path / "models"))
+
+
+def test_where_several_have_made_the_mark_at_once_all_find_the_last_one(tmp_path: Path) -> None:
+    """As where an object store is mounted, which tells each of them that it was the first."""
+    mark, found = tmp_path / ".tfos_nb-mark", []
+    looking = threading.Thread(target=lambda: found.append(mark_in(str(tmp_path))))
+    looking.start()
+    assert until(mark.exists)
+    mark.write_text("b" * 32)
+    looking.join()
+    assert found == ["b" * 32]
 
 
 def test_each_host_s_own_disk_under_one_path_is_told(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_strangers_who_connect_and_say_nothing_are_let_go_and_leave_room_for_oth
 ) -> None:
     """Each is a descriptor of a notebook's kernel, which has 1,024 as a rule."""
     monkeypatch.setattr(incoming, "_HANDSHAKE_SECONDS", 2)
-    monkeypatch.setattr(incoming, "_descriptors_left", lambda: 40)
+    monkeypatch.setattr(incoming, "descriptors_left", lambda: 40)
     desk = RecordingDesk()
     door = Door(desk, host="127.0.0.1", bind="127.0.0.1")
     address = door.open()
@@ -176,6 +176,27 @@ def test_strangers_who_connect_and_say_nothing_are_let_go_and_leave_room_for_oth
         assert until(lambda: not still_open(strangers), SECONDS)
         with DoorClient(address) as client:
             assert client.ask(Farewell()) == Farewell()
+
+
+def test_strangers_who_agree_on_tls_and_say_nothing_more_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "_IDLE_SECONDS", 1)
+    desk = RecordingDesk()
+    door = Door(desk, host="127.0.0.1", bind="127.0.0.1")
+    address = door.open()
+    with ExitStack() as stack:
+        stack.callback(door.close)
+        client = stack.enter_context(DoorClient(address))
+        node = client.attend()
+        node.send(Farewell())
+        strangers = [stack.enter_context(raw_channel(address)) for _ in range(3)]
+        for stranger in strangers:
+            grpc.channel_ready_future(stranger).result(SECONDS)
+        lost = [threading.Event() for _ in strangers]
+        for stranger, event in zip(strangers, lost, strict=True):
+            stranger.subscribe(lambda state, event=event: state is grpc.ChannelConnectivity.IDLE and event.set())
+        assert all(event.wait(SECONDS) for event in lost)
+        assert client.ask(Farewell()) == Farewell()
+        assert not any(name == "left" for name, *_ in desk.calls), "a node's stream may be silent for long"
 
 
 def still_open(connections: list[socket.socket]) -> list[socket.socket]:

@@ -63,6 +63,7 @@ def test_who_says_nothing_has_its_time(server: FeedServer) -> None:
 
 def test_of_too_many_the_eldest_go(server: FeedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(incoming, "_FEWEST", 3)
+    monkeypatch.setattr(incoming, "_most_descriptors", lambda: 12)
     strangers = Strangers(server.place.port)
     with ExitStack() as stack:
         first = connected(server, stack, 2)
@@ -96,6 +97,13 @@ def test_a_peers_address_is_understood_however_grpc_writes_it(written: str) -> N
         strangers = Strangers(listener.getsockname()[1])
         strangers.has_called(written.format(client.getsockname()[1]))
         assert (strangers.look(0.0), strangers.look(1000.0)) == (0, 0)
+
+
+def test_who_leaves_by_itself_while_it_is_hung_up_on_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as never_connected:
+        strangers = Strangers(1)
+        monkeypatch.setattr(strangers, "_connections", lambda: [(("10.0.0.7", 1), never_connected)])
+        assert (strangers.look(0.0), strangers.look(1000.0)) == (0, 1)
 
 
 def test_rows_come_in_while_strangers_are_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
+import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.test_door import RecordingDesk
+from tests.runtime.test_door import RecordingDesk, still_open
 from tests.waiting import until
+from tfos_nb import relaying
 from tfos_nb.errors import TfosError
 from tfos_nb.relaying import Carrier
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.door import Door, DoorAddress, DoorClient
+from tfos_nb.runtime.lifecycle import Farewell
 from tfos_nb.runtime.process import read_frame
 from tfos_nb.runtime.relay import Exchange, ExchangeTask, Frames, RelayPlace, Taken
 
@@ -77,6 +81,26 @@ def relayed(
         yield replace(own, host=place.host, port=place.port, relayed=True)
         door.close()
         carrier.close(10.0)
+
+
+def test_strangers_at_a_relay_take_no_more_of_the_driver_than_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relaying, "descriptors_left", lambda: 20)
+    with relayed(RecordingDesk()) as address, ExitStack() as stack:
+        where = address.host, address.port
+        strangers = [stack.enter_context(socket.create_connection(where)) for _ in range(60)]
+        assert until(lambda: len(still_open(strangers)) <= 10), len(still_open(strangers))
+        assert len(still_open(strangers)) == 10, "they have their time"
+        for stranger in strangers:
+            stranger.close()
+        with DoorClient(address) as client:
+            assert until(lambda: answers(client))
+
+
+def answers(client: DoorClient) -> bool:
+    try:
+        return bool(client.ask(Farewell()) == Farewell())
+    except grpc.RpcError:
+        return False
 
 
 def test_a_question_of_megabytes_and_its_answer_come_by_a_relay() -> None:

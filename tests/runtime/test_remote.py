@@ -181,6 +181,16 @@ def test_logs_are_copied_while_they_grow_and_once_more_at_the_end(
     assert memory.cat_file("/logs/words.tsv") == b"a"
 
 
+def test_a_log_that_cannot_be_copied_is_said_without_the_password(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mirror = LogMirror("nowhere://me:secret@host/logs", str(tmp_path))
+    Path(mirror.path, "events.out.tfevents.1").write_bytes(b"first")
+    mirror.stop()
+    assert "the logs cannot be copied to nowhere://…@host/logs" in caplog.text
+    assert "secret" not in caplog.text
+
+
 def test_a_store_that_cannot_append_gets_whole_files(
     memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from pyspark.ml.param.shared import HasLabelCol
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, StringType
 
+from tfos_nb.brief import without_password
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.library import is_keras_model, keras_bytes, own_classes
 from tfos_nb.matching import depth_of
@@ -331,7 +332,7 @@ def _content(path: str) -> bytes:
             content: bytes = file.read()
     except (OSError, ValueError) as error:
         raise FeedFailed(
-            f"the trained model is in {path}, and this machine cannot read it: {error}. Set model_dir to a path that "
-            "the executors' hosts and this one share, or to a URL"
+            without_password(f"the trained model is in {path}, and this machine cannot read it: {error}. ")
+            + "Set model_dir to a path that the executors' hosts and this one share, or to a URL"
         ) from error
     return content

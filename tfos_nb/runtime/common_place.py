@@ -12,6 +12,7 @@ look one hears of it after a loss, when what was saved is wanted.
 from __future__ import annotations
 
 import os
+import threading
 import uuid
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from tfos_nb.runtime.wire import message
 __all__ = ["PlaceSeen", "PlacesSeen", "mark_in"]
 
 _MARK = ".tfos_nb-mark"
+_SETTLES = 0.5  # seconds in which hosts that each believe to have left the mark see which one is there
 
 
 @message
@@ -47,15 +49,21 @@ def mark_in(directory: str) -> str:
         os.makedirs(directory, exist_ok=True)
         with open(path, "x", encoding="ascii") as file:
             file.write(mark)
+        # Where an object store is mounted several may make it at once, and the last one's stays.
+        threading.Event().wait(_SETTLES)
+        return _read(path, len(mark)) or mark
     except FileExistsError:
-        with open(path, encoding="ascii", errors="replace") as file:
-            found = file.read()
-        return found if len(found) == len(mark) else ""  # the other one is about to write it
+        return _read(path, len(mark))  # or the other one is about to write it
     except OSError as error:  # who writes there says so
         if is_forbidden(error):
             raise
         return ""
-    return mark
+
+
+def _read(path: str, length: int) -> str:
+    with open(path, encoding="ascii", errors="replace") as file:
+        found = file.read()
+    return found if len(found) == length else ""
 
 
 class PlacesSeen:

@@ -315,7 +315,7 @@ def _bracketed(host: str) -> str:
 
 def dial(address: DoorAddress, make: Callable[..., Any] = grpc.secure_channel, *options: tuple[str, Any]) -> Any:
     """Open a channel to a door, of ``grpc`` or, with ``make``, of ``grpc.aio``; nothing is sent yet."""
-    patience = 120.0 if address.relayed else address.patience
+    patience = 120.0 if address.relayed else min(address.patience, 86_400.0)  # a C int of ms
     return make(
         f"{_bracketed(address.host)}:{address.port}",
         grpc.ssl_channel_credentials(root_certificates=address.certificate),

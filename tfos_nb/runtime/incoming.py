@@ -16,9 +16,10 @@ import stat
 from collections.abc import Iterable, Iterator
 from urllib.parse import unquote
 
-__all__ = ["Strangers", "raise_descriptors", "server_options"]
+__all__ = ["Strangers", "descriptors_left", "raise_descriptors", "server_options"]
 
 _HANDSHAKE_SECONDS = 20  # thousands of nodes that come at once wait for each other's; gRPC's own limit is 120
+_IDLE_SECONDS = 60
 _KEPT = 256  # descriptors for the process itself
 _FEWEST = 64
 _PLENTY = 1 << 16
@@ -32,7 +33,9 @@ def server_options() -> list[tuple[str, int]]:
     """Return what a gRPC server is told of them, by the descriptors that this process has left."""
     return [
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_SECONDS * 1000),
-        ("grpc.max_allowed_incoming_connections", _descriptors_left()),
+        # A node has a stream, and a task a question now and then; a stranger may have agreed on TLS, and say no more.
+        ("grpc.max_connection_idle_ms", _IDLE_SECONDS * 1000),
+        ("grpc.max_allowed_incoming_connections", descriptors_left()),
         # gRPC would turn away nodes that come while a thousand others wait to be let in, or that have waited for 30 s.
         ("grpc.server.max_pending_requests", 1_000_000),
         ("grpc.server.max_pending_requests_hard_limit", 1_000_000),
@@ -40,13 +43,17 @@ def server_options() -> list[tuple[str, int]]:
     ]
 
 
-def _descriptors_left() -> int:
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most == resource.RLIM_INFINITY:
-        most = 1 << 20
+def descriptors_left() -> int:
+    """Return how many connections this process may take, so that it can still open what it needs."""
+    most = _most_descriptors()
     used = len(os.listdir(_DESCRIPTORS)) if os.path.isdir(_DESCRIPTORS) else _KEPT
     # The other half is for what the kernel opens later: files, Spark's connections, other clusters' doors.
     return max(_FEWEST, (most - used - _KEPT) // 2)
+
+
+def _most_descriptors() -> int:
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if most == resource.RLIM_INFINITY else most
 
 
 def raise_descriptors() -> None:
@@ -70,6 +77,7 @@ class Strangers:
 
     def __init__(self, port: int) -> None:
         self._port = port
+        self._most = max(_FEWEST, _most_descriptors() // 4)  # Spark's own tasks may come by hundreds
         self._known: set[_Peer] = set()
         self._since: dict[_Peer, float] = {}
         # A connection is looked at through a copy of its descriptor, whose number may be another's a moment later. The
@@ -88,12 +96,13 @@ class Strangers:
         self._known.difference_update(known.difference(present))
         self._since = {peer: self._since.get(peer, now) for peer in present if peer not in self._known}
         eldest_first = sorted(self._since, key=self._since.__getitem__)
-        leaving = set(eldest_first[: max(0, len(eldest_first) - _FEWEST)])
+        leaving = set(eldest_first[: max(0, len(eldest_first) - self._most)])
         leaving.update(peer for peer, since in self._since.items() if now - since >= _HANDSHAKE_SECONDS)
         if leaving:
             for peer, connection in self._connections():
                 if peer in leaving:
-                    connection.shutdown(socket.SHUT_RDWR)
+                    with contextlib.suppress(OSError):  # it has left by itself in this very moment
+                        connection.shutdown(socket.SHUT_RDWR)
         return len(leaving)
 
     def _connections(self) -> Iterator[tuple[_Peer, socket.socket]]:

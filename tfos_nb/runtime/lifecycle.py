@@ -68,7 +68,8 @@ class NodeJob:
 class Reservation:
     """A supervisor's place in the cluster: ``host:port`` is what TensorFlow will listen on; the port is held open.
 
-    ``generation`` is the one that it was asked to gather for; 0 if it has just come.
+    ``generation`` is the one that it was asked to gather for; 0 if it has just come. ``machine`` is where ``pid`` is
+    the supervisor's number: another container may have the same one.
     """
 
     node: str
@@ -79,6 +80,7 @@ class Reservation:
     pid: int
     gpus: tuple[str, ...] = ()
     generation: int = 0
+    machine: str = ""
 
 
 @message

@@ -8,6 +8,7 @@ import tempfile
 import threading
 from typing import Any
 
+from tfos_nb.brief import without_password
 from tfos_nb.runtime.remote import file_system, tensorflow_opens
 
 __all__ = ["LogMirror", "mirrored"]
@@ -66,7 +67,8 @@ class LogMirror:
             self._copy()
         except Exception as error:  # noqa: BLE001 - a log that cannot be written must not end a training
             if not self._warned:
-                logger.warning("the logs cannot be copied to %s: %s", self._url, str(error).partition("\n")[0])
+                reason = without_password(str(error).partition("\n")[0])
+                logger.warning("the logs cannot be copied to %s: %s", without_password(self._url), reason)
             self._warned = True
 
     def _copy(self) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -70,11 +71,14 @@ class NodeWanted:
 class HoldsSlot:
     """Question of a task that holds a slot for its node: for what. ``pid``: of its supervisor, if it has started one.
 
+    ``machine``: where that is its number; containers have their own numbers.
+
     Answer: the value of a :class:`SlotUse`.
     """
 
     node: str
     pid: int = 0
+    machine: str = ""
 
 
 class SlotUse(Enum):
@@ -99,6 +103,7 @@ class SupervisorEnded:
     code: int
     text: str
     pid: int = 0
+    machine: str = ""
 
 
 @dataclass(frozen=True)
@@ -224,7 +229,7 @@ class NodeTask:
                 complaints.seek(0)
                 text = without_chatter(complaints.read()[-8000:].decode(errors="replace"))
                 with contextlib.suppress(grpc.RpcError):  # the driver may have gone too
-                    door.ask(SupervisorEnded(job.node, code, text, supervisor.pid))
+                    door.ask(SupervisorEnded(job.node, code, text, supervisor.pid, socket.gethostname()))
             return code
 
     def _wait(self, supervisor: subprocess.Popen[bytes], job: NodeJob, door: DoorClient) -> int | None:
@@ -237,7 +242,7 @@ class NodeTask:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return supervisor.wait(seconds)
-            use = self._use(HoldsSlot(job.node, supervisor.pid), door)
+            use = self._use(HoldsSlot(job.node, supervisor.pid, socket.gethostname()), door)
             if use is SlotUse.LEAVE:
                 return None
             if use is SlotUse.END:

@@ -31,6 +31,7 @@ import pyarrow as pa
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.door import Door, DoorAddress, DoorClient
+from tfos_nb.runtime.incoming import descriptors_left, raise_descriptors
 from tfos_nb.runtime.process import read_frame, start_module, write_frame
 from tfos_nb.runtime.wire import message
 
@@ -44,6 +45,7 @@ _LONGEST = 0.5  # seconds that a task waits for something to bring back
 _LOOKS_EVERY = 0.02
 _LEAVES_AFTER = 0.5  # the answer goes first
 _MOST_CONNECTIONS = 20_000
+_BUFFER = 4 << 10  # bytes; of each connection twice as many are read when no more should be
 _ALONE = 60.0
 
 Frame = tuple[int, bytes]
@@ -167,6 +169,7 @@ class Relay:
         self._outgoing, self._taken = Frames(), Taken()
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._connections = 0
+        self._most = min(_MOST_CONNECTIONS, descriptors_left())
         self._asked_at = time.monotonic()
         self._over = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -174,7 +177,7 @@ class Relay:
     async def serve(self, host: str) -> None:
         """Say where it is, and relay until the driver has gone."""
         door = Door(self, host=host, bind="0.0.0.0")  # noqa: S104 - the driver's tasks come from any executor
-        server = await asyncio.start_server(self._connected, "0.0.0.0", 0)  # noqa: S104 - as the nodes do
+        server = await asyncio.start_server(self._connected, "0.0.0.0", 0, limit=_BUFFER)  # noqa: S104 - as the nodes do
         own = door.open()
         place = RelayPlace(host, server.sockets[0].getsockname()[1], own.port, own.certificate, own.token)
         write_frame(sys.stdout.buffer, place)
@@ -184,7 +187,7 @@ class Relay:
         door.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._writers) >= _MOST_CONNECTIONS:
+        if len(self._writers) >= self._most:
             writer.close()
             return
         self._connections += 1
@@ -194,7 +197,7 @@ class Relay:
         try:
             while data := await reader.read(_PIECE):
                 self._outgoing.put(number, data)
-                while self._outgoing.full:
+                while self._outgoing.full:  # of others' as well
                     await asyncio.sleep(_LOOKS_EVERY)
         except OSError:
             pass
@@ -291,6 +294,7 @@ class ExchangeTask:
 
 
 async def _main(host: str, alone: float = _ALONE) -> None:
+    raise_descriptors()
     await Relay(alone).serve(host)
 
 

@@ -200,9 +200,8 @@ class Supervisor:
     def _reserve(self, generation: int) -> None:
         assert self._process is not None, "it was started"
         job, port = self._job, self._port_holder.getsockname()[1]
-        self._stream.send(
-            Reservation(job.node, self._host, port, job.executor, job.attempt, os.getpid(), job.gpus, generation)
-        )
+        which = (job.executor, job.attempt, os.getpid(), job.gpus, generation, socket.gethostname())
+        self._stream.send(Reservation(job.node, self._host, port, *which))
         self._process.listen()
 
     def _regather(self, message: Regather) -> None:

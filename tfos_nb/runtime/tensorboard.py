@@ -23,6 +23,7 @@ from tfos_nb.runtime.remote import file_system, tensorflow_opens
 __all__ = ["TensorBoard", "make_log_dir"]
 
 _LISTENS = b"tfos_nb: TensorBoard listens"
+_LOG_DIR = "TFOS_NB_LOG_DIR"
 
 
 def make_log_dir(log_dir: str) -> None:
@@ -71,8 +72,9 @@ class TensorBoard:
         """Start the process; it listens some seconds later."""
         self._process = start_module(
             "tfos_nb.runtime.tensorboard",
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
-            arguments=(self._path, "--logdir", self._log_dir, "--reload_interval", "5", "--load_fast", "false"),
+            # Its arguments are shown to every user of the machine, and a URL may hold a password.
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3", _LOG_DIR: self._log_dir},
+            arguments=(self._path, "--reload_interval", "5", "--load_fast", "false"),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
@@ -151,14 +153,14 @@ def main(arguments: list[str]) -> None:
 
     die_with_parent()
     path, *options = arguments
-    log_dir = options[options.index("--logdir") + 1]
+    log_dir = os.environ.pop(_LOG_DIR)
     if not tensorflow_opens(log_dir):
         # TensorBoard looks for a module of this name; with it, it leaves TensorFlow alone and reads through fsspec.
         sys.modules["tensorboard.compat.notf"] = ModuleType("tensorboard.compat.notf")
         file_system(log_dir)
     main_lib.global_init()
     board = program.TensorBoard(default.get_plugins(), server_class=_ServerAt(path))
-    board.configure(["tensorboard", *options])
+    board.configure(["tensorboard", "--logdir", log_dir, *options])
     board.launch()
     print(_LISTENS.decode(), flush=True)  # noqa: T201 - to the process that started it
     threading.Event().wait()
