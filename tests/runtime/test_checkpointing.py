@@ -122,10 +122,14 @@ def test_a_state_whose_upload_was_broken_off_is_none(
     for epoch in (1, 2):
         saved(node, counter, epoch=epoch)
 
-    def broken_off(self: Far, place: str, content: bytes, **more: Any) -> None:
-        raise OSError("the host is gone")
+    put_file = Far.put_file
 
-    monkeypatch.setattr(Far, "pipe_file", broken_off)
+    def broken_off(self: Far, source: str, place: str, **more: Any) -> None:
+        if place.endswith("/place.json"):
+            raise OSError("the host is gone")
+        put_file(self, source, place, **more)
+
+    monkeypatch.setattr(Far, "put_file", broken_off)
     for epoch in (2, 3):  # in the place of a state that is there, and of none
         counter.assign_add(1)
         node.checkpoint(counter=counter, epoch=epoch)

@@ -120,6 +120,33 @@ def test_a_draft_takes_the_place_of_what_is_there_as_a_whole(
     assert [name for name in system.find(os.path.dirname(path)) if "old" in str(system.cat_file(name))] == []
 
 
+@pytest.mark.parametrize("broken", ["mv", "put_file"])
+def test_a_model_whose_upload_was_broken_off_is_none_and_the_next_one_is_whole(
+    memory: Any, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    def write(text: str) -> None:
+        with Draft("memory://models/digits") as draft:
+            os.makedirs(f"{draft.path}/variables")
+            for name in ("saved_model.pb", "variables/a"):
+                Path(draft.path, name).write_text(text)
+
+    whole = getattr(type(memory), broken)
+
+    def broken_off(self: Any, source: str, place: str, **how: Any) -> None:
+        if broken == "mv" or place.endswith("/digits/saved_model.pb"):
+            raise ConnectionResetError
+        whole(self, source, place, **how)
+
+    write("old")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(memory), broken, broken_off)
+        with pytest.raises(ConnectionResetError):
+            write("half")
+    assert not memory.exists("/models/digits/saved_model.pb")
+    write("new")
+    assert {memory.cat_file(name) for name in memory.find("/models/digits")} == {b"new"}
+
+
 def test_a_local_directory_gives_way_by_a_rename_and_is_removed_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

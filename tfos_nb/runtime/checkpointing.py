@@ -24,14 +24,13 @@ import tempfile
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tfos_nb.brief import without_password
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.common_place import mark_in
 from tfos_nb.runtime.paths import is_local
-from tfos_nb.runtime.remote import file_system, rename_over, writing
+from tfos_nb.runtime.remote import file_system, put_whole, rename_over, writing
 from tfos_nb.runtime.supply import Supply
 from tfos_nb.runtime.uploads import SavingFlag, Uploads
 
@@ -268,23 +267,13 @@ class _Shelf:
         if folder == part:
             rename_over(self.filesystem, part, place)
         else:
-            self._upload(folder, part, place)
+            put_whole(self.filesystem, folder, part, place, _PLACE)
         named = self._named()
         names = list(filter(self._is_whole, named))
         kept = {*names[-max(keep, 1) :], *[name for name in names if _is_of_a_whole_epoch(name)][-1:]}
         for old in named:
             if old not in kept:
                 self._remove(f"{self.place}/{old}")
-
-    def _upload(self, folder: str, part: str, place: str) -> None:
-        last = Path(folder, _PLACE)
-        content = last.read_bytes()
-        last.unlink()
-        self.filesystem.put(folder, part, recursive=True)
-        if self.filesystem.exists(place):
-            self._remove(place)
-        rename_over(self.filesystem, part, place)
-        self.filesystem.pipe_file(f"{place}/{_PLACE}", content)
 
     def _remove(self, place: str) -> None:
         """Remove a checkpoint, which is none any more as soon as its first file is gone."""

@@ -21,11 +21,21 @@ from urllib.parse import urlsplit
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.paths import hadoop_conf_dirs, is_forbidden, is_local
 
-__all__ = ["Draft", "Unreachable", "file_system", "rename_over", "scheme_of", "tensorflow_opens", "writing"]
+__all__ = [
+    "Draft",
+    "Unreachable",
+    "file_system",
+    "put_whole",
+    "rename_over",
+    "scheme_of",
+    "tensorflow_opens",
+    "writing",
+]
 
 _TENSORFLOW_OPENS = ("", "file", "gs", "ram")
 _HADOOP = ("hdfs", "viewfs")
 _KNOCK_SECONDS = 10.0
+_SAVED_MODEL = "saved_model.pb"  # a directory without it is no SavedModel
 
 
 class Unreachable(TfosError, OSError):
@@ -127,6 +137,20 @@ def rename_over(system: Any, source: str, place: str) -> None:
         system.mv(source, place, recursive=True)
 
 
+def put_whole(system: Any, folder: str, part: str, place: str, last: str) -> None:
+    """Copy a local directory to a place, so that it is whole or is none, which is told by its ``last`` file.
+
+    A rename in an object store copies file by file. ``part`` is beside the place; ``folder`` loses its ``last`` file.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfos_nb-last-", dir=os.path.dirname(folder)) as aside:
+        os.rename(os.path.join(folder, last), os.path.join(aside, last))
+        system.put(folder, part, recursive=True)
+        if system.exists(f"{place}/{last}"):
+            system.rm_file(f"{place}/{last}")
+        rename_over(system, part, place)
+        system.put_file(os.path.join(aside, last), f"{place}/{last}")
+
+
 def _rename_over(source: str, place: str) -> None:
     """Rename a local directory. What is there goes aside first: to remove it takes a while, and may be broken off."""
     aside = os.path.join(os.path.dirname(place), f".part-{uuid.uuid4().hex}")
@@ -195,6 +219,9 @@ class Draft:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _publish(self) -> None:
+        if self._scratch and os.path.isfile(os.path.join(self.path, _SAVED_MODEL)):
+            put_whole(self._system, self.path, self._part, self._place, _SAVED_MODEL)
+            return
         if self._scratch:
             self._system.put(self.path, self._part, recursive=os.path.isdir(self.path))
             rename_over(self._system, self._part, self._place)
