@@ -69,7 +69,8 @@ def test_of_too_many_the_eldest_go(server: FeedServer, monkeypatch: pytest.Monke
         first = connected(server, stack, 2)
         assert until(lambda: strangers.look(1.0) == 0 and len(strangers._since) == 2, SECONDS)
         later = connected(server, stack, 3)
-        assert until(lambda: strangers.look(2.0) == 2, SECONDS)
+        assert until(lambda: len([peer for peer, _ in strangers._connections()]) == 5, SECONDS)
+        assert strangers.look(2.0) == 2
         assert all(map(hung_up, first))
         assert not any(hung_up(one, 0.1) for one in later)
 

@@ -107,11 +107,15 @@ def refusals(ctx: Any) -> dict[str, str]:
         model = keras.Sequential([keras.layers.Input((WIDTH,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     outside = tf.data.Dataset.range(3)
+
+    def from_outside() -> Any:
+        return outside
+
     return {
         "fit": refusal(lambda: model.fit(np.zeros((8, WIDTH)), np.zeros(8))),
         "sync": refusal(lambda: ctx.strategy("sync")),
         "mirrored": refusal(tf.distribute.MultiWorkerMirroredStrategy),
-        "outside": refusal(lambda: ctx.coordinator_dataset(lambda: outside)),
+        "outside": refusal(lambda: ctx.coordinator_dataset(from_outside)),
         "sparse": refusal(lambda: ctx.coordinator_dataset(8, sparse=["x"])),
         "column": refusal(lambda: ctx.coordinator_dataset(8, columns=["nmae"])),
     }
