@@ -86,7 +86,7 @@ class Gathering(Members):
         self.alone: list[str] = []  # absent ones of which no task and no supervisor is left
         self._can_join = False  # a state was saved since those that are absent have come
         self._leaving: set[str] = set()
-        self._given_up: set[tuple[str, tuple[str, int]]] = set()
+        self._given_up: set[tuple[str, str, int]] = set()
         self._slot_wanted_until = -math.inf
         self._feed_places: dict[str, FeedPlace] = {}
         self._coordinators: dict[str, Record] = {}  # they need the servers of the others
@@ -167,12 +167,12 @@ class Gathering(Members):
     def _let_go(self, record: Record) -> None:
         """Do without a supervisor, if there is one: should it be frozen and wake, it hears that; its task ends it."""
         if record.link is not None:
-            self._given_up.add((str(record.node), record.supervisor))
+            self._given_up.add((str(record.node), *record.supervisor))
             record.link.end()
             record.link = None
 
     def _slot_use(self, record: Record, question: HoldsSlot) -> SlotUse:
-        if (question.node, (question.machine, question.pid)) in self._given_up:
+        if (question.node, question.machine, question.pid) in self._given_up:
             return SlotUse.END
         # With the slot goes its GPU, which Spark would give to a node that waits for one.
         lends = bool(self.plan.gpus_of(record.node)) and bool(self.missing)

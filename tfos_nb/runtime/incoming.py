@@ -101,8 +101,7 @@ class Strangers:
         if leaving:
             for peer, connection in self._connections():
                 if peer in leaving:
-                    with contextlib.suppress(OSError):  # it has left by itself in this very moment
-                        connection.shutdown(socket.SHUT_RDWR)
+                    _hang_up(connection)
         return len(leaving)
 
     def _connections(self) -> Iterator[tuple[_Peer, socket.socket]]:
@@ -125,6 +124,11 @@ class Strangers:
         """Look no more."""
         os.close(self._nothing)
         os.close(self._copy)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it has left by itself in this very moment
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _plain(address: str) -> str:

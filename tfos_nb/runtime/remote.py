@@ -219,14 +219,11 @@ class Draft:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _publish(self) -> None:
-        if self._scratch and os.path.isfile(os.path.join(self.path, _SAVED_MODEL)):
+        if not self._scratch:
+            rename = _rename_over if os.path.isdir(self._place) else os.replace
+            rename(self._part, self._place)
+        elif os.path.isfile(os.path.join(self.path, _SAVED_MODEL)):
             put_whole(self._system, self.path, self._part, self._place, _SAVED_MODEL)
-            return
-        if self._scratch:
+        else:
             self._system.put(self.path, self._part, recursive=os.path.isdir(self.path))
             rename_over(self._system, self._part, self._place)
-            return
-        if os.path.isdir(self._place):
-            _rename_over(self._part, self._place)
-        else:
-            os.replace(self._part, self._place)
