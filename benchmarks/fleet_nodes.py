@@ -281,16 +281,16 @@ class _Crew:
         for node in self.nodes.values():
             await node.come_up()
 
-    def do_beat(self) -> None:
-        """Have all nodes send a heartbeat a second, spread over the second."""
-        self.spawn(self._keep_beating())
+    def do_beat(self, every: float = 1.0) -> None:
+        """Have all nodes send a heartbeat every so many seconds, spread over them."""
+        self.spawn(self._keep_beating(every))
 
-    async def _keep_beating(self) -> None:
+    async def _keep_beating(self, every: float) -> None:
         """Keep to the clock; a beat that is due while the last one of its node is still under way is left out."""
-        began, share, under_way = time.monotonic(), 1 / len(self.nodes), set()
+        began, share, under_way = time.monotonic(), every / len(self.nodes), set()
         for number in itertools.count():
             for place, node in enumerate(self.nodes.values()):
-                pause = began + number + place * share - time.monotonic()
+                pause = began + every * number + place * share - time.monotonic()
                 if pause > 0:
                     await asyncio.sleep(pause)
                 if node in under_way:

@@ -253,7 +253,12 @@ def test_a_segment_goes_where_looking_at_every_node_would_send_it(nodes: int, st
 
 
 def test_nodes_of_a_large_cluster_speak_once_a_second_and_those_of_a_small_one_twice() -> None:
-    assert [tick_among(nodes) for nodes in (1, 499, 500, 5000)] == [0.5, 0.5, 1.0, 1.0]
+    assert [tick_among(nodes) for nodes in (1, 499, 500, 3000)] == [0.5, 0.5, 1.0, 1.0]
+
+
+def test_more_nodes_than_a_driver_can_hear_speak_less_often_and_in_time_not_to_be_held_for_lost() -> None:
+    assert [tick_among(nodes) for nodes in (6000, 9000)] == [2.0, 3.0]
+    assert [tick_among(100_000, timeout) for timeout in (2.0, 15.0, 60.0)] == [1.0, 3.75, 15.0]
 
 
 # --- memory ---------------------------------------------------------------------------------------

@@ -57,7 +57,9 @@ from tfos_nb.runtime.tunnel import OpenTunnel, TunnelEnd
 from tfos_nb.runtime.warm import WarmProcess, can_fork
 
 _TICK = 0.5  # at most two messages a second with lines, and two with figures;
-_MANY, _TICK_OF_MANY = 500, 1.0  # of so many nodes one: they all come to one driver
+_MANY, _TICK_OF_MANY = 500, 1.0  # of so many nodes one: they all come to one driver,
+_DRIVER_TAKES = 3000  # and these are the heartbeats a second that one was seen to keep up with (docs/scaling.md)
+_BEATS_IN_TIMEOUT = 4
 _HEARTBEAT_EVERY = 1.0
 _AFTER_FAREWELL = 3.0
 _AFTER_SAVING = 3.0
@@ -104,6 +106,7 @@ class Supervisor:
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._directory = private_directory("node")
         self._temporary = private_directory("scratch", sockets=False)
+        self._timeout = float(str(job.settings.get("heartbeat_timeout", 15.0)))
         self._host = job.host or address_towards(job.door_host, job.door_port)
         self._port_holder = _hold_port()
         self._claims = GpuClaims()
@@ -184,8 +187,7 @@ class Supervisor:
         from tfos_nb.runtime.door import DoorAddress, DoorClient
 
         job = self._job
-        patience = float(str(job.settings.get("heartbeat_timeout", DoorAddress.patience)))
-        door = DoorAddress(job.door_host, job.door_port, job.certificate, job.token, job.relayed, patience)
+        door = DoorAddress(job.door_host, job.door_port, job.certificate, job.token, job.relayed, self._timeout)
         self._client = DoorClient(door)
         self._stream = self._client.attend()
         self._tunnel = TunnelEnd(self._client, lambda: self._board.socket if self._board is not None else None)
@@ -262,7 +264,7 @@ class Supervisor:
             self._regather(message)
             return True
         if isinstance(message, Start):
-            self._tick_every = tick_among(sum(map(len, message.cluster_spec.values())))
+            self._tick_every = tick_among(sum(map(len, message.cluster_spec.values())), self._timeout)
         if isinstance(message, (Stop, Farewell)):
             if self._ended:
                 self._take_leave()
@@ -281,8 +283,10 @@ class Supervisor:
 
     def _until_due(self) -> float:
         waiting = self._process is not None and self._process.output.waiting
-        due = min(self._look_due, self._lines_due) if waiting else self._look_due
-        return max(0.0, due - time.monotonic())
+        due, now = min(self._look_due, self._lines_due) if waiting else self._look_due, time.monotonic()
+        if self._kill_at is not None and now < self._kill_at:
+            due = min(due, self._kill_at)
+        return max(0.0, due - now)
 
     def _tick(self) -> None:
         process, now = self._process, time.monotonic()
@@ -336,15 +340,22 @@ class Supervisor:
             self._events.put(_DriverGone())
 
 
-def tick_among(nodes: int) -> float:
+def tick_among(nodes: int, heartbeat_timeout: float = 15.0) -> float:
     """Return how many seconds a node of so many lets pass between two messages of a kind.
+
+    Where there are more nodes than a driver can hear once a second, each speaks less often; often enough, all the
+    same, not to be held for lost.
 
     Examples
     --------
-    >>> tick_among(2), tick_among(1000)
-    (0.5, 1.0)
+    >>> tick_among(2), tick_among(1000), tick_among(6000)
+    (0.5, 1.0, 2.0)
+    >>> tick_among(60_000)
+    3.75
     """
-    return _TICK if nodes < _MANY else _TICK_OF_MANY
+    if nodes < _MANY:
+        return _TICK
+    return max(_TICK_OF_MANY, min(nodes / _DRIVER_TAKES, heartbeat_timeout / _BEATS_IN_TIMEOUT))
 
 
 def _why_not() -> str | None:

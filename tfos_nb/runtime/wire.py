@@ -30,10 +30,12 @@ _MESSAGE, _TUPLE, _ARRAY = 1, 2, 3
 _DTYPE = re.compile(r"[<>|][biufcmMSUV][0-9]{1,9}(\[[0-9]*[a-zA-Z]+\])?")
 _PLAIN: tuple[Any, ...] = (bool, int, float, str, bytes, list, dict)
 _MOST_NESTED = 20  # messages, tuples and arrays in one another: each takes 44 KiB of the C stack that msgpack reads on
+_FIRST_BUFFER = 4096  # bytes; it grows. msgpack's own 256 KiB a packer comes from the system each time: 15 us a level
 _UNICODE_ERRORS = "surrogatepass"  # a file's name, and so a traceback, may hold half a surrogate pair
 
 _T = TypeVar("_T")
 _REGISTRY: dict[str, type] = {}
+_FIELDS: dict[type, tuple[str, ...]] = {}  # of each class in the registry
 
 
 class NotData(TypeError):
@@ -43,6 +45,7 @@ class NotData(TypeError):
 def message(cls: type[_T]) -> type[_T]:
     """Let a frozen dataclass cross a wire (class decorator)."""
     _REGISTRY[cls.__name__] = cls
+    _FIELDS[cls] = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
     return cls
 
 
@@ -65,9 +68,14 @@ def encode(value: Any) -> bytes:
 def _encode(value: Any, depth: int) -> bytes:
     if depth > _MOST_NESTED:
         raise NotData(f"more than {_MOST_NESTED} tuples or messages in one another cannot travel: make them lists")
-    inner = functools.partial(_default, depth=depth + 1)
     try:
-        packed: bytes = msgpack.packb(value, default=inner, strict_types=True, unicode_errors=_UNICODE_ERRORS)
+        packed: bytes = msgpack.packb(
+            value,
+            default=functools.partial(_default, depth=depth + 1),
+            strict_types=True,
+            unicode_errors=_UNICODE_ERRORS,
+            buf_size=_FIRST_BUFFER,
+        )
     except OverflowError:
         raise NotData("an integer beyond 64 bits cannot travel") from None
     except NotData:
@@ -134,11 +142,12 @@ def encode_result(value: Any) -> bytes:
 
 
 def _default(value: Any, depth: int) -> Any:
+    kind = type(value)
+    if (names := _FIELDS.get(kind)) is not None:
+        fields = {name: getattr(value, name) for name in names}
+        return msgpack.ExtType(_MESSAGE, _encode([kind.__name__, fields], depth))
     if isinstance(value, enum.Enum):
         return value.value
-    if dataclasses.is_dataclass(value) and type(value).__name__ in _REGISTRY:
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return msgpack.ExtType(_MESSAGE, _encode([type(value).__name__, fields], depth))
     if isinstance(value, tuple):
         return msgpack.ExtType(_TUPLE, _encode(list(value), depth))
     if isinstance(value, np.ndarray) and _has_plain_type(value):
