@@ -22,7 +22,6 @@ extensions = [
     "sphinx_external_toc",  # the order of the pages is in _toc.yml, so that GitHub shows plain Markdown
 ]
 exclude_patterns = ["_toc.yml"]
-suppress_warnings = ["etoc.glob"]  # scaling.md may be there or not
 
 myst_heading_anchors = 3
 myst_enable_extensions = ["attrs_inline"]

@@ -32,25 +32,23 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[1]
 CORE = (
-    "tests/runtime/test_autolog.py",
     "tests/runtime/test_columns.py",
-    "tests/runtime/test_dataset.py",
     "tests/runtime/test_keras_keep.py",
-    "tests/runtime/test_on_import.py",
     "tests/runtime/test_payload.py",
     "tests/runtime/test_scoring.py",
     "tests/runtime/test_strategy.py",
     "tests/runtime/test_wire.py",
-    "tests/test_session.py",
+    "tests/test_session.py::test_counts_the_slots_of_all_executors",
+    "tests/test_session.py::test_says_which_job_holds_how_many_slots",
+    "tests/test_session.py::test_a_node_with_two_cpus_gets_them_and_halves_the_slots",
+    "tests/test_session.py::test_cancel_ends_its_own_job_and_leaves_the_others",
     "tests/test_training.py::test_two_workers_end_alike_and_like_one_process_on_the_same_global_batches",
-    "tests/test_training.py::test_where_every_slot_is_a_node_the_tasks_leave_theirs_for_feeding",
     "tests/test_training.py::test_tf_config_is_right_for_every_role",
-    "tests/test_training.py::test_a_worker_whose_rows_end_first_goes_on_with_empty_batches",
     "tests/test_rows_once.py::test_a_feeding_task_that_is_killed_and_run_again_neither_loses_nor_repeats_a_row",
-    "tests/test_inference.py",
+    "tests/test_inference.py::test_every_kind_of_model_gives_what_keras_predict_gives",
+    "tests/test_inference.py::test_dense_and_sparse_vectors_are_taken",
     "tests/test_recovery.py::test_keras_fit_goes_on_from_memory_without_a_line_of_ones_own",
     "tests/test_replacement.py::test_a_lost_worker_is_replaced_while_the_others_go_on",
-    "tests/test_scaling.py::test_a_coordinator_gives_a_new_worker_steps_and_nothing_else_stops",
     "tests/strategies/test_asynchronous.py::test_a_coordinators_steps_see_every_row_once_a_pass_and_learn",
     "tests/strategies/test_asynchronous.py::test_tf_keras_fits_on_the_workers_own_data",
     "tests/pipeline/test_estimator.py::test_a_fit_trains_on_all_nodes_and_gives_a_model_that_is_right",
@@ -83,7 +81,9 @@ class Cell:
     @property
     def packages(self) -> tuple[str, ...]:
         pinned = (f"pyspark=={self.pyspark}.*", f"tensorflow=={self.tensorflow}.*", f"tf_keras=={self.tensorflow}.*")
-        return (*pinned, *_TESTS_NEED)
+        # These want NumPy 1, which pyarrow 26 does not import any more; pip is not told.
+        older = ("pyarrow<26",) if self.tensorflow in ("2.16", "2.17") else ()
+        return (*pinned, *older, *_TESTS_NEED)
 
 
 CELLS = (

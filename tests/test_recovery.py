@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -235,6 +236,19 @@ def test_a_place_that_each_process_has_for_itself_is_refused(spark: SparkSession
     for name in ("model_dir", "log_dir"):
         with pytest.raises(errors.PlanError, match=f"{name}='memory://models': each process has a memory: of its own"):
             launch(dying, spark=spark, **{name: "memory://models"})
+
+
+def test_a_model_dir_that_nobody_answers_for_is_refused_before_main(spark: SparkSession, tmp_path: Path) -> None:
+    def main(args: str, ctx: Any) -> None:
+        Path(args).touch()
+
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # and does not listen
+        place = f"hdfs://127.0.0.1:{held.getsockname()[1]}/models"
+        with pytest.raises(errors.NodeFailed, match="nobody answers at 127.0.0.1"):
+            with launch(main, str(tmp_path / "called"), workers=1, spark=spark, model_dir=place) as cluster:
+                cluster.wait()
+    assert not (tmp_path / "called").exists()
 
 
 def test_a_number_of_restarts_that_is_none_is_refused(spark: SparkSession) -> None:

@@ -144,9 +144,12 @@ def run_notebook(notebook: Path, out: Path, say: Write) -> Outcome:
     try:
         import nbclient  # noqa: F401 - asked for here, so that what is missing is said before anything starts
         import nbformat
+        import sklearn  # noqa: F401 - it has the quickstart's digits
         from nbconvert import HTMLExporter
     except ImportError as error:
-        raise PlanError(f"{error.name} is not installed: pip install 'tfos_nb[demo]'") from error
+        raise PlanError(
+            f"{error.name} is not installed: pip install jupyterlab nbclient nbconvert scikit-learn"
+        ) from error
     _refuse_missing(notebook)
     content = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
     out.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ from tfos_nb.runtime.door import Desk, Door, DoorAddress
 from tfos_nb.runtime.gpu_claims import GPU_COUNT_SCHEMA, GpuCount
 from tfos_nb.runtime.node import NodeTask
 from tfos_nb.runtime.plan import ClusterPlan, InputMode
+from tfos_nb.runtime.remote import Unreachable, refuse_unknown
 from tfos_nb.runtime.strategies import PROTOCOL_SCHEMA, PROTOCOL_VARIABLE, ProtocolProbe
 from tfos_nb.session import (
     check_dynamic_allocation,
@@ -95,6 +96,10 @@ class Settings:
                     f"{name}={getattr(self, name)!r}: each process has a memory: of its own, which goes with it; "
                     "give a path, or a URL that the nodes share"
                 )
+            try:
+                refuse_unknown(os.fspath(getattr(self, name) or ""))
+            except Unreachable as error:
+                raise PlanError(f"{name}: {error}") from None
         for name in ("tensorboard", "autolog"):
             if not isinstance(getattr(self, name), bool):
                 raise PlanError(f"{name}={getattr(self, name)!r}: it is True or False")

@@ -14,10 +14,11 @@ import fsspec
 import pytest
 
 from tests.waiting import until
-from tfos_nb.errors import TfosError
+from tfos_nb.errors import PlanError, TfosError
+from tfos_nb.launching import Settings
 from tfos_nb.runtime import log_mirror
 from tfos_nb.runtime.log_mirror import LogMirror, mirrored
-from tfos_nb.runtime.remote import Draft, Unreachable, file_system, rename_over, tensorflow_opens
+from tfos_nb.runtime.remote import Draft, Unreachable, file_system, refuse_unknown, rename_over, tensorflow_opens
 
 
 @pytest.fixture
@@ -36,6 +37,7 @@ def without_hdfs_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(known.known_implementations, "hdfs", by_pyarrow)
     monkeypatch.setenv("ARROW_LIBHDFS_DIR", "/nowhere")
     monkeypatch.delenv("HADOOP_HOME", raising=False)
+    monkeypatch.setitem(sys.modules, "hdfs_native", None)
     found = known._registry.pop("hdfs", None)
     yield
     known._registry.pop("hdfs", None)
@@ -56,7 +58,7 @@ def test_hdfs_without_a_client_is_refused_with_what_to_install(port: int) -> Non
         file_system(f"hdfs://me:secret@127.0.0.1:{port}/models/digits")
     said = str(raised.value)
     assert said.startswith(f"hdfs://127.0.0.1:{port} cannot be opened on {os.uname().nodename}: ")
-    assert "pip install 'tfos_nb[hdfs]'" in said
+    assert "pip install hdfs-native" in said
     assert "libhdfs" in said
     assert "secret" not in said
     assert isinstance(raised.value, TfosError)
@@ -70,6 +72,39 @@ def test_an_address_at_which_nobody_listens_is_refused_at_once() -> None:
             Unreachable, match=f"nobody answers at 127.0.0.1:{port}, which has to be the NameNode's RPC"
         ):
             file_system(f"hdfs://127.0.0.1:{port}/models")
+
+
+def test_who_does_not_answer_is_not_helped_by_a_client() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        with pytest.raises(Unreachable) as raised:
+            file_system(f"hdfs://127.0.0.1:{held.getsockname()[1]}/models")
+    assert "install" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("hdsf://me:secret@nn/models", "hdsf://nn: no file system is known for hdsf://; did you mean hdfs://?"),
+        ("hdfs:/models", "two slashes after its scheme, as in hdfs:///models"),
+        ("s3:/bucket/key", "as in s3://models"),
+        ("nosuchthing://bucket", "no file system is known for nosuchthing://"),
+    ],
+)
+def test_a_place_that_no_host_can_open_is_refused_by_how_it_is_written(url: str, told: str) -> None:
+    with pytest.raises(Unreachable) as raised:
+        refuse_unknown(url)
+    assert told in str(raised.value)
+    assert "secret" not in str(raised.value)
+    with pytest.raises(PlanError, match="^model_dir: "):
+        Settings(model_dir=url)
+
+
+@pytest.mark.parametrize(
+    "url", ["/a", "a/b:/c", "", "file:///a", "gs://b/a", "hdfs://nn/a", "viewfs://c/a", "s3://b/a"]
+)
+def test_places_that_some_host_may_open_are_left_alone(url: str) -> None:
+    refuse_unknown(url)
 
 
 def test_a_scheme_that_nobody_knows_is_named() -> None:

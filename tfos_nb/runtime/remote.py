@@ -8,8 +8,11 @@ TensorFlow itself knows paths, ``file://``, ``gs://`` and ``ram://``. What it is
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
+import importlib.util
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -26,6 +29,7 @@ __all__ = [
     "Unreachable",
     "file_system",
     "put_whole",
+    "refuse_unknown",
     "rename_over",
     "scheme_of",
     "tensorflow_opens",
@@ -34,12 +38,17 @@ __all__ = [
 
 _TENSORFLOW_OPENS = ("", "file", "gs", "ram")
 _HADOOP = ("hdfs", "viewfs")
+_NEARLY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
 _KNOCK_SECONDS = 10.0
 _SAVED_MODEL = "saved_model.pb"  # a directory without it is no SavedModel
 
 
 class Unreachable(TfosError, OSError):
     """No file system is known here for a URL; the message says what to install or to set."""
+
+
+class _Silent(OSError):
+    """Nobody answers: a client would not help."""
 
 
 def scheme_of(url: str) -> str:
@@ -56,6 +65,40 @@ def scheme_of(url: str) -> str:
 def tensorflow_opens(url: str) -> bool:
     """Whether TensorFlow reads and writes there by itself."""
     return scheme_of(url) in _TENSORFLOW_OPENS
+
+
+def refuse_unknown(url: str) -> None:
+    """Look at a place before anything is done with it: what no host can open is known here, too.
+
+    Raises
+    ------
+    Unreachable
+        If it is nearly a URL, or its scheme is none that fsspec knows.
+
+    Examples
+    --------
+    >>> refuse_unknown("hdfs:///models"), refuse_unknown("/models")
+    (None, None)
+    >>> refuse_unknown("hdfs:/models")
+    Traceback (most recent call last):
+    ...
+    tfos_nb.runtime.remote.Unreachable: hdfs:/…: a URL has two slashes after its scheme, as in hdfs:///models
+    """
+    import fsspec
+
+    scheme = scheme_of(url)
+    if nearly := _NEARLY.match(url):
+        known = f"{nearly[1]}://{'/' if nearly[1] in _HADOOP else ''}"
+        raise Unreachable(f"{nearly[1]}:/…: a URL has two slashes after its scheme, as in {known}models")
+    if scheme not in (*_TENSORFLOW_OPENS, *_HADOOP):
+        try:
+            fsspec.get_filesystem_class(scheme)
+        except ValueError:
+            like = difflib.get_close_matches(scheme, [*_HADOOP, *fsspec.available_protocols()], 1)
+            meant = f"; did you mean {like[0]}://?" if like else ""
+            raise Unreachable(f"{_place(url)}: no file system is known for {scheme}://{meant}") from None
+        except ImportError:  # the package may be where the nodes are
+            pass
 
 
 def file_system(url: str) -> tuple[Any, str]:
@@ -77,7 +120,8 @@ def file_system(url: str) -> tuple[Any, str]:
     except (ImportError, ValueError, OSError, RuntimeError) as error:  # the last one is how hdfs-native says it
         reason = str(error).partition("\n")[0] or type(error).__name__
         here = f"{_place(url)} cannot be opened on {socket.gethostname()}"
-        raise Unreachable(f"{here}: {reason}{_advice(scheme)}") from error
+        advice = "" if isinstance(error, _Silent) else _advice(scheme)
+        raise Unreachable(f"{here}: {reason}{advice}") from error
     return system, str(path)
 
 
@@ -90,8 +134,12 @@ def _place(url: str) -> str:
 def _advice(scheme: str) -> str:
     if scheme not in _HADOOP:
         return ". The package that opens it has to be there on every host of the cluster"
+    if importlib.util.find_spec("hdfs_native") is not None:
+        return (
+            ". A URL that names no host, or a nameservice, needs HADOOP_CONF_DIR, where core-site.xml says which it is"
+        )
     return (
-        ". Python needs an HDFS client there, and on every executor: pip install 'tfos_nb[hdfs]' brings one; pyarrow "
+        ". Python needs an HDFS client there, and on every executor: pip install hdfs-native brings one; pyarrow "
         "takes the libhdfs.so of a Hadoop distribution instead (HADOOP_HOME, CLASSPATH of `hadoop classpath --glob`). "
         "A URL that names no host, or a nameservice, also needs HADOOP_CONF_DIR"
     )
@@ -117,7 +165,7 @@ def _answers(host: str, port: int) -> None:
         socket.create_connection((host, port), _KNOCK_SECONDS).close()
     except OSError as error:
         what = f"nobody answers at {host}:{port}, which has to be the NameNode's RPC address"
-        raise OSError(f"{what} ({error})") from error
+        raise _Silent(f"{what} ({error})") from error
 
 
 def rename_over(system: Any, source: str, place: str) -> None:

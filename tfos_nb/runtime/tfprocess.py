@@ -60,6 +60,7 @@ from tfos_nb.runtime.peers import Peers
 from tfos_nb.runtime.plan import Node, Role
 from tfos_nb.runtime.process import Channel, answers, die_with_parent
 from tfos_nb.runtime.queues import DEFAULT_QUEUE, FeedQueues
+from tfos_nb.runtime.remote import file_system, tensorflow_opens
 from tfos_nb.runtime.reports import Reporter
 from tfos_nb.runtime.tensorboard import make_log_dir
 
@@ -204,8 +205,11 @@ class TensorFlowProcess:
             run=str(self._job.settings.get("run", "")),
             chief_trains=bool(self._job.settings.get("chief_trains")),
         )
-        if self._job.settings.get("place_given") and _hosts_of(spec) > 1:
-            ctx.look_at_place()
+        if self._job.settings.get("place_given"):
+            if not tensorflow_opens(ctx.model_dir):
+                file_system(ctx.model_dir)  # what cannot be opened is told now, and not when all is trained
+            if _hosts_of(spec) > 1:
+                ctx.look_at_place()
         if ctx.log_dir and ctx.is_chief:
             make_log_dir(ctx.log_dir)
         if kept := self._job.settings.get("kept"):
