@@ -61,6 +61,7 @@ CORE = (
 Losses are in it because what replaces a lost worker is made of TensorFlow's own means that its users do not see.
 """
 
+_NOT_THERE = ("no Python", "these do not go together")
 _MARKS = "not browser and not faults and not slow and not standalone and not yarn"
 _PATIENCE = 3600.0
 _TESTS_NEED = ("hypothesis", "packaging", "pytest", "pyyaml", "scikit-learn", "nbclient", "nbconvert")
@@ -117,6 +118,12 @@ class Outcome:
     day: str = field(default_factory=_today)
 
     @property
+    def is_well(self) -> bool:
+        """Whether tests have run and none has failed, or the cell does not exist."""
+        ran = re.search(r"\d+ passed", self.told) and not re.search(r"failed|error", self.told)
+        return bool(ran) or self.told.startswith(_NOT_THERE)
+
+    @property
     def row(self) -> str:
         where = f"{self.cell.python} | {self.cell.pyspark} | {self.cell.tensorflow}"
         return f"| {where} | {self.versions} | {self.told} | {self.day} |"
@@ -150,7 +157,7 @@ def run(cell: Cell, wheel: Path, tests: Sequence[str]) -> Outcome:
     folder = wheel.parent
     python = interpreter(cell.python)
     if python is None:
-        return Outcome(cell, f"no Python {cell.python} here")
+        return Outcome(cell, f"{_NOT_THERE[0]} {cell.python} here")
     home, begun = folder / cell.name, time.monotonic()
     own, log = home / "bin" / "python", folder / f"{cell.name}.log"
     with log.open("w") as out:
@@ -162,7 +169,7 @@ def run(cell: Cell, wheel: Path, tests: Sequence[str]) -> Outcome:
             subprocess.run(command, stdout=out, stderr=out, check=False).returncode
             for command in ([*install, "--upgrade", *cell.packages, str(wheel)], of_now)
         ):
-            return Outcome(cell, f"pip: {_reason(log)}", time.monotonic() - begun)
+            return Outcome(cell, _reason(log), time.monotonic() - begun)
         # The checkout is on PYTHONPATH for the tests' own modules; what is installed is the same, for its scripts.
         environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "PYSPARK_PYTHON": str(own)}
         for name in ("PYSPARK_DRIVER_PYTHON", "VIRTUAL_ENV"):
@@ -180,7 +187,8 @@ def run(cell: Cell, wheel: Path, tests: Sequence[str]) -> Outcome:
 
 def _reason(log: Path) -> str:
     errors = re.findall(r"^ERROR: (.*)$", log.read_text(errors="replace"), re.MULTILINE)
-    return errors[0][:160] if errors else "failed; see its log"
+    unlike = [error for error in errors if re.search("Requires-Python|ResolutionImpossible|No matching distr", error)]
+    return f"{_NOT_THERE[1]}: {unlike[0][:160]}" if unlike else "pip failed; see its log"
 
 
 def _closing_line(log: Path) -> str:
@@ -241,7 +249,7 @@ def main() -> int:
     print(f"\n{table(outcomes)}")
     if given.json:
         given.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
-    return int(any(re.search(r"failed|error", outcome.told) for outcome in outcomes))
+    return int(not all(outcome.is_well for outcome in outcomes))
 
 
 if __name__ == "__main__":

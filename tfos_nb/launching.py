@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tfos_nb.contexts import context_of
 from tfos_nb.errors import SPARK_ENDED, FeedFailed, PlanError, TfosError
 from tfos_nb.ports import allowed_ports
-from tfos_nb.relaying import RelayedDoor, needs_relay
+from tfos_nb.relaying import RelayedDoor, check_relay, needs_relay
 from tfos_nb.runtime.door import Desk, Door, DoorAddress
 from tfos_nb.runtime.gpu_claims import GPU_COUNT_SCHEMA, GpuCount
 from tfos_nb.runtime.node import NodeTask
@@ -233,10 +233,13 @@ def _one_is_left(
     spark: SparkSession, need: int, feeding: bool, *, cpus: int, gpus: int, profile: ResourceProfile | None
 ) -> bool:
     """Whether the nodes can hold their slots: where that leaves none for feeding, they leave them instead."""
+    relayed = needs_relay(spark)
+    if relayed:
+        check_relay(spark)
     try:
-        check_slots(spark, need, feeding, cpus=cpus, gpus=gpus, profile=profile, exchanging=needs_relay(spark))
+        check_slots(spark, need, feeding, cpus=cpus, gpus=gpus, profile=profile, exchanging=relayed)
     except PlanError:
-        if not feeding or needs_relay(spark):
+        if not feeding or relayed:
             raise
         check_slots(spark, need, False, cpus=cpus, gpus=gpus, profile=profile)
         return False

@@ -42,7 +42,7 @@ from tfos_nb.session import SparkJobs
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Carrier", "RelayedDoor", "needs_relay"]
+__all__ = ["Carrier", "RelayedDoor", "check_relay", "needs_relay"]
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +78,22 @@ def needs_relay(spark: SparkSession) -> bool:
     if key not in _reached:
         _reached[key] = _is_reached(spark)
     return not _reached[key]
+
+
+def check_relay(spark: SparkSession) -> None:
+    """Refuse a relay where it cannot start: its task is a barrier's, which Spark runs at once or not at all.
+
+    Raises
+    ------
+    PlanError
+        With dynamic allocation, under which Spark runs none (SPARK-24942).
+    """
+    if context_of(spark).has_dynamic_allocation:
+        raise PlanError(
+            "the executors do not reach this process, and a relay among them does not start with "
+            "spark.dynamicAllocation.enabled=true: start Spark without it, with spark.executor.instances=N, or give an "
+            "address that they reach by TFOS_SERVER_HOST"
+        )
 
 
 def _is_reached(spark: SparkSession) -> bool:
@@ -141,6 +157,7 @@ class RelayedDoor(Door):
             self._carrier.close(timeout)
 
     def _start_relay(self) -> RelayPlace:
+        check_relay(self._spark)
         task = RelayTask(tuple(entry or os.getcwd() for entry in sys.path))
         frame = self._spark.range(0, 1, 1, 1).mapInArrow(task, PLACE_SCHEMA, barrier=True)
         job = self._jobs.run(frame.collect, "tfos_nb: start a relay")

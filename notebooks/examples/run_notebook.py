@@ -9,7 +9,7 @@ The second file is the notebook with its outputs, as far as it got. If a cell fa
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import nbformat
@@ -25,4 +25,8 @@ def run(source: str, target: str) -> None:
 
 
 if __name__ == "__main__":
-    run(*sys.argv[1:3])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("source", help="the notebook")
+    parser.add_argument("target", help="where it goes with its outputs")
+    given = parser.parse_args()
+    run(given.source, given.target)

@@ -106,7 +106,9 @@ def test_a_script_runs_in_cluster_mode_its_driver_on_a_worker(
     (jar,) = (spark_home / "jars").glob("spark-core_*.jar")
     waiting = ["--conf", "spark.standalone.submit.waitAppCompletion=true"]
     python = ["--conf", f"spark.pyspark.python={sys.executable}"]
-    runner = [*waiting, *python, "--class", "org.apache.spark.deploy.PythonRunner"]
+    opened = "--add-opens=java.base/java.nio=ALL-UNNAMED --add-opens=java.base/sun.nio.ch=ALL-UNNAMED"
+    java = ["--conf", f"spark.driver.extraJavaOptions={opened} -Dio.netty.tryReflectionSetAccessible=true"]
+    runner = [*waiting, *python, *java, "--class", "org.apache.spark.deploy.PythonRunner"]
     script = [str(PROGRAMS / "train_on_shared.py"), "", str(tmp_path / "shared")]
     given = arguments(cluster, "cluster", *runner, str(jar), *script)
     with submitted(given, HERE, tmp_path, spark_home) as running:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from tests.waiting import until
+from tfos_nb.runtime import peers as peers_module
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.coordinator import LocalFeed, Wanted
 from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema
 from tfos_nb.runtime.lifecycle import Moved
-from tfos_nb.runtime.peers import Peers, each_alone
+from tfos_nb.runtime.peers import Peers, _is_there, each_alone
 from tfos_nb.runtime.steps import _Flight, _result_of
 from tfos_nb.runtime.supply import Supply
 
@@ -72,12 +75,40 @@ def test_a_worker_leaves_out_what_is_shared_out_anew_and_keeps_what_is_fed_for_t
     assert supply._queue == deque()
 
 
-def test_a_worker_that_does_not_answer_is_waited_for_until_it_is_known_where_it_is() -> None:
-    with socket.socket() as alive, socket.socket() as held:
-        alive.bind(("127.0.0.1", 0))
-        alive.listen()
-        held.bind(("127.0.0.1", 0))  # and nobody listens, as when its process has ended
-        here = f"127.0.0.1:{alive.getsockname()[1]}"
+def greet(listener: socket.socket) -> None:
+    """Do what a server of gRPC does first, until the listener is closed."""
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"\0\0\0\4\0\0\0\0\0")
+
+
+@pytest.fixture
+def alive() -> Iterator[str]:
+    """The address of a worker that is there."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=greet, args=(listener,), daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_tensorflows_server_is_there_and_one_that_only_lets_in_is_not() -> None:
+    import tensorflow as tf
+
+    target = tf.distribute.Server.create_local_server().target
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert _is_there(target.removeprefix("grpc://"))
+        assert not _is_there(f"127.0.0.1:{silent.getsockname()[1]}")
+
+
+@pytest.mark.parametrize("listens", [True, False], ids=["its process is just ending", "its process has ended"])
+def test_a_worker_that_does_not_answer_is_waited_for_until_it_is_known_where_it_is(alive: str, listens: bool) -> None:
+    here = alive
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        if listens:  # connections are still let in, and nobody serves them
+            held.listen()
         workers = {0: here, 1: f"127.0.0.1:{held.getsockname()[1]}"}
         peers = Peers()
         search = threading.Thread(target=peers.find, args=(workers,), daemon=True)
@@ -89,6 +120,22 @@ def test_a_worker_that_does_not_answer_is_waited_for_until_it_is_known_where_it_
         search.join(10)
         assert not search.is_alive()
     assert workers == {0: here, 1: "10.0.0.9:5000"}
+
+
+def test_a_worker_whose_network_comes_back_is_found_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "_LOOKED_FOR_EVERY", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        here = f"127.0.0.1:{listener.getsockname()[1]}"
+        workers = {0: here}
+        search = threading.Thread(target=Peers().find, args=(workers,), daemon=True)
+        search.start()
+        search.join(0.2)
+        assert search.is_alive()
+        threading.Thread(target=greet, args=(listener,), daemon=True).start()
+        search.join(10)
+        assert not search.is_alive()
+        listener.shutdown(socket.SHUT_RDWR)
+    assert workers == {0: here}
 
 
 class Moving:

@@ -26,11 +26,13 @@ from typing import Any
 
 from tfos_nb.runtime.lifecycle import Moved
 from tfos_nb.runtime.plan import Node, Role
-from tfos_nb.runtime.process import answers
+from tfos_nb.runtime.process import greets
 
 __all__ = ["Peers", "each_alone"]
 
 logger = logging.getLogger(__name__)
+
+_LOOKED_FOR_EVERY = 2.0  # seconds
 
 
 class Peers:
@@ -102,12 +104,17 @@ class Peers:
         """Wait until every worker that does not answer has moved, and put its new address in its place."""
         for index in sorted(workers):
             old = workers[index]
-            if _is_there(old):
-                continue
+            if (new := self._where(index, old)) != old:
+                workers[index] = new
+                logger.info("worker:%d is at %s now", index, new)
+
+    def _where(self, index: int, old: str) -> str:
+        """Wait until a worker answers where it was, as one does whose network was gone, or has moved; return where."""
+        while not _is_there(old):
             with self._changed:
-                self._changed.wait_for(lambda at=index, was=old: self._moved.get(at, was) != was)  # type: ignore[misc]
-                workers[index] = self._moved[index]
-            logger.info("worker:%d is at %s now", index, workers[index])
+                if self._changed.wait_for(lambda: self._moved.get(index, old) != old, _LOOKED_FOR_EVERY):
+                    return self._moved[index]
+        return old
 
 
 def _workers_of(jobs: Any) -> Any:
@@ -117,7 +124,7 @@ def _workers_of(jobs: Any) -> Any:
 
 def _is_there(address: str) -> bool:
     host, _, port = address.rpartition(":")
-    return answers(host.strip("[]"), int(port))
+    return greets(host.strip("[]"), int(port))
 
 
 def each_alone() -> None:

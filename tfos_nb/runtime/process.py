@@ -120,6 +120,19 @@ def answers(host: str, port: int) -> bool:
     return True
 
 
+def greets(host: str, port: int) -> bool:
+    """Whether a server of gRPC is alive there: it sends its settings to whoever connects (RFC 9113, section 3.4).
+
+    To be let in is not enough. Linux closes the connections of a process that is killed before what it listens with,
+    and accepts others for as long as that takes.
+    """
+    try:
+        with socket.create_connection((host, port), _ANSWERS_WITHIN) as connection:
+            return bool(connection.recv(1))
+    except OSError:
+        return False
+
+
 def refuses(host: str, port: int) -> bool:
     """Whether that host says that nobody listens there; one that is silent may not be heard at the moment."""
     try:

@@ -30,7 +30,8 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 _CONNECT_ON_DATABRICKS = (
     "this compute of Databricks ({kind}) gives notebooks Spark Connect, to a client that its executors do not reach: "
-    "attach the notebook to classic compute in Dedicated access mode, with the ML runtime"
+    "attach the notebook to classic compute in Dedicated access mode, with the ML runtime. TFOS_SERVER_RELAY=1 in the "
+    "environment has it tried by a relay all the same, which nobody has seen work there"
 )
 
 
@@ -130,7 +131,9 @@ def _has_zeppelin_context(names: Mapping[str, Any]) -> bool:
 
 
 def _refusal(environ: Mapping[str, str], names: Mapping[str, Any]) -> str:
-    """Say why this compute of Databricks cannot take a cluster, if it cannot."""
+    """Say why this compute of Databricks cannot take a cluster, if it cannot, and the user does not want to try."""
+    if environ.get("TFOS_SERVER_RELAY", "").strip():
+        return ""
     if environ.get("IS_SERVERLESS", "").lower() in ("1", "true"):
         return _CONNECT_ON_DATABRICKS.format(kind="Serverless")
     if is_connect(names.get("spark")) or environ.get("SPARK_CONNECT_MODE_ENABLED") or environ.get("SPARK_REMOTE"):

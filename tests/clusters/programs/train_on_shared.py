@@ -7,6 +7,8 @@ import os
 import sys
 from typing import Any
 
+import pandas as pd
+
 from tfos_nb import TFModel, launch, spark_session, tfrecord
 
 ROWS = 600
@@ -41,9 +43,10 @@ def read(args: dict[str, Any], ctx: Any) -> dict[str, list[int]]:
 def run(root: str) -> dict[str, Any]:
     """Return what came of it."""
     spark = spark_session()
-    made = spark.range(0, ROWS, 1, 4).selectExpr(
-        "id", "array(float(id % 7) / 7, float(id % 5) / 5) as x", "float(id % 7) / 7 as y"
-    )
+    for name, value in (("enabled", "true"), ("fallback.enabled", "false")):  # or it is done without, and slowly
+        spark.conf.set(f"spark.sql.execution.arrow.pyspark.{name}", value)
+    ids = spark.createDataFrame(pd.DataFrame({"id": range(ROWS)}), "id long").repartition(4)
+    made = ids.selectExpr("id", "array(float(id % 7) / 7, float(id % 5) / 5) as x", "float(id % 7) / 7 as y")
     made.write.parquet(f"{root}/rows")
     tfrecord.write(made, f"{root}/records")
     rows = spark.read.parquet(f"{root}/rows")
