@@ -84,9 +84,9 @@ def greet(listener: socket.socket) -> None:
                 connection.sendall(b"\0\0\0\4\0\0\0\0\0")
 
 
-@pytest.fixture
-def alive() -> Iterator[str]:
-    """The address of a worker that is there."""
+@contextlib.contextmanager
+def a_worker() -> Iterator[str]:
+    """Give the address of a worker that is there, and gone afterwards."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=greet, args=(listener,), daemon=True).start()
         yield f"127.0.0.1:{listener.getsockname()[1]}"
@@ -103,9 +103,8 @@ def test_tensorflows_server_is_there_and_one_that_only_lets_in_is_not() -> None:
 
 
 @pytest.mark.parametrize("listens", [True, False], ids=["its process is just ending", "its process has ended"])
-def test_a_worker_that_does_not_answer_is_waited_for_until_it_is_known_where_it_is(alive: str, listens: bool) -> None:
-    here = alive
-    with socket.socket() as held:
+def test_a_worker_that_does_not_answer_is_waited_for_until_it_is_known_where_it_is(listens: bool) -> None:
+    with a_worker() as here, a_worker() as there, socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         if listens:  # connections are still let in, and nobody serves them
             held.listen()
@@ -116,10 +115,29 @@ def test_a_worker_that_does_not_answer_is_waited_for_until_it_is_known_where_it_
         peers.moved(Moved("worker:0", "elsewhere:1"))  # of an earlier loss: it answers where it is
         search.join(0.2)
         assert search.is_alive()
-        peers.moved(Moved("worker:1", "10.0.0.9:5000"))
+        peers.moved(Moved("worker:1", there))
         search.join(10)
         assert not search.is_alive()
-    assert workers == {0: here, 1: "10.0.0.9:5000"}
+    assert workers == {0: here, 1: there}
+
+
+def test_a_worker_that_goes_while_another_is_waited_for_is_waited_for_too() -> None:
+    peers = Peers()
+    with socket.socket() as held, a_worker() as there, contextlib.ExitStack() as first:
+        held.bind(("127.0.0.1", 0))
+        workers = {0: first.enter_context(a_worker()), 1: f"127.0.0.1:{held.getsockname()[1]}"}
+        search = threading.Thread(target=peers.find, args=(workers,), daemon=True)
+        search.start()
+        search.join(0.2)  # it has found the first one there by now
+        first.close()
+        peers.moved(Moved("worker:1", there))
+        search.join(0.2)
+        assert search.is_alive(), "of the first one TensorFlow would wait for an answer for ever"
+        with a_worker() as elsewhere:
+            peers.moved(Moved("worker:0", elsewhere))
+            search.join(10)
+            assert not search.is_alive()
+    assert workers == {0: elsewhere, 1: there}
 
 
 def test_a_worker_whose_network_comes_back_is_found_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

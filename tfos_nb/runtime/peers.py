@@ -101,20 +101,24 @@ class Peers:
             logger.info("worker:%d has come, and is at %s", index, address)
 
     def find(self, workers: Any) -> None:
-        """Wait until every worker that does not answer has moved, and put its new address in its place."""
-        for index in sorted(workers):
-            old = workers[index]
-            if (new := self._where(index, old)) != old:
-                workers[index] = new
-                logger.info("worker:%d is at %s now", index, new)
+        """Wait until every worker answers, where it was or where it has moved to, and put the new addresses in place.
 
-    def _where(self, index: int, old: str) -> str:
-        """Wait until a worker answers where it was, as one does whose network was gone, or has moved; return where."""
-        while not _is_there(old):
-            with self._changed:
-                if self._changed.wait_for(lambda: self._moved.get(index, old) != old, _LOOKED_FOR_EVERY):
-                    return self._moved[index]
-        return old
+        One whose network was gone answers where it was. While one is waited for another may go: all are asked again.
+        """
+        while silent := [index for index in sorted(workers) if not _is_there(workers[index])]:
+            for index, address in self._new_places(silent, workers).items():
+                workers[index] = address
+                logger.info("worker:%d is at %s now", index, address)
+
+    def _new_places(self, silent: list[int], workers: Any) -> dict[int, str]:
+        """Wait, not for long, until one of these workers has moved; return where those are that have."""
+
+        def moved() -> dict[int, str]:
+            known = self._moved
+            return {index: known[index] for index in silent if known.get(index, workers[index]) != workers[index]}
+
+        with self._changed:
+            return self._changed.wait_for(moved, _LOOKED_FOR_EVERY)
 
 
 def _workers_of(jobs: Any) -> Any:
