@@ -16,7 +16,11 @@ import pytest
 import tfos_nb
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("LICENSE", "README.md", "jupyter-config", "notebooks", "pyproject.toml", "setup.py", "tfos_nb")
+PARTS = (
+    *(".ci", "benchmarks", "docs", "jupyter-config", "notebooks", "tests", "tfos_nb"),
+    *("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md", "constraints.txt"),
+    *("pyproject.toml", "setup.py"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +72,9 @@ def test_the_sdist_can_be_built_without_the_repository(built: Path) -> None:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     needed = {"LICENSE", "README.md", "pyproject.toml", "setup.py", "tfos_nb/session.py", "tfos_nb/py.typed"}
     assert needed | {"jupyter-config/jupyter_server_config.d/tfos_nb.json"} <= names
+    to_work_with = {"CHANGELOG.md", "Makefile", "constraints.txt", "docs/_toc.yml", "benchmarks/fleet.py"}
+    assert to_work_with | {"tests/conftest.py", "tests/clusters/programs/train_on_shared.py"} <= names
+    assert not [name for name in names if name.endswith(".pyc")]
 
 
 @pytest.mark.slow

@@ -220,9 +220,9 @@ class Door:
                 continue
             if bound:
                 return bound
-        ports = f"{self._ports[0]}-{self._ports[-1]}" if len(self._ports) > 1 else str(self._ports[0])
+        ports = f"{self._ports[0]}-{self._ports[-1]}" if len(self._ports) > 1 else str(self._ports[0] or "any")
         raise TfosError(
-            f"the driver could not listen on {self._bind}, port {ports}: it is taken, or the address is not this "
+            f"the driver could not listen on {self._bind}, port {ports}: taken, no name that is known, or not this "
             "machine's. Set TFOS_SERVER_HOST and TFOS_SERVER_PORT (one port, or a range such as 40000-40100)"
         )
 
