@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
@@ -20,8 +22,8 @@ from hypothesis import strategies as st
 from tests.runtime.test_door import RecordingDesk, still_open
 from tests.waiting import until
 from tfos_nb import relaying
-from tfos_nb.errors import TfosError
-from tfos_nb.relaying import Carrier
+from tfos_nb.errors import PlanError, TfosError
+from tfos_nb.relaying import Carrier, check_relay
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.door import Door, DoorAddress, DoorClient
 from tfos_nb.runtime.lifecycle import Farewell
@@ -175,3 +177,15 @@ def test_frames_come_once_and_in_their_order(course: list[tuple[int, bool, bool]
 def test_a_gap_in_the_frames_is_an_error() -> None:
     with pytest.raises(ValueError, match="frame 3 came, and 0 was the next"):
         Taken().new_of(3, ((1, b"x"),))
+
+
+def test_a_relay_is_refused_where_spark_runs_no_barrier_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    spark: Any = None
+    for dynamic in (False, True):
+        context = SimpleNamespace(has_dynamic_allocation=dynamic)
+        monkeypatch.setattr(relaying, "context_of", lambda _, context=context: context)
+        if not dynamic:
+            check_relay(spark)
+            continue
+        with pytest.raises(PlanError, match="a relay among them does not start with spark.dynamicAllocation.enabled"):
+            check_relay(spark)
