@@ -1,7 +1,7 @@
 """The core tests under other versions: ``python -m tests.matrix``, or ``make matrix``.
 
 A cell is a Python, a PySpark and a TensorFlow. Each has an environment of its own under ``build/matrix``, in which the
-checkout's wheel is installed as users install it, with nothing but these versions pinned; pip finds the rest. Which
+checkout's wheel is installed as users install it, with little but these versions pinned; pip finds the rest. Which
 cells there are is chosen so that each version of one meets several of the others, and the oldest and the newest meet
 their like. A cell that pip cannot resolve, or whose Python is not on this machine, does not exist, and the table says
 so.

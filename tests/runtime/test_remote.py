@@ -88,6 +88,7 @@ def test_who_does_not_answer_is_not_helped_by_a_client() -> None:
         ("hdsf://me:secret@nn/models", "hdsf://nn: no file system is known for hdsf://; did you mean hdfs://?"),
         ("hdfs:/models", "two slashes after its scheme, as in hdfs:///models"),
         ("s3:/bucket/key", "as in s3://models"),
+        ("file:/models", "as in file:///models"),
         ("nosuchthing://bucket", "no file system is known for nosuchthing://"),
     ],
 )

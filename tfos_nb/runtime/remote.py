@@ -88,8 +88,8 @@ def refuse_unknown(url: str) -> None:
 
     scheme = scheme_of(url)
     if nearly := _NEARLY.match(url):
-        known = f"{nearly[1]}://{'/' if nearly[1] in _HADOOP else ''}"
-        raise Unreachable(f"{nearly[1]}:/…: a URL has two slashes after its scheme, as in {known}models")
+        before = f"{nearly[1]}://{'/' if nearly[1] in ('file', *_HADOOP) else ''}"  # a host may be left out there
+        raise Unreachable(f"{nearly[1]}:/…: a URL has two slashes after its scheme, as in {before}models")
     if scheme not in (*_TENSORFLOW_OPENS, *_HADOOP):
         try:
             fsspec.get_filesystem_class(scheme)
