@@ -238,7 +238,8 @@ def test_a_place_that_each_process_has_for_itself_is_refused(spark: SparkSession
             launch(dying, spark=spark, **{name: "memory://models"})
 
 
-def test_a_model_dir_that_nobody_answers_for_is_refused_before_main(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["model_dir", "log_dir"])
+def test_a_place_that_nobody_answers_for_is_refused_before_main(spark: SparkSession, tmp_path: Path, name: str) -> None:
     def main(args: str, ctx: Any) -> None:
         Path(args).touch()
 
@@ -246,7 +247,7 @@ def test_a_model_dir_that_nobody_answers_for_is_refused_before_main(spark: Spark
         held.bind(("127.0.0.1", 0))  # and does not listen
         place = f"hdfs://127.0.0.1:{held.getsockname()[1]}/models"
         with pytest.raises(errors.NodeFailed, match="nobody answers at 127.0.0.1"):
-            with launch(main, str(tmp_path / "called"), workers=1, spark=spark, model_dir=place) as cluster:
+            with launch(main, str(tmp_path / "called"), workers=1, spark=spark, **{name: place}) as cluster:
                 cluster.wait()
     assert not (tmp_path / "called").exists()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import http.server
 import logging
 import os
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,25 @@ def test_an_address_at_which_nobody_listens_is_refused_at_once() -> None:
             Unreachable, match=f"nobody answers at 127.0.0.1:{port}, which has to be the NameNode's RPC"
         ):
             file_system(f"hdfs://127.0.0.1:{port}/models")
+
+
+def test_the_web_page_of_a_name_node_is_told_from_its_rpc_address() -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as page:
+        threading.Thread(target=page.serve_forever).start()
+        port = page.server_address[1]
+        try:
+            with pytest.raises(Unreachable, match=f"a web server answers at 127.0.0.1:{port}, .*fs.defaultFS"):
+                file_system(f"hdfs://127.0.0.1:{port}/models")
+        finally:
+            page.shutdown()
+
+
+def test_a_web_file_system_at_which_nobody_listens_is_refused_at_once() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{held.getsockname()[1]}"
+        with pytest.raises(Unreachable, match=rf"nobody answers at {place} \("):
+            file_system(f"webhdfs://{place}/models")
 
 
 def test_who_does_not_answer_is_not_helped_by_a_client() -> None:

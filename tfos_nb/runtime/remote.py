@@ -40,6 +40,9 @@ _TENSORFLOW_OPENS = ("", "file", "gs", "ram")
 _HADOOP = ("hdfs", "viewfs")
 _NEARLY = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
 _KNOCK_SECONDS = 10.0
+_REPLY_SECONDS = 1.0
+_HTTP_QUESTION = b"GET / HTTP/1.0\r\n\r\n"
+_WRONG_DOOR = b"Hadoop IPC port"  # "It looks like you are making an HTTP request to your Hadoop IPC port."
 _SAVED_MODEL = "saved_model.pb"  # a directory without it is no SavedModel
 
 
@@ -48,7 +51,7 @@ class Unreachable(TfosError, OSError):
 
 
 class _Silent(OSError):
-    """Nobody answers: a client would not help."""
+    """Nobody answers, or somebody else does: a client would not help."""
 
 
 def scheme_of(url: str) -> str:
@@ -115,7 +118,7 @@ def file_system(url: str) -> tuple[Any, str]:
     try:
         if scheme in _HADOOP:
             _find_hadoop_conf()
-            _knock(url)
+        _knock(url)
         system, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError, OSError, RuntimeError) as error:  # the last one is how hdfs-native says it
         reason = str(error).partition("\n")[0] or type(error).__name__
@@ -152,20 +155,38 @@ def _find_hadoop_conf() -> None:
 
 
 def _knock(url: str) -> None:
-    """See that somebody listens where a URL says: HDFS clients try for minutes before they say that nobody does."""
+    """See that who a URL names is there: HDFS clients try for minutes before they say that nobody is."""
     with contextlib.suppress(ValueError):  # no port is no number of one
         there = urlsplit(url)
         if there.hostname and there.port:
-            _answers(there.hostname, there.port)
+            _answers(there.hostname, there.port, scheme_of(url) in _HADOOP)
 
 
 @functools.cache
-def _answers(host: str, port: int) -> None:
+def _answers(host: str, port: int, is_hadoop: bool) -> None:
+    """See that somebody listens; a NameNode does not take its web page's port for its own.
+
+    Hadoop's RPC servers tell a browser that it has come to the wrong port (``org.apache.hadoop.ipc.Server``), and
+    nobody else says that. Who says nothing within a moment may be a NameNode that is busy.
+    """
+    wanted = ", which has to be the NameNode's RPC address" if is_hadoop else ""
     try:
-        socket.create_connection((host, port), _KNOCK_SECONDS).close()
+        with socket.create_connection((host, port), _KNOCK_SECONDS) as there:
+            said = _said_to_a_browser(there) if is_hadoop else b""
     except OSError as error:
-        what = f"nobody answers at {host}:{port}, which has to be the NameNode's RPC address"
-        raise _Silent(f"{what} ({error})") from error
+        raise _Silent(f"nobody answers at {host}:{port}{wanted} ({error})") from error
+    if said.startswith(b"HTTP/") and _WRONG_DOOR not in said:
+        raise _Silent(f"a web server answers at {host}:{port}{wanted}: fs.defaultFS in core-site.xml, often port 8020")
+
+
+def _said_to_a_browser(there: socket.socket) -> bytes:
+    said = b""
+    with contextlib.suppress(OSError):  # who hangs up or is slow has said what he has
+        there.settimeout(_REPLY_SECONDS)
+        there.sendall(_HTTP_QUESTION)
+        while len(said) < 4096 and (more := there.recv(4096)):
+            said += more
+    return said
 
 
 def rename_over(system: Any, source: str, place: str) -> None:

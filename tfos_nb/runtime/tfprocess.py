@@ -205,11 +205,12 @@ class TensorFlowProcess:
             run=str(self._job.settings.get("run", "")),
             chief_trains=bool(self._job.settings.get("chief_trains")),
         )
-        if self._job.settings.get("place_given"):
-            if not tensorflow_opens(ctx.model_dir):
-                file_system(ctx.model_dir)  # what cannot be opened is told now, and not when all is trained
-            if _hosts_of(spec) > 1:
-                ctx.look_at_place()
+        is_given = bool(self._job.settings.get("place_given"))
+        for place in (ctx.model_dir if is_given else "", str(self._job.settings.get("log_dir", ""))):
+            if not tensorflow_opens(place):
+                file_system(place)  # what cannot be opened is told now, and not when all is trained
+        if is_given and _hosts_of(spec) > 1:
+            ctx.look_at_place()
         if ctx.log_dir and ctx.is_chief:
             make_log_dir(ctx.log_dir)
         if kept := self._job.settings.get("kept"):
