@@ -47,7 +47,7 @@ test: $(VENV)/.test ## Run the tests but those below; ends with pytest's closing
 
 .PHONY: test-slow
 test-slow: $(VENV)/.test ## Run the notebooks from 02 on, and what else shows at length what other tests have shown
-	@$(BIN)/python -m pytest -m slow $(ARGS)
+	@$(BIN)/python -m pytest -m "slow and not standalone and not yarn" $(ARGS)
 
 .PHONY: test-browser
 test-browser: $(VENV)/.browser ## Run the tests in a real browser (installs Chromium where it is missing)
@@ -55,11 +55,11 @@ test-browser: $(VENV)/.browser ## Run the tests in a real browser (installs Chro
 
 .PHONY: test-standalone
 test-standalone: $(VENV)/.test ## Submit programs and a notebook to a Spark standalone cluster of its own
-	@$(BIN)/python -m pytest -m standalone -o faulthandler_timeout=600 $(ARGS)
+	@$(BIN)/python -m pytest -m "standalone and not slow" -o faulthandler_timeout=600 $(ARGS)
 
 .PHONY: test-yarn
 test-yarn: $(VENV)/.yarn ## Submit programs to HDFS and YARN of its own, Hadoop's daemons on loopback (Java and Maven)
-	@$(BIN)/python -m pytest -m yarn -o faulthandler_timeout=600 $(ARGS)
+	@$(BIN)/python -m pytest -m "yarn and not slow" -o faulthandler_timeout=600 $(ARGS)
 
 .PHONY: pictures
 pictures: $(VENV)/.browser ## Take docs/pictures anew, in a real browser

@@ -17,6 +17,9 @@ from tfos_nb.java import find_java
 
 PROGRAMS = Path(__file__).parent / "programs"
 SECONDS = 420.0
+SECONDS_TO_PACK = 1800.0
+"""For a program whose environment, of 2 GB, is made, packed and unpacked first."""
+_HOME = Path(pyspark.__file__).parent
 
 
 def as_options(settings: Mapping[str, object]) -> list[str]:
@@ -24,21 +27,25 @@ def as_options(settings: Mapping[str, object]) -> list[str]:
     return [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
 
 
+def environment_of(more: Mapping[str, str], home: Path | None = None) -> dict[str, str]:
+    """Return the environment of what is submitted, without what ``more`` has empty."""
+    whole = {
+        **ENVIRONMENT,
+        "SPARK_HOME": str(home or _HOME),
+        "JAVA_HOME": str(find_java().home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        **more,
+    }
+    return {name: value for name, value in whole.items() if value}
+
+
 @contextmanager
 def submitted(
     arguments: Sequence[str], environment: Mapping[str, str], folder: Path, home: Path | None = None
 ) -> Iterator[daemons.Daemon]:
     """Submit a program; it is ended when the block is left."""
-    home = home or Path(pyspark.__file__).parent
-    whole = {
-        **ENVIRONMENT,
-        "SPARK_HOME": str(home),
-        "JAVA_HOME": str(find_java().home),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        **environment,
-    }
-    given = [str(home / "bin" / "spark-submit"), *arguments]
-    running = daemons.start("spark-submit", given, {name: value for name, value in whole.items() if value}, folder)
+    given = [str((home or _HOME) / "bin" / "spark-submit"), *arguments]
+    running = daemons.start("spark-submit", given, environment_of(environment, home), folder)
     try:
         yield running
     finally:
@@ -59,3 +66,13 @@ def printed(text: str) -> dict[str, Any]:
     line = next(line for line in reversed(text.splitlines()) if line.startswith('{"outcome"'))
     found: dict[str, Any] = json.loads(line)["outcome"]
     return found
+
+
+def runs_in_what_was_shipped(results: Mapping[str, Mapping[str, Any]]) -> None:
+    """See that each node of ``where_it_runs.py`` had its Python and its TensorFlow from the archive."""
+    assert sorted(results) == ["worker:0", "worker:1"]
+    for node in results.values():
+        assert node["epochs"] == [0, 1]
+        assert Path(node["python"]).is_relative_to(node["folder"])
+        unpacked = Path(node["python"]).parents[1]  # in YARN's folder it is a link to the cache of the host
+        assert Path(node["tensorflow"]).resolve().is_relative_to(unpacked.resolve())

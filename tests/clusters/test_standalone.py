@@ -14,15 +14,17 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from tests.clusters import daemons
+from tests.clusters.pages import as_written
 from tests.clusters.standalone import Standalone, standalone_cluster
-from tests.clusters.submit import PROGRAMS, as_options, outcome, printed, submitted
+from tests.clusters.submit import PROGRAMS, SECONDS_TO_PACK, outcome, printed, runs_in_what_was_shipped
 from tests.conftest import PYTHONPATH
+from tests.docs.reading import CHECKOUT
 from tests.waiting import until
 
 pytestmark = pytest.mark.standalone
 
-EXAMPLES = Path(__file__).parents[2] / "notebooks" / "examples"
-HERE = {"PYSPARK_PYTHON": sys.executable}
+MASTER = "spark://master:7077"
+PYTHON = "/shared/environment/bin/python"
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +34,11 @@ def cluster(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield running
 
 
-def arguments(cluster: Standalone, mode: str, *given: str) -> list[str]:
-    settings = {
+@pytest.fixture
+def settings(cluster: Standalone) -> dict[str, str]:
+    """What this cluster's administrator has set."""
+    return {
+        "spark.master": cluster.url,
         "spark.executor.cores": "2",
         "spark.executor.memory": "640m",
         "spark.driver.memory": "640m",
@@ -41,22 +46,24 @@ def arguments(cluster: Standalone, mode: str, *given: str) -> list[str]:
         "spark.executorEnv.PYTHONPATH": PYTHONPATH,
         "spark.ui.enabled": "false",
     }
-    return ["--master", cluster.url, "--deploy-mode", mode, *as_options(settings), *given]
 
 
-def test_a_script_is_submitted_in_client_mode(cluster: Standalone, spark_home: Path, tmp_path: Path) -> None:
-    script = [
-        str(EXAMPLES / "mnist.py"),
-        "--epochs",
-        "2",
-        "--width",
-        "4",
-        "--batch-size",
-        "128",
-        "--model-dir",
-        str(tmp_path / "model"),
-    ]
-    with submitted(arguments(cluster, "client", *script), HERE, tmp_path, spark_home) as running:
+def test_the_daemons_of_the_page_find_each_other(tmp_path: Path) -> None:
+    port, page = daemons.free_ports(2)
+    own = {
+        "--host master --port 7077": f"--host 127.0.0.1 --port {port} --webui-port {page} &",  # on its own host there
+        MASTER: f"spark://127.0.0.1:{port}",
+    }
+    places = {"SPARK_WORKER_DIR": str(tmp_path / "work"), "SPARK_DAEMON_MEMORY": "256m"}
+    with as_written("standalone-daemons", own, tmp_path, environment=places) as running:
+        assert running.told(r"Successfully registered with master (\S+)") == f"spark://127.0.0.1:{port}"
+
+
+def test_a_script_is_submitted_in_client_mode(
+    cluster: Standalone, settings: dict[str, str], spark_home: Path, tmp_path: Path
+) -> None:
+    own = {MASTER: cluster.url, PYTHON: sys.executable, "/shared": str(tmp_path)}
+    with as_written("standalone-script", own, tmp_path, settings=settings, home=spark_home) as running:
         outcome(running)
     found = last_line(running.log.read_text(errors="replace"))
     assert [epoch["epoch"] for epoch in found["epochs"]] == [1, 2]
@@ -87,31 +94,53 @@ def main(args, ctx):
 
 
 def test_a_notebook_is_submitted_and_its_kernel_gets_that_spark(
-    cluster: Standalone, spark_home: Path, tmp_path: Path
+    cluster: Standalone, settings: dict[str, str], spark_home: Path, tmp_path: Path
 ) -> None:
-    notebook, done = tmp_path / "line.ipynb", tmp_path / "done.ipynb"
-    nbformat.write(new_notebook(cells=[new_code_cell(cell) for cell in CELLS]), notebook)
-    script = [str(EXAMPLES / "run_notebook.py"), str(notebook), str(done)]
-    with submitted(arguments(cluster, "client", *script), HERE, tmp_path, spark_home) as running:
+    nbformat.write(new_notebook(cells=[new_code_cell(cell) for cell in CELLS]), tmp_path / "line.ipynb")
+    own = {MASTER: cluster.url, "notebooks/01_quickstart.ipynb": "line.ipynb"}
+    here = {"PYSPARK_PYTHON": sys.executable}
+    with as_written(
+        "standalone-notebook", own, tmp_path, settings=settings, environment=here, home=spark_home
+    ) as running:
         outcome(running)
-    text = ["".join(output.get("text", "") for output in cell["outputs"]) for cell in nbformat.read(done, 4)["cells"]]
+    done = nbformat.read(tmp_path / "done.ipynb", 4)
+    text = ["".join(output.get("text", "") for output in cell["outputs"]) for cell in done["cells"]]
     assert cluster.url in text[1]
     assert text[-1].strip() == "{'worker:0': 2, 'worker:1': 2}"
 
 
+def test_the_readmes_script_and_notebook_run_as_they_are(
+    cluster: Standalone, settings: dict[str, str], spark_home: Path, tmp_path: Path
+) -> None:
+    own = {MASTER: cluster.url, PYTHON: sys.executable, "/shared": str(tmp_path)}
+    with as_written("readme-standalone", own, tmp_path, settings=settings, home=spark_home) as running:
+        outcome(running)
+    assert Path(last_line(running.log.read_text(errors="replace"))["model"]).is_relative_to(tmp_path)
+    cells = nbformat.read(tmp_path / "done.ipynb", 4)["cells"]
+    assert all(cell["execution_count"] for cell in cells if cell["cell_type"] == "code")
+
+
+def test_a_program_gets_the_cores_that_it_asks_for(
+    cluster: Standalone, settings: dict[str, str], spark_home: Path, tmp_path: Path
+) -> None:
+    own = {"spark://HOST:7077": cluster.url, "program.py": str(PROGRAMS / "count_cores.py")}
+    here = {"PYSPARK_PYTHON": sys.executable}
+    with as_written("clusters-cores", own, tmp_path, settings=settings, environment=here, home=spark_home) as running:
+        outcome(running)
+    assert printed(running.log.read_text(errors="replace")) == {"slots": 4}  # of two workers with three cores each
+
+
 def test_a_script_runs_in_cluster_mode_its_driver_on_a_worker(
-    cluster: Standalone, spark_home: Path, tmp_path: Path
+    cluster: Standalone, settings: dict[str, str], spark_home: Path, tmp_path: Path
 ) -> None:
     """Spark refuses Python here by the file's name, and runs it as what it is to Spark: an argument of a Java class."""
-    (jar,) = (spark_home / "jars").glob("spark-core_*.jar")
-    waiting = ["--conf", "spark.standalone.submit.waitAppCompletion=true"]
-    python = ["--conf", f"spark.pyspark.python={sys.executable}"]
-    opened = "--add-opens=java.base/java.nio=ALL-UNNAMED --add-opens=java.base/sun.nio.ch=ALL-UNNAMED"
-    java = ["--conf", f"spark.driver.extraJavaOptions={opened} -Dio.netty.tryReflectionSetAccessible=true"]
-    runner = [*waiting, *python, *java, "--class", "org.apache.spark.deploy.PythonRunner"]
-    script = [str(PROGRAMS / "train_on_shared.py"), "", str(tmp_path / "shared")]
-    given = arguments(cluster, "cluster", *runner, str(jar), *script)
-    with submitted(given, HERE, tmp_path, spark_home) as running:
+    own = {
+        MASTER: cluster.url,
+        PYTHON: sys.executable,
+        "/shared/train.py": str(PROGRAMS / "train_on_shared.py"),
+        "ARGUMENTS OF train.py": str(tmp_path / "shared"),
+    }
+    with as_written("standalone-cluster-mode", own, tmp_path, settings=settings, home=spark_home) as running:
         outcome(running)
     (output,) = cluster.work.glob("driver-*/stdout")
     said = output.read_text(errors="replace")
@@ -119,6 +148,22 @@ def test_a_script_runs_in_cluster_mode_its_driver_on_a_worker(
     found = printed(said)
     assert found["losses"][-1] < found["losses"][0]
     assert sorted(chain(*(node["parquet"] for node in found["read"].values()))) == list(range(600))
+
+
+@pytest.mark.slow
+def test_an_environment_is_shipped_to_hosts_that_have_none(
+    cluster: Standalone, settings: dict[str, str], spark_home: Path, tmp_path: Path
+) -> None:
+    own = {
+        "pip install .": f"pip install {CHECKOUT}",
+        "program.py": f"{PROGRAMS / 'where_it_runs.py'} {tmp_path / 'models'}",
+    }
+    del settings["spark.executorEnv.PYTHONPATH"]
+    with as_written(
+        "clusters-environment", own, tmp_path, settings=settings, environment={"PYTHONPATH": ""}, home=spark_home
+    ) as running:
+        outcome(running, SECONDS_TO_PACK)
+    runs_in_what_was_shipped(printed(running.log.read_text(errors="replace")))
 
 
 def test_nothing_of_an_application_is_left_when_it_is_over(cluster: Standalone) -> None:

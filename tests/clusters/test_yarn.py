@@ -18,7 +18,17 @@ import pytest
 
 from tests.clusters import daemons
 from tests.clusters.hadoop import Hadoop, hadoop_cluster
-from tests.clusters.submit import PROGRAMS, as_options, outcome, printed, submitted
+from tests.clusters.pages import as_written
+from tests.clusters.submit import (
+    PROGRAMS,
+    SECONDS_TO_PACK,
+    as_options,
+    outcome,
+    printed,
+    runs_in_what_was_shipped,
+    submitted,
+)
+from tests.docs.reading import CHECKOUT
 from tests.faults import sum_of_ids
 from tests.jupyter import JupyterServer, a_server
 from tests.test_tensorboard import ask_until
@@ -28,7 +38,6 @@ __all__ = ["a_server"]
 
 pytestmark = pytest.mark.yarn
 
-CHECKOUT = Path(__file__).parents[2]
 # One program after the other takes 2 executors of 2 GiB, of which 1.5 are for what is no JVM: Python, TensorFlow.
 SETTINGS = {
     "spark.yarn.jars": f"local:{Path(pyspark.__file__).parent}/jars/*",
@@ -79,7 +88,7 @@ def hdfs(hadoop: Hadoop) -> Any:
     return fsspec.filesystem("hdfs", host="127.0.0.1", port=hadoop.ports["namenode"])
 
 
-def arguments(mode: str, archive: Path, program: str, *given: str) -> list[str]:
+def arguments(mode: str, archive: str | Path, program: str, *given: str) -> list[str]:
     cluster = ["--master", "yarn", "--deploy-mode", mode, "--archives", f"{archive}#environment"]
     return [*cluster, *as_options(SETTINGS), str(PROGRAMS / program), *given]
 
@@ -99,8 +108,14 @@ def test_a_program_in_the_cluster_keeps_all_that_it_reads_and_writes_in_hdfs(
     hadoop: Hadoop, hdfs: Any, archive: Path, tmp_path: Path
 ) -> None:
     root = f"{hadoop.url}/whole"
-    given = arguments("cluster", archive, "train_on_shared.py", root)
-    with submitted(given, environment(hadoop, PYTHONPATH=""), tmp_path) as running:
+    own = {
+        "/etc/hadoop/conf": str(hadoop.conf),
+        "environment.tar.gz#": f"{archive}#",
+        "train.py": str(PROGRAMS / "train_on_shared.py"),
+        "hdfs://namenode:8020/user/me": root,
+    }
+    here = {"PYTHONPATH": ""}
+    with as_written("yarn-cluster-mode", own, tmp_path, settings=SETTINGS, environment=here) as running:
         try:
             outcome(running)
         except AssertionError as error:
@@ -117,6 +132,18 @@ def test_a_program_in_the_cluster_keeps_all_that_it_reads_and_writes_in_hdfs(
     assert hdfs.exists(found["fed"]["worker:0"]["checkpoint"] + "/state.index")
     assert [name for name in hdfs.find("/whole/logs") if "tfevents" in name]
     assert not [name for name in hdfs.find("/whole") if "/." in name], "nothing half-written is left"
+
+
+@pytest.mark.slow
+def test_an_environment_with_tensorflow_is_shipped_by_hdfs(hadoop: Hadoop, hdfs: Any, tmp_path: Path) -> None:
+    own = {"'.[hdfs]'": f"'{CHECKOUT}[hdfs]'"}
+    with as_written("yarn-environment", own, tmp_path, environment={"PYTHONPATH": ""}) as packing:
+        outcome(packing, SECONDS_TO_PACK)
+    hdfs.put(str(tmp_path / "environment.tar.gz"), "/environment.tar.gz")
+    given = arguments("cluster", f"{hadoop.url}/environment.tar.gz", "where_it_runs.py", f"{hadoop.url}/shipped")
+    with submitted(given, environment(hadoop, PYTHONPATH=""), tmp_path) as running:
+        outcome(running)
+    runs_in_what_was_shipped(printed(written_in_containers(hadoop)))
 
 
 def test_tensorboard_over_hdfs_is_seen_while_a_program_runs_and_afterwards(

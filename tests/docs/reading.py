@@ -11,14 +11,15 @@ from markdown_it import MarkdownIt
 CHECKOUT = Path(__file__).parents[2]
 PAGES = {path.stem: path for path in (CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md")))}
 
-_NOT_RUN = re.compile(r"<!-- not run: (?P<why>.+?) -->\s*", re.DOTALL)
+_SAID = re.compile(r"<!-- (?:not run: (?P<why>.+?)|run as: (?P<name>\S+)) -->\s*", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Block:
     """One fenced block.
 
-    ``why_not`` is the reason of ``<!-- not run: … -->`` before it; empty if it is run.
+    ``why_not`` is the reason of ``<!-- not run: … -->`` before it; empty if it is run. ``run_as`` is the name of
+    ``<!-- run as: … -->``: a test of ``tests/clusters`` runs it, on a cluster.
     """
 
     page: str
@@ -26,6 +27,7 @@ class Block:
     language: str
     text: str
     why_not: str = ""
+    run_as: str = ""
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -33,13 +35,14 @@ class Block:
 
 def blocks_of(page: str) -> list[Block]:
     """Read a page's blocks; one that is indented and not fenced has no language."""
-    found, why_not = [], ""
+    found: list[Block] = []
+    said = None
     for token in MarkdownIt("commonmark").parse(PAGES[page].read_text(encoding="utf-8")):
         if token.type in ("fence", "code_block"):
             assert token.map is not None
-            found.append(Block(page, token.map[0] + 1, token.info.strip(), token.content, why_not))
-        said = _NOT_RUN.fullmatch(token.content) if token.type == "html_block" else None
-        why_not = said["why"] if said else ""
+            why_not, run_as = said.groups(default="") if said else ("", "")
+            found.append(Block(page, token.map[0] + 1, token.info.strip(), token.content, why_not, run_as))
+        said = _SAID.fullmatch(token.content) if token.type == "html_block" else None
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from traitlets.config import Config
 import tfos_nb
 from tests.docs.commands import faults_of
 from tests.docs.hidden import FIRST, OF_PAGE
-from tests.docs.reading import BLOCKS, PAGES, Block, blocks_of
+from tests.docs.reading import BLOCKS, CHECKOUT, PAGES, Block, blocks_of
 from tfos_nb import endpoint
 
 LANGUAGES = {"python", "bash", "diff", "text"}
@@ -89,13 +90,19 @@ def test_the_python_of_a_page_runs_from_its_first_block_to_its_last(page: str, s
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "bash"], ids=str)
 def test_the_commands_of_a_block_are_there_with_their_options(block: Block) -> None:
-    assert faults_of(block.text, allowed=bool(block.why_not)) == []
+    assert faults_of(block.text, allowed=bool(block.why_not or block.run_as)) == []
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.why_not], ids=str)
 def test_a_block_that_cannot_run_here_says_why_and_is_python_all_the_same(block: Block) -> None:
     ast.parse(TransformerManager().transform_cell(python_of(block)))
     pytest.skip(f"{block}: not run: {block.why_not}")
+
+
+@pytest.mark.parametrize("name", [block.run_as for block in BLOCKS if block.run_as])
+def test_a_block_that_wants_a_cluster_is_run_by_a_test_that_has_one(name: str) -> None:
+    tests = "".join(path.read_text(encoding="utf-8") for path in (CHECKOUT / "tests" / "clusters").glob("test_*.py"))
+    assert len(re.findall(rf'as_written\(\s*"{name}"', tests)) == 1
 
 
 def test_each_block_says_its_language_and_none_is_indented() -> None:

@@ -1,0 +1,54 @@
+"""Commands as a page has them, run on a test's cluster: nothing is replaced in them but what is the reader's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.clusters import daemons
+from tests.clusters.submit import environment_of
+from tests.docs.reading import BLOCKS, CHECKOUT
+
+
+def written(name: str, own: Mapping[str, str]) -> str:
+    """Return the block that stands after ``<!-- run as: NAME -->``, with what its reader has there.
+
+    ``own`` has a test's host or path for each of the page's.
+    """
+    (block,) = (block for block in BLOCKS if block.run_as == name)
+    text = block.text
+    for theirs, ours in own.items():
+        assert theirs in text, f"{block} has no {theirs}"
+        text = text.replace(theirs, ours)
+    return text
+
+
+@contextmanager
+def as_written(
+    name: str,
+    own: Mapping[str, str],
+    folder: Path,
+    *,
+    settings: Mapping[str, object] | None = None,
+    environment: Mapping[str, str] | None = None,
+    home: Path | None = None,
+) -> Iterator[daemons.Daemon]:
+    """Run a block's commands with bash, the checkout's notebooks beside it; what they started is ended afterwards.
+
+    ``settings`` are those of the cluster's ``spark-defaults.conf``.
+    """
+    conf = folder / "spark-conf"
+    conf.mkdir()
+    lines = (f"{key} {value}\n" for key, value in (settings or {}).items())
+    (conf / "spark-defaults.conf").write_text("".join(lines))
+    (folder / "notebooks").symlink_to(CHECKOUT / "notebooks")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # an environment that is active
+    whole = environment_of({"PATH": path, "SPARK_CONF_DIR": str(conf), **(environment or {})}, home)
+    running = daemons.start(name, ["bash", "-euc", written(name, own)], whole, folder)
+    try:
+        yield running
+    finally:
+        running.stop()

@@ -1,0 +1,11 @@
+"""How many tasks the session that was submitted runs at once; the last line says it."""
+
+from __future__ import annotations
+
+import json
+
+from tfos_nb import spark_session
+from tfos_nb.slots import slots_total
+
+if __name__ == "__main__":
+    print(json.dumps({"outcome": {"slots": slots_total(spark_session(), at_least=4)}}))
