@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -31,6 +35,52 @@ def test_a_lost_worker_is_replaced_while_the_others_go_on(spark: SparkSession, w
     assert found["seen"].max() <= 4, "those of the lost worker's pass may have been through a step before"
     assert {name for name in before if before[name] != after[name]} == {"worker:1"}
     assert "RECOVERING" in killer.statuses
+
+
+def counting_with_a_question_never_answered(args: dict[str, Any], ctx: Any) -> Any:
+    """As if the worker went that TensorFlow asks, of the first generation, just when it is asked."""
+    if ctx.is_chief and ctx.generation == 1:
+        from tensorflow.python.eager import context
+
+        from tfos_nb.runtime import peers
+
+        def never(*given: Any, **named: Any) -> None:
+            Path(args["asked"]).touch()
+            threading.Event().wait()
+
+        peers._STANDS_STILL = 2.0  # type: ignore[misc]
+        context.context().update_server_def = never
+    return counting_steps(args, ctx)
+
+
+class SecondKiller(Killer):
+    """Kills a second worker while TensorFlow waits for the first one."""
+
+    def __init__(self, cluster: Cluster, asked: Path) -> None:
+        self.asked = asked
+        self.killed_too = 0
+        super().__init__(cluster, "worker:1", ROWS // 8, itself)
+
+    def look(self, snapshot: ClusterState) -> None:
+        if self.asked.exists() and not self.killed_too:
+            self.killed_too = next(node.pid for node in snapshot.nodes if node.node == "worker:0") or 0
+            os.kill(self.killed_too, signal.SIGKILL)
+
+
+@pytest.mark.faults
+def test_a_coordinator_that_waits_for_a_worker_that_is_gone_begins_a_new_generation(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    args = {"rows": ROWS, "epochs": 1, "asked": str(tmp_path / "asked")}
+    main = counting_with_a_question_never_answered
+    with launch(main, args, chief=True, workers=2, ps=1, spark=spark, restarts=3) as cluster:
+        killer = SecondKiller(cluster, tmp_path / "asked")
+        cluster.train(spark.range(0, ROWS, 1, 4))
+    found = cluster.result()
+    assert killer.killed
+    assert killer.killed_too
+    assert found["generation"] == 2
+    assert set(found["seen"]) == {1}, "the new generation has seen each row once"
 
 
 class Freezer(Killer):

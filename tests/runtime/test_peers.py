@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -154,6 +157,35 @@ def test_a_worker_whose_network_comes_back_is_found_where_it_was(monkeypatch: py
         assert not search.is_alive()
         listener.shutdown(socket.SHUT_RDWR)
     assert workers == {0: here}
+
+
+ASKING = """
+import sys, threading, time
+from tfos_nb.runtime import peers
+from tfos_nb.runtime.lifecycle import Moved
+
+peers._STANDS_STILL = 0.5
+known, comes = peers.Peers(), threading.Event()
+known.moved(Moved("worker:0", "of an earlier loss:1"))
+ask = comes.wait if sys.argv[1] == "waits" else lambda: comes.wait(0.1)
+if sys.argv[2] == "moves":
+    threading.Timer(0.05, known.moved, [Moved("worker:1", "elsewhere:1")]).start()
+else:
+    threading.Timer(1.5, comes.set).start()  # it only takes long
+with known.watched():
+    ask()
+time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "worker", "code"),
+    [("waits", "moves", -signal.SIGKILL), ("comes", "moves", 0), ("waits", "stays", 0)],
+)
+def test_a_process_ends_whose_tensorflow_waits_for_a_worker_that_is_gone(answer: str, worker: str, code: int) -> None:
+    ended = subprocess.run([sys.executable, "-c", ASKING, answer, worker], capture_output=True, check=False, timeout=60)
+    assert ended.returncode == code, ended.stderr
+    assert (b"a new generation begins" in ended.stderr) == (code != 0)
 
 
 class Moving:

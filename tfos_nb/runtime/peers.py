@@ -17,10 +17,13 @@ to 2.21). Where they are otherwise, a lost worker means a new generation, as a l
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import os
+import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +36,7 @@ __all__ = ["Peers", "each_alone"]
 logger = logging.getLogger(__name__)
 
 _LOOKED_FOR_EVERY = 2.0  # seconds
+_STANDS_STILL = 30.0  # seconds after which an answer that takes less than one does not come any more
 
 
 class Peers:
@@ -110,6 +114,31 @@ class Peers:
                 workers[index] = address
                 logger.info("worker:%d is at %s now", index, address)
 
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Have TensorFlow ask the workers for the cluster's definition; end this process if it waits for who is gone.
+
+        TensorFlow asks without a limit, and its question cannot be taken back. A worker that goes while it is asked
+        is known to be somewhere else after a while; from a process that is ended a new generation begins.
+        """
+        over = threading.Event()
+        with self._changed:
+            before = dict(self._moved)
+        threading.Thread(target=self._watch, args=(before, over), name="tfos_nb peers", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+            with self._changed:
+                self._changed.notify_all()
+
+    def _watch(self, before: Mapping[int, str], over: threading.Event) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: over.is_set() or self._moved != before)
+        if not over.wait(_STANDS_STILL):
+            logger.error("TensorFlow waits for a worker that was lost while it was asked: a new generation begins")
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def _new_places(self, silent: list[int], workers: Any) -> dict[int, str]:
         """Wait, not for long, until one of these workers has moved; return where those are that have."""
 
@@ -171,4 +200,5 @@ class _Update:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.peers.find(self.workers)
-        return self.original(*args, **kwargs)
+        with self.peers.watched():
+            return self.original(*args, **kwargs)
