@@ -195,7 +195,8 @@ def _closing_line(log: Path) -> str:
     lines = [
         line for line in log.read_text(errors="replace").splitlines() if re.search(r"\d+ (passed|failed|error)", line)
     ]
-    return re.sub(r" in [\d.]+s.*", "", lines[-1]).strip("= ") if lines else "no test ran; see its log"
+    said = re.sub(r" in [\d.]+s.*|, \d+ (deselected|xfailed)", "", lines[-1]) if lines else ""
+    return said.strip("= ") or "no test ran; see its log"
 
 
 def _versions(python: Path) -> str:
