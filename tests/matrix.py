@@ -152,7 +152,7 @@ def build_wheel(folder: Path) -> Path:
         return Path(shutil.copy(wheel, folder))
 
 
-def run(cell: Cell, wheel: Path, tests: Sequence[str]) -> Outcome:
+def run(cell: Cell, wheel: Path, tests: Sequence[str], marks: str) -> Outcome:
     """Make a cell's environment, and run the tests in it; what they print goes to a log beside it."""
     folder = wheel.parent
     python = interpreter(cell.python)
@@ -167,7 +167,7 @@ def run(cell: Cell, wheel: Path, tests: Sequence[str]) -> Outcome:
         of_now = [*install, "--no-deps", "--force-reinstall", str(wheel)]  # not the one that an environment has kept
         if any(
             subprocess.run(command, stdout=out, stderr=out, check=False).returncode
-            for command in ([*install, "--upgrade", *cell.packages, str(wheel)], of_now)
+            for command in ([*install, "--upgrade", *cell.packages, f"{wheel}[connect]"], of_now)
         ):
             return Outcome(cell, _reason(log), time.monotonic() - begun)
         # The checkout is on PYTHONPATH for the tests' own modules; what is installed is the same, for its scripts.
@@ -175,7 +175,7 @@ def run(cell: Cell, wheel: Path, tests: Sequence[str]) -> Outcome:
         for name in ("PYSPARK_DRIVER_PYTHON", "VIRTUAL_ENV"):
             environment.pop(name, None)
         subprocess.run([str(own), "-m", "tests.quick_java"], cwd=CHECKOUT, env=environment, stdout=out, stderr=out)
-        command = [str(own), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", _MARKS, *tests]
+        command = [str(own), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, *tests]
         try:
             subprocess.run(
                 command, cwd=CHECKOUT, env=environment, stdout=out, stderr=out, check=False, timeout=_PATIENCE
@@ -229,6 +229,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=CHECKOUT / "build" / "matrix", help="where environments go")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="so many cells at a time")
     parser.add_argument("--keep", action="store_true", help="leave each environment, of 2 GB, for another run")
+    parser.add_argument("--marks", default=_MARKS, help="of which marks tests are, for pytest's -m (%(default)s)")
     parser.add_argument("tests", nargs="*", default=list(CORE), help="other tests than the core")
     given = parser.parse_args()
     cells = list(chosen(given.only))
@@ -239,7 +240,7 @@ def main() -> int:
     wheel = build_wheel(given.folder)
 
     def try_out(cell: Cell) -> Outcome:
-        outcome = run(cell, wheel, given.tests)
+        outcome = run(cell, wheel, given.tests, given.marks)
         print(f"{cell.name}: {outcome.told} ({outcome.seconds:.0f} s)", flush=True)
         if not given.keep:
             shutil.rmtree(given.folder / cell.name, ignore_errors=True)
