@@ -31,7 +31,7 @@ DESCRIBED := pyproject.toml setup.py constraints.txt $(wildcard jupyter-config/*
 
 .PHONY: help
 help: ## Say what there is
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/:/' | awk -F': *' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/:/' | awk -F': *' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 .PHONY: demo
 demo: $(VENV)/.demo ## Train on a local Spark, from nothing (notebooks/01_quickstart.ipynb, headless)

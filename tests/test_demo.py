@@ -101,7 +101,40 @@ def test_the_notebook_is_copied_and_nothing_is_overwritten(tmp_path: Path) -> No
     assert there.read_text() == "mine"
 
 
+def test_outside_the_checkout_it_has_the_notebook_all_the_same(tmp_path: Path) -> None:
+    copied = demo("--copy", "here", cwd=tmp_path)
+    assert (copied.returncode, copied.stderr) == (0, "")
+    there = tmp_path / "here" / "01_quickstart.ipynb"
+    assert there.read_bytes() == (CHECKOUT / "notebooks" / "01_quickstart.ipynb").read_bytes()
+
+
+@pytest.mark.parametrize("option", ["--copy", "--out"])
+def test_a_file_where_a_folder_should_be_is_one_line(option: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ended = demo("--notebook", write(tmp_path, "pass"), option, "file", cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "file: no folder can be made there: File exists\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("# A heading\n", "given.md is no notebook: Notebook does not appear to be JSON"),
+        ("{}", "given.md is no notebook: "),
+        ("[]", "given.md is no notebook: its JSON is of another kind"),
+    ],
+)
+def test_what_is_no_notebook_is_one_line(text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "given.md").write_text(text)
+    ended = demo("--notebook", "given.md", cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(told)
+    assert ended.stderr.count("\n") == 1
+    assert not (tmp_path / "build").exists()
+
+
 def test_without_nbclient_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nbclient", None)
-    with pytest.raises(PlanError, match="nbclient is not installed: pip install jupyterlab nbclient"):
+    with pytest.raises(PlanError, match="nbclient is not installed: pip install jupyterlab nbclient") as refused:
         run_notebook(write(tmp_path, "pass"), tmp_path / "out", str)
+    assert str(refused.value).endswith("in a checkout, pip install '.[demo]'")

@@ -19,6 +19,7 @@ import nbformat
 import numpy as np
 import pytest
 from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
 
 from tests.conftest import ENVIRONMENT
 from tfos_nb.java import find_java
@@ -130,6 +131,58 @@ def loaded(name: str) -> ModuleType:
     return module
 
 
+# --- a notebook that is submitted -------------------------------------------------------------------------------------
+
+
+def run_notebook(folder: Path, source: str, target: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLES / "run_notebook.py"), source, target]
+    return subprocess.run(
+        command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def write_notebook(folder: Path, cell: str) -> str:
+    nbformat.write(new_notebook(cells=[new_code_cell(cell)]), folder / "given.ipynb")
+    return "given.ipynb"
+
+
+def test_the_target_of_a_notebook_gets_its_folder_and_the_outputs(tmp_path: Path) -> None:
+    ended = run_notebook(tmp_path, write_notebook(tmp_path, "print(6 * 7)"), "new/folder/done.ipynb")
+    assert ended.returncode == 0, ended.stderr
+    (cell,) = nbformat.read(tmp_path / "new/folder/done.ipynb", 4)["cells"]
+    assert cell["outputs"][0]["text"] == "42\n"
+
+
+def test_a_target_that_cannot_be_written_is_refused_before_the_first_cell(tmp_path: Path) -> None:
+    source = write_notebook(tmp_path, "open('executed', 'w').close()")
+    for target, why in (("given.ipynb/done.ipynb", ""), (".", "Is a directory")):
+        ended = run_notebook(tmp_path, source, target)
+        assert ended.returncode == 2
+        assert f"error: {target} cannot be written: {why}" in ended.stderr.splitlines()[-1]
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "given.txt: No such file or directory"),
+        ("words\n", "given.txt is no notebook: Notebook does not appear to be JSON"),
+        ("{}", "given.txt is no notebook: "),
+        ("[]", "given.txt is no notebook: its JSON is of another kind"),
+    ],
+)
+def test_a_source_that_is_no_notebook_is_one_line_and_the_target_keeps_what_it_has(
+    text: str | None, told: str, tmp_path: Path
+) -> None:
+    if text is not None:
+        (tmp_path / "given.txt").write_text(text)
+    (tmp_path / "done.ipynb").write_text("as it was")
+    ended = run_notebook(tmp_path, "given.txt", "done.ipynb")
+    assert ended.returncode == 2
+    assert f"error: {told}" in ended.stderr.splitlines()[-1]
+    assert (tmp_path / "done.ipynb").read_text() == "as it was"
+
+
 # --- scripts --------------------------------------------------------------------------------------------------------
 
 
@@ -178,6 +231,21 @@ def idx_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_idx(folder / f"{kind}-images-idx3-ubyte.gz", images[part])
         write_idx(folder / f"{kind}-labels-idx1-ubyte", bunch.target[part])
     return folder
+
+
+def test_a_folder_without_mnists_files_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        vars(loaded("mnist"))["parse"](["--data", str(tmp_path)])
+    assert refused.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith(f"error: --data {tmp_path}: no folder with MNIST's IDX files (t10k-images-idx3-ubyte, …)")
+
+
+def test_a_folder_with_mnists_files_is_taken(idx_files: Path) -> None:
+    for data in (str(idx_files), "scikit-learn", "keras"):
+        assert vars(loaded("mnist"))["parse"](["--data", data])["data"] == data
 
 
 @pytest.mark.slow

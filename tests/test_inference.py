@@ -21,6 +21,7 @@ from tests.conftest import ENVIRONMENT, SCRIPT_SECONDS, RunScript
 from tests.versions import SPARK, arrow_udfs
 from tfos_nb.errors import PlanError
 from tfos_nb.inference import predict
+from tfos_nb.magics import applying
 
 ROWS = 50
 
@@ -488,6 +489,15 @@ def test_columns_that_do_not_fit_are_refused_by_name(frame, models):
     ]
     for df, model, options, told in cases:
         assert told in refusal(df, model, **options)
+
+
+def test_the_magic_names_its_own_options(frame, models):
+    arrays = frame.select("id", frame.x.alias("one"), frame.x.alias("two"))
+    options = {"inputs": None, "output": "p", "batch_size": 8}
+    with pytest.raises(PlanError, match="Say which: --inputs COLUMN, or several"):
+        applying.predict(arrays, str(models / "dense.keras"), **options)
+    scored = applying.predict(arrays, str(models / "dense.keras"), **{**options, "inputs": ["two"]})
+    assert scored.columns == ["id", "one", "two", "p"]
 
 
 def test_vectors_known_to_be_of_another_length_do_not_fit(frame, models):

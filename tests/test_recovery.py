@@ -238,6 +238,53 @@ def test_a_place_that_each_process_has_for_itself_is_refused(spark: SparkSession
             launch(dying, spark=spark, **{name: "memory://models"})
 
 
+def counting_apart(args: dict[str, Any], ctx: Any) -> tuple[int, int]:
+    """A loop whose nodes do not wait for each other; the second is late to look for a state that is to go on from."""
+    import tensorflow as tf
+
+    seen = tf.Variable(0, dtype=tf.int64)
+    if ctx.task_index == 1:
+        ahead = Path(ctx.checkpoint_dir, "00000002" if ctx.generation == 1 else "00000005", "place.json")
+        assert until(ahead.exists, 120), "the chief waits for nobody"
+    start, read = ctx.resume(seen=seen).epoch, 0
+    for epoch in range(start, args["epochs"]):
+        for batch in ctx.dataset(32):
+            read += len(batch["id"])
+        ctx.checkpoint(seen=seen, epoch=epoch + 1)
+        if ctx.generation == 1 and ctx.is_chief and epoch == 1:
+            until(Path(args["late"]).exists, 120)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if ctx.generation == 1 and not ctx.is_chief:
+            Path(args["late"]).touch()
+    return start, read
+
+
+@pytest.mark.faults
+def test_a_node_that_is_late_goes_on_from_where_the_others_have_gone_on(spark: SparkSession, tmp_path: Path) -> None:
+    args = {"epochs": 6, "late": str(tmp_path / "late")}
+    with launch(counting_apart, args, workers=2, spark=spark, restarts=1, model_dir=tmp_path / "models") as cluster:
+        cluster.train(rows(spark), epochs=6)
+    (first, chiefs), (second, its) = cluster.results().values()
+    assert (first, second) == (2, 2)
+    assert chiefs + its == (6 - 2) * ROWS, "both have been through their share of every pass"
+    assert cluster.snapshot().generation == 2
+
+
+@pytest.mark.parametrize("what", ["a file", "below a file", "where nobody may"])
+def test_a_model_dir_that_cannot_be_written_is_refused_before_main(
+    spark: SparkSession, tmp_path: Path, what: str
+) -> None:
+    def main(args: str, ctx: Any) -> None:
+        Path(args).touch()
+
+    (tmp_path / "file").touch()
+    place = {"a file": tmp_path / "file", "below a file": tmp_path / "file" / "models", "where nobody may": "/proc/no"}
+    with pytest.raises(errors.NodeFailed, match=f"{place[what]} cannot be written on .*Give a model_dir"):
+        with launch(main, str(tmp_path / "called"), spark=spark, model_dir=place[what]) as cluster:
+            cluster.wait()
+    assert not (tmp_path / "called").exists()
+
+
 @pytest.mark.parametrize("name", ["model_dir", "log_dir"])
 def test_a_place_that_nobody_answers_for_is_refused_before_main(spark: SparkSession, tmp_path: Path, name: str) -> None:
     def main(args: str, ctx: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -105,6 +106,27 @@ def test_takes_the_session_that_is_there_in_another_thread(spark: SparkSession) 
 
 def test_counts_the_slots_of_all_executors(spark: SparkSession) -> None:
     assert slots_total(spark) == 4
+
+
+def test_more_nodes_than_this_process_has_descriptors_for_are_refused_with_the_numbers(run_script: RunScript) -> None:
+    ended = run_script("""
+        import resource
+
+        import tfos_nb.errors
+
+        spark = tfos_nb.spark_session(slots=300)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (650, 700))
+        try:
+            tfos_nb.launch(print, workers=250, spark=spark)
+        except tfos_nb.errors.PlanError as error:
+            print("refused:", error)
+    """)
+    said = re.search(
+        r"refused: 250 nodes, and .* take (\d+) connections: it may have 700 .* with (\d+), or", ended.stdout
+    )
+    assert said, ended.stdout
+    most, needed = map(int, said.groups())
+    assert needed == 700 + 2 * (250 - most)
 
 
 def test_says_which_job_holds_how_many_slots(spark: SparkSession, jobs: SparkJobs, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """``python -m tfos_nb.demo``: run the quickstart notebook without a browser and say what comes out of it.
 
-In a checkout it is the one in ``notebooks``, elsewhere the one that pip has installed; ``--copy`` only copies it.
+In a checkout it is the one in ``notebooks``, elsewhere the one that pip has installed, or that of the checkout which an
+editable install is of; ``--copy`` only copies it.
 
 Everything that is told is read from the notebook's own outputs: the table that the magic shows while the cluster runs,
 and the figures that the last cell displays under :data:`OUTCOME`. The executed notebook and its HTML stay in a folder.
@@ -93,14 +94,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _quickstart() -> Path:
-    """Find the quickstart: in the checkout in which one is, or where pip has put it."""
-    if _NOTEBOOK.is_file():
-        return _NOTEBOOK
+    """Find the quickstart: in the checkout in which one is, where pip has put it, or in the checkout of this file."""
+    found = [_NOTEBOOK]
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         installed = importlib.metadata.files("tfos_nb") or ()
-        found = (Path(os.path.normpath(file.locate())) for file in installed if file.name == _NOTEBOOK.name)
-        return next(found, _NOTEBOOK)
-    return _NOTEBOOK
+        found += [Path(os.path.normpath(file.locate())) for file in installed if file.name == _NOTEBOOK.name]
+    found.append(Path(__file__).resolve().parents[1] / _NOTEBOOK)  # an editable install lists no data files
+    return next((path for path in found if path.is_file()), _NOTEBOOK)
 
 
 def _copied(notebook: Path, folder: Path) -> Path:
@@ -109,8 +109,17 @@ def _copied(notebook: Path, folder: Path) -> Path:
     there = folder / notebook.name
     if there.exists():
         raise PlanError(f"{there} is there already: remove it, or copy the notebook to another folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     return Path(shutil.copyfile(notebook, there))
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlanError(f"{folder}: no folder can be made there: {error.strerror}") from error
+    if not os.access(folder, os.W_OK):
+        raise PlanError(f"{folder}: this folder cannot be written to")
 
 
 def _refuse_missing(notebook: Path) -> None:
@@ -118,6 +127,18 @@ def _refuse_missing(notebook: Path) -> None:
         raise PlanError(
             f"{notebook}: no such notebook in {Path.cwd()}; give another with --notebook, or none for the quickstart"
         )
+
+
+def _read(notebook: Path) -> Any:
+    import nbformat
+
+    _refuse_missing(notebook)
+    try:
+        return nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, nbformat.ValidationError) as error:
+        raise PlanError(f"{notebook} is no notebook: {str(error).partition(chr(10))[0]}") from error
+    except (AttributeError, TypeError) as error:  # what nbformat says of JSON of another shape
+        raise PlanError(f"{notebook} is no notebook: its JSON is of another kind") from error
 
 
 def run_notebook(notebook: Path, out: Path, say: Write) -> Outcome:
@@ -139,7 +160,7 @@ def run_notebook(notebook: Path, out: Path, say: Write) -> Outcome:
     Raises
     ------
     PlanError
-        If there is no such notebook, or what runs notebooks is not installed.
+        If there is no such notebook, the folder cannot be written to, or what runs notebooks is not installed.
     """
     try:
         import nbclient  # noqa: F401 - asked for here, so that what is missing is said before anything starts
@@ -148,11 +169,11 @@ def run_notebook(notebook: Path, out: Path, say: Write) -> Outcome:
         from nbconvert import HTMLExporter
     except ImportError as error:
         raise PlanError(
-            f"{error.name} is not installed: pip install jupyterlab nbclient nbconvert scikit-learn"
+            f"{error.name} is not installed: pip install jupyterlab nbclient nbconvert scikit-learn; "
+            "in a checkout, pip install '.[demo]'"
         ) from error
-    _refuse_missing(notebook)
-    content = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
-    out.mkdir(parents=True, exist_ok=True)
+    content = _read(notebook)
+    _make(out)
     started = time.monotonic()
     problem = _execute(content, out, say)
     executed, html = out / notebook.name, (out / notebook.name).with_suffix(".html")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import sys
 import threading
 from collections.abc import Collection, Mapping
@@ -19,6 +20,7 @@ from tfos_nb.ports import allowed_ports
 from tfos_nb.relaying import RelayedDoor, check_relay, needs_relay
 from tfos_nb.runtime.door import Desk, Door, DoorAddress
 from tfos_nb.runtime.gpu_claims import GPU_COUNT_SCHEMA, GpuCount
+from tfos_nb.runtime.incoming import make_room
 from tfos_nb.runtime.node import NodeTask
 from tfos_nb.runtime.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.remote import Unreachable, refuse_unknown
@@ -40,6 +42,7 @@ __all__ = [
     "Launching",
     "NodeTasks",
     "Settings",
+    "check_descriptors",
     "check_host_gpus",
     "checked_env",
     "error_of_job",
@@ -199,7 +202,26 @@ def survey(spark: SparkSession, plan: ClusterPlan, nodes: Collection[str] | None
         groups.append((tuple(names), profile))
     if plan.protocol != "grpc":
         _check_protocol(spark, plan.protocol)
+    check_descriptors(spark, len(plan.nodes))
     return Launching(tuple(groups), hold, tuple(str(node) for node in plan.driver_nodes), claim)
+
+
+def check_descriptors(spark: SparkSession, nodes: int) -> None:
+    """Have this process take the connections of so many nodes and of Spark's tasks that feed them, or refuse the nodes.
+
+    Raises
+    ------
+    PlanError
+        If it may not have enough descriptors for the nodes alone.
+    """
+    if needs_relay(spark):  # they connect to a process of its own
+        return
+    if (most := make_room(nodes + slots_total(spark))) < nodes:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise PlanError(
+            f"{nodes} nodes, and this process can take {most} connections: it may have {hard} descriptors (ulimit "
+            f"-Hn), half of them for Spark and files. Start it with {hard + 2 * (nodes - most)}, or ask for fewer nodes"
+        )
 
 
 def check_host_gpus(spark: SparkSession, nodes: int, *, cpus: int, gpus: int) -> None:

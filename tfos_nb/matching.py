@@ -26,7 +26,7 @@ from tfos_nb.runtime.intake import Feed
 from tfos_nb.runtime.models import Tensor, near
 from tfos_nb.runtime.outlet import SPARK_TYPES
 
-__all__ = ["PREDICT", "Inputs", "Outputs", "Words", "column_type", "depth_of", "feeds_of", "fields_added"]
+__all__ = ["LINE", "PREDICT", "Inputs", "Outputs", "Words", "column_type", "depth_of", "feeds_of", "fields_added"]
 
 Inputs = str | Sequence[str] | Mapping[str, str | Sequence[str]] | None
 Outputs = str | Mapping[str, str]
@@ -46,6 +46,8 @@ class Words:
         Whether the inputs are said as ``{column: input}``, not as ``{input: column}``.
     several : bool
         Whether several columns for one input can be said.
+    by_line : bool
+        Whether they are options of a magic's line, where columns have commas between them.
     """
 
     inputs: str = "inputs"
@@ -54,9 +56,13 @@ class Words:
     outputs: str = "output"
     by_column: bool = False
     several: bool = True
+    by_line: bool = False
 
     def example(self, tensors: Sequence[Tensor]) -> str:
         """Show how the columns of inputs are said."""
+        if self.by_line:
+            columns = f"{self.inputs} {','.join(['COLUMN'] * len(tensors))}"
+            return columns if len(tensors) == 1 else f"{columns}, in the order of the inputs"
         if self.by_column:
             return f"{self.inputs}={{{', '.join(f'…: {tensor.name!r}' for tensor in tensors)}}}"
         if len(tensors) == 1:
@@ -67,11 +73,14 @@ class Words:
         """Show how several columns for one input are said; empty if they cannot be."""
         if len(tensor.shape) != 1 or not self.several:
             return ""
+        if self.by_line:
+            return f", or several numeric ones, side by side: {self.inputs} a,b,…"
         listed = f"{{'a': {tensor.name!r}, 'b': {tensor.name!r}, …}}" if self.by_column else "['a', 'b', …]"
         return f", or several numeric ones, side by side: {self.inputs}={listed}"
 
 
 PREDICT = Words()
+LINE = Words("--inputs", "--keep", "--output", "--output", by_line=True)
 
 
 def feeds_of(
@@ -304,7 +313,7 @@ def fields_added(
     for name, tensor in zip(names, tensors, strict=True):
         if (name if case else name.lower()) in there:
             param = words.output if isinstance(output, str) else words.outputs.format(tensor.name)
-            how = f"take another name with {param}=…, or drop it"
+            how = f"take another name with {param}{' ' if words.by_line else '='}…, or drop it"
             raise PlanError(f"the DataFrame has a column {name!r} already: {how}")
         there.add(name if case else name.lower())
     return [StructField(name, column_type(tensor)) for name, tensor in zip(names, tensors, strict=True)]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import NodeFailed, PlanError, TfosError
-from tfos_nb.launching import check_host_gpus, error_of_job, open_door
+from tfos_nb.launching import check_descriptors, check_host_gpus, error_of_job, open_door
 from tfos_nb.relaying import needs_relay
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.door import Link
@@ -155,6 +155,7 @@ def run(
     if barrier or relayed:  # what they say is fetched by tasks, too, which would wait behind those of theirs
         check_dynamic_allocation(session, nodes)
         check_slots(session, nodes, False, cpus=cpus, gpus=gpus - claim, profile=profile, exchanging=relayed)
+    check_descriptors(session, nodes if barrier else min(nodes, slots_total(session)))
     desk = _Desk(nodes)
     door, address = open_door(session, desk)
     try:

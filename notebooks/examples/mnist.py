@@ -116,7 +116,10 @@ def parse(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--batch-size", type=int, default=64, help="rows in a step of all workers")
     parser.add_argument("--width", type=int, default=32, help="filters of the first layer")
     parser.add_argument("--model-dir", default="tfos_models/mnist", help="where the model goes")
-    return vars(parser.parse_args(argv))
+    found = parser.parse_args(argv)
+    if found.data not in ("scikit-learn", "keras") and not list(Path(found.data).glob("t10k-images-idx3-ubyte*")):
+        parser.error(f"--data {found.data}: no folder with MNIST's IDX files (t10k-images-idx3-ubyte, …)")
+    return vars(found)
 
 
 def run(args: dict[str, Any]) -> None:

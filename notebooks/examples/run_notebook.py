@@ -16,8 +16,32 @@ import nbformat
 from nbclient import NotebookClient
 
 
-def run(source: str, target: str) -> None:
-    notebook = nbformat.read(source, as_version=4)
+def read(source: str) -> nbformat.NotebookNode:
+    """Read a notebook; what is none is a ValueError of one line."""
+    try:
+        return nbformat.read(source, as_version=4)
+    except OSError as error:
+        raise ValueError(f"{source}: {error.strerror}") from error
+    except (AttributeError, TypeError) as error:  # what nbformat says of JSON of another shape
+        raise ValueError(f"{source} is no notebook: its JSON is of another kind") from error
+    except (ValueError, nbformat.ValidationError) as error:
+        raise ValueError(f"{source} is no notebook: {str(error).partition(chr(10))[0]}") from error
+
+
+def make_room(target: str) -> None:
+    """Make the target's folder, and see that the file can be written; one that is there keeps what it has."""
+    path = Path(target)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        was_there = path.is_symlink() or path.exists()
+        path.open("ab").close()
+        if not was_there:
+            path.unlink()  # until there are outputs, there is no file that looks like some
+    except OSError as error:
+        raise ValueError(f"{target} cannot be written: {error.strerror}") from error
+
+
+def run(notebook: nbformat.NotebookNode, target: str) -> None:
     try:
         NotebookClient(notebook, timeout=None, kernel_name="python3", resources={"metadata": {"path": "."}}).execute()
     finally:
@@ -29,4 +53,9 @@ if __name__ == "__main__":
     parser.add_argument("source", help="the notebook")
     parser.add_argument("target", help="where it goes with its outputs")
     given = parser.parse_args()
-    run(given.source, given.target)
+    try:
+        whole = read(given.source)
+        make_room(given.target)
+    except ValueError as wrong:
+        parser.error(str(wrong))
+    run(whole, given.target)

@@ -3,11 +3,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from pyspark.sql.types import ArrayType, FloatType, StructField
 
 from tests.magics.conftest import DEADLINE, Rows, interrupt_when
 from tests.magics.test_cluster import MAIN, end_of
+from tfos_nb.errors import PlanError
 from tfos_nb.magics.course import StoppedByUser
 from tfos_nb.magics.lines import _overlap
+from tfos_nb.matching import LINE, feeds_of, fields_added
+from tfos_nb.runtime.models import Tensor
 from tfos_nb.state import ClusterStatus
 
 
@@ -256,6 +260,29 @@ def test_inference_hands_its_options_on(run, shell, provided):
     run("%tfos_inference train_df --model s3://b/m.keras --inputs x,y --output p --batch-size 32 -o scored")
     assert provided.calls[0][1][1] == "s3://b/m.keras"
     assert provided.calls[0][2] == {"inputs": ["x", "y"], "output": "p", "batch_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "inputs", "told"),
+    [
+        ([4], None, "2 columns fit (a, b). The model takes x"),
+        ([4], None, "Say which: --inputs COLUMN, or several numeric ones, side by side: --inputs a,b,…"),
+        ([4, 4], None, "Say which: --inputs COLUMN,COLUMN, in the order of the inputs"),
+        ([4], ["c"], "--inputs: no column 'c'"),
+        ([4, 4], ["a"], "--inputs names 1 column: it takes one for each input"),
+    ],
+)
+def test_inference_says_by_its_own_options_which_columns_it_wants(shapes, inputs, told):
+    tensors = [Tensor(name, "float32", (shape,)) for name, shape in zip("xy", shapes, strict=False)]
+    columns = [StructField(name, ArrayType(FloatType())) for name in "ab"]
+    with pytest.raises(PlanError) as refused:
+        feeds_of(tensors, columns, inputs, words=LINE)
+    assert told in str(refused.value)
+
+
+def test_inference_says_by_its_own_option_that_a_name_is_taken():
+    with pytest.raises(PlanError, match="take another name with --output …, or drop it"):
+        fields_added([Tensor("y", "float32", ())], "a", ["a"], False, LINE)
 
 
 def test_inference_says_what_main_has_to_return(run):

@@ -9,7 +9,8 @@ def build(rate: float = 0.02) -> Any:
     import keras
 
     given = keras.Input((4,), name="x")
-    hidden = keras.layers.Dense(12, activation="tanh")(given)
+    even = keras.layers.Normalization(mean=[5.8, 3.1, 3.8, 1.2], variance=[0.7, 0.2, 3.1, 0.6])(given)  # the irises'
+    hidden = keras.layers.Dense(12, activation="tanh")(even)
     model = keras.Model(given, keras.layers.Dense(3, activation="softmax", name="kind")(hidden))
     model.compile(keras.optimizers.Adam(rate), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
@@ -20,7 +21,7 @@ def train(args: Any, ctx: Any) -> str:
     import tensorflow as tf
 
     with tf.distribute.MultiWorkerMirroredStrategy().scope():
-        model = build(0.05)  # 0.96 or more after 12 epochs, whatever it starts from; with 0.02 it is 0.84 at times
+        model = build(0.05)  # the worst of 25 was right for 0.967 after 12 epochs; of 60 on uneven numbers, for 0.83
     names = {"x": "x", "y": "y", "sample_weight": args.weightCol}
     rows = ctx.dataset(args.batch_size, **names, shuffle=200, seed=args.seed)
     model.fit(rows, validation_data=ctx.validation(args.batch_size, **names), epochs=args.epochs, verbose=2)

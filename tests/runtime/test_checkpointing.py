@@ -41,8 +41,8 @@ class Far(MemoryFileSystem):
 class Node(Checkpointing):
     """As much of a ``ctx`` as saves states."""
 
-    def __init__(self, is_chief: bool = True) -> None:
-        self.is_chief, self.model_dir, self.generation, self._run = is_chief, "far://bucket", 1, "a"
+    def __init__(self, is_chief: bool = True, generation: int = 1) -> None:
+        self.is_chief, self.model_dir, self.generation, self._run = is_chief, "far://bucket", generation, "a"
         self.restarts = 1
         self.saving: list[bool] = []
         self.held = 0
@@ -94,7 +94,7 @@ def test_the_training_goes_on_while_a_state_is_uploaded(far: type[Far], counter:
     far.let_go.set()
     node._uploads.finish()
     assert (checkpoints(), node.saving, node.held) == (["00000001"], [True, False], 1)
-    assert node.resume(counter=counter).epoch == 1
+    assert Node(generation=2).resume(counter=counter).epoch == 1
     assert int(counter.numpy()) == 7
     assert not glob.glob(f"{tempfile.gettempdir()}/tfos_nb-checkpoint-*")
 
@@ -136,7 +136,7 @@ def test_a_state_whose_upload_was_broken_off_is_none(
         with pytest.raises(OSError, match="the host is gone"):
             node._uploads.finish()
     assert checkpoints() == ["00000001", "00000002", "00000003"]
-    assert Node().resume(counter=counter).epoch == 1
+    assert Node(generation=2).resume(counter=counter).epoch == 1
     assert int(counter.numpy()) == 1
     monkeypatch.undo()
     saved(node, counter, epoch=4)
@@ -202,7 +202,7 @@ def test_it_is_put_back_if_it_is_known_of_every_node_what_it_holds(
     saved(node, counter, epoch=2)
     saved(node, counter, epoch=2, rows=640)
     saved(node, counter, epoch=2, rows=1280)
-    again = Node()
+    again = Node(generation=2)
     again._held_states = frozenset(held)
     assert again.resume(counter=counter).epoch == 2
     assert again.told == [place]
@@ -219,6 +219,26 @@ def test_the_last_whole_epoch_is_kept_whatever_is_saved_after_it(far: type[Far],
     assert checkpoints() == ["00000002", SECOND, "00000002-0001-000003"]
     saved(node, counter, epoch=3, max_to_keep=2)
     assert checkpoints() == ["00000002-0001-000003", "00000003"]
+
+
+def test_a_late_node_goes_on_from_the_state_from_which_the_others_have_gone_on(far: type[Far], counter: Any) -> None:
+    far.let_go.set()
+    before = Node()
+    for epoch in (1, 2):
+        counter.assign(epoch - 1)
+        saved(before, counter, epoch=epoch)
+    assert Node().resume(counter=counter).epoch == 0, "what a generation has saved is for the next one"
+    chief, late = Node(generation=2), Node(is_chief=False, generation=2)
+    assert chief.resume(counter=counter).epoch == 2
+    for epoch in range(3, 9):
+        saved(chief, counter, epoch=epoch, max_to_keep=2)
+    assert checkpoints() == ["00000002", "00000007", "00000008"]
+    assert late.resume(counter=counter).epoch == 2
+    assert int(counter.numpy()) == 2
+    after = Node(generation=3)
+    assert after.resume(counter=counter).epoch == 8
+    saved(after, counter, epoch=9, max_to_keep=1)
+    assert checkpoints() == ["00000008", "00000009"]
 
 
 @pytest.mark.parametrize("rows", [-1, 6.0, True, "6"])

@@ -80,4 +80,5 @@ def test_a_node_looks_once_and_only_if_another_may_have_to_find_it(tmp_path: Pat
     node.checkpoint(counter=counter, epoch=1)
     told: list[Any] = [words for words in node.told if words[0] == node.checkpoint_dir]
     assert told == [(node.checkpoint_dir, mark_in(node.checkpoint_dir))] * looks
+    node.generation = 2
     assert node.resume(counter=counter).epoch == 1

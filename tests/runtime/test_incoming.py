@@ -159,6 +159,26 @@ print("hung up on all")
 """
 
 
+@pytest.mark.parametrize(("hard", "takes"), [(4096, 500), (1000, None)])
+def test_room_is_made_for_so_many_connections_as_far_as_the_process_may(hard: int, takes: int | None) -> None:
+    code = (
+        "import resource; from tfos_nb.runtime.incoming import descriptors_left, make_room;"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, (600, {hard})); before = descriptors_left();"
+        "again = make_room(10); unchanged = resource.getrlimit(resource.RLIMIT_NOFILE)[0];"
+        "print(before, again, unchanged, make_room(500), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    before, again, unchanged, most, soft = map(int, told.stdout.split())
+    assert before == again
+    assert unchanged == 600
+    if takes is None:
+        assert soft == hard
+        assert before < most < 500
+    else:
+        assert most == takes
+        assert soft == 600 + 2 * (takes - before)
+
+
 def test_a_nodes_process_may_have_more_descriptors_than_it_was_given() -> None:
     code = (
         "import resource; from tfos_nb.runtime.incoming import raise_descriptors;"

@@ -33,7 +33,7 @@ _FOLLOW_SECONDS = 0.5  # a node's lines come with its heartbeat, once a second
 _PROVIDED = {
     "show_panel": "tfos_nb.widgets.live",
     "show_tensorboard": "tfos_nb.widgets.tensorboard",
-    "predict": "tfos_nb.inference",
+    "predict": "tfos_nb.magics.applying",
 }
 """What is called, and where it is: imported when it is first needed, since Spark comes with some of it."""
 

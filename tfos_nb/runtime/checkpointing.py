@@ -4,13 +4,16 @@
 
     checkpoint_dir/
         00000003/    state.index, state.data-…   TensorFlow's own checkpoint
-                     place.json                  {"epoch": 3}
+                     place.json                  {"epoch": 3, "generation": 1}
         00000003-0001-000002/    the same, in the middle of a pass: the second such one of the first generation
         .part-…      one that is being written: renamed when it is whole
 
 A checkpoint is there whole or not at all: it is written beside its place and renamed. Where the place is far, a local
 copy is uploaded while the training goes on, and ``place.json`` is put into its place when all else is there: object
 stores rename by copying one file after another. A directory without it is no checkpoint.
+
+All nodes of a generation go on from the same state: the newest of an earlier one, however far another node has come by
+the time at which this one looks. It is kept until the generation is over.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +77,7 @@ class Checkpointing:
     restarts: int
     _looked = False  # at the directory
     _amid = 0  # states that were saved in the middle of a pass
+    _from = ""  # the state that was put back
 
     @property
     def checkpoint_dir(self) -> str:
@@ -99,7 +103,8 @@ class Checkpointing:
             How many rows of the pass after these this node has been through, in this iteration over
             :meth:`dataset`, which must not shuffle. After a loss the iteration begins behind them.
         max_to_keep : int, optional
-            How many checkpoints to keep; the newest of a whole epoch is always one of them.
+            How many checkpoints to keep. The newest of a whole epoch is kept whatever the number, and after a loss that
+            from which the nodes go on.
         **objects
             More of the state, by name: a ``tf.Variable``, an optimizer, or whatever ``tf.train.Checkpoint`` takes.
 
@@ -139,13 +144,13 @@ class Checkpointing:
         with self._saving:
             if self.is_chief and not shelf.local:
                 scratch = tempfile.mkdtemp(prefix="tfos_nb-checkpoint-")
-                _write(state, scratch, epoch)
-                self._uploads.begin(_Upload(shelf, scratch, name, max_to_keep, held))
+                _write(state, scratch, epoch, self.generation)
+                self._uploads.begin(_Upload(shelf, scratch, name, self._from, max_to_keep, held))
             elif self.is_chief:
                 with writing(shelf.place):
                     part = shelf.part()
-                    _write(state, part, epoch)
-                    shelf.put(part, part, name, max_to_keep)
+                    _write(state, part, epoch, self.generation)
+                    shelf.put(part, part, name, self._from, max_to_keep)
                 held()
             else:
                 with tempfile.TemporaryDirectory(prefix="tfos_nb-checkpoint-") as scratch:
@@ -174,10 +179,11 @@ class Checkpointing:
         return name
 
     def resume(self, model: Any = None, **objects: Any) -> Resumed:
-        """Put the newest state back that this cluster has saved, if there is one.
+        """Put the newest state back that this cluster has saved before its last loss, if there is one.
 
         To be called before the first row is read, with what :meth:`checkpoint` is given. Rows that the state holds are
-        not fed again.
+        not fed again. Every node finds the same state, whenever it calls: what is saved from now on is for the next
+        generation.
 
         Parameters
         ----------
@@ -199,23 +205,26 @@ class Checkpointing:
         import tensorflow as tf
 
         named, shelf = _named(model, objects), self._shelf()
-        numbers = [name for name in shelf.numbers() if _is_of_a_whole_epoch(name) or name in self._held_states]
-        if not numbers:
+        found = [(name, place) for name, place in shelf.places() if self._may_go_on(name, place)]
+        if not found:
             return Resumed()
-        name = numbers[-1]
+        name, epoch = found[-1][0], int(found[-1][1]["epoch"])
         _build(model)
         with tempfile.TemporaryDirectory(prefix="tfos_nb-checkpoint-") as scratch:
             folder = shelf.get(name, scratch)
-            with open(f"{folder}/{_PLACE}", encoding="utf-8") as file:
-                epoch = int(json.load(file)["epoch"])
             try:
                 tf.train.Checkpoint(**named).read(f"{folder}/{_STATE}").assert_existing_objects_matched()
             except (AssertionError, ValueError, tf.errors.OpError) as error:
-                place = without_password(self.checkpoint_dir)
-                raise TfosError(f"the state in {place} is not of what was given to ctx.resume: {error}") from error
+                here = without_password(self.checkpoint_dir)
+                raise TfosError(f"the state in {here} is not of what was given to ctx.resume: {error}") from error
+        self._from = name
         self._passes.resume(epoch, "" if _is_of_a_whole_epoch(name) else name)
         logger.info("goes on after epoch %d, from %s/%s", epoch, without_password(self.checkpoint_dir), name)
         return Resumed(epoch)
+
+    def _may_go_on(self, name: str, place: Mapping[str, int]) -> bool:
+        """Whether this generation goes on from a state: not from its own, nor from one that not all have saved."""
+        return place["generation"] < self.generation and (_is_of_a_whole_epoch(name) or name in self._held_states)
 
 
 @dataclass(frozen=True)
@@ -235,9 +244,11 @@ class _Shelf:
         """Whether TensorFlow can write there by itself."""
         return is_local(self.filesystem)
 
-    def numbers(self) -> list[str]:
-        """Return the names of the checkpoints that are whole, the oldest first."""
-        return list(filter(self._is_whole, self._named()))
+    def places(self) -> Iterator[tuple[str, dict[str, int]]]:
+        """Give the names of the checkpoints that are whole, the oldest first, and what each says of its place."""
+        for name in self._named():
+            with contextlib.suppress(FileNotFoundError):  # half of one, or the chief removes it just now
+                yield name, json.loads(self.filesystem.cat_file(f"{self.place}/{name}/{_PLACE}"))
 
     def _is_whole(self, name: str) -> bool:
         return bool(self.filesystem.exists(f"{self.place}/{name}/{_PLACE}"))
@@ -261,8 +272,8 @@ class _Shelf:
             self.filesystem.makedirs(part)
         return part
 
-    def put(self, folder: str, part: str, number: str, keep: int) -> None:
-        """Make a written state a checkpoint, and remove the oldest ones."""
+    def put(self, folder: str, part: str, number: str, begun_from: str, keep: int) -> None:
+        """Make a written state a checkpoint, and remove the oldest ones, but that which others may still put back."""
         place = f"{self.place}/{number}"  # one that is there was passed before a loss
         if folder == part:
             rename_over(self.filesystem, part, place)
@@ -270,7 +281,7 @@ class _Shelf:
             put_whole(self.filesystem, folder, part, place, _PLACE)
         named = self._named()
         names = list(filter(self._is_whole, named))
-        kept = {*names[-max(keep, 1) :], *[name for name in names if _is_of_a_whole_epoch(name)][-1:]}
+        kept = {begun_from, *names[-max(keep, 1) :], *[name for name in names if _is_of_a_whole_epoch(name)][-1:]}
         for old in named:
             if old not in kept:
                 self._remove(f"{self.place}/{old}")
@@ -296,6 +307,7 @@ class _Upload:
     shelf: _Shelf
     scratch: str
     number: str
+    begun_from: str
     keep: int
     held: Callable[[], object]
 
@@ -303,7 +315,7 @@ class _Upload:
         """Do it."""
         try:
             with writing(self.shelf.place):
-                self.shelf.put(self.scratch, self.shelf.part(), self.number, self.keep)
+                self.shelf.put(self.scratch, self.shelf.part(), self.number, self.begun_from, self.keep)
         finally:
             shutil.rmtree(self.scratch, ignore_errors=True)
         self.held()
@@ -318,10 +330,10 @@ def _nothing() -> None:
     """Tell nobody: one who joins has to wait for the end of a pass."""
 
 
-def _write(state: Any, folder: str, epoch: int) -> None:
+def _write(state: Any, folder: str, epoch: int, generation: int) -> None:
     state.write(f"{folder}/{_STATE}")
     with open(f"{folder}/{_PLACE}", "w", encoding="utf-8") as file:
-        json.dump({"epoch": epoch}, file)
+        json.dump({"epoch": epoch, "generation": generation}, file)
 
 
 def _named(model: Any, objects: dict[str, Any]) -> dict[str, Any]:

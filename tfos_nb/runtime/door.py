@@ -214,16 +214,14 @@ class Door:
     def _listen(self, server: grpc.aio.Server) -> int:
         credentials = grpc.ssl_server_credentials([(self._identity.key, self._identity.certificate)])
         for port in self._ports:
-            try:
-                bound = int(server.add_secure_port(f"{_bracketed(self._bind)}:{port}", credentials))
-            except RuntimeError:
-                continue
-            if bound:
-                return bound
-        ports = f"{self._ports[0]}-{self._ports[-1]}" if len(self._ports) > 1 else str(self._ports[0] or "any")
+            with contextlib.suppress(RuntimeError):
+                if bound := server.add_secure_port(f"{_bracketed(self._bind)}:{port}", credentials):
+                    return int(bound)
+        given = f"{self._ports[0]}-{self._ports[-1]}" if len(self._ports) > 1 else str(self._ports[0] or "")
+        why = (f"port {given}: taken, " if given else "any port: ") + "no name that is known, or not this machine's"
         raise TfosError(
-            f"the driver could not listen on {self._bind}, port {ports}: taken, no name that is known, or not this "
-            "machine's. Set TFOS_SERVER_HOST and TFOS_SERVER_PORT (one port, or a range such as 40000-40100)"
+            f"the driver could not listen on {self._bind}, {why}. "
+            "Set TFOS_SERVER_HOST and TFOS_SERVER_PORT (one port, or a range such as 40000-40100)"
         )
 
     async def _tick(self) -> None:

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from urllib.parse import unquote
 
-__all__ = ["Strangers", "descriptors_left", "raise_descriptors", "server_options"]
+__all__ = ["Strangers", "descriptors_left", "make_room", "raise_descriptors", "server_options"]
 
 _HANDSHAKE_SECONDS = 20  # thousands of nodes that come at once wait for each other's; gRPC's own limit is 120
 _IDLE_SECONDS = 60
@@ -54,6 +54,20 @@ def descriptors_left() -> int:
 def _most_descriptors() -> int:
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 20 if most == resource.RLIM_INFINITY else most
+
+
+def make_room(connections: int) -> int:
+    """Let this process have enough descriptors for so many connections, as far as it may; return how many it may take.
+
+    It may have as many as its hard limit says. No more are taken than are needed: a process of the user's, such as the
+    kernel, hands its limit on to programs that walk through all descriptors.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    missing = 2 * (connections - descriptors_left())  # one is kept for each that is taken
+    if missing > 0:
+        most = soft + missing if hard == resource.RLIM_INFINITY else min(soft + missing, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return descriptors_left()
 
 
 def raise_descriptors() -> None:

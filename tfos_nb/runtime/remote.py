@@ -21,12 +21,14 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from tfos_nb.brief import without_password
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.paths import hadoop_conf_dirs, is_forbidden, is_local
 
 __all__ = [
     "Draft",
     "Unreachable",
+    "check_places",
     "file_system",
     "put_whole",
     "refuse_unknown",
@@ -242,8 +244,57 @@ def writing(place: str) -> Iterator[None]:
     except OSError as error:
         if not is_forbidden(error):
             raise
-        here = f"{place} cannot be written on {socket.gethostname()}"
-        raise TfosError(f"{here}: {error}. Give a model_dir that this host may write") from error
+        raise _unwritable(place, error) from error
+
+
+def check_places(model_dir: str, log_dir: str, *, writes: bool) -> None:
+    """Look at the places that a program was given before it begins, and not when all is trained.
+
+    Parameters
+    ----------
+    model_dir, log_dir : str
+        Empty if there is none.
+    writes : bool
+        Whether this host is to write to the former.
+
+    Raises
+    ------
+    TfosError
+        If one cannot be opened on this host, or not be written: the message says why.
+    """
+    for place in (model_dir, log_dir):
+        if not tensorflow_opens(place):
+            file_system(place)
+    if model_dir and writes and (scheme_of(model_dir) in ("", "file") or not tensorflow_opens(model_dir)):
+        _try_to_write(model_dir)
+
+
+def _try_to_write(place: str) -> None:
+    """Write a file that is gone at once. On this host no directory is made for it: a program may not save anything."""
+    system, path = file_system(place)
+    try:
+        if is_local(system):
+            with tempfile.TemporaryFile(dir=_nearest(path)):
+                return
+        probe = f"{path.rstrip('/')}/.part-{uuid.uuid4().hex}"
+        system.makedirs(path, exist_ok=True)
+        system.pipe_file(probe, b"")
+        system.rm_file(probe)
+    except (OSError, RuntimeError) as error:  # the latter of hdfs-native
+        raise _unwritable(without_password(place), error) from error
+
+
+def _nearest(path: str) -> str:
+    """Return the directory that is there: this one, or the one in which it would be made."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _unwritable(place: str, error: Exception) -> TfosError:
+    return TfosError(
+        f"{place} cannot be written on {socket.gethostname()}: {error}. Give a model_dir that this host may write"
+    )
 
 
 class Draft:

@@ -60,7 +60,7 @@ from tfos_nb.runtime.peers import Peers
 from tfos_nb.runtime.plan import Node, Role
 from tfos_nb.runtime.process import Channel, answers, die_with_parent
 from tfos_nb.runtime.queues import DEFAULT_QUEUE, FeedQueues
-from tfos_nb.runtime.remote import file_system, tensorflow_opens
+from tfos_nb.runtime.remote import check_places
 from tfos_nb.runtime.reports import Reporter
 from tfos_nb.runtime.tensorboard import make_log_dir
 
@@ -206,9 +206,8 @@ class TensorFlowProcess:
             chief_trains=bool(self._job.settings.get("chief_trains")),
         )
         is_given = bool(self._job.settings.get("place_given"))
-        for place in (ctx.model_dir if is_given else "", str(self._job.settings.get("log_dir", ""))):
-            if not tensorflow_opens(place):
-                file_system(place)  # what cannot be opened is told now, and not when all is trained
+        log_dir = str(self._job.settings.get("log_dir", ""))
+        check_places(ctx.model_dir if is_given else "", log_dir, writes=ctx.is_chief)
         if is_given and _hosts_of(spec) > 1:
             ctx.look_at_place()
         if ctx.log_dir and ctx.is_chief:

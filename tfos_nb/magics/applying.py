@@ -1,0 +1,27 @@
+"""What ``%tfos_inference`` calls: a model is applied as :func:`tfos_nb.predict` does, and errors name its options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+
+from tfos_nb.inference import Asked, check_frame, score
+from tfos_nb.library import find
+from tfos_nb.matching import LINE
+from tfos_nb.session import usable_session
+
+__all__ = ["predict"]
+
+
+def predict(df: DataFrame, model: str, *, inputs: Sequence[str] | None, output: str, batch_size: int) -> DataFrame:
+    """Apply a model to the rows of a DataFrame.
+
+    Raises
+    ------
+    PlanError
+        As :func:`tfos_nb.predict` does, in the words of the magic's line.
+    """
+    check_frame(df)
+    asked = Asked(inputs, output, batch_size, words=LINE)
+    return score(df, find(model, usable_session(df.sparkSession)), asked)
