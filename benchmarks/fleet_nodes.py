@@ -111,7 +111,8 @@ class Fleet:
             self._changed.wait_for(reached, timeout)
             found = [_find(said, what) for said in asked]
             if not all(found):
-                raise TimeoutError(f"{found.count(None)} of {len(found)} processes have not {what} in {timeout:g} s")
+                why = "one has ended" if any(_find(said, "gone") for said in asked) else f"after {timeout:g} s"
+                raise TimeoutError(f"{found.count(None)} of {len(found)} processes have not {what}: {why}")
             for said, one in zip(asked, found, strict=True):
                 said.remove(one or {})
             return [one for one in found if one is not None]
