@@ -75,9 +75,12 @@ def main(url: str, where: str) -> None:
         stage.write().overwrite().save(str(folder / "stage"))
     found["loaded"] = told(TFModel.load(str(folder / "stage")).transform(rows))
 
-    register_udf(spark, "doubled", model)
-    rows.createOrReplaceTempView("rows")
-    found["sql"] = told(spark.sql("SELECT doubled(x) AS prediction FROM rows LIMIT 3"))
+    try:
+        register_udf(spark, "doubled", model)
+        rows.createOrReplaceTempView("rows")
+        found["sql"] = told(spark.sql("SELECT doubled(x) AS prediction FROM rows LIMIT 3"))
+    except PlanError as error:
+        found["sql"] = str(error)
 
     compiled = doubled()
     compiled.compile("sgd", "mse")
