@@ -359,10 +359,8 @@ def test_a_slow_consumer_that_computes_never_times_out(spark: SparkSession, capl
 def test_a_place_that_may_not_be_written_is_named_before_an_epoch_is_trained(spark: SparkSession) -> None:
     place = "/sys/models"  # where root may not either
     with pytest.raises(errors.NodeFailed, match=r"/sys/models.* cannot be written on .*Give a model_dir") as caught:
-        with launch(resuming, workers=1, spark=spark, restarts=1, model_dir=place) as cluster:
-            cluster.train(spark.range(100))
+        launch(resuming, workers=1, spark=spark, restarts=1, model_dir=place)  # which no row can be fed to yet
     assert caught.value.node == "worker:0"
-    assert cluster.snapshot().nodes[0].rows == 0
 
 
 def test_a_cluster_that_spark_does_not_take_leaves_no_directory(

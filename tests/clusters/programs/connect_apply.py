@@ -44,7 +44,7 @@ def idle(args: Any, ctx: Any) -> None:
 
 def told(frame: DataFrame, column: str = "prediction") -> list[float]:
     """Return a column's first values."""
-    return [round(float(row[column]), 3) for row in frame.limit(3).collect()]
+    return [round(float(row[column]), 3) for row in frame.orderBy(column).limit(3).collect()]
 
 
 def in_cells(rows: DataFrame, folder: Path) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def main(url: str, where: str) -> None:
     try:
         register_udf(spark, "doubled", model)
         rows.createOrReplaceTempView("rows")
-        found["sql"] = told(spark.sql("SELECT doubled(x) AS prediction FROM rows LIMIT 3"))
+        found["sql"] = told(spark.sql("SELECT doubled(x) AS prediction FROM rows"))
     except PlanError as error:
         found["sql"] = str(error)
 
