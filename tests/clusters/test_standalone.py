@@ -109,6 +109,7 @@ def test_a_notebook_is_submitted_and_its_kernel_gets_that_spark(
     assert text[-1].strip() == "{'worker:0': 2, 'worker:1': 2}"
 
 
+@pytest.mark.slow  # the same commands as the two before it, without what makes them quick
 def test_the_readmes_script_and_notebook_run_as_they_are(
     cluster: Standalone, settings: dict[str, str], spark_home: Path, tmp_path: Path
 ) -> None:
