@@ -21,7 +21,7 @@ from tfos_nb.runtime import wire
 from tfos_nb.runtime.coordinator import LocalFeed, Wanted
 from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema
 from tfos_nb.runtime.lifecycle import Moved
-from tfos_nb.runtime.peers import Peers, _is_there, each_alone
+from tfos_nb.runtime.peers import Peers, _is_there, each_alone, unread
 from tfos_nb.runtime.steps import _Flight, _result_of
 from tfos_nb.runtime.supply import Supply
 
@@ -188,6 +188,74 @@ def test_a_process_ends_whose_tensorflow_waits_for_a_worker_that_is_gone(answer:
     assert (b"a new generation begins" in ended.stderr) == (code != 0)
 
 
+# as it was seen of a worker that lived, while another one was replaced
+UNREAD = """2 root error(s) found.
+  (0) INTERNAL: {{function_node __wrapped__Identity_device_/job:chief/replica:0/task:0/device:CPU:0}} Unable to parse \
+request
+Additional GRPC error information from remote target /job:worker/replica:0/task:0/device:CPU:0 while calling \
+/tensorflow.eager.EagerService/RunComponentFunction:
+:UNKNOWN:Error received from peer  {grpc_status:13, grpc_message:"Unable to parse request"}
+  (1) CANCELLED: {{function_node __wrapped__Identity_device_/job:chief/replica:0/task:0/device:CPU:0}} \
+RecvFromRemoteAsync is cancelled."""
+
+COORDINATING = """
+import json, os, socket, sys
+import tensorflow as tf
+from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
+from tests.runtime.test_peers import UNREAD
+from tfos_nb.runtime.peers import Peers
+
+def free():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+spec = {"chief": [free()], "worker": [free()], "ps": [free()]}
+servers = [tf.distribute.Server(spec, job, 0) for job in ("worker", "ps")]
+os.environ["TF_CONFIG"] = json.dumps({"cluster": spec, "task": {"type": "chief", "index": 0}})
+strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+assert Peers().followed_by(coordinator)
+
+copy, left = RemoteValueImpl._copy_to_local, [int(sys.argv[1])]
+def copy_later(self):
+    if left[0]:
+        left[0] -= 1
+        raise tf.errors.InternalError(None, None, UNREAD)
+    return copy(self)
+RemoteValueImpl._copy_to_local = copy_later
+
+rows = iter(coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.range(100)))
+coordinator.join()
+again, put_back = [], coordinator._cluster.closure_queue.put_back
+coordinator._cluster.closure_queue.put_back = lambda closure: (again.append(closure), put_back(closure))
+value = coordinator.schedule(tf.function(lambda it: next(it)), args=(rows,))
+try:
+    coordinator.join()
+    print("got", value._values.numpy(), "after", len(again))
+except tf.errors.InternalError:
+    print("given up after", len(again))
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(("times", "outcome"), [(3, "got 3 after 3"), (4, "given up after 3")])
+def test_a_worker_that_cannot_read_a_request_is_asked_again_and_keeps_its_place_in_its_rows(
+    times: int, outcome: str
+) -> None:
+    run = [sys.executable, "-c", COORDINATING, str(times)]
+    ended = subprocess.run(run, capture_output=True, check=False, timeout=120, text=True)
+    assert ended.stdout.strip() == outcome, ended.stderr
+
+
+def test_only_a_workers_answer_that_it_could_not_read_a_request_is_one() -> None:
+    import tensorflow as tf
+
+    assert unread(tf.errors.InternalError(None, None, UNREAD))
+    assert not unread(tf.errors.UnavailableError(None, None, UNREAD))
+    assert not unread(tf.errors.InternalError(None, None, UNREAD.replace("/job:worker", "/job:ps")))
+    assert not unread(tf.errors.InternalError(None, None, "Unable to parse request"))
+
+
 class Moving:
     """A step whose worker goes before its result is copied: another one does it."""
 
@@ -204,10 +272,19 @@ def test_a_result_that_went_with_its_worker_is_fetched_from_the_one_that_does_th
     import tensorflow as tf
 
     gone = tf.errors.UnavailableError(None, None, "Connection reset: /job:worker/replica:0/task:1")
+    unknown = "Unable to find the relevant tensor remote_handle: remote target /job:worker/replica:0/task:1"
+    replaced = tf.errors.InvalidArgumentError(None, None, unknown)
     over = threading.Event()
-    assert _result_of(Moving(gone, gone), over) == "done"
-    with pytest.raises(tf.errors.UnavailableError):
-        _result_of(Moving(tf.errors.UnavailableError(None, None, "remote target /job:ps/task:0")), over)
+    assert _result_of(Moving(gone, replaced, tf.errors.InternalError(None, None, UNREAD)), over) == "done"
+    with pytest.raises(tf.errors.InternalError):
+        _result_of(Moving(*[tf.errors.InternalError(None, None, UNREAD)] * 4), over)
+    for own in (
+        tf.errors.UnavailableError(None, None, "remote target /job:ps/task:0"),
+        tf.errors.InvalidArgumentError(None, None, "a mistake: remote target /job:worker/replica:0/task:1"),
+        tf.errors.InternalError(None, None, "a mistake: remote target /job:worker/replica:0/task:1"),
+    ):
+        with pytest.raises(type(own)):
+            _result_of(Moving(own), over)
     over.set()
     with pytest.raises(tf.errors.UnavailableError):
         _result_of(Moving(gone), over)

@@ -11,6 +11,9 @@ all of them then.
 A worker that stands still, or whose host has fallen silent, must not keep the coordinator from the others
 (:func:`each_alone`).
 
+While one worker is replaced another may answer that it cannot read what it was asked (:func:`unread`). It lives, and is
+asked again; TensorFlow by itself would give up the whole cluster.
+
 The threads and the definition are private to TensorFlow (``WorkerPreemptionHandler`` and ``Worker``, the same in 2.16
 to 2.21). Where they are otherwise, a lost worker means a new generation, as a lost chief does.
 """
@@ -23,6 +26,7 @@ import logging
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,10 +35,11 @@ from tfos_nb.runtime.lifecycle import Moved
 from tfos_nb.runtime.plan import Node, Role
 from tfos_nb.runtime.process import greets
 
-__all__ = ["Peers", "each_alone"]
+__all__ = ["ASKED_AGAIN", "Peers", "each_alone", "unread"]
 
 logger = logging.getLogger(__name__)
 
+ASKED_AGAIN = 3  # times in a row that a worker is asked what it cannot read; then it is not the connection's fault
 _LOOKED_FOR_EVERY = 2.0  # seconds
 _STANDS_STILL = 30.0  # seconds after which an answer that takes less than one does not come any more
 
@@ -59,9 +64,11 @@ class Peers:
         from tensorflow.python.eager import context
 
         try:
-            definition = coordinator._cluster.failure_handler._server_def
+            handler = coordinator._cluster.failure_handler
+            definition = handler._server_def
             current = context.context()
             current.update_server_def = _Update(self, _workers_of(definition.cluster.job), current.update_server_def)
+            handler.wait_on_failure = _AskedAgain(handler.wait_on_failure)
             self._coordinator, self._definition = coordinator, definition
         except (AttributeError, StopIteration) as error:
             logger.warning(
@@ -202,3 +209,43 @@ class _Update:
         self.peers.find(self.workers)
         with self.peers.watched():
             return self.original(*args, **kwargs)
+
+
+def unread(error: Exception) -> bool:
+    """Whether a worker that lives says that it could not read a request.
+
+    So gRPC's server answers a call whose message it cannot make out: INTERNAL, which TensorFlow takes for a mistake of
+    the program's.
+    """
+    import tensorflow as tf
+
+    said = str(error)
+    about = "Unable to parse request" in said and "remote target /job:worker" in said
+    return isinstance(error, tf.errors.InternalError) and about and "remote target /job:ps" not in said
+
+
+class _AskedAgain:
+    """TensorFlow's ``wait_on_failure``, which has a worker do again what it could not read.
+
+    Nothing of the worker's is made anew, as it would be after a loss: it has its rows still.
+    """
+
+    def __init__(self, original: Callable[..., Any]) -> None:
+        self._original = original
+        self._in_a_row: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def __call__(
+        self, *args: Any, worker_device_name: str, on_transient_failure_fn: Any = None, **kwargs: Any
+    ) -> Iterator[None]:
+        again = on_transient_failure_fn
+        try:
+            with self._original(*args, worker_device_name=worker_device_name, on_transient_failure_fn=again, **kwargs):
+                yield
+                self._in_a_row[worker_device_name] = 0
+        except Exception as error:
+            if again is None or not unread(error) or self._in_a_row[worker_device_name] >= ASKED_AGAIN:
+                raise
+            self._in_a_row[worker_device_name] += 1
+            logger.warning("%s could not read what it was asked, and is asked again: %s", worker_device_name, error)
+            again()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime.coordinator import cut, idle, take_step
+from tfos_nb.runtime.peers import ASKED_AGAIN, unread
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -224,12 +225,25 @@ def _result_of(step: Any, over: threading.Event) -> Any:
     """
     import tensorflow as tf
 
+    asked_again = 0
     while True:
         try:
             return step.fetch()
-        except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
-            if "/job:worker" not in str(error) or "/job:ps" in str(error) or over.wait(_ELSEWHERE):
+        except tf.errors.OpError as error:
+            asked_again += unread(error)
+            done_again = _went_with_its_worker(error) or unread(error)
+            if not done_again or asked_again > ASKED_AGAIN or over.wait(_ELSEWHERE):
                 raise
+
+
+def _went_with_its_worker(error: Any) -> bool:
+    """Whether a result was where nobody is any more, or somebody else is, who does not know of it."""
+    import tensorflow as tf
+
+    said = str(error)
+    gone = isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError)
+    replaced = isinstance(error, tf.errors.InvalidArgumentError) and "Unable to find the relevant tensor" in said
+    return (gone or replaced) and "/job:worker" in said and "/job:ps" not in said
 
 
 def _element_spec(function: Callable[..., Any]) -> Any:
