@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -27,10 +28,10 @@ from tfos_nb.runtime import ledger, wire
 from tfos_nb.runtime.door import Link
 from tfos_nb.runtime.lifecycle import FeedPlace, MainReturned, MainStarted, NodeUp, Reservation, Start
 from tfos_nb.runtime.plan import ClusterPlan, Node
-from tfos_nb.runtime.reports import FeedStatus, Heartbeat, History, LogLines, StepReport
+from tfos_nb.runtime.reports import FeedStatus, Heartbeat, History, LogLines, StepReport, silent_after, tick_among
 from tfos_nb.runtime.segments import Segments
-from tfos_nb.runtime.supervisor import tick_among
-from tfos_nb.state import NodeStatus
+from tfos_nb.state import NodeState, NodeStatus
+from tfos_nb.widgets.trouble import trouble_first
 
 NODES, SECONDS = 100, 30.0
 SCHEMA = pa.schema([("x", pa.float32())]).serialize().to_pybytes()
@@ -253,12 +254,25 @@ def test_a_segment_goes_where_looking_at_every_node_would_send_it(nodes: int, st
 
 
 def test_nodes_of_a_large_cluster_speak_once_a_second_and_those_of_a_small_one_twice() -> None:
-    assert [tick_among(nodes) for nodes in (1, 499, 500, 3000)] == [0.5, 0.5, 1.0, 1.0]
+    assert [tick_among(nodes) for nodes in (1, 499, 500, 1500)] == [0.5, 0.5, 1.0, 1.0]
 
 
 def test_more_nodes_than_a_driver_can_hear_speak_less_often_and_in_time_not_to_be_held_for_lost() -> None:
-    assert [tick_among(nodes) for nodes in (6000, 9000)] == [2.0, 3.0]
+    assert [tick_among(nodes) for nodes in (3000, 4500)] == [2.0, 3.0]
     assert [tick_among(100_000, timeout) for timeout in (2.0, 15.0, 60.0)] == [1.0, 3.75, 15.0]
+
+
+@pytest.mark.parametrize("nodes", [1, 1500, 3000, 5000, 20_000, 100_000])
+def test_no_node_is_called_silent_for_speaking_as_often_as_it_should(nodes: int) -> None:
+    assert all(silent_after(nodes) >= 2 * tick_among(nodes, timeout) for timeout in (2.0, 15.0, 60.0, 600.0))
+
+
+def test_a_node_among_thousands_is_silent_when_it_has_missed_a_heartbeat() -> None:
+    nodes = [NodeState(f"worker:{number}", NodeStatus.TRAINING, heartbeat_age=5.5) for number in range(5000)]
+    nodes[7] = replace(nodes[7], heartbeat_age=8.0)
+    found = trouble_first(tuple(nodes))
+    assert [(node.node, wrong) for node, wrong in found if wrong] == [("worker:7", "silent")]
+    assert trouble_first(tuple(nodes[:2]))[0][1] == "silent"
 
 
 # --- memory ---------------------------------------------------------------------------------------

@@ -214,8 +214,8 @@ class _Update:
 def unread(error: Exception) -> bool:
     """Whether a worker that lives says that it could not read a request.
 
-    So gRPC's server answers a call whose message it cannot make out: INTERNAL, which TensorFlow takes for a mistake of
-    the program's.
+    So gRPC's server answers a call that ends without a message, or with one that it cannot make out: INTERNAL, which
+    TensorFlow takes for a mistake of the program's.
     """
     import tensorflow as tf
 

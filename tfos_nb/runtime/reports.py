@@ -3,7 +3,7 @@
 A report may be lost; training may not. The TF process sends a datagram and never waits: if the supervisor is behind,
 the report is dropped and counted; of steps that follow each other faster than anybody looks, only the newest is made
 into numbers and sent. The supervisor keeps the newest of each kind and sends a heartbeat with them at most twice a
-second. The driver keeps a bounded :class:`History`.
+second, and less often where there are many nodes (:func:`tick_among`). The driver keeps a bounded :class:`History`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,20 @@ __all__ = [
     "ReportBox",
     "Reporter",
     "StepReport",
+    "silent_after",
+    "tick_among",
 ]
 
 logger = logging.getLogger(__name__)
 
 FIT, EVALUATE, OVER = "fit", "evaluate", "over"
 """The phases of a report that Keras makes: what it does, or that it has returned."""
+
+_TICK = 0.5  # at most two messages a second with lines, and two with figures;
+_MANY, _TICK_OF_MANY = 500, 1.0  # of so many nodes one: they all come to one driver,
+_DRIVER_TAKES = 1500  # and so many heartbeats a second leave it half of a core for the rest (docs/scaling.md)
+_BEATS_IN_TIMEOUT = 4
+_SILENT_AFTER = 5.0
 
 _STEPS_KEPT, _STEPS_KEPT_OF_ALL, _STEPS_AT_LEAST = 10_000, 500_000, 100
 _BETWEEN_STEPS = 0.1  # seconds; what comes sooner waits for the next, or for the flush
@@ -353,3 +361,32 @@ class History(Mapping[str, list[float]]):
 
     def __repr__(self) -> str:
         return f"<History {len(self._epochs)} epochs: {', '.join(self._names()) or 'nothing reported'}>"
+
+
+def tick_among(nodes: int, heartbeat_timeout: float = 15.0) -> float:
+    """Return how many seconds a node of so many lets pass between two messages of a kind.
+
+    A driver has to feed and to stop them, too: where it would do nothing but listen, each speaks less often; often
+    enough, all the same, not to be held for lost.
+
+    Examples
+    --------
+    >>> tick_among(2), tick_among(1000), tick_among(3000)
+    (0.5, 1.0, 2.0)
+    >>> tick_among(60_000)
+    3.75
+    """
+    if nodes < _MANY:
+        return _TICK
+    return max(_TICK_OF_MANY, min(nodes / _DRIVER_TAKES, heartbeat_timeout / _BEATS_IN_TIMEOUT))
+
+
+def silent_after(nodes: int) -> float:
+    """Return for how many seconds a node of so many may say nothing before that is worth a word.
+
+    Examples
+    --------
+    >>> silent_after(2), silent_after(6000)
+    (5.0, 8.0)
+    """
+    return max(_SILENT_AFTER, 2 * nodes / _DRIVER_TAKES)

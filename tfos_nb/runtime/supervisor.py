@@ -51,15 +51,11 @@ from tfos_nb.runtime.lifecycle import (
 from tfos_nb.runtime.nodeprocess import Exited, Heard, NodeProcess, environment_of
 from tfos_nb.runtime.positions import PositionHeld
 from tfos_nb.runtime.process import address_towards, private_directory, read_frame
-from tfos_nb.runtime.reports import Heartbeat, LogLines
+from tfos_nb.runtime.reports import Heartbeat, LogLines, tick_among
 from tfos_nb.runtime.tensorboard import TensorBoard
 from tfos_nb.runtime.tunnel import OpenTunnel, TunnelEnd
 from tfos_nb.runtime.warm import WarmProcess, can_fork
 
-_TICK = 0.5  # at most two messages a second with lines, and two with figures;
-_MANY, _TICK_OF_MANY = 500, 1.0  # of so many nodes one: they all come to one driver,
-_DRIVER_TAKES = 3000  # and these are the heartbeats a second that one was seen to keep up with (docs/scaling.md)
-_BEATS_IN_TIMEOUT = 4
 _HEARTBEAT_EVERY = 1.0
 _AFTER_FAREWELL = 3.0
 _AFTER_SAVING = 3.0
@@ -120,7 +116,7 @@ class Supervisor:
         self._board: TensorBoard | None = None
         self._beat_at = self._measured_at = -math.inf
         self._look_due = self._lines_due = 0.0
-        self._tick_every = _TICK
+        self._tick_every = tick_among(1)
 
     def run(self) -> None:
         """Run the node to its end."""
@@ -338,24 +334,6 @@ class Supervisor:
                 self._events.put(_Said(message))
         finally:
             self._events.put(_DriverGone())
-
-
-def tick_among(nodes: int, heartbeat_timeout: float = 15.0) -> float:
-    """Return how many seconds a node of so many lets pass between two messages of a kind.
-
-    Where there are more nodes than a driver can hear once a second, each speaks less often; often enough, all the
-    same, not to be held for lost.
-
-    Examples
-    --------
-    >>> tick_among(2), tick_among(1000), tick_among(6000)
-    (0.5, 1.0, 2.0)
-    >>> tick_among(60_000)
-    3.75
-    """
-    if nodes < _MANY:
-        return _TICK
-    return max(_TICK_OF_MANY, min(nodes / _DRIVER_TAKES, heartbeat_timeout / _BEATS_IN_TIMEOUT))
 
 
 def _why_not() -> str | None:

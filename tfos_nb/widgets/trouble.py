@@ -7,12 +7,10 @@ import statistics
 from typing import NamedTuple
 
 from tfos_nb.errors import SPARK_ENDED
+from tfos_nb.runtime.reports import silent_after
 from tfos_nb.state import ClusterState, ClusterStatus, NodeState, NodeStatus
 
-__all__ = ["STALE_AFTER", "OwnLine", "aside", "headline", "own_line", "trouble_first"]
-
-STALE_AFTER = 5.0
-"""Seconds without a heartbeat after which the panel says so; a node beats once a second."""
+__all__ = ["OwnLine", "aside", "headline", "own_line", "trouble_first"]
 
 SLOW_BELOW = 0.6
 """A node is called slow if it takes less than this share of its peers' median rows per second..."""
@@ -27,8 +25,8 @@ _NOT_THE_USERS = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen 
 
 def trouble_first(nodes: tuple[NodeState, ...]) -> list[tuple[NodeState, str]]:
     """Order nodes so that the one to look at comes first, each with ``"silent"``, ``"slow"``, or nothing wrong."""
-    medians = _medians(nodes)
-    judged = [(node, _trouble(node, medians.get(_role(node)))) for node in nodes]
+    medians, silent = _medians(nodes), silent_after(len(nodes))
+    judged = [(node, _trouble(node, medians.get(_role(node)), silent)) for node in nodes]
 
     def urgency(pair: tuple[NodeState, str]) -> tuple[int, int, int]:
         node, wrong = pair
@@ -38,10 +36,10 @@ def trouble_first(nodes: tuple[NodeState, ...]) -> list[tuple[NodeState, str]]:
     return sorted(judged, key=urgency)
 
 
-def _trouble(node: NodeState, median: float | None) -> str:
+def _trouble(node: NodeState, median: float | None, silent: float) -> str:
     if node.status.ended:
         return ""
-    if node.heartbeat_age is not None and node.heartbeat_age > STALE_AFTER:
+    if node.heartbeat_age is not None and node.heartbeat_age > silent:
         return "silent"
     rate = node.rows_per_second
     return "slow" if rate is not None and median is not None and rate < SLOW_BELOW * median else ""
