@@ -238,14 +238,14 @@ class _AskedAgain:
     def __call__(
         self, *args: Any, worker_device_name: str, on_transient_failure_fn: Any = None, **kwargs: Any
     ) -> Iterator[None]:
-        again = on_transient_failure_fn
-        try:
-            with self._original(*args, worker_device_name=worker_device_name, on_transient_failure_fn=again, **kwargs):
+        again, where = on_transient_failure_fn, worker_device_name
+        with self._original(*args, worker_device_name=where, on_transient_failure_fn=again, **kwargs):
+            try:
                 yield
-                self._in_a_row[worker_device_name] = 0
-        except Exception as error:
-            if again is None or not unread(error) or self._in_a_row[worker_device_name] >= ASKED_AGAIN:
-                raise
-            self._in_a_row[worker_device_name] += 1
-            logger.warning("%s could not read what it was asked, and is asked again: %s", worker_device_name, error)
-            again()
+                self._in_a_row[where] = 0
+            except Exception as error:
+                if again is None or not unread(error) or self._in_a_row[where] >= ASKED_AGAIN:
+                    raise
+                self._in_a_row[where] += 1
+                logger.warning("%s could not read what it was asked, and is asked again: %s", where, error)
+                again()
