@@ -27,13 +27,13 @@ from benchmarks.fleet_nodes import Fleet
 from benchmarks.panel import count_messages
 from tfos_nb.cluster_view import ClusterView
 from tfos_nb.fate import Fate
-from tfos_nb.launching import Settings
 from tfos_nb.life import Life
 from tfos_nb.roster import Roster
 from tfos_nb.runtime.door import Door, Link
 from tfos_nb.runtime.lifecycle import Stop
 from tfos_nb.runtime.plan import ClusterPlan
 from tfos_nb.runtime.reports import Heartbeat
+from tfos_nb.settings import Settings
 
 __all__ = ["Driver", "main"]
 

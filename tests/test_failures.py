@@ -15,15 +15,17 @@ from typing import Any
 import psutil
 import pytest
 from py4j.protocol import Py4JJavaError
+from pyspark.ml.linalg import Matrices
 from pyspark.sql import SparkSession
 
 from tests.conftest import RunScript
 from tests.waiting import until
 from tfos_nb import Cluster, errors, launch
-from tfos_nb.launching import Settings, error_of_job
+from tfos_nb.launching import error_of_job
 from tfos_nb.nodejobs import NodeJobs
 from tfos_nb.runtime.process import private_directory
 from tfos_nb.session import slots_busy
+from tfos_nb.settings import Settings
 
 
 def tf_processes() -> list[psutil.Process]:
@@ -287,6 +289,18 @@ def test_a_second_cluster_is_refused_for_the_slots_of_one_that_has_only_been_ask
         ({"spill_bytes": -1}, "spill_bytes=-1"),
         ({"autolog": "no"}, "autolog='no': it is True or False"),
         ({"tensorboard": 1}, "tensorboard=1: it is True or False"),
+        ({"name": ".."}, r"name='\.\.': letters or digits"),
+        ({"name": " "}, "name=' ': letters or digits"),
+        ({"env": {"A=B": "1"}}, "env: 'A=B' cannot be given to a process"),
+        ({"env": {"": "1"}}, "env: '' cannot be given to a process"),
+        ({"env": {"A": "1\0"}}, "env: 'A' cannot be given to a process"),
+        ({"heartbeat_timeout": 0.2}, "heartbeat_timeout=0.2: a node that is well speaks once a second; give 3 or more"),
+        ({"heartbeat_timeout": 0}, "heartbeat_timeout=0: it is a number above 0"),
+        ({"grace": True}, "grace=True: it is a number of seconds"),
+        ({"buffer_bytes": 1.5}, "buffer_bytes=1.5: it is a whole number of bytes"),
+        ({"model_dir": __file__}, r"model_dir='.*test_failures.py' is a file: give a directory"),
+        ({"log_dir": __file__}, r"log_dir='.*test_failures.py' is a file: give a directory"),
+        ({"restarts": 1, "min_workers": 2}, "min_workers=2: the cluster has 1 worker at the most"),
     ],
 )
 def test_a_setting_that_cannot_be_is_named_before_anything_starts(
@@ -300,6 +314,56 @@ def test_directories_may_be_paths(tmp_path: Path) -> None:
     settings = Settings(model_dir=tmp_path / "models", log_dir=tmp_path / "logs")
     assert settings.model_dir_for("a") == str(tmp_path / "models")
     assert settings.log_dir_for("a") == str(tmp_path / "logs")
+
+
+def telling_place(args: Any, ctx: Any) -> str:
+    return str(ctx.model_dir)
+
+
+def test_clusters_of_one_name_that_run_at_once_have_directories_of_their_own(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "tfos_models"
+    options: dict[str, Any] = {"spark": spark, "name": "same", "input_mode": "tensorflow"}
+    with launch(telling_place, **options) as first, launch(telling_place, **options) as other:
+        found = [Path(first.model_dir), Path(other.model_dir)]
+        given = Settings(model_dir=found[0]).for_plan(first.plan)
+        assert Path(given.model_dir_for("same")) == found[0], "what is asked for is taken as it is"
+    assert found == [Path(first.result()), Path(other.result())] == [place / "same", place / "same-2"]
+    assert Path(Settings().for_plan(first.plan).model_dir_for("same")) == place / "same", "the first one has ended"
+
+
+def test_a_feed_is_told_what_it_cannot_be_told(spark: SparkSession) -> None:
+    frame = spark.range(4)
+    with launch(counting, workers=1, spark=spark) as cluster:
+        for wish, said in (
+            ({"feed_timeout": "3"}, "feed_timeout='3': it is a number of seconds"),
+            ({"feed_timeout": 0}, "feed_timeout=0: it is a number above 0"),
+            ({"spill": "no"}, "spill='no': it is True or False"),
+        ):
+            with pytest.raises(errors.PlanError, match=said):
+                cluster.train(frame, **wish)
+        for timeout in ("10", -1):
+            with pytest.raises(errors.PlanError, match="timeout=.*: it is a number of seconds"):
+                cluster.wait(timeout)
+        for data, said in (
+            (frame.withColumnRenamed("id", "a.b"), r"'a\.b' has a dot in its name.*withColumnRenamed\('a\.b', 'a_b'\)"),
+            (frame.selectExpr("id", "id + 1 AS id"), "two columns are called 'id'"),
+            (frame.selectExpr("id", "null AS n"), r"'n' is void, which has no tensor: it holds nothing; cast it"),
+            (
+                frame.selectExpr("now() - now() AS t"),
+                r"'t' is interval day to second, which has no tensor: make a number of it: subtract",
+            ),
+            (frame.selectExpr("INTERVAL '1' MONTH AS t"), r"'t' is interval month, which has no tensor: make a number"),
+            (
+                spark.createDataFrame([(Matrices.dense(1, 2, [1.0, 2.0]),)], ["m"]),
+                r"'m' is matrix, which has no tensor: it is a type of its own",
+            ),
+        ):
+            with pytest.raises(errors.PlanError, match=said):
+                cluster.train(data)
+        cluster.train(frame.withColumnRenamed("id", "label"))
 
 
 def test_a_function_that_cannot_travel_is_named_before_anything_starts(spark: SparkSession) -> None:

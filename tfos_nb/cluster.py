@@ -21,7 +21,7 @@ from tfos_nb.cluster_scale import Scaling
 from tfos_nb.deliveries import Deliveries
 from tfos_nb.errors import PlanError
 from tfos_nb.fate import Fate
-from tfos_nb.launching import NodeTasks, Settings, checked_env, open_door, survey
+from tfos_nb.launching import NodeTasks, open_door, survey
 from tfos_nb.life import Life
 from tfos_nb.nodejobs import NodeJobs
 from tfos_nb.roster import Roster
@@ -31,6 +31,7 @@ from tfos_nb.runtime.payload import pack
 from tfos_nb.runtime.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.process import private_directory
 from tfos_nb.session import SparkJobs, spark_session, usable_session
+from tfos_nb.settings import Settings, check_seconds, checked_env
 from tfos_nb.sidecar import EvaluatorDesk
 from tfos_nb.streaming import StreamTraining, is_stream, refuse_stream
 from tfos_nb.training import Training
@@ -94,7 +95,7 @@ def launch(
         Of the plan too.
     model_dir : str, optional
         Where ``ctx.save`` writes: a path that the chief's host can write, or a URL that fsspec knows. Default:
-        ``tfos_models/NAME`` under the driver's working directory.
+        ``tfos_models/NAME`` under the driver's working directory; ``NAME-2`` while another of the name runs there.
     tensorboard : bool, optional
         Whether TensorBoard runs on the chief's executor and can be seen in the notebook. Keras' ``fit`` then writes its
         epochs for it by itself, unless it was given a ``TensorBoard`` callback.
@@ -170,8 +171,7 @@ def launch(
         restarts=restarts,
         heartbeat_timeout=heartbeat_timeout,
         min_workers=min_workers,
-    )
-    settings.check(plan)
+    ).for_plan(plan)
     payload = pack(main, args, sources)
     session = spark_session(len(plan.spark_nodes) + 2) if spark is None else usable_session(spark)
     cluster = Cluster(plan, settings, payload, session)
@@ -209,7 +209,7 @@ class Cluster(Inferring, Scaling):
         self._jobs = SparkJobs(spark, f"tfos_nb-{self.id}")
         self._fate = Fate(plan.name, self._roster)
         self._life = Life(plan.name, self._roster, self._fate, self._jobs, settings)
-        self._log_dir = settings.log_dir_for(plan.name)
+        self._model_dir, self._log_dir = settings.model_dir_for(plan.name), settings.log_dir_for(plan.name)
         self._tunnel = ""
         self._deliveries = Deliveries(self._fate, self._roster)
 
@@ -338,7 +338,7 @@ class Cluster(Inferring, Scaling):
         NodeFailed
             The first failure of a node.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + check_seconds("timeout", timeout)
         lock = self._deliveries.lock
         begun = self._deliveries.await_announced(timeout)
         if not begun or not lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):

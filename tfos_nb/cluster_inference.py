@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from tfos_nb.cluster_view import ClusterView
 from tfos_nb.errors import PlanError
-from tfos_nb.launching import Settings
 from tfos_nb.runtime.door import DoorAddress
 from tfos_nb.runtime.inferring import InferTask
 from tfos_nb.runtime.plan import InputMode
+from tfos_nb.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from tfos_nb.cluster_view import ClusterView
 from tfos_nb.errors import PlanError
-from tfos_nb.launching import Settings, survey
+from tfos_nb.launching import survey
 from tfos_nb.nodejobs import NodeJobs
+from tfos_nb.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

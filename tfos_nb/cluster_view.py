@@ -28,6 +28,7 @@ class ClusterView:
     _roster: Roster
     _fate: Fate
     _life: Life
+    _model_dir: str
     _log_dir: str
     _tunnel: str
 
@@ -35,6 +36,11 @@ class ClusterView:
     def plan(self) -> ClusterPlan:
         """What was asked for, by :func:`tfos_nb.launch` or :meth:`Cluster.scale`."""
         return self._roster.plan
+
+    @property
+    def model_dir(self) -> str:
+        """Where ``ctx.save`` writes."""
+        return self._model_dir
 
     @property
     def state(self) -> ClusterStatus:

@@ -50,7 +50,13 @@ _NO_TENSOR = {
     "StructType": "select its fields",
     "MapType": "take what you need out of it",
     "VariantType": "take what you need out of it",
+    "TimeType": "make a number of it, such as F.hour({column})",
+    "DayTimeIntervalType": "make a number of it: subtract the times as numbers, F.col('t').cast('double')",
+    "YearMonthIntervalType": "make a number of it, such as F.months_between of the two dates",
+    "CalendarIntervalType": "make a number of it",
+    "NullType": "it holds nothing; cast it to what it should be, {column}.cast('double')",
 }
+_OWN_TYPE = "it is a type of its own; make a number or an array of it"
 
 
 def check_alike(data: Any, validation: Any) -> None:
@@ -97,13 +103,9 @@ def feedable(frame: Any) -> Any:
         from pyspark.ml.functions import vector_to_array
 
         frame = frame.withColumns({name: vector_to_array(frame[name]) for name in vectors})
-    if not frame.columns:
-        raise PlanError("the DataFrame has no columns")
+    _check_names(frame.columns)
     for column in frame.schema.fields:
-        kind = column.dataType
-        while type(kind).__name__ == "ArrayType":
-            kind = kind.elementType
-        advice = _NO_TENSOR.get(type(kind).__name__)
+        advice = _advice(column.dataType)
         if advice is not None:
             what = advice.format(column=f"df[{column.name!r}]")
             raise PlanError(
@@ -111,6 +113,31 @@ def feedable(frame: Any) -> Any:
                 f", or leave it out with df.drop({column.name!r})"
             )
     return frame
+
+
+def _check_names(columns: list[str]) -> None:
+    """Refuse names by which Spark's own ``mapInArrow`` does not find the columns again."""
+    if not columns:
+        raise PlanError("the DataFrame has no columns")
+    for name in columns:
+        if columns.count(name) > 1:
+            raise PlanError(f"two columns are called {name!r}: rename one, or leave it out")
+        if "." in name:
+            raise PlanError(
+                f"column {name!r} has a dot in its name, which Spark takes for a field of a struct: rename it, "
+                f"df.withColumnRenamed({name!r}, {name.replace('.', '_')!r})"
+            )
+
+
+def _advice(kind: Any) -> str | None:
+    """Say what to do with a type that has no tensor; None if it has one."""
+    from pyspark.sql.types import ArrayType, UserDefinedType
+
+    while isinstance(kind, ArrayType):
+        kind = kind.elementType
+    name = type(kind).__name__
+    own = isinstance(kind, UserDefinedType) and name != "VectorUDT"
+    return _NO_TENSOR.get(name, _OWN_TYPE if own else None)
 
 
 def unlike_schemas(first: bytes, other: bytes, common: bool = False) -> str:

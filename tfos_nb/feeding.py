@@ -388,6 +388,8 @@ def feed_job(data: Any, feed: Feed, door: DoorAddress) -> Callable[[], Any]:
     if isinstance(data, RDD):
         rdd_collect: Callable[[], Any] = data.mapPartitions(replace(task, rows=True)).collect
         return rdd_collect
+    kind = type(data).__name__
     raise PlanError(
-        f"a {type(data).__name__} cannot be fed: give a Spark DataFrame or an RDD, such as spark.createDataFrame(…)"
+        f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} cannot be fed: give a Spark DataFrame or an RDD, such as "
+        "spark.createDataFrame(…)"
     )

@@ -9,8 +9,7 @@ import os
 import re
 import resource
 import sys
-import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,6 @@ from tfos_nb.runtime.gpu_claims import GPU_COUNT_SCHEMA, GpuCount
 from tfos_nb.runtime.incoming import make_room
 from tfos_nb.runtime.node import NodeTask
 from tfos_nb.runtime.plan import ClusterPlan, InputMode
-from tfos_nb.runtime.remote import Unreachable, refuse_unknown
 from tfos_nb.runtime.strategies import PROTOCOL_SCHEMA, PROTOCOL_VARIABLE, ProtocolProbe
 from tfos_nb.session import (
     check_dynamic_allocation,
@@ -33,6 +31,7 @@ from tfos_nb.session import (
     resource_profile,
     slots_total,
 )
+from tfos_nb.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -41,124 +40,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Launching",
     "NodeTasks",
-    "Settings",
     "check_descriptors",
     "check_host_gpus",
-    "checked_env",
     "error_of_job",
     "open_door",
     "survey",
 ]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What :func:`tfos_nb.launch` takes beside the plan; it documents the fields. Times are in seconds."""
-
-    model_dir: str | os.PathLike[str] | None = None
-    tensorboard: bool = False
-    log_dir: str | os.PathLike[str] | None = None
-    autolog: bool = True
-    env: dict[str, str] = field(default_factory=dict)
-    rendezvous_timeout: float = 120.0
-    feed_timeout: float = 600.0
-    grace: float = 30.0
-    buffer_bytes: int = 256 << 20
-    spill_bytes: int = 1 << 50
-    queues: tuple[str, ...] = ("input",)
-    restarts: int = 0
-    heartbeat_timeout: float = 15.0
-    min_workers: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("rendezvous_timeout", "feed_timeout", "heartbeat_timeout", "buffer_bytes"):
-            if not isinstance(getattr(self, name), (int, float)) or not getattr(self, name) > 0:
-                raise PlanError(f"{name}={getattr(self, name)!r}: it is a number above 0")
-        for name in ("rendezvous_timeout", "feed_timeout", "heartbeat_timeout", "grace"):
-            seconds = getattr(self, name)
-            if not isinstance(seconds, (int, float)) or not 0 <= seconds <= threading.TIMEOUT_MAX:
-                raise PlanError(f"{name}={seconds!r}: it is a number of seconds, at most {threading.TIMEOUT_MAX:.0f}")
-        if type(self.spill_bytes) is not int or self.spill_bytes < 0:
-            raise PlanError(f"spill_bytes={self.spill_bytes!r}: it is a whole number of bytes; 0 keeps none")
-        if type(self.restarts) is not int or self.restarts < 0:
-            raise PlanError(f"restarts={self.restarts!r}: it is a whole number, 0 or more")
-        least = self.min_workers
-        if least is not None and (type(least) is not int or least < 1):
-            raise PlanError(f"min_workers={least!r}: it is a whole number, 1 or more")
-        if least is not None and not self.restarts:
-            raise PlanError("min_workers= needs restarts=: without them the first loss ends the cluster")
-        self._check_kinds()
-        self._check_names()
-
-    def _check_kinds(self) -> None:
-        for name in ("model_dir", "log_dir"):
-            if not isinstance(getattr(self, name), (str, os.PathLike, type(None))):
-                raise PlanError(f"{name}={getattr(self, name)!r}: it is a path, or a URL")
-            if str(getattr(self, name)).startswith("memory:"):
-                raise PlanError(
-                    f"{name}={getattr(self, name)!r}: each process has a memory: of its own, which goes with it; "
-                    "give a path, or a URL that the nodes share"
-                )
-            try:
-                refuse_unknown(os.fspath(getattr(self, name) or ""))
-            except Unreachable as error:
-                raise PlanError(f"{name}: {error}") from None
-        for name in ("tensorboard", "autolog"):
-            if not isinstance(getattr(self, name), bool):
-                raise PlanError(f"{name}={getattr(self, name)!r}: it is True or False")
-
-    def _check_names(self) -> None:
-        if not self.queues or any(type(name) is not str or name == "" for name in self.queues):
-            raise PlanError(f"queues={list(self.queues)!r}: they are names, such as queues=['input', 'valid']")
-        if self.restarts and len(self.queues) > 1:
-            raise PlanError("restarts= needs a single queue: a state knows how far it has come in one alone")
-        if any(not isinstance(part, str) for pair in self.env.items() for part in pair):
-            raise PlanError("env: names and values are text, as in env={'TF_USE_LEGACY_KERAS': '1'}")
-
-    def check(self, plan: ClusterPlan) -> None:
-        """Refuse what does not go with a plan."""
-        least = self.min_workers
-        if least is None:
-            return
-        if plan.ps or plan.evaluator:
-            raise PlanError(
-                "min_workers= is for workers that train together, without parameter servers or an evaluator"
-            )
-        if least > plan.workers:
-            raise PlanError(f"min_workers={least}: the cluster has {plan.workers} workers at the most")
-
-    def model_dir_for(self, name: str) -> str:
-        """Return where ``ctx.save`` writes; a relative path is meant from where the driver is, not the nodes."""
-        place = os.fspath(self.model_dir or os.path.join("tfos_models", name))
-        return place if "://" in place else os.path.abspath(place)
-
-    def log_dir_for(self, name: str) -> str:
-        """Return what TensorBoard shows; empty if there is to be none."""
-        if self.log_dir:
-            place = os.fspath(self.log_dir)
-            return place if "://" in place else os.path.abspath(place)
-        return f"{self.model_dir_for(name).rstrip('/')}/logs" if self.tensorboard else ""
-
-    def for_nodes(self, name: str) -> dict[str, object]:
-        """Return what the nodes need to know of them."""
-        return {
-            "model_dir": self.model_dir_for(name),
-            "place_given": self.model_dir is not None,
-            "log_dir": self.log_dir_for(name),
-            "autolog": self.autolog,
-            "buffer_bytes": self.buffer_bytes,
-            "spill_bytes": self.spill_bytes,
-            "queues": list(self.queues),
-            "restarts": self.restarts,
-            "heartbeat_timeout": self.heartbeat_timeout,
-        }
-
-
-def checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the variables that a user gives, if they are some."""
-    if not isinstance(env, (Mapping, type(None))):
-        raise PlanError(f"env={env!r}: it is a dictionary, as in env={{'TF_USE_LEGACY_KERAS': '1'}}")
-    return dict(env or {})
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 from tfos_nb.errors import ClusterClosed, TfosError
 from tfos_nb.fate import Fate
-from tfos_nb.launching import Settings
 from tfos_nb.roster import Roster
 from tfos_nb.runtime.door import Door, DoorAddress
 from tfos_nb.runtime.lifecycle import Farewell, Stop
 from tfos_nb.session import SparkJobs
+from tfos_nb.settings import Settings
 from tfos_nb.state import WITHOUT, ClusterStatus
 
 __all__ = ["Life"]

@@ -34,6 +34,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from tfos_nb.contexts import Context, context_of, is_connect
+from tfos_nb.contexts.named import check_server, named_spark
 from tfos_nb.errors import PlanError
 from tfos_nb.java import find_java
 from tfos_nb.monitor import PORT, listener
@@ -122,7 +123,8 @@ def spark_session(
     if conf is not None and not isinstance(conf, Mapping):
         raise PlanError(f"conf={conf!r}: it is a dictionary, as in conf={{'spark.executor.memory': '4g'}}")
     session = active_session()
-    if session is None and _is_submitted():
+    if session is None and named_spark():
+        check_server()
         session = SparkSession.builder.getOrCreate()
     return _with_format(session or _start_embedded(_embedded_conf(slots, app_name, conf or {})))
 
@@ -165,13 +167,6 @@ def _with_format(spark: SparkSession) -> SparkSession:
 
     register_quietly(spark)
     return spark
-
-
-def _is_submitted() -> bool:
-    """Whether spark-submit or its arguments have said already which Spark this is."""
-    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
-    remote = "SPARK_REMOTE" in os.environ or "SPARK_CONNECT_MODE_ENABLED" in os.environ
-    return remote or "PYSPARK_GATEWAY_PORT" in os.environ or "--master" in arguments
 
 
 def _embedded_conf(slots: int | None, app_name: str, conf: Mapping[str, str]) -> SparkConf:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tfos_nb.errors import FeedFailed, FeedTimeout, TfosError
+from tfos_nb.errors import FeedFailed, FeedTimeout, PlanError, TfosError
 from tfos_nb.fate import Fate
 from tfos_nb.feedable import check_alike
 from tfos_nb.feeding import Feed, FeedOf, check_feedable, feed_job
@@ -20,6 +20,7 @@ from tfos_nb.runtime.door import DoorAddress
 from tfos_nb.runtime.feedtask import NOT_SENT
 from tfos_nb.runtime.spans import Spans
 from tfos_nb.session import Job, SparkJobs
+from tfos_nb.settings import check_seconds
 from tfos_nb.standstill import Standstill, WithoutSlot
 
 __all__ = ["Call", "Regathered", "Training"]
@@ -62,8 +63,13 @@ class Training:
     door: DoorAddress = field(repr=False)
     queue: str = "input"
 
+    def __post_init__(self) -> None:
+        check_seconds("feed_timeout", self.timeout, above=0)
+
     def call(self, data: Any, epochs: int, spill: bool, validation: Any = None) -> Call:
         """Make a call of ``train``, of rows that can be fed; the validation rows go first, once."""
+        if type(spill) is not bool:
+            raise PlanError(f"spill={spill!r}: it is True or False")
         check_feedable(data)
         if validation is not None:
             check_feedable(validation)

@@ -39,8 +39,8 @@ from tests.docs.manifests import (
     variables,
 )
 from tests.docs.reading import CHECKOUT, PAGES, blocks_of
+from tfos_nb.contexts.named import named_spark
 from tfos_nb.ports import allowed_ports
-from tfos_nb.session import _is_submitted
 
 VERSIONS = ("1.30", kubernetes_validate.latest_version())
 SPARK_ROLE = {"spark-role": "executor"}
@@ -171,7 +171,7 @@ def test_the_pod_says_where_it_is_and_its_session_is_no_local_one(monkeypatch: p
         given,
     )
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", given)
-    assert _is_submitted()
+    assert named_spark()
 
 
 def test_what_an_object_refers_to_is_there() -> None:

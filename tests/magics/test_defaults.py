@@ -1,9 +1,13 @@
+import inspect
+
 import pytest
 from traitlets.config import Config
 
 import tfos_nb.magics
 from tests.magics.test_cluster import MAIN
+from tfos_nb import launch
 from tfos_nb.magics.cluster import TfosMagics
+from tfos_nb.magics.defaults import Defaults
 from tfos_nb.widgets.live import NoScreen
 
 
@@ -25,6 +29,13 @@ def test_a_cell_in_the_background_by_config_waits_if_the_line_says_so(run, launc
     _, shown = run(f"%%tfos_cluster mnist --data train_df --wait\n{MAIN}")
     assert "runs in the background" not in shown
     assert launcher.last.calls[-1] == "wait"
+
+
+def test_no_grace_by_config_is_none_and_its_default_is_launchs(run, launcher, shell):
+    run("%config TfosMagics.grace = 0")
+    run(f"%%tfos_cluster mnist --input tensorflow\n{MAIN}")
+    assert launcher.last.options["grace"] == 0.0
+    assert Defaults.class_traits()["grace"].default() == inspect.signature(launch).parameters["grace"].default
 
 
 def test_without_config_launch_is_told_nothing_of_it(run, launcher):

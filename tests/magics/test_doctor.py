@@ -122,6 +122,46 @@ def test_a_variable_with_a_value_that_cannot_be_is_told_without_its_password() -
     assert (fine.state, fine.told) == ("ok", "https://…@gate/%PORT%/")
 
 
+def test_what_a_cell_would_refuse_of_a_variable_is_told() -> None:
+    environ = {"TFOS_SERVER_RELAY": "yes", "TENSORBOARD_PROXY_URL": "nonsense"}
+    assert states(checks.look_at_variables(environ)) == dict.fromkeys(environ, "missing")
+    fine = {"TFOS_SERVER_RELAY": "0", "TENSORBOARD_PROXY_URL": "/proxy/%PORT%/"}
+    assert states(checks.look_at_variables(fine)) == dict.fromkeys(fine, "ok")
+    assert states(checks.look_at_variables({"TFOS_NB_PROXY_URL": ""})) == {"TFOS_NB_PROXY_URL": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "state", "told"),
+    [
+        ({}, "ok", "starts an embedded one"),
+        (
+            {"PYSPARK_SUBMIT_ARGS": "--master spark://m:7077 pyspark-shell"},
+            "ok",
+            "takes spark://m:7077 (PYSPARK_",
+        ),
+        ({"PYSPARK_GATEWAY_PORT": "1"}, "ok", "takes the Spark that has started this program"),
+        ({"SPARK_REMOTE": "local[2]"}, "ok", "takes Spark Connect (SPARK_REMOTE)"),
+        ({"SPARK_REMOTE": "sc://127.0.0.1:1/;token=secret"}, "missing", "at 127.0.0.1:1, and nobody answers there ("),
+        (
+            {"SPARK_REMOTE": "sc://far:1/;token=secret", "https_proxy": "http://p"},
+            "ok",
+            "takes the server of Spark Connect at far:1",
+        ),
+    ],
+)
+def test_which_spark_there_will_be_is_told(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], state: str, told: str
+) -> None:
+    for name in ("PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "https_proxy", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    found = sparks._look_for_spark()
+    assert found.state == state
+    assert told in found.told
+    assert "secret" not in repr(found)
+
+
 @pytest.mark.parametrize("name", ["TFOS_NB_PORT", "TFOS_SERVER_PORT"])
 def test_a_port_that_is_none_is_told_with_its_variable(name: str) -> None:
     (wrong,) = checks.look_at_variables({name: "70000"})
@@ -365,4 +405,5 @@ def test_plan_asks_spark_and_says_what_it_would_refuse(run: Any, spark: SparkSes
     shown = run("%tfos_plan --workers 2")[1]
     assert "Spark takes it: 2 of 4 slots of local-cluster[2,2,1024], 0 of them busy. Nothing was started." in shown
     assert "Spark would refuse it: needs 9 slots" in run("%tfos_plan --workers 9 --input tensorflow")[1]
+    assert "restarts=-1: it is a whole number" in str(run("%tfos_plan --workers 2 --restarts -1")[0].error_in_exec)
     assert os.environ.get("TFOS_NB_PROGRESS") == "text"

@@ -90,6 +90,10 @@ def test_input_tensorflow_and_background_are_understood():
             "--data df: with --input tensorflow the nodes read files; leave one of them out",
         ),
         ("--workers -1", "workers=-1: it is a whole number, 0 or more"),
+        ("--restarts -1", "restarts=-1: it is a whole number, 0 or more"),
+        ("--min-workers 1", "min_workers= needs restarts=: without them the first loss ends the cluster"),
+        ("--restarts 1 --min-workers 9", "min_workers=9: the cluster has 1 worker at the most"),
+        ("--model-dir hdfs:/x", "model_dir: hdfs:/…: a URL has two slashes after its scheme, as in hdfs:///models"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(line, message):

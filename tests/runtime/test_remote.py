@@ -17,10 +17,10 @@ import pytest
 
 from tests.waiting import until
 from tfos_nb.errors import PlanError, TfosError
-from tfos_nb.launching import Settings
 from tfos_nb.runtime import log_mirror
 from tfos_nb.runtime.log_mirror import LogMirror, mirrored
 from tfos_nb.runtime.remote import Draft, Unreachable, file_system, refuse_unknown, rename_over, tensorflow_opens
+from tfos_nb.settings import Settings
 
 
 @pytest.fixture

@@ -110,6 +110,8 @@ def test_databricks_with_spark_connect_is_refused_with_what_to_do(shell: KernelS
     assert "Dedicated access mode" in found.refusal
     asked_for = detected(shell, DATABRICKS_RUNTIME_VERSION="16.4", TFOS_SERVER_RELAY="1", **environ)
     assert asked_for.refusal == "", "whoever asks for it may try"
+    without = detected(shell, DATABRICKS_RUNTIME_VERSION="16.4", TFOS_SERVER_RELAY="0", **environ)
+    assert without.refusal == found.refusal
 
 
 def test_ipython_in_a_terminal_and_a_script_write_text() -> None:

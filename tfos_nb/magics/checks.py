@@ -39,6 +39,7 @@ _VARIABLES = {
     "TFOS_NB_PROGRESS": "how a running cluster is shown",
     "TFOS_NB_PORT": "the port of TensorBoard's link, or a range",
     "TFOS_NB_PROXY_URL": "the URL of a port of this machine",
+    "TENSORBOARD_PROXY_URL": "the same, where the first is not set",
 }
 
 
@@ -138,7 +139,7 @@ def look_at_variables(environ: Mapping[str, str] | None = None) -> list[Finding]
     """Look at the variables that tfos_nb knows, and at those whose names come close."""
     environ = os.environ if environ is None else environ
     found = []
-    for name in sorted(name for name in environ if name.startswith("TFOS_")):
+    for name in sorted(name for name in environ if name.startswith("TFOS_") or name in _VARIABLES):
         if name in _VARIABLES:
             found.append(_variable(name, environ[name]))
         elif nearest(name, _VARIABLES):
@@ -150,7 +151,9 @@ def _variable(name: str, value: str) -> Finding:
     told = without_password(value)
     if name == "TFOS_NB_PROGRESS" and value.strip().lower() not in ("", *CHOICES):
         return Finding(name, "missing", f"{told}: it is one of {', '.join(CHOICES)}", f"unset {name}")
-    if name == "TFOS_NB_PROXY_URL":
+    if name == "TFOS_SERVER_RELAY" and value.strip() not in ("", "0", "1"):
+        return Finding(name, "missing", f"{told}: it is 1, 0, or not set", f"unset {name}")
+    if name.endswith("_PROXY_URL") and value.strip():
         try:
             check_proxy_url(name, value)
         except PlanError as error:

@@ -14,6 +14,7 @@ from traitlets.config import Configurable
 
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.plan import ClusterPlan
+from tfos_nb.settings import Settings
 from tfos_nb.widgets.hosts import check_proxy_url
 from tfos_nb.widgets.live import NoScreen, Screen, choose_screen
 
@@ -45,7 +46,7 @@ class Defaults(Configurable):
     model_dir = Unicode("", help="--model-dir: where checkpoints and models go").tag(config=True)
     timeout = Float(0.0, min=0, help=f"--timeout: seconds for all nodes to come{_OWN}").tag(config=True)
     feed_timeout = Float(0.0, min=0, help=f"--feed-timeout: seconds without a row taken{_OWN}").tag(config=True)
-    grace = Float(0.0, min=0, help=f"--grace: seconds to end in when stopped{_OWN}").tag(config=True)
+    grace = Float(Settings.grace, min=0, help="--grace: seconds to end in when stopped; 0: none").tag(config=True)
     restarts = Int(0, min=0, help="--restarts: how often the nodes are gathered anew when one was lost").tag(
         config=True
     )

@@ -12,6 +12,7 @@ from typing import Any
 from tfos_nb.errors import PlanError
 from tfos_nb.magics.arguments import LineParser, assignment, check_identifier, nearest, seconds, whole
 from tfos_nb.runtime.plan import ClusterPlan, InputMode
+from tfos_nb.settings import Settings
 
 __all__ = ["LaunchOptions", "build_parser", "describe", "parse_options"]
 
@@ -100,7 +101,12 @@ class LaunchOptions:
             raise PlanError(f"--validation {self.validation}: the rows beside --data, and no --data is given")
         if self.data is not None and self.input_mode is InputMode.TENSORFLOW:
             raise PlanError(f"--data {self.data}: with --input tensorflow the nodes read files; leave one of them out")
-        self.plan()
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        """Let what a launch is told beside the plan check itself, and whether it goes with the plan."""
+        given = {field: getattr(self, field) for field in _LAUNCH_ONLY}
+        Settings(**{field: value for field, value in given.items() if value is not None}).check(self.plan())
 
     def plan(self) -> ClusterPlan:
         """Return the plan that the line asks for; it checks itself."""

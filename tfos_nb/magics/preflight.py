@@ -15,12 +15,15 @@ def preflight(plan: ClusterPlan) -> str:
     if refusal:
         return f"Spark would refuse it: {refusal}"
     from tfos_nb.contexts import context_of  # here, since they bring Spark with them
+    from tfos_nb.contexts.named import named_spark
     from tfos_nb.launching import survey
     from tfos_nb.session import active_session, slots_busy, slots_total
 
     spark = active_session()
     if spark is None:
-        return "Spark: there is no session yet; %%tfos_cluster or %tfos_spark starts an embedded one with enough slots."
+        named = named_spark()
+        then = f"takes {named}" if named else "starts an embedded one with enough slots"
+        return f"Spark: there is no session yet; %%tfos_cluster or %tfos_spark {then}."
     try:
         survey(spark, plan)
         total, busy = slots_total(spark, timeout=5.0), sum(stage.tasks for stage in slots_busy(spark))

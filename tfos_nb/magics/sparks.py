@@ -74,13 +74,25 @@ def look_at_spark(host: Host, proxy_url: str = "") -> list[Finding]:
 
     spark = active_session()
     if spark is None:
-        none = Finding("Spark", "ok", "no session yet; %%tfos_cluster or %tfos_spark starts an embedded one")
-        return [none, _look_at_door(None)]
+        return [_look_for_spark(), _look_at_door(None)]
     try:
         found = describe_session(spark, host, proxy_url)
     except PlanError as error:
         return [Finding("Spark", "missing", str(error))]
     return [*found, _dynamic_allocation(spark), *_look_from_executor(spark)]
+
+
+def _look_for_spark() -> Finding:
+    """Say which Spark there will be, where there is no session yet; knock at a server of Spark Connect."""
+    from tfos_nb.contexts.named import check_server, named_spark
+
+    named = named_spark()
+    try:
+        check_server()
+    except PlanError as error:
+        return Finding("Spark", "missing", str(error))
+    then = f"takes {named}" if named else "starts an embedded one"
+    return Finding("Spark", "ok", f"no session yet; %%tfos_cluster or %tfos_spark {then}")
 
 
 def _dynamic_allocation(spark: SparkSession) -> Finding:

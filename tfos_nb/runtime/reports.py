@@ -45,7 +45,7 @@ FIT, EVALUATE, OVER = "fit", "evaluate", "over"
 
 _TICK = 0.5  # at most two messages a second with lines, and two with figures;
 _MANY, _TICK_OF_MANY = 500, 1.0  # of so many nodes one: they all come to one driver,
-_DRIVER_TAKES = 1500  # and so many heartbeats a second leave it half of a core for the rest (docs/scaling.md)
+_DRIVER_TAKES = 1500  # and so many heartbeats a second leave it a third of its core for the rest (docs/scaling.md)
 _BEATS_IN_TIMEOUT = 4
 _SILENT_AFTER = 5.0
 

@@ -132,7 +132,7 @@ def _has_zeppelin_context(names: Mapping[str, Any]) -> bool:
 
 def _refusal(environ: Mapping[str, str], names: Mapping[str, Any]) -> str:
     """Say why this compute of Databricks cannot take a cluster, if it cannot, and the user does not want to try."""
-    if environ.get("TFOS_SERVER_RELAY", "").strip():
+    if environ.get("TFOS_SERVER_RELAY", "").strip() == "1":
         return ""
     if environ.get("IS_SERVERLESS", "").lower() in ("1", "true"):
         return _CONNECT_ON_DATABRICKS.format(kind="Serverless")

@@ -1,0 +1,66 @@
+"""Which Spark the environment has chosen before there is a session."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+
+from tfos_nb.brief import without_password
+from tfos_nb.errors import PlanError
+
+__all__ = ["check_server", "named_spark", "server_of"]
+
+_KNOCK_SECONDS = 5.0
+_PORT = 15002  # Spark Connect's default
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+
+
+def named_spark() -> str:
+    """Name the Spark that spark-submit, its arguments or ``SPARK_REMOTE`` have chosen; empty if an embedded one starts.
+
+    Of a URL only the host and the port are told.
+    """
+    remote = os.environ.get("SPARK_REMOTE", "")
+    if server := server_of(remote):
+        return f"the server of Spark Connect at {server[0]}:{server[1]} (SPARK_REMOTE)"
+    if remote or "SPARK_CONNECT_MODE_ENABLED" in os.environ:
+        return "Spark Connect (SPARK_REMOTE)"
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return "the Spark that has started this program"
+    master = re.search(r"--master[ =]+(\S+)", os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
+    return f"{without_password(master[1])} (PYSPARK_SUBMIT_ARGS)" if master else ""
+
+
+def server_of(remote: str) -> tuple[str, int] | None:
+    """Return the host and the port of ``SPARK_REMOTE``, of which the rest may be a secret; None if it names none.
+
+    Examples
+    --------
+    >>> server_of("sc://spark.example.org:443/;token=secret"), server_of("sc://[::1]"), server_of("local[2]")
+    (('spark.example.org', 443), ('::1', 15002), None)
+    """
+    found = re.match(r"sc://(\[[^\]]+\]|[^:/;]+)(?::(\d+))?(?:[/;]|$)", remote.strip())
+    return (found[1].strip("[]"), int(found[2] or _PORT)) if found else None
+
+
+def check_server() -> None:
+    """Knock at the server that ``SPARK_REMOTE`` names; PySpark would ask one that is not there for minutes, silently.
+
+    Behind a proxy it is left to PySpark.
+
+    Raises
+    ------
+    PlanError
+        If nobody lets in.
+    """
+    server = server_of(os.environ.get("SPARK_REMOTE", ""))
+    if server is None or any(os.environ.get(name) for name in _PROXIES):
+        return
+    try:
+        socket.create_connection(server, _KNOCK_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise PlanError(
+            f"SPARK_REMOTE names a server of Spark Connect at {server[0]}:{server[1]}, and nobody answers there "
+            f"({error}). Start it, or correct or unset SPARK_REMOTE"
+        ) from None
