@@ -43,7 +43,7 @@ GROWING = {
     "start_bytes": "bytes of all Start messages",
 }
 LINEAR = 1.15
-"""An exponent up to here is called linear: it is fitted to five figures of one run each."""
+"""An exponent up to here is called linear: it is fitted to a few figures of one run each."""
 
 WHERE_KEPT = ("cpu", "stop", "over")
 """What is fitted only where the heartbeats were kept up: elsewhere the machine is full."""
@@ -80,13 +80,19 @@ def _paces(nodes: int) -> tuple[float, ...]:
     """Return how many seconds pass between a node's heartbeats, in each of the runs of so many nodes."""
     if nodes not in NODES:
         return ()
-    own = max(1.0, tick_among(nodes))
+    own = _own_pace(nodes)
     return (own, 1.0) if nodes in FORCED else (own,)
 
 
+def _own_pace(nodes: int) -> float:
+    """Return how many seconds pass between two heartbeats of a node of so many, where nobody forces it."""
+    return max(1.0, tick_among(nodes))
+
+
 def _points(ours: list[dict[str, Any]], what: str) -> list[tuple[float, float]]:
-    kept = [one for one in ours if what not in WHERE_KEPT or _beats_kept(one)]
-    return [(one["nodes"], one[what]) for one in kept if what in one and (what not in OF_A_SECOND or one["every"] == 1)]
+    fitting = [one for one in ours if one["every"] == (1 if what in OF_A_SECOND else _own_pace(one["nodes"]))]
+    kept = [one for one in fitting if what not in WHERE_KEPT or _beats_kept(one)]
+    return [(one["nodes"], one[what]) for one in kept if what in one]
 
 
 def _beats_kept(one: dict[str, Any]) -> bool:

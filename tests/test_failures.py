@@ -291,11 +291,12 @@ def test_a_second_cluster_is_refused_for_the_slots_of_one_that_has_only_been_ask
         ({"tensorboard": 1}, "tensorboard=1: it is True or False"),
         ({"name": ".."}, r"name='\.\.': letters or digits"),
         ({"name": " "}, "name=' ': letters or digits"),
-        ({"env": {"A=B": "1"}}, "env: 'A=B' cannot be given to a process"),
-        ({"env": {"": "1"}}, "env: '' cannot be given to a process"),
-        ({"env": {"A": "1\0"}}, "env: 'A' cannot be given to a process"),
+        ({"name": "_"}, "name='_': letters or digits"),
+        ({"env": {"A=B": "1"}}, "env: 'A=B' cannot be a variable's name"),
+        ({"env": {"": "1"}}, "env: '' cannot be a variable's name"),
+        ({"env": {"A": "1\0"}}, "env: the value of A has a NUL in it"),
         ({"heartbeat_timeout": 0.2}, "heartbeat_timeout=0.2: a node that is well speaks once a second; give 3 or more"),
-        ({"heartbeat_timeout": 0}, "heartbeat_timeout=0: it is a number above 0"),
+        ({"heartbeat_timeout": 0}, "heartbeat_timeout=0: it is a number of seconds, above 0"),
         ({"grace": True}, "grace=True: it is a number of seconds"),
         ({"buffer_bytes": 1.5}, "buffer_bytes=1.5: it is a whole number of bytes"),
         ({"model_dir": __file__}, r"model_dir='.*test_failures.py' is a file: give a directory"),
@@ -339,17 +340,19 @@ def test_a_feed_is_told_what_it_cannot_be_told(spark: SparkSession) -> None:
     with launch(counting, workers=1, spark=spark) as cluster:
         for wish, said in (
             ({"feed_timeout": "3"}, "feed_timeout='3': it is a number of seconds"),
-            ({"feed_timeout": 0}, "feed_timeout=0: it is a number above 0"),
+            ({"feed_timeout": 0}, "feed_timeout=0: it is a number of seconds, above 0"),
             ({"spill": "no"}, "spill='no': it is True or False"),
         ):
             with pytest.raises(errors.PlanError, match=said):
                 cluster.train(frame, **wish)
-        for timeout in ("10", -1):
-            with pytest.raises(errors.PlanError, match="timeout=.*: it is a number of seconds"):
-                cluster.wait(timeout)
+        for timeout in ("10", float("nan"), float("inf"), True):
+            with pytest.raises(errors.PlanError, match="timeout=.*: it is a number of seconds, 0 or more"):
+                cluster.wait(timeout)  # type: ignore[arg-type]
         for data, said in (
-            (frame.withColumnRenamed("id", "a.b"), r"'a\.b' has a dot in its name.*withColumnRenamed\('a\.b', 'a_b'\)"),
+            (frame.withColumnRenamed("id", "a.b"), r"'a\.b' has a dot or .*withColumnRenamed\('a\.b', 'a_b'\)"),
+            (frame.withColumnRenamed("id", "a`b"), r"'a`b' has a dot or a backtick in its name.*, 'a_b'\)"),
             (frame.selectExpr("id", "id + 1 AS id"), "two columns are called 'id'"),
+            (frame.selectExpr("id", "id + 1 AS ID"), "columns 'id' and 'ID' are one to Spark"),
             (frame.selectExpr("id", "null AS n"), r"'n' is void, which has no tensor: it holds nothing; cast it"),
             (
                 frame.selectExpr("now() - now() AS t"),

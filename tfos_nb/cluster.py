@@ -31,7 +31,7 @@ from tfos_nb.runtime.payload import pack
 from tfos_nb.runtime.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.process import private_directory
 from tfos_nb.session import SparkJobs, spark_session, usable_session
-from tfos_nb.settings import Settings, check_seconds, checked_env
+from tfos_nb.settings import Settings, checked_env, deadline_after
 from tfos_nb.sidecar import EvaluatorDesk
 from tfos_nb.streaming import StreamTraining, is_stream, refuse_stream
 from tfos_nb.training import Training
@@ -126,7 +126,7 @@ def launch(
         on from what it has saved: see ``ctx.resume`` and Keras' ``BackupAndRestore``; rows that its state does not
         hold yet are fed again.
     heartbeat_timeout : float, optional
-        Seconds after which a node that is silent, or whose process is stopped, is held to be lost.
+        Seconds after which a node that is silent, or whose process is stopped, is held to be lost; at least 3.
     min_workers : int, optional
         With ``restarts``: go on with so many workers or more while a lost one is not back. It joins the others again
         when they have saved a state. Default: all are waited for.
@@ -338,7 +338,7 @@ class Cluster(Inferring, Scaling):
         NodeFailed
             The first failure of a node.
         """
-        deadline = None if timeout is None else time.monotonic() + check_seconds("timeout", timeout)
+        deadline = deadline_after(timeout)
         lock = self._deliveries.lock
         begun = self._deliveries.await_announced(timeout)
         if not begun or not lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):

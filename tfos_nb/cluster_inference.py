@@ -20,7 +20,7 @@ from tfos_nb.errors import PlanError
 from tfos_nb.runtime.door import DoorAddress
 from tfos_nb.runtime.inferring import InferTask
 from tfos_nb.runtime.plan import InputMode
-from tfos_nb.settings import Settings
+from tfos_nb.settings import Settings, check_seconds
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -105,9 +105,8 @@ class Inferring(ClusterView):
                 "this cluster reads files itself (input_mode='tensorflow'): launch it with input_mode='spark'"
             )
         check_queue(qname, self._settings)
-        timeout: Any = self._settings.feed_timeout if feed_timeout is None else feed_timeout
-        if not isinstance(timeout, (int, float)) or not timeout > 0:
-            raise PlanError(f"feed_timeout={feed_timeout!r}: it is a number of seconds above 0")
+        timeout = self._settings.feed_timeout if feed_timeout is None else feed_timeout
+        check_seconds("feed_timeout", timeout, above=0)
         self._refuse_if_over("inference")
         task = InferTask(self._address, self.plan.name, uuid.uuid4().hex, qname, float(timeout))
         if hasattr(data, "mapInArrow"):

@@ -54,8 +54,11 @@ _NO_TENSOR = {
     "DayTimeIntervalType": "make a number of it: subtract the times as numbers, F.col('t').cast('double')",
     "YearMonthIntervalType": "make a number of it, such as F.months_between of the two dates",
     "CalendarIntervalType": "make a number of it",
+    "GeographyType": "make numbers of it, such as its coordinates",
+    "GeometryType": "make numbers of it, such as its coordinates",
     "NullType": "it holds nothing; cast it to what it should be, {column}.cast('double')",
 }
+_SIGNS_OF_SPARK = (".", "`")
 _OWN_TYPE = "it is a type of its own; make a number or an array of it"
 
 
@@ -98,12 +101,12 @@ def feedable(frame: Any) -> Any:
     """
     import pyspark
 
+    _check_names(frame)
     vectors = [column.name for column in frame.schema.fields if type(column.dataType).__name__ == "VectorUDT"]
     if vectors and int(pyspark.__version__.partition(".")[0]) < 4:
         from pyspark.ml.functions import vector_to_array
 
         frame = frame.withColumns({name: vector_to_array(frame[name]) for name in vectors})
-    _check_names(frame.columns)
     for column in frame.schema.fields:
         advice = _advice(column.dataType)
         if advice is not None:
@@ -115,17 +118,31 @@ def feedable(frame: Any) -> Any:
     return frame
 
 
-def _check_names(columns: list[str]) -> None:
+def _check_names(frame: Any) -> None:
     """Refuse names by which Spark's own ``mapInArrow`` does not find the columns again."""
-    if not columns:
+    if not frame.columns:
         raise PlanError("the DataFrame has no columns")
-    for name in columns:
-        if columns.count(name) > 1:
+    known: set[str] = set()
+    for name in frame.columns:
+        if name in known:
             raise PlanError(f"two columns are called {name!r}: rename one, or leave it out")
-        if "." in name:
+        known.add(name)
+        if any(sign in name for sign in _SIGNS_OF_SPARK):
             raise PlanError(
-                f"column {name!r} has a dot in its name, which Spark takes for a field of a struct: rename it, "
-                f"df.withColumnRenamed({name!r}, {name.replace('.', '_')!r})"
+                f"column {name!r} has a dot or a backtick in its name, and Spark would not find it again: rename it, "
+                f"df.withColumnRenamed({name!r}, {name.replace('.', '_').replace('`', '_')!r})"
+            )
+    _check_cases(frame)
+
+
+def _check_cases(frame: Any) -> None:
+    alike: dict[str, str] = {}
+    for name in frame.columns:
+        other = alike.setdefault(name.lower(), name)
+        if other != name and frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") != "true":
+            raise PlanError(
+                f"columns {other!r} and {name!r} are one to Spark, which does not look at upper and lower case: rename "
+                "one, or leave it out"
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +14,7 @@ from tfos_nb.living import living
 from tfos_nb.runtime.plan import ClusterPlan
 from tfos_nb.runtime.remote import Unreachable, refuse_unknown
 
-__all__ = ["Settings", "check_seconds", "checked_env"]
+__all__ = ["Settings", "check_seconds", "checked_env", "deadline_after"]
 
 _SHORTEST_SILENCE = 3.0  # seconds: a node that lives speaks once in one
 
@@ -88,8 +89,10 @@ class Settings:
         if any(not isinstance(part, str) for pair in self.env.items() for part in pair):
             raise PlanError("env: names and values are text, as in env={'TF_USE_LEGACY_KERAS': '1'}")
         for name, value in self.env.items():
-            if not name or "=" in name or "\0" in name + value:
-                raise PlanError(f"env: {name!r} cannot be given to a process: a name has a letter, and no '=' or NUL")
+            if not name or "=" in name or "\0" in name:
+                raise PlanError(f"env: {name!r} cannot be a variable's name: one has a letter, and no '=' or NUL")
+            if "\0" in value:
+                raise PlanError(f"env: the value of {name} has a NUL in it, which no process can be given")
 
     def check(self, plan: ClusterPlan) -> None:
         """Refuse what does not go with a plan."""
@@ -110,7 +113,7 @@ class Settings:
         Where another cluster of the name runs, and both have the default ``model_dir``, this one's is another.
         """
         self.check(plan)
-        if self.model_dir is not None:
+        if self.model_dir:
             return self
         taken, fitting, number = {cluster.model_dir for cluster in living()}, self, 1
         while fitting.model_dir_for(plan.name) in taken:
@@ -134,7 +137,7 @@ class Settings:
         """Return what the nodes need to know of them."""
         return {
             "model_dir": self.model_dir_for(name),
-            "place_given": self.model_dir is not None,
+            "place_given": bool(self.model_dir),
             "log_dir": self.log_dir_for(name),
             "autolog": self.autolog,
             "buffer_bytes": self.buffer_bytes,
@@ -154,8 +157,16 @@ def checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
 
 def check_seconds(name: str, value: Any, above: float | None = None) -> float:
     """Return a number of seconds, 0 or more, or more than ``above``; refuse what is none."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= threading.TIMEOUT_MAX:
-        raise PlanError(f"{name}={value!r}: it is a number of seconds, at most {threading.TIMEOUT_MAX:.0f}")
-    if above is not None and not value > above:
-        raise PlanError(f"{name}={value!r}: it is a number above {above:g}")
-    return value
+    least = "0 or more" if above is None else f"above {above:g}"
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if number and (value >= 0 if above is None else value > above) and value <= threading.TIMEOUT_MAX:
+        return float(value)
+    raise PlanError(f"{name}={value!r}: it is a number of seconds, {least} and at most {threading.TIMEOUT_MAX:.0f}")
+
+
+def deadline_after(timeout: float | None) -> float | None:
+    """Return when a time is over, on the monotonic clock; None if it never is. One below 0 is over now."""
+    if timeout is None:
+        return None
+    given: Any = timeout
+    return time.monotonic() + check_seconds("timeout", max(given, 0) if isinstance(given, (int, float)) else given)

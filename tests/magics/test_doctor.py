@@ -130,6 +130,9 @@ def test_what_a_cell_would_refuse_of_a_variable_is_told() -> None:
     assert states(checks.look_at_variables({"TFOS_NB_PROXY_URL": ""})) == {"TFOS_NB_PROXY_URL": "ok"}
 
 
+SPARKS_VARIABLES = ("PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED")
+
+
 @pytest.mark.parametrize(
     ("environ", "state", "told"),
     [
@@ -140,6 +143,8 @@ def test_what_a_cell_would_refuse_of_a_variable_is_told() -> None:
             "takes spark://m:7077 (PYSPARK_",
         ),
         ({"PYSPARK_GATEWAY_PORT": "1"}, "ok", "takes the Spark that has started this program"),
+        ({"PYSPARK_SUBMIT_ARGS": "--master  yarn pyspark-shell"}, "ok", "takes yarn (PYSPARK_"),
+        ({"SPARK_CONNECT_MODE_ENABLED": "1"}, "ok", "takes Spark Connect (SPARK_CONNECT_MODE_ENABLED)"),
         ({"SPARK_REMOTE": "local[2]"}, "ok", "takes Spark Connect (SPARK_REMOTE)"),
         ({"SPARK_REMOTE": "sc://127.0.0.1:1/;token=secret"}, "missing", "at 127.0.0.1:1, and nobody answers there ("),
         (
@@ -152,7 +157,7 @@ def test_what_a_cell_would_refuse_of_a_variable_is_told() -> None:
 def test_which_spark_there_will_be_is_told(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], state: str, told: str
 ) -> None:
-    for name in ("PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "https_proxy", "http_proxy"):
+    for name in (*SPARKS_VARIABLES, "grpc_proxy", "https_proxy", "http_proxy"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)

@@ -442,6 +442,13 @@ def test_the_age_of_a_silent_node_can_be_read_whole(open_panel, running, width):
         )
 
 
+def test_a_node_among_thousands_is_stale_when_it_has_missed_a_heartbeat_of_its_pace(panel, running):
+    many = [replace(running.nodes[1], node=f"worker:{number}", heartbeat_age=7.0) for number in range(6000)]
+    many[3] = replace(many[3], heartbeat_age=9.0)
+    panel.start(replace(running, nodes=tuple(many)))
+    assert panel.column("t-c-beat") == ["stale 9 s", "7 s", "7 s", "7 s", "7 s"]
+
+
 def test_a_node_is_not_called_stale_because_the_kernel_had_nothing_to_say(panel, running):
     panel.start(running)
     panel.pass_seconds(6)

@@ -24,11 +24,13 @@ def named_spark() -> str:
     remote = os.environ.get("SPARK_REMOTE", "")
     if server := server_of(remote):
         return f"the server of Spark Connect at {server[0]}:{server[1]} (SPARK_REMOTE)"
-    if remote or "SPARK_CONNECT_MODE_ENABLED" in os.environ:
+    if "SPARK_REMOTE" in os.environ:
         return "Spark Connect (SPARK_REMOTE)"
+    if "SPARK_CONNECT_MODE_ENABLED" in os.environ:
+        return "Spark Connect (SPARK_CONNECT_MODE_ENABLED)"
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return "the Spark that has started this program"
-    master = re.search(r"--master[ =]+(\S+)", os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
+    master = re.search(r"--master[\s=]+(\S+)", os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
     return f"{without_password(master[1])} (PYSPARK_SUBMIT_ARGS)" if master else ""
 
 
@@ -59,7 +61,7 @@ def check_server() -> None:
         return
     try:
         socket.create_connection(server, _KNOCK_SECONDS).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         raise PlanError(
             f"SPARK_REMOTE names a server of Spark Connect at {server[0]}:{server[1]}, and nobody answers there "
             f"({error}). Start it, or correct or unset SPARK_REMOTE"

@@ -137,7 +137,7 @@ class ClusterPlan:
             ) from None
         if self.chief is None:
             object.__setattr__(self, "chief", self.ps > 0)
-        if type(self.name) is not str or not re.fullmatch(r"(?=.*\w)[\w .-]{1,64}", self.name):
+        if type(self.name) is not str or not re.fullmatch(r"(?=.*[^\W_])[\w .-]{1,64}", self.name):
             raise PlanError(f"name={self.name!r}: letters or digits, with ' ', '_', '-' and '.', 64 at most")
         if not self.workers and not self.chief:
             raise PlanError("a cluster needs at least one worker or a chief: workers=1")

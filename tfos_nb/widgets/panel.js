@@ -5,7 +5,6 @@
 // render() sends nothing: a message sent from it would go to the kernel's busy shell and hold up all that follow.
 
 const LEVELS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"; // as in curves.py
-const STALE_AFTER = 5; // seconds without a heartbeat
 const OVERDUE_AFTER = 8; // the kernel sends something every 5 seconds while the cluster runs
 const NO_NEWS_AFTER = 15;
 const SHOWN_OF_MANY = 5;
@@ -347,6 +346,7 @@ class Row {
 
   show(node, data) {
     this.node = node;
+    this.silence = data.silence;
     const where = [node.host, node.executor].filter(Boolean).join(" · ");
     write(this.where, where);
     put(this.where, "title", where && `host ${node.host}${data.domain}, executor ${node.executor}`);
@@ -394,7 +394,7 @@ class Row {
   tick(since) {
     const { beat, left } = this.node;
     // What the kernel sent was the age then. Of a healthy node it says nothing for seconds, and the node beats on.
-    const stale = beat !== null && (beat > STALE_AFTER || since > OVERDUE_AFTER);
+    const stale = beat !== null && (beat > this.silence || since > OVERDUE_AFTER);
     const told = beat === null ? "" : stale ? `stale ${about(beat + since)}` : beat < 1.5 ? "now" : about(beat);
     write(this.beat, told);
     put(this.beat, "class", stale ? "t-stale" : "t-dim");
