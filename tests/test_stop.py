@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from tfos_nb import Cluster, launch
 from tfos_nb.errors import ClusterClosed
+from tfos_nb.session import slots_busy
 from tfos_nb.state import ClusterStatus, NodeStatus
 
 SECONDS = 60.0
@@ -125,3 +126,32 @@ def test_a_stop_before_main_was_called_ends_the_nodes(spark: SparkSession) -> No
     cluster.request_stop()
     with pytest.raises(ClusterClosed):
         cluster.wait(SECONDS)
+
+
+def dawdle(batches: Iterator[Any]) -> Iterator[Any]:
+    """Give the rows, and take the time that a query of the user's takes: Spark's wish to end it is not heard."""
+    for batch in batches:
+        yield batch
+        time.sleep(600)
+
+
+@pytest.mark.parametrize("asked", [1, 2])
+def test_the_slots_are_free_when_it_has_ended_though_rows_were_on_their_way(spark: SparkSession, asked: int) -> None:
+    rows = spark.range(16, numPartitions=2).mapInArrow(dawdle, "id long")
+    cluster = launch(run_until_stopped, spark=spark, workers=2)
+    feeding = threading.Thread(target=feed, args=(cluster, rows), daemon=True)
+    feeding.start()
+    try:
+        until(cluster, lambda: any("feed" in stage.description for stage in slots_busy(spark)))
+        for _ in range(asked):
+            cluster.request_stop()
+    finally:
+        cluster.stop()
+    assert slots_busy(spark) == ()
+    feeding.join(SECONDS)
+    assert not feeding.is_alive()
+
+
+def feed(cluster: Cluster, rows: Any) -> None:
+    with pytest.raises(ClusterClosed):
+        cluster.train(rows)

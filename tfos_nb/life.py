@@ -203,6 +203,7 @@ class Life:
             self._roster.give_up_all()  # one that is stopped hears nothing: its task ends it, when it next asks
             self._changed.wait_for(lambda: all(job.done.is_set() for job in self._fate.jobs()), patience)
         self._jobs.cancel_all()
+        self._jobs.wait_for_slots(_LEAVING)
         self._close_door(error)
         for action in self._at_end:
             action()

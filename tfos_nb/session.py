@@ -53,6 +53,7 @@ from tfos_nb.slots import (
     room_for,
     slots_busy,
     slots_total,
+    wait_until_left,
 )
 
 __all__ = [
@@ -390,3 +391,7 @@ class SparkJobs:
         deadline = time.monotonic() + timeout
         ended = [job.cancel(max(deadline - time.monotonic(), _POLL_SECONDS)) for job in self.running()]
         return all(ended)
+
+    def wait_for_slots(self, timeout: float) -> bool:
+        """Wait until no task of the cluster holds a slot: one does for a moment after its job; whether none does."""
+        return wait_until_left(self._context, self.tag, timeout)

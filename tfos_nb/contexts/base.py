@@ -120,6 +120,10 @@ class Context(ABC):
         """List the stages that run tasks now, with their jobs' descriptions."""
 
     @abstractmethod
+    def running(self, tag: str) -> int:
+        """Count the tasks that run now of jobs with a tag; 0 where Spark does not tell."""
+
+    @abstractmethod
     def know(self, profile: ResourceProfile) -> None:
         """Tell Spark of a profile: it counts places only of those that it knows."""
 

@@ -104,6 +104,13 @@ class Classic(Context):
             described = "a job without a name" if stage is None else stage.name
         return str(described)
 
+    def running(self, tag: str) -> int:
+        count = 0
+        for manager in _task_sets(self._scala.taskScheduler().rootPool()):
+            tags = manager.taskSet().properties().getProperty("spark.job.tags")
+            count += int(manager.runningTasks()) if tags is not None and tag in str(tags).split(",") else 0
+        return count
+
     def know(self, profile: ResourceProfile) -> None:
         self._scala.resourceProfileManager().addResourceProfile(profile._java_resource_profile)
 

@@ -138,6 +138,9 @@ class Connect(Context):
     def busy(self) -> tuple[Busy, ...]:
         return held()
 
+    def running(self, tag: str) -> int:
+        return 0
+
     def in_time(self, ask: Callable[[], _Answer]) -> _Answer | None:
         # A client asks a server that is gone for ten minutes more: it is not asked again meanwhile.
         if self._asking is not None and self._asking.is_alive():
