@@ -106,9 +106,9 @@ class Inferring(ClusterView):
             )
         check_queue(qname, self._settings)
         timeout = self._settings.feed_timeout if feed_timeout is None else feed_timeout
-        check_seconds("feed_timeout", timeout, above=0)
+        timeout = check_seconds("feed_timeout", timeout, above=0)
         self._refuse_if_over("inference")
-        task = InferTask(self._address, self.plan.name, uuid.uuid4().hex, qname, float(timeout))
+        task = InferTask(self._address, self.plan.name, uuid.uuid4().hex, qname, timeout)
         if hasattr(data, "mapInArrow"):
             return _of_frame(task, data, schema, columns, keep)
         return _of_rdd(task, data, schema, columns)

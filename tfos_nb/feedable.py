@@ -58,7 +58,6 @@ _NO_TENSOR = {
     "GeometryType": "make numbers of it, such as its coordinates",
     "NullType": "it holds nothing; cast it to what it should be, {column}.cast('double')",
 }
-_SIGNS_OF_SPARK = (".", "`")
 _OWN_TYPE = "it is a type of its own; make a number or an array of it"
 
 
@@ -127,10 +126,11 @@ def _check_names(frame: Any) -> None:
         if name in known:
             raise PlanError(f"two columns are called {name!r}: rename one, or leave it out")
         known.add(name)
-        if any(sign in name for sign in _SIGNS_OF_SPARK):
+        renamed = name.replace(".", "_").replace("`", "_")
+        if renamed != name:
             raise PlanError(
                 f"column {name!r} has a dot or a backtick in its name, and Spark would not find it again: rename it, "
-                f"df.withColumnRenamed({name!r}, {name.replace('.', '_').replace('`', '_')!r})"
+                f"df.withColumnRenamed({name!r}, {renamed!r})"
             )
     _check_cases(frame)
 

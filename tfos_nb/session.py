@@ -14,7 +14,6 @@ questions are in :mod:`tfos_nb.slots`, and are handed on from here.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import sys
 import tempfile
@@ -53,7 +52,6 @@ from tfos_nb.slots import (
     room_for,
     slots_busy,
     slots_total,
-    wait_until_left,
 )
 
 __all__ = [
@@ -77,8 +75,6 @@ __all__ = [
     "spark_session",
     "usable_session",
 ]
-
-logger = logging.getLogger(__name__)
 
 LOG_CONF = "spark.tfos_nb.log"
 """The configuration in which the embedded Spark says where its log is."""
@@ -375,11 +371,7 @@ class SparkJobs:
 
     def room(self, job: Job[Any]) -> Room | None:
         """Look what Spark has for the tasks of a job; None if it cannot be asked."""
-        try:
-            return self._context.in_time(partial(room_for, self._context, job.description))
-        except Exception as error:  # noqa: BLE001 - Spark has ended, say: then the job tells why
-            logger.info("Spark does not say what runs: %s", error)
-            return None
+        return self._context.in_time(partial(room_for, self._context, job.description))
 
     def running(self) -> tuple[Job[Any], ...]:
         """Jobs that have not ended."""
@@ -392,6 +384,9 @@ class SparkJobs:
         ended = [job.cancel(max(deadline - time.monotonic(), _POLL_SECONDS)) for job in self.running()]
         return all(ended)
 
-    def wait_for_slots(self, timeout: float) -> bool:
-        """Wait until no task of the cluster holds a slot: one does for a moment after its job; whether none does."""
-        return wait_until_left(self._context, self.tag, timeout)
+    def wait_for_slots(self, timeout: float) -> None:
+        """Wait until no task of the cluster holds a slot: one does for a moment after its job was cancelled."""
+        deadline = time.monotonic() + timeout
+        nothing = threading.Event()  # Spark tells Python of no task that ends: it has to be asked again
+        while self._context.in_time(partial(self._context.running, self.tag)) and time.monotonic() < deadline:
+            nothing.wait(_POLL_SECONDS)

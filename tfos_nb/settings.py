@@ -164,9 +164,9 @@ def check_seconds(name: str, value: Any, above: float | None = None) -> float:
     raise PlanError(f"{name}={value!r}: it is a number of seconds, {least} and at most {threading.TIMEOUT_MAX:.0f}")
 
 
-def deadline_after(timeout: float | None) -> float | None:
+def deadline_after(timeout: Any) -> float | None:
     """Return when a time is over, on the monotonic clock; None if it never is. One below 0 is over now."""
     if timeout is None:
         return None
-    given: Any = timeout
-    return time.monotonic() + check_seconds("timeout", max(given, 0) if isinstance(given, (int, float)) else given)
+    past = isinstance(timeout, (int, float)) and timeout < 0
+    return time.monotonic() + check_seconds("timeout", 0 if past else timeout)

@@ -7,7 +7,6 @@ Part of the room :mod:`tfos_nb.session`, which hands these names on. What Spark 
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 import subprocess
 import sys
@@ -40,7 +39,6 @@ __all__ = [
     "room_for",
     "slots_busy",
     "slots_total",
-    "wait_until_left",
 ]
 
 _REGISTER_SECONDS = 30.0
@@ -50,9 +48,7 @@ _WHAT_IT_HAS = (
     "print('%d.%d' % sys.version_info[:2], *(name for name in sys.argv[1:] if not u.find_spec(name)))"
 )
 _SET_PYTHON = f"Stop the session, set PYSPARK_PYTHON to this one, {sys.executable}, and start Spark anew"
-_POLL_SECONDS, _TASK_POLL_SECONDS = 0.2, 0.05
-
-logger = logging.getLogger(__name__)
+_POLL_SECONDS = 0.2
 
 
 def gives_gpus(spark: SparkSession) -> bool:
@@ -147,20 +143,6 @@ def slots_total(
         if enough or registered >= expected or time.monotonic() > deadline:
             return total
         nothing.wait(_POLL_SECONDS)
-
-
-def wait_until_left(context: Context, tag: str, timeout: float) -> bool:
-    """Wait until no task of the jobs with a tag runs; whether none does. A Spark that has ended runs none."""
-    deadline = time.monotonic() + timeout
-    nothing = threading.Event()  # Spark tells Python of no task that ends: it has to be asked again
-    try:
-        while context.running(tag):
-            if time.monotonic() > deadline:
-                return False
-            nothing.wait(_TASK_POLL_SECONDS)
-    except Exception as error:  # noqa: BLE001 - py4j's many, and whoever ends a cluster goes on
-        logger.info("Spark does not say what runs: %s", error)
-    return True
 
 
 def _expected_executors(context: Context) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from abc import ABC, abstractmethod
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
 
 __all__ = ["Context", "is_connect"]
+
+logger = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
 
@@ -128,8 +131,12 @@ class Context(ABC):
         """Tell Spark of a profile: it counts places only of those that it knows."""
 
     def in_time(self, ask: Callable[[], _Answer]) -> _Answer | None:
-        """Ask this Spark something; None if its answer does not come soon."""
-        return ask()
+        """Ask this Spark something; None if it cannot be asked, or its answer does not come soon."""
+        try:
+            return ask()
+        except Exception as error:  # noqa: BLE001 - py4j's many: Spark has ended, say, and whoever waits is told why
+            logger.info("Spark did not answer: %s", error)
+            return None
 
     # --- jobs ---
 

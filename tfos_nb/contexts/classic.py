@@ -82,19 +82,20 @@ class Classic(Context):
 
     def busy(self) -> tuple[Busy, ...]:
         # The scheduler's own books: what Spark's UI and its status tracker tell may be ten seconds old.
-        scala = self._scala
-        profiles = scala.resourceProfileManager()
+        profiles = self._scala.resourceProfileManager()
         busy = []
-        for manager in _task_sets(scala.taskScheduler().rootPool()):
-            tasks = int(manager.runningTasks())
-            if not tasks:
-                continue
-            task_set = manager.taskSet()
+        for task_set, tasks in self._running():
             requests = profiles.resourceProfileFromId(task_set.resourceProfileId()).taskResources()
             cpus, gpus = (requests.apply(n).amount() if requests.contains(n) else 0 for n in ("cpus", "gpu"))
             cpus = int(cpus or self.setting("spark.task.cpus", "1"))
             busy.append(Busy(self._description(task_set), tasks, tasks * cpus, tasks * gpus))
         return tuple(busy)
+
+    def _running(self) -> Iterator[tuple[JavaObject, int]]:
+        """Walk the task sets of which tasks run, with how many."""
+        for manager in _task_sets(self._scala.taskScheduler().rootPool()):
+            if tasks := int(manager.runningTasks()):
+                yield manager.taskSet(), tasks
 
     def _description(self, task_set: JavaObject) -> str:
         """Return what a person calls the job of these tasks, or Spark itself, by the line that has started it."""
@@ -105,11 +106,7 @@ class Classic(Context):
         return str(described)
 
     def running(self, tag: str) -> int:
-        count = 0
-        for manager in _task_sets(self._scala.taskScheduler().rootPool()):
-            tags = manager.taskSet().properties().getProperty("spark.job.tags")
-            count += int(manager.runningTasks()) if tags is not None and tag in str(tags).split(",") else 0
-        return count
+        return sum(tasks for task_set, tasks in self._running() if tag in _tags(task_set))
 
     def know(self, profile: ResourceProfile) -> None:
         self._scala.resourceProfileManager().addResourceProfile(profile._java_resource_profile)
@@ -162,3 +159,7 @@ def _task_sets(schedulable: JavaObject) -> Iterator[JavaObject]:
         return
     for one in queue.toArray():
         yield from _task_sets(one)
+
+
+def _tags(task_set: JavaObject) -> list[str]:
+    return str(task_set.properties().getProperty("spark.job.tags", "")).split(",")

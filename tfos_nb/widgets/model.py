@@ -14,7 +14,6 @@ from itertools import takewhile
 from typing import Any
 
 from tfos_nb.brief import brief_line, clip, clip_lines, size, without_password
-from tfos_nb.runtime.reports import silent_after
 from tfos_nb.state import ClusterState, ClusterStatus, LogLine, NodeState, NodeStatus
 from tfos_nb.widgets import facts, wording
 from tfos_nb.widgets.curves import quantise, span
@@ -124,7 +123,6 @@ def _head(state: ClusterState, left: float | None, stoppable: bool) -> dict[str,
         "generation": state.generation,
         "elapsed": None if state.status is ClusterStatus.PLANNED else round(state.elapsed, 1),
         "left": None if left is None else round(left),
-        "silence": round(silent_after(len(state.nodes)), 1),
         "master": clip(state.spark_master, 80),
         "tensorboard": clip(without_password(state.log_dir), 120),
         "tiles": [

@@ -346,7 +346,6 @@ class Row {
 
   show(node, data) {
     this.node = node;
-    this.silence = data.silence;
     const where = [node.host, node.executor].filter(Boolean).join(" · ");
     write(this.where, where);
     put(this.where, "title", where && `host ${node.host}${data.domain}, executor ${node.executor}`);
@@ -392,9 +391,9 @@ class Row {
 
   /** Count on: the age of the last heartbeat, and the time that is left. */
   tick(since) {
-    const { beat, left } = this.node;
+    const { beat, left, word } = this.node;
     // What the kernel sent was the age then. Of a healthy node it says nothing for seconds, and the node beats on.
-    const stale = beat !== null && (beat > this.silence || since > OVERDUE_AFTER);
+    const stale = beat !== null && (word === "silent" || since > OVERDUE_AFTER);
     const told = beat === null ? "" : stale ? `stale ${about(beat + since)}` : beat < 1.5 ? "now" : about(beat);
     write(this.beat, told);
     put(this.beat, "class", stale ? "t-stale" : "t-dim");
