@@ -64,9 +64,12 @@ class _Watched(Roster):
 class _NoSpark:
     """In the place of Spark's jobs, of which there are none."""
 
-    def cancel_all(self, timeout: float = 10.0) -> bool:
+    def cancel_all(self) -> bool:
         """Nothing runs."""
         return True
+
+    def wait_for_slots(self, timeout: float) -> None:
+        """Nothing holds one."""
 
 
 class Driver(ClusterView):
@@ -87,8 +90,7 @@ class Driver(ClusterView):
         settings = Settings(rendezvous_timeout=_PATIENCE, heartbeat_timeout=heartbeat_timeout)
         self.roster = self._roster = _Watched(plan, heartbeat_timeout)
         self.fate = self._fate = Fate(self.plan.name, self.roster)
-        jobs: Any = _NoSpark()
-        self._life = Life(self.plan.name, self.roster, self.fate, jobs, settings)
+        self._life = Life(self.plan.name, self.roster, self.fate, _NoSpark(), settings)
         self.door = Door(self.roster, host="127.0.0.1", bind="127.0.0.1")
         self.address = self.door.open()
         self._life.begin()
@@ -250,7 +252,12 @@ def _stop(driver: Driver, fleet: Fleet) -> dict[str, Any]:
 def _lose(driver: Driver, fleet: Fleet) -> dict[str, Any]:
     """Break one node's stream."""
     told: list[float] = []
-    waiter = threading.Thread(target=lambda: (_await_failure(driver), told.append(time.time())))
+
+    def wait() -> None:
+        _await_failure(driver)
+        told.append(time.time())
+
+    waiter = threading.Thread(target=wait)
     waiter.start()
     fleet.order("lose", to=0, name=str(driver.plan.nodes[0]))
     (lost,) = fleet.hear("lost", _PATIENCE, of=0)

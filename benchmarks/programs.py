@@ -72,7 +72,7 @@ def train_tiny_model(args: dict[str, Any], ctx: Any) -> dict[str, float]:
     import keras
     import tensorflow as tf
 
-    class FirstStep(keras.callbacks.Callback):  # type: ignore[misc]
+    class FirstStep(keras.callbacks.Callback):
         """Notes when the first step was finished."""
 
         done: float | None = None

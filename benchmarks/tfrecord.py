@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,12 +178,12 @@ class _Codec:
 
         fields, record_type = self.encoding.fields, self.encoding.record_type
         for _ in range(7):
-            records = timed("encode", lambda: encode(self.batch, fields, record_type))
-            data = timed("frame and checksum", lambda r=records: frame(r))
+            records = timed("encode", partial(encode, self.batch, fields, record_type))
+            data = timed("frame and checksum", partial(frame, records))
             raw = data.to_pybytes() + PAD
-            spans = timed("find and checksum", lambda d=raw: scan(d, len(d) - len(PAD)))
-            parsed = timed("parse", lambda d=raw, s=spans: parse(d, s.starts, s.ends, record_type, self.values))
-            timed("columns", lambda p=parsed: columns(p, fields))
+            spans = timed("find and checksum", partial(scan, raw, len(raw) - len(PAD)))
+            parsed = timed("parse", partial(parse, raw, spans.starts, spans.ends, record_type, self.values))
+            timed("columns", partial(columns, parsed, fields))
         middle = {step: median(values) for step, values in times.items()}
         written = middle["encode"] + middle["frame and checksum"]
         read = sum(middle.values()) - written

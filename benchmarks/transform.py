@@ -223,7 +223,7 @@ def _ways(frame: DataFrame, path: Path) -> dict[str, DataFrame]:
         for name, direct in (("udf", False), ("udf_direct", True))
     }
     model = TFModel(export_dir=str(path), input_mapping={"features": _input_of(path)}, batch_size=BATCH)
-    bare = functions.arrow_udf(Slice().values, "array<float>")
+    bare = functions.arrow_udf(Slice().values, "array<float>")  # type: ignore[attr-defined]  # PySpark writes no type for it
     ours = model.transform(frame)
     return {
         "ours": ours,

@@ -103,7 +103,7 @@ def slowly(seconds: float) -> Any:
 
     keras: Any = tf.keras
 
-    class Slowly(keras.callbacks.Callback):  # type: ignore[misc]
+    class Slowly(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             threading.Event().wait(seconds)
 
@@ -117,7 +117,7 @@ def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[int, int, list[int]]:
     keras: Any = tf.keras
     legacy = os.environ.get("TF_USE_LEGACY_KERAS") == "1"
 
-    class Count(keras.layers.Layer):  # type: ignore[misc]
+    class Count(keras.layers.Layer):
         def build(self, shape: Any) -> None:
             alike = {"aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA} if legacy else {}
             self.total = self.add_weight(shape=(), dtype="int64", initializer="zeros", trainable=False, **alike)

@@ -10,13 +10,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from tfos_nb.errors import ClusterClosed, TfosError
 from tfos_nb.fate import Fate
 from tfos_nb.roster import Roster
 from tfos_nb.runtime.door import Door, DoorAddress
 from tfos_nb.runtime.lifecycle import Farewell, Stop
-from tfos_nb.session import SparkJobs
 from tfos_nb.settings import Settings
 from tfos_nb.state import WITHOUT, ClusterStatus
 
@@ -28,6 +28,16 @@ _LEAVING = 5.0  # seconds beyond the grace in which nodes must be gone
 _TELLING_WHY = 15.0  # seconds in which tasks of an inference that Spark runs again are told what went wrong
 _PATIENCE = 3.0  # seconds in which a supervisor must have started another process
 _AFTER_SAVING = 3.0  # seconds in which main must return when its model is written
+
+
+class Jobs(Protocol):
+    """What a life asks of its cluster's Spark jobs; :class:`tfos_nb.session.SparkJobs` are such."""
+
+    def cancel_all(self) -> bool:
+        """Cancel what runs; whether all of it has ended."""
+
+    def wait_for_slots(self, timeout: float) -> None:
+        """Wait until no task holds a slot, ``timeout`` seconds at the most."""
 
 
 class Life:
@@ -48,7 +58,7 @@ class Life:
         Why the members were gathered anew the last time; empty if they were not.
     """
 
-    def __init__(self, name: str, roster: Roster, fate: Fate, jobs: SparkJobs, settings: Settings) -> None:
+    def __init__(self, name: str, roster: Roster, fate: Fate, jobs: Jobs, settings: Settings) -> None:
         self.status = ClusterStatus.PLANNED
         self.cause = ""
         self._name = name
