@@ -1,4 +1,4 @@
-"""Commands as a page has them, run on a test's cluster: nothing is replaced in them but what is the reader's own."""
+"""Blocks as a page has them, run on a test's cluster: nothing is replaced in them but what is the reader's own."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from IPython.core.inputtransformer2 import TransformerManager
+
 from tests.clusters import daemons
 from tests.clusters.submit import environment_of
 from tests.docs.reading import BLOCKS, CHECKOUT
 
 
-def written(name: str, own: Mapping[str, str]) -> str:
-    """Return the block that stands after ``<!-- run as: NAME -->``, with what its reader has there.
+def written(name: str, own: Mapping[str, str]) -> tuple[str, str]:
+    """Return the language and the text of the block that stands after ``<!-- run as: NAME -->``.
 
     ``own`` has a test's host or path for each of the page's.
     """
@@ -23,7 +25,7 @@ def written(name: str, own: Mapping[str, str]) -> str:
     for theirs, ours in own.items():
         assert theirs in text, f"{block} has no {theirs}"
         text = text.replace(theirs, ours)
-    return text
+    return block.language, TransformerManager().transform_cell(text) if block.language == "python" else text
 
 
 @contextmanager
@@ -35,19 +37,24 @@ def as_written(
     settings: Mapping[str, object] | None = None,
     environment: Mapping[str, str] | None = None,
     home: Path | None = None,
+    first: str = "",
+    then: str = "",
 ) -> Iterator[daemons.Daemon]:
-    """Run a block's commands with bash, the checkout's notebooks beside it; what they started is ended afterwards.
+    """Run a block by bash or by Python, the checkout's notebooks beside it; what it started is ended afterwards.
 
-    ``settings`` are those of the cluster's ``spark-defaults.conf``.
+    ``settings`` are those of the cluster's ``spark-defaults.conf``; ``first`` and ``then`` are what the page does not
+    show: what its reader has written before the block and after it.
     """
     conf = folder / "spark-conf"
-    conf.mkdir()
+    conf.mkdir(parents=True)
     lines = (f"{key} {value}\n" for key, value in (settings or {}).items())
     (conf / "spark-defaults.conf").write_text("".join(lines))
     (folder / "notebooks").symlink_to(CHECKOUT / "notebooks")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # an environment that is active
     whole = environment_of({"PATH": path, "SPARK_CONF_DIR": str(conf), **(environment or {})}, home)
-    running = daemons.start(name, ["bash", "-euc", written(name, own)], whole, folder)
+    language, text = written(name, own)
+    command = {"bash": ["bash", "-euc"], "python": [sys.executable, "-c"]}[language]
+    running = daemons.start(name, [*command, "\n".join((first, text, then))], whole, folder)
     try:
         yield running
     finally:

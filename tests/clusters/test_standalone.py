@@ -19,6 +19,7 @@ from tests.clusters.standalone import Standalone, standalone_cluster
 from tests.clusters.submit import PROGRAMS, SECONDS_TO_PACK, outcome, printed, runs_in_what_was_shipped
 from tests.conftest import PYTHONPATH
 from tests.docs.reading import CHECKOUT
+from tests.versions import connect_client
 from tests.waiting import until
 
 pytestmark = pytest.mark.standalone
@@ -129,6 +130,53 @@ def test_a_program_gets_the_cores_that_it_asks_for(
     with as_written("clusters-cores", own, tmp_path, settings=settings, environment=here, home=spark_home) as running:
         outcome(running)
     assert printed(running.log.read_text(errors="replace")) == {"slots": 4}  # of two workers with three cores each
+
+
+HOW_MANY = f"exec(open({str(PROGRAMS / 'count_cores.py')!r}).read())"
+
+
+def test_a_kernel_makes_its_session_itself(cluster: Standalone, settings: dict[str, str], tmp_path: Path) -> None:
+    for name in ("spark.master", "spark.executor.cores", "spark.cores.max"):
+        del settings[name]
+    own = {MASTER: cluster.url}
+    here = {"PYSPARK_PYTHON": sys.executable}
+    with as_written("standalone-session", own, tmp_path, settings=settings, environment=here, then=HOW_MANY) as running:
+        outcome(running)
+    assert printed(running.log.read_text(errors="replace")) == {"slots": 4}
+
+
+APPLIED = """
+import json, pyarrow
+def doubled(batches):
+    for batch in batches:
+        yield pyarrow.RecordBatch.from_pydict({"id": [2 * number for number in batch["id"].to_pylist()]})
+found = [row.id for row in spark.range(4).mapInArrow(doubled, "id long").collect()]
+print(json.dumps({"outcome": {"rows": sorted(found), "session": type(spark).__module__}}))
+"""
+
+
+@connect_client
+def test_a_server_of_spark_connect_is_started_on_it_and_a_client_finds_it(
+    cluster: Standalone, settings: dict[str, str], tmp_path: Path
+) -> None:
+    (port,) = daemons.free_ports(1)
+    bound = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port)}
+    own = {MASTER: cluster.url, PYTHON: sys.executable}
+    places = {"SPARK_LOG_DIR": str(tmp_path / "logs"), "SPARK_PID_DIR": str(tmp_path / "server")}
+    ended_with_the_test = {"SPARK_NO_DAEMONIZE": "1"}
+    with as_written(
+        "connect-server",
+        own,
+        tmp_path / "server",
+        settings={**settings, **bound},
+        environment={**places, **ended_with_the_test},
+    ) as server:
+        server.told(r"(Spark Connect server started at)")
+        own = {"sc://spark.example.org:15002": f"sc://127.0.0.1:{port}"}
+        with as_written("connect-session", own, tmp_path / "client", then=APPLIED) as client:
+            outcome(client)
+    found = printed(client.log.read_text(errors="replace"))
+    assert found == {"rows": [0, 2, 4, 6], "session": "pyspark.sql.connect.session"}
 
 
 def test_a_script_runs_in_cluster_mode_its_driver_on_a_worker(

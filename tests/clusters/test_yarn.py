@@ -134,6 +134,42 @@ def test_a_program_in_the_cluster_keeps_all_that_it_reads_and_writes_in_hdfs(
     assert not [name for name in hdfs.find("/whole") if "/." in name], "nothing half-written is left"
 
 
+BEFORE_IT = """
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.getOrCreate()
+spark.range(0, 200, 1, 4).selectExpr("array(float(id % 5)) x", "float(id % 5) * 2 y").write.parquet("hdfs:///user/me/rows")
+def main(args, ctx):
+    import keras
+    with ctx.strategy().scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    trained = model.fit(ctx.dataset(16, x="x", y="y"), epochs=3)
+    ctx.save(model, "line.keras")
+    return trained.epoch
+"""
+AFTER_IT = """
+import json
+print(json.dumps({"outcome": cluster.results()}))
+"""
+
+
+def test_the_lines_of_the_page_train_from_hdfs_and_save_there(hadoop: Hadoop, hdfs: Any, tmp_path: Path) -> None:
+    own = {"hdfs://namenode:8020": hadoop.url}
+    here = environment(hadoop, PYSPARK_PYTHON=sys.executable)
+    with as_written(
+        "yarn-hdfs",
+        own,
+        tmp_path,
+        settings={"spark.master": "local[4]", "spark.ui.enabled": "false"},
+        environment=here,
+        first=BEFORE_IT,
+        then=AFTER_IT,
+    ) as running:
+        outcome(running)
+    assert printed(running.log.read_text(errors="replace")) == {"worker:0": [0, 1, 2], "worker:1": [0, 1, 2]}
+    assert hdfs.exists("/user/me/models/line.keras")
+
+
 @pytest.mark.slow
 def test_an_environment_with_tensorflow_is_shipped_by_hdfs(hadoop: Hadoop, hdfs: Any, tmp_path: Path) -> None:
     own = {"'.[hdfs]'": f"'{CHECKOUT}[hdfs]'"}

@@ -19,7 +19,7 @@ class Block:
     """One fenced block.
 
     ``why_not`` is the reason of ``<!-- not run: … -->`` before it; empty if it is run. ``run_as`` is the name of
-    ``<!-- run as: … -->``: a test of ``tests/clusters`` runs it, on a cluster.
+    ``<!-- run as: … -->``: a test of its own runs it, with what it wants: a cluster, or a process without a session.
     """
 
     page: str
@@ -28,6 +28,11 @@ class Block:
     text: str
     why_not: str = ""
     run_as: str = ""
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether it is run with the page's others."""
+        return not (self.why_not or self.run_as)
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"

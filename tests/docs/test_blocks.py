@@ -16,6 +16,8 @@ from pyspark.sql import SparkSession
 from traitlets.config import Config
 
 import tfos_nb
+from tests.clusters.pages import as_written
+from tests.clusters.submit import outcome
 from tests.docs.commands import faults_of
 from tests.docs.hidden import FIRST, OF_PAGE
 from tests.docs.reading import BLOCKS, CHECKOUT, PAGES, Block, blocks_of
@@ -33,7 +35,7 @@ def python_of(block: Block) -> str:
     return block.text if block.language == "python" else ""
 
 
-RUN_ON = sorted({block.page for block in BLOCKS if python_of(block) and not block.why_not})
+RUN_ON = sorted({block.page for block in BLOCKS if python_of(block) and block.in_turn})
 MANY_CLUSTERS = {"feeding", "inference", "migrating", "pipeline", "quickstart", "recovery", "strategies"}
 """Pages that start several clusters or load several models, of kinds that other tests try in every way."""
 
@@ -84,13 +86,28 @@ def test_the_python_of_a_page_runs_from_its_first_block_to_its_last(page: str, s
     run(shell, FIRST, "what no page shows")
     run(shell, OF_PAGE.get(page, ""), f"what {page} does not show")
     for block in blocks_of(page):
-        if not block.why_not:
+        if block.in_turn:
             run(shell, python_of(block), str(block))
+
+
+NOTEBOOK = """
+from IPython import get_ipython
+from IPython.core.interactiveshell import InteractiveShell
+InteractiveShell.instance().run_line_magic("load_ext", "tfos_nb")
+"""
+
+
+def test_a_session_is_started_and_stopped_where_there_is_none(tmp_path: Path) -> None:
+    with as_written("magics-spark", {"/data": str(tmp_path)}, tmp_path, first=NOTEBOOK) as running:
+        outcome(running)
+    said = running.log.read_text(errors="replace")
+    assert "local[4,4]" in said
+    assert list((tmp_path / "spark").iterdir()) == [], "where its blocks were"
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "bash"], ids=str)
 def test_the_commands_of_a_block_are_there_with_their_options(block: Block) -> None:
-    assert faults_of(block.text, allowed=bool(block.why_not or block.run_as)) == []
+    assert faults_of(block.text, allowed=not block.in_turn) == []
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.why_not], ids=str)
@@ -100,8 +117,8 @@ def test_a_block_that_cannot_run_here_says_why_and_is_python_all_the_same(block:
 
 
 @pytest.mark.parametrize("name", [block.run_as for block in BLOCKS if block.run_as])
-def test_a_block_that_wants_a_cluster_is_run_by_a_test_that_has_one(name: str) -> None:
-    tests = "".join(path.read_text(encoding="utf-8") for path in (CHECKOUT / "tests" / "clusters").glob("test_*.py"))
+def test_a_block_that_wants_more_than_its_page_is_run_by_a_test_that_has_it(name: str) -> None:
+    tests = "".join(path.read_text(encoding="utf-8") for path in (CHECKOUT / "tests").rglob("test_*.py"))
     assert len(re.findall(rf'as_written\(\s*"{name}"', tests)) == 1
 
 
