@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from tests.conftest import RunScript
 from tests.waiting import until
-from tfos_nb import Cluster, errors, launch
+from tfos_nb import Cluster, errors, launch, parallel
 from tfos_nb.launching import error_of_job
 from tfos_nb.nodejobs import NodeJobs
 from tfos_nb.runtime.process import private_directory
@@ -309,6 +309,43 @@ def test_a_setting_that_cannot_be_is_named_before_anything_starts(
 ) -> None:
     with pytest.raises(errors.PlanError, match=said):
         launch(counting, spark=spark, **wish)
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        ({"nodes": 0}, "nodes=0: it is a whole number, 1 or more"),
+        ({"cpus": "2"}, "cpus='2': it is a whole number, 1 or more"),
+        ({"gpus": -1}, "gpus=-1: it is a whole number, 0 or more"),
+        ({"env": "A=1"}, "env='A=1': it is a dictionary"),
+        ({"env": {"A=B": "1"}}, "env: 'A=B' cannot be a variable's name"),
+    ],
+)
+def test_programs_that_cannot_be_are_refused_before_anything_starts(
+    spark: SparkSession, wish: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(errors.PlanError, match=said):
+        parallel.run(counting, **{"nodes": 1, "spark": spark, **wish})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("TFOS_SERVER_PORT", "http", "TFOS_SERVER_PORT=http: it is one port, or a range"),
+        ("TFOS_SERVER_RELAY", "yes", "TFOS_SERVER_RELAY=yes: it is 1"),
+    ],
+)
+def test_a_variable_of_the_driver_that_cannot_be_is_named_before_a_spark_is_started(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    for module in ("cluster", "parallel"):
+        asked = f"tfos_nb.{module}.spark_session"
+        monkeypatch.setattr(asked, lambda slots: pytest.fail(f"a Spark with {slots} slots"))
+    with pytest.raises(errors.PlanError, match=said):
+        launch(counting)
+    with pytest.raises(errors.PlanError, match=said):
+        parallel.run(counting, nodes=1)
 
 
 def test_directories_may_be_paths(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tfos_nb.cluster_scale import Scaling
 from tfos_nb.deliveries import Deliveries
 from tfos_nb.errors import PlanError
 from tfos_nb.fate import Fate
-from tfos_nb.launching import NodeTasks, open_door, survey
+from tfos_nb.launching import NodeTasks, check_door_variables, open_door, survey
 from tfos_nb.life import Life
 from tfos_nb.nodejobs import NodeJobs
 from tfos_nb.roster import Roster
@@ -173,6 +173,7 @@ def launch(
         min_workers=min_workers,
     ).for_plan(plan)
     payload = pack(main, args, sources)
+    check_door_variables()
     session = spark_session(len(plan.spark_nodes) + 2) if spark is None else usable_session(spark)
     cluster = Cluster(plan, settings, payload, session)
     cluster.start()
@@ -229,13 +230,7 @@ class Cluster(Inferring, Scaling):
                 self._open_tunnel(door)
             description = f"tfos_nb cluster {self.plan.name}"
             self._nodes = nodes = NodeJobs(
-                self._spark,
-                self._jobs,
-                launching,
-                tasks,
-                description,
-                self._roster,
-                self._fate.wake,
+                self._spark, self._jobs, launching, tasks, description, self._roster, self._fate.wake
             )
             nodes.submit()
             self._fate.jobs = lambda: nodes.running

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tfos_nb.contexts import context_of
 from tfos_nb.errors import SPARK_ENDED, FeedFailed, PlanError, TfosError
 from tfos_nb.ports import allowed_ports
-from tfos_nb.relaying import RelayedDoor, check_relay, needs_relay
+from tfos_nb.relaying import RelayedDoor, check_relay, needs_relay, stated_relay
 from tfos_nb.runtime.door import Desk, Door, DoorAddress
 from tfos_nb.runtime.gpu_claims import GPU_COUNT_SCHEMA, GpuCount
 from tfos_nb.runtime.incoming import make_room
@@ -41,6 +41,7 @@ __all__ = [
     "Launching",
     "NodeTasks",
     "check_descriptors",
+    "check_door_variables",
     "check_host_gpus",
     "error_of_job",
     "open_door",
@@ -153,6 +154,18 @@ def _one_is_left(
         check_slots(spark, need, False, cpus=cpus, gpus=gpus, profile=profile)
         return False
     return True
+
+
+def check_door_variables() -> None:
+    """Refuse an environment in which :func:`open_door` would fail, before a Spark is started for it.
+
+    Raises
+    ------
+    PlanError
+        If ``TFOS_SERVER_PORT`` or ``TFOS_SERVER_RELAY`` is none.
+    """
+    allowed_ports("TFOS_SERVER_PORT")
+    stated_relay()
 
 
 def open_door(spark: SparkSession, desk: Desk) -> tuple[Door, DoorAddress]:

@@ -12,12 +12,13 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfos_nb.errors import NodeFailed, PlanError, TfosError
-from tfos_nb.launching import check_descriptors, check_host_gpus, error_of_job, open_door
+from tfos_nb.errors import NodeFailed, TfosError
+from tfos_nb.launching import check_descriptors, check_door_variables, check_host_gpus, error_of_job, open_door
 from tfos_nb.relaying import needs_relay
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.door import Link
 from tfos_nb.runtime.payload import pack
+from tfos_nb.runtime.plan import check_count
 from tfos_nb.runtime.solo import SUMMARY_SCHEMA, SoloEnded, SoloTask
 from tfos_nb.session import (
     SparkJobs,
@@ -31,6 +32,7 @@ from tfos_nb.session import (
     spark_session,
     usable_session,
 )
+from tfos_nb.settings import checked_env
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -139,11 +141,11 @@ def run(
     ...     return [score(file) for file in args["files"][ctx.index :: ctx.count]]
     >>> tfos_nb.parallel.run(main, {"files": files}, nodes=4)  # doctest: +SKIP
     """
-    if type(nodes) is not int or nodes < 1:
-        raise PlanError(f"nodes={nodes!r}: it is a whole number, 1 or more")
-    if any(type(part) is not str for pair in (env or {}).items() for part in pair):
-        raise PlanError("env: names and values are text, as in env={'OMP_NUM_THREADS': '1'}")
+    for field, count, least in (("nodes", nodes, 1), ("cpus", cpus, 1), ("gpus", gpus, 0)):
+        check_count(field, count, least)
+    variables = checked_env(env)
     payload = pack(main, args, sources)
+    check_door_variables()
     session = spark_session(nodes) if spark is None else usable_session(spark)
     check_local_python(session)
     claim = gpus if gpus > 0 and not gives_gpus(session) else 0
@@ -160,7 +162,7 @@ def run(
     door, address = open_door(session, desk)
     try:
         path = tuple(entry or os.getcwd() for entry in sys.path)
-        task = SoloTask(nodes, address, barrier, dict(env or {}), path, payload, claim)
+        task = SoloTask(nodes, address, barrier, variables, path, payload, claim)
         extra: dict[str, Any] = {"profile": profile} if profile is not None else {}
         frame = session.range(0, nodes, 1, nodes).mapInArrow(task, SUMMARY_SCHEMA, barrier=barrier, **extra)
         return _results(desk, SparkJobs(session, f"tfos_nb-parallel-{uuid.uuid4().hex[:12]}"), frame, name)

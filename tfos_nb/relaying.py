@@ -42,7 +42,7 @@ from tfos_nb.session import SparkJobs
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Carrier", "RelayedDoor", "check_relay", "needs_relay"]
+__all__ = ["Carrier", "RelayedDoor", "check_relay", "needs_relay", "stated_relay"]
 
 logger = logging.getLogger(__name__)
 
@@ -67,17 +67,29 @@ def needs_relay(spark: SparkSession) -> bool:
     PlanError
         If ``TFOS_SERVER_RELAY`` is anything else.
     """
-    stated = os.environ.get("TFOS_SERVER_RELAY", "").strip()
-    if stated not in ("", "0", "1"):
-        raise PlanError(
-            f"TFOS_SERVER_RELAY={stated}: it is 1, by a relay on an executor, or 0, directly; unset, a task looks"
-        )
+    stated = stated_relay()
     if stated or not is_connect(spark) or os.environ.get("TFOS_SERVER_HOST"):
         return stated == "1"
     key = context_of(spark).key
     if key not in _reached:
         _reached[key] = _is_reached(spark)
     return not _reached[key]
+
+
+def stated_relay() -> str:
+    """Return what ``TFOS_SERVER_RELAY`` says: ``"1"``, ``"0"``, or nothing.
+
+    Raises
+    ------
+    PlanError
+        If it is anything else.
+    """
+    stated = os.environ.get("TFOS_SERVER_RELAY", "").strip()
+    if stated not in ("", "0", "1"):
+        raise PlanError(
+            f"TFOS_SERVER_RELAY={stated}: it is 1, by a relay on an executor, or 0, directly; unset, a task looks"
+        )
+    return stated
 
 
 def check_relay(spark: SparkSession) -> None:

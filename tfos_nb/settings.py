@@ -86,13 +86,6 @@ class Settings:
             raise PlanError(f"queues={list(self.queues)!r}: they are names, such as queues=['input', 'valid']")
         if self.restarts and len(self.queues) > 1:
             raise PlanError("restarts= needs a single queue: a state knows how far it has come in one alone")
-        if any(not isinstance(part, str) for pair in self.env.items() for part in pair):
-            raise PlanError("env: names and values are text, as in env={'TF_USE_LEGACY_KERAS': '1'}")
-        for name, value in self.env.items():
-            if not name or "=" in name or "\0" in name:
-                raise PlanError(f"env: {name!r} cannot be a variable's name: one has a letter, and no '=' or NUL")
-            if "\0" in value:
-                raise PlanError(f"env: the value of {name} has a NUL in it, which no process can be given")
 
     def check(self, plan: ClusterPlan) -> None:
         """Refuse what does not go with a plan."""
@@ -149,10 +142,18 @@ class Settings:
 
 
 def checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the variables that a user gives, if they are some."""
+    """Return the variables that a user gives, if a process can be given them."""
     if not isinstance(env, (Mapping, type(None))):
         raise PlanError(f"env={env!r}: it is a dictionary, as in env={{'TF_USE_LEGACY_KERAS': '1'}}")
-    return dict(env or {})
+    given = dict(env or {})
+    if any(not isinstance(part, str) for pair in given.items() for part in pair):
+        raise PlanError("env: names and values are text, as in env={'TF_USE_LEGACY_KERAS': '1'}")
+    for name, value in given.items():
+        if not name or "=" in name or "\0" in name:
+            raise PlanError(f"env: {name!r} cannot be a variable's name: one has a letter, and no '=' or NUL")
+        if "\0" in value:
+            raise PlanError(f"env: the value of {name} has a NUL in it, which no process can be given")
+    return given
 
 
 def check_seconds(name: str, value: Any, above: float | None = None) -> float:

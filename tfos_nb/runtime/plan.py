@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tfos_nb.errors import PlanError
 
-__all__ = ["ClusterPlan", "InputMode", "Node", "Role"]
+__all__ = ["ClusterPlan", "InputMode", "Node", "Role", "check_count"]
 
 
 _TRAINS = "trains"
@@ -123,7 +123,7 @@ class ClusterPlan:
 
     def __post_init__(self) -> None:
         for field, least in (("workers", 0), ("ps", 0), ("cpus", 1), ("gpus", 0)):
-            _check_count(field, getattr(self, field), least)
+            check_count(field, getattr(self, field), least)
         known = type(self.chief) in (bool, type(None)) or self.chief == _TRAINS
         if not known or type(self.evaluator) is not bool:
             raise PlanError(f"chief and evaluator are True or False; chief may also be {_TRAINS!r}")
@@ -247,6 +247,7 @@ class ClusterPlan:
         return tuple(field.name for field in dataclasses.fields(cls))
 
 
-def _check_count(field: str, value: object, least: int) -> None:
+def check_count(field: str, value: object, least: int) -> None:
+    """Refuse what is no whole number, or below the least that it may be."""
     if type(value) is not int or value < least:
         raise PlanError(f"{field}={value!r}: it is a whole number, {least} or more")
