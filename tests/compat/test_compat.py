@@ -430,6 +430,18 @@ def test_independent_programs_return_their_results_in_order_in_processes_of_thei
         parallel.run(place, nodes=7, spark=spark, barrier=True)
 
 
+def leaves_a_file(args: Any, ctx: Any) -> str:
+    import tempfile
+
+    with tempfile.NamedTemporaryFile(delete=False) as file:
+        return file.name
+
+
+def test_what_a_program_leaves_in_its_temporary_directory_goes_with_it(spark: SparkSession) -> None:
+    (left,) = parallel.run(leaves_a_file, nodes=1, spark=spark)
+    assert not os.path.exists(os.path.dirname(left))
+
+
 def failing(args: Any, ctx: Any) -> int:
     import signal
 

@@ -1,10 +1,12 @@
 import linecache
+import pickle
 import traceback
 
 import pytest
 
 from tfos_nb.errors import PlanError
 from tfos_nb.magics.cell import CellSyntaxError, parse_cell
+from tfos_nb.runtime.payload import pack
 
 
 def choose(shell, text, fn=None):
@@ -100,20 +102,21 @@ def test_a_traceback_shows_the_users_line_with_the_number_it_has_in_the_cell(she
     assert frame.filename.startswith("Cell In[")
 
 
-def test_the_sources_hold_the_cell_and_what_it_calls_of_other_cells(shell):
+def test_the_texts_that_travel_are_the_cells_and_what_it_calls_of_other_cells(shell):
     shell.run_cell("def other(): return 1")
     shell.run_cell("def unused(): return 1")
     shell.run_cell("class Model:\n    def build(self): return other()")
     program = choose(
         shell, "import json\ndef main(args, ctx):\n    return [Model().build() for _ in json.loads('[1]')]\n"
     )
-    texts = list(program.sources.values())
-    assert program.sources[program.function.__code__.co_filename].splitlines()[2].startswith("def main")
+    found = pickle.loads(pack(program.function, None))[1]
+    texts = list(found.values())
+    assert found[program.function.__code__.co_filename].splitlines()[2].startswith("def main")
     assert any("def other" in text for text in texts)
     assert any("def build" in text for text in texts)
     assert not any("unused" in text for text in texts)
     assert len(texts) == 3
-    for name, text in program.sources.items():
+    for name, text in found.items():
         assert "".join(linecache.getlines(name)) == text
 
 

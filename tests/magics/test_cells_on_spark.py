@@ -74,6 +74,30 @@ def test_a_main_waits_for_rows_only_when_it_has_asked_for_them(shell: Interactiv
     assert quiet.result() == 8
 
 
+IN_CELLS = """
+import tensorflow as tf
+from typing import Any
+
+def turned(x: Any) -> Any:
+    if tf.reduce_sum(x) > 0:
+        return x
+    return -x
+
+def whole(x: tf.Tensor) -> Any:
+    return tf.reduce_sum(turned(x)) + tf.zeros_like(x)
+"""
+
+
+def test_tensorflow_compiles_the_functions_of_cells_on_the_executors(shell: InteractiveShell) -> None:
+    """It reads their text, which no file there has, and wants the names in their annotations, which stay behind."""
+    for cell in (IN_CELLS, "one = rows.coalesce(1)\nfrom tfos_nb import map_batches"):
+        assert run(shell, cell)[0].success
+    for function, expected in (("whole", [28.0] * 8), ("lambda x: x if tf.reduce_sum(x) < 0 else -x", [0.0, -1.0])):
+        text = f"found = [row.y for row in map_batches(one, {function}, 'y float').collect()]"
+        assert run(shell, text)[0].success
+        assert shell.user_ns["found"][: len(expected)] == expected
+
+
 def test_what_fails_after_its_cell_is_shown_and_raised_by_each_later_call(
     shell: InteractiveShell, tmp_path: Path
 ) -> None:

@@ -24,7 +24,6 @@ def test_a_cell_is_launched_fed_and_waited_for(run, shell, launcher):
     assert cluster.calls == ["wait_until_up", "train", "wait"]
     assert cluster.fed == (shell.user_ns["train_df"], 3)
     assert cluster.returned == {"lr": 0.1}
-    assert "def main(args, ctx):" in "".join(cluster.options["sources"].values())
     assert shown.index("mnist · Planned · 2 workers") < shown.index("mnist · Done · 2 workers")
 
 

@@ -40,7 +40,7 @@ def test_no_grace_by_config_is_none_and_its_default_is_launchs(run, launcher, sh
 
 def test_without_config_launch_is_told_nothing_of_it(run, launcher):
     run(f"%%tfos_cluster mnist --input tensorflow\n{MAIN}")
-    assert set(launcher.last.options) == {"sources"}
+    assert set(launcher.last.options) == set()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -18,7 +20,8 @@ from tfos_nb import map_batches, reduce_batches
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime.baggage import Baggage, pack
 from tfos_nb.runtime.blocks import Function
-from tfos_nb.runtime.models import Signature, Tensor
+from tfos_nb.runtime.keras_models import keras_model
+from tfos_nb.runtime.models import WHOLE, Signature, Tensor
 
 
 def scaled(x):
@@ -223,6 +226,21 @@ def test_a_function_that_returns_nothing_is_told_of():
     for compiled in (True, False):
         with pytest.raises(Exception, match=r"fn\(\) gave None for 'y': return a tensor"):
             applied(lambda x: None, "float32", compiled=compiled)
+
+
+def positive(x: Any) -> Any:
+    if tf.reduce_all(x > 0):
+        return x
+    return -x
+
+
+def test_no_source_that_autograph_has_written_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert applied(positive, "float32") == [1.0, 2.5]
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    (given,) = keras_model(model, WHOLE).apply([np.ones((2, 1), np.float32)])
+    assert given.tolist() == [[1.0], [1.0]]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_last_parameter_with_a_default_is_left_alone(rows, known):

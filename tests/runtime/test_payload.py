@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import io
@@ -407,6 +408,52 @@ def test_autograph_compiles_the_lambdas_of_a_module_that_is_not_there(
     main, args = unpack(payload)
     assert main(args, None) == [0, -1, -2, 3, 4]
     assert "my_branches" not in sys.modules
+
+
+HELPER = """
+def helper(x: np.ndarray) -> Any:
+    if tf.reduce_sum(x) > 0:
+        return x
+    return -x
+"""
+CALLING = """
+def main(args, ctx):
+    import tensorflow as tf
+
+    return float(tf.function(helper)(tf.constant(-2.0)))
+"""
+
+
+@pytest.fixture
+def cells_of_a_notebook() -> Iterator[list[str]]:
+    """Two cells as IPython compiles them; what the test forgets was in them alone."""
+    texts = {"<cell of the helper>": HELPER, "<cell of main>": CALLING}
+    for name, text in texts.items():
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    yield list(texts)
+    for name in texts:
+        linecache.cache.pop(name, None)
+
+
+def test_autograph_compiles_an_annotated_function_of_another_cell(cells_of_a_notebook: list[str]) -> None:
+    import tensorflow as tf
+
+    first, second = cells_of_a_notebook
+    helper = cell(HELPER, "helper", first, np=np, Any=Any, tf=tf)
+    payload = pack(cell(CALLING, "main", second, helper=helper), {})
+    for name in cells_of_a_notebook:
+        del linecache.cache[name]
+    assert call(payload) == 2.0
+    assert "".join(linecache.getlines(first)) == HELPER
+
+
+def test_texts_of_what_is_installed_stay_behind() -> None:
+    def main(args: Any, ctx: Any) -> Any:
+        return wrapped()
+
+    wrapped = contextlib.contextmanager(iter)  # a function inside one of Python's own
+    _, found = pickle.loads(pack(main, {}))
+    assert list(found) == [__file__]
 
 
 def test_a_payload_is_only_data_until_it_is_unpacked(forgotten: str) -> None:

@@ -11,8 +11,8 @@ import builtins
 import inspect
 import linecache
 import types
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -48,15 +48,11 @@ class CellProgram:
     ----------
     function : callable
         The function that takes (args, ctx).
-    sources : dict of str to str
-        The text behind each file name that its code, and the code of the notebook that it calls, was compiled under: a
-        node has no such files, and shows these lines in its tracebacks.
     note : str
         What the user should know of the choice; empty if there was none.
     """
 
     function: Main
-    sources: dict[str, str] = field(default_factory=dict)
     note: str = ""
 
 
@@ -91,7 +87,7 @@ class ParsedCell:
             _show_only_the_cell(self.shell, error)
             raise
         function = self.shell.user_ns[self.chosen]
-        return CellProgram(function, dict(_sources(function)), self.note)
+        return CellProgram(function, self.note)
 
 
 def parse_cell(shell: InteractiveShell, text: str, fn: str | None = None) -> ParsedCell:
@@ -228,32 +224,3 @@ def _show_only_the_cell(shell: InteractiveShell, error: Exception) -> None:
         error._render_traceback_ = render  # type: ignore[attr-defined]  # IPython asks the exception for it
     except AttributeError:
         return  # an exception with __slots__ is shown with our frames
-
-
-def _sources(function: object) -> Iterator[tuple[str, str]]:
-    """Yield the text of every cell that the function's code, or code of the notebook that it names, came from."""
-    seen: set[types.CodeType] = set()
-    while isinstance(function, partial):
-        function = function.func
-    waiting: list[object] = [inspect.unwrap(function)] if callable(function) else []
-    while waiting:
-        value = waiting.pop()
-        members = list(vars(value).values()) if isinstance(value, type) and value.__module__ == "__main__" else []
-        waiting.extend(member for member in members if isinstance(member, types.FunctionType))
-        if not isinstance(value, types.FunctionType) or value.__code__ in seen:
-            continue
-        seen.add(value.__code__)
-        lines = linecache.cache.get(value.__code__.co_filename)
-        if value.__module__ != "__main__" or lines is None or len(lines) == 1:
-            continue
-        yield value.__code__.co_filename, "".join(lines[2])
-        used = {name for code in _codes(value.__code__) for name in code.co_names}
-        waiting.extend(value.__globals__[name] for name in used if name in value.__globals__)
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a code object and those inside it: inner functions, comprehensions."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)

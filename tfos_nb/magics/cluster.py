@@ -78,9 +78,7 @@ class TfosMagics(Magics, Defaults):
 
     def _start(self, program: CellProgram, args: Any, options: LaunchOptions) -> RunningCluster:
         try:
-            return self.launcher()(
-                program.function, args, sources=program.sources, wait_until_up=False, **options.launch_arguments()
-            )
+            return self.launcher()(program.function, args, wait_until_up=False, **options.launch_arguments())
         except KeyboardInterrupt:
             raise StoppedByUser("stopped by you before any node was started") from None
 

@@ -7,13 +7,13 @@ model unpickles it after it has set TensorFlow up, and not while Spark reads the
 from __future__ import annotations
 
 import contextlib
-import importlib
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tfos_nb.errors import PlanError
+from tfos_nb.runtime import texts
 from tfos_nb.runtime.payload import taken_along
 
 __all__ = ["Baggage", "pack", "unpack"]
@@ -53,15 +53,20 @@ def pack(baggage: Baggage) -> bytes:
         for value in own:
             stack.enter_context(taken_along(value))
         try:
-            data: bytes = importlib.import_module("pyspark.cloudpickle").dumps(baggage)
+            data, found = texts.dumps(baggage)
         except Exception as error:
             what = str(error).splitlines()[0] if str(error) else type(error).__name__
             names = ", ".join(getattr(value, "__name__", type(value).__name__) for value in own)
             raise PlanError(f"{names}: what it refers to cannot travel to the executors: {what}") from error
-    return data
+    return pickle.dumps((data, found))
 
 
 def unpack(data: bytes) -> Baggage:
     """Undo :func:`pack`, in the process that applies the model."""
     # The bytes come from Spark's task closure, never from a socket.
-    return pickle.loads(data) if data else Baggage()  # noqa: S301
+    if not data:
+        return Baggage()
+    pickled, found = pickle.loads(data)  # noqa: S301
+    texts.remember(found)
+    baggage: Baggage = pickle.loads(pickled)  # noqa: S301
+    return baggage

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ import pyarrow as pa
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime import baggage
 from tfos_nb.runtime.intake import Feed, Where, incomplete_rows
-from tfos_nb.runtime.models import WHOLE, Model, Signature, Tensor, Use, constant
+from tfos_nb.runtime.models import WHOLE, Model, Signature, Tensor, Traced, Use, constant
 from tfos_nb.runtime.outlet import column_of
 from tfos_nb.runtime.scoring import partition_id, rebatched, take_model
 from tfos_nb.runtime.shelf import Reader
@@ -92,10 +92,10 @@ def _as_model(source: Function) -> Model:
         named = {t.name: tensor for t, tensor in zip(inputs, tensors, strict=True)}
         return _in_order(function(named) if source.as_dict else function(*tensors), source)
 
-    run = call
+    run: Callable[..., list[Any]] = call
     if source.compiled:
         specs = [tf.TensorSpec((None, *tensor.shape), tensor.dtype) for tensor in inputs]
-        run = tf.function(call, input_signature=specs)
+        run = Traced(call, specs)
 
     def apply(arrays: Sequence[Array]) -> list[Array]:
         results = run(*(constant(array, t) for array, t in zip(arrays, inputs, strict=True)))

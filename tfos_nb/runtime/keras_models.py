@@ -19,6 +19,7 @@ from tfos_nb.runtime.models import (
     ModelUnusable,
     Signature,
     Tensor,
+    Traced,
     Use,
     constant,
     described,
@@ -109,7 +110,7 @@ def keras_model(model: Any, use: Use) -> Model:
     def call(*tensors: Any) -> Any:
         return tf.nest.flatten(part(tf.nest.pack_sequence_as(structure, list(tensors)), training=False))
 
-    traced = tf.function(call, input_signature=[tf.TensorSpec(t.shape, t.dtype) for t in given])
+    traced = Traced(call, [tf.TensorSpec(t.shape, t.dtype) for t in given])
     wanted = [index for index, tensor in enumerate(outputs) if not use.outputs or tensor.name in use.outputs]
 
     def apply(arrays: Sequence[Array]) -> list[Array]:

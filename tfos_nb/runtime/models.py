@@ -12,6 +12,7 @@ driver.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import os
@@ -36,6 +37,7 @@ __all__ = [
     "ModelUnusable",
     "Signature",
     "Tensor",
+    "Traced",
     "Use",
     "check_directory",
     "check_file",
@@ -236,6 +238,42 @@ def constant(array: Array, tensor: Tensor) -> Any:
         return tf.constant(array, tf.string)
     made = tf.constant(array)
     return made if made.dtype.name == tensor.dtype else tf.cast(made, tensor.dtype)
+
+
+class Traced:
+    """A function of tensors, traced once for any number of rows, that leaves no file behind.
+
+    AutoGraph writes the source that it makes of a function into the temporary directory and removes it when Python
+    exits (``tensorflow/python/autograph/pyct/loader.py``). Spark kills its Python workers: each would leave its files.
+    Once the function is traced nobody reads them.
+
+    Parameters
+    ----------
+    function : callable
+        Takes tensors, a parameter each.
+    specs : sequence of tf.TensorSpec
+        What they are.
+    """
+
+    def __init__(self, function: Callable[..., Any], specs: Sequence[Any]) -> None:
+        import tensorflow as tf
+
+        self._function = tf.function(function, input_signature=specs)
+        self._traced = False
+
+    def __call__(self, *tensors: Any) -> Any:
+        """Apply it."""
+        if self._traced:
+            return self._function(*tensors)
+        others = set(sys.modules)
+        try:
+            return self._function(*tensors)
+        finally:
+            self._traced = True
+            for name in sys.modules.keys() - others:
+                if name.startswith("__autograph_generated_file"):
+                    with contextlib.suppress(OSError):
+                        os.remove(sys.modules[name].__file__ or "")
 
 
 def near(name: object, names: Iterable[str]) -> str:

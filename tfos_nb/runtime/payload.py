@@ -5,7 +5,6 @@ travel inside Spark's own task closure and are unpickled in the node's process a
 """
 
 from __future__ import annotations
-import __future__
 
 import contextlib
 import dis
@@ -14,7 +13,6 @@ import importlib
 import inspect
 import io
 import itertools
-import linecache
 import logging
 import pickle
 import sys
@@ -23,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.on_import import when_imported
+from tfos_nb.runtime import texts
 
 __all__ = ["pack", "taken_along", "unpack"]
 
@@ -60,7 +58,7 @@ def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None 
     args : object
         Handed to ``main`` as it is.
     sources : mapping of str to str, optional
-        Source text by file name, so that a traceback on a node shows the lines of a notebook's cell.
+        Source text by file name, beside what is found of the functions that travel: a traceback on a node shows it.
 
     Raises
     ------
@@ -76,14 +74,14 @@ def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None 
         culprit = next(_culprits(main, args), None)
         if culprit is not None:
             raise PlanError(culprit)
-        data = _dumps(main, args)
+        data, found = _dumps(main, args)
     if len(data) > _BIG:
         logger.warning(
             "%s and what it refers to take %d MiB, which every node receives: read big data on the nodes, or feed it",
             _name_of(main),
             len(data) >> 20,
         )
-    return pickle.dumps((data, dict(sources or _sources_of(function))))
+    return pickle.dumps((data, {**found, **(sources or {})}))
 
 
 def _innermost(main: Any) -> Any:
@@ -127,14 +125,12 @@ def _cloudpickle() -> Any:
     return importlib.import_module("pyspark.cloudpickle")
 
 
-def _dumps(main: Callable[..., Any], args: Any) -> bytes:
-    cloudpickle = _cloudpickle()
+def _dumps(main: Callable[..., Any], args: Any) -> tuple[bytes, dict[str, str]]:
     try:
-        data: bytes = cloudpickle.dumps((main, args))
+        return texts.dumps((main, args))
     except Exception as error:
         told = _blame(main, args) or f"{_name_of(main)} or its args cannot travel to the nodes: {_first_line(error)}"
         raise PlanError(told) from error
-    return data
 
 
 def _first_line(error: Exception) -> str:
@@ -197,53 +193,15 @@ def _is_installed(name: str, file: str) -> bool:
 def unpack(payload: bytes) -> tuple[Callable[..., Any], Any]:
     """Undo :func:`pack`, in the node's process."""
     # The bytes come from Spark's task closure through an inherited pipe, never from a socket.
-    data, sources = pickle.loads(payload)  # noqa: S301
-    _have_lambdas_found()
-    for filename, text in sources.items():
-        linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    data, found = pickle.loads(payload)  # noqa: S301
+    texts.remember(found)
     main, args = pickle.loads(data)  # noqa: S301
-    function = _innermost(main)
-    code = getattr(function, "__code__", None)
-    if code is not None and code.co_flags & __future__.annotations.compiler_flag:
-        # AutoGraph looks for this name to compile annotations as the function's module did; pickling leaves it behind.
-        function.__globals__.setdefault("annotations", __future__.annotations)
     return main, args
-
-
-@functools.cache
-def _have_lambdas_found() -> None:
-    """Have AutoGraph compile the lambdas of a module that has come by value: it wants the module for nothing else."""
-    when_imported("tensorflow.python.autograph.pyct.parser", _look_no_further)
-
-
-def _look_no_further(parser: types.ModuleType) -> None:
-    parser.inspect = _Inspect("inspect")  # type: ignore[attr-defined]
-
-
-class _Inspect(types.ModuleType):
-    """Python's ``inspect``, to which no function is without a module."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(inspect, name)
-
-    @staticmethod
-    def getmodule(thing: Any) -> types.ModuleType:
-        """Return a function's module, or one of nothing: its names would only lead to sources that its loader has."""
-        return inspect.getmodule(thing) or types.ModuleType(str(getattr(thing, "__module__", "")))
 
 
 def _name_of(main: Callable[..., Any]) -> str:
     function = _innermost(main)
     return getattr(function, "__name__", type(function).__name__)
-
-
-def _sources_of(main: Callable[..., Any]) -> dict[str, str]:
-    """Find the text of a function that no file holds, such as one typed into a notebook."""
-    code = getattr(main, "__code__", None)
-    if code is None:
-        return {}
-    lines = linecache.getlines(code.co_filename)
-    return {code.co_filename: "".join(lines)} if lines else {}
 
 
 class _Part(NamedTuple):

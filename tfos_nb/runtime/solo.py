@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -31,7 +32,7 @@ from tfos_nb.runtime.gpu import gpu_variables
 from tfos_nb.runtime.gpu_claims import GpuClaims, GpusTaken
 from tfos_nb.runtime.on_import import spare_scikit_learn
 from tfos_nb.runtime.payload import unpack
-from tfos_nb.runtime.process import Channel, die_with_parent, kill_group, signal_name, start_module
+from tfos_nb.runtime.process import Channel, die_with_parent, kill_group, private_directory, signal_name, start_module
 from tfos_nb.runtime.wire import message
 
 __all__ = ["SoloContext", "SoloEnded", "SoloJob", "SoloTask"]
@@ -134,10 +135,10 @@ class SoloTask:
 
     def _run(self, job: SoloJob) -> SoloEnded:
         channel, theirs = Channel.pair()
-        with tempfile.TemporaryFile() as output:
+        with tempfile.TemporaryFile() as output, _scratch() as temporary:
             child = start_module(
                 "tfos_nb.runtime.solo",
-                env=self._environment(job.gpus),
+                env=self._environment(job.gpus, temporary),
                 fds=(theirs.fileno(),),
                 arguments=(str(theirs.fileno()),),
                 stdout=output.fileno(),
@@ -172,16 +173,27 @@ class SoloTask:
             log_tail=tail,
         )
 
-    def _environment(self, gpus: tuple[str, ...]) -> dict[str, str]:
+    def _environment(self, gpus: tuple[str, ...], temporary: str) -> dict[str, str]:
         path = os.pathsep.join(entry for entry in sys.path if entry)
         ours = {
             "PYTHONPATH": path,
+            "TMPDIR": temporary,
             "PYTHONUNBUFFERED": "1",
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"),
             **gpu_variables(gpus),
         }
         kept = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
         return {**kept, **ours, **self.env}
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[str]:
+    """Make a program's temporary directory; what is left in it goes with the program."""
+    path = private_directory("scratch", sockets=False)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _call(job: SoloJob) -> SoloEnded:
