@@ -109,7 +109,7 @@ def test_the_texts_that_travel_are_the_cells_and_what_it_calls_of_other_cells(sh
     program = choose(
         shell, "import json\ndef main(args, ctx):\n    return [Model().build() for _ in json.loads('[1]')]\n"
     )
-    found = pickle.loads(pack(program.function, None))[1]
+    found = pickle.loads(pack(program.function, None))[1].files
     texts = list(found.values())
     assert found[program.function.__code__.co_filename].splitlines()[2].startswith("def main")
     assert any("def other" in text for text in texts)

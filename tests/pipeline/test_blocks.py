@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -241,6 +243,20 @@ def test_no_source_that_autograph_has_written_is_left(tmp_path: Path, monkeypatc
     (given,) = keras_model(model, WHOLE).apply([np.ones((2, 1), np.float32)])
     assert given.tolist() == [[1.0], [1.0]]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_module_beside_the_notebook_goes_along_to_the_executors(rows, known, tmp_path, monkeypatch):
+    folder = tmp_path / "beside"
+    folder.mkdir()
+    text = "FACTOR = 3\ndef scaled(b):\n    return b * FACTOR if b[0] >= 0 else b * FACTOR\n"
+    (folder / "my_scaling.py").write_text(text)
+    monkeypatch.syspath_prepend(str(folder))
+    scaled = importlib.import_module("my_scaling").scaled
+    try:
+        found = map_batches(rows, lambda b: scaled(b), "y int")
+        assert column(found, "y").tolist() == (known["b"] * 3).tolist()
+    finally:
+        del sys.modules["my_scaling"]
 
 
 def test_a_last_parameter_with_a_default_is_left_alone(rows, known):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import io
 import linecache
@@ -26,6 +27,7 @@ from pyspark.sql import SparkSession
 
 from tests.conftest import ENVIRONMENT
 from tfos_nb.errors import PlanError
+from tfos_nb.runtime.carried import Carried, provide
 from tfos_nb.runtime.payload import pack, unpack
 
 Namespace = dict[str, Any]
@@ -132,15 +134,105 @@ def test_a_function_of_a_local_module_goes_by_value(module: Callable[[str, str],
     assert call_elsewhere(payload, tmp_path) == "7"
 
 
-# The gap: only main's own module goes by value; another local module that it refers to goes by name, so it is found
-# only where the node has the driver's folders too.
-@pytest.mark.xfail(reason="a helper of another local module goes by name")
-def test_a_helper_of_another_local_module_goes_by_value(
-    module: Callable[[str, str], ModuleType], tmp_path: Path
+FILES = {
+    "my_helpers.py": "import my_package.deep.numbers as numbers\ndef helper(x): return numbers.add(x) + 1",
+    "my_package/__init__.py": "",
+    "my_package/deep/numbers.py": "from ..more import MORE\nclass Number:\n    pass\ndef add(x): return x + MORE",
+    "my_package/more.py": "from . import most\nMORE = most.MOST",
+    "my_package/most.py": "MOST = 10",
+    "my_package/unused.py": "raise RuntimeError('nobody names it')",
+}
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Modules that lie beside a notebook, in a folder that Python looks into."""
+    folder = tmp_path / "beside"
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    monkeypatch.syspath_prepend(str(folder))
+    yield folder
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("my_helpers", "my_package")]:
+        del sys.modules[name]
+
+
+def carried(payload: bytes) -> set[str]:
+    return set(pickle.loads(payload)[1].modules)
+
+
+ALL = {"my_helpers", "my_package", "my_package.deep", "my_package.deep.numbers", "my_package.more", "my_package.most"}
+
+
+def test_modules_beside_the_notebook_go_along_with_what_they_import(beside: Path, tmp_path: Path) -> None:
+    helper = importlib.import_module("my_helpers").helper
+    payload = pack(cell("def main(args, ctx): return helper(args)", helper=helper), 3)
+    assert carried(payload) == ALL
+    assert call_elsewhere(payload, tmp_path) == "14"
+
+
+def test_what_an_argument_is_made_of_goes_along(beside: Path, tmp_path: Path) -> None:
+    number = importlib.import_module("my_package.deep.numbers").Number()
+    payload = pack(cell("def main(args, ctx): return type(args['n']).__name__"), {"n": number})
+    assert carried(payload) == ALL - {"my_helpers"}
+    assert call_elsewhere(payload, tmp_path) == "Number"
+
+
+def test_what_is_imported_inside_a_function_goes_along_and_is_not_imported_here(
+    beside: Path, tmp_path: Path, forgotten: str
 ) -> None:
-    helpers = module("my_helpers", "def helper(x): return x + 1")
-    main = cell("def main(args, ctx): return helper(args)", helper=helpers.helper)
-    assert call_elsewhere(pack(main, 3), tmp_path) == "4"
+    text = "def main(args, ctx):\n    import numpy, my_helpers\n    return my_helpers.helper(args)\n"
+    linecache.cache[forgotten] = (len(text), None, text.splitlines(keepends=True), forgotten)
+    payload = pack(cell(text, filename=forgotten), 3)
+    assert carried(payload) == ALL
+    assert "my_helpers" not in sys.modules
+    assert call_elsewhere(payload, tmp_path) == "14"
+
+
+def test_a_failure_in_a_module_that_went_along_shows_its_line(beside: Path, tmp_path: Path) -> None:
+    (beside / "my_helpers.py").write_text("def helper(x):\n    return x['no such key']  # here\n")
+    helper = importlib.import_module("my_helpers").helper
+    main = cell(
+        """
+        def main(args, ctx):
+            import traceback
+            try:
+                helper({})
+            except KeyError:
+                return traceback.format_exc()
+        """,
+        helper=helper,
+    )
+    payload = pack(main, None)
+    (beside / "my_helpers.py").unlink()
+    told = call_elsewhere(payload, tmp_path)
+    assert "my_helpers.py" in told
+    assert "# here" in told
+
+
+def test_a_module_that_changed_is_taken_anew_and_one_that_is_found_is_left(beside: Path) -> None:
+    """In a process that unpickles one function after another, as Spark's Python workers do."""
+    first = {"my_late_one": Carried("/nowhere/my_late_one.py", "VALUE = 1", False)}
+    other = Carried("/nowhere/my_helpers.py", "raise RuntimeError('the one beside is there')", False)
+    provide({**first, "my_helpers": other})
+    try:
+        imported = importlib.import_module("my_late_one")
+        provide(first)
+        assert sys.modules["my_late_one"] is imported, "nothing has changed"
+        provide({"my_late_one": Carried("/nowhere/my_late_one.py", "VALUE = 2", False)})
+        assert (imported.VALUE, importlib.import_module("my_late_one").VALUE) == (1, 2)
+        assert importlib.import_module("my_helpers").helper(0) == 11
+    finally:
+        del sys.modules["my_late_one"]
+
+
+def test_more_text_than_travels_well_stays_here_and_is_named(
+    beside: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tfos_nb.runtime.carried._MOST", 20)
+    helper = importlib.import_module("my_helpers").helper
+    pack(cell("def main(args, ctx): return helper(args)", helper=helper), 3)
+    assert "my_helpers and those after it stay here" in caplog.text
 
 
 def test_packing_leaves_the_modules_registration_as_it_was(module: Callable[[str, str], ModuleType]) -> None:
@@ -453,11 +545,11 @@ def test_texts_of_what_is_installed_stay_behind() -> None:
 
     wrapped = contextlib.contextmanager(iter)  # a function inside one of Python's own
     _, found = pickle.loads(pack(main, {}))
-    assert list(found) == [__file__]
+    assert list(found.files) == [__file__]
 
 
 def test_a_payload_is_only_data_until_it_is_unpacked(forgotten: str) -> None:
     """The driver and the supervisor hand bytes on; the function itself is unpickled in the node's process alone."""
     data, sources = pickle.loads(pack(cell(SOURCE, filename=forgotten), {}, {forgotten: SOURCE}))
     assert isinstance(data, bytes)
-    assert sources == {forgotten: SOURCE}
+    assert sources.files == {forgotten: SOURCE}

@@ -18,6 +18,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tfos_nb.errors import PlanError
@@ -81,7 +82,7 @@ def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None 
             _name_of(main),
             len(data) >> 20,
         )
-    return pickle.dumps((data, {**found, **(sources or {})}))
+    return pickle.dumps((data, replace(found, files={**found.files, **(sources or {})})))
 
 
 def _innermost(main: Any) -> Any:
@@ -125,7 +126,7 @@ def _cloudpickle() -> Any:
     return importlib.import_module("pyspark.cloudpickle")
 
 
-def _dumps(main: Callable[..., Any], args: Any) -> tuple[bytes, dict[str, str]]:
+def _dumps(main: Callable[..., Any], args: Any) -> tuple[bytes, texts.Texts]:
     try:
         return texts.dumps((main, args))
     except Exception as error:

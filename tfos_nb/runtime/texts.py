@@ -5,7 +5,7 @@ its lines. Where it arrives no file has them.
 
 ::
 
-    dumps(value) ──▶ bytes, {file name: text} ──▶ remember(texts), then pickle.loads
+    dumps(value) ──▶ bytes, Texts ──▶ remember(texts), then pickle.loads
 """
 
 from __future__ import annotations
@@ -15,32 +15,49 @@ import importlib
 import inspect
 import io
 import linecache
-import sysconfig
+import logging
 import types
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from tfos_nb.runtime.carried import Carried, gather, is_installed, provide
 from tfos_nb.runtime.on_import import when_imported
 
-__all__ = ["dumps", "remember"]
+__all__ = ["Texts", "dumps", "remember"]
 
-_INSTALLED = ("site-packages", "dist-packages")
+logger = logging.getLogger(__name__)
 
 
-def dumps(value: Any) -> tuple[bytes, dict[str, str]]:
-    """Pickle by PySpark's cloudpickle, which both sides have.
+@dataclass(frozen=True)
+class Texts:
+    """What goes along.
 
-    Returns
-    -------
-    bytes
-        What :func:`pickle.loads` takes.
-    dict of str to str
+    Parameters
+    ----------
+    files : dict of str to str
         By the names of their files, the texts from which the functions that go by value were compiled.
+    modules : dict of str to Carried
+        The user's modules that are named: these functions import them, or something in the value is in them.
     """
+
+    files: dict[str, str] = field(default_factory=dict)
+    modules: dict[str, Carried] = field(default_factory=dict)
+
+
+def dumps(value: Any) -> tuple[bytes, Texts]:
+    """Pickle by PySpark's cloudpickle, which both sides have; what :func:`pickle.loads` takes, and the texts to it."""
     with io.BytesIO() as file:
         pickler = _pickler()(file)
         pickler.dump(value)
-        return file.getvalue(), {name: text for name in pickler.files if (text := "".join(linecache.getlines(name)))}
+        data = file.getvalue()
+    files = {name: text for name in pickler.files if (text := "".join(linecache.getlines(name)))}
+    within = [(text, pickler.files[name]) for name, text in files.items()]
+    try:
+        modules = gather(sorted(pickler.modules), within)
+    except Exception:  # somebody's own way of importing; where the executors have the modules, all is well
+        logger.warning("modules of yours that a function needs could not be read here, and stay here", exc_info=True)
+        modules = {}
+    return data, Texts(files, modules)
 
 
 @functools.cache
@@ -48,32 +65,33 @@ def _pickler() -> Any:
     base: Any = importlib.import_module("pyspark.cloudpickle").CloudPickler
 
     class Pickler(base):  # type: ignore[misc]  # PySpark's copy has no types
-        """Notes where the functions come from that it takes along."""
+        """Notes where the functions come from that it takes along, and the modules of what it takes by name."""
 
         def __init__(self, file: io.BytesIO) -> None:
             super().__init__(file)
-            self.files: dict[str, None] = {}
+            self.files: dict[str, str] = {}
+            self.modules: set[str] = set()
 
         def reducer_override(self, thing: Any) -> Any:
             reduced = super().reducer_override(thing)
-            if isinstance(thing, types.FunctionType) and reduced is not NotImplemented:
-                name = thing.__code__.co_filename
-                if not _is_installed(name):
-                    self.files[name] = None
+            if isinstance(thing, types.ModuleType):
+                self.modules.add(thing.__name__)
+            elif reduced is NotImplemented:
+                if isinstance(thing, (types.FunctionType, type)):
+                    self.modules.add(str(thing.__module__))
+            elif isinstance(thing, types.FunctionType) and not is_installed(thing.__code__.co_filename):
+                self.files[thing.__code__.co_filename] = thing.__globals__.get("__package__") or ""
             return reduced
 
     return Pickler
 
 
-def _is_installed(file: str) -> bool:
-    return any(part in file for part in _INSTALLED) or file.startswith(sysconfig.get_paths()["stdlib"])
-
-
-def remember(texts: Mapping[str, str]) -> None:
-    """Have this process find texts by the names of their files, for its tracebacks and for AutoGraph."""
+def remember(texts: Texts) -> None:
+    """Have this process find texts by the names of their files, for its tracebacks and for AutoGraph, and modules."""
     _help_autograph()
-    for name, text in texts.items():
+    for name, text in texts.files.items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    provide(texts.modules)
 
 
 @functools.cache
