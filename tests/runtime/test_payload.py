@@ -210,20 +210,51 @@ def test_a_failure_in_a_module_that_went_along_shows_its_line(beside: Path, tmp_
     assert "# here" in told
 
 
-def test_a_module_that_changed_is_taken_anew_and_one_that_is_found_is_left(beside: Path) -> None:
+@pytest.fixture
+def provided() -> Iterator[Callable[..., None]]:
+    """Give this process modules by their texts, in a package each that is nowhere else."""
+
+    def give(**texts: str) -> None:
+        provide({name: Carried(f"/nowhere/{name}.py", text, False) for name, text in texts.items()})
+
+    before = list(sys.meta_path)
+    yield give
+    sys.meta_path[:] = before
+
+
+def test_when_a_module_has_changed_it_and_those_that_may_hold_what_it_was_are_imported_anew(
+    beside: Path, provided: Callable[..., None]
+) -> None:
     """In a process that unpickles one function after another, as Spark's Python workers do."""
-    first = {"my_late_one": Carried("/nowhere/my_late_one.py", "VALUE = 1", False)}
-    other = Carried("/nowhere/my_helpers.py", "raise RuntimeError('the one beside is there')", False)
-    provide({**first, "my_helpers": other})
+    uses = "import my_package_rate\nVALUE = my_package_rate.RATE"
+    provided(my_package_rate="RATE = 1", my_package_use=uses)
+    imported = importlib.import_module("my_package_use")
     try:
-        imported = importlib.import_module("my_late_one")
-        provide(first)
-        assert sys.modules["my_late_one"] is imported, "nothing has changed"
-        provide({"my_late_one": Carried("/nowhere/my_late_one.py", "VALUE = 2", False)})
-        assert (imported.VALUE, importlib.import_module("my_late_one").VALUE) == (1, 2)
-        assert importlib.import_module("my_helpers").helper(0) == 11
+        provided(my_package_use=uses)
+        assert sys.modules["my_package_use"] is imported, "nothing has changed"
+        provided(my_package_rate="RATE = 2")
+        assert (imported.VALUE, importlib.import_module("my_package_use").VALUE) == (1, 2)
     finally:
-        del sys.modules["my_late_one"]
+        for name in ("my_package_use", "my_package_rate"):
+            sys.modules.pop(name, None)
+
+
+def test_another_module_of_that_name_is_not_taken_for_the_users(beside: Path, provided: Callable[..., None]) -> None:
+    provided(my_helpers="WHERE = 'the driver'")
+    assert importlib.import_module("my_helpers").WHERE == "the driver"
+
+
+def test_where_the_same_text_is_found_it_is_taken_with_what_lies_beside_it(
+    beside: Path, provided: Callable[..., None]
+) -> None:
+    provided(my_helpers=FILES["my_helpers.py"])
+    assert importlib.import_module("my_helpers").__file__ == str(beside / "my_helpers.py")
+
+
+def test_a_package_that_came_along_finds_there_what_did_not(beside: Path, provided: Callable[..., None]) -> None:
+    provide({"my_package": Carried("/nowhere/my_package/__init__.py", "CHANGED = True", True)})
+    package = importlib.import_module("my_package")
+    assert (package.CHANGED, importlib.import_module("my_package.most").MOST) == (True, 10)
 
 
 def test_more_text_than_travels_well_stays_here_and_is_named(

@@ -5,8 +5,8 @@
     gather(names, texts) ──▶ {module: its text} ──▶ provide(modules)
     on the driver            in the payload          where the function is unpickled
 
-What is installed stays behind, and so does what is no Python text (extension modules, data files). Where a module is
-found as modules are, by ``spark.submit.pyFiles`` or a shared folder, that one is taken.
+What is installed stays behind, and so does what is no Python text (extension modules, data files). Where the same text
+is found as modules are, in a shared folder or an installed package, that one is taken, with what lies beside it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import os
 import pkgutil
 import sys
 import sysconfig
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, ModuleType
@@ -107,7 +108,9 @@ def _parents(name: str) -> Iterator[str]:
 def _imported(text: str, package: str) -> Iterator[str]:
     """Name what a text may import; of ``from a import b`` b may be a module too."""
     try:
-        tree = ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python has told of them, when it compiled the text
+            tree = ast.parse(text)
     except (SyntaxError, ValueError):  # a cell with magics in it, or no text at all
         return
     for node in ast.walk(tree):
@@ -140,11 +143,16 @@ def _read(name: str) -> Carried | None:
         return Carried("", "", True) if folders and not any(map(is_installed, folders)) else None
     if not file.endswith(".py") or is_installed(file):
         return None
-    try:
-        text = spec.loader.get_source(name)  # type: ignore[union-attr]
-    except (AttributeError, ImportError, OSError):
-        return None
+    text = _text(name, spec)
     return Carried(file, text, package) if text is not None else None
+
+
+def _text(name: str, spec: importlib.machinery.ModuleSpec) -> str | None:
+    try:
+        text: str | None = spec.loader.get_source(name)  # type: ignore[union-attr]
+    except (AttributeError, ImportError, OSError, SyntaxError, UnicodeError):  # no loader, no file, or no text
+        return None
+    return text
 
 
 def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
@@ -176,11 +184,11 @@ def _in_folders(name: str, path: Iterable[str]) -> importlib.machinery.ModuleSpe
 
 
 def provide(modules: Mapping[str, Carried]) -> None:
-    """Have this process import modules by their texts, where it finds them by no other way."""
+    """Have this process import modules as they were on the driver."""
     finder = next((one for one in sys.meta_path if isinstance(one, _Finder)), None)
     if finder is None:
         finder = _Finder()
-        sys.meta_path.append(finder)
+        sys.meta_path.insert(0, finder)
     finder.take(modules)
 
 
@@ -191,11 +199,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         self._modules: dict[str, Carried] = {}
 
     def take(self, modules: Mapping[str, Carried]) -> None:
-        """Take texts; a module that has changed since it was imported from here is imported anew."""
-        changed = [name for name, carried in modules.items() if self._modules.get(name, carried) != carried]
-        for name in changed:
-            if getattr(sys.modules.get(name), "__loader__", None) is self:
-                del sys.modules[name]
+        """Take texts; when one has changed, all are imported anew: the others may hold what it was."""
+        if any(self._modules.get(name, carried) != carried for name, carried in modules.items()):
+            for name in self._modules:
+                sys.modules.pop(name, None)
         self._modules.update(modules)
 
     def find_spec(
@@ -205,10 +212,21 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         carried = self._modules.get(fullname)
         if carried is None:
             return None
-        spec = importlib.util.spec_from_loader(fullname, self, origin=carried.file, is_package=carried.package)
-        if spec is not None and carried.file:
-            spec.has_location = True
+        there = self._by_others(fullname, path, target)
+        if there is not None and _text(fullname, there) == carried.text:
+            return there
+        spec = importlib.machinery.ModuleSpec(fullname, self, origin=carried.file, is_package=carried.package)
+        spec.has_location = bool(carried.file)
+        if carried.package:  # what did not come along may be there
+            folders = there.submodule_search_locations if there is not None else None
+            spec.submodule_search_locations = [*filter(None, [os.path.dirname(carried.file)]), *(folders or ())]
         return spec
+
+    def _by_others(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> importlib.machinery.ModuleSpec | None:
+        others = (one for one in sys.meta_path if one is not self and hasattr(one, "find_spec"))
+        return next(filter(None, (one.find_spec(fullname, path, target) for one in others)), None)
 
     def is_package(self, fullname: str) -> bool:
         """Whether it has modules inside."""
