@@ -18,7 +18,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -265,15 +265,21 @@ class Traced:
         """Apply it."""
         if self._traced:
             return self._function(*tensors)
-        others = set(sys.modules)
-        try:
+        self._traced = True
+        with _leaving_no_sources():
             return self._function(*tensors)
-        finally:
-            self._traced = True
-            for name in sys.modules.keys() - others:
-                if name.startswith("__autograph_generated_file"):
-                    with contextlib.suppress(OSError):
-                        os.remove(sys.modules[name].__file__ or "")
+
+
+@contextlib.contextmanager
+def _leaving_no_sources() -> Iterator[None]:
+    others = set(sys.modules)
+    try:
+        yield
+    finally:
+        for name in sys.modules.keys() - others:
+            if name.startswith("__autograph_generated_file"):
+                with contextlib.suppress(OSError):
+                    os.remove(sys.modules[name].__file__ or "")
 
 
 def near(name: object, names: Iterable[str]) -> str:
