@@ -185,6 +185,8 @@ def _in_folders(name: str, path: Iterable[str]) -> importlib.machinery.ModuleSpe
 
 def provide(modules: Mapping[str, Carried]) -> None:
     """Have this process import modules as they were on the driver."""
+    if not modules:
+        return
     finder = next((one for one in sys.meta_path if isinstance(one, _Finder)), None)
     if finder is None:
         finder = _Finder()
