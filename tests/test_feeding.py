@@ -78,7 +78,7 @@ def test_a_single_node_gets_every_row_without_a_claim() -> None:
     for partition in (0, 1, 1):
         box.desk.asked(ledger.PartitionDone(1, partition, 50, True))
     box.desk.end(feed, 2)
-    assert box.sent[-1] == (ledger.FeedEnds(1, 100, 2), ["worker:0"])
+    assert box.sent[-1] == (ledger.FeedEnds(1, 100, 2, 100, 100, 100), ["worker:0"])
 
 
 def test_each_node_is_told_its_own_number_of_rows() -> None:
@@ -88,8 +88,8 @@ def test_each_node_is_told_its_own_number_of_rows() -> None:
     box.desk.asked(ledger.PartitionDone(1, 0, 150, True))
     box.desk.end(feed, 1)
     assert box.sent[-2:] == [
-        (ledger.FeedEnds(1, 64 + 22, 1), ["worker:0"]),
-        (ledger.FeedEnds(1, 64, 1), ["worker:1"]),
+        (ledger.FeedEnds(1, 64 + 22, 1, 150, 64, 86), ["worker:0"]),
+        (ledger.FeedEnds(1, 64, 1, 150, 64, 86), ["worker:1"]),
     ]  # fmt: skip
 
 

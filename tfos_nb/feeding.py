@@ -240,9 +240,11 @@ class FeedDesk:
     def _end(self, feed: Feed, nodes: Iterable[str]) -> None:
         assert feed.replays is not None, "it is delivered"
         shares = feed.ledger.shares()
+        counts = shares.values() or [0]
+        total, least, most = sum(counts), min(counts), max(counts)
         for node in nodes:
             left = feed.replays - feed.skipped.get(node, 0)
-            self._send(ledger.FeedEnds(feed.number, shares.get(node, 0), left), [node])
+            self._send(ledger.FeedEnds(feed.number, shares.get(node, 0), left, total, least, most), [node])
 
     def close(self, reason: str) -> None:
         """Announce that no feed will come any more."""

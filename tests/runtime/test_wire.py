@@ -116,7 +116,7 @@ MESSAGES = [
     lifecycle.Farewell(),
     ledger.FeedBegins(1, 3, True),
     ledger.FeedSchema(1, b"s", {"x": (28, 28)}),
-    ledger.FeedEnds(1, 9, 2),
+    ledger.FeedEnds(1, 9, 2, 17, 8, 9),
     ledger.NoMoreFeeds(),
     ledger.PassDone("worker:1", 1, 2, 3),
     ledger.OpenPartition(1, 2, b"s", {"x": (3,)}),

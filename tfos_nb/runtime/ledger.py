@@ -84,11 +84,17 @@ class FeedSchema:
 @message
 @dataclass(frozen=True)
 class FeedEnds:
-    """To a node: its share of the feed is complete with so many rows; go through it ``replays`` times more."""
+    """To a node: its share of the feed is complete with so many rows; go through it ``replays`` times more.
+
+    ``total`` are the rows of all nodes that are fed, ``least`` and ``most`` the smallest and the largest share.
+    """
 
     feed: int
     rows: int
     replays: int
+    total: int = 0
+    least: int = 0
+    most: int = 0
 
 
 @message
