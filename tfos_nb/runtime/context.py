@@ -14,6 +14,7 @@ from tfos_nb.runtime.checkpointing import Checkpointing
 from tfos_nb.runtime.datafeed import NodeRows, RowFeeds
 from tfos_nb.runtime.dataset import DatasetOptions, Names, build_dataset
 from tfos_nb.runtime.early_stop import watch_fit
+from tfos_nb.runtime.one_writer import WRITER
 from tfos_nb.runtime.plan import Node, Role
 from tfos_nb.runtime.queues import DEFAULT_QUEUE
 from tfos_nb.runtime.remote import Draft, writing
@@ -274,7 +275,7 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
 
     @staticmethod
     def _write_model(model: Any, target: str) -> None:
-        with writing(target), Draft(target) as draft:
+        with writing(target), Draft(target) as draft, WRITER.as_given():
             model.save(draft.path)
         logger.info("saved the model at %s", without_password(target))
 

@@ -1,0 +1,274 @@
+"""Files that every worker of a synchronous strategy saves, as Keras programs do: the chief's is the one, and is whole.
+
+::
+
+    chief:   writes beside the place ─▶ renames ─▶ tells the others
+    others:  write to a scratch ─▶ wait for the chief ─▶ remove the scratch
+
+The others have to write too, since TensorFlow reads some variables by a collective. A worker whose file the chief does
+not save, such as ``worker-1.keras``, writes it itself. So does one on whose host the chief's file is not: where a path
+leads to each host's own disk, or is relative to a directory of each node.
+
+A process is several workers' one once it has built a ``MultiWorkerMirroredStrategy`` of more than one. In any other
+process nothing here does anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tfos_nb.runtime.paths import is_forbidden
+from tfos_nb.runtime.save_notices import BEGUN, FAILED, WRITTEN, Notice, NoticeReader, NoticeWriter
+
+__all__ = ["WRITER", "OneWriter"]
+
+logger = logging.getLogger(__name__)
+
+Write = Callable[[str], object]
+
+SCRATCH = "tfos_nb-scratch-"
+_TENSORFLOWS_SCRATCH = "workertemp"  # what TensorFlow's guide and tf_keras name it
+_PART = ".part-"
+_LEFT_BEHIND = 3600.0  # seconds after which what a killed writer has left is removed
+_SHOWS = 3.0  # seconds until a shared directory shows a file that another host has renamed
+_OF_A_MODEL = {"assets", "assets.extra", "variables", "saved_model.pb", "fingerprint.pb", "keras_metadata.pb"}
+
+
+class OneWriter:
+    """Decides in one process who writes a file that a program saves."""
+
+    def __init__(self) -> None:
+        self._strategy: Any = None
+        self._writer = NoticeWriter()
+        self._reader = NoticeReader()
+        self._unshared: set[str] = set()
+        self._local = threading.local()
+
+    def join(self, strategy: Any) -> None:
+        """Take note of a ``MultiWorkerMirroredStrategy`` that this process has built."""
+        if strategy.extended._in_multi_worker_mode():
+            self._strategy = strategy
+
+    @property
+    def is_other(self) -> bool:
+        """Whether another worker's files are the ones."""
+        return self._strategy is not None and not self._strategy.extended.should_checkpoint
+
+    @contextlib.contextmanager
+    def as_given(self) -> Iterator[None]:
+        """Have this process write to where it is told, within the block."""
+        before = getattr(self._local, "given", False)
+        self._local.given = True
+        try:
+            yield
+        finally:
+            self._local.given = before
+
+    def save(self, path: str, write: Write) -> None:
+        """Save what a program wants saved at a path.
+
+        Parameters
+        ----------
+        path : str
+            A file's or a directory's; a URL that TensorFlow opens.
+        write : callable
+            Takes the path to write to, which has the same last part. It may write more files beside that one.
+
+        Raises
+        ------
+        OSError
+            If the chief could not write it; on every worker that saves it.
+        """
+        if self._strategy is None or getattr(self._local, "given", False) or _is_of_this_process(path):
+            write(path)
+            return
+        with self.as_given():  # what is saved as a part of this
+            (self._save_for_others if self.is_other else self._save_for_all)(path, write)
+
+    def _save_for_all(self, path: str, write: Write) -> None:
+        place, named = _local_place(path), _named(path)
+        self._writer.tell(Notice(named, BEGUN))
+        try:
+            if place:
+                _write_whole(place, write)
+            else:
+                write(path)
+        except BaseException as error:
+            self._writer.tell(Notice(named, FAILED, why=f"{type(error).__name__}: {error}"))
+            raise
+        self._writer.tell(Notice(named, WRITTEN, _seat(place), _mark(place)))
+
+    def _save_for_others(self, path: str, write: Write) -> None:
+        place = _local_place(path)
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True) as scratch:
+            try:
+                write(os.path.join(scratch, os.path.basename(place or path.rstrip("/"))))
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                logger.warning("%s has no room for this worker's copy of %s: %s", tempfile.gettempdir(), path, error)
+            notice = self._reader.wait(_named(path))
+            if notice is not None and notice.what == FAILED:
+                raise OSError(f"the chief could not save {path}: {notice.why}")
+            if notice is None and not self._reader.lost:
+                logger.info("the chief does not save %s, so this worker does", path)
+                _copy_whole(scratch, place or path)
+            elif notice is not None and place and not self._is_here(place, notice):
+                self._save_on_this_host(scratch, place, notice)
+
+    def _is_here(self, place: str, notice: Notice) -> bool:
+        """Whether this path leads to the chief's file."""
+        above = os.path.dirname(place)
+        until = time.monotonic() + (0 if above in self._unshared else _SHOWS)
+        while notice.seat != _seat(place):
+            latest = self._reader.latest(notice.path)
+            if latest is None or _is_the_same(_mark(place), latest.mark):
+                return True
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.1)
+        return True
+
+    def _save_on_this_host(self, scratch: str, place: str, notice: Notice) -> None:
+        above = os.path.dirname(place)
+        if above not in self._unshared:
+            self._unshared.add(above)
+            logger.info("%s on %s is not the directory of the chief's host %s", above, _host(), notice.seat[:1])
+        try:
+            _copy_whole(scratch, place)
+        except OSError as error:
+            if not is_forbidden(error):
+                raise
+            logger.warning("the chief's %s is not on this host, which may not write it: %s", place, error)
+
+
+def _is_of_this_process(path: str) -> bool:
+    """Whether a path is this worker's own already: a scratch, or TensorFlow's file system in memory."""
+    parts = path.split("/")
+    return path.startswith("ram://") or any(part.startswith((SCRATCH, _TENSORFLOWS_SCRATCH)) for part in parts)
+
+
+def _local_place(path: str) -> str:
+    """Return the path on this host's file systems, in full; empty for a URL."""
+    path = path.removeprefix("file://")
+    return "" if "://" in path else os.path.abspath(path)
+
+
+def _named(path: str) -> str:
+    """Return what all workers call a file; relative paths are relative to each one's directory."""
+    return path.rstrip("/") if "://" in path else os.path.normpath(path)
+
+
+def _host() -> str:
+    return socket.gethostname()
+
+
+def _seat(place: str) -> list[Any]:
+    """Return where a directory is: two paths with the same seat lead to the same file."""
+    if not place:
+        return []
+    try:
+        above = os.stat(os.path.dirname(os.path.realpath(place)))
+    except OSError:
+        return [_host()]
+    return [_host(), above.st_dev, above.st_ino]
+
+
+def _mark(place: str) -> list[int]:
+    for path in (place, f"{place}.index"):  # the latter of tf_keras, whose weights are several files
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+            return [status.st_size, status.st_mtime_ns]
+    return []
+
+
+def _is_the_same(mine: list[int], theirs: list[int]) -> bool:
+    """Whether two marks are of one file; some file systems keep whole seconds only."""
+    second = 10**9
+    if not mine or not theirs or mine[0] != theirs[0]:
+        return False
+    rounded = 0 in (mine[1] % second, theirs[1] % second)
+    return mine[1] == theirs[1] or (rounded and mine[1] // second == theirs[1] // second)
+
+
+def _write_whole(place: str, write: Write) -> None:
+    """Write in a directory beside the place, and rename what is there then."""
+    target = os.path.realpath(place)
+    above = os.path.dirname(target)
+    part = os.path.join(above, f"{_PART}{uuid.uuid4().hex}")
+    try:
+        os.makedirs(above, exist_ok=True)
+        _remove_left_behind(above)
+        os.mkdir(part)
+    except OSError as error:
+        if not is_forbidden(error) or not os.path.exists(target):
+            raise
+        write(place)  # the file may be written, but no other in its directory
+        return
+    try:
+        write(os.path.join(part, os.path.basename(place)))
+        _publish(part, os.path.basename(place), target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _copy_whole(scratch: str, place: str) -> None:
+    """Copy what was written to a scratch to a place, or a URL."""
+    import tensorflow as tf
+
+    if not os.listdir(scratch):
+        return
+    if "://" not in place:
+        _write_whole(place, lambda part: shutil.copytree(scratch, os.path.dirname(part), dirs_exist_ok=True))
+        return
+    above = place.rstrip("/").rpartition("/")[0]
+    for folder, _, files in os.walk(scratch):
+        there = os.path.normpath(os.path.join("/", os.path.relpath(folder, scratch))).rstrip("/")
+        tf.io.gfile.makedirs(f"{above}{there}")
+        for file in files:
+            tf.io.gfile.copy(os.path.join(folder, file), f"{above}{there}/{file}", overwrite=True)
+
+
+def _publish(part: str, name: str, target: str) -> None:
+    """Rename each entry of a directory to where it belongs; those that name others come last."""
+    for entry in sorted(os.listdir(part), key=lambda entry: (entry == "checkpoint", entry.endswith(".json"), entry)):
+        source = os.path.join(part, entry)
+        place = target if entry == name else os.path.join(os.path.dirname(target), entry)
+        if os.path.isdir(source) and os.path.isdir(place):
+            _swap(source, place, os.path.join(part, f"{_PART}before"))
+        else:
+            os.replace(source, place)
+
+
+def _swap(source: str, place: str, aside: str) -> None:
+    """Put a directory in another's place. Files in that one that no model consists of stay."""
+    os.rename(place, aside)
+    os.rename(source, place)
+    for entry in set(os.listdir(aside)) - set(os.listdir(place)) - _OF_A_MODEL:
+        os.rename(os.path.join(aside, entry), os.path.join(place, entry))
+
+
+def _remove_left_behind(above: str) -> None:
+    """Remove what a writer that was killed has left, once it must be one."""
+    for entry in os.scandir(above):
+        with contextlib.suppress(OSError):  # another one removes it just now
+            if entry.name.startswith(_PART) and entry.is_dir(follow_symlinks=False):
+                times = [os.stat(folder).st_mtime for folder, _, _ in os.walk(entry.path)]
+                times += [os.stat(one.path).st_mtime for one in os.scandir(entry.path)]
+                if time.time() - max(times) > _LEFT_BEHIND:
+                    shutil.rmtree(entry.path, ignore_errors=True)
+
+
+WRITER = OneWriter()
+"""The process' one."""
