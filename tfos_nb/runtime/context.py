@@ -12,8 +12,9 @@ from tfos_nb.brief import without_password
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.checkpointing import Checkpointing
 from tfos_nb.runtime.datafeed import NodeRows, RowFeeds
-from tfos_nb.runtime.dataset import DatasetOptions, Names, build_dataset
+from tfos_nb.runtime.dataset import DatasetOptions, Names
 from tfos_nb.runtime.early_stop import watch_fit
+from tfos_nb.runtime.later_dataset import dataset_of
 from tfos_nb.runtime.one_writer import WRITER
 from tfos_nb.runtime.plan import Node, Role
 from tfos_nb.runtime.queues import DEFAULT_QUEUE
@@ -212,7 +213,7 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         )
         rows = self._queue(queue)
         rows.shuffled |= bool(shuffle)
-        return build_dataset(rows, options, self._failed)
+        return dataset_of(rows, options, self._failed, waits=self._may_be_synchronous)
 
     def report(
         self,

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.dataset import DatasetOptions, build_dataset
+from tfos_nb.runtime.dataset import DatasetOptions
 from tfos_nb.runtime.files import FileSource, share_of_files
 from tfos_nb.runtime.formats import reading
 from tfos_nb.runtime.kept import Kept
+from tfos_nb.runtime.later_dataset import dataset_of
 from tfos_nb.runtime.paths import tf_path
 from tfos_nb.runtime.queues import DEFAULT_QUEUE
 from tfos_nb.runtime.supply import Supply
@@ -76,7 +77,8 @@ class Sources:
         --------
         >>> model.fit(ctx.dataset(64, x="a", y="b"), validation_data=ctx.validation(64, x="a", y="b"))  # doctest: +SKIP
         """
-        return build_dataset(Kept(self._queue(queue)), DatasetOptions(batch_size, **options), self._failed)
+        asked = DatasetOptions(batch_size, **options)
+        return dataset_of(Kept(self._queue(queue)), asked, self._failed, waits=self._may_be_synchronous)
 
     def stop_feeding(self, queue: str = DEFAULT_QUEUE) -> None:
         """Say that this node wants no more rows of what ``cluster.train`` was called with, for a queue.
@@ -218,7 +220,12 @@ class Sources:
         asked = DatasetOptions(batch_size, **options)
         source = FileSource(kind, self._place_among_readers(), shuffle=shuffle, seed=seed, share=share)
         source.wanted = None if kind.decode is not None else asked.wanted()
-        return build_dataset(source, asked, self._failed, kind.decode)
+        return dataset_of(source, asked, self._failed, kind.decode, waits=self._may_be_synchronous)
+
+    @property
+    def _may_be_synchronous(self) -> bool:
+        """Whether this node can be one of several workers of a ``MultiWorkerMirroredStrategy``."""
+        return self.num_workers > 1 and "ps" not in self.cluster_spec and self.job_name in ("chief", "worker")
 
     def _place_among_readers(self) -> tuple[int, int]:
         """Return this node's number among those that train, and how many these are; any other node reads all."""

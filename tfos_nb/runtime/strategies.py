@@ -25,6 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from tfos_nb.errors import PlanError
+from tfos_nb.runtime.first_use import note_first_use
 from tfos_nb.runtime.plan import Node, Role
 
 __all__ = ["KINDS", "PROTOCOL_SCHEMA", "PROTOCOL_VARIABLE", "Member", "ProtocolProbe", "refuse_what_fails"]
@@ -315,10 +316,12 @@ def refuse_what_fails() -> None:
     """Have TensorFlow and Keras refuse, with a reason, what they would hang in or fail in without one.
 
     MultiWorkerMirroredStrategy in a cluster with parameter servers waits for ever; Keras 3's ``fit`` under
-    ParameterServerStrategy fails with advice that does not help.
+    ParameterServerStrategy fails with advice that does not help. MultiWorkerMirroredStrategy after the first operation
+    of TensorFlow says nothing of that operation.
     """
     import tensorflow as tf
 
+    note_first_use()
     _refuse_before(tf.distribute.MultiWorkerMirroredStrategy, "__init__", _refuse_ps)
     try:
         from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
