@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterable
 
-__all__ = ["Spans", "end_of_span", "from_row", "merged", "next_span", "rows_within"]
+__all__ = ["Spans", "end_of_span", "from_row", "merged", "next_span", "row_behind", "rows_within"]
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -35,7 +36,28 @@ def rows_within(spans: Spans, start: int, end: int) -> int:
     >>> rows_within(((0, 70), (128, 130)), 60, 129)
     11
     """
-    return sum(max(0, min(end, last) - max(start, first)) for first, last in spans)
+    place = max(0, bisect.bisect_right(spans, start, key=_first) - 1)
+    count = 0
+    for first, last in itertools.islice(spans, place, None):
+        if first >= end:
+            break
+        count += max(0, min(end, last) - max(start, first))
+    return count
+
+
+def row_behind(spans: Spans, start: int, count: int) -> int:
+    """Return the row behind the first ``count`` rows from ``start`` on that are not in the spans.
+
+    Examples
+    --------
+    >>> row_behind(((0, 70), (128, 130)), 60, 5), row_behind(((0, 70), (128, 130)), 60, 60), row_behind((), 3, 4)
+    (75, 132, 7)
+    """
+    row = end_of_span(spans, start)
+    while count and (begins := next_span(spans, row)) is not None and begins - row < count:
+        count -= begins - row
+        row = end_of_span(spans, begins)
+    return row + count
 
 
 def from_row(spans: Spans, row: int) -> Spans:
