@@ -31,6 +31,7 @@ AT_ONCE = 32
 """Connections that a process opens at the same time; Spark does not start all tasks in the same millisecond either."""
 
 LINES_EVERY = 5
+_BATCH_ROWS = 10_000  # as Spark cuts them
 """Heartbeats between two messages with lines."""
 
 _CERTIFICATE = b"-" * 600  # about as long as a real one: it is in every FeedPlace
@@ -328,7 +329,6 @@ class _Crew:
 
         from tfos_nb.runtime import ledger, wire
         from tfos_nb.runtime.door import ASK, dial, metadata_of
-        from tfos_nb.runtime.segments import Segments
 
         channel = dial(self.address, grpc.aio.secure_channel)
         method, metadata = channel.unary_unary(ASK), metadata_of(self.address)
@@ -343,13 +343,11 @@ class _Crew:
         schema = pa.schema([("x", pa.list_(pa.float32())), ("y", pa.int64())]).serialize().to_pybytes()
         for partition in partitions:
             told = await ask(ledger.OpenPartition(feed, partition, schema, {"x": (784,)}, "10.0.0.1"))
-            cut, known, row = Segments(told.largest), set(told.places), 0
-            while row < rows:
-                claimed = set(await ask(ledger.ClaimSegments(feed, partition, row, 16, ())))
-                if unknown := tuple(claimed - known):
+            known = set(told.places)
+            for row in range(0, rows, _BATCH_ROWS):
+                claimed = await ask(ledger.ClaimRows(feed, partition, row, min(_BATCH_ROWS, rows - row)))
+                if unknown := tuple(set(claimed.nodes) - known):
                     known |= (await ask(ledger.WherePlaces(feed, unknown))).places.keys()
-                for _ in range(16):
-                    row = cut.end(row)
             await ask(ledger.PartitionDone(feed, partition, rows, True))
         await channel.close()
         _say("fed", at=time.time(), bytes=size)

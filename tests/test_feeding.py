@@ -62,12 +62,12 @@ def test_a_task_is_refused_while_a_node_takes_no_rows() -> None:
 def test_an_attempt_that_comes_no_further_changes_nothing() -> None:
     box = Desk(2)
     feed = box.desk.begin(1, False, 1, 1)
-    box.desk.asked(ledger.ClaimSegments(1, 0, 0, 2, ()))
+    box.desk.asked(ledger.ClaimRows(1, 0, 0, 100))
     box.desk.asked(ledger.PartitionDone(1, 0, 100, True))
     for rows in (100, 80):  # a speculative attempt, later, and one that was broken off
         assert box.open(0).places == box.places
         box.desk.asked(ledger.PartitionDone(1, 0, rows, False))
-    assert feed.ledger.shares() == {"worker:0": 64, "worker:1": 36}
+    assert feed.ledger.shares() == {"worker:0": 50, "worker:1": 50}
     assert feed.ledger.spilled
     assert feed.progress == FeedProgress(1, 0, 100, 1)
 
@@ -84,12 +84,12 @@ def test_a_single_node_gets_every_row_without_a_claim() -> None:
 def test_each_node_is_told_its_own_number_of_rows() -> None:
     box = Desk(2)
     feed = box.desk.begin(2, True, 1, 2)
-    box.desk.asked(ledger.ClaimSegments(1, 0, 0, 16, ()))
-    box.desk.asked(ledger.PartitionDone(1, 0, 150, True))
+    box.desk.asked(ledger.ClaimRows(1, 0, 0, 151))
+    box.desk.asked(ledger.PartitionDone(1, 0, 151, True))
     box.desk.end(feed, 1)
     assert box.sent[-2:] == [
-        (ledger.FeedEnds(1, 64 + 22, 1, 150, 64, 86), ["worker:0"]),
-        (ledger.FeedEnds(1, 64, 1, 150, 64, 86), ["worker:1"]),
+        (ledger.FeedEnds(1, 76, 1, 151, 75, 76), ["worker:0"]),
+        (ledger.FeedEnds(1, 75, 1, 151, 75, 76), ["worker:1"]),
     ]  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def test_every_word_of_a_task_counts_as_a_move() -> None:
     moves = [feed.moved]
     for message in (
         ledger.OpenPartition(1, 0, SCHEMA, {}),
-        ledger.ClaimSegments(1, 0, 0, 1, ()),
+        ledger.ClaimRows(1, 0, 0, 1),
         ledger.PartitionDone(1, 0, 1, True),
     ):
         box.desk.asked(message)

@@ -29,7 +29,6 @@ from tfos_nb.runtime.door import Link
 from tfos_nb.runtime.lifecycle import FeedPlace, MainReturned, MainStarted, NodeUp, Reservation, Start
 from tfos_nb.runtime.plan import ClusterPlan, Node
 from tfos_nb.runtime.reports import FeedStatus, Heartbeat, History, LogLines, StepReport, silent_after, tick_among
-from tfos_nb.runtime.segments import Segments
 from tfos_nb.state import NodeState, NodeStatus
 from tfos_nb.widgets.trouble import trouble_first
 
@@ -235,22 +234,18 @@ def test_what_a_task_is_told_does_not_grow_with_the_cluster() -> None:
     assert sizes[1] <= sizes[0] + 16
 
 
-@given(
-    st.integers(1, 8),
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40), st.sets(st.integers(0, 9)), st.integers(0, 3000))),
-)
-def test_a_segment_goes_where_looking_at_every_node_would_send_it(nodes: int, steps: list[Any]) -> None:
-    """The heap of the ledger against the rule itself; partitions are finished in between, which takes rows back."""
-    books = ledger.FeedLedger(1, [f"worker:{number}" for number in range(nodes)])
-    for partition, segment, near, rows in steps:
-        start, local = 64 * segment, {f"worker:{number}" for number in near}
-        size = Segments().end(start) - start
-        known = start in books._places.get(partition, {})
-        expected = min(books.claimed, key=lambda name: (books.claimed[name] + (0 if name in local else size), name))
-        told = books.claim(partition, start, local)
-        assert known or told == expected
-        if rows < 1000:
-            books.finish(partition, rows)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 900)), max_size=30))
+def test_of_very_many_nodes_those_with_the_fewest_rows_get_the_next(claims: list[tuple[int, int]]) -> None:
+    """The heap of the ledger against a look at every node."""
+    books, ends = ledger.FeedLedger(1, [f"worker:{number}" for number in range(200)]), [0] * 4
+    for partition, rows in claims:
+        before = dict(books.claimed)
+        answer = books.claim(ledger.ClaimRows(1, partition, ends[partition], rows))
+        ends[partition] += rows
+        some = set(answer.nodes)
+        assert len(some) == max(1, rows // 64)
+        assert max(before[name] for name in some) <= min(before[name] for name in before.keys() - some)
+        assert sum(books.claimed.values()) == sum(ends)
 
 
 def test_nodes_of_a_large_cluster_speak_once_a_second_and_those_of_a_small_one_twice() -> None:

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.waiting import until
 from tfos_nb import Cluster, launch
 
-PASSES = 12  # one more than all tests together feed
+PASSES = 16  # one more than all tests together feed
 
 
 def write_down(args: Any, ctx: Any) -> None:
@@ -90,6 +90,17 @@ def test_train_may_be_called_again_and_takes_rdds(spark: SparkSession, reading: 
     rows = spark.sparkContext.parallelize([{"id": i} for i in range(100)], 3)
     for _ in range(2):
         assert every_row_once(reading.train(rows, epochs=1), 100)
+
+
+@pytest.mark.parametrize("sizes", [[64], [37], [3], [90, 6]], ids=str)
+def test_workers_have_equally_many_rows_to_a_row(spark: SparkSession, reading: Reading, sizes: list[int]) -> None:
+    rows = spark.sparkContext.parallelize(range(len(sizes)), len(sizes))
+    first = [sum(sizes[:number]) for number in range(len(sizes))]
+    data = rows.flatMap(lambda number: [{"id": first[number] + row} for row in range(sizes[number])])
+    passes = reading.train(data, epochs=1)
+    assert every_row_once(passes, sum(sizes))
+    shares = [len(ids) for ids in passes[0]]
+    assert max(shares) - min(shares) <= 1
 
 
 class DyingOnce:

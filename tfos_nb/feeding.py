@@ -17,7 +17,6 @@ from tfos_nb.runtime.door import DoorAddress
 from tfos_nb.runtime.feedtask import SUMMARY_SCHEMA, FeedTask
 from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.runtime.positions import HeldPositions, PositionHeld
-from tfos_nb.runtime.segments import Segments
 from tfos_nb.runtime.spans import Spans
 from tfos_nb.session import places_beside_exchanges
 from tfos_nb.state import FeedProgress
@@ -28,7 +27,7 @@ Send = Callable[..., None]
 
 _ALL_TOLD = 16  # of so many nodes a task is told all places: with a certificate each, those of many would be megabytes
 
-_MANY = (ledger.ClaimSegments, ledger.WherePlaces)
+_MANY = (ledger.ClaimRows, ledger.WherePlaces)
 _BATCHES_KNOWN = 16  # micro-batches of which the books are kept; a stream has no end
 
 
@@ -119,7 +118,7 @@ class FeedDesk:
         self._answers: dict[type, Callable[[Feed, Any], Any]] = {
             ledger.OpenPartition: self._open,
             ledger.WherePlaces: self._where,
-            ledger.ClaimSegments: self._claim,
+            ledger.ClaimRows: self._claim,
             ledger.PartitionDone: self._done,
             ledger.PartitionFailed: self._failed,
         }
@@ -292,7 +291,6 @@ class FeedDesk:
             if told := self._unlike_validation(feed, question):
                 return ledger.Places(refused=told)
             feed.schema, feed.lengths = question.schema, question.lengths
-            feed.ledger.segments = Segments.of_rows(question.row_bytes)
             self._send(ledger.FeedSchema(feed.number, question.schema, question.lengths), self.nodes)
         elif feed.schema != question.schema and (told := unlike_schemas(feed.schema, question.schema)):
             return ledger.Places(
@@ -305,8 +303,7 @@ class FeedDesk:
             return ledger.Places(refused=f"no rows are taken by {gone}")
         near = self.nodes if len(self.nodes) <= _ALL_TOLD else self._on_host(question.host)
         skip = feed.ledger.skip.get(question.partition, ())
-        largest = feed.ledger.segments.largest
-        return ledger.Places({name: places[name] for name in near}, nodes=len(self.nodes), skip=skip, largest=largest)
+        return ledger.Places({name: places[name] for name in near}, nodes=len(self.nodes), skip=skip)
 
     def _on_host(self, host: str) -> list[str]:
         """Return the nodes at an address. Where they are is known anew when the members have been gathered anew."""
@@ -337,8 +334,8 @@ class FeedDesk:
                 told = told or f"{name!r} holds lists of {ours}, not {theirs}"
         return f"its rows are not like the validation rows: {told}" if told else ""
 
-    def _claim(self, feed: Feed, question: ledger.ClaimSegments) -> list[str]:
-        return feed.ledger.claim_many(question.partition, question.start, question.count, question.local)
+    def _claim(self, feed: Feed, question: ledger.ClaimRows) -> ledger.Claimed:
+        return feed.ledger.claim(question)
 
     def _done(self, feed: Feed, statement: ledger.PartitionDone) -> None:
         feed.ledger.finish(statement.partition, statement.rows, statement.spilled)

@@ -158,9 +158,9 @@ class Cluster:
         assert bool(answer.refused) == (over or not answer.places)
         if self._standing == {NodeStatus.TRAINING}:
             assert self._site.client.ask(ledger.WherePlaces(1, HONEST), SECONDS).places == self.places
-        nodes = self._site.client.ask(ledger.ClaimSegments(1, 7, 0, 16, ()), SECONDS)
-        assert len(nodes) == 16
-        assert set(nodes) <= {*HONEST, ROGUE}
+        claimed = self._site.client.ask(ledger.ClaimRows(1, 7, 0, 16), SECONDS)
+        assert claimed.ends[-1] == 16
+        assert set(claimed.nodes) <= {*HONEST, ROGUE}
 
     def close(self) -> None:
         for stream in (self.rogue, *self._streams):
@@ -277,7 +277,7 @@ def test_a_node_that_says_whatever_it_may_not_harms_no_other_node(site: Site, la
         cluster.check_unharmed()
 
 
-@example([ledger.ClaimSegments(1, 0, 0, 2**63, ())])
+@example([ledger.ClaimRows(1, 0, 0, 2**63)])
 @example([ledger.OpenPartition(1, 0, b"no schema", {}, "")])
 @example([ledger.PartitionDone(1, 0, -5, True)])
 @examples(90)

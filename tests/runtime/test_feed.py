@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from tests.conftest import ENVIRONMENT
 from tfos_nb.errors import FeedFailed
 from tfos_nb.feeding import Feed, FeedDesk
-from tfos_nb.runtime import feedtask, ledger, segments, wire
+from tfos_nb.runtime import feedtask, ledger, wire
 from tfos_nb.runtime.door import Door, DoorAddress, DoorClient, Link
 from tfos_nb.runtime.feed import FeedServer, FeedTicket, FewerRows, NodeStream
 from tfos_nb.runtime.feedtask import FeedTask, _send_partition
@@ -37,7 +37,6 @@ from tfos_nb.runtime.fingerprint import fingerprint_of
 from tfos_nb.runtime.identity import SERVER_NAME
 from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.runtime.passes import Passes
-from tfos_nb.runtime.segments import Segments
 from tfos_nb.runtime.spans import Spans
 
 SECONDS = 60.0
@@ -513,7 +512,7 @@ def sent_pieces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Spans]]:
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3])
-def test_rows_of_several_segments_go_together(monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
+def test_pieces_of_one_node_go_together(monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
     monkeypatch.setattr(feedtask, "_WAIT", 60.0)
     pieces = sent_pieces(monkeypatch)
     ids = ids_of_partition(0, 5000)
@@ -524,9 +523,8 @@ def test_rows_of_several_segments_go_together(monkeypatch: pytest.MonkeyPatch, n
         driver.finish(feed)
         driver.await_readers()
         assert sorted(row for node in driver.nodes.values() for row in node.seen[0]) == ids
-    assert pieces[0][1] == ((0, 7),)  # the first batch goes at once
-    assert sorted(node for node, _ in pieces[1:]) == sorted(driver.nodes)
-    assert all(start == 7 or Segments().start(start) == start for _, spans in pieces[1:] for start, _ in spans)
+    assert sum(end - start for _, spans in pieces[:nodes] for start, end in spans) == 7  # the first batch goes at once
+    assert sorted(node for node, _ in pieces[nodes:]) == sorted(driver.nodes)
 
 
 def test_no_more_rows_wait_than_for_all_nodes_together_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -580,7 +578,6 @@ def test_nodes_that_wait_for_each_other_are_fed_with_little_room(
 ) -> None:
     """One that is full must not keep a task from the rows of the one that it waits for."""
     monkeypatch.setattr(feedtask, "PIECE_BYTES", 1000)
-    monkeypatch.setattr(segments, "PIECE_BYTES", 1000)
     ids = [ids_of_partition(partition, 9000) for partition in range(partitions)]
     with driver_of(2, buffer_bytes=2000 * partitions) as driver, ThreadPoolExecutor(partitions + 1) as threads:
         feed = driver.begin()
@@ -602,6 +599,81 @@ def test_rows_that_are_slow_to_come_are_sent_as_they_come(monkeypatch: pytest.Mo
         feed = driver.begin()
         assert send(driver, feed, cut(ids_of_partition(0, 30), [10, 10, 10])) == 30
     assert [spans for _, spans in pieces] == [((0, 10),), ((10, 20),), ((20, 30),)]
+
+
+def move_away(driver: Driver, *nodes: str) -> None:
+    """Have nodes look as if they were on another host: their sockets are not there."""
+    for name in nodes:
+        place = driver.places[name]
+        driver.places[name] = FeedPlace("/nowhere", place.host, place.port, place.certificate)
+
+
+def test_a_node_on_the_same_host_is_preferred_and_all_are_level_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are held back for the node on the other host; while they come, the near one is ahead."""
+    monkeypatch.setattr(feedtask, "_WAIT", 0.0)
+    ids = ids_of_partition(0, 1001)
+    with driver_of(2, buffer_bytes=1 << 30) as driver:
+        move_away(driver, "worker:1")
+        feed = driver.begin()
+        counts: list[tuple[int, int]] = []
+
+        def noted() -> Iterator[pa.RecordBatch]:
+            for batch in cut(ids, [100] * 10):
+                counts.append((feed.ledger.claimed["worker:0"], feed.ledger.claimed["worker:1"]))
+                yield batch
+
+        assert send(driver, feed, noted()) == 1001
+        assert all(sum(both) == number * 80 for number, both in enumerate(counts))
+        assert all(0 <= near - far <= number * 20 + 1 for number, (near, far) in enumerate(counts))
+        assert counts[5] == (250, 150)
+        driver.read()
+        driver.finish(feed)
+        driver.await_readers()
+        seen = [node.seen[0] for node in driver.nodes.values()]
+    assert sorted(row for one in seen for row in one) == ids
+    assert {len(one) for one in seen} == {500, 501}
+
+
+def test_no_more_is_held_back_than_a_node_takes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feedtask, "_WAIT", 0.0)
+    monkeypatch.setattr(feedtask, "_HELD_BYTES", 50 * batch_of([0]).nbytes)
+    asked: list[ledger.ClaimRows] = []
+    with driver_of(3, buffer_bytes=1 << 30) as driver:
+        move_away(driver, "worker:0", "worker:2")
+        feed = driver.begin()
+        claim = feed.ledger.claim
+        monkeypatch.setattr(feed.ledger, "claim", lambda question: asked.append(question) or claim(question))
+        assert send(driver, feed, cut(ids_of_partition(0, 2000), [100] * 20)) == 2000
+        shares = feed.ledger.shares()
+    assert asked[0].held == 20
+    assert 0 < max(question.held for question in asked) <= 50
+    assert asked[-1].held == 0
+    assert max(shares.values()) - min(shares.values()) <= 1
+
+
+@pytest.mark.parametrize(
+    "sizes", [[64], [37], [1, 1, 1], [90, 6], [64, 64], [2] * 30], ids=lambda sizes: " ".join(map(str, sizes))[:9]
+)
+@pytest.mark.parametrize("nodes", [2, 3])
+@pytest.mark.parametrize("far", [False, True], ids=["one host", "two hosts"])
+def test_nodes_have_equally_many_rows_to_a_row(sizes: list[int], nodes: int, far: bool) -> None:
+    with driver_of(nodes) as driver, ThreadPoolExecutor(3) as slots:
+        if far:
+            move_away(driver, "worker:0")
+        feed = driver.begin()
+        tasks = [
+            slots.submit(send, driver, feed, cut(ids_of_partition(number, rows), [5] * 9), number)
+            for number, rows in enumerate(sizes)
+        ]
+        assert [task.result(SECONDS) for task in tasks] == sizes
+        driver.read()
+        driver.finish(feed)
+        driver.await_readers()
+        seen = [len(node.seen[0]) for node in driver.nodes.values()]
+        ends = [node.passes.intake(1).ended for node in driver.nodes.values()]
+    assert sum(seen) == sum(sizes)
+    assert max(seen) - min(seen) <= 1
+    assert ends == [ledger.FeedEnds(1, rows, 0, sum(seen), min(seen), max(seen)) for rows in seen]
 
 
 # --- the task as Spark calls it -------------------------------------------------------------------
@@ -644,8 +716,7 @@ def test_a_node_that_takes_no_rows_is_named_before_any_is_sent() -> None:
 def test_rows_go_over_tls_to_a_node_on_another_host() -> None:
     ids = ids_of_partition(0, 300)
     with driver_of(2) as driver:
-        for name, place in driver.places.items():  # a socket that is not there: as seen from another host
-            driver.places[name] = FeedPlace("/nowhere", place.host, place.port, place.certificate)
+        move_away(driver, *driver.nodes)
         feed = driver.begin()
         driver.read()
         assert send(driver, feed, cut(ids, (100,))) == 300

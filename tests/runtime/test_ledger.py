@@ -1,176 +1,282 @@
-"""Who gets which rows: alike for every attempt, and about as many for each node."""
+"""Who gets which rows: alike for every attempt, and as many for each node, to a row."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tfos_nb.runtime.feedtask import _CLAIMED_AHEAD
-from tfos_nb.runtime.ledger import FeedLedger
-from tfos_nb.runtime.segments import PIECE_BYTES, Segments
+from tfos_nb.runtime import ledger as ledger_module
+from tfos_nb.runtime.dealing import Dealt, level, piece_rows
+from tfos_nb.runtime.ledger import Claimed, ClaimRows, FeedLedger
+from tfos_nb.runtime.spans import Spans, merged, row_behind, rows_within
 
-CUT = Segments()
-bounded = settings(deadline=None, max_examples=60)
-rows_of_partitions = st.lists(st.integers(0, 6000), min_size=1, max_size=8)
-
-
-def segments(rows: int) -> list[tuple[int, int]]:
-    """Return the segments of a partition, as (first row, first row after)."""
-    found, start = [], 0
-    while start < rows:
-        found.append((start, CUT.end(start)))
-        start = found[-1][1]
-    return found
-
-
-@bounded
-@given(st.integers(0, 10_000_000), st.integers(0, 40 << 20))
-def test_a_segment_begins_and_ends_where_every_row_of_it_says_and_fits_into_a_piece(row: int, row_bytes: int) -> None:
-    cut = Segments.of_rows(row_bytes)
-    start, end = cut.start(row), cut.end(row)
-    assert start <= row < end
-    assert {(cut.start(one), cut.end(one)) for one in (start, end - 1)} == {(start, end)}
-    assert end - start == 1 or (end - start) * row_bytes <= PIECE_BYTES
-
-
-@pytest.mark.parametrize("largest", [0, -1, 3, 1 << 17])
-def test_segments_that_there_can_be_none_of_are_refused(largest: int) -> None:
-    with pytest.raises(ValueError, match=f"segments of {largest} rows at most"):
-        Segments(largest)
-
-
-def test_segments_follow_each_other_without_a_gap_and_stay_small_beside_what_came_before() -> None:
-    for start, end in segments(4_000_000):
-        assert CUT.end(start) == end
-        size = end - start
-        assert size == 64 if start < 1024 else size <= start / 8
-        assert size <= 8192
-
-
-def test_a_big_partition_costs_few_questions() -> None:
-    assert len(segments(1_000_000)) < 240
-
-
-@dataclass
-class Reading:
-    """An attempt at a partition: segment by segment, as a Spark task does it."""
-
-    ledger: FeedLedger
-    partition: int
-    rows: int
-    near: tuple[str, ...] = ()
-    row: int = 0
-    ahead: list[str] = field(default_factory=list)
-
-    def step(self) -> bool:
-        """Go on to the next segment, claiming some ahead, or finish; tell whether that was the end."""
-        if self.row < self.rows:
-            self.ahead = self.ahead or self.ledger.claim_many(self.partition, self.row, _CLAIMED_AHEAD, self.near)
-            self.ahead.pop(0)
-            self.row = CUT.end(self.row)
-            return False
-        self.ledger.finish(self.partition, self.rows)
-        return True
+bounded = settings(deadline=None, max_examples=100)
 
 
 def names(count: int) -> list[str]:
     return [f"worker:{index}" for index in range(count)]
 
 
-def largest(sizes: list[int]) -> int:
-    return max((end - start for rows in sizes for start, end in segments(rows)), default=0)
+def spread(counts: dict[str, int]) -> int:
+    return max(counts.values()) - min(counts.values())
 
 
-def spread(ledger: FeedLedger) -> int:
-    return max(ledger.claimed.values()) - min(ledger.claimed.values())
+def claim(ledger: FeedLedger, partition: int, start: int, rows: int, **options: Any) -> list[tuple[int, str]]:
+    """Return which node has the rows before each of these."""
+    answer = ledger.claim(ClaimRows(1, partition, start, rows, **options))
+    return list(zip(answer.ends, answer.nodes, strict=True))
 
 
-@bounded
-@given(rows_of_partitions, st.integers(1, 5))
-def test_partitions_read_one_by_one_differ_by_one_segment_at_most(sizes: list[int], nodes: int) -> None:
-    ledger = FeedLedger(1, names(nodes))
-    for partition, rows in enumerate(sizes):
-        reading = Reading(ledger, partition, rows)
-        while not reading.step():
-            pass
-        assert spread(ledger) <= largest(sizes)
-    assert sum(ledger.claimed.values()) == ledger.rows == sum(sizes)
+# --- dealing --------------------------------------------------------------------------------------
 
 
 @bounded
-@given(rows_of_partitions, st.integers(1, 5), st.integers(1, 4), st.booleans(), st.data())
-def test_the_shares_differ_by_what_is_claimed_ahead_for_partitions_that_are_read_at_once(
-    sizes: list[int], nodes: int, at_once: int, local: bool, data: st.DataObject
+@given(st.lists(st.tuples(st.integers(-9, 40), st.booleans()), min_size=1, max_size=7), st.integers(1, 200))
+def test_rows_go_one_by_one_to_whoever_has_the_fewest(nodes: list[tuple[int, bool]], rows: int) -> None:
+    counts = [(count, behind, f"n{number}") for number, (count, behind) in enumerate(nodes)]
+    left = {name: (count, behind, name) for count, behind, name in counts}
+    for _ in range(rows):
+        count, behind, name = min(left.values(), key=lambda one: one[0])
+        left[name] = (count + 1, behind, name)
+    gets = dict(level(counts, rows))
+    assert sum(gets.values()) == rows
+    assert all(gets.values())
+    assert sorted(count + gets.get(name, 0) for count, _, name in counts) == sorted(c for c, _, _ in left.values())
+
+
+@bounded
+@given(st.integers(0, 10_000_000), st.integers(1, 10_000))
+def test_a_piece_fits_and_stays_small_beside_what_came_before(row: int, fitting: int) -> None:
+    rows = piece_rows(row, fitting)
+    assert 1 <= rows <= min(fitting, 8192)
+    assert rows <= max(8, row / 16)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9)), max_size=20), st.integers(0, 99), st.integers(0, 99))
+def test_rows_that_were_dealt_are_found_again(dealt: list[tuple[int, int]], start: int, end: int) -> None:
+    places, rows = Dealt(), []
+    for node, count in dealt:
+        rows += [node] * count
+        places.add(node, len(rows))
+    found = list(places.within(start, end))
+    assert [node for first, last, node in found for _ in range(first, last)] == rows[start : max(start, end)]
+    assert all(one[1] == other[0] and one[2] != other[2] for one, other in itertools.pairwise(found))
+    assert places.end == len(rows)
+
+
+spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=5).map(merged)
+
+
+@given(spans, st.integers(0, 70), st.integers(1, 70))
+def test_the_row_behind_some_is_found_past_those_that_are_skipped(skip: Spans, start: int, count: int) -> None:
+    end = row_behind(skip, start, count)
+    assert end - start - rows_within(skip, start, end) == count
+    assert not rows_within(skip, end - 1, end)
+
+
+# --- attempts at partitions -----------------------------------------------------------------------
+
+
+@dataclass
+class Attempt:
+    """An attempt at a partition: it reads batches, claims what it does not hold back, and may be broken off.
+
+    ``told`` has for each row the node that any attempt was told.
+    """
+
+    ledger: FeedLedger
+    partition: int
+    batches: list[int]
+    told: dict[int, str]
+    near: tuple[str, ...] = ()
+    part: int = 0  # of what it has seen it holds back so much; none if 0
+    fitting: int = 5000
+    fails_at: int | None = None
+    claimed: int = 0
+    row: int = 0
+
+    def step(self) -> bool:
+        """Read a batch and claim rows; at the end of the batches claim all that is left. Tell whether that was it."""
+        if self.fails_at is not None and self.row >= self.fails_at:
+            return True
+        self.row += self.batches.pop(0) if self.batches else 0
+        skip = self.ledger.skip.get(self.partition, ())
+        held = self._rows(0, self.row) // self.part if self.part and self.batches else 0
+        end = self.row
+        while self._rows(end, self.row) < held:
+            end -= 1
+        if end > self.claimed:
+            self._claim(end, rows_within(((end, self.row),), end, self.row) - rows_within(skip, end, self.row))
+        if not self.batches:
+            self.ledger.finish(self.partition, self.row)
+        return not self.batches
+
+    def _rows(self, start: int, end: int) -> int:
+        return end - start - rows_within(self.ledger.skip.get(self.partition, ()), start, end)
+
+    def _claim(self, end: int, held: int) -> None:
+        options: dict[str, Any] = {"held": held, "local": self.near, "fitting": self.fitting}
+        row = self.claimed
+        for until, node in claim(self.ledger, self.partition, row, end - row, **options):
+            for one in range(row, until):
+                assert self.told.setdefault(one, node) == node
+            assert until > row
+            row = until
+        assert row == self.claimed + (end - self.claimed)
+        self.claimed = end
+
+
+@dataclass
+class Work:
+    """A partition: its rows, those to skip, and the attempts at it but for the last, which reads it all."""
+
+    rows: int
+    skip: Spans = ()
+    attempts: list[tuple[list[int], int | None]] = field(default_factory=list)
+    last: list[int] = field(default_factory=list)
+
+    def cut(self, sizes: list[int], rows: int) -> list[int]:
+        """Cut some rows into batches of these sizes in turn; the rest is one."""
+        batches: list[int] = []
+        for size in sizes:
+            if sum(batches) + size < rows:
+                batches.append(size)
+        return [*batches, rows - sum(batches)] if rows else []
+
+    def plan(self) -> list[tuple[list[int], int | None]]:
+        """Return the batches of each attempt, and the row at which it dies; one whose input breaks off ends before."""
+        tried = [(self.cut(sizes, end), None) for sizes, end in self.attempts if end is not None and end < self.rows]
+        died = [(self.cut(sizes, self.rows), self.rows // 2) for sizes, end in self.attempts if end is None]
+        return [*died, *tried, (self.cut(self.last, self.rows), None)]
+
+
+sizes_of_batches = st.lists(st.integers(1, 400), max_size=6)
+works = st.builds(
+    Work,
+    rows=st.integers(0, 700) | st.integers(0, 5000),
+    skip=st.just(()) | st.lists(st.tuples(st.integers(0, 800), st.integers(0, 800)), max_size=3).map(merged),
+    attempts=st.lists(st.tuples(sizes_of_batches, st.none() | st.integers(0, 700)), max_size=2),
+    last=sizes_of_batches,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@example([Work(64)], 2, 1, 0, None)
+@example([Work(90), Work(6)], 2, 1, 0, None)
+@example([Work(1)] * 100, 2, 3, 0, None)
+@given(
+    plan=st.lists(works, min_size=1, max_size=5),
+    nodes=st.integers(2, 6),
+    at_once=st.integers(1, 4),
+    part=st.sampled_from([0, 2, 5]),
+    data=st.data(),
+)
+def test_every_row_is_one_nodes_in_every_attempt_and_all_have_equally_many_at_the_end(
+    plan: list[Work], nodes: int, at_once: int, part: int, data: st.DataObject | None
 ) -> None:
-    """Segments are claimed some ahead and count in full until their partition is finished; and a node on the same host
-    is preferred to one that has a segment less: hence the bound."""
-    ledger = FeedLedger(1, names(nodes))
-    waiting = [
-        Reading(ledger, number, rows, (names(nodes)[number % nodes],) if local else ())
-        for number, rows in enumerate(sizes)
-    ]
-    running: list[Reading] = []
+    """Whatever is read at once, dies, breaks off and is read again in other batches; on hosts that prefer their own."""
+    ledger = FeedLedger(1, names(nodes), {number: work.skip for number, work in enumerate(plan) if work.skip})
+    told: list[dict[int, str]] = [{} for _ in plan]
+    waiting = []
+    for number, work in enumerate(plan):
+        near = tuple(data.draw(st.sets(st.sampled_from(names(nodes))), label="near")) if data else ()
+        tries = [Attempt(ledger, number, batches, told[number], near, part, 50, at) for batches, at in work.plan()]
+        waiting.append([one for one in tries if one.batches])
+    running: list[list[Attempt]] = []
     while waiting or running:
         while waiting and len(running) < at_once:
             running.append(waiting.pop())
-        chosen = data.draw(st.sampled_from(running), label="who asks next") if len(running) > 1 else running[0]
-        if chosen.step():
-            running.remove(chosen)
-    assert spread(ledger) <= (1 + local + _CLAIMED_AHEAD * (at_once - 1)) * largest(sizes)
-    assert sum(ledger.claimed.values()) == ledger.rows == sum(sizes)
+        chosen = data.draw(st.sampled_from(running), label="who asks next") if data else running[0]
+        if not chosen or chosen[0].step():
+            del chosen[:1]
+        running = [one for one in running if one]
+    for number, work in enumerate(plan):
+        assert sorted(told[number]) == list(range(work.rows)) or work.skip
+    wanted = [work.rows - rows_within(work.skip, 0, work.rows) for work in plan]
+    assert ledger.rows == sum(work.rows for work in plan)
+    assert sum(ledger.shares().values()) == sum(wanted)
     assert ledger.shares() == ledger.claimed
-    assert ledger.partitions_done == len(sizes)
+    assert spread(ledger.shares()) <= 1
 
 
-@pytest.mark.parametrize(("partitions", "rows"), [(1, 1797), (4, 450), (8, 25_000), (200, 7)])
-def test_nodes_get_equal_shares_within_an_eighth(partitions: int, rows: int) -> None:
-    ledger = FeedLedger(1, names(2))
-    for partition in range(partitions):
-        reading = Reading(ledger, partition, rows)
-        while not reading.step():
-            pass
-    assert spread(ledger) <= max(64, rows / 8)
+def read_all(ledger: FeedLedger, sizes: list[int], **options: Any) -> None:
+    """Read partitions of so many rows, one after another, in batches of 10,000."""
+    for partition, rows in enumerate(sizes):
+        for start in range(0, rows, 10_000):
+            claim(ledger, partition, start, min(10_000, rows - start), **options)
+        ledger.finish(partition, rows)
 
 
-@bounded
-@given(rows_of_partitions, st.integers(1, 5), st.data())
-def test_every_attempt_is_told_the_same_places(sizes: list[int], nodes: int, data: st.DataObject) -> None:
+@pytest.mark.parametrize(
+    "sizes", [[37], [64, 64], [3], [1] * 1000, [1_000_000] * 2, [90, 6], [0, 1, 0]], ids=lambda sizes: str(sizes)[:12]
+)
+@pytest.mark.parametrize("nodes", [2, 3, 16, 128])
+@pytest.mark.parametrize("fitting", [27, 1 << 20], ids=["rows of 600 KB", "small rows"])
+def test_shares_are_level_to_a_row_whatever_the_partitions(sizes: list[int], nodes: int, fitting: int) -> None:
     ledger = FeedLedger(1, names(nodes))
-    asked = [(partition, start) for partition, rows in enumerate(sizes) for start, _ in segments(rows)]
-    told: dict[tuple[int, int], str] = {}
-    for partition, start in data.draw(st.lists(st.sampled_from(asked), max_size=200) if asked else st.just([])):
-        near = data.draw(st.sampled_from([(), ("worker:0",), (f"worker:{nodes - 1}",)]))
-        node = ledger.claim(partition, start, near)
-        assert told.setdefault((partition, start), node) == node
-    assert sum(ledger.claimed.values()) == sum(CUT.end(start) - start for _, start in told)
+    read_all(ledger, sizes, fitting=fitting)
+    assert sum(ledger.shares().values()) == sum(sizes)
+    assert spread(ledger.shares()) <= 1
 
 
-def test_a_node_on_the_same_host_is_preferred_until_it_has_a_segment_more() -> None:
+def test_many_rows_make_few_pieces_and_the_first_are_mixed() -> None:
     ledger = FeedLedger(1, names(2))
-    assert [ledger.claim(0, start, ["worker:1"]) for start in (0, 64, 128, 192)] == [
-        "worker:1",  # both have none
-        "worker:0",  # the one on this host has a segment more, which weighs as much as the host does
-        "worker:1",
-        "worker:0",
-    ]  # fmt: skip
+    pieces = [one for start in range(0, 1_000_000, 10_000) for one in claim(ledger, 0, start, 10_000)]
+    assert [end for end, _ in pieces[:4]] == [8, 16, 24, 32]
+    assert len(pieces) < 500
+    same = sum(one[1] == other[1] for one, other in itertools.pairwise(pieces))
+    assert len(ledger._dealt[0]._ends) == len(pieces) - same
 
 
-def test_without_a_node_on_the_same_host_the_one_with_the_fewest_rows_is_chosen() -> None:
-    ledger = FeedLedger(1, names(3))
-    assert [ledger.claim(0, start) for start in (0, 64, 128, 192)] == ["worker:0", "worker:1", "worker:2", "worker:0"]
+def test_rows_of_many_hosts_stay_on_them_as_far_as_those_that_are_held_back_make_up_for_it() -> None:
+    """Two tasks on two hosts, each with rows held back: none goes to the other host, but for the tails."""
+    ledger = FeedLedger(1, names(2))
+    for start in range(0, 100_000, 10_000):
+        for partition, near in ((0, "worker:0"), (1, "worker:1")):
+            told = claim(ledger, partition, start, 10_000, held=10_000, local=(near,))
+            assert {node for _, node in told} == {near}
+
+
+def test_a_node_on_the_same_host_is_ahead_by_no_more_than_the_held_rows_make_up_for() -> None:
+    ledger = FeedLedger(1, names(4))
+    claim(ledger, 0, 0, 500, held=120, local=("worker:1",))
+    least = min(ledger.claimed.values())
+    assert ledger.claimed["worker:1"] - least <= 120 // 3 + 1
+    claim(ledger, 0, 500, 120, local=("worker:1",))
+    assert spread(ledger.claimed) <= 1
+
+
+def test_of_equal_nodes_the_one_on_the_same_host_comes_first() -> None:
+    assert claim(FeedLedger(1, names(3)), 0, 0, 1, local=("worker:2",)) == [(1, "worker:2")]
+
+
+def test_of_very_many_nodes_a_question_reaches_some_and_they_differ_by_what_it_gives_to_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A task opens a stream to every node that it has rows for."""
+    monkeypatch.setattr(ledger_module, "_ALL_LEVEL", 7)
+    monkeypatch.setattr(ledger_module, "_SOME", 3)
+    ledger = FeedLedger(1, names(8))
+    assert len({node for _, node in claim(ledger, 0, 0, 100)}) == 1
+    for start in range(100, 100_000, 900):
+        told = claim(ledger, 0, start, 900)
+        assert len({node for _, node in told}) == 3
+        assert spread(ledger.claimed) <= 600
+    ledger.finish(0, 100_000)
+    assert sum(ledger.shares().values()) == 100_000
 
 
 def test_finishing_twice_counts_once() -> None:
     ledger = FeedLedger(1, names(2))
-    reading = Reading(ledger, 0, 100)
-    while not reading.step():
-        pass
+    read_all(ledger, [100])
     claimed = dict(ledger.claimed)
     ledger.finish(0, 100)
-    assert ledger.claimed == claimed
+    assert ledger.claimed == claimed == {"worker:0": 50, "worker:1": 50}
     assert (ledger.rows, ledger.partitions_done) == (100, 1)
 
 
@@ -183,17 +289,14 @@ def test_one_partition_that_was_not_kept_makes_the_feed_not_kept() -> None:
     assert not ledger.spilled
 
 
-def test_of_a_partition_whose_end_is_known_no_row_is_counted_that_it_has_not() -> None:
+def test_rows_that_were_claimed_behind_an_attempts_end_are_in_no_share() -> None:
     ledger = FeedLedger(1, names(2))
-    first = ledger.claim_many(0, 0, 16)
-    assert first == ["worker:0", "worker:1"] * 8
-    ledger.finish(0, 100)
-    assert ledger.claimed == {"worker:0": 64, "worker:1": 36}
-    assert ledger.claim_many(0, 0, 16) == first
-    assert len(ledger.claim_many(0, 1024, 16)) == 16  # a later attempt asks ahead
-    assert ledger.shares() == {"worker:0": 64, "worker:1": 36}
-    ledger.finish(0, 100)
-    assert ledger.claimed == {"worker:0": 64, "worker:1": 36}
+    first = claim(ledger, 0, 0, 500)  # by an attempt that dies
+    ledger.finish(0, 100)  # by one whose input breaks off
+    assert sum(ledger.shares().values()) == 100
+    assert claim(ledger, 0, 0, 500) == first
+    ledger.finish(0, 500)
+    assert ledger.shares() == {"worker:0": 250, "worker:1": 250}
 
 
 @bounded
@@ -201,32 +304,47 @@ def test_of_a_partition_whose_end_is_known_no_row_is_counted_that_it_has_not() -
 def test_attempts_that_were_broken_off_count_as_the_one_that_came_furthest(ends: list[int], nodes: int) -> None:
     ledger = FeedLedger(1, names(nodes))
     for rows in ends:
-        reading = Reading(ledger, 0, rows)
-        while not reading.step():
-            pass
+        claim(ledger, 0, 0, rows)
+        ledger.finish(0, rows)
         assert ledger.shares() == ledger.claimed
     assert ledger.rows == max(ends) == sum(ledger.claimed.values())
     assert ledger.partitions_done == 1
+    assert spread(ledger.claimed) <= 1
 
 
-def test_what_comes_after_a_broken_off_attempt_is_shared_out_evenly() -> None:
-    ledger = FeedLedger(1, names(2))
-    for rows in (2000, 60_000):
-        reading = Reading(ledger, 0, rows)
-        while not reading.step():
-            pass
-    assert spread(ledger) <= 60_000 / 8
+@given(st.integers(2, 4), st.lists(st.integers(1, 300), min_size=1, max_size=4), spans, st.data())
+def test_the_rows_that_nodes_have_been_through_are_theirs_and_those_that_were_skipped(
+    nodes: int, batches: list[int], skip: Spans, data: st.DataObject
+) -> None:
+    ledger, row, whose = FeedLedger(1, names(nodes), {0: skip}), 0, []
+    for rows in batches:
+        for end, node in claim(ledger, 0, row, rows):
+            whose += [node] * (end - len(whose))
+        row += rows
+    reached = {name: {0: data.draw(st.integers(0, row))} for name in names(nodes)}
+    through = {one for start, end in ledger.rows_before(reached).get(0, ()) for one in range(start, end)}
+    skipped = {one for start, end in skip for one in range(start, end)}
+    assert through == skipped | {one for one, node in enumerate(whose) if one < reached[node][0]}
 
 
 @pytest.mark.parametrize(
-    ("partition", "start", "count"), [(0, 0, 2**63), (0, 0, -1), (0, 7, 1), (0, -64, 1), (-1, 0, 1), (0, 2**62 + 1, 1)]
+    ("partition", "start", "rows", "held"),
+    [(0, 0, 2**63, 0), (0, 0, -1, 0), (0, 7, 1, 0), (0, -64, 1, 0), (-1, 0, 1, 0), (0, 2**62 + 1, 1, 0), (0, 0, 1, -1)],
 )
-def test_segments_that_there_are_none_of_are_refused_at_once(partition: int, start: int, count: int) -> None:
+def test_rows_that_no_task_can_have_are_refused_at_once(partition: int, start: int, rows: int, held: int) -> None:
     """The driver answers in one thread: a count without end would have been the end of all questions."""
     ledger = FeedLedger(1, ["worker:0", "worker:1"])
     with pytest.raises(ValueError, match="there are none"):
-        ledger.claim_many(partition, start, count)
+        claim(ledger, partition, start, rows, held=held)
     assert ledger.claimed == {"worker:0": 0, "worker:1": 0}
+
+
+def test_no_question_makes_very_many_pieces() -> None:
+    assert len(claim(FeedLedger(1, names(2)), 0, 0, 1 << 32, fitting=1)) <= 4096
+
+
+def test_no_rows_are_nobodys() -> None:
+    assert FeedLedger(1, names(2)).claim(ClaimRows(1, 0, 0, 0)) == Claimed([], [])
 
 
 def test_rows_that_there_cannot_be_are_refused() -> None:

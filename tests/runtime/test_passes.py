@@ -108,7 +108,7 @@ def test_rows_that_were_taken_before_are_left_out(make: Callable[..., Box]) -> N
     box.accept(0, 0, 5)
     box.accept(0, 0, 3)  # all of them
     box.accept(0, 3, 5)  # the first two
-    box.accept(0, 64, 2)  # a later segment: what lies between is another node's
+    box.accept(0, 64, 2)  # a later piece: what lies between is another node's
     box.end(10)
     assert box.next_ids() == [0, 1, 2, 3, 4, 5, 6, 7, 64, 65]
 
@@ -125,7 +125,7 @@ def test_more_rows_wait_where_room_is_made_for_them(make: Callable[..., Box]) ->
     assert box.passes.status().queued_bytes == 800
 
 
-def test_rows_of_several_segments_come_in_one_batch(make: Callable[..., Box]) -> None:
+def test_several_pieces_come_in_one_batch(make: Callable[..., Box]) -> None:
     box = make()
     box.begin()
     intake = box.passes.intake(1)

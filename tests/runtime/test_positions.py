@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.runtime.test_feed import Driver, cut, driver_of, ids_of_partition, send
 from tests.runtime.test_supply import Node, block_of, node
 from tfos_nb.feeding import Feed
-from tfos_nb.runtime.ledger import FeedEnds, FeedFrom, FeedLedger
+from tfos_nb.runtime.ledger import ClaimRows, FeedEnds, FeedFrom, FeedLedger
 from tfos_nb.runtime.positions import HeldPositions, PositionHeld
 from tfos_nb.runtime.spans import Spans, end_of_span, merged, next_span, rows_within
 
@@ -109,15 +109,15 @@ def said(node: str, state: str, reached: Mapping[int, int] | None = None) -> Pos
 def test_a_state_is_gone_on_from_when_every_node_has_said_what_it_holds() -> None:
     held, nodes = HeldPositions(), ("worker:0", "worker:1")
     book = FeedLedger(1, nodes)
-    assert book.claim_many(0, 0, 2) == ["worker:0", "worker:1"]
-    held.take(said("worker:0", "first"), nodes, book)
-    held.take(said("worker:0", "second", {0: 64}), nodes, book)  # it is ahead
+    assert book.claim(ClaimRows(1, 0, 0, 16)).ends == [8, 16]
+    held.take(said("worker:0", "first", {0: 5}), nodes, book)
+    held.take(said("worker:0", "second", {0: 8}), nodes, book)  # it is ahead
     assert held.states == ()
-    held.take(said("worker:1", "first", {0: 70}), nodes, book)
+    held.take(said("worker:1", "first", {0: 11}), nodes, book)
     assert held.states == ("first",)
-    assert held.rows_of("first") == {0: ((0, 10), (64, 70))}
-    held.take(said("worker:1", "second", {}), nodes, book)
-    assert held.rows_of("second") == {0: ((0, 64),)}
+    assert held.rows_of("first") == {0: ((0, 5), (8, 11))}
+    held.take(said("worker:1", "second", {0: 3}), nodes, book)  # its rows are behind that
+    assert held.rows_of("second") == {0: ((0, 8),)}
 
 
 def test_what_a_lost_node_has_not_said_is_not_waited_for() -> None:

@@ -10,7 +10,7 @@ The protocol of one stream: the sender names the partition; the node answers wit
 already, from an earlier attempt); the sender writes record batches, each with the numbers of its rows; when the
 sender is done, the node acknowledges the position reached. Only then is the partition done. A sender that comes after a
 failed one leaves out the rows before the node's position, after a look that its row there is the same one. A batch may
-hold rows of several segments, between which lie those of other nodes.
+hold several pieces of a partition, between which lie those of other nodes.
 
 Same host: a unix socket in a private directory; the rows themselves are handed over in shared memory
 (:mod:`tfos_nb.runtime.handover`), and what goes through the socket then is an empty batch that says where they are. The

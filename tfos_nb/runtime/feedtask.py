@@ -1,4 +1,4 @@
-"""What a Spark task does with a partition: ask where its rows belong, and send them there, some segments at once."""
+"""What a Spark task does with a partition: ask whose the rows are that it has, and send them there, some at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import functools
 import gc
 import math
 import os
-import sys
 import threading
 import time
 from collections import defaultdict, deque
@@ -22,19 +21,19 @@ from pyarrow import flight
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime import ledger
 from tfos_nb.runtime.columns import first_lengths
+from tfos_nb.runtime.dealing import PIECE_BYTES
 from tfos_nb.runtime.door import DoorAddress, DoorClient
 from tfos_nb.runtime.feed import FeedTicket, FewerRows, NodeHungUp, NodeStream
 from tfos_nb.runtime.malloc import memory_kept
 from tfos_nb.runtime.process import address_towards
 from tfos_nb.runtime.rows import batches_of_rows, size_of
-from tfos_nb.runtime.segments import PIECE_BYTES, Segments
 from tfos_nb.runtime.spans import end_of_span, merged, next_span
 
 __all__ = ["NOT_SENT", "FeedTask"]
 
-_CLAIMED_AHEAD = 16
 _ENOUGH_BYTES = 4 << 20  # for one node: half of its work was by the piece, not by the row, with smaller ones
 _MOST_BYTES = 32 << 20  # that wait, for all nodes together
+_HELD_BYTES, _HELD_PART = PIECE_BYTES, 5  # the most that is held back for other hosts' nodes, and of which part of all
 _WAIT = 0.1  # seconds since rows were sent last: a program may be waiting for those that have come since
 _DECIDED_WITHIN, _LOOKS_EVERY = 20.0, 0.1  # seconds
 SUMMARY_SCHEMA = "partition long, rows long"
@@ -149,6 +148,36 @@ class _Waiting:
         return pa.concat_batches(self.batches, memory_pool=pool) if others else first
 
 
+@dataclass
+class _InHand:
+    """Rows that have been read and not claimed yet, in their order."""
+
+    parts: deque[tuple[int, pa.RecordBatch, int]] = field(default_factory=deque)  # first row, rows, bytes of a row
+    rows: int = 0
+
+    def add(self, start: int, batch: pa.RecordBatch, row_bytes: int) -> None:
+        """Take the rows from ``start`` on."""
+        self.parts.append((start, batch, row_bytes))
+        self.rows += batch.num_rows
+
+    def behind(self, count: int) -> int:
+        """Return the row behind the first ``count`` of them."""
+        for start, batch, _ in self.parts:
+            if count <= batch.num_rows:
+                return start + count
+            count -= batch.num_rows
+        raise ValueError(f"there are {self.rows} rows, not {count} more")
+
+    def take(self, before: int, room: int) -> tuple[int, pa.RecordBatch, int]:
+        """Return the first of them before a row that lie together and take so many bytes; at least one."""
+        start, batch, row_bytes = self.parts.popleft()
+        count = min(before - start, batch.num_rows, max(1, room // row_bytes))
+        if count < batch.num_rows:
+            self.parts.appendleft((start + count, batch.slice(count), row_bytes))
+        self.rows -= count
+        return start, batch.slice(0, count), row_bytes
+
+
 def _bytes_of_a_row(batch: pa.RecordBatch) -> int:
     return 1 + int(size_of(batch)) // int(batch.num_rows)
 
@@ -160,19 +189,17 @@ class _PartitionSender:
         self._task, self._partition, self._door = task, partition, door
         schema = first.schema.serialize().to_pybytes()
         here = address_towards(task.door.host, task.door.port)
-        self._row_bytes = _bytes_of_a_row(first)
-        opens = ledger.OpenPartition(task.feed, partition, schema, first_lengths(first), here, self._row_bytes)
-        answer = self._ask_places(opens)
+        answer = self._ask_places(ledger.OpenPartition(task.feed, partition, schema, first_lengths(first), here))
         if answer.nodes == 0:
             raise _FeedIsOver
-        self._places, self._skip, self._segments = answer.places, answer.skip, Segments(answer.largest)
+        self._places, self._skip = answer.places, answer.skip
         self._local = tuple(node for node, place in answer.places.items() if os.path.exists(place.socket))
+        self._far = answer.nodes - len(self._local)
         self._only = next(iter(answer.places)) if answer.nodes == 1 else None
         self._streams: dict[str, NodeStream] = {}
-        self._row = 0
-        self._segment_end = 0
-        self._ahead: deque[str] = deque()
-        self._node = ""
+        self._row = self._claimed = self._seen = 0
+        self._row_bytes = 1
+        self._in_hand = _InHand()
         self._waiting: defaultdict[str, _Waiting] = defaultdict(_Waiting)
         self._waiting_bytes = 0
         self._sent_at = -math.inf  # the first batch goes at once
@@ -186,47 +213,67 @@ class _PartitionSender:
     def send(self, batch: pa.RecordBatch) -> None:
         """Send a batch's rows to their nodes; what is too little to be sent on its own waits for the next batch."""
         self._row_bytes = _bytes_of_a_row(batch)
-        offset = 0
-        while offset < batch.num_rows:
-            if skipped := self._skip_rows(batch.num_rows - offset):
-                offset += skipped
-                continue
-            if self._row >= self._segment_end:
-                self._begin_segment()
-            count = min(batch.num_rows - offset, self._fitting())
-            self._put_by(batch.slice(offset, count))
-            offset += count
-        if time.monotonic() - self._sent_at > _WAIT:
+        self._read(batch)
+        late = time.monotonic() - self._sent_at > _WAIT
+        held = self._to_hold()
+        size = (self._in_hand.rows - held) * self._row_bytes
+        if late or self._only or size >= _ENOUGH_BYTES or size + self._waiting_bytes >= _MOST_BYTES:
+            self._deal(held)
+        if late:
             self._send_all()
 
-    def _skip_rows(self, there: int) -> int:
-        """Pass over rows that no node wants; return how many of those that are there."""
-        count = min(there, end_of_span(self._skip, self._row) - self._row)
-        if count:
+    def _read(self, batch: pa.RecordBatch) -> None:
+        """Take a batch's rows in hand, but for those that no node wants."""
+        offset, there = 0, batch.num_rows
+        while offset < there:
+            wanted = end_of_span(self._skip, self._row)
+            count = min(there - offset, wanted - self._row)
+            if not count:
+                count = min(there - offset, (next_span(self._skip, self._row) or self._row + there) - self._row)
+                self._in_hand.add(self._row, batch.slice(offset, count), self._row_bytes)
+                self._seen += count
             self._row += count
-            self._segment_end = 0  # of a segment in which the next row lies, perhaps not as the first
-            self._ahead.clear()
-        return count
+            offset += count
 
-    def _fitting(self) -> int:
-        """Return how many rows more can go with those of the segment's node that wait; they go if that is none."""
-        if self._waiting[self._node].size + self._row_bytes > PIECE_BYTES:
-            self._send_all()
-        room = PIECE_BYTES - self._waiting[self._node].size
-        until = min(self._segment_end, next_span(self._skip, self._row) or self._segment_end)
-        return min(until - self._row, max(1, room // self._row_bytes))
+    def _to_hold(self) -> int:
+        """Return how many rows to hold back, so that the nodes on this host may be ahead of the others.
 
-    def _begin_segment(self) -> None:
+        None where there are no others, or so many that each could be ahead by a few rows only. A partition whose rows
+        are slow to come gives four fifths of them to the nodes at once.
+        """
+        if not 0 < self._far <= 4 * len(self._local):
+            return 0
+        return min(self._seen // _HELD_PART, _HELD_BYTES // self._row_bytes, self._in_hand.rows)
+
+    def _deal(self, held: int) -> None:
+        """Claim the rows in hand but for those that are held back, and put them by for their nodes."""
+        count = self._in_hand.rows - held
+        if count > 0:
+            for before, node in self._whose(self._in_hand.behind(count), held):
+                while self._in_hand.parts and self._in_hand.parts[0][0] < before:
+                    self._put_by(node, before)
+
+    def _whose(self, end: int, held: int) -> Iterable[tuple[int, str]]:
+        """Claim the rows up to ``end``; return whose they are, as rows behind and nodes."""
         if self._only is not None:
-            self._node, self._segment_end = self._only, sys.maxsize
-        else:
-            self._node, self._segment_end = self._next_node(), self._segments.end(self._row)
+            return [(end, self._only)]
+        fitting = max(1, PIECE_BYTES // max(row_bytes for _, _, row_bytes in self._in_hand.parts))
+        start, self._claimed = self._claimed, end
+        question = ledger.ClaimRows(self._task.feed, self._partition, start, end - start, held, fitting, self._local)
+        answer: ledger.Claimed = self._door.ask(question)
+        unknown = tuple(sorted(set(answer.nodes) - self._places.keys()))
+        if unknown:
+            self._places |= self._ask_places(ledger.WherePlaces(self._task.feed, unknown)).places
+        return zip(answer.ends, answer.nodes, strict=True)
 
-    def _put_by(self, rows: pa.RecordBatch) -> None:
-        """Take rows of the segment that go on where the last ones ended; send what waits if it is enough now."""
-        waiting, size = self._waiting[self._node], rows.num_rows * self._row_bytes
-        waiting.add(self._row, rows, size)
-        self._row += rows.num_rows
+    def _put_by(self, node: str, before: int) -> None:
+        """Put rows by that are a node's, as many as can go with those that wait; send what waits if it is enough."""
+        if self._waiting[node].size + self._in_hand.parts[0][2] > PIECE_BYTES:
+            self._send_all()
+        waiting = self._waiting[node]
+        start, rows, row_bytes = self._in_hand.take(before, PIECE_BYTES - waiting.size)
+        size = rows.num_rows * row_bytes
+        waiting.add(start, rows, size)
         self._waiting_bytes += size
         if waiting.size >= _ENOUGH_BYTES or self._waiting_bytes >= _MOST_BYTES:
             self._send_all()
@@ -240,17 +287,6 @@ class _PartitionSender:
         self._waiting.clear()
         self._waiting_bytes, self._sent_at = 0, time.monotonic()
 
-    def _next_node(self) -> str:
-        """Return the next segment's node; the door is asked for those of some segments at once."""
-        if not self._ahead:
-            start = self._segments.start(self._row)
-            claim = ledger.ClaimSegments(self._task.feed, self._partition, start, _CLAIMED_AHEAD, self._local)
-            self._ahead.extend(self._door.ask(claim))
-            unknown = tuple(sorted(set(self._ahead) - self._places.keys()))
-            if unknown:
-                self._places |= self._ask_places(ledger.WherePlaces(self._task.feed, unknown)).places
-        return self._ahead.popleft()
-
     def _stream(self, node: str, schema: pa.Schema) -> NodeStream:
         if node not in self._streams:
             ticket = FeedTicket(self._task.feed, self._partition)
@@ -263,6 +299,7 @@ class _PartitionSender:
 
         The input may have been broken off, which cannot be seen from here: see :mod:`tfos_nb.runtime.ledger`.
         """
+        self._deal(held=0)
         self._send_all()
         spilled = all([stream.finish() for stream in self._streams.values()])  # noqa: C419 - every one has to
         self._door.ask(ledger.PartitionDone(self._task.feed, self._partition, self._row, spilled))

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.segments import PIECE_BYTES
+from tfos_nb.runtime.dealing import PIECE_BYTES
 from tfos_nb.runtime.wire import message
 
 __all__ = ["BLOCK_BYTES", "BlockPool", "BlockWriter", "Grant", "PoolPlace", "Written"]

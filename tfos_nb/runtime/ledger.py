@@ -1,31 +1,35 @@
 """Which rows go to which node, decided once and remembered.
 
-A partition of the DataFrame is cut into segments, by the numbers of its rows alone, so that every attempt at the
-partition cuts it alike. The ledger at the door gives each segment to the node that has the fewest rows so far (one on
-the same host, all else equal) and remembers it. A retried or speculative task is told the same places again, and each
-node knows how far it has come in each partition (:mod:`tfos_nb.runtime.passes`): no row twice, no row lost, whatever
-the number of slots and however uneven the partitions.
+A task that has rows in hand asks whose they are. The ledger at the door deals them out so that all nodes have equally
+many, to a row (:mod:`tfos_nb.runtime.dealing`), and remembers it. A retried or speculative task is told the same places
+again, however it cuts its rows into questions, and each node knows how far it has come in each partition
+(:mod:`tfos_nb.runtime.passes`): no row twice, no row lost, whatever the number of slots and however uneven the
+partitions.
+
+Nodes on the task's host are preferred where that can be made up for. A task that holds rows back says how many, and
+the ledger lets the near nodes be ahead by so many rows that the held ones bring the others level. A task deals out all
+that it has when it comes to its partition's end. So once every partition has been read, no two nodes' counts differ by
+more than one: the last task to let its near nodes be ahead has had the rows for the others.
 
 A task whose input breaks off, because Spark has ended it or could not read on, sees the same end as one that has read
 all: PySpark closes the stream in either case. So what a task says of a partition's end holds until another attempt
 comes further, and is final when Spark's job has succeeded.
-
-How a partition is cut is in :mod:`tfos_nb.runtime.segments`; how large the rows are is known with a feed's first one.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from tfos_nb.runtime.dealing import Dealt, level, piece_rows
 from tfos_nb.runtime.lifecycle import FeedPlace
-from tfos_nb.runtime.segments import Segments
-from tfos_nb.runtime.spans import Spans, merged, rows_within
+from tfos_nb.runtime.spans import Spans, merged, row_behind, rows_within
 from tfos_nb.runtime.wire import message
 
 __all__ = [
-    "ClaimSegments",
+    "ClaimRows",
+    "Claimed",
     "FeedBegins",
     "FeedEnds",
     "FeedFrom",
@@ -43,7 +47,10 @@ __all__ = [
     "WorkerThrough",
 ]
 
-_MOST_AT_ONCE = 1024  # segments of one question: a task asks for 16
+_MOST_AT_ONCE = 1 << 32  # rows of one question: more than a record batch has
+_MOST_ROUNDS = 2048  # for one question
+_ALL_LEVEL = 128  # of so many nodes each is brought level by every question; a task opens a stream to each
+_SOME, _FEWEST_ROWS = 32, 64  # of more, the nodes that share the rows of a question, and the rows that one gets of them
 
 
 @message
@@ -159,7 +166,6 @@ class OpenPartition:
     schema: bytes
     lengths: dict[str, tuple[int, ...]]
     host: str = ""
-    row_bytes: int = 0
 
 
 @message
@@ -168,15 +174,13 @@ class Places:
     """Where nodes take rows: all of a few, or those of many that are on the task's host, or that it has asked for.
 
     ``nodes`` is how many are fed, none if the feed is over; ``refused`` says why not; ``skip`` are rows of the
-    partition that nobody wants; ``largest`` are the most rows of a segment
-    (:class:`~tfos_nb.runtime.segments.Segments`).
+    partition that nobody wants.
     """
 
     places: dict[str, FeedPlace] = field(default_factory=dict)
     refused: str = ""
     nodes: int = 0
     skip: tuple[tuple[int, int], ...] = ()
-    largest: int = Segments().largest
 
 
 @message
@@ -190,14 +194,29 @@ class WherePlaces:
 
 @message
 @dataclass(frozen=True)
-class ClaimSegments:
-    """Question: who gets the ``count`` segments from row ``start`` on? ``local``: the nodes on this host."""
+class ClaimRows:
+    """Question of a task that has them in hand: whose are the ``rows`` from ``start`` on? Answer: :class:`Claimed`.
+
+    No row before them may be unclaimed. The task has ``held`` rows more behind them; ``fitting`` is the most rows that
+    a node takes in one piece; ``local`` are the nodes on the task's host.
+    """
 
     feed: int
     partition: int
     start: int
-    count: int
-    local: tuple[str, ...]
+    rows: int
+    held: int = 0
+    fitting: int = 1 << 20
+    local: tuple[str, ...] = ()
+
+
+@message
+@dataclass(frozen=True)
+class Claimed:
+    """The rows that were asked for, up to each of these ``ends`` in turn, are those of the node in the same place."""
+
+    ends: list[int]
+    nodes: list[str]
 
 
 @message
@@ -244,12 +263,9 @@ class FeedLedger:
     Attributes
     ----------
     claimed : dict of str to int
-        About how many rows each node gets, by which the next segment's node is chosen. A segment counts in full when it
-        is claimed, and some are claimed ahead; what was not filled is put right when its partition is finished.
+        How many rows each node has been promised.
     spilled : bool
         Whether all rows were kept.
-    segments : Segments
-        How partitions are cut; set before the first segment is claimed, if at all.
     """
 
     def __init__(self, feed: int, nodes: Iterable[str], skip: Mapping[int, Spans] | None = None) -> None:
@@ -257,53 +273,64 @@ class FeedLedger:
         self.skip = dict(skip or {})
         self.claimed = dict.fromkeys(nodes, 0)
         self.spilled = True
-        self.segments = Segments()
-        self._places: dict[int, dict[int, _Claim]] = {}
+        self._names = list(self.claimed)
+        self._numbers = {name: number for number, name in enumerate(self._names)}
+        self._dealt: dict[int, Dealt] = {}
         self._totals: dict[int, int] = {}
-        self._fewest: list[tuple[int, str]] = []  # a heap; what is there of a node may be of before
-        self._sort_anew()
+        self._fewest = [(0, name) for name in sorted(self._names)]  # a heap, of which no count is of before
 
-    def claim(self, partition: int, start: int, local: Iterable[str] = ()) -> str:
-        """Return the node of a segment: the one remembered, else the one with the fewest rows so far."""
-        claims = self._places.setdefault(partition, {})
-        if start not in claims:
-            rows = self._filled(partition, start, self.segments.end(start))
-            node = self._least(rows, local)
-            claims[start] = _Claim(node, rows)
-            self._count(node, rows)
-        return claims[start].node
-
-    def _least(self, rows: int, local: Iterable[str]) -> str:
-        """Return the node with the fewest rows; one that is not local counts as if it had the segment already."""
-        while self._fewest[0][0] != self.claimed[self._fewest[0][1]]:
-            heapq.heappop(self._fewest)
-        least, name = self._fewest[0]
-        return min([(least + rows, name), *((self.claimed[near], near) for near in local if near in self.claimed)])[1]
-
-    def _count(self, node: str, rows: int) -> None:
-        self.claimed[node] += rows
-        heapq.heappush(self._fewest, (self.claimed[node], node))
-        if len(self._fewest) > 2 * len(self.claimed) + 64:
-            self._sort_anew()
-
-    def _sort_anew(self) -> None:
-        self._fewest = sorted((rows, node) for node, rows in self.claimed.items())
-
-    def claim_many(self, partition: int, start: int, count: int, local: Collection[str] = ()) -> list[str]:
-        """Return the nodes of some segments in a row.
+    def claim(self, question: ClaimRows) -> Claimed:
+        """Return whose rows these are: as remembered, and of those with the fewest where no task has asked before.
 
         Raises
         ------
         ValueError
-            If there are no such segments: no task of this version asks for them.
+            If there are no such rows: no task of this version asks for them.
         """
-        if partition < 0 or start < 0 or self.segments.start(start) != start or not 0 <= count <= _MOST_AT_ONCE:
-            raise ValueError(f"{count} segments from row {start} of partition {partition} on: there are none")
-        nodes = []
-        for _ in range(count):
-            nodes.append(self.claim(partition, start, local))
-            start = self.segments.end(start)
-        return nodes
+        partition, start, rows = question.partition, question.start, question.rows
+        dealt = self._dealt.get(partition, Dealt())
+        if partition < 0 or not 0 <= start <= dealt.end or not 0 <= rows <= _MOST_AT_ONCE or question.held < 0:
+            raise ValueError(f"{rows} rows from row {start} of partition {partition} on: there are none")
+        end = start + rows
+        if dealt.end < end:
+            self._dealt[partition] = dealt
+            self._deal(dealt, end, question)
+        claimed = Claimed([], [])
+        for _, until, node in dealt.within(start, end):
+            claimed.ends.append(until)
+            claimed.nodes.append(self._names[node])
+        return claimed
+
+    def _deal(self, dealt: Dealt, end: int, question: ClaimRows) -> None:
+        """Deal a partition's rows up to this one, in rounds, each of which makes the nodes level."""
+        skip = self._skipped(question.partition)
+        left = end - dealt.end - rows_within(skip, dealt.end, end)
+        nodes = self._to_share(left)
+        near = {name for name in question.local if name in self.claimed}
+        ahead = question.held // (len(self.claimed) - len(near)) if len(near) < len(self.claimed) else 0
+        fewest = -(-left // (_MOST_ROUNDS * len(nodes)))
+        while left:
+            counts = ((self.claimed[name] - ahead * (name in near), name not in near, name) for name in nodes)
+            rows = min(left, len(nodes) * max(fewest, piece_rows(dealt.end, question.fitting)))
+            for name, more in level(counts, rows):
+                dealt.add(self._numbers[name], row_behind(skip, dealt.end, more))
+                self.claimed[name] += more
+            left -= rows
+        if dealt.end < end:  # rows that nobody wants
+            dealt.add(self._numbers[nodes[0]], end)
+        self._put_back(nodes)
+
+    def _to_share(self, rows: int) -> list[str]:
+        """Return the nodes that share some rows: of many, some with the fewest rows so far."""
+        if len(self._names) <= _ALL_LEVEL:
+            return self._names
+        count = min(_SOME, max(1, rows // _FEWEST_ROWS))
+        return [heapq.heappop(self._fewest)[1] for _ in range(count)]
+
+    def _put_back(self, nodes: Iterable[str]) -> None:
+        if nodes is not self._names:
+            for name in nodes:
+                heapq.heappush(self._fewest, (self.claimed[name], name))
 
     def finish(self, partition: int, rows: int, spilled: bool = True) -> None:
         """Record that an attempt has come to a partition's end, and that all ``rows`` of it have been acknowledged.
@@ -321,22 +348,14 @@ class FeedLedger:
         if before is None or rows > before:
             self._totals[partition] = rows
             self.spilled &= spilled
-        total = self._totals[partition]
-        for start, claim in self._places.get(partition, {}).items():
-            filled = self._filled(partition, start, total)
-            if filled != claim.counted:
-                self._count(claim.node, filled - claim.counted)
-                claim.counted = filled
 
     def shares(self) -> dict[str, int]:
         """Return how many rows each node has been sent, in the partitions that an attempt has come to the end of."""
-        if len(self.claimed) == 1:  # a single node's segments need not be claimed
-            sent = sum(total - rows_within(self._skipped(one), 0, total) for one, total in self._totals.items())
-            return dict.fromkeys(self.claimed, sent)
         shares = dict.fromkeys(self.claimed, 0)
         for partition, total in self._totals.items():
-            for start, claim in self._places.get(partition, {}).items():
-                shares[claim.node] += self._filled(partition, start, total)
+            skip = self._skipped(partition)
+            for start, end, node in self._places(partition, total):
+                shares[self._names[node]] += end - start - rows_within(skip, start, end)
         return shares
 
     def rows_before(self, reached: Mapping[str, Mapping[int, int]]) -> dict[int, Spans]:
@@ -346,20 +365,17 @@ class FeedLedger:
         """
         through: dict[int, list[tuple[int, int]]] = {one: list(spans) for one, spans in self.skip.items()}
         for node, rows in reached.items():
-            for partition, row in rows.items():
-                through.setdefault(partition, []).extend(self._segments_of(node, partition, row))
+            for partition, before in rows.items():
+                places = self._places(partition, before)
+                its = [(start, end) for start, end, one in places if self._names[one] == node]
+                through.setdefault(partition, []).extend(its)
         return {partition: merged(spans) for partition, spans in through.items()}
 
-    def _segments_of(self, node: str, partition: int, before: int) -> Iterable[tuple[int, int]]:
-        if len(self.claimed) == 1:
-            return [(0, before)]
-        claims = self._places.get(partition, {}).items()
-        return [(start, min(self.segments.end(start), before)) for start, claim in claims if claim.node == node]
-
-    def _filled(self, partition: int, start: int, total: int) -> int:
-        """Return how many rows of a segment are sent, of a partition of so many."""
-        end = max(start, min(self.segments.end(start), total))
-        return end - start - rows_within(self._skipped(partition), start, end)
+    def _places(self, partition: int, before: int) -> Iterable[tuple[int, int, int]]:
+        """Return which rows before this one are whose; a single node's need not be claimed."""
+        if len(self._names) == 1:
+            return [(0, before, 0)]
+        return self._dealt.get(partition, Dealt()).within(0, before)
 
     def _skipped(self, partition: int) -> Spans:
         return self.skip.get(partition, ())
@@ -373,11 +389,3 @@ class FeedLedger:
     def rows(self) -> int:
         """How many rows have been acknowledged, in these partitions."""
         return sum(self._totals.values())
-
-
-@dataclass(slots=True)  # of an epoch of 100 million rows there are some hundred thousand
-class _Claim:
-    """Whose a segment is, and with how many rows it has been counted."""
-
-    node: str
-    counted: int
