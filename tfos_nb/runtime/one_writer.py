@@ -40,9 +40,10 @@ Write = Callable[[str], object]
 SCRATCH = "tfos_nb-scratch-"
 _TENSORFLOWS_SCRATCH = "workertemp"  # what TensorFlow's guide and tf_keras name it
 _PART = ".part-"
-_LEFT_BEHIND = 3600.0  # seconds after which what a killed writer has left is removed
+_LEFT_BEHIND = 3600.0  # seconds without a change, after which a writer must have been killed
 _SHOWS = 3.0  # seconds until a shared directory shows a file that another host has renamed
 _OF_A_MODEL = {"assets", "assets.extra", "variables", "saved_model.pb", "fingerprint.pb", "keras_metadata.pb"}
+_cleared: set[str] = set()
 
 
 class OneWriter:
@@ -225,13 +226,13 @@ def _write_whole(place: str, write: Write) -> None:
 
 def _copy_whole(scratch: str, place: str) -> None:
     """Copy what was written to a scratch to a place, or a URL."""
-    import tensorflow as tf
-
     if not os.listdir(scratch):
         return
     if "://" not in place:
         _write_whole(place, lambda part: shutil.copytree(scratch, os.path.dirname(part), dirs_exist_ok=True))
         return
+    import tensorflow as tf
+
     above = place.rstrip("/").rpartition("/")[0]
     for folder, _, files in os.walk(scratch):
         there = os.path.normpath(os.path.join("/", os.path.relpath(folder, scratch))).rstrip("/")
@@ -260,7 +261,10 @@ def _swap(source: str, place: str, aside: str) -> None:
 
 
 def _remove_left_behind(above: str) -> None:
-    """Remove what a writer that was killed has left, once it must be one."""
+    """Remove what writers that were killed have left, once in each directory."""
+    if above in _cleared:
+        return
+    _cleared.add(above)
     for entry in os.scandir(above):
         with contextlib.suppress(OSError):  # another one removes it just now
             if entry.name.startswith(_PART) and entry.is_dir(follow_symlinks=False):
