@@ -213,7 +213,8 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         )
         rows = self._queue(queue)
         rows.shuffled |= bool(shuffle)
-        return dataset_of(rows, options, self._failed, waits=self._may_be_synchronous)
+        alone, waits = self.num_workers == 1, self._may_be_synchronous
+        return dataset_of(rows, options, self._failed, alone=alone, waits=waits)
 
     def report(
         self,

@@ -1,8 +1,13 @@
-"""The rows of a node as a ``tf.data.Dataset``: whole blocks enter TensorFlow, and batches are cut there."""
+"""The rows of a node as a ``tf.data.Dataset``: whole blocks enter TensorFlow, and batches are cut there.
+
+Where they are cut is decided in Python (:mod:`tfos_nb.runtime.batching`), block by block.
+"""
 
 from __future__ import annotations
 
 import difflib
+import functools
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,8 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.batching import Cut, Pass
 from tfos_nb.runtime.class_weights import weights_of
 from tfos_nb.runtime.columns import Column, arrays_of, columns_of, sparse_of
+from tfos_nb.runtime.dividing import divisible
 from tfos_nb.runtime.ledger import FeedSchema
 from tfos_nb.runtime.strategy import as_fed
 
@@ -24,6 +31,7 @@ __all__ = ["Blocks", "DatasetOptions", "Names", "Pairs", "Source", "build_datase
 Names = str | Sequence[str] | None
 
 _WEIGHT = "tfos_nb weight"  # the element's entry for what class_weight gives
+_SIZES = "tfos_nb sizes"  # and for the sizes of the batches in it
 
 
 class Source(Protocol):
@@ -125,11 +133,15 @@ class Blocks:
         """Give out one pass' blocks, as arrays by column."""
         try:
             for block in self.source.next_pass() or ():
-                self._check(block)
-                yield self._element(block)
+                yield self.element(block)
         except FeedFailed as error:
             self.failed(error)
             raise
+
+    def element(self, block: pa.RecordBatch) -> dict[str, Any]:
+        """Return a block's rows as arrays by column."""
+        self._check(block)
+        return self._element(block)
 
     def _element(self, block: pa.RecordBatch) -> dict[str, Any]:
         element: dict[str, Any] = arrays_of(block, [c for c in self.columns if c.name not in self.sparse], self.fill)
@@ -150,15 +162,127 @@ class Blocks:
                 raise FeedFailed(f"this feed has no column {column.name!r}; it has {', '.join(block.schema.names)}")
 
 
+@dataclass(frozen=True)
+class CutBlocks:
+    """The generator of blocks that says with each block of how many rows the batches in it are.
+
+    Parameters
+    ----------
+    blocks : Blocks
+        The rows.
+    cut : Cut
+        How they are cut.
+    shuffle : int
+        Rows within which rows change places; 0 leaves all as it is.
+    seed : int or None
+        Of the orders.
+    """
+
+    blocks: Blocks
+    cut: Cut
+    shuffle: int = 0
+    seed: int | None = None
+
+    def __call__(self) -> Iterator[dict[str, Any]]:
+        """Give out one pass' blocks, each of whole batches."""
+        try:
+            rows = self.blocks.source.next_pass()
+            if rows is None:
+                return
+            self.cut.passes += 1
+            shares = rows.shares if isinstance(rows, Pass) else _unknown
+            cutter, waiting = self.cut.cutter(shares()), _Waiting()
+            for block in self._shuffled(rows):
+                yield from self._cut(waiting, block, cutter.more(block.num_rows))
+            yield from self._cut(waiting, None, cutter.end(shares()))
+        except FeedFailed as error:
+            self.blocks.failed(error)
+            raise
+
+    def _cut(self, waiting: _Waiting, block: pa.RecordBatch | None, sizes: list[int]) -> Iterator[dict[str, Any]]:
+        if block is not None:
+            waiting.add(block)
+        for part, of_part in waiting.take(sizes):
+            yield {**self.blocks.element(part), _SIZES: np.array(of_part, np.int64)}
+
+    def _shuffled(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if not self.shuffle:
+            yield from rows
+            return
+        # Without a seed the order hangs on NumPy's, which keras.utils.set_random_seed sets.
+        seed = self.seed if self.seed is not None else np.random.randint(1 << 31)
+        chance = np.random.default_rng((seed, self.cut.passes))
+        window: list[pa.RecordBatch] = []
+        for block in rows:
+            window.append(block)
+            if (count := sum(part.num_rows for part in window)) > self.shuffle:
+                mixed = _permuted(window, chance)
+                yield mixed.slice(0, count - self.shuffle)
+                window = [mixed.slice(count - self.shuffle)]
+        if window:
+            yield _permuted(window, chance)
+
+
+def _unknown() -> None:
+    """Stand for the shares of rows of which nobody counts those of the other workers."""
+
+
+def _permuted(window: list[pa.RecordBatch], chance: np.random.Generator) -> pa.RecordBatch:
+    whole = pa.concat_batches(window)
+    return whole.take(pa.array(chance.permutation(whole.num_rows)))
+
+
+class _Waiting:
+    """Rows that came and are in no batch yet."""
+
+    def __init__(self) -> None:
+        self._blocks: deque[pa.RecordBatch] = deque()
+
+    def add(self, block: pa.RecordBatch) -> None:
+        """Take rows that follow those that wait."""
+        if block.num_rows:
+            self._blocks.append(block)
+
+    def take(self, sizes: list[int]) -> Iterator[tuple[pa.RecordBatch, list[int]]]:
+        """Give out the next batches, as many at a time as lie in one block: they are not copied."""
+        sizes = list(reversed(sizes))
+        while sizes:
+            head, run = self._blocks[0], []
+            there = head.num_rows
+            while sizes and sizes[-1] <= there:
+                run.append(sizes.pop())
+                there -= run[-1]
+            if run:
+                yield self._head(sum(run)), run
+            else:
+                size = sizes.pop()
+                yield self._across(size), [size]
+
+    def _head(self, rows: int) -> pa.RecordBatch:
+        block = self._blocks.popleft()
+        if rows < block.num_rows:
+            self._blocks.appendleft(block.slice(rows))
+        return block.slice(0, rows)
+
+    def _across(self, rows: int) -> pa.RecordBatch:
+        parts: list[pa.RecordBatch] = []
+        while rows:
+            parts.append(self._head(min(rows, self._blocks[0].num_rows)))
+            rows -= parts[-1].num_rows
+        return pa.concat_batches(parts)
+
+
 def build_dataset(
     source: Source,
     options: DatasetOptions,
     failed: Callable[[FeedFailed], object],
     decode: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    alone: bool = True,
 ) -> tf.data.Dataset:
     """Build the dataset; waits for the first row anywhere in the cluster, since its shape is needed.
 
-    ``decode`` makes other columns of a batch's columns, before ``x`` and ``y`` are taken of them.
+    ``decode`` makes other columns of a batch's columns, before ``x`` and ``y`` are taken of them. ``alone``: no other
+    node trains on rows of this source.
 
     Raises
     ------
@@ -177,7 +301,8 @@ def build_dataset(
     weigh = (str(options.y), options.class_weight) if options.class_weight is not None else None
     early = weigh if decode is None else None
     blocks = Blocks(source, columns, dict(options.fill), failed, frozenset(options.sparse), early)
-    dataset = _batches(blocks, options)
+    cut = Cut(options.batch_size, options.drop_remainder)
+    dataset = _batches(CutBlocks(blocks, cut, options.shuffle, options.seed), alone)
     if decode is not None:
         dataset = dataset.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
         _check_decoded(dataset.element_spec, options)
@@ -189,20 +314,35 @@ def build_dataset(
     return as_fed(dataset.prefetch(options.prefetch))
 
 
-def _batches(blocks: Blocks, options: DatasetOptions) -> tf.data.Dataset:
+def _batches(generator: CutBlocks, alone: bool) -> tf.data.Dataset:
     import tensorflow as tf
 
+    blocks = generator.blocks
     signature = {column.name: _spec(column, column.name in blocks.sparse) for column in blocks.columns}
     if blocks.weigh is not None:
         signature[_WEIGHT] = tf.TensorSpec((None,), tf.float32)
-    dataset = tf.data.Dataset.from_generator(blocks, output_signature=signature)
-    if not options.shuffle:
-        return dataset.rebatch(options.batch_size, drop_remainder=options.drop_remainder)
-    return (
-        dataset.unbatch()
-        .shuffle(options.shuffle, seed=options.seed)
-        .batch(options.batch_size, drop_remainder=options.drop_remainder)
-    )
+    signature[_SIZES] = tf.TensorSpec((None,), tf.int64)
+    dataset = tf.data.Dataset.from_generator(generator, output_signature=signature)
+    dataset = dataset.flat_map(_in_batches)
+    if generator.cut.whole and alone:  # no worker has other rows, so TensorFlow divides them right, and knows the shape
+        return dataset.map(functools.partial(_of_size, generator.cut.batch))
+    return divisible(dataset, generator.cut)
+
+
+def _in_batches(block: dict[str, Any]) -> tf.data.Dataset:
+    """Cut a block where its sizes say."""
+    import tensorflow as tf
+
+    rows = {name: value for name, value in block.items() if name != _SIZES}
+    return tf.data.Dataset.from_tensors(rows).rebatch(block[_SIZES])
+
+
+def _of_size(size: int, batch: dict[str, Any]) -> dict[str, Any]:
+    """Tell TensorFlow how many rows a batch has."""
+    import tensorflow as tf
+
+    dense = {name: value for name, value in batch.items() if isinstance(value, tf.Tensor)}
+    return {**batch, **{name: tf.ensure_shape(value, (size, *value.shape[1:])) for name, value in dense.items()}}
 
 
 def _spec(column: Column, sparse: bool) -> Any:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import os
 import socket
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.batching import Pass, Shares
 from tfos_nb.runtime.columns import first_lengths
 from tfos_nb.runtime.ledger import FeedSchema
 from tfos_nb.runtime.remote import Unreachable, file_system
@@ -185,11 +187,20 @@ class FileSource:
         first = self.reading.first()
         return FeedSchema(0, first.schema.serialize().to_pybytes(), first_lengths(first))
 
-    def next_pass(self) -> Iterator[pa.RecordBatch] | None:
+    def next_pass(self) -> Pass | None:
         """Read the share once more."""
         number, self._passes = self._passes, self._passes + 1
         batches = self.reading.batches(self.spans(number), self.wanted)
-        return self._mixed(batches, number) if self._shuffle else batches
+        return Pass(self._mixed(batches, number) if self._shuffle else batches, self._shares)
+
+    def _shares(self) -> Shares | None:
+        """Return how many rows all nodes have; None where whole files are shared out, which nobody counts."""
+        if self._share == "files" or self._units is None:
+            return None
+        total = sum(unit.rows for unit in self._units)
+        bounds = [total * rank // self._count for rank in range(self._count + 1)]
+        sizes = [last - first for first, last in itertools.pairwise(bounds)]
+        return Shares(sizes[self._rank], total, max(sizes))
 
     def spans(self, number: int) -> list[Span]:
         """Return what this node reads in a pass, 0 being the first."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.batching import Pass
 from tfos_nb.runtime.ledger import FeedSchema
 from tfos_nb.runtime.supply import Supply
 
@@ -38,7 +39,7 @@ class Kept:
                 return next(iter(supply._kept_schemas.values()), None)
             return supply._kept_schemas[self._feed()]
 
-    def next_pass(self) -> Iterator[pa.RecordBatch] | None:
+    def next_pass(self) -> Pass | None:
         """Return all rows of the share once more."""
         supply = self.supply
         with supply._changed:
@@ -48,7 +49,7 @@ class Kept:
         assert intake.ended is not None, "the driver feeds validation rows before all others"
         if intake.spill is None or not intake.spill.whole or intake.rows_in != intake.ended.rows:
             raise FeedFailed(f"{intake.rows_in} validation rows came, and not all of them could be kept on disk")
-        return self._replay(intake.spill.batches())
+        return Pass(self._replay(intake.spill.batches()), intake.shares)
 
     def _feed(self) -> int:
         begins = self.supply._current or self.supply._latest

@@ -37,8 +37,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.keras_empty import bears_empty_batches
-from tfos_nb.runtime.keras_step import Shares, StepFunction, is_synchronous, moments_of_rows, rows_of
+from tfos_nb.runtime.keras_apply import mend_optimizers
+from tfos_nb.runtime.keras_replica import mend_replicas
+from tfos_nb.runtime.keras_step import StepFunction, cut_predictions, is_synchronous
 from tfos_nb.runtime.remote import scheme_of, tensorflow_opens
 
 __all__ = ["patch_keras_fit"]
@@ -149,25 +150,22 @@ def _resolve(owner: str) -> Any:
 
 
 def _mend(trainer: Any) -> None:
-    from keras.src import callbacks, layers
-    from keras.src.losses import loss
+    from keras.src import callbacks
 
-    shares = Shares()
     make_function = trainer.TensorFlowTrainer._make_function
 
     def _make_function(self: Any, step_function: Any) -> Any:
         if not is_synchronous(self.distribute_strategy):
             return make_function(self, step_function)
-        return StepFunction(self, step_function, shares).build()
+        return StepFunction(self, step_function).build()
 
     trainer.TensorFlowTrainer._make_function = _make_function
-    trainer.TensorFlowTrainer.predict_step = bears_empty_batches(trainer.TensorFlowTrainer.predict_step, rows_of)
+    trainer.TensorFlowTrainer.predict_step = cut_predictions(trainer.TensorFlowTrainer.predict_step)
     trainer.TensorFlowTrainer._maybe_symbolic_build = _build_from_spec
     trainer.TFEpochIterator.__init__ = _without_length(trainer.TFEpochIterator.__init__)
     trainer.TFEpochIterator.catch_stop_iteration = _quiet_end(trainer.TFEpochIterator.catch_stop_iteration)
-    loss.scale_loss_for_distribution = shares.scale(loss.scale_loss_for_distribution)
-    loss.unscale_loss_for_distribution = shares.unscale(loss.unscale_loss_for_distribution)
-    layers.BatchNormalization._moments = moments_of_rows(layers.BatchNormalization._moments)
+    mend_replicas()
+    mend_optimizers()
     _mend_backup(callbacks.BackupAndRestore)
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.batching import Pass, Shares
 from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, MakeRoom, PassDone
 from tfos_nb.runtime.positions import PositionHeld
 from tfos_nb.runtime.reports import FeedStatus
@@ -177,6 +178,13 @@ class Intake:
         if self.ended is not None and not self.discarding and rows != self.ended.rows:
             raise FeedFailed(f"{rows} rows came in feed {self.feed}, but {self.ended.rows} were sent")
 
+    def shares(self) -> Shares | None:
+        """Return how many rows all nodes have in a pass; None while the driver has not said so."""
+        ended = self.ended
+        if ended is None:
+            return None
+        return Shares(ended.rows, max(ended.total, ended.rows), max(ended.most, ended.rows))
+
     def _take(self) -> pa.RecordBatch | None:
         with self._changed:
             while not self._queue and self.ended is None and not self.discarding:
@@ -308,7 +316,7 @@ class Passes:
             self.hungry = False
             return self._schema
 
-    def next_pass(self) -> Iterator[pa.RecordBatch] | None:
+    def next_pass(self) -> Pass | None:
         """Wait for the next pass and return its batches; None if there is none any more."""
         with self._changed:
             self.hungry = True
@@ -320,7 +328,7 @@ class Passes:
                     logger.warning("the rows were fed for fewer passes than are asked for: this one is empty")
                 return None
             turn = self._turn = self._queue.popleft()
-        return self._run(turn)
+        return Pass(self._run(turn), turn.intake.shares)
 
     def _run(self, turn: _Pass) -> Iterator[pa.RecordBatch]:
         intake, rows = turn.intake, 0

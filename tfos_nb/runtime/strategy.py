@@ -6,6 +6,7 @@ from typing import Any
 
 from tfos_nb.runtime import keras_fit
 from tfos_nb.runtime.autolog import autolog, progress_callback
+from tfos_nb.runtime.dividing import divide_datasets
 from tfos_nb.runtime.keras_files import write_files_once
 from tfos_nb.runtime.keras_keep import keep_fits
 from tfos_nb.runtime.strategies import refuse_what_fails
@@ -21,6 +22,7 @@ def patch_keras_fit() -> str:
     """
     note = keras_fit.patch_keras_fit()
     refuse_what_fails()
+    divide_datasets()
     write_files_once()
     tune_no_devices()
     return note

@@ -20,6 +20,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.batching import Pass
 from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, PassDone
 from tfos_nb.runtime.passes import Passes, Tell, _Pass
 from tfos_nb.runtime.positions import PositionHeld
@@ -261,7 +262,7 @@ class Supply(Passes):
             self.ask()
         return super().schema()
 
-    def next_pass(self) -> Iterator[pa.RecordBatch] | None:
+    def next_pass(self) -> Pass | None:
         """Wait for the next pass and return its batches; None if there is none any more."""
         self.ask()
         with self._changed:

@@ -1,0 +1,514 @@
+"""Small models, one for each layer, optimizer, loss, metric and way to train of Keras' public API.
+
+A case builds its model and says on which columns it trains. It is trained full-batch, so that neither the order nor
+the split of the rows can matter, on several workers and in one process, and has to come out alike.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+__all__ = ["Case", "all_cases", "rows"]
+
+L, O, M, C = keras.layers, keras.optimizers, keras.metrics, keras.losses  # noqa: E741
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, the columns that it trains on, and how ``fit`` is called.
+
+    ``near`` is the tolerance; ``policy`` Keras' dtype policy; ``batch`` the rows of a step, None for all of a pass.
+    """
+
+    name: str
+    build: Callable[[], Any]
+    x: Any = "x"
+    y: Any = "y"
+    sample_weight: str | None = None
+    near: float = 1e-5
+    policy: str = "float32"
+    batch: int | None = None
+    epochs: int = 3
+    fit: dict[str, Any] = field(default_factory=dict)
+    per_replica: bool = False  # by design: only that all workers end alike is asked for
+
+
+def rows(count: int) -> dict[str, np.ndarray]:
+    """Return the columns of so many rows, which hang on nothing but their number."""
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(count, 4)).astype("float32")
+    sequence = rng.integers(1, 9, size=(count, 6))
+    lengths = rng.integers(1, 6, size=count)  # rows of very different length, so that masks weigh unevenly
+    sequence[np.arange(6)[None, :] >= lengths[:, None]] = 0
+    classes = rng.integers(0, 3, size=count)
+    return {
+        "x": x,
+        "y": (x @ np.array([1.0, -2.0, 0.5, 0.1]) + 0.3).astype("float32"),
+        "pair": np.stack([x[:, 0] - x[:, 1], x[:, 2]], axis=1).astype("float32"),
+        "cls": classes.astype("int32"),
+        "hot": np.eye(3, dtype="float32")[classes],
+        "bin": (rng.random(count) < 0.4).astype("float32"),
+        "count": rng.integers(0, 6, size=count).astype("float32"),
+        "w": rng.uniform(0.1, 2.0, size=count).astype("float32"),
+        "seq": sequence.astype("int32"),
+        "next": np.roll(sequence, -1, axis=1).astype("int32"),
+        "image": rng.normal(size=(count, 8, 8, 2)).astype("float32"),
+        "video": rng.normal(size=(count, 4, 4, 4, 2)).astype("float32"),
+        "series": rng.normal(size=(count, 6, 3)).astype("float32"),
+        "word": np.array([b"foo", b"bar", b"baz", b"qux"], dtype=object)[rng.integers(0, 4, size=count)],
+    }
+
+
+def seeded(seed: int = 1) -> Any:
+    """Return an initializer that gives every process the same weights."""
+    return keras.initializers.GlorotUniform(seed=seed)
+
+
+def dense(units: int, seed: int = 1, **options: Any) -> Any:
+    """Return a dense layer with the same weights in every process."""
+    return L.Dense(units, kernel_initializer=seeded(seed), **options)
+
+
+def compiled(inputs: Any, outputs: Any, loss: Any = "mse", optimizer: Any = None, **options: Any) -> Any:
+    """Return a compiled functional model."""
+    model = keras.Model(inputs, outputs)
+    model.compile(optimizer or O.SGD(0.05), loss, **options)
+    # In one process Keras builds it within the first step, and ScheduleFreeAdamW then begins anew with each step.
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def plain(loss: Any = "mse", units: int = 1, activation: Any = None, **options: Any) -> Any:
+    """Return a small regression or classification."""
+    inputs = keras.Input((4,), name="x")
+    hidden = dense(5, 2, activation="tanh")(inputs)
+    return compiled(inputs, dense(units, 3, activation=activation)(hidden), loss, **options)
+
+
+def _optimizers() -> list[Case]:
+    made: dict[str, Callable[[], Any]] = {
+        name: (lambda c=c: c(0.02))
+        for name, c in vars(O).items()
+        if inspect.isclass(c)
+        and issubclass(c, O.Optimizer)
+        and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
+    }
+    schedule = O.schedules
+    made |= {
+        "SGD momentum": lambda: O.SGD(0.02, momentum=0.9, nesterov=True),
+        "clipnorm": lambda: O.SGD(0.05, clipnorm=0.1),
+        "global_clipnorm": lambda: O.Adam(0.02, global_clipnorm=0.1),
+        "clipvalue": lambda: O.SGD(0.05, clipvalue=0.05),
+        "weight_decay": lambda: O.Adam(0.02, weight_decay=0.1),
+        "use_ema": lambda: O.SGD(0.05, use_ema=True, ema_momentum=0.5),
+        "ema_overwrite_frequency": lambda: O.SGD(0.05, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
+        "gradient_accumulation": lambda: O.SGD(0.05, gradient_accumulation_steps=2),
+        "gradient_accumulation Adam": lambda: O.Adam(0.02, gradient_accumulation_steps=2, global_clipnorm=0.3),
+        "loss_scale_factor": lambda: O.SGD(0.05, loss_scale_factor=8.0),
+        "LossScaleOptimizer": lambda: O.LossScaleOptimizer(O.Adam(0.02), dynamic_growth_steps=2),
+        "amsgrad": lambda: O.Adam(0.02, amsgrad=True),
+        "centered": lambda: O.RMSprop(0.02, centered=True, momentum=0.5),
+        "exponential decay": lambda: O.SGD(schedule.ExponentialDecay(0.1, 1, 0.5)),
+        "cosine decay": lambda: O.SGD(schedule.CosineDecay(0.1, 4, warmup_target=0.2, warmup_steps=2)),
+    }
+    return [
+        Case(f"optimizer {name}", lambda make=make: plain(optimizer=make()), epochs=4) for name, make in made.items()
+    ]
+
+
+def _with_loss(kind: Any, **options: Any) -> Any:
+    return plain(kind(), **options)
+
+
+def _losses() -> list[Case]:
+    one: dict[str, Any] = {"near": 1e-4}
+    softplus, sigmoid = {"activation": "softplus"}, {"activation": "sigmoid"}
+    softmax: dict[str, Any] = {"units": 3, "activation": "softmax"}
+    table: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        *((name, {}, one) for name in ("MeanSquaredError", "MeanAbsoluteError", "Huber", "LogCosh")),
+        *((name, {}, one) for name in ("MeanAbsolutePercentageError", "MeanSquaredLogarithmicError")),
+        *((name, softplus, {**one, "y": "count"}) for name in ("Poisson", "KLDivergence")),
+        ("CosineSimilarity", {"units": 2}, {"y": "pair"}),
+        *((name, sigmoid, {"y": "bin"}) for name in ("Hinge", "SquaredHinge")),
+        *((name, sigmoid, {"y": "bin"}) for name in ("BinaryCrossentropy", "BinaryFocalCrossentropy")),
+        *((name, softmax, {"y": "hot"}) for name in ("CategoricalHinge", "CategoricalCrossentropy")),
+        ("CategoricalFocalCrossentropy", softmax, {"y": "hot"}),
+        ("SparseCategoricalCrossentropy", softmax, {"y": "cls"}),
+    ]
+    return [
+        *(Case(f"loss {name}", partial(_with_loss, getattr(C, name), **how), **case) for name, how, case in table),
+        *(
+            Case(f"reduction {reduction}", partial(_reduced, reduction), sample_weight="w")
+            for reduction in ("sum", "mean", "mean_with_sample_weight")
+        ),
+        Case("loss function", partial(plain, _off)),
+        Case("loss function that takes a mean", partial(plain, _mean_loss)),
+        Case("sample_weight", partial(plain, weighted_metrics=["mae"]), sample_weight="w"),
+        Case(
+            "class_weight",
+            partial(plain, "binary_crossentropy", **sigmoid),
+            y="bin",
+            fit={"class_weight": {0: 1.0, 1: 4.0}},
+        ),
+    ]
+
+
+def _reduced(reduction: str) -> Any:
+    return plain(C.MeanSquaredError(reduction=reduction), optimizer=O.SGD(0.002))
+
+
+def _off(y: Any, p: Any) -> Any:
+    return keras.ops.abs(y - keras.ops.squeeze(p, -1))
+
+
+def _mean_loss(y: Any, p: Any) -> Any:
+    return tf.reduce_mean(tf.square(y - tf.squeeze(p, -1)))
+
+
+def _with_metric(make: Any, **options: Any) -> Any:
+    return plain(metrics=[make()], **options)
+
+
+def _metrics() -> list[Case]:
+    binary: dict[str, Any] = {"loss": "binary_crossentropy", "activation": "sigmoid"}
+    hot: dict[str, Any] = {"loss": "categorical_crossentropy", "units": 3, "activation": "softmax"}
+    sparse = {**hot, "loss": "sparse_categorical_crossentropy"}
+    table: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+        *((n, {}, binary, {"y": "bin"}) for n in ("BinaryAccuracy", "AUC", "Precision", "Recall", "Hinge")),
+        *((n, {}, binary, {"y": "bin"}) for n in ("TruePositives", "TrueNegatives", "SquaredHinge")),
+        *((n, {}, binary, {"y": "bin"}) for n in ("FalsePositives", "FalseNegatives")),
+        ("SensitivityAtSpecificity", {"specificity": 0.5}, binary, {"y": "bin"}),
+        ("SpecificityAtSensitivity", {"sensitivity": 0.5}, binary, {"y": "bin"}),
+        ("PrecisionAtRecall", {"recall": 0.5}, binary, {"y": "bin"}),
+        ("RecallAtPrecision", {"precision": 0.5}, binary, {"y": "bin"}),
+        *((n, {}, {}, {"near": 1e-4}) for n in ("MeanSquaredError", "MeanAbsoluteError", "RootMeanSquaredError")),
+        *((n, {}, {}, {"near": 1e-4}) for n in ("MeanAbsolutePercentageError", "LogCoshError", "R2Score")),
+        *((n, {}, hot, {"y": "hot"}) for n in ("CategoricalAccuracy", "CategoricalCrossentropy", "F1Score")),
+        ("CategoricalHinge", {}, hot, {"y": "hot"}),
+        ("TopKCategoricalAccuracy", {"k": 2}, hot, {"y": "hot"}),
+        ("OneHotMeanIoU", {"num_classes": 3}, hot, {"y": "hot"}),
+        *((n, {}, sparse, {"y": "cls"}) for n in ("SparseCategoricalAccuracy", "SparseCategoricalCrossentropy")),
+        ("SparseTopKCategoricalAccuracy", {"k": 2}, sparse, {"y": "cls"}),
+        ("CosineSimilarity", {}, {"units": 2}, {"y": "pair"}),
+    ]
+    return [
+        *(
+            Case(f"metric {name}", partial(_with_metric, partial(getattr(M, name), **of), **how), **case)
+            for name, of, how, case in table
+        ),
+        Case("metric function", partial(plain, metrics=[_close]), near=1e-4),
+        Case(
+            "weighted metrics",
+            partial(_weighted_metrics, **binary),
+            y="bin",
+            sample_weight="w",
+        ),
+    ]
+
+
+def _weighted_metrics(**options: Any) -> Any:
+    made = [M.AUC(), M.Precision(), M.RecallAtPrecision(0.5), M.MeanSquaredError()]
+    return plain(weighted_metrics=made, **options)
+
+
+def _close(y: Any, p: Any) -> Any:
+    return keras.ops.cast(keras.ops.abs(y - keras.ops.squeeze(p, -1)) < 0.5, "float32")
+
+
+def _headed(column: str, shape: tuple[int, ...], layers: Callable[[], list[Any]], dtype: str = "float32") -> Any:
+    inputs = keras.Input(shape, dtype=dtype, name=column)
+    z: Any = inputs
+    for layer in layers():
+        z = layer(z)
+    if len(z.shape) > 2:
+        z = L.Flatten()(z)
+    return compiled(inputs, dense(1, 9)(z))
+
+
+def embedding(mask: bool = False) -> Any:
+    """Return an embedding of the tokens of ``seq``."""
+    return L.Embedding(9, 4, mask_zero=mask, embeddings_initializer=seeded(5))
+
+
+def _layers() -> list[Case]:
+    k = {"kernel_initializer": seeded(4)}
+    r = {**k, "recurrent_initializer": seeded(6)}
+    d = {"depthwise_initializer": seeded(4)}
+    images: dict[str, Callable[[], list[Any]]] = {
+        "Conv2D": lambda: [L.Conv2D(3, 3, **k)],
+        "Conv2DTranspose": lambda: [L.Conv2DTranspose(3, 3, **k)],
+        "DepthwiseConv2D": lambda: [L.DepthwiseConv2D(3, **d)],
+        "SeparableConv2D": lambda: [L.SeparableConv2D(3, 3, pointwise_initializer=seeded(5), **d)],
+        "MaxPooling2D": lambda: [L.MaxPooling2D()],
+        "AveragePooling2D": lambda: [L.AveragePooling2D(2)],
+        "GlobalMaxPooling2D": lambda: [L.GlobalMaxPooling2D()],
+        "GlobalAveragePooling2D": lambda: [L.GlobalAveragePooling2D()],
+        "UpSampling2D": lambda: [L.UpSampling2D(), L.AveragePooling2D(4)],
+        "ZeroPadding2D": lambda: [L.ZeroPadding2D()],
+        "Cropping2D": lambda: [L.Cropping2D()],
+        "Rescaling": lambda: [L.Rescaling(0.5, 0.1)],
+        "Resizing": lambda: [L.Resizing(4, 4)],
+        "CenterCrop": lambda: [L.CenterCrop(4, 4)],
+        "SpatialDropout2D": lambda: [L.SpatialDropout2D(0.0)],
+        "GroupNormalization": lambda: [L.GroupNormalization(2)],
+        "SpectralNormalization": lambda: [L.SpectralNormalization(L.Conv2D(3, 3, **k))],
+        "BatchNormalization synchronized": lambda: [L.BatchNormalization(synchronized=True)],
+    }
+    series: dict[str, Callable[[], list[Any]]] = {
+        "Conv1D": lambda: [L.Conv1D(3, 2, **k)],
+        "Conv1D causal": lambda: [L.Conv1D(3, 2, padding="causal", **k)],
+        "Conv1DTranspose": lambda: [L.Conv1DTranspose(3, 2, **k)],
+        "DepthwiseConv1D": lambda: [L.DepthwiseConv1D(2, **d)],
+        "SeparableConv1D": lambda: [L.SeparableConv1D(3, 2, pointwise_initializer=seeded(5), **d)],
+        "MaxPooling1D": lambda: [L.MaxPooling1D()],
+        "AveragePooling1D": lambda: [L.AveragePooling1D(2)],
+        "GlobalMaxPooling1D": lambda: [L.GlobalMaxPooling1D()],
+        "SimpleRNN": lambda: [L.SimpleRNN(3, **r)],
+        "LSTM": lambda: [L.LSTM(3, **r)],
+        "GRU": lambda: [L.GRU(3, **r)],
+        "Bidirectional": lambda: [L.Bidirectional(L.GRU(3, **r))],
+        "RNN of cells": lambda: [L.RNN(L.StackedRNNCells([L.LSTMCell(3, **r), L.GRUCell(3, **r)]))],
+        "TimeDistributed": lambda: [L.TimeDistributed(dense(2, 4))],
+        "LayerNormalization": lambda: [L.LayerNormalization()],
+        "UnitNormalization": lambda: [L.UnitNormalization()],
+        "EinsumDense": lambda: [L.EinsumDense("abc,cd->abd", output_shape=(None, 2), **k)],
+        "Permute": lambda: [L.Permute((2, 1))],
+        "Reshape": lambda: [L.Reshape((3, 6))],
+        "ZeroPadding1D": lambda: [L.ZeroPadding1D()],
+        "Cropping1D": lambda: [L.Cropping1D()],
+        "UpSampling1D": lambda: [L.UpSampling1D()],
+        "Masking": lambda: [L.Masking(), L.LSTM(3, **r)],
+        "ConvLSTM1D": lambda: [L.Reshape((2, 3, 3)), L.ConvLSTM1D(2, 2, **r)],
+    }
+    flat: dict[str, Callable[[], list[Any]]] = {
+        "Dense": lambda: [dense(3, 4)],
+        "PReLU": lambda: [L.PReLU()],
+        "LeakyReLU": lambda: [dense(3, 4), L.LeakyReLU()],
+        "ELU": lambda: [dense(3, 4), L.ELU()],
+        "Softmax": lambda: [dense(3, 4), L.Softmax()],
+        "Dropout": lambda: [L.Dropout(0.0)],
+        "GaussianNoise": lambda: [L.GaussianNoise(0.0)],
+        "ActivityRegularization": lambda: [dense(3, 4), L.ActivityRegularization(0.01, 0.02)],
+        "kernel regularizer": lambda: [dense(3, 4, kernel_regularizer="l2", bias_regularizer="l1")],
+        "kernel constraint": lambda: [dense(3, 4, kernel_constraint=keras.constraints.UnitNorm())],
+        "Lambda": lambda: [L.Lambda(lambda t: t * t)],
+        "RepeatVector": lambda: [L.RepeatVector(2)],
+        "Normalization": lambda: [L.Normalization(mean=0.5, variance=2.0)],
+        "Discretization": lambda: [L.Discretization([-1.0, 0.0, 1.0], output_mode="one_hot")],
+        "normalizes a row": lambda: [L.Lambda(lambda t: t / keras.ops.sum(t, axis=-1, keepdims=True))],
+        "divides by the sum of the batch": lambda: [_OfBatch()],
+        "adds a loss": lambda: [_AddsLoss()],
+    }
+    texts: dict[str, Callable[[], list[Any]]] = {
+        "Embedding": lambda: [embedding()],
+        "masked pooling": lambda: [embedding(True), L.GlobalAveragePooling1D()],
+        "masked LSTM": lambda: [embedding(True), L.LSTM(3, **r)],
+        "CategoryEncoding": lambda: [L.CategoryEncoding(9, output_mode="count")],
+        "Hashing": lambda: [L.Hashing(5, output_mode="multi_hot")],
+        "IntegerLookup": lambda: [L.IntegerLookup(vocabulary=list(range(1, 9)), output_mode="multi_hot")],
+    }
+    cases = [Case(f"layer {n}", lambda f=f: _headed("image", (8, 8, 2), f), x="image") for n, f in images.items()]
+    cases += [Case(f"layer {n}", lambda f=f: _headed("series", (6, 3), f), x="series") for n, f in series.items()]
+    cases += [
+        Case(f"layer {n}", lambda f=f: _headed("x", (4,), f), near=2e-5)
+        for n, f in flat.items()
+        if n != "divides by the sum of the batch"
+    ]
+    cases += [Case(f"layer {n}", lambda f=f: _headed("seq", (6,), f, "int32"), x="seq") for n, f in texts.items()]
+    video = {
+        "Conv3D": lambda: [L.Conv3D(2, 2, **k)],
+        "MaxPooling3D": lambda: [L.MaxPooling3D()],
+        "GlobalAveragePooling3D": lambda: [L.GlobalAveragePooling3D()],
+        "ConvLSTM2D": lambda: [L.ConvLSTM2D(2, 2, **r)],
+    }
+    cases += [Case(f"layer {n}", lambda f=f: _headed("video", (4, 4, 4, 2), f), x="video") for n, f in video.items()]
+    cases += [
+        Case(
+            "layer BatchNormalization", lambda: _headed("x", (4,), lambda: [L.BatchNormalization()]), per_replica=True
+        ),
+        Case("layer Dropout by chance", lambda: _headed("x", (4,), lambda: [L.Dropout(0.5, seed=3)]), per_replica=True),
+        Case("layer that divides by the batch", lambda: _headed("x", (4,), lambda: [_OfBatch()]), per_replica=True),
+    ]
+    return cases
+
+
+class _OfBatch(keras.layers.Layer):
+    """Divides by what a batch holds, as a layer of the user's may; NaN for a batch without rows or of zeros."""
+
+    def call(self, x: Any) -> Any:
+        return x / keras.ops.sum(keras.ops.square(x)) + keras.ops.log(keras.ops.sum(keras.ops.square(x)))
+
+
+class _AddsLoss(keras.layers.Layer):
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
+        return x
+
+
+class OwnStep(keras.Model):
+    """A train_step of one's own, which takes a plain mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = dense(1, 3)
+        self.tracker = M.Mean(name="loss")
+
+    def call(self, x: Any) -> Any:
+        return self.last(x)
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.squeeze(self(x, training=True), -1) - y))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+class ScaledStep(OwnStep):
+    """A train_step that scales its loss as TensorFlow's guide has it."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            of_row = tf.square(tf.squeeze(self(x, training=True), -1) - y)
+            loss = tf.nn.compute_average_loss(of_row, global_batch_size=37)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self.tracker.update_state(tf.reduce_mean(of_row))
+        return {"loss": self.tracker.result()}
+
+
+class TwoOptimizers(OwnStep):
+    """Two parts, each with an optimizer and a loss of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = dense(4, 4)
+        self.second = O.Adam(0.02)
+        self.loss_of = C.MeanSquaredError()
+
+    def call(self, x: Any) -> Any:
+        return self.last(self.other(x))
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self.loss_of(y[:, None], self(x, training=True))
+            size = tf.square(self.loss_of(tf.zeros_like(x), self.other(x)))
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, self.last.trainable_variables), self.last.trainable_variables, strict=True)
+        )
+        self.second.apply_gradients(
+            zip(tape.gradient(loss + size, self.other.trainable_variables), self.other.trainable_variables, strict=True)
+        )
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result(), "size": size}
+
+
+class OwnLoss(keras.Model):
+    """``compute_loss`` and ``compute_metrics`` of one's own."""
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
+                     training: bool = True) -> Any:  # fmt: skip
+        return super().compute_loss(x, y, y_pred, sample_weight, training) + 0.1 * tf.reduce_sum(
+            [tf.reduce_sum(tf.square(v)) for v in self.trainable_variables]
+        )
+
+
+def own(kind: type, **options: Any) -> Any:
+    """Return a compiled model of a class of one's own."""
+    model = kind()
+    model.compile(O.SGD(0.05), "mse", **options)
+    model.build((None, 4))
+    return model
+
+
+def several(nested: str) -> Any:
+    """Return a model of several inputs and outputs, as a list, a dictionary or both."""
+    x, seq = keras.Input((4,), name="x"), keras.Input((6,), dtype="int32", name="seq")
+    z = L.Concatenate()([dense(4, 2)(x), L.GlobalAveragePooling1D()(embedding(True)(seq))])
+    cls, reg = dense(3, 3, activation="softmax", name="cls")(z), dense(1, 4, name="y")(z)
+    outputs: Any = [cls, reg] if nested == "list" else {"cls": cls, "y": reg}
+    losses: Any = {"cls": "sparse_categorical_crossentropy", "y": "mae"}
+    weights: Any = {"cls": 1.0, "y": 0.5}
+    metrics: Any = {"cls": ["accuracy"], "y": ["mse"]}
+    if nested == "list":
+        losses, weights, metrics = (list(part.values()) for part in (losses, weights, metrics))
+    return compiled([x, seq], outputs, losses, loss_weights=weights, metrics=metrics, weighted_metrics=metrics)
+
+
+def _mixed_strings() -> Any:
+    x, word = keras.Input((4,), name="x"), keras.Input((), dtype="string", name="word")
+    look = L.StringLookup(vocabulary=["foo", "bar", "baz", "qux"], output_mode="one_hot")(L.Reshape((1,))(word))
+    return compiled([x, word], dense(1, 3)(L.Concatenate()([x, look])))
+
+
+def _sequence_to_sequence() -> Any:
+    inputs = keras.Input((6,), dtype="int32", name="seq")
+    z = L.LSTM(4, return_sequences=True, kernel_initializer=seeded(4), recurrent_initializer=seeded(6))(
+        embedding(True)(inputs)
+    )
+    return compiled(inputs, dense(9, 3, activation="softmax")(z), "sparse_categorical_crossentropy", O.Adam(0.02),
+                    metrics=["accuracy"])  # fmt: skip
+
+
+def _attention(kind: str) -> Any:
+    inputs = keras.Input((6,), dtype="int32", name="seq")
+    e = embedding(True)(inputs)
+    attention = {
+        "MultiHeadAttention": lambda: L.MultiHeadAttention(2, 4, kernel_initializer=seeded(4))(e, e),
+        "GroupQueryAttention": lambda: L.GroupQueryAttention(4, 2, 1, kernel_initializer=seeded(4))(e, e),
+        "Attention": lambda: L.Attention()([e, e]),
+        "AdditiveAttention": lambda: L.AdditiveAttention(use_scale=False)([e, e]),
+    }[kind]()
+    return compiled(inputs, dense(1, 3)(L.GlobalAveragePooling1D()(attention)))
+
+
+def _ways() -> list[Case]:
+    two = {"x": ["x", "seq"], "y": ["cls", "y"]}
+    return [
+        Case("own train_step", lambda: own(OwnStep)),
+        Case("own train_step that scales", lambda: own(ScaledStep), batch=37),
+        Case("two optimizers", lambda: own(TwoOptimizers)),
+        Case("own compute_loss", lambda: _own_loss()),
+        Case("run_eagerly", lambda: plain(metrics=["mae"], run_eagerly=True)),
+        Case("steps_per_execution", lambda: plain(metrics=["mae"], steps_per_execution=2)),
+        Case("outputs in a list", lambda: several("list"), **two),
+        Case("outputs in a dictionary", lambda: several("dict"), **two),
+        Case("outputs with weights", lambda: several("dict"), sample_weight="w", **two),
+        Case("strings beside numbers", _mixed_strings, x=["x", "word"]),
+        Case("masked sequences", _sequence_to_sequence, x="seq", y="next"),
+        Case("masked sequences with weights", _sequence_to_sequence, x="seq", y="next", sample_weight="w"),
+        Case("mixed_float16", lambda: plain(optimizer=O.Adam(0.02)), policy="mixed_float16", near=5e-3),
+        Case("mixed_bfloat16", lambda: plain(optimizer=O.Adam(0.02)), policy="mixed_bfloat16", near=5e-2),
+        *(
+            Case(f"layer {kind}", lambda kind=kind: _attention(kind), x="seq")
+            for kind in ("MultiHeadAttention", "GroupQueryAttention", "Attention", "AdditiveAttention")
+        ),
+    ]
+
+
+def _own_loss() -> Any:
+    inputs = keras.Input((4,), name="x")
+    model = OwnLoss(inputs, dense(1, 3)(inputs))
+    model.compile(O.SGD(0.05), "mse", metrics=["mae"])
+    return model
+
+
+def all_cases() -> list[Case]:
+    """Return all cases."""
+    return [*_optimizers(), *_losses(), *_metrics(), *_layers(), *_ways()]

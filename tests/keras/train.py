@@ -1,0 +1,117 @@
+"""Train the cases of :mod:`tests.keras.models` as one worker of several, or in one process.
+
+Usage: ``python -m tests.keras.train OUT ROWS [NAME…]``. With ``TF_CONFIG`` it is one worker and has its share of the
+rows. Without, it has all. What came out is written to ``OUT``, a line of JSON for each case.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+
+from tests.keras import models
+from tfos_nb.runtime.batching import Pass, Shares
+from tfos_nb.runtime.columns import first_lengths
+from tfos_nb.runtime.dataset import DatasetOptions, build_dataset
+from tfos_nb.runtime.ledger import FeedSchema
+from tfos_nb.runtime.strategy import patch_keras_fit
+
+
+class Share:
+    """The rows of a worker: dealt one by one, so that shares differ by a row at most."""
+
+    def __init__(self, columns: dict[str, np.ndarray], worker: int, workers: int, streamed: bool) -> None:
+        self.batch = _record_batch({name: column[worker::workers] for name, column in columns.items()})
+        self.first = _record_batch({name: column[:1] for name, column in columns.items()})
+        total = len(columns["x"])
+        self.shares = Shares(self.batch.num_rows, total, -(-total // workers))
+        self.streamed = streamed
+
+    def schema(self) -> FeedSchema:
+        """Return what rows are like."""
+        return FeedSchema(1, self.first.schema.serialize().to_pybytes(), first_lengths(self.first))
+
+    def next_pass(self) -> Pass:
+        """Return the rows; where they are streamed, the shares are known at the end."""
+        known: list[Shares] = [] if self.streamed else [self.shares]
+
+        def blocks() -> Iterator[pa.RecordBatch]:
+            for start in range(0, self.batch.num_rows, 5):
+                yield self.batch.slice(start, 5)
+            known.append(self.shares)
+
+        return Pass(blocks(), lambda: known[0] if known else None)
+
+
+def _record_batch(columns: dict[str, np.ndarray]) -> pa.RecordBatch:
+    def column(values: np.ndarray) -> pa.Array:
+        if values.dtype == object:
+            return pa.array([value.decode() for value in values], pa.string())
+        if values.ndim == 1:
+            return pa.array(values)
+        kind = pa.from_numpy_dtype(values.dtype)
+        for _ in values.shape[1:]:
+            kind = pa.list_(kind)
+        return pa.array(values.tolist(), kind)
+
+    return pa.RecordBatch.from_pydict({name: column(values) for name, values in columns.items()})
+
+
+def train(case: models.Case, share: Share, count: int, strategy: Any) -> dict[str, Any]:
+    """Train one case; return its weights, history, and what evaluate and predict give."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(1)
+    keras.mixed_precision.set_global_policy(case.policy)
+    try:
+        with strategy.scope():
+            model = case.build()
+        options = DatasetOptions(case.batch or count, case.x, case.y, case.sample_weight)
+        dataset = build_dataset(share, options, print, alone=False)
+        history = model.fit(dataset, epochs=case.epochs, verbose=0, validation_data=dataset, **case.fit).history
+        evaluated = model.evaluate(dataset, verbose=0, return_dict=True)
+        weights = [np.asarray(w, "float64") for w in model.get_weights()]
+        steps = int(model.optimizer.iterations.numpy())
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    return {
+        "weights": [w.tolist() for w in weights],
+        "history": {name: np.asarray(values, "float64").tolist() for name, values in history.items()},
+        "evaluate": {name: np.asarray(value, "float64").tolist() for name, value in evaluated.items()},
+        "steps": steps,
+    }
+
+
+def main(out: str, count: int, names: list[str]) -> None:
+    """Train all cases, or those whose names contain one of the words."""
+    task = json.loads(os.environ.get("TF_CONFIG") or "{}")
+    worker = task.get("task", {}).get("index", 0)
+    workers = len(task.get("cluster", {}).get("worker", [])) or 1
+    print(patch_keras_fit())
+    strategy = tf.distribute.MultiWorkerMirroredStrategy() if workers > 1 else tf.distribute.get_strategy()
+    shares = [Share(models.rows(count), worker, workers, streamed) for streamed in (True, False)]
+    with open(out, "w") as file:
+        for number, case in enumerate(models.all_cases()):
+            if names and not any(name in case.name for name in names):
+                continue
+            try:
+                result = train(case, shares[number % 2], count, strategy)
+            except Exception as error:  # noqa: BLE001 - the other cases are to be seen as well
+                traceback.print_exc()
+                result = {"error": f"{type(error).__name__}: {str(error)[-300:]}"}
+            file.write(json.dumps({"name": case.name, **result}) + "\n")
+            file.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,256 @@
+"""Where a worker cuts its rows into batches, so that all workers do the same number of steps in a pass.
+
+Workers of a synchronous strategy compute each step together. A worker whose rows are out before those of the others
+would take part in the others' steps with batches without rows. So the workers agree on the number of steps, and each
+cuts its rows into that many batches of nearly equal size.
+
+They agree without a message of their own: the number follows from how many rows all workers have in the pass
+(:class:`Shares`), which all are told. When the rows of a pass are fed for the first time, this is known only at the
+end of the feed. Until then each worker cuts batches of full size, and holds back the rows of two batches. At the end
+it knows how many batches the others may have cut, and cuts what it held back into the batches that are left.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+__all__ = ["Batches", "Cut", "Cutter", "Division", "Pass", "Shares", "parts_of", "steps_of_pass"]
+
+_HELD = 2  # batches, until the end of the pass is known
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How many rows the workers have in a pass.
+
+    Parameters
+    ----------
+    own : int
+        Rows of this worker.
+    total : int
+        Rows of all workers.
+    most : int
+        Rows of the worker that has the most.
+    """
+
+    own: int
+    total: int
+    most: int
+
+
+class Pass(Iterator[pa.RecordBatch]):
+    """The rows of one pass, as they come.
+
+    Parameters
+    ----------
+    batches : iterator of pyarrow.RecordBatch
+        The rows.
+    shares : callable
+        Returns the workers' :class:`Shares`, and None while they are not known; called again when the rows are out.
+    """
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], shares: Callable[[], Shares | None]) -> None:
+        self._batches = batches
+        self.shares = shares
+
+    def __next__(self) -> pa.RecordBatch:
+        return next(self._batches)
+
+    def close(self) -> None:
+        """Leave the pass: no more of its rows are wanted."""
+        if isinstance(self._batches, Generator):
+            self._batches.close()
+
+
+@dataclass(frozen=True)
+class Division:
+    """How the rows of a step are divided among replicas.
+
+    Parameters
+    ----------
+    batch : int
+        Rows of a step, of all workers together.
+    worker, workers : int
+        This worker's number, and how many there are.
+    replicas : int
+        Replicas of each worker, such as its GPUs.
+    """
+
+    batch: int
+    worker: int = 0
+    workers: int = 1
+    replicas: int = 1
+
+    @property
+    def own(self) -> int:
+        """This worker's rows of a step of full size; at least 1."""
+        return max(1, self.batch * (self.worker + 1) // self.workers - self.batch * self.worker // self.workers)
+
+
+def parts_of(rows: int, parts: int) -> list[int]:
+    """Return the sizes of so many parts of some rows. They differ by one at most; those without a row are left out.
+
+    Examples
+    --------
+    >>> parts_of(10, 4), parts_of(2, 3)
+    ([2, 3, 2, 3], [1, 1])
+    """
+    sizes = [rows * (part + 1) // parts - rows * part // parts for part in range(parts)]
+    return [size for size in sizes if size]
+
+
+def steps_of_pass(shares: Shares, division: Division, *, streamed: bool, whole: bool = False) -> int:
+    """Return how many steps all workers do in a pass.
+
+    A pure function of what all workers know alike.
+
+    Parameters
+    ----------
+    shares : Shares
+        The rows of the pass.
+    division : Division
+        Any worker's: its own number makes no difference.
+    streamed : bool
+        Whether workers may have begun to cut before they knew ``shares``.
+    whole : bool, optional
+        Whether only steps of full size are done, and the rows beyond are left out.
+
+    Examples
+    --------
+    >>> steps_of_pass(Shares(19, 37, 19), Division(37, workers=2), streamed=False)
+    1
+    >>> steps_of_pass(Shares(50, 100, 50), Division(32, workers=2), streamed=True)
+    4
+    """
+    steps = shares.total // division.batch if whole else -(-shares.total // division.batch)
+    if not streamed or whole:
+        return steps
+    smallest = max(1, division.batch // division.workers)  # of the batches that workers cut
+    largest = max(1, -(-division.batch // division.workers))
+    cut = _cut_before_the_end(shares.most, smallest)
+    left = shares.most - cut * smallest
+    return max(steps, cut + -(-left // (2 * largest)))
+
+
+def _cut_before_the_end(rows: int, size: int) -> int:
+    """Return how many batches a worker may have cut before it knew the end of its rows."""
+    return max(0, rows // size - _HELD)
+
+
+@dataclass
+class Cut:
+    """How the passes of a dataset are cut: as its program asked for, until a synchronous strategy divides it.
+
+    Parameters
+    ----------
+    batch : int
+        The dataset's ``batch_size``.
+    whole : bool
+        Its ``drop_remainder``.
+    division : Division or None
+        How the strategy divides it. Holds from the next iteration on.
+    passes : int
+        Passes that have begun.
+    """
+
+    batch: int
+    whole: bool = False
+    division: Division | None = None
+    passes: int = 0
+
+    def cutter(self, shares: Shares | None) -> Cutter | Batches:
+        """Return what cuts a pass; ``shares`` are known before it begins, or not."""
+        if self.division is None:
+            return Batches(self.batch, self.whole)
+        return Cutter(self.division, shares, self.whole)
+
+
+class Cutter:
+    """Cuts one pass of a worker.
+
+    Parameters
+    ----------
+    division : Division
+        How the rows of a step are divided.
+    shares : Shares or None
+        The rows of the pass, if they are known before it begins.
+    whole : bool, optional
+        Whether rows beyond the last step of full size are left out.
+
+    Examples
+    --------
+    >>> cutter = Cutter(Division(4, worker=0, workers=2), None)
+    >>> cutter.more(7), cutter.more(2)
+    ([2], [2])
+    >>> cutter.end(Shares(9, 18, 9))
+    [1, 2, 2]
+    """
+
+    def __init__(self, division: Division, shares: Shares | None, whole: bool = False) -> None:
+        self._division = division
+        self._whole = whole
+        self._rows = 0  # that came and are in no batch yet
+        self._steps = 0  # that were cut
+        self._planned: deque[int] | None = None
+        if shares is not None:
+            self._plan(shares.own, steps_of_pass(shares, division, streamed=False, whole=whole))
+
+    def more(self, rows: int) -> list[int]:
+        """Return the sizes of the batches to cut now that so many more rows have come."""
+        self._rows += rows
+        if self._planned is not None:
+            return self._planned_by_now(self._planned)
+        own = self._division.own
+        count = max(0, self._rows // own - _HELD)
+        self._steps += count
+        self._rows -= count * own
+        return self._each_replica([own] * count)
+
+    def end(self, shares: Shares | None) -> list[int]:
+        """Return the sizes of the last batches; ``shares`` is None if nobody knows the other workers' rows."""
+        if self._planned is None and shares is None:
+            full, rest = divmod(self._rows, self._division.own)
+            return self._each_replica([self._division.own] * full + [rest] * (rest > 0 and not self._whole))
+        if self._planned is None and shares is not None:
+            self._plan(self._rows, steps_of_pass(shares, self._division, streamed=True, whole=self._whole))
+        return self._planned_by_now(self._planned or deque())
+
+    def _plan(self, rows: int, steps: int) -> None:
+        left = max(0, steps - self._steps)
+        if self._whole:
+            rows = min(rows, left * self._division.own)
+        self._planned = deque(self._each_replica(parts_of(rows, left)) if left else ())
+
+    def _planned_by_now(self, planned: deque[int]) -> list[int]:
+        sizes = []
+        while planned and planned[0] <= self._rows:
+            sizes.append(planned.popleft())
+            self._rows -= sizes[-1]
+        return sizes
+
+    def _each_replica(self, steps: list[int]) -> list[int]:
+        if self._division.replicas == 1:
+            return steps
+        return [size for rows in steps for size in parts_of(rows, self._division.replicas)]
+
+
+class Batches:
+    """Cuts one pass as the program asked for: each batch of the same size, and a smaller one at the end."""
+
+    def __init__(self, batch: int, whole: bool = False) -> None:
+        self._batch = batch
+        self._whole = whole
+        self._rows = 0
+
+    def more(self, rows: int) -> list[int]:
+        """Return the sizes of the batches to cut now that so many more rows have come."""
+        count, self._rows = divmod(self._rows + rows, self._batch)
+        return [self._batch] * count
+
+    def end(self, shares: Shares | None) -> list[int]:
+        """Return the size of the last batch, if there is one."""
+        return [self._rows] if self._rows and not self._whole else []

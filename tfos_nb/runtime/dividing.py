@@ -1,0 +1,108 @@
+"""A synchronous strategy takes fed rows in the batches that their dataset cuts for it.
+
+TensorFlow's strategies cut each batch of a dataset into one part for each replica, on every worker for itself. A
+partial batch of two workers becomes two steps of half its size that way, and a worker whose batches are out takes part
+with batches without rows. A dataset of fed rows knows better where to cut (:mod:`tfos_nb.runtime.batching`), so a
+strategy that is given one, or what ``map``, ``prefetch`` and the like make of it, is to take its batches as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from tfos_nb.runtime.batching import Cut, Division
+from tfos_nb.runtime.keras_replica import is_synchronous
+
+__all__ = ["divide_datasets", "divisible"]
+
+_MARK = "_tfos_nb_cut"
+# What makes other batches of a dataset's batches, by the name of TensorFlow's class. A batch_size behind it is the
+# program's own, and so divided by TensorFlow.
+_REBATCHING = ("batch", "window", "flatmap", "interleave", "groupby", "bucket", "parse", "sample", "choose")
+
+
+def divisible(dataset: Any, cut: Cut) -> Any:
+    """Have strategies divide a dataset by its own ``cut``; returns it."""
+    setattr(dataset, _MARK, cut)
+    return dataset
+
+
+def divide_datasets() -> None:
+    """Have TensorFlow's synchronous strategies take the batches of fed rows as they are cut."""
+    import tensorflow as tf
+
+    owner = next(c for c in tf.distribute.Strategy.__mro__ if "experimental_distribute_dataset" in vars(c))
+    if hasattr(owner.experimental_distribute_dataset, "__wrapped__"):
+        return
+    owner.experimental_distribute_dataset = _taken_as_cut(owner.experimental_distribute_dataset)
+    owner.distribute_datasets_from_function = _cut_for_replicas(owner.distribute_datasets_from_function)
+
+
+def _taken_as_cut(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``Strategy.experimental_distribute_dataset``."""
+
+    @functools.wraps(original)
+    def experimental_distribute_dataset(self: Any, dataset: Any, options: Any = None) -> Any:
+        cuts = _cuts_of(dataset) if is_synchronous(self) else []
+        if not cuts:
+            return original(self, dataset, options)
+        for cut in cuts:
+            cut.division = division_of(self, cut.batch)
+        if len(cuts) == 1 and cuts[0].whole and not cuts[0].batch % self.num_replicas_in_sync:
+            dataset = dataset.map(functools.partial(_of_size, cuts[0].batch // self.num_replicas_in_sync))
+        return self.extended._distribute_datasets_from_function(lambda _: dataset, options)
+
+    return experimental_distribute_dataset
+
+
+def _cut_for_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``Strategy.distribute_datasets_from_function``, whose function gives batches for one replica."""
+
+    @functools.wraps(original)
+    def distribute_datasets_from_function(self: Any, dataset_fn: Any, options: Any = None) -> Any:
+        @functools.wraps(dataset_fn)
+        def divided(context: Any) -> Any:
+            dataset = dataset_fn(context)
+            for cut in _cuts_of(dataset) if is_synchronous(self) else []:
+                cut.division = division_of(self, cut.batch * self.num_replicas_in_sync)
+            return dataset
+
+        return original(self, divided, options)
+
+    return distribute_datasets_from_function
+
+
+def _of_size(size: int, *batch: Any) -> Any:
+    """Tell TensorFlow how many rows a batch has."""
+    import tensorflow as tf
+
+    def sized(leaf: Any) -> Any:
+        unknown = isinstance(leaf, tf.Tensor) and leaf.shape.rank and leaf.shape[0] is None
+        return tf.ensure_shape(leaf, (size, *leaf.shape[1:])) if unknown else leaf
+
+    return tf.nest.map_structure(sized, batch if len(batch) > 1 else batch[0])
+
+
+def division_of(strategy: Any, batch: int) -> Division:
+    """Return how a strategy divides a global batch of so many rows."""
+    replicas = len(strategy.extended.worker_devices)
+    workers = strategy.num_replicas_in_sync // replicas
+    return Division(batch, getattr(strategy.extended, "_id_in_cluster", 0) if workers > 1 else 0, workers, replicas)
+
+
+def _cuts_of(dataset: Any) -> list[Cut]:
+    """Return how the datasets are cut that a dataset is made of; none if not all of it comes from them as cut."""
+    cuts: list[Cut] = []
+    left = [dataset]
+    while left:
+        one = left.pop()
+        if (cut := getattr(one, _MARK, None)) is not None:
+            cuts.append(cut)
+            continue
+        name, inputs = type(one).__name__.lower(), one._inputs() if hasattr(one, "_inputs") else []
+        if not inputs or any(word in name for word in _REBATCHING):
+            return []
+        left.extend(inputs)
+    return cuts

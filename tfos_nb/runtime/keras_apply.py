@@ -1,0 +1,132 @@
+"""Keras' optimizers under synchronous strategies: gradients are added up first, then each replica updates its own copy.
+
+Keras clips, unscales, accumulates and tests gradients of one replica and adds up what comes out of it. The norm by
+which a gradient is clipped is then not that of the global batch. Whether a gradient is finite (``LossScaleOptimizer``)
+each worker decides for itself, so that only some of them enter the all-reduce and wait for ever. And what Keras does
+under a condition (``gradient_accumulation_steps``, ``ema_overwrite_frequency``) fails, since TensorFlow joins replicas
+only outside of conditions.
+
+Here the replicas' gradients are added up before anything else. From there on all replicas compute the same from the
+same numbers, each on its own copies of the variables, and no replica has to wait for another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tfos_nb.runtime.keras_replica import is_synchronous, replica_of_step, sum_over_replicas
+
+__all__ = ["mend_optimizers"]
+
+
+class _Thread(threading.local):
+    replica: int | None = None  # whose copies of variables are updated: its number on this worker
+
+
+_thread = _Thread()
+
+
+def mend_optimizers() -> None:
+    """Have every optimizer of Keras add up the replicas' gradients first."""
+    import keras
+    import tensorflow as tf
+
+    loss_scale = keras.optimizers.LossScaleOptimizer
+    owners = [c for c in keras.optimizers.Optimizer.__mro__ if "apply" in vars(c)]
+    owners[0].apply = _added_up(owners[0].apply)
+    if "apply" in vars(loss_scale):
+        # Keras' way for TensorFlow joins the replicas under a condition; the common way is the same without.
+        loss_scale.apply = _added_up(loss_scale.apply, getattr(loss_scale, "_common_apply", None))
+    tf.distribute.StrategyExtended.update = _update_own(tf.distribute.StrategyExtended.update)
+    from tensorflow.python.distribute import merge_call_interim as interim  # no public name of it can be replaced
+
+    interim.strategy_supports_no_merge_call = _needs_no_merge(interim.strategy_supports_no_merge_call)
+
+
+def _added_up(original: Callable[..., Any], within: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Wrap ``Optimizer.apply``; ``within`` is called for it on the gradients of the global batch, if given."""
+
+    @functools.wraps(original)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        import tensorflow as tf
+
+        context = tf.distribute.get_replica_context()
+        grads = list(grads)
+        if _thread.replica is not None or context is None or not grads or not is_synchronous(context.strategy):
+            return original(self, grads, trainable_variables)
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+            _build(self, trainable_variables)
+        grads = _of_global_batch(grads)
+        with _own_copies(context):
+            return (within or original)(self, grads, trainable_variables)
+
+    return apply
+
+
+def _build(optimizer: Any, variables: list[Any]) -> None:
+    from keras.src import backend
+
+    if not optimizer.built:
+        with backend.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(variables)
+        optimizer.built = True
+
+
+def _of_global_batch(gradients: list[Any]) -> list[Any]:
+    replica = replica_of_step()
+    if replica is not None:
+        gradients = replica.gradients(gradients)
+    places = [place for place, gradient in enumerate(gradients) if gradient is not None]
+    if places:
+        for place, reduced in zip(places, sum_over_replicas([gradients[i] for i in places]), strict=True):
+            gradients[place] = reduced
+    return gradients
+
+
+@contextlib.contextmanager
+def _own_copies(context: Any) -> Iterator[None]:
+    """Within the block variables are this replica's own copies, and nothing joins the replicas."""
+    from tensorflow.python.distribute import distribute_lib
+
+    replica = replica_of_step()
+    _thread.replica = context._replica_id
+    if replica is not None:
+        replica.applying = True
+    distribute_lib._push_per_thread_mode(distribute_lib._CrossReplicaThreadMode(context.strategy))
+    try:
+        with distribute_lib.UpdateContext(_thread.replica):
+            yield
+    finally:
+        distribute_lib._pop_per_thread_mode()
+        _thread.replica = None
+        if replica is not None:
+            replica.applying = False
+
+
+def _update_own(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``StrategyExtended.update``, which updates the copies of all replicas of this worker."""
+
+    @functools.wraps(original)
+    def update(self: Any, var: Any, fn: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
+        if _thread.replica is None:
+            return original(self, var, fn, args, kwargs, **options)
+        copies = getattr(var, "values", None)
+        own = copies[_thread.replica] if isinstance(copies, (tuple, list)) else var
+        return fn(own, *args, **(kwargs or {}))
+
+    return update
+
+
+def _needs_no_merge(original: Callable[[], bool]) -> Callable[[], bool]:
+    """Wrap what Keras asks before it joins the replicas."""
+
+    @functools.wraps(original)
+    def strategy_supports_no_merge_call() -> bool:
+        return _thread.replica is not None or original()
+
+    return strategy_supports_no_merge_call

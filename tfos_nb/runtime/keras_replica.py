@@ -1,0 +1,314 @@
+"""One replica's part of a step, and what Keras computes differently while it runs.
+
+Keras computes each replica's losses, metrics and states as if that replica were alone, and scales its loss by one over
+the number of replicas. That is the loss of the global batch only where all replicas have equally many rows, no mask and
+no weights. Within a step the following holds instead, so that every value is the one that a single process computes on
+the rows of all replicas:
+
+- A loss of Keras is the sum over all replicas, divided by what all replicas divide by. Its gradient is this replica's
+  part, so that the gradients of all replicas add up to the gradient of the global batch.
+- A number a step that a ``Mean`` or a ``Sum`` tracks has the weight of this replica's share of the rows.
+- A replica without a row sees a row that stands in (:mod:`tfos_nb.runtime.keras_stand_in`). Nothing of it counts: its
+  losses and gradients are replaced by zeros (selected, not multiplied: it may be NaN), and no variable changes by it.
+- A layer's floating-point state, such as the moving averages of ``BatchNormalization``, moves by the mean of the
+  replicas' moves, weighted by rows, and so is the same on all workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Replica", "is_synchronous", "mend_replicas", "replica_of_step", "sum_over_replicas"]
+
+_SEED = "seed_generator_state"  # the name that Keras gives it; all replicas draw alike, rows or none
+_LIBRARIES = ("tensorflow", "keras", "tfos_nb")
+_LOSSES_OF_TENSORFLOW = "tensorflow.python.ops.nn_impl_distribute"  # compute_average_loss and the like
+
+
+def is_synchronous(strategy: Any) -> bool:
+    """Return whether several replicas compute each step together."""
+    import tensorflow as tf
+
+    mirrored = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+    return isinstance(strategy, mirrored) and strategy.num_replicas_in_sync > 1
+
+
+def sum_over_replicas(values: Any) -> Any:
+    """Add up a tensor, or each of several, over all replicas of the step under way."""
+    import tensorflow as tf
+
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+
+
+@dataclass
+class _Move:
+    """A variable that the step has assigned, and its value before."""
+
+    variable: Any
+    before: Any
+
+
+@dataclass
+class Replica:
+    """This replica's part of the step under way.
+
+    Parameters
+    ----------
+    share : tensor
+        Its rows divided by the rows of all replicas, ``float32``.
+    has_rows : tensor or None
+        Whether it has a row; None where it is known that it has.
+    """
+
+    share: Any
+    has_rows: Any
+    reduced: bool = False  # the program has taken the other replicas into account, so gradients are parts of a sum
+    applying: bool = False
+    moves: dict[int, _Move] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def during(self) -> Iterator[None]:
+        """Be the replica of the step that this thread traces or runs."""
+        _thread.replica = self
+        try:
+            yield
+        finally:
+            _thread.replica = None
+
+    def selected(self, value: Any) -> Any:
+        """Return ``value``, or zeros where this replica has no row."""
+        import tensorflow as tf
+
+        if self.has_rows is None:
+            return value
+        return tf.where(self.has_rows, value, tf.zeros_like(value))
+
+    def whole(self, part: Any) -> Any:
+        """Return the sum of all replicas' parts, whose gradient is that of this replica's."""
+        import tensorflow as tf
+
+        self.reduced = True
+        return tf.grad_pass_through(sum_over_replicas)(self.selected(part))
+
+    def mean(self, value: Any) -> Any:
+        """Return the mean over replicas, weighted by rows, of a mean over this replica's rows."""
+        import tensorflow as tf
+
+        return self.whole(value * tf.cast(self.share, value.dtype))
+
+    def gradients(self, gradients: Sequence[Any]) -> list[Any]:
+        """Return this replica's part of the sum that is the gradient of the global batch."""
+        import tensorflow as tf
+
+        if self.reduced and self.has_rows is None:
+            return list(gradients)
+        weight = None if self.reduced else self.share
+
+        def part(values: Any) -> Any:
+            values = values if weight is None else values * tf.cast(weight, values.dtype)
+            return self.selected(values)
+
+        def of(gradient: Any) -> Any:
+            if isinstance(gradient, tf.IndexedSlices):
+                return tf.IndexedSlices(part(gradient.values), gradient.indices, gradient.dense_shape)
+            return gradient if gradient is None else part(gradient)
+
+        return [of(gradient) for gradient in gradients]
+
+    def kept(self, variable: Any, value: Any) -> Any:
+        """Return what ``variable`` is assigned: what it is already, where this replica has no row."""
+        import tensorflow as tf
+
+        if self.applying or _SEED in variable.name:
+            return value
+        current = tf.convert_to_tensor(variable._value)
+        of_layer = getattr(variable._value, "synchronization", None) != tf.VariableSynchronization.ON_READ
+        if value.dtype.is_floating and of_layer:
+            self.moves.setdefault(id(variable), _Move(variable, current))
+        if self.has_rows is None:
+            return value
+        return tf.where(self.has_rows, tf.cast(value, current.dtype), current)
+
+    def moved(self) -> list[tuple[Any, Any, Any]]:
+        """Return the layers' states that have been assigned: variable, value before, and by how much it moved."""
+        import tensorflow as tf
+
+        here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        moves = [m for m in self.moves.values() if here is None or m.before.graph is here]
+        return [(m.variable, m.before, tf.convert_to_tensor(m.variable._value) - m.before) for m in moves]
+
+
+class _Thread(threading.local):
+    replica: Replica | None = None  # replicas of one process are threads
+
+
+_thread = _Thread()
+
+
+def replica_of_step() -> Replica | None:
+    """Return this thread's part of the step under way; None outside of steps."""
+    return _thread.replica
+
+
+def mend_replicas() -> None:
+    """Have Keras' losses, trackers, variables and BatchNormalization take the other replicas into account."""
+    import keras
+    import tensorflow as tf
+    from keras.src.losses import loss
+
+    loss.reduce_values = _reduced(loss.reduce_values)
+    loss.apply_mask = _masked(loss.apply_mask)
+    loss.scale_loss_for_distribution = _scaled(loss.scale_loss_for_distribution)
+    loss.unscale_loss_for_distribution = _unscaled(loss.unscale_loss_for_distribution)
+    for tracker in (keras.metrics.Mean, keras.metrics.Sum):
+        tracker.update_state = _weighted(tracker.update_state)
+    owner = next(c for c in keras.Variable.__mro__ if "assign" in vars(c))
+    owner.assign = _assigned(owner.assign)
+    keras.layers.BatchNormalization._moments = _moments_of_rows(keras.layers.BatchNormalization._moments)
+    for owner in (tf.distribute.Strategy, tf.distribute.ReplicaContext):
+        holder = next(c for c in owner.__mro__ if "num_replicas_in_sync" in vars(c))
+        counted: Any = vars(holder)["num_replicas_in_sync"]
+        holder.num_replicas_in_sync = property(_noticed(counted.fget), doc=counted.__doc__)
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+def _reduced(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``reduce_values``, which makes one number of a loss for each element."""
+
+    @functools.wraps(original)
+    def reduce_values(values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size") -> Any:
+        import tensorflow as tf
+
+        replica = _thread.replica
+        if replica is None or reduction in (None, "none"):
+            return original(values, sample_weight, reduction)
+        if values.shape.rank == 0:  # a loss function that has taken a mean itself
+            return replica.mean(values)
+        total = tf.reduce_sum(values)
+        if reduction == "sum":
+            return replica.whole(total)
+        by = _divisor(replica, values, sample_weight if reduction == "mean_with_sample_weight" else None)
+        return replica.whole(tf.math.divide_no_nan(replica.selected(total), by))
+
+    return reduce_values
+
+
+def _divisor(replica: Replica, values: Any, sample_weight: Any) -> Any:
+    """Return what the sum of all replicas' values is divided by."""
+    import tensorflow as tf
+
+    if sample_weight is not None:
+        return sum_over_replicas(replica.selected(tf.cast(tf.reduce_sum(sample_weight), values.dtype)))
+    own = tf.cast(tf.size(values), values.dtype)
+    if values.shape[1:].is_fully_defined():  # as many a row everywhere
+        return tf.math.divide_no_nan(own, tf.cast(replica.share, values.dtype))
+    return sum_over_replicas(replica.selected(own))
+
+
+def _masked(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``apply_mask``: valid entries weigh total / valid, and both are counted over all replicas."""
+
+    @functools.wraps(original)
+    def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
+        import tensorflow as tf
+
+        replica = _thread.replica
+        weights = original(sample_weight, mask, dtype, reduction)
+        if replica is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
+            return weights
+        valid = tf.reduce_sum(tf.cast(mask, tf.float32))
+        total = tf.cast(tf.size(mask), tf.float32)
+        valid_of_all, total_of_all = tf.unstack(sum_over_replicas(replica.selected(tf.stack([valid, total]))))
+        right = tf.math.divide_no_nan(total_of_all, valid_of_all)
+        return weights * tf.cast(right * tf.math.divide_no_nan(valid, total), weights.dtype)
+
+    return apply_mask
+
+
+def _scaled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wrap ``scale_loss_for_distribution``, which Keras calls for the losses that layers add."""
+
+    @functools.wraps(original)
+    def scale_loss_for_distribution(value: Any) -> Any:
+        replica = _thread.replica
+        return original(value) if replica is None else replica.mean(value)
+
+    return scale_loss_for_distribution
+
+
+def _unscaled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wrap ``unscale_loss_for_distribution``: a loss has the value that it has in a single process already."""
+
+    @functools.wraps(original)
+    def unscale_loss_for_distribution(value: Any) -> Any:
+        return original(value) if _thread.replica is None else value
+
+    return unscale_loss_for_distribution
+
+
+def _noticed(count: Callable[[Any], int]) -> Callable[[Any], int]:
+    """Wrap ``num_replicas_in_sync``: a train_step that asks for it scales its loss by itself, as TensorFlow advises."""
+
+    @functools.wraps(count)
+    def num_replicas_in_sync(self: Any) -> int:
+        replica = _thread.replica
+        if replica is not None and not replica.reduced:
+            module = sys._getframe(1).f_globals.get("__name__", "")
+            replica.reduced = module.partition(".")[0] not in _LIBRARIES or module == _LOSSES_OF_TENSORFLOW
+        return count(self)
+
+    return num_replicas_in_sync
+
+
+# --- trackers and states ----------------------------------------------------------------------------------------------
+
+
+def _weighted(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``update_state`` of a metric that adds up what it is given."""
+
+    @functools.wraps(original)
+    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+        import tensorflow as tf
+
+        replica = _thread.replica
+        if replica is not None and sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
+            sample_weight = replica.share
+        return original(self, values, sample_weight=sample_weight)
+
+    return update_state
+
+
+def _assigned(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Wrap ``Variable.assign``, which ``assign_add`` and ``assign_sub`` come to as well."""
+
+    @functools.wraps(original)
+    def assign(self: Any, value: Any) -> Any:
+        replica = _thread.replica
+        if replica is not None:
+            value = replica.kept(self, self._convert_to_tensor(value, dtype=self._dtype))
+        return original(self, value)
+
+    return assign
+
+
+def _moments_of_rows(original: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    """Wrap ``BatchNormalization._moments``: a row that stands in is not counted among those of all replicas."""
+
+    @functools.wraps(original)
+    def _moments(self: Any, inputs: Any, mask: Any) -> Any:
+        import tensorflow as tf
+
+        replica = _thread.replica
+        if replica is not None and replica.has_rows is not None and self.synchronized and mask is None:
+            inputs = inputs[: tf.where(replica.has_rows, tf.shape(inputs)[0], 0)]
+        return original(self, inputs, mask)
+
+    return _moments

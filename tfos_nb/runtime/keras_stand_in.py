@@ -1,0 +1,138 @@
+"""A row that stands in on a replica without one, so that no program ever sees a batch without rows.
+
+Where a step has fewer rows than replicas, a replica without a row has to take part in it all the same. It sees the
+first row that it ever had, or zeros if it had none, and nothing of that counts
+(:mod:`tfos_nb.runtime.keras_replica`). A row of its own is what the program bears for certain: not every layer bears a
+batch without rows or a row of zeros, a lookup may refuse an empty text.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["StandIn", "rows_of"]
+
+
+def rows_of(data: Any) -> Any:
+    """Return how many rows a batch has: an int if TensorFlow knows it, else a tensor."""
+    import keras
+    import tensorflow as tf
+
+    first = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
+    if isinstance(first, tf.RaggedTensor):
+        return first.nrows(tf.int32)
+    if isinstance(first, tf.SparseTensor):
+        known = first.shape[0] if first.shape.rank else None
+        return known if known is not None else tf.cast(first.dense_shape[0], tf.int32)
+    first = tf.convert_to_tensor(first)
+    return first.shape[0] if first.shape.rank and first.shape[0] is not None else tf.shape(first)[0]
+
+
+@dataclass
+class _Kept:
+    """A row of one kind of batch, in parts that are tensors."""
+
+    parts: list[Any]
+    real: Any  # whether it is one that this replica had
+
+
+class StandIn:
+    """Gives out batches, and a row that stands in for those without rows.
+
+    It holds one row for each replica and each kind of batch.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, _Kept] = {}
+        self._lock = threading.Lock()
+
+    def fill(self, data: Any) -> tuple[Any, Any]:
+        """Return ``data``, or a row that stands in if it has none, and whether it has rows: None if that is certain."""
+        import tensorflow as tf
+
+        rows = rows_of(data)
+        if isinstance(rows, int) and rows > 0:
+            return data, None
+        has_rows = tf.convert_to_tensor(rows) > 0
+        leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
+        filled = iter(self._filled(leaves, has_rows))
+        return tf.nest.map_structure(lambda leaf: leaf if leaf is None else next(filled), data), has_rows
+
+    def _filled(self, leaves: list[Any], has_rows: Any) -> list[Any]:
+        import tensorflow as tf
+
+        parts = tf.nest.flatten(leaves, expand_composites=True)
+        kept = self._kept_for(leaves)
+
+        def own() -> list[Any]:
+            return [tf.identity(part) for part in parts]
+
+        def stand_in() -> list[Any]:
+            return [tf.cast(variable, variable.dtype) for variable in kept.parts]
+
+        def keep() -> Any:
+            row = tf.nest.flatten([_first_row(leaf) for leaf in leaves], expand_composites=True)
+            with tf.control_dependencies([v.assign(part) for v, part in zip(kept.parts, row, strict=True)]):
+                kept.real.assign(True)
+            return tf.constant(True)
+
+        kept_now = tf.cond(tf.logical_and(has_rows, tf.logical_not(kept.real)), keep, lambda: tf.constant(False))
+        with tf.control_dependencies([kept_now] if not tf.executing_eagerly() else []):
+            filled = tf.cond(has_rows, own, stand_in)
+        for part, one in zip(parts, filled, strict=True):
+            if part.shape.rank is not None:
+                one.set_shape([None if at == 0 else size for at, size in enumerate(part.shape)])
+        made: list[Any] = tf.nest.pack_sequence_as(leaves, filled, expand_composites=True)
+        return made
+
+    def _kept_for(self, leaves: list[Any]) -> _Kept:
+        import tensorflow as tf
+
+        context = tf.distribute.get_replica_context()
+        parts = tf.nest.flatten(leaves, expand_composites=True)
+        shapes = tuple((part.dtype, tuple(part.shape[1:]) if part.shape.rank is not None else None) for part in parts)
+        kind = (context._replica_id if context is not None else 0, shapes)
+        with self._lock:
+            if kind not in self._kept:
+                with tf.init_scope():
+                    self._kept[kind] = _empty(leaves)
+        return self._kept[kind]
+
+
+def _empty(leaves: list[Any]) -> _Kept:
+    """Make room for a row of such leaves; until there is one it is zeros, and empty texts."""
+    import tensorflow as tf
+    from tensorflow.python.ops.resource_variable_ops import ResourceVariable  # a strategy would make it everyone's
+
+    def variable(initial: Any, shape: Any) -> Any:
+        with tf.device("CPU:0"):
+            return ResourceVariable(initial, trainable=False, shape=shape, validate_shape=False)
+
+    zeros = tf.nest.flatten([_zeros(leaf) for leaf in leaves], expand_composites=True)
+    loose = [tf.TensorShape([None] * part.shape.rank) if part.shape.rank else part.shape for part in zeros]
+    return _Kept([variable(part, shape) for part, shape in zip(zeros, loose, strict=True)], variable(False, []))
+
+
+def _zeros(leaf: Any) -> Any:
+    import tensorflow as tf
+
+    spec = tf.type_spec_from_value(leaf)
+    if isinstance(leaf, tf.SparseTensor):
+        shape = [1, *(size or 1 for size in spec.shape[1:])]
+        return tf.SparseTensor(tf.zeros((0, len(shape)), tf.int64), tf.zeros((0,), spec.dtype), shape)
+    if isinstance(leaf, tf.RaggedTensor):
+        inner = [size or 1 for size in leaf.flat_values.shape[1:]]
+        flat = tf.zeros([1, *inner], spec.dtype)
+        return tf.RaggedTensor.from_nested_row_lengths(flat, [tf.ones([1], spec.row_splits_dtype)] * spec.ragged_rank)
+    return tf.zeros([1, *(size or 1 for size in spec.shape[1:])] if spec.shape.rank else [], spec.dtype)
+
+
+def _first_row(leaf: Any) -> Any:
+    import tensorflow as tf
+
+    if isinstance(leaf, tf.SparseTensor):
+        size = tf.concat([[1], leaf.dense_shape[1:]], axis=0)
+        return tf.sparse.slice(leaf, tf.zeros_like(leaf.dense_shape), size)
+    return leaf[:1] if leaf.shape.rank != 0 else leaf
