@@ -144,6 +144,29 @@ def test_records_are_parsed_as_told_or_left_alone(folder: Path) -> None:
     assert raw["record"].numpy().tolist() == [example_of(0), example_of(1)]
 
 
+def test_a_row_without_values_in_a_ragged_feature_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ids.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for number, ids in enumerate([[1, 2], [3], []]):
+            writer.write(example_of(number, ids=tf.train.Feature(int64_list=tf.train.Int64List(value=ids))))
+    ragged = {"ids": tf.io.RaggedFeature(tf.int64), "id": tf.io.FixedLenFeature([], tf.int64)}
+    node = Node()
+    told: list[FeedFailed] = []
+    node._failed = told.append
+    with pytest.raises(tf.errors.OpError):
+        list(node.read(str(path), 4, features=ragged, x="ids", y="id"))
+    assert str(told[0]).startswith(
+        "feature 'ids' has no values in row 2 of a batch, and a mean or maximum over none is NaN"
+    )
+    ((ids, _),) = node.read(str(path), 2, features=ragged, x="ids", y="id").take(1)
+    assert ids.to_list() == [[1, 2], [3]]
+    (both,) = node.read(str(path), 4, features=ragged, columns=["ids"])
+    assert both["ids"].to_list() == [[1, 2], [3], []]
+    padded = {**ragged, "ids": tf.io.FixedLenSequenceFeature([], tf.int64, allow_missing=True)}
+    ((ids, _),) = node.read(str(path), 4, features=padded, x="ids", y="id")
+    assert ids.numpy().tolist() == [[1, 2], [3, 0], [0, 0]]
+
+
 def test_csv_types_are_those_told(folder: Path) -> None:
     batch = next(iter(Node().read(f"{folder}/csv", 4, types={"id": "float32", "x": "string"})))
     assert (batch["id"].dtype, batch["x"].dtype) == (tf.float32, tf.string)

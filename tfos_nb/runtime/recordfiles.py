@@ -6,10 +6,11 @@ by their lengths alone; the checksums are verified when the records are read.
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.files import File, Span, naming
 from tfos_nb.runtime.tfrecord.framing import is_framed, scan
 
-__all__ = ["TFRecords"]
+__all__ = ["TFRecords", "WithValues"]
 
 _LENGTH = struct.Struct("<Q")
 _BEFORE, _AFTER = 12, 4  # bytes around the data
@@ -176,6 +177,54 @@ class _Parse:
 
         parsed: dict[str, Any] = tf.io.parse_example(element["record"], self.features)
         return parsed
+
+
+@dataclass(frozen=True)
+class WithValues:
+    """Decodes a batch, and refuses a row without values in a ragged column of the features.
+
+    A mean or a maximum over no values is NaN, and so are all weights after the first step.
+
+    Parameters
+    ----------
+    decode : callable
+        Makes columns of a batch of records.
+    names : tuple of str
+        The columns of the features.
+    failed : callable
+        Told of such a row, before TensorFlow makes an error of its own of it.
+    """
+
+    decode: Callable[[dict[str, Any]], dict[str, Any]]
+    names: tuple[str, ...]
+    failed: Callable[[FeedFailed], object]
+
+    def __call__(self, element: dict[str, Any]) -> dict[str, Any]:
+        """Decode a batch."""
+        import tensorflow as tf
+
+        columns = self.decode(element)
+        for name in self.names:
+            ragged = columns.get(name)
+            if isinstance(ragged, tf.RaggedTensor):
+                lengths = tf.cast(ragged.row_lengths(), tf.int64)
+                looked = tf.numpy_function(functools.partial(self._look, name), [lengths], tf.int64)
+                with tf.control_dependencies([looked]):
+                    columns[name] = ragged.with_flat_values(tf.identity(ragged.flat_values))
+        return columns
+
+    def _look(self, name: str, lengths: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        empty = np.flatnonzero(lengths == 0)
+        if len(empty):
+            error = FeedFailed(
+                f"feature {name!r} has no values in row {int(empty[0])} of a batch, and a mean or maximum over none is "
+                f"NaN: leave such records out, read it padded with {name!r}: tf.io.FixedLenSequenceFeature([], TYPE, "
+                "allow_missing=True), or, for a model that takes such rows, read dictionaries and map them yourself: "
+                f"ctx.read(…, columns=[{name!r}, …]).map(…)"
+            )
+            self.failed(error)
+            raise error
+        return lengths
 
 
 def _features_of(record: bytes) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from tfos_nb.runtime.kept import Kept
 from tfos_nb.runtime.later_dataset import dataset_of
 from tfos_nb.runtime.paths import tf_path
 from tfos_nb.runtime.queues import DEFAULT_QUEUE
+from tfos_nb.runtime.recordfiles import WithValues
 from tfos_nb.runtime.supply import Supply
 
 if TYPE_CHECKING:
@@ -220,7 +221,11 @@ class Sources:
         asked = DatasetOptions(batch_size, **options)
         source = FileSource(kind, self._place_among_readers(), shuffle=shuffle, seed=seed, share=share)
         source.wanted = None if kind.decode is not None else asked.wanted()
-        return dataset_of(source, asked, self._failed, kind.decode, waits=self._may_be_synchronous)
+        decode = kind.decode
+        if decode is not None and asked.x is not None:
+            ragged = (asked.x,) if isinstance(asked.x, str) else tuple(asked.x)
+            decode = WithValues(decode, ragged, self._failed)
+        return dataset_of(source, asked, self._failed, decode, waits=self._may_be_synchronous)
 
     @property
     def _may_be_synchronous(self) -> bool:
