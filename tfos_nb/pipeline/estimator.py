@@ -15,6 +15,7 @@ from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.pipeline.conversion import Namespace
 from tfos_nb.pipeline.estimating import Fitting, absolute, new_home
 from tfos_nb.pipeline.fitting import Rows
+from tfos_nb.pipeline.history import History
 from tfos_nb.pipeline.model import TFModel
 from tfos_nb.pipeline.params import (
     HasExportDir,
@@ -139,7 +140,7 @@ class TFEstimator(
             alone = self._fit_of(home, {"workers": 1, "input_mode": InputMode.TENSORFLOW})
             place = alone.run(ExportProgram(self.export_fn), args, spark).result or args.export_dir
         model = self._model(spark, place, args)
-        model.history = fitted.history
+        model.history = History(fitted.history)
         return model
 
     def _check_functions(self) -> None:

@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from tfos_nb.contexts import is_connect
 from tfos_nb.errors import PlanError
+from tfos_nb.pipeline.history import History
 
 __all__ = ["ScorerReader", "ScorerWriter"]
 
@@ -87,7 +88,7 @@ class ScorerReader(MLReader[Any]):
         instance._set(**dict.fromkeys(unset))
         code = {name: _found(text) for name, text in metadata["code"].items()}
         instance.restore(metadata["args"], code, _read(spark, f"{path}/model") if metadata["model"] else None)
-        instance.history = metadata.get("history", [])
+        instance.history = History(metadata.get("history", []))
         return instance
 
 
