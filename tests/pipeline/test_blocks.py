@@ -24,6 +24,7 @@ from tfos_nb.runtime.baggage import Baggage, pack
 from tfos_nb.runtime.blocks import Function
 from tfos_nb.runtime.keras_models import keras_model
 from tfos_nb.runtime.models import WHOLE, Signature, Tensor
+from tfos_nb.runtime.outlet import column_of
 
 
 def scaled(x):
@@ -85,6 +86,53 @@ def test_a_dot_in_a_name_is_a_name_like_others(rows, known):
     assert reduce_batches(dotted.drop("id"), lambda block: {"b.c": tf.reduce_max(block["b.c"])}) == {"b.c": 4}
     by = reduce_batches(dotted, lambda id: tf.reduce_min(id), by="b.c")
     assert sorted(tuple(row) for row in by.collect()) == [(i, i) for i in range(5)]
+
+
+def words(t):
+    return tf.strings.split(t)
+
+
+def test_ragged_results_are_columns_of_arrays(spark):
+    texts = spark.createDataFrame([(0, "a b"), (1, "c"), (2, "")], "id int, t string")
+    found = map_batches(texts, words, "w array<string>", batch_size=2)
+    assert [row.w for row in found.orderBy("id").collect()] == [["a", "b"], ["c"], []]
+
+
+TEXTS = np.array([b"a b", b"c", b""], object)
+
+
+def column_given(fn: Any, wanted: tuple[None, ...], kind: str = "string", **how: Any) -> list[Any]:
+    """Return the column that a function of three texts gives, as an executor makes it."""
+    given = Tensor("y", kind, wanted)
+    source = Function(
+        "fn()", pack(Baggage(function=fn)), Signature((Tensor("t", "string", ()),), (given,)), False, **how
+    )
+    (output,) = source.reader("")().apply([TEXTS])
+    found: list[Any] = column_of(output, given, len(TEXTS)).to_pylist()
+    return found
+
+
+def test_ragged_and_sparse_results_of_any_depth_are_lists():
+    deep = column_given(lambda t: tf.strings.bytes_split(tf.strings.split(t)), (None, None))
+    assert deep == [[["a"], ["b"]], [["c"]], []]
+    pairs = column_given(
+        lambda t: tf.RaggedTensor.from_row_lengths(tf.ones((4, 2)), [1, 0, 3]), (None, None), "float32"
+    )
+    assert pairs == [[[1, 1]], [], [[1, 1]] * 3]
+    sparse = column_given(lambda t: tf.sparse.from_dense(tf.eye(tf.size(t))), (None,), "float32")
+    assert sparse == np.eye(3).tolist()
+
+
+def test_ragged_results_that_do_not_fit_name_the_function():
+    with pytest.raises(
+        Exception, match=r"fn\(\) gave a ragged tensor of 2 axes for 'y', whose type in the schema has 1"
+    ):
+        column_given(words, ())
+    with pytest.raises(Exception, match=r"fn\(\) gave a ragged tensor for 'y', and a reduction gives a dense one"):
+        column_given(words, (), rows=False)
+    told = r"fn\(\) gave a list for 'y', which is no tensor .*: return a tensor, an array, or lists of one length"
+    with pytest.raises(Exception, match=told):
+        column_given(lambda t: {"y": [["a"], ["b", "c"]]}, (None,), compiled=False)
 
 
 def test_nulls_follow_the_policy(spark):
@@ -187,7 +235,9 @@ def test_results_that_do_not_fit_the_schema_are_told_of(rows):
     one = rows.coalesce(1)  # Spark tries each task that fails four times
     with pytest.raises(Exception, match=r"<lambda>\(\) gave z, and its schema has y"):
         map_batches(one, lambda x: {"z": x}, "y array<float>", batch_size=10).collect()
-    with pytest.raises(Exception, match=r"output 'y' came as 1x4 for"):
+    with pytest.raises(
+        Exception, match=r"output 'y' must have one value of the declared shape for each row, got 1x4 for"
+    ):
         map_batches(one, lambda x: x[:1], "y array<float>", batch_size=10).collect()
     with pytest.raises(Exception, match="what a reduction gives has no axis of rows"):
         reduce_batches(one, lambda x: tf.expand_dims(x, 0))

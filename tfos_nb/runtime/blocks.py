@@ -25,6 +25,7 @@ from tfos_nb.runtime import baggage
 from tfos_nb.runtime.intake import Feed, Where, incomplete_rows
 from tfos_nb.runtime.models import WHOLE, Model, Signature, Tensor, Traced, Use, constant
 from tfos_nb.runtime.outlet import column_of
+from tfos_nb.runtime.ragged import Output, Ragged, dense_or_ragged, fetched
 from tfos_nb.runtime.scoring import partition_id, rebatched, take_model
 from tfos_nb.runtime.shelf import Reader
 
@@ -97,9 +98,9 @@ def _as_model(source: Function) -> Model:
         specs = [tf.TensorSpec((None, *tensor.shape), tensor.dtype) for tensor in inputs]
         run = Traced(call, specs)
 
-    def apply(arrays: Sequence[Array]) -> list[Array]:
+    def apply(arrays: Sequence[Array]) -> list[Output]:
         results = run(*(constant(array, t) for array, t in zip(arrays, inputs, strict=True)))
-        return [_shaped(np.asarray(r), t, source) for r, t in zip(results, outputs, strict=True)]
+        return [_shaped(fetched(r), t, source) for r, t in zip(results, outputs, strict=True)]
 
     return Model(source.signature, apply)
 
@@ -121,7 +122,7 @@ def _in_order(result: Any, source: Function) -> list[Any]:
     for value, wanted in zip(given, source.signature.outputs, strict=True):
         if value is None:
             raise FeedFailed(f"{source.name} gave None for {wanted.name!r}: return a tensor")
-        tensor = tf.convert_to_tensor(value)
+        tensor = _tensor(value, wanted, source)
         kind = tf.as_dtype(wanted.dtype)
         # TensorFlow would cut off what is behind the point.
         cut = (tensor.dtype.is_floating or tensor.dtype.is_complex) and not kind.is_floating
@@ -134,17 +135,49 @@ def _in_order(result: Any, source: Function) -> list[Any]:
     return tensors
 
 
-def _shaped(array: Array, tensor: Tensor, source: Function) -> Array:
+def _tensor(value: Any, wanted: Tensor, source: Function) -> Any:
+    import tensorflow as tf
+
+    if isinstance(value, tf.RaggedTensor):
+        return value
+    try:
+        return tf.convert_to_tensor(dense_or_ragged(value))
+    except (TypeError, ValueError) as error:
+        told = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FeedFailed(
+            f"{source.name} gave a {type(value).__name__} for {wanted.name!r}, which is no tensor ({told}): return a "
+            "tensor, an array, or lists of one length; lists of different lengths as tf.ragged.constant(…)"
+        ) from error
+
+
+def _shaped(output: Output, tensor: Tensor, source: Function) -> Output:
     axes = len(tensor.shape) + source.rows
-    if array.ndim == axes + 1 and array.shape[-1] == 1:
-        return array[..., 0]  # a column of one value a row
-    if array.ndim != axes:
-        shape = "x".join(map(str, array.shape)) or "one value"
+    if isinstance(output, Ragged):
+        _check_ragged(output, tensor, source, axes)
+        return output
+    if output.ndim == axes + 1 and output.shape[-1] == 1:
+        one: Array = output[..., 0]  # a column of one value a row
+        return one
+    if output.ndim != axes:
+        shape = "x".join(map(str, output.shape)) or "one value"
         without = "" if source.rows else "; what a reduction gives has no axis of rows"
         raise FeedFailed(
             f"{source.name} gave {shape} for {tensor.name!r}, whose type in the schema has {axes} axes{without}"
         )
-    return array
+    return output
+
+
+def _check_ragged(output: Ragged, tensor: Tensor, source: Function, axes: int) -> None:
+    if not source.rows:
+        raise FeedFailed(
+            f"{source.name} gave a ragged tensor for {tensor.name!r}, and a reduction gives a dense one: pad it with "
+            "to_tensor()"
+        )
+    if output.ndim != axes:
+        raise FeedFailed(
+            f"{source.name} gave a ragged tensor of {output.ndim} axes for {tensor.name!r}, whose type in the schema "
+            f"has {axes}: declare an array for each axis beside that of the rows, as in 'words array<string>'"
+        )
 
 
 @dataclass(frozen=True)
@@ -204,7 +237,7 @@ class ReduceTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Reduce a partition."""
         key: list[pa.Array] = []
-        result: list[Array] | None = None
+        result: list[Any] | None = None
         for arrays, batch in _blocks(batches, self.feeds, self.batch_size, self.skip):
             for start, stop in _runs([batch.column(position) for position in self.keys], batch.num_rows):
                 here = [batch.column(position).slice(start, 1) for position in self.keys]
@@ -219,10 +252,10 @@ class ReduceTask:
         if result is not None:
             yield self._row(key, result)
 
-    def _applied(self, arrays: list[Array]) -> list[Array]:
+    def _applied(self, arrays: list[Any]) -> list[Any]:
         return take_model(self.source, self.source.signature).apply(arrays)
 
-    def _row(self, key: Sequence[pa.Array], result: Sequence[Array]) -> pa.RecordBatch:
+    def _row(self, key: Sequence[pa.Array], result: Sequence[Any]) -> pa.RecordBatch:
         outputs = self.source.signature.outputs
         columns = [column_of(array[np.newaxis], t, 1) for array, t in zip(result, outputs, strict=True)]
         names = [f"key {index}" for index in range(len(key))] + [tensor.name for tensor in outputs]

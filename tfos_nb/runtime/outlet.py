@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.models import Tensor
+from tfos_nb.runtime.ragged import Output, Ragged
 
 __all__ = ["SPARK_TYPES", "arrow_type", "column_of"]
 
@@ -58,24 +59,33 @@ def _axes(tensor: Tensor) -> tuple[int | None, ...]:
     return () if tensor.shape == (1,) else tensor.shape
 
 
-def column_of(array: Array, tensor: Tensor, rows: int) -> pa.Array:
-    """Turn an output into a column.
+def column_of(output: Output, tensor: Tensor, rows: int) -> pa.Array:
+    """Turn an output into a column; a ragged one into arrays of different lengths.
 
     Raises
     ------
     FeedFailed
         If it has not one value of the declared shape for each row, or bytes that are no text.
     """
-    if array.ndim != len(tensor.shape) + 1 or len(array) != rows:
-        shape = "x".join(map(str, array.shape)) or "one value"
+    if output.ndim != len(tensor.shape) + 1 or len(output) != rows:
+        shape = "x".join(map(str, output.shape)) or "one value"
         raise FeedFailed(
-            f"output {tensor.name!r} came as {shape} for {rows} rows: it is to be one value of the declared shape for "
-            "each row"
+            f"output {tensor.name!r} must have one value of the declared shape for each row, got {shape} for {rows} "
+            "rows: change the model, or the function, so that each row has its own value"
         )
-    sizes = () if tensor.shape == (1,) else array.shape[1:]
+    if isinstance(output, Ragged):
+        column = _listed(output.values, output.values.shape[1:], tensor)
+        for splits in reversed(output.splits):
+            column = pa.ListArray.from_arrays(pa.array(splits).cast(pa.int32()), column)
+        return column
+    return _listed(output, () if tensor.shape == (1,) else output.shape[1:], tensor)
+
+
+def _listed(array: Array, sizes: tuple[int, ...], tensor: Tensor) -> pa.Array:
+    """Return lists of lists, of ``sizes``, for each entry of an array's first axis."""
     column = _flat_column(array.reshape(-1), tensor)
     for level in reversed(range(len(sizes))):
-        lists = rows * math.prod(sizes[:level])
+        lists = len(array) * math.prod(sizes[:level])
         offsets = pa.array(np.arange(lists + 1, dtype=np.int64) * sizes[level]).cast(pa.int32())
         column = pa.ListArray.from_arrays(offsets, column)
     return column

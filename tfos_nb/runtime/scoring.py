@@ -23,6 +23,7 @@ from tfos_nb.runtime import wire
 from tfos_nb.runtime.intake import Feed, Fill, Where, incomplete_rows
 from tfos_nb.runtime.models import Model, ModelUnusable, Signature, described
 from tfos_nb.runtime.outlet import arrow_type, column_of
+from tfos_nb.runtime.ragged import Output
 from tfos_nb.runtime.shelf import ModelAbsent, Share, Shelf, Source
 from tfos_nb.runtime.wire import message
 
@@ -166,11 +167,9 @@ class ScoreTask:
         missing = incomplete_rows([batch.column(position) for feed in feeds for position in feed.positions])
         return None if missing is None else np.flatnonzero(~missing)
 
-    def _columns(self, outputs: Sequence[Array], rows: int) -> list[pa.Array]:
-        return [
-            column_of(np.asarray(array), tensor, rows)
-            for array, tensor in zip(outputs, self.signature.outputs, strict=True)
-        ]
+    def _columns(self, outputs: Sequence[Output], rows: int) -> list[pa.Array]:
+        pairs = zip(outputs, self.signature.outputs, strict=True)
+        return [column_of(output, tensor, rows) for output, tensor in pairs]
 
 
 def take_model(source: Source, signature: Signature) -> Model:
