@@ -34,11 +34,12 @@ from tfos_nb.runtime.baggage import Baggage, pack
 from tfos_nb.runtime.checkpoints import files_of
 from tfos_nb.runtime.models import ModelUnusable, Signature, Use, check_directory, check_file, is_saved_model
 from tfos_nb.runtime.outlet import SPARK_TYPES
+from tfos_nb.runtime.own_code import own_objects
 from tfos_nb.runtime.scoring import LOOK_SCHEMA, Looked, LookTask
 from tfos_nb.runtime.shelf import Parcel, Place, Source
 from tfos_nb.session import SparkJobs, slots_busy
 
-__all__ = ["Known", "find", "is_keras_model", "keras_bytes", "look", "own_classes", "shown"]
+__all__ = ["Known", "find", "is_keras_model", "keras_bytes", "look", "shown"]
 
 _LOOK_SECONDS = 600.0
 """How long the look at a model may take: a slot has to be free, and a large model to be loaded."""
@@ -86,27 +87,18 @@ def find(
         If the model cannot be loaded on an executor.
     """
     own = dict(custom_objects or {})
+    use = use or Use()
     if is_keras_model(model):
-        own = {**own_classes(model), **own}
+        own = {**own_objects(model), **own}
+        use = dataclasses.replace(use, trusted=True)
     code = pack(Baggage(own, model_fn, args))
-    source, name = _source_of(model, spark, dataclasses.replace(use or Use(), code=code))
+    source, name = _source_of(model, spark, dataclasses.replace(use, code=code))
     return Known(source, look(spark, source, name), name)
 
 
 def is_keras_model(model: Any) -> bool:
     """Whether it is a model object of Keras 2 or 3."""
     return any(cls.__module__.partition(".")[0] in ("keras", "tf_keras") for cls in type(model).__mro__)
-
-
-def own_classes(model: Any) -> dict[str, Any]:
-    """Return the classes of a Keras model's layers that are not Keras' own, by the names that files have for them."""
-    found: dict[str, Any] = {}
-    layers = [model, *getattr(model, "_flatten_layers", lambda **_: ())(include_self=False, recursive=True)]
-    for layer in layers:
-        cls = type(layer)
-        if cls.__module__.partition(".")[0] not in ("keras", "tf_keras"):
-            found[cls.__name__] = cls
-    return found
 
 
 def _source_of(model: Any, spark: SparkSession, use: Use) -> tuple[Parcel | Place, str]:

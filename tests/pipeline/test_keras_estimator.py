@@ -24,6 +24,7 @@ from tests.waiting import until
 from tfos_nb import Cluster, KerasEstimator, KerasModel, launch
 from tfos_nb.errors import NodeFailed, PlanError
 from tfos_nb.pipeline import fitting
+from tfos_nb.pipeline.history import History
 from tfos_nb.pipeline.selection import filled, without_nulls
 from tfos_nb.runtime.heads import Head, Task
 from tfos_nb.runtime.models import ModelUnusable, Tensor
@@ -259,7 +260,7 @@ def test_rows_with_nulls_are_left_out_or_filled_at_every_depth(spark: SparkSessi
 
 
 def test_features_of_another_width_are_told_of_by_column(iris: DataFrame) -> None:
-    with pytest.raises(NodeFailed, match="column 'two' has 2 values a row, and the model takes 4"):
+    with pytest.raises(NodeFailed, match=r"column 'two' has shape \(2,\), and the model's input 'x' expects \(4,\)"):
         KerasEstimator(build, featuresCol="two").fit(iris.select("label", F.array("sl", "sw").alias("two")))
 
 
@@ -273,6 +274,15 @@ def test_a_fit_that_is_stopped_gives_the_model_as_far_as_it_came(iris: DataFrame
     fits.join()
     assert 2 < len(model.history) < 100_000
     assert model.transform(iris).select("prediction").count() == 150
+
+
+def test_the_history_is_told_by_epoch_and_by_metric() -> None:
+    history = History([{"loss": 2.0}, {"loss": 1.0, "val_loss": 3.0}])
+    assert (history[-1]["loss"], history["loss"], history["val_loss"]) == (1.0, [2.0, 1.0], [3.0])
+    assert dict(history.items()) == {"loss": [2.0, 1.0], "val_loss": [3.0]}
+    assert history == [{"loss": 2.0}, {"loss": 1.0, "val_loss": 3.0}]
+    with pytest.raises(KeyError, match="no metric 'acc'; there are loss, val_loss"):
+        history["acc"]
 
 
 def test_the_heads_agree_with_their_definitions() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,17 +14,21 @@ from pyspark.sql.types import BinaryType, StringType
 
 from tfos_nb.brief import without_password
 from tfos_nb.errors import FeedFailed, PlanError
-from tfos_nb.library import is_keras_model, keras_bytes, own_classes
-from tfos_nb.matching import depth_of
+from tfos_nb.library import is_keras_model, keras_bytes
+from tfos_nb.matching import depth_of, feeds_of
+from tfos_nb.pipeline.compiling import check_names, describe
 from tfos_nb.pipeline.conversion import Namespace, to_number
 from tfos_nb.pipeline.estimating import Fitting, absolute, new_home
 from tfos_nb.pipeline.fitting import Fitted, Rows
-from tfos_nb.pipeline.keras_model import HasPredictionColumns, KerasModel
+from tfos_nb.pipeline.history import History
+from tfos_nb.pipeline.keras_model import BY_FEATURES, BY_MAPPING, HasPredictionColumns, KerasModel
 from tfos_nb.pipeline.selection import check_column, filled, selected, without_nulls
 from tfos_nb.runtime.baggage import Baggage, pack
 from tfos_nb.runtime.heads import Task
+from tfos_nb.runtime.keras_inputs import input_tensors
+from tfos_nb.runtime.keras_outputs import Label, Outputs, label_columns, takes_any_shape
 from tfos_nb.runtime.keras_program import Columns, Compiling, KerasProgram
-from tfos_nb.runtime.models import near
+from tfos_nb.runtime.own_code import own_objects, own_objects_of
 from tfos_nb.runtime.remote import file_system
 
 __all__ = ["KerasEstimator"]
@@ -46,6 +48,19 @@ def _to_rate(value: Any) -> float:
     raise TypeError(f"{value!r} is no number above 0")
 
 
+def _to_metrics(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return TypeConverters.toList(value)
+
+
+def _to_labels(value: Any) -> dict[str, str] | list[str]:
+    names = value.values() if isinstance(value, Mapping) else value
+    if not isinstance(value, (Mapping, list, tuple)) or not names or not all(isinstance(n, str) and n for n in names):
+        raise TypeError(f"{value!r} is neither a list of columns nor a dictionary, {{'output': 'column'}}")
+    return {str(output): column for output, column in value.items()} if isinstance(value, Mapping) else list(value)
+
+
 class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any]):
     """Trains a Keras model on a cluster of Spark's executors; ``fit`` returns a :class:`KerasModel`.
 
@@ -58,24 +73,29 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
         The model, compiled or not; or a function without parameters that builds it on the nodes, so that the driver
         needs no TensorFlow.
     optimizer, loss : str, or an object of Keras, optional
-        What to compile it with. Default: as it is compiled.
-    metrics : list, optional
-        Names, or objects of Keras.
+        What to compile it with. Default: as it is compiled. A loss of your own is a function, or of a class of Keras.
+        Of several outputs, a list in their order or a dictionary by their names.
+    metrics : list or dict, optional
+        Names, or objects of Keras; of several outputs a list with an entry (or a list) for each, or a dictionary.
     callbacks : list of keras.callbacks.Callback, optional
         For ``fit``, such as ``EarlyStopping``; every node gets its own.
     custom_objects : dict, optional
-        Your own classes and functions. Those of a model object's layers come by themselves.
+        Your own classes and functions. Those that a model object has in it, or that the function refers to, come by
+        themselves.
     validation : DataFrame, optional
         Rows to validate on; the other way is the Param ``validationIndicatorCol``.
     **params
-        Params by their names: ``featuresCol``, ``labelCol``, ``weightCol``, ``predictionCol``, ``probabilityCol``,
-        ``rawPredictionCol``, ``epochs``, ``batch_size``, ``learning_rate``, ``cluster_size``, ``gpus``, ``shuffle``,
-        ``seed``, ``task`` … ``explainParams()`` tells about each.
+        Params by their names: ``featuresCol``, ``labelCol``, ``label_cols``, ``weightCol``, ``predictionCol``,
+        ``probabilityCol``, ``rawPredictionCol``, ``decode``, ``epochs``, ``batch_size``, ``learning_rate``,
+        ``cluster_size``, ``gpus``, ``shuffle``, ``seed``, ``task`` … ``explainParams()`` tells about each.
 
     Notes
     -----
     What the model is for is told by its loss: a crossentropy means a classifier, whose label is a number from 0 on, as
-    ``StringIndexer`` makes it. ``task`` says it otherwise.
+    ``StringIndexer`` makes it, or one-hot. ``task`` says it otherwise.
+
+    A model with several outputs has a label for each: ``label_cols={"price": "paid", "kind": "label"}``. The fitted
+    model gives each output's columns with its name behind them: ``prediction_price``, ``probability_kind``.
 
     Examples
     --------
@@ -94,7 +114,13 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
     )
     optimizer: Param[Any] = Param(Params._dummy(), "optimizer", "a name, or Keras' own description")
     loss: Param[Any] = Param(Params._dummy(), "loss", "a name, or Keras' own description")
-    metrics: Param[Any] = Param(Params._dummy(), "metrics", "names, or Keras' own descriptions", TypeConverters.toList)
+    metrics: Param[Any] = Param(Params._dummy(), "metrics", "names, or Keras' own descriptions", _to_metrics)
+    label_cols: Param[Any] = Param(
+        Params._dummy(),
+        "label_cols",
+        "the label's column of each of several outputs: {output: column}, or a list in their order; None: labelCol",
+        _to_labels,
+    )
 
     def __init__(
         self,
@@ -102,7 +128,7 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
         *,
         optimizer: Any = None,
         loss: Any = None,
-        metrics: Sequence[Any] = (),
+        metrics: Any = (),
         callbacks: Sequence[Any] = (),
         custom_objects: Mapping[str, Any] | None = None,
         validation: DataFrame | None = None,
@@ -114,34 +140,34 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
         self.callbacks = list(callbacks)
         self.custom_objects = dict(custom_objects or {})
         self._setDefault(learning_rate=None, shuffle=10_000, task="auto", optimizer=None, loss=None, metrics=[])
+        self._setDefault(label_cols=None)
         self.setValidation(validation)
         self.setCompiling(optimizer, loss, metrics)
         self._set_all(params)
 
-    def setCompiling(self, optimizer: Any = None, loss: Any = None, metrics: Sequence[Any] = ()) -> KerasEstimator:
+    def setCompiling(self, optimizer: Any = None, loss: Any = None, metrics: Any = ()) -> KerasEstimator:
         """Set what the model is compiled with; what is left out stays as it was."""
         if optimizer is not None:
-            self._set(optimizer=self._described(optimizer, "optimizers"))
+            self._set(optimizer=describe(optimizer, "optimizers", self.custom_objects))
         if loss is not None:
-            self._set(loss=self._described(loss, "losses"))
+            self._set(loss=describe(loss, "losses", self.custom_objects))
         if metrics:
-            metrics = [metrics] if isinstance(metrics, str) else metrics
-            self._set(metrics=[self._described(metric, "metrics") for metric in metrics])
+            several = isinstance(metrics, (list, tuple, Mapping))
+            self._set(metrics=describe(metrics if several else [metrics], "metrics", self.custom_objects))
         return self
-
-    def _described(self, value: Any, kind: str) -> Any:
-        """Return the name of something of Keras', or its description; remember what is the user's own."""
-        if isinstance(value, (str, dict)):
-            return value
-        if callable(value) and not isinstance(value, type) and not _is_keras(value):
-            name = str(getattr(value, "__name__", type(value).__name__))
-            self.custom_objects[name] = value
-            return name
-        return importlib.import_module(f"{_flavour(value)}.{kind}").serialize(value)
 
     def setLabelCol(self, value: str) -> KerasEstimator:
         """Set the column of the label."""
         return self._set(labelCol=value)
+
+    def setLabelCols(self, value: Mapping[str, str] | Sequence[str] | None) -> KerasEstimator:
+        """Set the label's column for each of several outputs: by the outputs' names, or in their order."""
+        return self._set(label_cols=value)
+
+    def getLabelCols(self) -> dict[str, str] | list[str] | None:
+        """Return the label's column for each of several outputs."""
+        columns: dict[str, str] | list[str] | None = self.getOrDefault(self.label_cols)
+        return columns
 
     def setLearningRate(self, value: float | None) -> KerasEstimator:
         """Set the optimizer's learning rate."""
@@ -193,44 +219,69 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
             raise PlanError(
                 f"model is a {type(self.model).__name__}: give a Keras model, or a function that builds one"
             )
-        self._check_names("optimizer", [self.getOrDefault(self.optimizer)], ["optimizers"])
-        self._check_names("loss", [self.getOrDefault(self.loss)], ["losses"])
-        self._check_names("metrics", self.getOrDefault(self.metrics), ["metrics", "losses"])
+        model, own = self.model, self.custom_objects
+        check_names(model, "optimizer", self.getOrDefault(self.optimizer), ["optimizers"], own)
+        check_names(model, "loss", self.getOrDefault(self.loss), ["losses"], own)
+        check_names(model, "metrics", self.getOrDefault(self.metrics), ["metrics", "losses"], own)
 
-    def _check_names(self, what: str, given: Sequence[Any], kinds: Sequence[str]) -> None:
-        """Refuse names that Keras does not know, as far as it is loaded here; otherwise the nodes tell."""
-        loaded = [_flavour(self.model)] if is_keras_model(self.model) else ["keras", "tf_keras"]
-        modules = [
-            importlib.import_module(f"{name}.{kind}") for name in loaded if name in sys.modules for kind in kinds
-        ]
-        for name in given if modules else ():
-            known = not isinstance(name, str) or name in self.custom_objects or ">" in name  # that is registered
-            if not known and not any(_knows(module, name) for module in modules):
-                names = [said for module in modules for said in dir(module) if not said.startswith("_")]
-                names += [said.lower() for said in names]
+    def _label(self) -> Label:
+        label: Label | None = self.getLabelCols()
+        return self.getLabelCol() if label is None else label
+
+    def _check_outputs(self) -> None:
+        """Refuse labels, losses and metrics that are not for the outputs of the model, where it is known here."""
+        if is_keras_model(self.model) and not takes_any_shape(self.model):
+            loss = self.getOrDefault(self.loss)
+            if loss is None:
+                loss = getattr(self.model, "loss", None)
+            Outputs.of(self.model).check(self._label(), loss, self.getOrDefault(self.metrics))
+
+    def _check_inputs(self, df: DataFrame) -> None:
+        """Refuse features that do not fit the model, as far as it is known here, and what is no picture."""
+        mapping = self.getInputMapping()
+        features = list(mapping) or [self.getFeaturesCol()]
+        for name in self.getDecode():
+            check_column(df, name, "decode")
+            kind = df.schema[name].dataType
+            if name not in features:
+                raise PlanError(f"decode: column {name!r} is none of the features, {', '.join(features)}: leave it out")
+            if not isinstance(kind, BinaryType):
                 raise PlanError(
-                    f"{what}: Keras has no {name!r}{near(name, dict.fromkeys(names))}; of your own, give it itself"
+                    f"decode: column {name!r} must be binary, encoded pictures, got {kind.simpleString()}: leave it out"
                 )
+        if is_keras_model(self.model) and not takes_any_shape(self.model):
+            tensors = input_tensors(self.model)
+            inputs: dict[str, list[str]] = {}
+            for column, tensor in mapping.items():
+                inputs.setdefault(tensor, []).append(column)
+            if len(tensors) == len(inputs) == 1:  # whatever it is called
+                inputs = {tensors[0].name: next(iter(inputs.values()))}
+            words = BY_MAPPING if mapping else BY_FEATURES
+            feeds_of(tensors, df.schema.fields, inputs or self.getFeaturesCol(), self.getDecode(), words)
 
     def _columns(self, df: DataFrame, validates: bool) -> Columns:
-        label = check_column(df, self.getLabelCol(), "labelCol")
-        kind, _ = depth_of(df.schema[label].dataType)
-        if isinstance(kind, (StringType, BinaryType)):
-            raise PlanError(
-                f"labelCol: column {label!r} is {kind.simpleString()}, not numbers: index it with StringIndexer"
-            )
+        label, what = self._label(), "labelCol" if self.getLabelCols() is None else "label_cols"
+        for name in label_columns(label):
+            kind, _ = depth_of(df.schema[check_column(df, name, what)].dataType)
+            if isinstance(kind, (StringType, BinaryType)):
+                raise PlanError(
+                    f"{what}: column {name!r} is {kind.simpleString()}, not numbers: index it with StringIndexer"
+                )
         weight = self.getOrDefault(self.weightCol)
         if weight is not None:
             check_column(df, weight, "weightCol")
         mapping = self.getInputMapping()
         if not mapping:
             check_column(df, self.getFeaturesCol(), "featuresCol")
+        self._check_outputs()
+        self._check_inputs(df)
         x: Any = tuple(dict.fromkeys(mapping.values())) if mapping else self.getFeaturesCol()
-        return Columns(x, label, weight, validates)
+        decode = frozenset(mapping.get(name, name) for name in self.getDecode())
+        return Columns(x, label, weight, validates, decode)
 
     def _fed(self, df: DataFrame) -> DataFrame:
         mapping = self.getInputMapping() or {self.getFeaturesCol(): self.getFeaturesCol()}
-        also = list(dict.fromkeys([self.getLabelCol(), *self._weight()]))
+        also = list(dict.fromkeys([*label_columns(self._label()), *self._weight()]))
         rows = selected(df, mapping, [name for name in also if mapping.get(name) != name])
         if self.getNullPolicy() == "skip":
             return without_nulls(rows)
@@ -238,10 +289,15 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
             return filled(rows, [name for name in dict.fromkeys(mapping.values()) if name not in also], self.getFill())
         return rows
 
-    def _program(self, columns: Columns) -> KerasProgram:
+    def _own(self) -> dict[str, Any]:
+        """Return the user's own code that the model needs, by its names."""
         own = dict(self.custom_objects)
         if is_keras_model(self.model):
-            own = {**own_classes(self.model), **own}
+            return {**own_objects(self.model), **own}
+        return {**own_objects_of(self.model), **own} if callable(self.model) else own
+
+    def _program(self, columns: Columns) -> KerasProgram:
+        own = self._own()
         built = self.model if callable(self.model) and not is_keras_model(self.model) else None
         content = self.model if isinstance(self.model, bytes) else b"" if built else keras_bytes(self.model)
         task = self.getTask()
@@ -252,7 +308,7 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
             Compiling(
                 self.getOrDefault(self.optimizer),
                 self.getOrDefault(self.loss),
-                tuple(self.getOrDefault(self.metrics)),
+                self.getOrDefault(self.metrics),
                 self.getLearningRate(),
             ),
             self.getBatchSize(),
@@ -260,15 +316,17 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
             self.getShuffle(),
             _TASKS.get(task),
             self.getOrDefault(self.seed),
+            not isinstance(self.model, bytes),
         )
 
     def _model(self, fitted: Fitted) -> KerasModel:
-        own = own_classes(self.model) if is_keras_model(self.model) else {}
-        model = KerasModel(model=_content(fitted.result["path"]), custom_objects={**own, **self.custom_objects})
+        model = KerasModel(model=_content(fitted.result["path"]), custom_objects=self._own())
+        model._made_here = not isinstance(self.model, bytes)
         model._resetUid(self.uid)
         self._copyValues(model)
-        model.history = fitted.history
-        return model._set(head=fitted.result["task"] + (" logits" if fitted.result["logits"] else ""))
+        model.history = History(fitted.history)
+        heads = (f"{task} logits" if logits else task for task, logits in fitted.result["heads"])
+        return model._set(head=", ".join(heads))
 
     def stored(self) -> tuple[dict[str, Any], dict[str, Any], bytes | None]:
         """Return what is saved beside the Params: the model, and code of the user's.
@@ -283,7 +341,7 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
             raise PlanError("callbacks cannot be saved: save the estimator without them")
         code: dict[str, Any] = dict(self.custom_objects)
         if is_keras_model(self.model):
-            return {}, {**own_classes(self.model), **code}, keras_bytes(self.model)
+            return {}, self._own(), keras_bytes(self.model)
         if callable(self.model):
             code["model_fn"] = self.model
         return {}, code, self.model if isinstance(self.model, bytes) else None
@@ -293,35 +351,6 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
         del args
         self.model = code.pop("model_fn", content)
         self.custom_objects = code
-
-
-def _is_keras(value: Any) -> bool:
-    names = {cls.__module__.partition(".")[0] for cls in type(value).__mro__}
-    return bool(names & {"keras", "tf_keras"}) or str(getattr(value, "__module__", "")).partition(".")[0] in (
-        "keras",
-        "tf_keras",
-    )
-
-
-_SHORT = ("acc", "crossentropy", "ce")  # of metrics, whose meaning the loss tells
-
-
-def _knows(module: Any, name: str) -> bool:
-    """Whether a module of Keras' has something of a name; nothing is made, which could take the driver's GPU."""
-    plain = name.replace("_", "").lower()
-    if plain in (said.replace("_", "").lower() for said in dir(module)):
-        return True
-    if module.__name__.endswith("metrics") and name in _SHORT:
-        return True
-    try:
-        return module.__name__.endswith("losses") and callable(module.get(name))  # mse, kld
-    except ValueError:
-        return False
-
-
-def _flavour(value: Any) -> str:
-    names = {cls.__module__.partition(".")[0] for cls in type(value).__mro__}
-    return "tf_keras" if "tf_keras" in names or str(value.__module__).startswith("tf_keras") else "keras"
 
 
 def _content(path: str) -> bytes:

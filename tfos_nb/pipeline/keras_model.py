@@ -25,20 +25,21 @@ from tfos_nb.runtime.heads import Head, Task
 from tfos_nb.runtime.models import Use
 from tfos_nb.session import usable_session
 
-__all__ = ["HasPredictionColumns", "KerasModel"]
+__all__ = ["BY_FEATURES", "BY_MAPPING", "HasPredictionColumns", "KerasModel"]
 
 P = TypeVar("P", bound=Params)
 
 _VECTORS = ("rawPrediction", "probability")
-_BY_MAPPING = Words("input_mapping", "keep_columns", "predictionCol", "{}Col", by_column=True)
-_BY_FEATURES = Words("featuresCol", "keep_columns", "predictionCol", "{}Col", several=False)
+BY_MAPPING = Words("input_mapping", "keep_columns", "predictionCol", "{}Col", by_column=True)
+BY_FEATURES = Words("featuresCol", "keep_columns", "predictionCol", "{}Col", several=False)
 
 
 def _to_head(value: Any) -> str:
-    task, _, logits = str(value).partition(" ")
-    if task in tuple(Task) and logits in ("", "logits"):
-        return str(value)
-    raise TypeError(f"{value!r} is none of {', '.join(Task)}, with ' logits' behind it or without")
+    for head in str(value).split(", "):
+        task, _, logits = head.partition(" ")
+        if task not in tuple(Task) or logits not in ("", "logits"):
+            raise TypeError(f"{value!r} is none of {', '.join(Task)}, with ' logits' behind it or without")
+    return str(value)
 
 
 class HasPredictionColumns(HasFeaturesCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol):
@@ -65,7 +66,8 @@ class KerasModel(HasPredictionColumns, HasInputMapping, HasBatchSize, Scorer, Mo
     """Applies a trained Keras model, as Spark ML's own models are applied.
 
     A classifier gives ``prediction`` (the class as a double), ``probability`` and ``rawPrediction`` (vectors), a
-    regression gives ``prediction``. :class:`KerasEstimator` makes it; its weights are saved and loaded with it.
+    regression gives ``prediction``. Of a model with several outputs each gives its own columns, with its name behind
+    theirs: ``prediction_price``. :class:`KerasEstimator` makes it; its weights are saved and loaded with it.
 
     Parameters
     ----------
@@ -78,12 +80,15 @@ class KerasModel(HasPredictionColumns, HasInputMapping, HasBatchSize, Scorer, Mo
 
     Attributes
     ----------
-    history : list of dict
-        The metrics of each epoch.
+    history : History
+        The metrics of each epoch: ``history[-1]["loss"]``, or by metric, ``history["loss"]``.
     """
 
     head: Param[str] = Param(
-        Params._dummy(), "head", "what the model is for: classes, binary or values; with ' logits' behind it", _to_head
+        Params._dummy(),
+        "head",
+        "what the model is for: classes, binary or values; with ' logits' behind it; of several 'values, binary'",
+        _to_head,
     )
 
     def __init__(self, *, model: Any = None, custom_objects: Mapping[str, Any] | None = None, **params: Any) -> None:
@@ -94,27 +99,32 @@ class KerasModel(HasPredictionColumns, HasInputMapping, HasBatchSize, Scorer, Mo
 
     @property
     def task(self) -> Task:
-        """What the model is for."""
-        return Task(self.getOrDefault(self.head).partition(" ")[0])
+        """What the model is for; of several outputs, the first one."""
+        return self._heads()[0].task
 
-    def _head(self) -> Head:
-        return Head(self.task, self.getOrDefault(self.head).endswith(" logits"))
+    def _heads(self) -> tuple[Head, ...]:
+        heads = (head.partition(" ") for head in self.getOrDefault(self.head).split(", "))
+        return tuple(Head(Task(task), bool(logits)) for task, _, logits in heads)
 
     def _place(self) -> Any:
         return one_place(model=self.model)
 
-    def _columns(self) -> dict[str, str]:
-        """Return what the model gives and how it is called, without what is not wanted."""
-        named = {
+    def _columns(self, names: Sequence[str]) -> dict[str, str]:
+        """Return what the model gives and how it is called, the empty name for what is not wanted."""
+        params = {
             "rawPrediction": self.getRawPredictionCol(),
             "probability": self.getProbabilityCol(),
             "prediction": self.getPredictionCol(),
         }
-        if self.task is Task.VALUES:
-            named = {"prediction": named["prediction"]}
-        if len(set(named.values())) < len(named):
-            raise PlanError(f"two of the columns {', '.join(named.values())} have one name: name one otherwise")
-        return named
+        kinds = dict.fromkeys(name.partition("_")[0] for name in names)
+        wanted = [params[kind] for kind in kinds if params[kind]]
+        if len(set(wanted)) < len(wanted):
+            raise PlanError(f"two of the columns {', '.join(params.values())} have one name: name one otherwise")
+        parts = {name: name.partition("_") for name in names}
+        return {
+            name: f"{params[kind]}{line}{output}" if params[kind] else ""
+            for name, (kind, line, output) in parts.items()
+        }
 
     def _inputs(self) -> str | dict[str, list[str]]:
         inputs: dict[str, list[str]] = {}
@@ -124,8 +134,9 @@ class KerasModel(HasPredictionColumns, HasInputMapping, HasBatchSize, Scorer, Mo
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         check_frame(dataset)
-        known = self._find(usable_session(dataset.sparkSession), Use(head=self._head()))
-        named = self._columns()
+        use = Use(heads=self._heads(), trusted=self._made_here)
+        known = self._find(usable_session(dataset.sparkSession), use)
+        named = self._columns([tensor.name for tensor in known.signature.outputs])
         hidden = {name: column or f"tfos_nb {name}" for name, column in named.items()}
         asked = Asked(
             inputs=self._inputs(),
@@ -135,7 +146,7 @@ class KerasModel(HasPredictionColumns, HasInputMapping, HasBatchSize, Scorer, Mo
             nulls=self.getNullPolicy(),
             fill=self.getFill(),
             decode=self.getDecode(),
-            words=_BY_MAPPING if self.getInputMapping() else _BY_FEATURES,
+            words=BY_MAPPING if self.getInputMapping() else BY_FEATURES,
         )
         return _laid_out(score(dataset, known, asked), list(named.items()))
 
@@ -148,6 +159,6 @@ def _laid_out(scored: DataFrame, given: Sequence[tuple[str, str]]) -> DataFrame:
     for index, (name, column) in enumerate(given, first):
         if column:
             value = frame[f"c{index}"]
-            columns.append(array_to_vector(value) if name in _VECTORS else value)
+            columns.append(array_to_vector(value) if name.partition("_")[0] in _VECTORS else value)
             names.append(column)
     return frame.select(*columns).toDF(*names)

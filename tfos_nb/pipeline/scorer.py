@@ -15,10 +15,12 @@ from pyspark.sql import SparkSession
 from tfos_nb.contexts import context_of
 from tfos_nb.errors import PlanError
 from tfos_nb.inference import NULLS
-from tfos_nb.library import Known, find, is_keras_model, keras_bytes, own_classes
+from tfos_nb.library import Known, find, is_keras_model, keras_bytes
 from tfos_nb.pipeline.conversion import Namespace, TFParams
+from tfos_nb.pipeline.history import History
 from tfos_nb.pipeline.storage import ScorerReader, ScorerWriter
 from tfos_nb.runtime.models import Use
+from tfos_nb.runtime.own_code import own_objects
 
 __all__ = ["HasRows", "Scorer", "one_place"]
 
@@ -99,8 +101,9 @@ class Scorer(HasRows, TFParams, MLReadable[Any], MLWritable):
         Builds the model whose weights a checkpoint has; it takes nothing, or the arguments with the Params.
     custom_objects : dict
         The user's own classes and functions, by the names that the model's file has for them.
-    history : list of dict
-        The metrics of each epoch, where an Estimator of this package has trained the model.
+    history : History
+        The metrics of each epoch, where an Estimator of this package has trained the model: a list of dictionaries,
+        ``history[-1]["loss"]``, that also gives one metric of all epochs, ``history["loss"]``.
     """
 
     def __init__(self) -> None:
@@ -119,8 +122,9 @@ class Scorer(HasRows, TFParams, MLReadable[Any], MLWritable):
         self.model = model
         self.model_fn = model_fn
         self.custom_objects = dict(custom_objects or {})
-        self.history: list[dict[str, Any]] = []
+        self.history = History()
         self._seen: tuple[Any, Known] | None = None
+        self._made_here = False  # its bytes are a model's that this session trained
 
     def _place(self) -> Any:
         """Return the model, or where it is."""
@@ -157,7 +161,7 @@ class Scorer(HasRows, TFParams, MLReadable[Any], MLWritable):
         code = dict(self.custom_objects)
         content = self.model if isinstance(self.model, bytes) else None
         if is_keras_model(self.model):
-            code = {**own_classes(self.model), **code}
+            code = {**own_objects(self.model), **code}
             content = keras_bytes(self.model)
         if self.model_fn is not None:
             code[_MODEL_FN] = self.model_fn
@@ -168,7 +172,7 @@ class Scorer(HasRows, TFParams, MLReadable[Any], MLWritable):
 
     def restore(self, args: dict[str, Any], code: dict[str, Any], content: bytes | None) -> None:
         """Undo :meth:`stored`."""
-        self.model = args.pop(_PATH, content)
+        self.model, self._made_here = args.pop(_PATH, content), False
         self.args = Namespace(args)
         self.model_fn = code.pop(_MODEL_FN, None)
         self.custom_objects = code

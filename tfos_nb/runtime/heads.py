@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 from collections.abc import Sequence
@@ -20,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from tfos_nb.runtime.models import Model, ModelUnusable, Signature, Tensor, described
+from tfos_nb.runtime.ragged import Output, Ragged
 
-__all__ = ["Head", "Task", "with_head"]
+__all__ = ["Head", "Task", "with_heads"]
 
 Array = np.ndarray[Any, Any]
 
@@ -41,7 +43,7 @@ class Task(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Head:
-    """How a model's only output is to be read.
+    """How an output of a model is to be read.
 
     Parameters
     ----------
@@ -72,8 +74,10 @@ class Head:
         pair = Tensor("rawPrediction", "float64", (size,)), Tensor("probability", "float64", (size,))
         return (*pair, Tensor("prediction", "float64", ()))
 
-    def columns(self, given: Array) -> list[Array]:
+    def columns(self, given: Output) -> list[Output]:
         """Return the values of what :meth:`signature` names."""
+        if isinstance(given, Ragged):  # of which signature() makes values alone
+            return [given.astype(np.float64)]
         values = np.asarray(given, np.float64)
         if self.task is Task.VALUES:
             return [values.reshape(len(values)) if values.shape[1:] == (1,) else values]
@@ -96,19 +100,33 @@ class Head:
         return np.stack([-margin, margin], axis=1), np.stack([1 - yes, yes], axis=1)
 
 
-def with_head(model: Model, head: Head) -> Model:
-    """Return a model that gives a head's columns.
+def with_heads(model: Model, heads: Sequence[Head]) -> Model:
+    """Return a model that gives its heads' columns: of several outputs with the output's name behind each.
+
+    Parameters
+    ----------
+    model : Model
+        Any.
+    heads : sequence of Head
+        One for each output, in their order; or one for all of them.
 
     Raises
     ------
     ModelUnusable
-        If the model's output is none that the head reads.
+        If an output is none that its head reads.
     """
-    if len(model.signature.outputs) != 1:
-        raise ModelUnusable(f"it gives several things, {described(model.signature.outputs)}: use TFModel")
-    signature = Signature(model.signature.inputs, head.signature(model.signature.outputs[0]))
-    return Model(signature, functools.partial(_apply, model, head), model.close)
+    outputs = model.signature.outputs
+    heads = tuple(heads) * len(outputs) if len(heads) == 1 else tuple(heads)
+    if len(heads) != len(outputs):
+        raise ModelUnusable(f"it has {len(outputs)} outputs, {described(outputs)}, and was trained with {len(heads)}")
+    tensors: list[Tensor] = []
+    for head, output in zip(heads, outputs, strict=True):
+        behind = f"_{output.name}" if len(outputs) > 1 else ""
+        tensors += [dataclasses.replace(t, name=f"{t.name}{behind}") for t in head.signature(output)]
+    signature = Signature(model.signature.inputs, tuple(tensors))
+    return Model(signature, functools.partial(_apply, model, heads), model.close)
 
 
-def _apply(model: Model, head: Head, arrays: Sequence[Array]) -> list[Array]:
-    return head.columns(model.apply(arrays)[0])
+def _apply(model: Model, heads: Sequence[Head], arrays: Sequence[Array]) -> list[Output]:
+    results = zip(heads, model.apply(arrays), strict=True)
+    return [column for head, output in results for column in head.columns(output)]

@@ -17,7 +17,7 @@ import pyarrow as pa
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.models import Tensor, described
 
-__all__ = ["Feed", "Fill", "Where", "incomplete_rows"]
+__all__ = ["Feed", "Fill", "Where", "incomplete_rows", "pictures_of"]
 
 Array = np.ndarray[Any, Any]
 Fill = bool | int | float | str | bytes | None
@@ -307,6 +307,21 @@ def _refuse_values(array: Array, wrong: Array, tensor: Tensor, advice: str) -> N
 
 
 # --- pictures -----------------------------------------------------------------------------------------------------
+
+
+def pictures_of(contents: Sequence[bytes], tensor: Tensor, name: str) -> Array:
+    """Decode the pictures of a batch that a model is trained with.
+
+    Raises
+    ------
+    FeedFailed
+        For what is no picture; it names the column and the row.
+    """
+    try:
+        return _pictures(pa.array(contents, pa.binary()), tensor)
+    except _Unfit as unfit:
+        advice = unfit.advice.format(name=repr(name))
+        raise FeedFailed(f"column {name!r} has {unfit.has} (row {unfit.row} of a batch){advice}") from None
 
 
 def _pictures(values: pa.Array, tensor: Tensor) -> Array:

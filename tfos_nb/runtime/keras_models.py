@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import json
@@ -27,8 +26,18 @@ from tfos_nb.runtime.models import (
     tensor_of,
     why_not_loaded,
 )
+from tfos_nb.runtime.nested import flattened, leaves, names_of, packed
+from tfos_nb.runtime.ragged import Output, dense_or_ragged, fetched
 
-__all__ = ["keras_model", "load_keras", "read_keras"]
+__all__ = [
+    "by_registered_names",
+    "keras_model",
+    "load_keras",
+    "named_inputs",
+    "named_outputs",
+    "read_keras",
+    "structure_of",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -54,10 +63,10 @@ def read_keras(path: str, use: Use) -> Any:
         raise ModelUnusable(f"the file is damaged or not whole ({error}): copy it again, or save it anew") from error
     flavour = "tf_keras" if version.startswith("2.") and importlib.util.find_spec("tf_keras") else "keras"
     keras = importlib.import_module(flavour)
-    custom = _by_registered_names(baggage.unpack(use.code).custom_objects, path)
+    custom = by_registered_names(baggage.unpack(use.code).custom_objects, path)
     try:
         # A function of the user's own is as trusted as the rest of the program that names it.
-        return keras.models.load_model(path, compile=False, custom_objects=custom or None)
+        return keras.models.load_model(path, compile=False, custom_objects=custom or None, safe_mode=not use.trusted)
     except Exception as error:
         written = f" (written by Keras {version or 'of unknown version'}, read by {flavour} {keras.__version__})"
         if _is_newer(version, keras.__version__):
@@ -72,7 +81,7 @@ def _is_newer(version: str, here: str) -> bool:
     return numbers[0] > numbers[1]
 
 
-def _by_registered_names(custom: Mapping[str, Any], path: str) -> dict[str, Any]:
+def by_registered_names(custom: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Add the names that a file has for classes of ``register_keras_serializable``: with a package before them."""
     if not custom:
         return {}
@@ -100,36 +109,63 @@ def keras_model(model: Any, use: Use) -> Model:
     """Return a function of arrays, traced once for any number of rows."""
     import tensorflow as tf
 
-    given, returned = (_flat(getattr(model, name, None)) for name in ("inputs", "outputs"))
-    if not given or not returned:
+    given = named_inputs(model)
+    if not given or not named_outputs(model):
         raise ModelUnusable(f"a {type(model).__name__} does not say what it takes: {_EXPORT}")
-    structure = _structure(model, "input", given)
-    inputs = tuple(map(functools.partial(tensor_of, "input"), _names(structure, [t.name for t in given]), given))
-    part, outputs = _asked(model, returned, use, inputs)
+    structure = structure_of(model, "input")
+    inputs = tuple(tensor_of("input", name, tensor) for name, tensor in given)
+    part, returned = _asked(model, use, inputs)
 
     def call(*tensors: Any) -> Any:
-        return tf.nest.flatten(part(tf.nest.pack_sequence_as(structure, list(tensors)), training=False))
+        results = flattened(part(packed(structure, tensors), training=False))
+        return [dense_or_ragged(result) for result in results]
 
-    traced = Traced(call, [tf.TensorSpec(t.shape, t.dtype) for t in given])
+    traced = Traced(call, [tf.TensorSpec(t.shape, t.dtype) for _, t in given])
+    outputs = _described_outputs(traced, returned)
     wanted = [index for index, tensor in enumerate(outputs) if not use.outputs or tensor.name in use.outputs]
 
-    def apply(arrays: Sequence[Array]) -> list[Array]:
+    def apply(arrays: Sequence[Array]) -> list[Output]:
         results = traced(*(constant(a, t) for t, a in zip(inputs, arrays, strict=True)))
-        return [results[index].numpy() for index in wanted]
+        return [fetched(results[index]) for index in wanted]
 
     return Model(Signature(inputs, tuple(outputs[index] for index in wanted)), apply)
 
 
-def _asked(model: Any, returned: list[Any], use: Use, inputs: Sequence[Tensor]) -> tuple[Any, tuple[Tensor, ...]]:
-    """Return the part of a model that gives what is asked for, and what that is."""
+def _described_outputs(traced: Traced, returned: Sequence[tuple[str, Any]]) -> list[Tensor]:
+    """Describe what a model gives.
+
+    Only TensorFlow knows whether an output is sparse or ragged. Keras takes ``x * 100.0`` for sparse, since a number
+    has no ``sparse`` (``keras.ops.Multiply.compute_output_spec``).
+    """
+    import tensorflow as tf
+
+    dense = [_dense(name, tensor) for name, tensor in returned]
+    try:
+        specs = traced.outputs()
+    except Exception as error:
+        raise ModelUnusable(f"it cannot be applied: {why_not_loaded(error)}") from error
+    return [
+        tensor_of("output", tensor.name, spec) if isinstance(spec, tf.RaggedTensorSpec) else tensor
+        for tensor, spec in zip(dense, specs, strict=True)
+    ]
+
+
+def _dense(name: str, tensor: Any) -> Tensor:
+    import tensorflow as tf
+
+    return tensor_of("output", name, tf.TensorSpec(tensor.shape, tensor.dtype))
+
+
+def _asked(model: Any, use: Use, inputs: Sequence[Tensor]) -> tuple[Any, list[tuple[str, Any]]]:
+    """Return the part of a model that gives what is asked for, and what that is, by name."""
     unknown = [name for name in use.inputs if name not in {tensor.name for tensor in inputs}]
     if unknown:
         names = [tensor.name for tensor in inputs]
         raise ModelUnusable(f"it has no input {unknown[0]!r}{near(unknown[0], names)}. It takes {described(inputs)}")
     if use.layer is not None:
         return _up_to(model, [_layer(model, use.layer)])
-    outputs = tuple(map(functools.partial(tensor_of, "output"), _output_names(model, returned), returned))
-    names = [tensor.name for tensor in outputs]
+    outputs = named_outputs(model)
+    names = [name for name, _ in outputs]
     if all(name in names for name in use.outputs):
         return model, outputs
     layers = {layer.name: layer for layer in model.layers}
@@ -137,7 +173,7 @@ def _asked(model: Any, returned: list[Any], use: Use, inputs: Sequence[Tensor]) 
         if name not in layers:
             raise ModelUnusable(
                 f"it has no output and no layer {name!r}{near(name, [*names, *layers])}. It gives "
-                f"{described(outputs)}; its layers are {', '.join(layers)}"
+                f"{described(_dense(name, t) for name, t in outputs)}; its layers are {', '.join(layers)}"
             )
     return _up_to(model, [layers[name] for name in use.outputs])
 
@@ -157,48 +193,66 @@ def _layer(model: Any, wanted: str | int) -> Any:
     raise ModelUnusable(f"it has no layer {wanted!r}{held}. Its layers are {', '.join(names)}")
 
 
-def _up_to(model: Any, layers: list[Any]) -> tuple[Any, tuple[Tensor, ...]]:
-    """Return the model that ends with these layers."""
+def _up_to(model: Any, layers: list[Any]) -> tuple[Any, list[tuple[str, Any]]]:
+    """Return the model that ends with these layers, and what it gives, by name."""
     keras = importlib.import_module(type(model).__module__.partition(".")[0])
     if keras.__name__ not in ("keras", "tf_keras"):
         keras = importlib.import_module("keras")
-    ends: list[Any] = []
-    outputs: list[Tensor] = []
+    ends: list[tuple[str, Any]] = []
     for layer in layers:
         try:
             end = layer.output
         except (AttributeError, ValueError):
             raise ModelUnusable(f"its layer {layer.name!r} is used several times or never: take another one") from None
-        flat = _flat(end)
+        flat = flattened(end)
         names = [layer.name] if len(flat) == 1 else [f"{layer.name}_{index}" for index in range(len(flat))]
-        ends += flat
-        outputs += map(functools.partial(tensor_of, "output"), names, flat)
-    return keras.Model(model.inputs, ends), tuple(outputs)
+        ends += zip(names, flat, strict=True)
+    return keras.Model(model.inputs, [tensor for _, tensor in ends]), ends
 
 
-def _flat(tensors: Any) -> list[Any]:
-    import tensorflow as tf
-
-    return [] if tensors is None else list(tf.nest.flatten(tensors))
-
-
-def _structure(model: Any, name: str, flat: list[Any]) -> Any:
-    """Return how a model's inputs or outputs are nested; a Sequential may not say, and has one."""
+def structure_of(model: Any, name: str) -> Any:
+    """Return how a model's ``input`` or ``output`` is nested; a Sequential may not say, and has one."""
+    flat = _listed(model, f"{name}s")
     try:
-        return getattr(model, name)
+        found = getattr(model, name)
     except (AttributeError, ValueError):
-        return flat[0] if len(flat) == 1 else flat
+        found = flat
+    if len(flattened(found)) != len(flat):  # a layer's own idea of its inputs
+        found = flat
+    return found[0] if len(flat) == 1 and isinstance(found, list) else found
 
 
-def _names(structure: Any, otherwise: Sequence[str]) -> list[str]:
-    """Name tensors by the keys of the dictionary that holds them, where there is one."""
-    keys = sorted(structure) if isinstance(structure, dict) else []
-    names = keys if len(keys) == len(otherwise) else list(otherwise)
-    twice = {name for name in names if names.count(name) > 1}
-    return [f"{name}_{index}" if name in twice else name for index, name in enumerate(names)]
+def named_inputs(model: Any) -> list[tuple[str, Any]]:
+    """Return a model's inputs by name; none if it does not know them."""
+    return _named(model, "input", [getattr(tensor, "name", "") for tensor in _listed(model, "inputs")])
 
 
-def _output_names(model: Any, returned: list[Any]) -> list[str]:
+def named_outputs(model: Any) -> list[tuple[str, Any]]:
+    """Return a model's outputs by name; none if it does not know them.
+
+    The names are the keys of the dictionaries that hold them; in a list the names of the layers that give them.
+    """
+    flat = _listed(model, "outputs")
     # Not the tensors' own names: those count what the process has made, and are others elsewhere.
-    own = getattr(model, "output_names", None) or [f"output_{index}" for index in range(len(returned))]
-    return _names(_structure(model, "output", returned), own)
+    own = getattr(model, "output_names", None) or [f"output_{index}" for index in range(len(flat))]
+    return _named(model, "output", own)
+
+
+def _listed(model: Any, name: str) -> list[Any]:
+    try:
+        found = getattr(model, name)
+    except (AttributeError, ValueError):  # of a Sequential that is not built, and of a class of the user's
+        return []
+    return [] if found is None else flattened(found)
+
+
+def _named(model: Any, name: str, own: Sequence[str]) -> list[tuple[str, Any]]:
+    """Return the tensors of a model's inputs or outputs, in the order of :func:`leaves`; ``own`` is in Keras' order."""
+    flat = _listed(model, f"{name}s")
+    if not flat:
+        return []
+    found = leaves(structure_of(model, name))
+    places = {id(tensor): place for place, tensor in reversed(list(enumerate(flat)))}
+    otherwise = [own[places.get(id(tensor), index)] for index, (_, tensor) in enumerate(found)]
+    names = names_of([path for path, _ in found], otherwise)
+    return [(label, tensor) for label, (_, tensor) in zip(names, found, strict=True)]

@@ -9,16 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfos_nb.errors import FeedFailed, PlanError
+from tfos_nb.errors import PlanError
 from tfos_nb.runtime import baggage
 from tfos_nb.runtime.fit_programs import seed_everything
 from tfos_nb.runtime.heads import Task
+from tfos_nb.runtime.keras_inputs import KerasInputs, input_tensors
+from tfos_nb.runtime.keras_models import by_registered_names
+from tfos_nb.runtime.keras_outputs import Label, Outputs, is_config, label_columns, takes_any_shape
+from tfos_nb.runtime.own_code import own_objects
 from tfos_nb.runtime.remote import tensorflow_opens
 
 __all__ = ["Columns", "Compiling", "KerasProgram"]
-
-_CLASSES = ("categorical", "classes")
-_BINARY = ("binary_crossentropy", "binary_focal_crossentropy")
 
 
 @dataclass(frozen=True)
@@ -29,18 +30,21 @@ class Columns:
     ----------
     x : str or tuple of str
         The features: one column, or those that are called like the model's inputs.
-    y : str
-        The label.
+    y : str, list or dict
+        The label; or those of several outputs, in a list in the outputs' order or by their names.
     weight : str or None
         The rows' weights.
     validation : bool
         Whether there are validation rows.
+    decode : frozenset of str
+        The features that hold encoded pictures.
     """
 
     x: str | tuple[str, ...]
-    y: str
+    y: Label
     weight: str | None = None
     validation: bool = False
+    decode: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Compiling:
 
     optimizer: Any = None
     loss: Any = None
-    metrics: tuple[Any, ...] = ()
+    metrics: Any = ()
     learning_rate: float | None = None
 
 
@@ -72,6 +76,8 @@ class KerasProgram:
         What the model is for. None: what its loss says.
     seed : int or None
         Of weights and shuffling.
+    trusted : bool
+        ``model`` is a model object's of the user's in the driver's session: Python code in it may run.
     """
 
     model: bytes = field(repr=False)
@@ -83,6 +89,7 @@ class KerasProgram:
     shuffle: int = 0
     task: Task | None = None
     seed: int | None = None
+    trusted: bool = False
 
     def __call__(self, args: Any, ctx: Any) -> dict[str, Any]:
         """Train, and say where the model is and what it is for."""
@@ -90,28 +97,45 @@ class KerasProgram:
             seed_everything(self.seed)
         taken = baggage.unpack(self.code)
         callbacks = list(taken.args[0]) if taken.args else []
-        with self._scope(ctx), _known(taken.custom_objects):
-            model = self._compiled(self._read(taken), taken.custom_objects)
-        rows = ctx.dataset(self.batch_size, **self._wanted(), shuffle=self.shuffle, seed=self.seed)
-        held_out = ctx.validation(self.batch_size, **self._wanted()) if self.columns.validation else None
-        self._check_shape(model, rows)
+        scope = self._scope(ctx)  # a strategy comes before anything else of TensorFlow
+        with scope(), _known(taken.custom_objects):
+            model = self._read(taken)
+        fed = ctx.dataset(self.batch_size, **self._wanted(), shuffle=self.shuffle, seed=self.seed)
+        with scope(), _known(taken.custom_objects):
+            if takes_any_shape(model) and isinstance(self.columns.x, str):
+                model.build(tuple(fed.element_spec[0].shape))
+            trained = self._compiled(model, taken.custom_objects)
+        outputs = Outputs.of(model)
+        inputs = KerasInputs(input_tensors(model), self.columns.x, self.columns.decode)
+        labels = dict(zip(outputs.names, outputs.labels(self.columns.y, outputs.losses(trained.loss)), strict=True))
+        batches = _Batches(inputs, Outputs.of(trained), labels, isinstance(self.columns.y, str))
+        rows = batches.of(fed)
+        held_out = None
+        if self.columns.validation:
+            held_out = batches.of(ctx.validation(self.batch_size, **self._wanted()))
         if ctx.restarts and model.built and tensorflow_opens(ctx.checkpoint_dir):
             import keras
 
             callbacks.append(keras.callbacks.BackupAndRestore(ctx.checkpoint_dir))
-        model.fit(rows, validation_data=held_out, epochs=self.epochs, callbacks=callbacks, verbose=2)
-        task, logits = self._task(model)
-        return {"path": ctx.save(model), "task": task.value, "logits": logits}
+        try:
+            trained.fit(rows, validation_data=held_out, epochs=self.epochs, callbacks=callbacks, verbose=2)
+        except Exception as error:
+            if inputs.failures:  # TensorFlow tells of it in a page of text
+                raise inputs.failures[0] from error
+            raise
+        heads = outputs.heads(trained.loss, self.task)
+        return {"path": ctx.save(model), "heads": [[head.task.value, head.logits] for head in heads]}
 
     def _scope(self, ctx: Any) -> Any:
         import tensorflow as tf
 
         several = ctx.num_workers > 1 or len(ctx.gpus) > 1
-        return tf.distribute.MultiWorkerMirroredStrategy().scope() if several else contextlib.nullcontext()
+        return tf.distribute.MultiWorkerMirroredStrategy().scope if several else contextlib.nullcontext
 
     def _wanted(self) -> dict[str, Any]:
         x = self.columns.x
-        names = {"x": x if isinstance(x, str) else list(x), "y": self.columns.y}
+        y = self.columns.y if isinstance(self.columns.y, str) else label_columns(self.columns.y)
+        names = {"x": x if isinstance(x, str) else list(x), "y": y}
         return {**names, **({"sample_weight": self.columns.weight} if self.columns.weight else {})}
 
     def _read(self, taken: baggage.Baggage) -> Any:
@@ -127,90 +151,111 @@ class KerasProgram:
             path = os.path.join(directory, "model.keras")
             with open(path, "wb") as file:
                 file.write(self.model)
-            return keras.models.load_model(path, custom_objects=dict(taken.custom_objects) or None)
+            custom = by_registered_names(taken.custom_objects, path)
+            return keras.models.load_model(path, custom_objects=custom or None, safe_mode=not self.trusted)
 
     def _compiled(self, model: Any, own: Mapping[str, Any]) -> Any:
-        import keras
-
-        asked = self.compiling
-        if not model.compiled or asked.optimizer is not None or asked.loss is not None or asked.metrics:
+        """Return the model that is trained: this one, or one of its layers with its outputs in one dictionary."""
+        asked, outputs = self.compiling, Outputs.of(model)
+        trained = outputs.flat(model) if outputs.is_deep else model
+        if not trained.compiled or asked.optimizer is not None or asked.loss is not None or asked.metrics:
             loss = asked.loss if asked.loss is not None else getattr(model, "loss", None)
             if loss is None:
                 raise PlanError("the model is not compiled: compile it, or give loss= and optimizer=")
-            before = getattr(model, "optimizer", None)
-            optimizer = asked.optimizer if asked.optimizer is not None else before or "rmsprop"
-            metrics = [_metric(_own(metric, own)) for metric in asked.metrics or _metrics_of(model)]
-            model.compile(
-                optimizer=keras.optimizers.get(_own(optimizer, own)),
-                loss=keras.losses.get(_own(loss, own)),
-                metrics=metrics,
-            )
+            outputs.check(self.columns.y, loss, asked.metrics)
+            before = _compiled_with(model)
+            optimizer = asked.optimizer or getattr(model, "optimizer", None) or "rmsprop"
+            metrics = _made(asked.metrics, "metrics", own) if asked.metrics else before.get("metrics")
+            switches = {name: value for name, value in before.items() if name != "metrics"}
+            by_output = {"loss": _made(loss, "losses", own), "metrics": metrics}
+            if outputs.is_deep:
+                by_output.update({name: switches.pop(name, None) for name in ("loss_weights", "weighted_metrics")})
+                said = {name: outputs.by_name(value, name) if value else None for name, value in by_output.items()}
+            else:
+                said = {"loss": outputs.loss(by_output["loss"]), "metrics": outputs.metrics(metrics)}
+            trained.compile(optimizer=_made(optimizer, "optimizers", own), **said, **switches)
         if asked.learning_rate is not None:
-            model.optimizer.learning_rate = asked.learning_rate
-        return model
-
-    def _check_shape(self, model: Any, rows: Any) -> None:
-        """Refuse features of another width than the model's, which TensorFlow would tell of in a page of text."""
-        shape = getattr(model, "input_shape", None) if isinstance(self.columns.x, str) else None
-        if not isinstance(shape, tuple) or None in shape[1:]:
-            return
-        given = rows.element_spec[0].shape
-        if given.rank is not None and tuple(given[1:]) != shape[1:]:
-            has, takes = (("x".join(map(str, sizes)) or "1") for sizes in (tuple(given[1:]), shape[1:]))
-            raise FeedFailed(
-                f"column {self.columns.x!r} has {has} values a row, and the model takes {takes}: build it for these "
-                "columns, or give others"
-            )
-
-    def _task(self, model: Any) -> tuple[Task, bool]:
-        """Return what the model is for, and whether it gives logits."""
-        shape = model.output_shape
-        if not isinstance(shape, tuple):
-            raise PlanError("the model has several outputs, and there is one label: use TFEstimator")
-        name, logits = _loss_of(model)
-        one = len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)
-        if self.task is not None:
-            binary = self.task is Task.BINARY or (self.task is Task.CLASSES and one)
-            return (Task.BINARY if binary else self.task), logits
-        if name in _BINARY and one:
-            return Task.BINARY, logits
-        if any(word in name for word in _CLASSES) and len(shape) == 2 and not one:
-            return Task.CLASSES, logits
-        return Task.VALUES, False
+            trained.optimizer.learning_rate = asked.learning_rate
+        return trained
 
 
-def _loss_of(model: Any) -> tuple[str, bool]:
-    """Return the name of a model's loss, and whether it takes logits."""
-    import keras
+@dataclass(frozen=True)
+class _Batches:
+    """Makes what Keras trains on of a batch of columns.
 
-    loss = model.loss
-    if isinstance(loss, (str, dict)):
-        loss = keras.losses.get(loss)
-    config = loss.get_config() if hasattr(loss, "get_config") else {}
-    return str(getattr(loss, "__name__", None) or config.get("name", "")), bool(config.get("from_logits", False))
+    Parameters
+    ----------
+    inputs : KerasInputs
+        Makes the model's inputs of the features.
+    outputs : Outputs
+        What the labels are for.
+    labels : mapping
+        The column of each output's label, by the output's name.
+    alone : bool
+        Whether the label is a column of its own, not one of a dictionary.
+    """
+
+    inputs: KerasInputs
+    outputs: Outputs
+    labels: Mapping[str, str | None]
+    alone: bool
+
+    def of(self, dataset: Any) -> Any:
+        """Return a dataset of what Keras trains on."""
+        import tensorflow as tf
+
+        self.inputs.check(dataset.element_spec[0])
+        return dataset.map(tf.autograph.experimental.do_not_convert(self.__call__))
+
+    def __call__(self, x: Any, y: Any, *weight: Any) -> Any:
+        """Return the inputs, the labels and perhaps the weights of a batch."""
+        import tensorflow as tf
+
+        labels = [self.labels[name] for name in self.outputs.names]
+        columns: dict[Any, Any] = {labels[0]: y} if self.alone else y
+        rows = tf.shape(next(iter(columns.values())))[0]
+        return (self.inputs(x), self.outputs.packed_labels(labels, columns, rows), *weight)
 
 
 @contextlib.contextmanager
 def _known(own: Mapping[str, Any]) -> Any:
-    """Let Keras find the user's own classes by their names."""
+    """Let Keras find the user's own code by its names, and save it under those that it was registered with."""
     import keras
 
+    for name, value in own.items():
+        package, _, bare = name.rpartition(">")
+        if package and keras.saving.get_registered_object(name) is None:
+            keras.saving.register_keras_serializable(package, bare)(value)
     with keras.saving.custom_object_scope(dict(own)):
         yield
 
 
-def _metric(value: Any) -> Any:
-    """Make a metric of its description; a name is left to Keras, which asks the loss what accuracy means."""
+def _made(value: Any, kind: str, own: Mapping[str, Any]) -> Any:
+    """Make something of Keras of its description, or several; the name of a metric is left to Keras.
+
+    Keras asks the loss what accuracy means.
+    """
     import keras
 
-    return keras.metrics.get(value) if isinstance(value, dict) else value
+    if isinstance(value, Mapping) and not is_config(value):
+        return {key: _made(part, kind, own) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_made(part, kind, own) for part in value]
+    if isinstance(value, str) and value in own:
+        value = own[value]
+    if value is None or (kind == "metrics" and not is_config(value)):
+        return value
+    return getattr(keras, kind).get(value)
 
 
-def _own(value: Any, own: Mapping[str, Any]) -> Any:
-    return own[value] if isinstance(value, str) and value in own else value
+def _compiled_with(model: Any) -> dict[str, Any]:
+    """Return what a model was compiled with beside its optimizer and loss: metrics, weights of losses, and switches."""
+    import keras
 
-
-def _metrics_of(model: Any) -> list[Any]:
-    """Return the metrics that a compiled model was compiled with."""
-    config = model.get_compile_config() if model.compiled else None
-    return list((config or {}).get("metrics") or [])
+    config = (model.get_compile_config() if model.compiled else None) or {}
+    with keras.saving.custom_object_scope(own_objects(model)):
+        return {
+            name: keras.saving.deserialize_keras_object(value)
+            for name, value in config.items()
+            if name not in ("optimizer", "loss")
+        }

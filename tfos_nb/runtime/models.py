@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfos_nb.errors import TfosError
+from tfos_nb.runtime.ragged import Output
 from tfos_nb.runtime.wire import message
 
 if TYPE_CHECKING:
@@ -105,10 +106,12 @@ class Use:
         Empty: those of the signature.
     layer : str, int or None
         What comes out of this layer of a Keras model, by its name or its place, is the output.
-    head : Head or None
-        How the only output is read, for a classifier's columns.
+    heads : tuple of Head
+        How each output is read, for a classifier's columns; one for all, or one for each. Empty: as it is.
     code : bytes
         Code of the user's that the model needs, from :func:`tfos_nb.runtime.baggage.pack`; it comes with Spark's task.
+    trusted : bool
+        The file was made of a model object in the user's session: Python code in it (``Lambda`` layers) may run.
     """
 
     signature: str | None = None
@@ -116,8 +119,9 @@ class Use:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     layer: str | int | None = None
-    head: Head | None = None
+    heads: tuple[Head, ...] = ()
     code: bytes = field(default=b"", repr=False)
+    trusted: bool = False
 
 
 WHOLE = Use()
@@ -133,13 +137,13 @@ class Model:
     signature : Signature
         What it takes and gives.
     apply : callable
-        Takes an array for each input, returns one for each output.
+        Takes an array for each input, returns one, or a :class:`~tfos_nb.runtime.ragged.Ragged`, for each output.
     close : callable
         Frees what it holds beside memory.
     """
 
     signature: Signature
-    apply: Callable[[Sequence[Array]], list[Array]]
+    apply: Callable[[Sequence[Array]], list[Output]]
     close: Callable[[], object] = lambda: None
 
 
@@ -161,9 +165,9 @@ def load(path: str, use: Use = WHOLE) -> Model:
         )
     # The readers, and the heads, refer to this module.
     read: Callable[[str, Use], Model] = getattr(importlib.import_module(f"tfos_nb.runtime.{kind}"), function)
-    if use.head is None:
+    if not use.heads:
         return read(path, use)
-    model: Model = importlib.import_module("tfos_nb.runtime.heads").with_head(read(path, use), use.head)
+    model: Model = importlib.import_module("tfos_nb.runtime.heads").with_heads(read(path, use), use.heads)
     return model
 
 
@@ -218,8 +222,13 @@ def tensor_of(role: str, name: str, spec: Any) -> Tensor:
     """
     import tensorflow as tf
 
-    if getattr(spec, "sparse", False) or getattr(spec, "ragged", False) or not hasattr(spec, "shape"):
-        raise ModelUnusable(f"{role} {name!r} is no dense tensor")
+    if not hasattr(spec, "shape"):
+        raise ModelUnusable(f"{role} {name!r} is a {type(spec).__name__}, which is no tensor")
+    kind = "sparse" if getattr(spec, "sparse", False) else "ragged" if getattr(spec, "ragged", False) else ""
+    if role == "input" and kind:
+        raise ModelUnusable(
+            f"{role} {name!r} is {kind}, and columns become dense tensors: build the model with a dense Input"
+        )
     shape = tf.TensorShape(spec.shape)
     if shape.rank is None:
         raise ModelUnusable(f"{role} {name!r} does not say how many axes it has: export the model with its shapes")
@@ -260,6 +269,11 @@ class Traced:
 
         self._function = tf.function(function, input_signature=specs)
         self._traced = False
+
+    def outputs(self) -> list[Any]:
+        """Trace it, and return TensorFlow's descriptions of what it gives."""
+        with _leaving_no_sources():
+            return list(self._function.get_concrete_function().structured_outputs)
 
     def __call__(self, *tensors: Any) -> Any:
         """Apply it."""

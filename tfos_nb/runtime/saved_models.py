@@ -24,6 +24,7 @@ from tfos_nb.runtime.models import (
     tensor_of,
     why_not_loaded,
 )
+from tfos_nb.runtime.ragged import Output, dense_or_ragged, fetched
 
 __all__ = ["graph_model", "load_saved_model", "new_session"]
 
@@ -133,10 +134,10 @@ def _by_signature(path: str, graph: Any, key: str, use: Use) -> Model:
         tuple(tensor_of("output", name, returned[name]) for name in outputs),
     )
 
-    def apply(arrays: Sequence[Array], _owner: Any = loaded) -> list[Array]:  # its variables live as long as it does
+    def apply(arrays: Sequence[Array], _owner: Any = loaded) -> list[Output]:  # its variables live as long as it does
         tensors = {t.name: constant(a, t) for t, a in zip(signature.inputs, arrays, strict=True)}
         result = function(**tensors)
-        return [result[name].numpy() for name in outputs]
+        return [fetched(dense_or_ragged(result[name])) for name in outputs]
 
     return Model(signature, apply)
 
@@ -209,7 +210,7 @@ def graph_model(session: Any, aliases: Mapping[str, Mapping[str, str]], use: Use
     with graph.as_default():
         run = session.make_callable(returned, feed_list=given)
 
-    def apply(arrays: Sequence[Array]) -> list[Array]:
+    def apply(arrays: Sequence[Array]) -> list[Output]:
         return [np.asarray(array) for array in run(*arrays)]
 
     return Model(signature, apply, session.close)

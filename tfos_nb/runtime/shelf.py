@@ -29,6 +29,7 @@ from tfos_nb.runtime.gpu import gpu_variables
 from tfos_nb.runtime.models import WHOLE, Model, ModelUnusable, Signature, Use, load, why_not_loaded
 from tfos_nb.runtime.on_import import spare_scikit_learn
 from tfos_nb.runtime.process import PARENT_VARIABLE, die_with_parent
+from tfos_nb.runtime.ragged import Output
 from tfos_nb.runtime.remote import file_system
 from tfos_nb.runtime.tfprocess import spill_directory
 
@@ -283,5 +284,5 @@ def _keep(read: Reader) -> Signature:
     return _kept[0].signature
 
 
-def _apply_kept(arrays: list[Array]) -> list[Array]:
+def _apply_kept(arrays: list[Array]) -> list[Output]:
     return _kept[0].apply(arrays)

@@ -1,0 +1,23 @@
+"""Code of a user's for Keras, in a module of its own: registered and not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+
+@keras.saving.register_keras_serializable(package="shop")
+class Shift(keras.layers.Layer):
+    def call(self, x: Any) -> Any:
+        return x + 1
+
+
+@keras.saving.register_keras_serializable()
+def shrunk(x: Any) -> Any:
+    return x / 2
+
+
+class Plain(keras.layers.Layer):
+    def call(self, x: Any) -> Any:
+        return x * 4
