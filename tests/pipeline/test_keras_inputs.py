@@ -41,6 +41,20 @@ def test_a_number_fits_an_input_of_one_value(shape: tuple[int, ...], numbers: Da
     assert close([row.prediction for row in scored], model.predict(x.reshape(-1, *shape), verbose=0)[:, 0])
 
 
+@pytest.mark.parametrize("form", ["list", "dict"])
+def test_several_inputs_are_given_by_their_layers_names_or_keys(form: str, numbers: DataFrame) -> None:
+    left, right = keras.Input((1,)), keras.Input((), name="right")
+    given = [right, left] if form == "list" else {"right": right, "left": left}
+    model = keras.Model(given, left * 10.0 + keras.ops.expand_dims(right, -1))
+    name = (
+        "left" if form == "dict" else model.layers[0].name if model.layers[0].name != "right" else model.layers[1].name
+    )
+    estimator = KerasEstimator(model, optimizer="sgd", loss="mse", input_mapping={"x": name, "y": "right"}, **QUIET)
+    rows = numbers.selectExpr("x", "x + 1 y", "label")
+    scored = estimator.fit(rows).transform(rows).orderBy("x").collect()
+    assert close([row.prediction for row in scored], [11 * row.x + 1 for row in scored])
+
+
 def build_of_any_shape() -> Any:
     model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="ones")])
     model.compile(keras.optimizers.SGD(0.0), "mse")
@@ -70,7 +84,7 @@ def test_a_text_fits_an_input_of_one_value(spark: SparkSession) -> None:
     texts = ["good film", "bad film", "very good", "very bad"] * 10
     words = spark.createDataFrame([(text, float("good" in text)) for text in texts], "text string, label double")
     estimator = KerasEstimator(
-        build_words, featuresCol="text", epochs=15, batch_size=8, cluster_size=2, progress="none"
+        build_words, featuresCol="text", epochs=15, batch_size=8, cluster_size=1, progress="none"
     )
     found = estimator.fit(words).transform(words).select("label", "prediction").distinct().collect()
     assert sorted(map(tuple, found)) == [(0.0, 0.0), (1.0, 1.0)]

@@ -144,7 +144,8 @@ def test_what_an_operator_gives_is_a_column(rows: DataFrame, known: Any) -> None
     given = keras.Input((4,))
     model = keras.Model(given, keras.layers.Dense(1, kernel_initializer="ones")(given) * 100.0)
     assert model.outputs[0].sparse, "Keras takes it for sparse; it is not"
-    scored = TFModel(model=model).setInputMapping({"x": model.inputs[0].name}).transform(rows)
+    (name,) = (layer.name for layer in model.layers if isinstance(layer, keras.layers.InputLayer))
+    scored = TFModel(model=model).setInputMapping({"x": name}).transform(rows)
     assert scored.dtypes[-1] == ("prediction", "float")
     assert close(column(scored), known["x"].sum(1) * 100)
 

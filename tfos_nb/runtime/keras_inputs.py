@@ -13,6 +13,7 @@ from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime.intake import pictures_of
 from tfos_nb.runtime.keras_models import named_inputs
 from tfos_nb.runtime.models import Tensor, described, near
+from tfos_nb.runtime.nested import packed
 
 __all__ = ["KerasInputs", "input_tensors"]
 
@@ -40,12 +41,15 @@ class KerasInputs:
         Those that hold encoded pictures.
     failures : list of FeedFailed
         What was no picture: TensorFlow makes an error of its own of it.
+    structure : object
+        How the model's inputs are nested. None: a dictionary by name.
     """
 
     tensors: tuple[Tensor, ...]
     x: str | tuple[str, ...]
     decode: frozenset[str] = frozenset()
     failures: list[FeedFailed] = field(default_factory=list, compare=False)
+    structure: Any = None
 
     def check(self, spec: Any) -> None:
         """Refuse features that do not fit the model, of which TensorFlow would tell in a page of text.
@@ -71,9 +75,11 @@ class KerasInputs:
                 )
 
     def __call__(self, features: Any) -> Any:
-        """Return the model's inputs: a tensor, or those of several by name."""
+        """Return the model's inputs, in the form in which it takes them."""
         columns = {self.x: features} if isinstance(self.x, str) else features
         made = {tensor.name: self._made(columns[column], column, tensor) for column, tensor in self._pairs()}
+        if self.structure is not None:
+            return packed(self.structure, [made[tensor.name] for tensor in self.tensors])
         return next(iter(made.values())) if len(made) == 1 else made
 
     def _pairs(self) -> list[tuple[str, Tensor]]:

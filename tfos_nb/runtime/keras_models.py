@@ -223,8 +223,14 @@ def structure_of(model: Any, name: str) -> Any:
 
 
 def named_inputs(model: Any) -> list[tuple[str, Any]]:
-    """Return a model's inputs by name; none if it does not know them."""
-    return _named(model, "input", [getattr(tensor, "name", "") for tensor in _listed(model, "inputs")])
+    """Return a model's inputs by name; none if it does not know them.
+
+    The names are the keys of the dictionaries that hold them; in a list those of their layers, as in the model's file.
+    """
+    flat = _listed(model, "inputs")
+    first = [layer for layer in (model.layers if flat else ()) if type(layer).__name__ == "InputLayer"]
+    layers = {id(layer.output): layer.name for layer in first}
+    return _named(model, "input", [layers.get(id(tensor), getattr(tensor, "name", "")) for tensor in flat])
 
 
 def named_outputs(model: Any) -> list[tuple[str, Any]]:

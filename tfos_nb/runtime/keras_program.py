@@ -14,7 +14,7 @@ from tfos_nb.runtime import baggage
 from tfos_nb.runtime.fit_programs import seed_everything
 from tfos_nb.runtime.heads import Task
 from tfos_nb.runtime.keras_inputs import KerasInputs, input_tensors
-from tfos_nb.runtime.keras_models import by_registered_names
+from tfos_nb.runtime.keras_models import by_registered_names, structure_of
 from tfos_nb.runtime.keras_outputs import Label, Outputs, is_config, label_columns, takes_any_shape
 from tfos_nb.runtime.own_code import own_objects
 from tfos_nb.runtime.remote import tensorflow_opens
@@ -106,7 +106,8 @@ class KerasProgram:
                 model.build(tuple(fed.element_spec[0].shape))
             trained = self._compiled(model, taken.custom_objects)
         outputs = Outputs.of(model)
-        inputs = KerasInputs(input_tensors(model), self.columns.x, self.columns.decode)
+        tensors, structure = input_tensors(model), structure_of(model, "input")
+        inputs = KerasInputs(tensors, self.columns.x, self.columns.decode, structure=structure)
         labels = dict(zip(outputs.names, outputs.labels(self.columns.y, outputs.losses(trained.loss)), strict=True))
         batches = _Batches(inputs, Outputs.of(trained), labels, isinstance(self.columns.y, str))
         rows = batches.of(fed)
