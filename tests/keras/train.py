@@ -1,7 +1,7 @@
 """Train the cases of :mod:`tests.keras.models` as one worker of several, or in one process.
 
-Usage: ``python -m tests.keras.train OUT ROWS [NAME…]``. With ``TF_CONFIG`` it is one worker and has its share of the
-rows. Without, it has all. What came out is written to ``OUT``, a line of JSON for each case.
+Usage: ``python -m tests.keras.train OUT ROWS[/BATCH] [NAME…]``. Without ``BATCH`` a step has all rows. With
+``TF_CONFIG`` it is one worker and has its share of the rows. Without, it has all. What came out is written to ``OUT``, a line of JSON for each case.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _record_batch(columns: dict[str, np.ndarray]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({name: column(values) for name, values in columns.items()})
 
 
-def train(case: models.Case, share: Share, count: int, strategy: Any) -> dict[str, Any]:
+def train(case: models.Case, share: Share, batch: int, strategy: Any) -> dict[str, Any]:
     """Train one case; return its weights, history, and what evaluate and predict give."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(1)
@@ -76,8 +76,12 @@ def train(case: models.Case, share: Share, count: int, strategy: Any) -> dict[st
     try:
         with strategy.scope():
             model = case.build()
-        options = DatasetOptions(case.batch or count, case.x, case.y, case.sample_weight)
+        options = DatasetOptions(batch, case.x, case.y, case.sample_weight)
         dataset = build_dataset(share, options, print, alone=False)
+        if (
+            strategy.num_replicas_in_sync == 1
+        ):  # of an unknown number, Keras counts one step more at the end of each epoch
+            dataset = dataset.apply(tf.data.experimental.assert_cardinality(-(-share.shares.total // batch)))
         history = model.fit(dataset, epochs=case.epochs, verbose=0, validation_data=dataset, **case.fit).history
         evaluated = model.evaluate(dataset, verbose=0, return_dict=True)
         weights = [np.asarray(w, "float64") for w in model.get_weights()]
@@ -89,23 +93,26 @@ def train(case: models.Case, share: Share, count: int, strategy: Any) -> dict[st
         "history": {name: np.asarray(values, "float64").tolist() for name, values in history.items()},
         "evaluate": {name: np.asarray(value, "float64").tolist() for name, value in evaluated.items()},
         "steps": steps,
+        "near": case.near,
+        "per_replica": case.per_replica,
     }
 
 
-def main(out: str, count: int, names: list[str]) -> None:
+def main(out: str, size: str, names: list[str]) -> None:
     """Train all cases, or those whose names contain one of the words."""
+    rows, _, batch = size.partition("/")
     task = json.loads(os.environ.get("TF_CONFIG") or "{}")
     worker = task.get("task", {}).get("index", 0)
     workers = len(task.get("cluster", {}).get("worker", [])) or 1
     print(patch_keras_fit())
     strategy = tf.distribute.MultiWorkerMirroredStrategy() if workers > 1 else tf.distribute.get_strategy()
-    shares = [Share(models.rows(count), worker, workers, streamed) for streamed in (True, False)]
+    shares = [Share(models.rows(int(rows)), worker, workers, streamed) for streamed in (True, False)]
     with open(out, "w") as file:
         for number, case in enumerate(models.all_cases()):
             if names and not any(name in case.name for name in names):
                 continue
             try:
-                result = train(case, shares[number % 2], count, strategy)
+                result = train(case, shares[number % 2], int(batch or rows), strategy)
             except Exception as error:  # noqa: BLE001 - the other cases are to be seen as well
                 traceback.print_exc()
                 result = {"error": f"{type(error).__name__}: {str(error)[-300:]}"}
@@ -114,4 +121,4 @@ def main(out: str, count: int, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])

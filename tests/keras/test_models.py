@@ -1,0 +1,87 @@
+"""What trains in one process trains on several workers to the same numbers, whatever of Keras it is made of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.keras.workers import run_alone, run_workers
+
+ROWS = "37"
+"""Two workers have 19 and 18 of them, three have 13, 12 and 12."""
+FEW_ROWS = "3/2"
+"""Two rows a step: in the second step one of two workers has no row."""
+
+# What `make test` trains: each mend, and the programs that met its lack. The rest is slow.
+SOME = (
+    "optimizer Adam", "optimizer clipnorm", "optimizer ema_overwrite", "optimizer gradient_accumulation",
+    "optimizer LossScale", "optimizer exponential", "reduction sum", "reduction mean_with", "takes a mean",
+    "class_weight", "metric AUC", "metric F1Score", "weighted metrics", "masked pooling", "adds a loss",
+    "divides by the batch", "BatchNormalization", "own train_step", "two optimizers", "own compute_loss",
+    "run_eagerly", "steps_per_execution", "outputs in a", "outputs with", "strings", "masked sequences", "mixed_float16",
+)  # fmt: skip
+
+
+def results(path: Path) -> dict[str, Any]:
+    return {one["name"]: one for one in map(json.loads, path.read_text().splitlines())}
+
+
+def assert_near(one: Any, other: Any, near: float, what: str) -> None:
+    np.testing.assert_allclose(np.asarray(one, float), np.asarray(other, float), rtol=near, atol=near, err_msg=what)
+
+
+class Trained:
+    """What the cases came to on several workers, and in one process."""
+
+    def __init__(self, folder: Path, workers: int, rows: str, names: tuple[str, ...]) -> None:
+        outs = run_workers(workers, "train", folder, rows, *names)
+        self.workers = [results(out) for out in outs]
+        self.alone = results(run_alone("train", folder, rows, *names))
+
+    def check(self) -> None:
+        """Compare each case."""
+        wrong = []
+        assert self.alone
+        for name, alone in self.alone.items():
+            try:
+                self._check(name, alone, [worker[name] for worker in self.workers])
+            except (AssertionError, KeyError) as error:
+                wrong.append(f"{name}: {error}")
+        assert not wrong, "\n".join(wrong)
+
+    @staticmethod
+    def _check(name: str, alone: dict[str, Any], workers: list[dict[str, Any]]) -> None:
+        errors = [one["error"] for one in (alone, *workers) if "error" in one]
+        assert not errors, errors[0]
+        first, *others = workers
+        for other in others:
+            assert other["weights"] == first["weights"], "the workers' weights differ"
+            assert other["history"] == first["history"], "the workers' histories differ"
+        assert first["steps"] == alone["steps"], f"{first['steps']} steps, not {alone['steps']}"
+        numbers = [*first["history"].values(), *first["evaluate"].values(), *first["weights"]]
+        assert all(np.isfinite(np.asarray(one, float)).all() for one in numbers), "not finite"
+        if alone["per_replica"]:
+            return
+        for mine, theirs in zip(first["weights"], alone["weights"], strict=True):
+            assert_near(mine, theirs, alone["near"], "weights")
+        for part in ("history", "evaluate"):
+            assert first[part].keys() == alone[part].keys()
+            for metric, value in alone[part].items():
+                assert_near(first[part][metric], value, alone["near"], f"{part}: {metric}")
+
+
+@pytest.mark.parametrize("rows", [ROWS, FEW_ROWS])
+def test_numbers_are_those_of_one_process(tmp_path: Path, rows: str) -> None:
+    Trained(tmp_path, 2, rows, SOME if rows == ROWS else SOME[-8:]).check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 3])
+def test_every_layer_optimizer_loss_and_metric_comes_to_the_numbers_of_one_process(
+    tmp_path: Path, workers: int
+) -> None:
+    Trained(tmp_path, workers, ROWS, ()).check()
