@@ -65,15 +65,19 @@ class StepFunction:
 
     def _on_data(self, data: Any) -> Any:
         import keras
+
+        outputs = self.strategy.run(self._on_replica, args=(data,))
+        return keras.tree.map_structure(lambda v: self.strategy.experimental_local_results(v)[0], outputs)
+
+    def _on_replica(self, data: Any) -> Any:
         import tensorflow as tf
 
         # Nothing of a step before its data: else the optimizer counts a step more at the end of an epoch, and it is a
         # matter of chance on which workers (Keras in a single process does count one more).
-        with tf.control_dependencies(_tensors(self.strategy, data)):
-            outputs = self.strategy.run(self._on_replica, args=(data,))
-        return keras.tree.map_structure(lambda v: self.strategy.experimental_local_results(v)[0], outputs)
+        with tf.control_dependencies(_tensors(data)):
+            return self._step(data)
 
-    def _on_replica(self, data: Any) -> Any:
+    def _step(self, data: Any) -> Any:
         import tensorflow as tf
 
         data, has_rows = self.stand_in.fill(data)
@@ -177,8 +181,7 @@ def _without_optionals(data: Any) -> Any:
     return keras.tree.map_structure(lambda v: None if isinstance(v, tf.experimental.Optional) else v, data)
 
 
-def _tensors(strategy: Any, data: Any) -> list[Any]:
+def _tensors(data: Any) -> list[Any]:
     import tensorflow as tf
 
-    local = [strategy.experimental_local_results(v) for v in tf.nest.flatten(data) if v is not None]
-    return [v for v in tf.nest.flatten(local, expand_composites=True) if tf.is_tensor(v)]
+    return [v for v in tf.nest.flatten(data, expand_composites=True) if tf.is_tensor(v)]

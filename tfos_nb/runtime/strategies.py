@@ -12,6 +12,7 @@ The kinds, and what TensorFlow calls them::
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import logging
 import os
@@ -323,12 +324,14 @@ def refuse_what_fails() -> None:
 
     note_first_use()
     _refuse_before(tf.distribute.MultiWorkerMirroredStrategy, "__init__", _refuse_ps)
-    try:
-        from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-    except ImportError:  # another backend, or another Keras: nothing of it runs under this strategy
+    if importlib.util.find_spec("keras") is None:
         return
-    for name in ("fit", "evaluate", "predict"):
-        _refuse_before(TensorFlowTrainer, name, _refuse_keras3)
+    import keras
+
+    model: Any = keras.Model
+    if hasattr(model, "distribute_strategy"):  # another backend's has none, and does not run under a strategy
+        for name in ("fit", "evaluate", "predict"):
+            _refuse_before(model, name, _refuse_keras3)
 
 
 def _refuse_before(owner: Any, name: str, check: Any) -> None:
