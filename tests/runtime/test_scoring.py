@@ -368,7 +368,7 @@ def test_a_model_that_does_not_give_what_it_said_is_told_of(run_script: RunScrip
     )
     told = ended.stdout.splitlines()
     assert told[0].startswith("output 'y' has bytes that are no UTF-8 text: let the model encode them")
-    assert told[1].startswith("output 'y' came as 2 for 3 rows")
+    assert told[1].startswith("output 'y' must have one value of the declared shape for each row, got 2 for 3 rows")
     assert told[2] == "the model takes or gives something else than when it was looked at: apply it anew"
     assert "it has no signature 'more' (it has: " in told[3]
 
