@@ -18,11 +18,9 @@ FEW_ROWS = "3/2"
 
 # What `make test` trains: each mend, and the programs that met its lack. The rest is slow.
 SOME = (
-    "optimizer Adam", "optimizer clipnorm", "optimizer ema_overwrite", "optimizer gradient_accumulation",
-    "optimizer LossScale", "optimizer exponential", "reduction sum", "reduction mean_with", "takes a mean",
-    "class_weight", "metric AUC", "metric F1Score", "weighted metrics", "masked pooling", "adds a loss",
-    "divides by the batch", "BatchNormalization", "own train_step", "two optimizers", "own compute_loss",
-    "run_eagerly", "steps_per_execution", "outputs in a", "outputs with", "strings", "masked sequences", "mixed_float16",
+    "clipnorm", "optimizer ema_overwrite", "gradient_accumulation Adam", "optimizer exponential", "reduction sum",
+    "takes a mean", "metric AUC", "masked pooling", "adds a loss", "divides by the batch", "two optimizers",
+    "own compute_loss", "outputs with", "strings", "own train_step", "run_eagerly", "masked sequences", "mixed_float16",
 )  # fmt: skip
 
 
@@ -76,7 +74,7 @@ class Trained:
 
 @pytest.mark.parametrize("rows", [ROWS, FEW_ROWS])
 def test_numbers_are_those_of_one_process(tmp_path: Path, rows: str) -> None:
-    Trained(tmp_path, 2, rows, SOME if rows == ROWS else SOME[-8:]).check()
+    Trained(tmp_path, 2, rows, SOME if rows == ROWS else SOME[-5:]).check()
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 """Train the cases of :mod:`tests.keras.models` as one worker of several, or in one process.
 
 Usage: ``python -m tests.keras.train OUT ROWS[/BATCH] [NAME…]``. Without ``BATCH`` a step has all rows. With
-``TF_CONFIG`` it is one worker and has its share of the rows. Without, it has all. What came out is written to ``OUT``, a line of JSON for each case.
+``TF_CONFIG`` it is one worker and has its share of the rows. Without, it has all. What came out goes to ``OUT``, a
+line of JSON for each case.
 """
 
 from __future__ import annotations

@@ -103,6 +103,15 @@ def test_the_elements_hold_every_column_as_it_was(share: Share) -> None:
     assert (batch["x"].dtype, batch["label"].dtype, batch["weight"].dtype) == (np.float32, np.int32, np.float64)
 
 
+def test_what_is_computed_from_a_batch_does_not_change_the_rows(share: Share) -> None:
+    kept = rows_of(0, 64)
+    before = kept.to_pydict()
+    share.feed([kept.slice(start, 16) for start in range(0, 64, 16)])
+    changed = share.dataset(8).map(lambda row: {name: row[name] * 2 - 1 for name in ("id", "x", "label", "weight")})
+    assert len(list(changed.prefetch(2))) == 8
+    assert kept.to_pydict() == before
+
+
 def test_drop_remainder_leaves_the_smaller_batch_out(share: Share) -> None:
     share.feed([rows_of(0, 10)])
     assert ids_of(share.dataset(4, drop_remainder=True)) == list(range(8))

@@ -215,7 +215,7 @@ def test_a_keras_that_is_not_as_known_is_left_alone_with_a_warning() -> None:
     said = process.communicate(timeout=DEADLINE)[0]
     assert process.returncode == 0, said
     result = json.loads(said.splitlines()[-1])
-    assert result["refused"].startswith("WARNING keras: 3.")
+    assert result["refused"].startswith("WARNING keras: Keras 3.")
     assert "_maybe_symbolic_build takes self, iterator" in result["refused"]
     assert "tf_keras" in result["refused"]
     assert result["untouched"]

@@ -333,8 +333,19 @@ def _in_batches(block: dict[str, Any]) -> tf.data.Dataset:
     """Cut a block where its sizes say."""
     import tensorflow as tf
 
-    rows = {name: value for name, value in block.items() if name != _SIZES}
+    rows = {name: _own(value) for name, value in block.items() if name != _SIZES}
     return tf.data.Dataset.from_tensors(rows).rebatch(block[_SIZES])
+
+
+def _own(value: Any) -> Any:
+    """Copy a tensor: its memory is Arrow's, and TensorFlow computes in the memory of a batch that nothing else holds.
+
+    Rows that are gone through again would have changed, and those of a mapped file cannot be written to.
+    """
+    import tensorflow as tf
+
+    shared = isinstance(value, tf.Tensor) and value.dtype != tf.string
+    return tf.raw_ops.DeepCopy(x=value) if shared else value
 
 
 def _of_size(size: int, batch: dict[str, Any]) -> dict[str, Any]:

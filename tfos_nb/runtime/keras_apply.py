@@ -69,10 +69,12 @@ def _added_up(original: Callable[..., Any], within: Callable[..., Any] | None = 
 
 
 def _build(optimizer: Any, variables: list[Any]) -> None:
+    import tensorflow as tf
     from keras.src import backend
 
     if not optimizer.built:
-        with backend.name_scope(optimizer.name, caller=optimizer):
+        # Outside of the step's graph: TensorFlow would run what makes variables within it under conditions, and fail.
+        with tf.init_scope(), backend.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(variables)
         optimizer.built = True
 

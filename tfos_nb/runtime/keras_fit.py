@@ -1,7 +1,7 @@
 """Keras 3's own ``fit`` and ``evaluate`` under TensorFlow's synchronous strategies.
 
-Keras 3 (measured with 3.15.1 on TensorFlow 2.21) has these faults there, and this module mends each of them in the
-process of a node, if and only if the installed Keras still looks as it did when the mends were written:
+Keras 3 (measured with 3.12, 3.15.1 and 3.16.0.dev on TensorFlow 2.21) has these faults there, and this module mends
+each of them in the process of a node, if and only if the installed Keras has what the mends replace:
 
 1. ``fit`` raises ``Attempt to convert a value (PerReplica...)`` under MultiWorkerMirroredStrategy, and ``Invalid
    reduction dimension 0`` once that is cured (keras #20585, #20329; tensorflow #72388).
@@ -10,18 +10,18 @@ process of a node, if and only if the installed Keras still looks as it did when
    never seen. It also warns that the "input ran out of data" at the regular end of each pass. And where the length is
    known, each worker goes by its own: workers with datasets of different lengths do different numbers of steps, and
    fail in, or wait for ever for, each other's collectives.
-4. Each replica's mean loss has the weight 1/replicas, however many rows it had. With uneven data a replica without a
-   row shrinks everyone's gradient. Here each replica weighs as many rows as it has, so that the gradient is the one of
-   the global batch.
-5. BatchNormalization makes NaN of a batch without rows, and its moving averages differ between workers, of which the
-   chief's are saved. Here they move by the row-weighted mean over replicas, so that all workers hold the same.
-   (tf_keras skips the update for an empty batch too; Keras 3 has lost that.)
+4. Losses, metrics and states are those of one replica's rows, however many it has: with uneven rows, masks or weights
+   the gradients are not those of the global batch, and a replica without a row makes NaN, errors or a crash. Here
+   every value is that of the global batch (:mod:`tfos_nb.runtime.keras_replica`,
+   :mod:`tfos_nb.runtime.keras_stand_in`).
+5. Optimizers clip, test, accumulate and average before the replicas' gradients are added up, or fail under a
+   condition (:mod:`tfos_nb.runtime.keras_apply`).
 6. ``steps_per_execution > 1`` raises ``You must feed a value for placeholder tensor``. Here the steps run one by one.
 7. ``BackupAndRestore`` opens one and the same file on all workers, and writes a state in two files, one after the
    other: who dies in between has a state of another epoch than is written beside it. Here each worker has a directory
    of its own, and a state appears in it whole.
 
-Every private name of Keras stays in this file and in :mod:`tfos_nb.runtime.keras_step`.
+Private names of Keras are used in this file and those that it names, and nowhere else.
 """
 
 from __future__ import annotations
@@ -47,45 +47,41 @@ __all__ = ["patch_keras_fit"]
 _log = logging.getLogger(__name__)
 
 
-class _Shape(NamedTuple):
-    """What a function of Keras must look like for us to dare to replace it or to build on it."""
-
-    owner: str
-    name: str
-    parameters: tuple[str, ...]
-    contains: tuple[str, ...]
-
-
 _STATE, _PART = "state-", "part"
 NODE_VARIABLE = "TFOS_NB_NODE"
 """A node's own name, which it keeps where ``TF_CONFIG`` counts only those that are left."""
-_TRAINER = "keras.src.backend.tensorflow.trainer"
-_KNOWN = (
-    # Replaced.
-    _Shape(f"{_TRAINER}:TensorFlowTrainer", "_maybe_symbolic_build", ("self", "iterator", "data_batch"),
-           ("next(it)", "strategy.reduce(", "self._symbolic_build(data_batch=data_batch)")),
-    _Shape(f"{_TRAINER}:TensorFlowTrainer", "_make_function", ("self", "step_function"),
-           ("distribute_strategy.run(step_function, args=(data,))", 'reduction="auto"', "iterator.get_next()")),
-    _Shape(f"{_TRAINER}:TFEpochIterator", "catch_stop_iteration", ("self",), ("self.tf_sync()", "OutOfRangeError")),
-    _Shape("keras.src.losses.loss", "scale_loss_for_distribution", ("value",), ("1.0 / num_replicas",)),
-    _Shape("keras.src.losses.loss", "unscale_loss_for_distribution", ("value",), ("num_replicas",)),
-    # Wrapped.
-    _Shape(f"{_TRAINER}:TFEpochIterator", "__init__", ("self", "distribute_strategy", "args", "kwargs"),
-           ("self.data_adapter.get_tf_dataset()",)),
-    _Shape("keras.src.layers:BatchNormalization", "_moments", ("self", "inputs", "mask"),
-           ("moments(", "_reduction_axes")),
-    _Shape("keras.src.callbacks.backup_and_restore:BackupAndRestore", "on_train_begin", ("self", "logs"),
-           ("self._load_model()",)),
-    _Shape("keras.src.callbacks.backup_and_restore:BackupAndRestore", "_save_model", ("self",),
-           ("filepath=self._weights_path", "file_utils.File(self._training_metadata_path")),
-    # Built on.
-    _Shape(f"{_TRAINER}:TensorFlowTrainer", "train_step", ("self", "data"),
-           ("unscale_loss_for_distribution(loss)", "self._loss_tracker.update_state(", "compute_loss(")),
-    _Shape("keras.src.losses.loss", "reduce_values", ("values", "sample_weight", "reduction"),
-           ("divide_no_nan", "scale_loss_for_distribution(loss)")),
-    _Shape("keras.src.trainers.epoch_iterator:EpochIterator", "catch_stop_iteration", ("self",),
-           ("self._current_iterator = None", "self._num_batches = self._steps_seen")),
-)  # fmt: skip
+_TESTED = "3.12 to 3.16"
+# What the mends replace or wrap, by the parameters with which Keras calls it. Classes are found by what they do:
+# Keras 3.16 has renamed the trainer.
+_PARAMETERS = (
+    ("model", "_make_function", ("self", "step_function")),
+    ("model", "_maybe_symbolic_build", ("self", "iterator", "data_batch")),
+    ("model", "predict_step", ("self", "data")),
+    ("iterator", "catch_stop_iteration", ("self",)),
+    ("loss", "reduce_values", ("values", "sample_weight", "reduction")),
+    ("loss", "apply_mask", ("sample_weight", "mask", "dtype", "reduction")),
+    ("loss", "scale_loss_for_distribution", ("value",)),
+    ("loss", "unscale_loss_for_distribution", ("value",)),
+    ("BatchNormalization", "_moments", ("self", "inputs", "mask")),
+    ("Optimizer", "apply", ("self", "grads", "trainable_variables")),
+    ("Variable", "assign", ("self", "value")),
+    ("BackupAndRestore", "_save_model", ("self",)),
+)
+
+
+class _Trainer(NamedTuple):
+    """Where Keras has what ``fit`` is made of."""
+
+    model: Any  # the class that has the functions for one step
+    iterator: Any  # the class that goes through the batches of an epoch
+
+    @classmethod
+    def of(cls, keras: Any) -> _Trainer:
+        """Find it behind ``keras.Model``."""
+        model = next(c for c in keras.Model.__mro__ if "_make_function" in vars(c))
+        known = vars(sys.modules[model.__module__]).values()
+        iterators = (c for c in known if inspect.isclass(c) and {"_get_iterator", "tf_sync"} <= vars(c).keys())
+        return cls(model, next(iterators))
 
 
 def patch_keras_fit() -> str:
@@ -110,63 +106,88 @@ def patch_keras_fit() -> str:
     model: Any = keras.Model
     if getattr(model, "_tfos_mended", False):
         return f"keras: {keras.__version__} is mended already"
-    unlike = _unlike_known(keras.__version__)
-    if unlike:
-        return (
-            f"WARNING keras: {keras.__version__} is not as known ({unlike}), so it is left as it is; the mends are "
-            "written for Keras 3.10 to 3.15. model.fit may fail under MultiWorkerMirroredStrategy, or lose rows. Use "
-            "such a version, or tf_keras (pip install tf_keras, TF_USE_LEGACY_KERAS=1), or a training loop of your own"
-        )
-    from keras.src.backend.tensorflow import trainer
-
+    try:
+        trainer = _Trainer.of(keras)
+        unlike = _unlike_known(keras, trainer)
+    except (StopIteration, AttributeError, ImportError) as error:
+        trainer, unlike = None, f"what fit is made of is not found: {error!r}"
+    if unlike or trainer is None:
+        _refuse_fit(keras, unlike)
+        return f"WARNING keras: {_other_version(keras.__version__, unlike)}"
     _mend(trainer)
     model._tfos_mended = True
     return f"keras: {keras.__version__} mended: fit and evaluate under synchronous strategies, uneven and empty batches"
 
 
-def _unlike_known(version: str) -> str:
+def _unlike_known(keras: Any, trainer: _Trainer) -> str:
     """Say in which way the installed Keras is not one that the mends were written for; empty if it is."""
-    if version.split(".")[0] != "3":
+    from keras.src.losses import loss
+
+    if keras.__version__.split(".")[0] != "3":
         return "its major version is not 3"
-    for shape in _KNOWN:
-        name = f"{shape.owner.rpartition('.')[2].replace(':', '.')}.{shape.name}"
-        try:
-            function = inspect.unwrap(getattr(_resolve(shape.owner), shape.name))
-            parameters, source = tuple(inspect.signature(function).parameters), inspect.getsource(function)
-        except (ImportError, AttributeError, OSError, TypeError) as error:
-            return f"{name} is missing: {error}"
-        if parameters != shape.parameters:
-            return f"{name} takes {', '.join(parameters)}"
-        for part in shape.contains:
-            if part not in source:
-                return f"{name} does without {part!r}"
+    owners = {
+        "model": trainer.model,
+        "iterator": trainer.iterator,
+        "loss": loss,
+        "BatchNormalization": keras.layers.BatchNormalization,
+        "Optimizer": keras.optimizers.Optimizer,
+        "Variable": keras.Variable,
+        "BackupAndRestore": keras.callbacks.BackupAndRestore,
+    }
+    for owner, name, parameters in _PARAMETERS:
+        function = getattr(owners[owner], name, None)
+        if function is None:
+            return f"{owner}.{name} is missing"
+        found = tuple(inspect.signature(inspect.unwrap(function)).parameters)
+        if found != parameters:
+            return f"{owner}.{name} takes {', '.join(found)}"
     return ""
 
 
-def _resolve(owner: str) -> Any:
-    module, _, attribute = owner.partition(":")
-    found = __import__(module, fromlist=["_"])
-    return getattr(found, attribute) if attribute else found
+def _other_version(version: str, unlike: str) -> str:
+    return (
+        f"Keras {version} is not as known ({unlike}), so its fit, evaluate and predict are refused on several workers: "
+        f"they would fail or give wrong numbers. Install Keras {_TESTED}, or use tf_keras (pip install tf_keras, "
+        "env={'TF_USE_LEGACY_KERAS': '1'}) or a training loop of your own"
+    )
 
 
-def _mend(trainer: Any) -> None:
-    from keras.src import callbacks
+def _refuse_fit(keras: Any, unlike: str) -> None:
+    """Have ``fit`` and the like say what is wrong, where they would fail or give wrong numbers."""
+    told = _other_version(keras.__version__, unlike)
+    for name in ("fit", "evaluate", "predict"):
+        setattr(keras.Model, name, _refused_on_several(getattr(keras.Model, name), told))
 
-    make_function = trainer.TensorFlowTrainer._make_function
+
+def _refused_on_several(original: Callable[..., Any], told: str) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def refused(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_synchronous(self.distribute_strategy):
+            raise PlanError(told)
+        return original(self, *args, **kwargs)
+
+    return refused
+
+
+def _mend(trainer: _Trainer) -> None:
+    import keras
+
+    of_model, of_iterator = trainer
+    make_function = of_model._make_function
 
     def _make_function(self: Any, step_function: Any) -> Any:
         if not is_synchronous(self.distribute_strategy):
             return make_function(self, step_function)
         return StepFunction(self, step_function).build()
 
-    trainer.TensorFlowTrainer._make_function = _make_function
-    trainer.TensorFlowTrainer.predict_step = cut_predictions(trainer.TensorFlowTrainer.predict_step)
-    trainer.TensorFlowTrainer._maybe_symbolic_build = _build_from_spec
-    trainer.TFEpochIterator.__init__ = _without_length(trainer.TFEpochIterator.__init__)
-    trainer.TFEpochIterator.catch_stop_iteration = _quiet_end(trainer.TFEpochIterator.catch_stop_iteration)
+    of_model._make_function = _make_function
+    of_model.predict_step = cut_predictions(of_model.predict_step)
+    of_model._maybe_symbolic_build = _build_from_spec
+    of_iterator.__init__ = _without_length(of_iterator.__init__)
+    of_iterator.catch_stop_iteration = _quiet_end(of_iterator.catch_stop_iteration)
     mend_replicas()
     mend_optimizers()
-    _mend_backup(callbacks.BackupAndRestore)
+    _mend_backup(keras.callbacks.BackupAndRestore)
 
 
 # --- faults 1 and 2: the shapes come from the dataset's element_spec, not from a batch of it -------------------------

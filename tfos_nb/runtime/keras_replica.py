@@ -5,8 +5,8 @@ the number of replicas. That is the loss of the global batch only where all repl
 no weights. Within a step the following holds instead, so that every value is the one that a single process computes on
 the rows of all replicas:
 
-- A loss of Keras is the sum over all replicas, divided by what all replicas divide by. Its gradient is this replica's
-  part, so that the gradients of all replicas add up to the gradient of the global batch.
+- A loss of Keras is the sum over all replicas, divided by what all replicas divide by. The gradient of the global batch
+  is the mean of the replicas' gradients, weighted by rows.
 - A number a step that a ``Mean`` or a ``Sum`` tracks has the weight of this replica's share of the rows.
 - A replica without a row sees a row that stands in (:mod:`tfos_nb.runtime.keras_stand_in`). Nothing of it counts: its
   losses and gradients are replaced by zeros (selected, not multiplied: it may be NaN), and no variable changes by it.
@@ -28,7 +28,6 @@ __all__ = ["Replica", "is_synchronous", "mend_replicas", "replica_of_step", "sum
 
 _SEED = "seed_generator_state"  # the name that Keras gives it; all replicas draw alike, rows or none
 _LIBRARIES = ("tensorflow", "keras", "tfos_nb")
-_LOSSES_OF_TENSORFLOW = "tensorflow.python.ops.nn_impl_distribute"  # compute_average_loss and the like
 
 
 def is_synchronous(strategy: Any) -> bool:
@@ -68,7 +67,8 @@ class Replica:
 
     share: Any
     has_rows: Any
-    reduced: bool = False  # the program has taken the other replicas into account, so gradients are parts of a sum
+    reduced: bool = False  # a loss of Keras was, over all replicas
+    scaled: bool = False  # the program has scaled its loss for a sum over replicas
     applying: bool = False
     moves: dict[int, _Move] = field(default_factory=dict)
 
@@ -90,11 +90,20 @@ class Replica:
         return tf.where(self.has_rows, value, tf.zeros_like(value))
 
     def whole(self, part: Any) -> Any:
-        """Return the sum of all replicas' parts, whose gradient is that of this replica's."""
+        """Return the sum of all replicas' parts.
+
+        Its gradient is that of this replica's part, divided by its share: see :meth:`gradients`.
+        """
         import tensorflow as tf
 
         self.reduced = True
-        return tf.grad_pass_through(sum_over_replicas)(self.selected(part))
+        share = tf.cast(self.share, part.dtype)
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def summed(own: Any) -> tuple[Any, Callable[[Any], Any]]:
+            return sum_over_replicas(own), lambda upstream: tf.math.divide_no_nan(upstream, share)
+
+        return summed(self.selected(part))
 
     def mean(self, value: Any) -> Any:
         """Return the mean over replicas, weighted by rows, of a mean over this replica's rows."""
@@ -103,16 +112,19 @@ class Replica:
         return self.whole(value * tf.cast(self.share, value.dtype))
 
     def gradients(self, gradients: Sequence[Any]) -> list[Any]:
-        """Return this replica's part of the sum that is the gradient of the global batch."""
+        """Return this replica's part of the sum that is the gradient of the global batch.
+
+        The gradient of the global batch is the mean of the replicas' gradients, weighted by rows. That holds for a mean
+        over rows that the program takes itself, and for what is the same on all replicas, such as a regularizer.
+        """
         import tensorflow as tf
 
-        if self.reduced and self.has_rows is None:
+        by_rows = self.reduced or not self.scaled
+        if not by_rows and self.has_rows is None:
             return list(gradients)
-        weight = None if self.reduced else self.share
 
         def part(values: Any) -> Any:
-            values = values if weight is None else values * tf.cast(weight, values.dtype)
-            return self.selected(values)
+            return self.selected(values * tf.cast(self.share, values.dtype) if by_rows else values)
 
         def of(gradient: Any) -> Any:
             if isinstance(gradient, tf.IndexedSlices):
@@ -175,6 +187,7 @@ def mend_replicas() -> None:
         holder = next(c for c in owner.__mro__ if "num_replicas_in_sync" in vars(c))
         counted: Any = vars(holder)["num_replicas_in_sync"]
         holder.num_replicas_in_sync = property(_noticed(counted.fget), doc=counted.__doc__)
+    tf.nn.compute_average_loss = _scales(tf.nn.compute_average_loss)
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
@@ -260,12 +273,24 @@ def _noticed(count: Callable[[Any], int]) -> Callable[[Any], int]:
     @functools.wraps(count)
     def num_replicas_in_sync(self: Any) -> int:
         replica = _thread.replica
-        if replica is not None and not replica.reduced:
+        if replica is not None and not replica.scaled:
             module = sys._getframe(1).f_globals.get("__name__", "")
-            replica.reduced = module.partition(".")[0] not in _LIBRARIES or module == _LOSSES_OF_TENSORFLOW
+            replica.scaled = module.partition(".")[0] not in _LIBRARIES
         return count(self)
 
     return num_replicas_in_sync
+
+
+def _scales(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``tf.nn.compute_average_loss``, which divides by the rows of all replicas."""
+
+    @functools.wraps(original)
+    def compute_average_loss(*args: Any, **kwargs: Any) -> Any:
+        if _thread.replica is not None:
+            _thread.replica.scaled = True
+        return original(*args, **kwargs)
+
+    return compute_average_loss
 
 
 # --- trackers and states ----------------------------------------------------------------------------------------------

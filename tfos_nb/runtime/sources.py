@@ -78,8 +78,8 @@ class Sources:
         --------
         >>> model.fit(ctx.dataset(64, x="a", y="b"), validation_data=ctx.validation(64, x="a", y="b"))  # doctest: +SKIP
         """
-        asked = DatasetOptions(batch_size, **options)
-        return dataset_of(Kept(self._queue(queue)), asked, self._failed, waits=self._may_be_synchronous)
+        rows, asked = Kept(self._queue(queue)), DatasetOptions(batch_size, **options)
+        return dataset_of(rows, asked, self._failed, alone=self.num_workers == 1, waits=self._may_be_synchronous)
 
     def stop_feeding(self, queue: str = DEFAULT_QUEUE) -> None:
         """Say that this node wants no more rows of what ``cluster.train`` was called with, for a queue.
@@ -225,7 +225,8 @@ class Sources:
         if decode is not None and asked.x is not None:
             ragged = (asked.x,) if isinstance(asked.x, str) else tuple(asked.x)
             decode = WithValues(decode, ragged, self._failed)
-        return dataset_of(source, asked, self._failed, decode, waits=self._may_be_synchronous)
+        alone, waits = self.num_workers == 1, self._may_be_synchronous
+        return dataset_of(source, asked, self._failed, decode, alone=alone, waits=waits)
 
     @property
     def _may_be_synchronous(self) -> bool:
