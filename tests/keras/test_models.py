@@ -72,9 +72,11 @@ class Trained:
                 assert_near(first[part][metric], value, alone["near"], f"{part}: {metric}")
 
 
-@pytest.mark.parametrize("rows", [ROWS, FEW_ROWS])
-def test_numbers_are_those_of_one_process(tmp_path: Path, rows: str) -> None:
-    Trained(tmp_path, 2, rows, SOME if rows == ROWS else SOME[-5:]).check()
+@pytest.mark.parametrize(
+    ("rows", "names"), [(ROWS, SOME[:9]), (ROWS, SOME[9:]), (FEW_ROWS, SOME[-5:])], ids=["first", "rest", "few rows"]
+)
+def test_numbers_are_those_of_one_process(tmp_path: Path, rows: str, names: tuple[str, ...]) -> None:
+    Trained(tmp_path, 2, rows, names).check()
 
 
 @pytest.mark.slow
