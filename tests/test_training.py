@@ -245,7 +245,7 @@ def test_parameter_servers_and_workers_serve_a_chief(spark: SparkSession) -> Non
 
 
 def convolve(args: Any, ctx: Any) -> list[Any]:
-    """Fit, evaluate and predict with two convolutions, which cannot take an empty batch by themselves."""
+    """Fit, evaluate and predict with two convolutions, which cannot take a batch without rows by themselves."""
     import keras
     import tensorflow as tf
 
@@ -268,17 +268,18 @@ def convolve(args: Any, ctx: Any) -> list[Any]:
     return [float(loss), rows]
 
 
-def test_a_worker_whose_rows_end_first_goes_on_with_empty_batches(spark: SparkSession) -> None:
+@pytest.mark.parametrize("count", [1, 100])
+def test_a_worker_without_a_row_takes_part_in_every_step(spark: SparkSession, count: int) -> None:
     numbers = np.random.default_rng(2)
-    rows = [(numbers.random(64).astype("float32").tolist(), i % 2) for i in range(100)]
-    uneven = spark.createDataFrame(rows, "x array<float>, y int").coalesce(1)
+    rows = [(numbers.random(64).astype("float32").tolist(), i % 2) for i in range(count)]
+    one_partition = spark.createDataFrame(rows, "x array<float>, y int").coalesce(1)
     with launch(convolve, workers=2, spark=spark) as cluster:
-        cluster.train(uneven, epochs=3)
+        cluster.train(one_partition, epochs=3)
     taken = [node.rows for node in cluster.snapshot().nodes]
     results = list(cluster.results().values())
-    assert taken[0] != taken[1]
+    assert sorted(taken) == [3 * (count // 2), 3 * (count - count // 2)]
     assert results[0] == results[1]
-    assert results[0][1] == 100
+    assert results[0][1] == count
     assert np.isfinite(results[0][0])
 
 
@@ -303,9 +304,7 @@ def test_rows_that_become_large_halt_no_nodes_that_wait_for_each_other(spark: Sp
     frame = spark.range(0, 16400, 1, 1).select("id", text)
     with launch(fit_lengths, workers=2, spark=spark, buffer_bytes=16 << 20, feed_timeout=60) as cluster:
         cluster.train(frame)
-        logs = "".join("".join(cluster.logs(f"worker:{index}")) for index in range(2))
-    assert min(cluster.results().values()) >= 16400 / 64 / 2
-    assert "more rows wait here than buffer_bytes allows" in logs
+    assert set(cluster.results().values()) == {-(-16400 // 64)}  # the steps of one process
 
 
 def slowly(args: Any, ctx: Any) -> int:
