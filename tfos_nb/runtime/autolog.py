@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tfos_nb.runtime.keras_step import is_synchronous
+from tfos_nb.runtime.keras_replica import is_synchronous
 from tfos_nb.runtime.on_import import OnImport
 from tfos_nb.runtime.reports import EVALUATE, FIT, OVER
 

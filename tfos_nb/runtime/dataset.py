@@ -19,7 +19,7 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.batching import Cut, Pass
 from tfos_nb.runtime.class_weights import weights_of
 from tfos_nb.runtime.columns import Column, arrays_of, columns_of, sparse_of
-from tfos_nb.runtime.dividing import divisible
+from tfos_nb.runtime.dividing import divisible, of_size
 from tfos_nb.runtime.ledger import FeedSchema
 from tfos_nb.runtime.strategy import as_fed
 
@@ -141,9 +141,6 @@ class Blocks:
     def element(self, block: pa.RecordBatch) -> dict[str, Any]:
         """Return a block's rows as arrays by column."""
         self._check(block)
-        return self._element(block)
-
-    def _element(self, block: pa.RecordBatch) -> dict[str, Any]:
         element: dict[str, Any] = arrays_of(block, [c for c in self.columns if c.name not in self.sparse], self.fill)
         for column in self.columns:
             if column.name in self.sparse:
@@ -325,7 +322,7 @@ def _batches(generator: CutBlocks, alone: bool) -> tf.data.Dataset:
     dataset = tf.data.Dataset.from_generator(generator, output_signature=signature)
     dataset = dataset.flat_map(_in_batches)
     if generator.cut.whole and alone:  # no worker has other rows, so TensorFlow divides them right, and knows the shape
-        return dataset.map(functools.partial(_of_size, generator.cut.batch))
+        return dataset.map(functools.partial(of_size, generator.cut.batch))
     return divisible(dataset, generator.cut)
 
 
@@ -346,14 +343,6 @@ def _own(value: Any) -> Any:
 
     shared = isinstance(value, tf.Tensor) and value.dtype != tf.string
     return tf.raw_ops.DeepCopy(x=value) if shared else value
-
-
-def _of_size(size: int, batch: dict[str, Any]) -> dict[str, Any]:
-    """Tell TensorFlow how many rows a batch has."""
-    import tensorflow as tf
-
-    dense = {name: value for name, value in batch.items() if isinstance(value, tf.Tensor)}
-    return {**batch, **{name: tf.ensure_shape(value, (size, *value.shape[1:])) for name, value in dense.items()}}
 
 
 def _spec(column: Column, sparse: bool) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 from tfos_nb.runtime.batching import Cut, Division
 from tfos_nb.runtime.keras_replica import is_synchronous
 
-__all__ = ["divide_datasets", "divisible"]
+__all__ = ["divide_datasets", "divisible", "of_size"]
 
 _MARK = "_tfos_nb_cut"
 # What makes other batches of a dataset's batches, by the name of TensorFlow's class. A batch_size behind it is the
@@ -51,7 +51,7 @@ def _taken_as_cut(original: Callable[..., Any]) -> Callable[..., Any]:
         for cut in cuts:
             cut.division = division_of(self, cut.batch)
         if len(cuts) == 1 and cuts[0].whole and not cuts[0].batch % self.num_replicas_in_sync:
-            dataset = dataset.map(functools.partial(_of_size, cuts[0].batch // self.num_replicas_in_sync))
+            dataset = dataset.map(functools.partial(of_size, cuts[0].batch // self.num_replicas_in_sync))
         return self.extended._distribute_datasets_from_function(lambda _: dataset, options)
 
     return experimental_distribute_dataset
@@ -74,8 +74,8 @@ def _cut_for_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
     return distribute_datasets_from_function
 
 
-def _of_size(size: int, *batch: Any) -> Any:
-    """Tell TensorFlow how many rows a batch has."""
+def of_size(size: int, *batch: Any) -> Any:
+    """Return a batch of which TensorFlow knows how many rows it has."""
     import tensorflow as tf
 
     def sized(leaf: Any) -> Any:

@@ -38,8 +38,8 @@ from typing import Any, NamedTuple
 
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.keras_apply import mend_optimizers
-from tfos_nb.runtime.keras_replica import mend_replicas
-from tfos_nb.runtime.keras_step import StepFunction, cut_predictions, is_synchronous
+from tfos_nb.runtime.keras_replica import is_synchronous, mend_replicas
+from tfos_nb.runtime.keras_step import StepFunction, cut_predictions
 from tfos_nb.runtime.remote import scheme_of, tensorflow_opens
 
 __all__ = ["patch_keras_fit"]

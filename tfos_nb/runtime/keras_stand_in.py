@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["StandIn", "rows_of"]
+__all__ = ["StandIn", "first_rows", "rows_of"]
 
 
 def rows_of(data: Any) -> Any:
@@ -73,7 +73,7 @@ class StandIn:
             return [tf.cast(variable, variable.dtype) for variable in kept.parts]
 
         def keep() -> Any:
-            row = tf.nest.flatten([_first_row(leaf) for leaf in leaves], expand_composites=True)
+            row = tf.nest.flatten([first_rows(leaf, 1) for leaf in leaves], expand_composites=True)
             with tf.control_dependencies([v.assign(part) for v, part in zip(kept.parts, row, strict=True)]):
                 kept.real.assign(True)
             return tf.constant(True)
@@ -129,10 +129,11 @@ def _zeros(leaf: Any) -> Any:
     return tf.zeros([1, *(size or 1 for size in spec.shape[1:])] if spec.shape.rank else [], spec.dtype)
 
 
-def _first_row(leaf: Any) -> Any:
+def first_rows(leaf: Any, rows: Any) -> Any:
+    """Return the first rows of a tensor, dense, ragged or sparse; what has no rows, such as a number, as it is."""
     import tensorflow as tf
 
     if isinstance(leaf, tf.SparseTensor):
-        size = tf.concat([[1], leaf.dense_shape[1:]], axis=0)
+        size = tf.concat([[tf.cast(rows, tf.int64)], leaf.dense_shape[1:]], axis=0)
         return tf.sparse.slice(leaf, tf.zeros_like(leaf.dense_shape), size)
-    return leaf[:1] if leaf.shape.rank != 0 else leaf
+    return leaf[:rows] if leaf.shape.rank != 0 else leaf

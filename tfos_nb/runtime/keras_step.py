@@ -8,9 +8,9 @@ from typing import Any
 
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.keras_replica import Replica, is_synchronous, sum_over_replicas
-from tfos_nb.runtime.keras_stand_in import StandIn, rows_of
+from tfos_nb.runtime.keras_stand_in import StandIn, first_rows, rows_of
 
-__all__ = ["StepFunction", "cut_predictions", "is_synchronous", "rows_of"]
+__all__ = ["StepFunction", "cut_predictions"]
 
 
 class StepFunction:
@@ -164,13 +164,9 @@ def cut_predictions(step: Callable[..., Any]) -> Callable[..., Any]:
 def _cut(leaf: Any, has_rows: Any) -> Any:
     import tensorflow as tf
 
-    if isinstance(leaf, tf.SparseTensor):
-        rows = tf.where(has_rows, leaf.dense_shape[:1], tf.zeros_like(leaf.dense_shape[:1]))
-        size = tf.concat([rows, leaf.dense_shape[1:]], axis=0)
-        return tf.sparse.slice(leaf, tf.zeros_like(leaf.dense_shape), size)
-    if not tf.is_tensor(leaf) and not isinstance(leaf, tf.RaggedTensor):
+    if not tf.is_tensor(leaf):
         return leaf
-    return leaf[: tf.where(has_rows, rows_of(leaf), 0)]
+    return first_rows(leaf, tf.where(has_rows, rows_of(leaf), 0))
 
 
 def _without_optionals(data: Any) -> Any:
