@@ -192,8 +192,12 @@ def itself(pid: int) -> int:
 
 
 def its_supervisor(pid: int) -> int:
-    """Find its supervisor: the parent of the warm process that has forked it."""
-    return psutil.Process(pid).parents()[1].pid
+    """Find its supervisor: its parent, or that of what has forked it, or whom that has in its name."""
+    parent = psutil.Process(pid).parent()
+    assert parent is not None
+    if (named := parent.name()).startswith("tfos_nb "):
+        return int(named.split()[1])
+    return parent.ppid() if "tfos_nb.runtime.warm" in parent.cmdline() else parent.pid
 
 
 def its_warm_process(pid: int) -> int:
@@ -203,7 +207,8 @@ def its_warm_process(pid: int) -> int:
 
 def its_executor(pid: int) -> int:
     """Find the JVM: the task's Python that started the supervisor is a child of the executor's Python daemon."""
-    return next(parent.pid for parent in psutil.Process(pid).parents() if parent.name() == "java")
+    supervisor = psutil.Process(its_supervisor(pid))
+    return next(parent.pid for parent in supervisor.parents() if parent.name() == "java")
 
 
 def its_host(pid: int) -> int:

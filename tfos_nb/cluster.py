@@ -21,7 +21,7 @@ from tfos_nb.cluster_scale import Scaling
 from tfos_nb.deliveries import Deliveries
 from tfos_nb.errors import PlanError
 from tfos_nb.fate import Fate
-from tfos_nb.launching import NodeTasks, check_door_variables, open_door, survey
+from tfos_nb.launching import NodeTasks, check_door_variables, open_door, survey, warm_token
 from tfos_nb.life import Life
 from tfos_nb.nodejobs import NodeJobs
 from tfos_nb.roster import Roster
@@ -75,6 +75,8 @@ def launch(
     restarts: int = Settings.restarts,
     heartbeat_timeout: float = Settings.heartbeat_timeout,
     min_workers: int | None = Settings.min_workers,
+    warm: bool = Settings.warm,
+    warm_idle: float = Settings.warm_idle,
     sources: Mapping[str, str] | None = None,
     wait_until_up: bool = True,
 ) -> Cluster:
@@ -171,6 +173,8 @@ def launch(
         restarts=restarts,
         heartbeat_timeout=heartbeat_timeout,
         min_workers=min_workers,
+        warm=warm,
+        warm_idle=warm_idle,
     ).for_plan(plan)
     payload = pack(main, args, sources)
     check_door_variables()
@@ -223,7 +227,8 @@ class Cluster(Inferring, Scaling):
         self._address = replace(address, patience=self._settings.heartbeat_timeout)
         self._life.begin()
         hold, claim = launching.hold, launching.claim
-        tasks = NodeTasks(self.plan, self._settings, self._address, hold, self._payload, claim, self.id)
+        token = warm_token(self._spark) if self._settings.warm else ""
+        tasks = NodeTasks(self.plan, self._settings, self._address, hold, self._payload, claim, self.id, token)
         self._payload = b""
         try:
             if self._log_dir:

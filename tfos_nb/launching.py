@@ -5,9 +5,12 @@ What is refused here is refused in seconds, before any node starts, and says wha
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import re
 import resource
+import secrets
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -46,6 +49,7 @@ __all__ = [
     "error_of_job",
     "open_door",
     "survey",
+    "warm_token",
 ]
 
 
@@ -194,6 +198,7 @@ class NodeTasks:
     payload: bytes = field(repr=False)
     claim: bool = False
     run: str = ""
+    warm_token: str = field(default="", repr=False)
 
     def __call__(self, nodes: tuple[str, ...]) -> NodeTask:
         """Make it."""
@@ -214,7 +219,16 @@ class NodeTasks:
             payload=self.payload,
             claims=frozenset(str(node) for node in self.plan.nodes if self.claim and self.plan.gpus_of(node)),
             gpus=self.plan.gpus,
+            warm_token=self.warm_token,
         )
+
+
+_of_this_process = secrets.token_bytes(32)
+
+
+def warm_token(spark: SparkSession) -> str:
+    """Return what the nodes of one application, launched by this process, know of each other and nobody else does."""
+    return hmac.new(_of_this_process, str(context_of(spark).key).encode(), hashlib.sha256).hexdigest()
 
 
 def error_of_job(error: BaseException, what: str) -> TfosError:

@@ -37,12 +37,15 @@ class Settings:
     restarts: int = 0
     heartbeat_timeout: float = 15.0
     min_workers: int | None = None
+    warm: bool = True
+    warm_idle: float = 600.0
     apart: str = ""  # from other clusters of the name: what the default model_dir ends with
 
     def __post_init__(self) -> None:
         for name in ("rendezvous_timeout", "feed_timeout", "heartbeat_timeout"):
             check_seconds(name, getattr(self, name), above=0)
-        check_seconds("grace", self.grace)
+        for name in ("grace", "warm_idle"):
+            check_seconds(name, getattr(self, name))
         if self.heartbeat_timeout < _SHORTEST_SILENCE:
             raise PlanError(
                 f"heartbeat_timeout={self.heartbeat_timeout!r}: a node that is well speaks once a second; give "
@@ -77,7 +80,7 @@ class Settings:
                 refuse_unknown(os.fspath(getattr(self, name) or ""))
             except Unreachable as error:
                 raise PlanError(f"{name}: {error}") from None
-        for name in ("tensorboard", "autolog"):
+        for name in ("tensorboard", "autolog", "warm"):
             if not isinstance(getattr(self, name), bool):
                 raise PlanError(f"{name}={getattr(self, name)!r}: it is True or False")
 
@@ -138,6 +141,7 @@ class Settings:
             "queues": list(self.queues),
             "restarts": self.restarts,
             "heartbeat_timeout": self.heartbeat_timeout,
+            "warm_idle": self.warm_idle,
         }
 
 

@@ -42,7 +42,8 @@ class NodeJob:
     ``gpus`` are those that Spark gave its task; ``claim`` tells how many more it has to find on its host by itself.
     ``payload`` is the pickled function and its arguments (:mod:`tfos_nb.runtime.payload`). ``host`` is where the other
     nodes reach this one, if that is not the address that it has on its way to the driver. ``relayed``: the door is
-    reached by a relay.
+    reached by a relay. ``warm_token`` and ``anchor`` are for the application's warm server; none without a token
+    (:class:`tfos_nb.runtime.warm.ServerTerms`).
     """
 
     node: str
@@ -61,6 +62,8 @@ class NodeJob:
     payload: bytes = field(default=b"", repr=False)
     host: str = ""
     relayed: bool = False
+    warm_token: str = field(default="", repr=False)
+    anchor: int = 0
 
 
 @message

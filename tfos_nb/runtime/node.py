@@ -121,6 +121,7 @@ class NodeTask:
     payload: bytes = field(repr=False)
     claims: frozenset[str] = frozenset()
     gpus: int = 0
+    warm_token: str = field(default="", repr=False)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Be a node for as long as it lives."""
@@ -182,6 +183,8 @@ class NodeTask:
             certificate=self.door.certificate,
             token=self.door.token,
             payload=self.payload,
+            warm_token=self.warm_token,
+            anchor=_executor(),
         )
 
     @staticmethod
@@ -247,6 +250,15 @@ class NodeTask:
                 return None
             if use is SlotUse.END:
                 kill_group(supervisor)
+
+
+def _executor() -> int:
+    """Return the number of the process that this task's Python ends with: the executor's JVM."""
+    with contextlib.suppress(psutil.Error):
+        for parent in psutil.Process().parents():
+            if parent.name() == "java":
+                return int(parent.pid)
+    return os.getppid()
 
 
 def _executor_name() -> str:

@@ -29,16 +29,19 @@ __all__ = [
     "die_with_parent",
     "kill_group",
     "left_behind",
+    "name_this_process",
     "owner",
     "private_directory",
     "read_frame",
     "refuses",
+    "short_temporary_directory",
     "signal_name",
     "start_module",
     "write_frame",
 ]
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _ANSWERS_WITHIN = 1.0  # seconds; a process that has ended refuses at once
 _LENGTH = struct.Struct("!Q")
 _LONGEST = (1 << 32) + 64  # msgpack says in 32 bits how long a message is
@@ -75,6 +78,12 @@ def die_with_parent() -> None:
     expected = os.environ.get(PARENT_VARIABLE)
     if expected and os.getppid() != int(expected):
         os._exit(1)  # the parent went before the line above: nobody is left to hear of it
+
+
+def name_this_process(name: str) -> None:
+    """Have ``ps`` and ``top`` show a name for this process, where they can: Linux, which keeps 15 bytes of it."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode()[:15])
 
 
 class _Process(Protocol):
@@ -154,6 +163,11 @@ def private_directory(kind: str, sockets: bool = True) -> str:
     for path in left_behind(prefix, root):
         shutil.rmtree(path, ignore_errors=True)
     return tempfile.mkdtemp(prefix=f"{prefix}{owner()}-", dir=root)
+
+
+def short_temporary_directory() -> str:
+    """Return the temporary directory, or the machine's where its name would make a socket's path too long."""
+    return _short(tempfile.gettempdir())
 
 
 def _short(root: str) -> str:

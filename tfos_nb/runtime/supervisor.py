@@ -54,7 +54,7 @@ from tfos_nb.runtime.process import address_towards, private_directory, read_fra
 from tfos_nb.runtime.reports import Heartbeat, LogLines, tick_among
 from tfos_nb.runtime.tensorboard import TensorBoard
 from tfos_nb.runtime.tunnel import OpenTunnel, TunnelEnd
-from tfos_nb.runtime.warm import WarmProcess, can_fork
+from tfos_nb.runtime.warm import ServerTerms, WarmProcess, can_fork
 
 _HEARTBEAT_EVERY = 1.0
 _AFTER_FAREWELL = 3.0
@@ -109,6 +109,7 @@ class Supervisor:
         self._process: NodeProcess | None = None
         self._warm: WarmProcess | None = None
         self._processes = 0
+        self._notes: list[str] = []
         self._ended = False  # the process has, and another may follow
         self._kill_at: float | None = None
         self._at_once = False
@@ -150,20 +151,36 @@ class Supervisor:
         return None
 
     def _start_process(self) -> None:
-        if not (self._lasting and can_fork()):
-            self._process = self._new_process()
-            return
-        try:
-            self._warm = self._warm or self._new_warm()
-            self._process = self._new_process()
-        except ConnectionError:  # it was killed, and what it had forked with it
-            assert self._warm is not None, "it was made above"
-            self._warm.close()
-            self._warm = self._new_warm()
-            self._process = self._new_process()
+        """Have a process forked; or start one from nothing where none forks, or it has been killed again and again."""
+        for _ in range(2):
+            self._warm = self._warm or self._find_warm()
+            if self._warm is None:
+                break
+            try:
+                self._process = self._new_process()
+                return
+            except OSError as error:  # it was killed, and what it had forked with it
+                self._say(f"{error}")
+                self._warm.close()
+                self._warm = None
+        self._process = self._new_process()
 
-    def _new_warm(self) -> WarmProcess:
-        return WarmProcess(environment_of(self._job, self._temporary))
+    def _find_warm(self) -> WarmProcess | None:
+        """Return what forks this node's processes, if anything does."""
+        env, job = environment_of(self._job, self._temporary), self._job
+        if not can_fork():
+            return None
+        if job.warm_token and not job.gpus:
+            terms = ServerTerms(job.warm_token, job.anchor, float(str(job.settings.get("warm_idle"))))
+            try:
+                return WarmProcess.of_the_application(env, terms)
+            except OSError as error:
+                self._say(f"the application's warm process cannot be reached ({error})")
+        return WarmProcess.of_ones_own(env) if self._lasting else None
+
+    def _say(self, why: str) -> None:
+        """Note for the node's log why its start takes longer than it should."""
+        self._notes.append(f"tfos_nb: {why}: TensorFlow is imported anew for this node")
 
     def _new_process(self) -> NodeProcess:
         self._processes += 1
@@ -200,6 +217,9 @@ class Supervisor:
         job, port = self._job, self._port_holder.getsockname()[1]
         which = (job.executor, job.attempt, os.getpid(), job.gpus, generation, socket.gethostname())
         self._stream.send(Reservation(job.node, self._host, port, *which))
+        if self._notes:
+            self._stream.send(LogLines(job.node, tuple(self._notes)))
+            self._notes = []
         self._process.listen()
 
     def _regather(self, message: Regather) -> None:

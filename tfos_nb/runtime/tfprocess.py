@@ -58,7 +58,7 @@ from tfos_nb.runtime.on_import import spare_scikit_learn
 from tfos_nb.runtime.payload import unpack
 from tfos_nb.runtime.peers import Peers
 from tfos_nb.runtime.plan import Node, Role
-from tfos_nb.runtime.process import Channel, answers, die_with_parent
+from tfos_nb.runtime.process import Channel, answers, die_with_parent, name_this_process
 from tfos_nb.runtime.queues import DEFAULT_QUEUE, FeedQueues
 from tfos_nb.runtime.remote import check_places
 from tfos_nb.runtime.reports import Reporter
@@ -387,6 +387,7 @@ def main() -> None:
     job = next(iter(channel))
     sys.path += [entry for entry in job.python_path if entry not in sys.path and os.path.isdir(entry)]
     sys.argv = [f"tfos_nb {job.node}"]
+    name_this_process(f"tfos_nb {job.node}")
     TensorFlowProcess(channel, reporter, job, directory, host).run()
     _remove_generated_files()
     sys.stdout.flush()

@@ -2,42 +2,102 @@
 
 ::
 
-    supervisor ──socket: Fork, with the descriptors of the new process──▶ warm process ──fork──▶ TF process
-    supervisor ◀──socket: Forked(pid), Ended(returncode)───────────────── warm process
+    supervisor ──socket: Environment, then Fork with descriptors──▶ forker ──fork──▶ TF process
+    supervisor ◀──socket: Forked(pid), Ended(returncode)─────────── forker
+                                                                       ▲ fork, for each supervisor that connects
+                                                       warm server ────┘ has imported TensorFlow
 
-Only where the nodes may be gathered anew: it costs a process more, most of whose memory the forks share. A process that
-was forked after TensorFlow was imported works; one that was forked after TensorFlow has run an operation hangs for
-ever, so none is ever run here, and there is one thread alone.
+A Spark application has one warm server a host (:class:`WarmServer`), which the first supervisor starts and which
+outlives it: the nodes of the next cluster are forked from it too. It is reached by a socket in a directory of this
+user's alone, by a name that follows from the application's token; who connects has to be this user, and to send the
+token. A node with GPUs is never forked from it: a supervisor whose node may be started anew has a forker of its own
+there, and others start a fresh interpreter.
+
+A process that was forked after TensorFlow was imported works; one that was forked after TensorFlow has run an operation
+hangs for ever, so none is ever run here, and there is one thread alone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import gc
+import hashlib
+import hmac
+import importlib
+import importlib.util
 import os
 import queue
+import re
 import select
+import shutil
 import signal
 import socket
+import struct
+import subprocess
 import sys
+import tempfile
 import threading
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO
 
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.on_import import spare_scikit_learn
-from tfos_nb.runtime.process import die_with_parent, kill_group, start_module
+from tfos_nb.runtime.process import (
+    die_with_parent,
+    kill_group,
+    name_this_process,
+    read_frame,
+    short_temporary_directory,
+    start_module,
+    write_frame,
+)
 from tfos_nb.runtime.wire import message
 
-__all__ = ["ForkedProcess", "WarmProcess", "can_fork"]
+__all__ = ["ForkedProcess", "ServerTerms", "WarmProcess", "can_fork"]
 
-_MOST = 1 << 16  # bytes of a message: it has two paths in it
+_MOST = 1 << 16  # bytes of a message
+_ENVIRONMENT = 1 << 20  # of the one with a whole environment in it
 _DESCRIPTORS = 3
+_TOKEN_WITHIN = 5.0  # seconds for a process that has connected to say who it is
+_LOOK_EVERY = 5.0  # seconds between two looks at the machine's memory
+_LEAST_MEMORY = 0.05  # of the machine's; with less, a server whose nodes have ended gives its own back
+_MOST_SERVERS = 3  # of an application, each for other variables that an import depends on
+_PREFIX = "tfos_nb-warm-"
+_CREDENTIALS = struct.Struct("3i")  # process, user, group: SO_PEERCRED, unix(7)
+
+# What Python, TensorFlow, Keras and the libraries below them read of the environment while they are imported, or when
+# the interpreter starts. A server has one set of values of these; all others are set after the fork.
+_IMPORT_READS = re.compile(
+    r"PYTHON(?!PATH$|_WORKER_FACTORY)|TF_(?!CONFIG$)|TENSORFLOW|KERAS|XLA_|CUDA_|NVIDIA_|NCCL_|OMP_|KMP_|MKL_|OPENBLAS"
+    r"|BLIS_|NUMEXPR|NPY_|NUMPY|HDF5_|GRPC_|ABSL_|PROTOCOL_BUFFERS|ARROW_|MALLOC_|GLIBC_|LD_|LANG$|LANGUAGE$|LC_|HOME$"
+)
+_IMPORTED = ("tensorflow", "keras", "tf_keras", "numpy", "pyarrow", "tfos_nb")
+
+
+@message
+@dataclass(frozen=True)
+class Environment:
+    """To a forker, first: who asks, and what the processes that it forks are to find.
+
+    ``path`` is what comes before the interpreter's own places in ``sys.path``.
+    """
+
+    token: str = field(repr=False)
+    variables: dict[str, str] = field(repr=False)
+    directory: str
+    path: tuple[str, ...]
+    umask: int
+    supervisor: int
 
 
 @message
 @dataclass(frozen=True)
 class Fork:
-    """To the warm process, with the descriptors for messages, reports and output: fork."""
+    """To a forker, with the descriptors for messages, reports and output: fork."""
 
     directory: str
     host: str
@@ -46,9 +106,10 @@ class Fork:
 @message
 @dataclass(frozen=True)
 class Forked:
-    """From it: the new process."""
+    """From it: the new process, and its own number."""
 
     pid: int
+    forker: int
 
 
 @message
@@ -60,13 +121,33 @@ class Ended:
     returncode: int
 
 
+@message
+@dataclass(frozen=True)
+class ServerTerms:
+    """For how long, and for whom, an application's warm server is there. Comes by a pipe from who starts it.
+
+    Parameters
+    ----------
+    token : str
+        The application's.
+    anchor : int
+        The process that it ends with: the executor's JVM.
+    idle : float
+        Seconds after the end of its last node for which it waits for another.
+    """
+
+    token: str = field(repr=False)
+    anchor: int
+    idle: float
+
+
 def can_fork() -> bool:
     """Whether this system can tell of the end of a process that is not one's own child."""
     return hasattr(os, "pidfd_open")
 
 
 class ForkedProcess:
-    """A process that the warm one has forked; as far as it goes, what ``subprocess.Popen`` is of a child."""
+    """A process that a forker has forked; as far as it goes, what ``subprocess.Popen`` is of a child."""
 
     def __init__(self, pid: int, stdout: IO[bytes]) -> None:
         self.pid = pid
@@ -86,29 +167,64 @@ class ForkedProcess:
 
 
 class WarmProcess:
-    """The supervisor's end. To be made by a thread that stays: the process ends with it.
+    """A supervisor's end of its forker.
 
     Parameters
     ----------
-    env : mapping of str to str
-        The environment, of the forked processes too.
+    control : socket.socket
+        The connection to the forker, which ends when this is closed.
+    process : subprocess.Popen, optional
+        The forker, if it is a child of this process.
+
+    Raises
+    ------
+    OSError
+        From :meth:`of_the_application`, if there is no server and none can be started.
     """
 
-    def __init__(self, env: dict[str, str]) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._process = start_module(
+    def __init__(self, control: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
+        self._socket = control
+        self._process = process
+        self._forked: ForkedProcess | None = None
+        self._forker = 0
+        self._over = threading.Event()
+        self._answers: queue.SimpleQueue[int] = queue.SimpleQueue()  # 0 for none
+        self._lock = threading.Lock()
+        self._ended: Ended | None = None  # the last one; of process 0: the forker's own end
+        threading.Thread(target=self._listen, name="tfos_nb warm process", daemon=True).start()
+
+    @classmethod
+    def of_ones_own(cls, env: Mapping[str, str]) -> WarmProcess:
+        """Start a process that imports TensorFlow and forks for this supervisor alone.
+
+        To be called by a thread that stays: the process ends with it.
+        """
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        process = start_module(
             "tfos_nb.runtime.warm",
             env=env,
             fds=(theirs.fileno(),),
-            arguments=(str(theirs.fileno()),),
+            arguments=("fork", str(theirs.fileno())),
             stderr=None,  # why it could not import TensorFlow is then among its supervisor's last words
         )
         theirs.close()
-        self._forked: ForkedProcess | None = None
-        self._answers: queue.SimpleQueue[int] = queue.SimpleQueue()  # 0 for none
-        self._lock = threading.Lock()
-        self._ended: Ended | None = None  # the last one; of process 0: the warm one's own end
-        threading.Thread(target=self._listen, name="tfos_nb warm process", daemon=True).start()
+        return cls(control, process)
+
+    @classmethod
+    def of_the_application(cls, env: Mapping[str, str], terms: ServerTerms) -> WarmProcess:
+        """Have the application's warm server on this host make a forker; start that server if there is none."""
+        control = _connect(env, terms)
+        entries = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
+        umask = os.umask(0o077)
+        os.umask(umask)
+        given = Environment(terms.token, dict(env), os.getcwd(), tuple(entries), umask, os.getpid())
+        try:
+            control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ENVIRONMENT)
+            control.send(wire.encode(given))
+        except OSError:
+            control.close()
+            raise
+        return cls(control)
 
     def fork(self, directory: str, host: str, fds: tuple[int, int]) -> ForkedProcess:
         """Have a node's process forked, which gets these two descriptors for its messages and reports.
@@ -116,7 +232,7 @@ class WarmProcess:
         Raises
         ------
         OSError
-            If the warm process has gone.
+            If the forker has gone.
         """
         output, theirs = os.pipe()
         try:
@@ -133,7 +249,13 @@ class WarmProcess:
 
     def close(self) -> None:
         """End it, and what it has forked."""
-        kill_group(self._process)
+        if self._process is not None:
+            kill_group(self._process)
+        elif self._forker and not self._over.is_set():  # it may have been stopped
+            with contextlib.suppress(OSError):
+                os.kill(self._forker, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _watched(self, pid: int, output: IO[bytes]) -> ForkedProcess:
@@ -147,12 +269,15 @@ class WarmProcess:
         with contextlib.suppress(OSError):
             while data := self._socket.recv(_MOST):
                 self._take(wire.decode(data))
-        self._process.wait()
+        self._over.set()
+        if self._process is not None:
+            self._process.wait()
         self._take(Ended(0, -signal.SIGKILL))  # what it has forked ends with it
         self._answers.put(0)
 
     def _take(self, news: Forked | Ended) -> None:
         if isinstance(news, Forked):
+            self._forker = news.forker
             self._answers.put(news.pid)
             return
         with self._lock:
@@ -161,31 +286,273 @@ class WarmProcess:
                 self._forked.end(news.returncode)
 
 
+# --- finding the application's server, or starting it ---
+
+
+def _connect(env: Mapping[str, str], terms: ServerTerms) -> socket.socket:
+    """Connect to the server of this application and these variables; the socket is there before the server listens."""
+    application = hashlib.sha256(f"{terms.token}\n{_container()}".encode()).hexdigest()[:12]
+    family = os.path.join(short_temporary_directory(), f"{_PREFIX}{os.getuid()}-{application}")
+    directory = f"{family}-{_fingerprint(env)}"
+    _make_private(directory)
+    with _locked(os.path.join(directory, "lock")):
+        path = os.path.join(directory, "socket")
+        control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            control.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            _clear(family)
+            _start_server(directory, path, env, terms)
+            control.connect(path)
+        os.utime(directory)
+    return control
+
+
+def _start_server(directory: str, path: str, env: Mapping[str, str], terms: ServerTerms) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen()
+        # Held for as long as the server lives: by this, others see that the directory is in use.
+        alive = os.open(os.path.join(directory, "alive"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(alive, fcntl.LOCK_EX)
+            starting = start_module(
+                "tfos_nb.runtime.warm",
+                env={**env, "TMPDIR": tempfile.gettempdir()},
+                fds=(listener.fileno(), alive),
+                arguments=("serve", str(listener.fileno()), str(alive), directory),
+                stdin=subprocess.PIPE,
+            )
+        finally:
+            os.close(alive)
+    assert starting.stdin is not None, "it was asked for"
+    with starting.stdin, contextlib.suppress(BrokenPipeError):  # it is dead, and its socket will say so
+        write_frame(starting.stdin, terms)
+    starting.wait()
+
+
+def _clear(family: str) -> None:
+    """Remove what servers that are gone have left, and end the application's oldest ones where there are too many."""
+    root, name = os.path.split(family)
+    kept = []
+    for found in Path(root).glob(f"{_PREFIX}{os.getuid()}-*"):
+        with contextlib.suppress(OSError):
+            if _is_served(found):
+                kept += [(found.stat().st_mtime, found)] if found.name.startswith(name) else []
+            elif time.time() - found.stat().st_mtime > _LOOK_EVERY:  # not one that is being made
+                shutil.rmtree(found, ignore_errors=True)
+    for _, old in sorted(kept)[: max(0, len(kept) + 1 - _MOST_SERVERS)]:
+        with contextlib.suppress(OSError, ValueError):
+            # What it has forked lives on: only the server itself ends.
+            os.kill(int((old / "alive").read_text()), signal.SIGTERM)
+
+
+def _is_served(directory: Path) -> bool:
+    try:
+        with (directory / "alive").open("rb") as alive:
+            fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _make_private(directory: str) -> None:
+    """Make a directory that only this user can enter; refuse one that somebody else has put in its place."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(directory, 0o700)
+    there = os.lstat(directory)
+    if there.st_uid != os.getuid() or there.st_mode & 0o777 != 0o700 or os.path.islink(directory):
+        raise PermissionError(f"{directory} is not a directory of this user alone")
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+    with open(path, "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _container() -> str:
+    """Tell whose processes these are: one server does not fork for two containers, nor where another pays for it."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid") + Path("/proc/self/cgroup").read_text()
+    return ""
+
+
+def _fingerprint(env: Mapping[str, str]) -> str:
+    """Name what an import depends on: the interpreter, the packages, and the variables that are read meanwhile."""
+    parts = [sys.executable, *(f"{name}={env[name]}" for name in sorted(env) if _IMPORT_READS.match(name))]
+    for name in _IMPORTED:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None:
+            parts.append(f"{spec.origin} {os.stat(spec.origin).st_mtime_ns}")
+    with contextlib.suppress(OSError):
+        parts.append((Path(env.get("KERAS_HOME") or Path.home() / ".keras") / "keras.json").read_text())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
+# --- the processes that fork ---
+
+
+class WarmServer:
+    """An application's warm process on a host: makes a forker for each supervisor that connects.
+
+    It ends with its anchor, after ``terms.idle`` seconds without a node, when the machine's memory is nearly used up,
+    or by a signal; its forkers, and the nodes that they have forked, live on until their supervisors end them.
+
+    Parameters
+    ----------
+    listener : socket.socket
+        Where supervisors connect.
+    alive : int
+        The descriptor that is locked for as long as it lives.
+    directory : str
+        Where its socket is.
+    terms : ServerTerms
+        See there.
+    """
+
+    def __init__(self, listener: socket.socket, alive: int, directory: str, terms: ServerTerms) -> None:
+        self._listener = listener
+        self._alive = alive
+        self._directory = directory
+        self._terms = terms
+        self._anchor = os.pidfd_open(terms.anchor)
+        self._forkers: dict[int, int] = {}  # a descriptor that tells of its end -> its process number
+        self._idle_since = time.monotonic()
+        self._poll = select.poll()
+        self._poll.register(listener, select.POLLIN)
+        self._poll.register(self._anchor, select.POLLIN)
+
+    def run(self) -> None:
+        """Serve until it is not wanted any more."""
+        while not (self._forkers == {} and self._is_over() and self._withdraw()):
+            for descriptor, _ in self._poll.poll(_LOOK_EVERY * 1000):
+                if descriptor == self._listener.fileno():
+                    self._accept()
+                elif descriptor == self._anchor:
+                    self._poll.unregister(self._anchor)
+                else:
+                    self._reap(descriptor)
+
+    def _is_over(self) -> bool:
+        waited = time.monotonic() - self._idle_since
+        return waited >= self._terms.idle or _has_ended(self._anchor) or _memory_left() < _LEAST_MEMORY
+
+    def _withdraw(self) -> bool:
+        """Remove the socket, so that nobody connects any more; whether nobody just has."""
+        with _locked(os.path.join(self._directory, "lock")):
+            if select.select([self._listener], [], [], 0)[0]:
+                return False
+            shutil.rmtree(self._directory, ignore_errors=True)
+            return True
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        if _CREDENTIALS.unpack(credentials)[1] != os.getuid():
+            connection.close()
+            return
+        pid = os.fork()
+        if pid == 0:
+            self._become_forker(connection)
+        connection.close()
+        watch = os.pidfd_open(pid)
+        self._forkers[watch] = pid
+        self._poll.register(watch, select.POLLIN)
+
+    def _reap(self, watch: int) -> None:
+        self._poll.unregister(watch)
+        os.waitpid(self._forkers.pop(watch), 0)
+        os.close(watch)
+        self._idle_since = time.monotonic()
+
+    def _become_forker(self, connection: socket.socket) -> None:
+        """Go on as the forker of one supervisor; never returns."""
+        try:
+            os.setsid()
+            self._listener.close()
+            for descriptor in (self._alive, self._anchor, *self._forkers):
+                os.close(descriptor)
+            connection.settimeout(_TOKEN_WITHIN)
+            given = wire.decode(connection.recv(_ENVIRONMENT))
+            if isinstance(given, Environment) and hmac.compare_digest(given.token, self._terms.token):
+                connection.settimeout(None)
+                _enter(given)
+                _Forker(connection).run()
+        finally:
+            os._exit(0)
+
+
+def _has_ended(watch: int) -> bool:
+    return bool(select.select([watch], [], [], 0)[0])
+
+
+def _memory_left() -> float:
+    """Return the part of the memory that is free: the machine's, or what its container may have."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    left: float = memory.available / memory.total
+    with contextlib.suppress(OSError, ValueError):  # no version 2 of cgroups, or no limit ("max")
+        own = Path("/sys/fs/cgroup") / Path("/proc/self/cgroup").read_text().split("0::/", 1)[-1].split("\n")[0]
+        most, used = (int((own / name).read_text()) for name in ("memory.max", "memory.current"))
+        left = min(left, 1 - used / most)
+    return left
+
+
+def _enter(given: Environment) -> None:
+    """Take a supervisor's environment in the place of the one in which this process was started."""
+    before = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    own = [entry for entry in sys.path[1:] if entry not in before]
+    os.environ.clear()
+    os.environ.update(given.variables)
+    os.chdir(given.directory)
+    os.umask(given.umask)
+    sys.path[:] = dict.fromkeys([given.directory, *given.path, *own])
+    sys.path_importer_cache.clear()
+    importlib.invalidate_caches()
+    tempfile.tempdir = None
+    time.tzset()
+    name_this_process(f"tfos_nb {given.supervisor}")  # as ps and top show it
+
+
 class _Forker:
-    """The warm process itself."""
+    """Forks for one supervisor, one process at a time."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._child: tuple[int, int] | None = None  # its process number, and a descriptor that tells of its end
 
     def run(self) -> None:
-        """Fork whenever that is asked for, until the supervisor has gone."""
+        """Fork whenever that is asked for, until the supervisor has gone; what was forked ends then."""
         while True:
             control = self._control.fileno()
             ready, _, _ = select.select([control, *([self._child[1]] if self._child else [])], [], [])
             if self._child is not None and self._child[1] in ready:
                 self._reap(*self._child)
             if control in ready and not self._obey():
-                return
+                break
+        if self._child is not None:
+            os.killpg(self._child[0], signal.SIGKILL)
 
     def _reap(self, pid: int, watch: int) -> None:
         _, status = os.waitpid(pid, 0)
         os.close(watch)
         self._child = None
-        self._control.send(wire.encode(Ended(pid, os.waitstatus_to_exitcode(status))))
+        with contextlib.suppress(OSError):  # the supervisor has gone; the next look at it says so
+            self._control.send(wire.encode(Ended(pid, os.waitstatus_to_exitcode(status))))
 
     def _obey(self) -> bool:
-        data, fds, _, _ = socket.recv_fds(self._control, _MOST, _DESCRIPTORS)
+        try:
+            data, fds, _, _ = socket.recv_fds(self._control, _MOST, _DESCRIPTORS)
+        except ConnectionError:
+            return False
         if not data:
             return False
         order = wire.decode(data)
@@ -199,12 +566,15 @@ class _Forker:
         for fd in fds:
             os.close(fd)
         self._child = pid, os.pidfd_open(pid)
-        self._control.send(wire.encode(Forked(pid)))
+        with contextlib.suppress(OSError):
+            self._control.send(wire.encode(Forked(pid, os.getpid())))
         return True
 
 
 def _become_node(order: Fork, fds: list[int]) -> None:
     """Go on as a node's process; never returns."""
+    import numpy as np
+
     from tfos_nb.runtime import tfprocess
 
     code = 1
@@ -214,6 +584,7 @@ def _become_node(order: Fork, fds: list[int]) -> None:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
+        np.random.seed()  # Python's own generator begins anew in a fork by itself
         os.environ["TFOS_NB_PARENT"] = str(os.getppid())
         sys.argv = ["tfos_nb", str(messages), str(reports), order.directory, order.host]
         tfprocess.main()
@@ -221,16 +592,39 @@ def _become_node(order: Fork, fds: list[int]) -> None:
         os._exit(code)  # only an error comes here
 
 
-def main() -> None:
-    """Run as the warm process."""
-    die_with_parent()
+def _import_all() -> None:
+    """Import what every node needs, so that none does it again."""
     spare_scikit_learn()
     import keras  # noqa: F401
+    import pyarrow.flight  # noqa: F401
     import tensorflow  # noqa: F401
 
-    from tfos_nb.runtime import tfprocess  # noqa: F401
+    from tfos_nb.runtime import strategy, tfprocess  # noqa: F401
 
-    _Forker(socket.socket(fileno=int(sys.argv[1]))).run()
+
+def main() -> None:
+    """Run as a forker of one's own, or as an application's server."""
+    purpose, descriptor = sys.argv[1], int(sys.argv[2])
+    if purpose == "fork":
+        die_with_parent()
+        _import_all()
+        _Forker(socket.socket(fileno=descriptor)).run()
+        return
+    alive, directory = int(sys.argv[3]), sys.argv[4]
+    terms = read_frame(sys.stdin.buffer)
+    if os.fork():
+        os._exit(0)  # whoever started it has nothing to do with its life
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.ftruncate(alive, 0)
+    os.write(alive, str(os.getpid()).encode())
+    os.chdir("/")  # it outlives the directory that it was started in
+    name_this_process("tfos_nb warm")
+    server = WarmServer(socket.socket(fileno=descriptor), alive, directory, terms)
+    _import_all()
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy the pages of all that was imported
+    server.run()
 
 
 if __name__ == "__main__":
