@@ -23,12 +23,21 @@ from tfos_nb.state import NodeState, NodeStatus
 
 SECONDS = 120.0
 NODE = "worker:0"
+SETTINGS: dict[str, object] = {"buffer_bytes": 1 << 20, "spill_bytes": 1 << 20, "warm_idle": 600.0}
 
 
 class Node:
     """One node that runs a main, and what the driver knows of it."""
 
-    def __init__(self, main: Callable[..., Any], model_dir: str, *, fed: bool = False, **variables: str) -> None:
+    def __init__(
+        self,
+        main: Callable[..., Any],
+        model_dir: str,
+        *,
+        fed: bool = False,
+        of_job: dict[str, Any] | None = None,
+        **variables: str,
+    ) -> None:
         self.roster = Roster(ClusterPlan(1, input_mode="spark" if fed else "tensorflow"))
         self.beats: list[Heartbeat] = []
         beat = self.roster._handlers[Heartbeat]
@@ -48,10 +57,11 @@ class Node:
             executor="0",
             door_host=address.host,
             door_port=address.port,
-            settings={"model_dir": model_dir, "buffer_bytes": 1 << 20, "spill_bytes": 1 << 20, "fed": fed},
+            settings={**SETTINGS, "model_dir": model_dir, "fed": fed},
             certificate=address.certificate,
             token=address.token,
             payload=pack(main, {}),
+            **(of_job or {}),
         )
         write_frame(self.supervisor.stdin, job)
 

@@ -16,6 +16,8 @@ SPARED = """
     import tensorflow as tf
 
     tf.keras.Sequential
+    twice = tf.function(lambda x: x if tf.reduce_sum(x) > 0 else -x)
+    twice(tf.ones(()))  # AutoGraph looks for the function's module among all
     finders = [type(one).__name__ for one in sys.meta_path]
     print("sklearn" in sys.modules, "scipy.stats" in sys.modules, finders.count("WhenUsed"))
     from keras.wrappers import SKLearnRegressor

@@ -6,6 +6,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -77,7 +78,10 @@ def spare_scikit_learn() -> None:
 
 @dataclass(frozen=True)
 class WhenUsed(importlib.abc.MetaPathFinder):
-    """Has modules run their code when something of theirs is first asked for: :class:`importlib.util.LazyLoader`.
+    """Has modules run their code when something of theirs is first asked for.
+
+    :class:`importlib.util.LazyLoader` does so too, and also when a module is asked for its file or its name: AutoGraph
+    asks all of ``sys.modules`` for these (``inspect.getmodule``), and with its first function each module would run.
 
     Parameters
     ----------
@@ -99,5 +103,48 @@ class WhenUsed(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = importlib.util.LazyLoader(spec.loader)
+            spec.loader = _LateLoader(spec.loader)
         return spec
+
+
+class _LateLoader(importlib.abc.Loader):
+    """Makes a module that runs its code later."""
+
+    def __init__(self, loader: importlib.abc.Loader) -> None:
+        self._loader = loader
+        self._lock = threading.RLock()
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        """Make it; the import system gives it its file and its name."""
+        return _LateModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run nothing yet."""
+
+    def load(self, module: ModuleType) -> None:
+        """Run its code, once."""
+        with self._lock:
+            if isinstance(module, _LateModule):
+                object.__setattr__(module, "__class__", ModuleType)
+                module.__loader__ = self._loader
+                if module.__spec__ is not None:
+                    module.__spec__.loader = self._loader
+                self._loader.exec_module(module)
+
+
+class _LateModule(ModuleType):
+    """A module whose code has not run: it has only what the import system gives it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        loader = object.__getattribute__(self, "__spec__").loader
+        if isinstance(loader, _LateLoader):
+            loader.load(self)
+        return getattr(self, name)
+
+    def __dir__(self) -> list[str]:
+        loader = object.__getattribute__(self, "__spec__").loader
+        if isinstance(loader, _LateLoader):
+            loader.load(self)
+        return sorted(self.__dict__)

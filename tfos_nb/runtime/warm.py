@@ -40,7 +40,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
@@ -63,6 +63,7 @@ _MOST = 1 << 16  # bytes of a message
 _ENVIRONMENT = 1 << 20  # of the one with a whole environment in it
 _DESCRIPTORS = 3
 _TOKEN_WITHIN = 5.0  # seconds for a process that has connected to say who it is
+_CODE_WITHIN = 5.0  # seconds after a process has ended for its forker to say how, which may have been stopped
 _LOOK_EVERY = 5.0  # seconds between two looks at the machine's memory
 _LEAST_MEMORY = 0.05  # of the machine's; with less, a server whose nodes have ended gives its own back
 _MOST_SERVERS = 3  # of an application, each for other variables that an import depends on
@@ -153,7 +154,11 @@ class ForkedProcess:
         self.pid = pid
         self.stdout: IO[bytes] | None = stdout
         self._ended = threading.Event()
-        self._returncode = 0
+        self._returncode = -signal.SIGKILL
+        try:
+            self._watch = os.pidfd_open(pid)
+        except ProcessLookupError:  # it has ended, and its code is on its way
+            self._watch = -1
 
     def end(self, returncode: int) -> None:
         """Learn that it has ended."""
@@ -162,7 +167,11 @@ class ForkedProcess:
 
     def wait(self) -> int:
         """Wait for its end; return its code, or the negative number of the signal that ended it."""
-        self._ended.wait()
+        if self._watch >= 0:
+            select.select([self._watch], [], [])
+            os.close(self._watch)
+            self._watch = -1
+        self._ended.wait(_CODE_WITHIN)
         return self._returncode
 
 
@@ -415,13 +424,18 @@ class WarmServer:
         Where its socket is.
     terms : ServerTerms
         See there.
+    imported : mapping of str to str
+        The environment variables that what was imported has set.
     """
 
-    def __init__(self, listener: socket.socket, alive: int, directory: str, terms: ServerTerms) -> None:
+    def __init__(
+        self, listener: socket.socket, alive: int, directory: str, terms: ServerTerms, imported: Mapping[str, str]
+    ) -> None:
         self._listener = listener
         self._alive = alive
         self._directory = directory
         self._terms = terms
+        self._imported = imported
         self._anchor = os.pidfd_open(terms.anchor)
         self._forkers: dict[int, int] = {}  # a descriptor that tells of its end -> its process number
         self._idle_since = time.monotonic()
@@ -483,7 +497,7 @@ class WarmServer:
             given = wire.decode(connection.recv(_ENVIRONMENT))
             if isinstance(given, Environment) and hmac.compare_digest(given.token, self._terms.token):
                 connection.settimeout(None)
-                _enter(given)
+                _enter(replace(given, variables={**given.variables, **self._imported}))
                 _Forker(connection).run()
         finally:
             os._exit(0)
@@ -597,6 +611,7 @@ def _import_all() -> None:
     spare_scikit_learn()
     import keras  # noqa: F401
     import pyarrow.flight  # noqa: F401
+    import pyspark.cloudpickle  # noqa: F401 - main comes by it; from Spark's zip it is compiled anew each time
     import tensorflow  # noqa: F401
 
     from tfos_nb.runtime import strategy, tfprocess  # noqa: F401
@@ -620,11 +635,12 @@ def main() -> None:
     os.write(alive, str(os.getpid()).encode())
     os.chdir("/")  # it outlives the directory that it was started in
     name_this_process("tfos_nb warm")
-    server = WarmServer(socket.socket(fileno=descriptor), alive, directory, terms)
+    before = dict(os.environ)
     _import_all()
+    imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
     gc.collect()
     gc.freeze()  # a collection in a fork would copy the pages of all that was imported
-    server.run()
+    WarmServer(socket.socket(fileno=descriptor), alive, directory, terms, imported).run()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,259 @@
+"""An application's warm server: what it forks is as if it had been started from nothing, and who may ask it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.faults import its_supervisor, its_warm_process
+from tests.test_supervisor import Node
+from tests.waiting import until
+from tfos_nb.runtime import wire
+from tfos_nb.runtime.warm import Environment, Fork, ServerTerms, WarmProcess
+
+Start = Callable[..., Node]
+
+
+@pytest.fixture
+def anchor() -> Iterator[subprocess.Popen[bytes]]:
+    """What stands for an executor's JVM."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(10_000)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary directory of the test's own, so that its servers are known; its name is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="warm-", dir="/tmp") as directory:
+        monkeypatch.setenv("TMPDIR", directory)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        yield Path(directory)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+
+@pytest.fixture
+def start(root: Path, anchor: subprocess.Popen[bytes], tmp_path: Path) -> Iterator[Start]:
+    """Start a node of one application, whose tasks belong to one executor; ``warm`` says whether it may be forked."""
+    nodes: list[Node] = []
+
+    def run(main: Callable[..., Any], *, warm: bool = True, **options: Any) -> Node:
+        terms: dict[str, Any] = {"warm_token": "the application's", "anchor": anchor.pid} if warm else {}
+        nodes.append(Node(main, str(tmp_path), of_job=terms, **options))
+        return nodes[-1]
+
+    yield run
+    for node in nodes:
+        node.close()
+    anchor.kill()
+    anchor.wait()
+    assert until(lambda: not servers(root)), "a server outlives its executor"
+
+
+def servers(root: Path) -> list[psutil.Process]:
+    """Find the application's servers in a directory."""
+    found = []
+    for file in root.glob("tfos_nb-warm-*/alive"):
+        try:
+            process = psutil.Process(int(file.read_text()))
+            alive = process.name() == "tfos_nb warm" and process.status() != psutil.STATUS_ZOMBIE
+            found += [process] if alive else []
+        except (OSError, ValueError, psutil.Error):
+            continue
+    return found
+
+
+def describe(args: Any, ctx: Any) -> dict[str, Any]:
+    """Tell all of a process that one run could leave for the next."""
+    import gc
+    import os
+    import random
+    import resource
+    import signal
+    import sys
+    import tempfile
+    import threading
+
+    import numpy as np
+    import tensorflow as tf
+
+    umask = os.umask(0)
+    os.umask(umask)
+    mine = {"TFOS_NB_PARENT", "TMPDIR", "TF_CONFIG"}  # a process, a directory and a port of each node's own
+    seen = {
+        "environment": {name: value for name, value in os.environ.items() if name not in mine},
+        "directory": os.getcwd(),
+        "arguments": list(sys.argv),
+        "path": list(dict.fromkeys(sys.path)),
+        "umask": umask,
+        "signals": {one.name: str(signal.getsignal(one)) for one in signal.valid_signals() if hasattr(one, "name")},
+        "blocked": sorted(map(str, signal.pthread_sigmask(signal.SIG_BLOCK, []))),
+        "limits": [list(resource.getrlimit(kind)) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)],
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "standard input": os.readlink("/proc/self/fd/0"),
+        "own session": os.getsid(0) == os.getpid(),
+        "temporary": os.path.dirname(tempfile.gettempdir()),
+        "collects": gc.isenabled(),
+        "mine": sorted(name for name in sys.modules if name.startswith("of_the_user")),
+        "precision": tf.keras.config.dtype_policy().name,
+    }
+    drawn = [random.random(), float(np.random.rand()), float(tf.random.normal(()))]
+    return {"seen": seen, "drawn": drawn, "descriptors": len(os.listdir("/proc/self/fd"))}
+
+
+def test_a_forked_node_finds_what_a_fresh_one_finds(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = start(describe, warm=False).result()
+
+    def leave_traces(args: Any, ctx: Any) -> None:
+        import os
+        import random
+        import signal
+        import sys
+        import types
+
+        import keras
+        import numpy as np
+
+        os.environ["LEFT"] = "this"
+        os.chdir("/")
+        os.umask(0o000)
+        sys.path.insert(0, "/left")
+        sys.modules["of_the_user"] = types.ModuleType("of_the_user")
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        keras.mixed_precision.set_global_policy("mixed_bfloat16")
+        keras.utils.set_random_seed(1)
+        random.seed(1)
+        np.random.seed(1)
+
+    start(leave_traces).result()
+    first, second = start(describe).result(), start(describe).result()
+    for forked in (first, second):
+        for part, value in fresh["seen"].items():
+            assert forked["seen"][part] == value, part
+        assert forked["descriptors"] <= fresh["descriptors"] + 2
+    for one, other in zip(first["drawn"], second["drawn"], strict=True):
+        assert one != other, "two nodes draw the same numbers"
+    monkeypatch.setenv("OF_A_LATER_RUN", "seen")
+    assert start(describe).result()["seen"]["environment"]["OF_A_LATER_RUN"] == "seen"
+
+
+def parent(args: Any, ctx: Any) -> list[Any]:
+    import os
+    from pathlib import Path
+
+    server = int(Path(f"/proc/{os.getppid()}/stat").read_text().rsplit(") ", 1)[1].split()[1])
+    return [os.getppid(), server, os.environ.get("TF_ONE", "")]
+
+
+def test_the_nodes_of_one_application_come_from_one_server_and_of_other_variables_from_another(
+    start: Start, root: Path
+) -> None:
+    nodes = [start(parent), start(parent)]
+    (first, one, _), (second, other, _) = (node.result() for node in nodes)
+    assert first != second
+    assert one == other == servers(root)[0].pid
+    seen = set()
+    for number in range(4):  # an import may depend on it
+        _, server, value = start(parent, TF_ONE=str(number)).result()
+        assert value == str(number)
+        seen.add(server)
+    assert len(seen) == 4
+    assert until(lambda: len(servers(root)) <= 3), "as many processes with TensorFlow as there were environments"
+
+
+def test_a_server_that_was_killed_takes_no_node_with_it_and_is_started_anew(start: Start, root: Path) -> None:
+    def wait(args: Any, ctx: Any) -> int:
+        import threading
+
+        threading.Event().wait()
+        return 1
+
+    node = start(wait)
+    node.until(lambda: node.state.pid)
+    (server,) = servers(root)
+    server.kill()
+    assert until(lambda: not servers(root))
+    process = psutil.Process(node.state.pid)
+    _, anew, _ = start(parent).result()
+    assert anew == servers(root)[0].pid != server.pid
+    assert process.is_running()
+    assert process.status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_node_ends_with_its_supervisor_also_when_what_forked_it_stands_still(start: Start, how: int) -> None:
+    def wait(args: Any, ctx: Any) -> None:
+        import threading
+
+        threading.Event().wait()
+
+    node = start(wait)
+    node.until(lambda: node.state.pid)
+    process, forker = psutil.Process(node.state.pid), psutil.Process(its_warm_process(node.state.pid))
+    assert its_supervisor(process.pid) == node.supervisor.pid
+    if how == signal.SIGSTOP:
+        forker.suspend()
+        node.close()
+    else:
+        node.supervisor.kill()
+    for one in (process, forker):
+        assert until(lambda one=one: not one.is_running() or one.status() == psutil.STATUS_ZOMBIE), one
+
+
+def test_a_directory_of_somebody_elses_is_not_used_and_the_log_says_so(start: Start, root: Path) -> None:
+    expected = start(parent).result()
+    (there,) = root.glob("tfos_nb-warm-*")
+    there.chmod(0o755)
+    node = start(parent)
+    assert node.result()[1] != expected[1]
+    assert any("is not a directory of this user alone" in line for line in node.roster.logs("worker:0"))
+
+
+def terms_of(anchor: subprocess.Popen[bytes], idle: float = 600.0) -> ServerTerms:
+    return ServerTerms("the application's", anchor.pid, idle)
+
+
+def test_a_stranger_gets_no_process(root: Path, anchor: subprocess.Popen[bytes]) -> None:
+    warm = WarmProcess.of_the_application(dict(os.environ), terms_of(anchor))
+    (path,) = root.glob("tfos_nb-warm-*/socket")
+    given = Environment("guessed", {}, "/", (), 0o22, os.getpid())
+    for said in (wire.encode(given), b"nonsense", wire.encode(Fork("/tmp", "localhost"))):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+            stranger.connect(str(path))
+            stranger.send(said)
+            stranger.settimeout(60)
+            assert stranger.recv(100) == b""
+    assert path.stat().st_mode & 0o777 == 0o600
+    warm.close()
+
+
+def test_a_server_without_nodes_ends_after_a_while(root: Path, anchor: subprocess.Popen[bytes]) -> None:
+    warm = WarmProcess.of_the_application(dict(os.environ), terms_of(anchor, idle=0.5))
+    assert until(lambda: servers(root), 60)
+    warm.close()
+    assert until(lambda: not servers(root), 60)
+    assert not list(root.glob("tfos_nb-warm-*")), "its directory is left"
+
+
+def test_what_a_killed_server_left_is_removed_by_the_next(root: Path, anchor: subprocess.Popen[bytes]) -> None:
+    WarmProcess.of_the_application(dict(os.environ), terms_of(anchor)).close()
+    assert until(lambda: servers(root), 60)
+    (old,) = root.glob("tfos_nb-warm-*")
+    servers(root)[0].kill()
+    assert until(lambda: not servers(root))
+    os.utime(old, (0, 0))
+    other = replace(terms_of(anchor), token="another application's")
+    WarmProcess.of_the_application(dict(os.environ), other).close()
+    assert old not in list(root.glob("tfos_nb-warm-*"))
