@@ -50,6 +50,7 @@ def spark(spark_home: Path) -> Iterator[SparkSession]:
             local_cluster.builder(executors=2, cores=2)
             .appName("tests")
             .config("spark.sql.execution.arrow.pyspark.enabled", "true")
+            .config("spark.python.daemon.module", "tests.warm_daemon")
             .getOrCreate()
         )
         session.sparkContext.setLogLevel("ERROR")

@@ -132,6 +132,11 @@ def launch(
     min_workers : int, optional
         With ``restarts``: go on with so many workers or more while a lost one is not back. It joins the others again
         when they have saved a state. Default: all are waited for.
+    warm : bool, optional
+        Whether the nodes are forked from a process that has imported TensorFlow, which stays on the executor's host for
+        the next cluster. Nodes with GPUs never are.
+    warm_idle : float, optional
+        How long that process waits for another node before it ends.
     sources : mapping of str to str, optional
         Source text by file name, for tracebacks.
     wait_until_up : bool, optional

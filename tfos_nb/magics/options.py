@@ -25,7 +25,7 @@ _INPUT_MODE = InputMode(ClusterPlan.input_mode)
 
 _LAUNCH_ONLY = (
     *("model_dir", "autolog", "env", "feed_timeout", "rendezvous_timeout", "grace", "restarts", "min_workers"),
-    *("tensorboard", "log_dir"),
+    *("tensorboard", "log_dir", "warm"),
 )
 """What :func:`tfos_nb.launch` takes from the line beside the plan."""
 
@@ -86,6 +86,7 @@ class LaunchOptions:
     autolog: bool | None = None
     tensorboard: bool | None = None
     log_dir: str | None = None
+    warm: bool | None = None
     env: Mapping[str, str] | None = None
     background: bool = False
     wait: bool = False
@@ -299,6 +300,13 @@ def _add_course(group: argparse._ArgumentGroup, told: _Told) -> None:
         action="store_false",
         default=None,
         help="let Keras' fit not report its steps by itself",
+    )
+    group.add_argument(
+        "--no-warm",
+        dest="warm",
+        action="store_false",
+        default=None,
+        help="import TensorFlow anew in each node, and leave no process for the next cluster",
     )
     group.add_argument(
         "--env", metavar="K=V", type=_variable, nargs="+", action="extend", help="environment variables of the nodes"

@@ -1,8 +1,8 @@
-"""The node itself: a fresh interpreter that imports TensorFlow and calls the user's ``main``.
+"""The node itself: a process that has TensorFlow and calls the user's ``main``.
 
-Started by its supervisor (:mod:`tfos_nb.runtime.supervisor`) as ``python -m tfos_nb.runtime.tfprocess``, with one
-socket
-for messages and one for reports. TensorFlow is imported while the cluster still gathers.
+Its supervisor (:mod:`tfos_nb.runtime.supervisor`) has it forked by a warm process, or starts it as ``python -m
+tfos_nb.runtime.tfprocess``, with one socket for messages and one for reports. Where TensorFlow has to be imported yet,
+that is done while the cluster still gathers.
 
 The process stays after ``main`` has returned, until the driver says farewell: its peers may still need its server.
 """

@@ -57,7 +57,7 @@ from tfos_nb.runtime.process import (
 )
 from tfos_nb.runtime.wire import message
 
-__all__ = ["ForkedProcess", "ServerTerms", "WarmProcess", "can_fork"]
+__all__ = ["ForkedProcess", "ServerTerms", "WarmProcess", "can_fork", "import_all"]
 
 _MOST = 1 << 16  # bytes of a message
 _ENVIRONMENT = 1 << 20  # of the one with a whole environment in it
@@ -606,7 +606,7 @@ def _become_node(order: Fork, fds: list[int]) -> None:
         os._exit(code)  # only an error comes here
 
 
-def _import_all() -> None:
+def import_all() -> None:
     """Import what every node needs, so that none does it again."""
     spare_scikit_learn()
     import keras  # noqa: F401
@@ -622,7 +622,7 @@ def main() -> None:
     purpose, descriptor = sys.argv[1], int(sys.argv[2])
     if purpose == "fork":
         die_with_parent()
-        _import_all()
+        import_all()
         _Forker(socket.socket(fileno=descriptor)).run()
         return
     alive, directory = int(sys.argv[3]), sys.argv[4]
@@ -636,7 +636,7 @@ def main() -> None:
     os.chdir("/")  # it outlives the directory that it was started in
     name_this_process("tfos_nb warm")
     before = dict(os.environ)
-    _import_all()
+    import_all()
     imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
     gc.collect()
     gc.freeze()  # a collection in a fork would copy the pages of all that was imported
