@@ -434,6 +434,16 @@ def test_progress_is_of_the_newest_report_and_of_each_epochs_end(make: Callable[
     assert dict(cluster.roster.history) == {"loss": [0.5]}
 
 
+def test_a_loss_that_becomes_nan_on_one_worker_is_in_its_log_once(make: Callable[..., Cluster]) -> None:
+    cluster = make(2)
+    cluster.bring_up("worker:0", "worker:1")
+    for step in (1, 2, 3):
+        cluster.say(beat("worker:0", step, StepReport(2, 3, step, 10, {"loss": 0.5})))
+        cluster.say(beat("worker:1", step, StepReport(2, 3, step, 10, {"loss": float("nan") if step > 1 else 0.5})))
+    assert cluster.roster.logs("worker:1") == ["tfos_nb: the loss became NaN in epoch 2; that of worker:0 is 0.5"]
+    assert cluster.roster.logs("worker:0") == []
+
+
 def test_rows_per_second_are_those_of_the_last_seconds(make: Callable[..., Cluster]) -> None:
     cluster = make(1)
     cluster.bring_up("worker:0")

@@ -56,6 +56,7 @@ class Record:
     absent: bool = False  # the others go on without it
     failed_joins: int = 0  # how often it was lost before it could join them
     left_slot: bool = False  # Spark's task has gone, and no other sees to it
+    told_of_nan: bool = False  # that its loss became NaN is in its log
     moved: bool = False  # it has come back, and its coordinator does not know where
     raised: MainRaised | None = None
     ended: NodeEnded | None = None
@@ -78,7 +79,7 @@ class Record:
         self.status = NodeStatus.PLANNED
         self.reservation = self.up = self.heartbeat = self.result = self.raised = self.ended = None
         self.began = self.returned = self.unread = self.serving = self.saving = False
-        self.following = self.started = self.moved = False
+        self.following = self.started = self.moved = self.told_of_nan = False
         self.through = 0
         self.forget_rate()
 

@@ -7,6 +7,7 @@ called from any thread. There is one lock, and one condition that is notified of
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -277,6 +278,7 @@ class Roster(Gathering):
         record.beat(message, now)
         for report in message.reports:
             record.take(report)
+            self._look_at_loss(record)
             self.history.record(str(record.node), report)
         self._reports += len(message.reports) if record.node.role is not Role.EVALUATOR else 0
         if message.feed is not None:
@@ -288,6 +290,20 @@ class Roster(Gathering):
             hungry = message.feed is not None and message.feed.hungry and record.node in self._fed
             waits = hungry and not record.began and not record.serving
             record.status = NodeStatus.FEEDING if waits else NodeStatus.TRAINING
+
+    def _look_at_loss(self, record: Record) -> None:
+        """Note in a node's log, once, that its loss has become NaN, and what it is elsewhere."""
+        if record.told_of_nan or not math.isnan(record.metrics.get("loss", 0.0)):
+            return
+        record.told_of_nan = True
+        report = record.report
+        at = f" in epoch {report.epoch}" if report.epoch else f" at step {report.step}" if report.step else ""
+        others = [
+            f"; that of {other.node} is {other.metrics['loss']:g}"
+            for other in self._records.values()
+            if not math.isnan(other.metrics.get("loss", math.nan))
+        ]
+        self._log.add(str(record.node), (f"tfos_nb: the loss became NaN{at}{''.join(others[:1])}",))
 
     def _log_lines(self, record: Record, message: LogLines) -> None:
         self._log.add(str(record.node), message.lines)

@@ -85,6 +85,7 @@ def cut_off_until_said(host: Host, running: Daemon, pattern: str) -> None:
         host.connect()
 
 
+@pytest.mark.slow
 def test_nodes_on_two_hosts_train_in_step_over_a_slow_link(
     wires: Network, cluster: Standalone, spark_home: Path, tmp_path: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_host_that_is_cut_off_is_done_without_and_joins_when_it_is_back(
     assert len(found["results"]) == 2
 
 
+@pytest.mark.slow
 def test_who_waits_for_a_host_that_was_cut_off_goes_on_when_it_is_back(
     wires: Network, cluster: Standalone, spark_home: Path, tmp_path: Path
 ) -> None:
@@ -136,6 +138,7 @@ def test_a_model_dir_on_each_hosts_own_disk_is_refused_before_any_row_is_trained
     assert "epoch 0" not in told, "it was not begun"
 
 
+@pytest.mark.slow
 def test_nothing_is_left_on_hosts_that_no_longer_reach_the_driver(
     wires: Network, cluster: Standalone, spark_home: Path, tmp_path: Path
 ) -> None:

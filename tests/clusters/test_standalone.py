@@ -49,6 +49,7 @@ def settings(cluster: Standalone) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_the_daemons_of_the_page_find_each_other(tmp_path: Path) -> None:
     port, page = daemons.free_ports(2)
     own = {
@@ -122,6 +123,7 @@ def test_the_readmes_script_and_notebook_run_as_they_are(
     assert all(cell["execution_count"] for cell in cells if cell["cell_type"] == "code")
 
 
+@pytest.mark.slow
 def test_a_program_gets_the_cores_that_it_asks_for(
     cluster: Standalone, settings: dict[str, str], spark_home: Path, tmp_path: Path
 ) -> None:
@@ -156,6 +158,7 @@ print(json.dumps({"outcome": {"rows": sorted(found), "session": type(spark).__mo
 
 
 @connect_client
+@pytest.mark.slow
 def test_a_server_of_spark_connect_is_started_on_it_and_a_client_finds_it(
     cluster: Standalone, settings: dict[str, str], tmp_path: Path
 ) -> None:

@@ -153,6 +153,7 @@ print(json.dumps({"outcome": cluster.results()}))
 """
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_page_train_from_hdfs_and_save_there(hadoop: Hadoop, hdfs: Any, tmp_path: Path) -> None:
     own = {"hdfs://namenode:8020": hadoop.url}
     here = environment(hadoop, PYSPARK_PYTHON=sys.executable)
@@ -182,6 +183,7 @@ def test_an_environment_with_tensorflow_is_shipped_by_hdfs(hadoop: Hadoop, hdfs:
     runs_in_what_was_shipped(printed(written_in_containers(hadoop)))
 
 
+@pytest.mark.slow
 def test_tensorboard_over_hdfs_is_seen_while_a_program_runs_and_afterwards(
     hadoop: Hadoop, archive: Path, tmp_path: Path, a_server: JupyterServer
 ) -> None:

@@ -1,8 +1,8 @@
 """Train the cases of :mod:`tests.keras.models` as one worker of several, or in one process.
 
-Usage: ``python -m tests.keras.train OUT ROWS[/BATCH] [NAME…]``. Without ``BATCH`` a step has all rows. With
-``TF_CONFIG`` it is one worker and has its share of the rows. Without, it has all. What came out goes to ``OUT``, a
-line of JSON for each case.
+Usage: ``python -m tests.keras.train OUT ROWS[/BATCH][:NAME,NAME…] …``. Without ``BATCH`` a step has all rows, without
+names all cases are trained. With ``TF_CONFIG`` it is one worker and has its share of the rows. Without, it has all.
+What came out goes to ``OUT``, a line of JSON for each case.
 """
 
 from __future__ import annotations
@@ -99,27 +99,29 @@ def train(case: models.Case, share: Share, batch: int, strategy: Any) -> dict[st
     }
 
 
-def main(out: str, size: str, names: list[str]) -> None:
-    """Train all cases, or those whose names contain one of the words."""
-    rows, _, batch = size.partition("/")
+def main(out: str, plans: list[str]) -> None:
+    """Train all cases of each plan, or those whose names contain one of its words."""
     task = json.loads(os.environ.get("TF_CONFIG") or "{}")
     worker = task.get("task", {}).get("index", 0)
     workers = len(task.get("cluster", {}).get("worker", [])) or 1
     print(patch_keras_fit())
     strategy = tf.distribute.MultiWorkerMirroredStrategy() if workers > 1 else tf.distribute.get_strategy()
-    shares = [Share(models.rows(int(rows)), worker, workers, streamed) for streamed in (True, False)]
     with open(out, "w") as file:
-        for number, case in enumerate(models.all_cases()):
-            if names and not any(name in case.name for name in names):
-                continue
-            try:
-                result = train(case, shares[number % 2], int(batch or rows), strategy)
-            except Exception as error:  # noqa: BLE001 - the other cases are to be seen as well
-                traceback.print_exc()
-                result = {"error": f"{type(error).__name__}: {str(error)[-300:]}"}
-            file.write(json.dumps({"name": case.name, **result}) + "\n")
-            file.flush()
+        for plan in plans:
+            size, _, names = plan.partition(":")
+            rows, _, batch = size.partition("/")
+            shares = [Share(models.rows(int(rows)), worker, workers, streamed) for streamed in (True, False)]
+            for number, case in enumerate(models.all_cases()):
+                if names and not any(name in case.name for name in names.split(",")):
+                    continue
+                try:
+                    result = train(case, shares[number % 2], int(batch or rows), strategy)
+                except Exception as error:  # noqa: BLE001 - the other cases are to be seen as well
+                    traceback.print_exc()
+                    result = {"error": f"{type(error).__name__}: {str(error)[-300:]}"}
+                file.write(json.dumps({"name": f"{size} rows: {case.name}", **result}) + "\n")
+                file.flush()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3:])
+    main(sys.argv[1], sys.argv[2:])

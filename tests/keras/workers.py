@@ -11,10 +11,10 @@ from pathlib import Path
 
 from tests.runtime.test_strategy import reserved_ports
 
-__all__ = ["run_alone", "run_workers"]
+__all__ = ["run"]
 
 CHECKOUT = Path(__file__).parents[2]
-DEADLINE = 900.0  # seconds: dozens of models, each traced for training and evaluation
+DEADLINE = 1800.0  # seconds: dozens of models, each traced for training and evaluation
 
 
 def _start(program: str, out: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
@@ -28,25 +28,18 @@ def _start(program: str, out: Path, *arguments: str, **environment: str) -> subp
     )
 
 
-def run_workers(count: int, program: str, folder: Path, *arguments: str) -> list[Path]:
-    """Run the program as each of so many workers; return the files that they wrote."""
+def run(count: int, program: str, folder: Path, *arguments: str) -> tuple[list[Path], Path]:
+    """Run the program as each of so many workers, and in one process; return the files that they wrote."""
     outs = [folder / f"out.{index}" for index in range(count)]
+    alone = folder / "out.alone"
     with reserved_ports(count) as addresses, contextlib.ExitStack() as stack:
-        workers = []
-        for index, out in enumerate(outs):
+        processes = []
+        for index, out in enumerate([*outs, alone]):
             config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-            workers.append(_start(program, out, *arguments, TF_CONFIG=json.dumps(config)))
-            stack.callback(workers[-1].kill)
-        said = [worker.communicate(timeout=DEADLINE)[0] for worker in workers]
-    for worker, text in zip(workers, said, strict=True):
-        assert worker.returncode == 0, text[-6000:]
-    return outs
-
-
-def run_alone(program: str, folder: Path, *arguments: str) -> Path:
-    """Run the program in one process; return the file that it wrote."""
-    out = folder / "out.alone"
-    process = _start(program, out, *arguments)
-    said = process.communicate(timeout=DEADLINE)[0]
-    assert process.returncode == 0, said[-6000:]
-    return out
+            which = json.dumps(config) if out != alone else ""
+            processes.append(_start(program, out, *arguments, TF_CONFIG=which))
+            stack.callback(processes[-1].kill)
+        said = [process.communicate(timeout=DEADLINE)[0] for process in processes]
+    for process, text in zip(processes, said, strict=True):
+        assert process.returncode == 0, text[-6000:]
+    return outs, alone

@@ -134,6 +134,13 @@ def test_says_that_a_node_is_silent(running):
     assert "worker:1 is silent 12 s" in render_text(replace(running, nodes=nodes))
 
 
+def test_says_whose_loss_is_no_number(running):
+    nodes = (running.nodes[0], replace(running.nodes[1], metrics={"loss": float("nan")}))
+    text = render_text(replace(running, nodes=nodes))
+    assert "The loss of worker:1 is NaN." in text
+    assert text.count("loss is NaN") == 1, "the other's is a number"
+
+
 @pytest.mark.parametrize("status", list(ClusterStatus))
 def test_an_empty_cluster_in_any_state_can_be_drawn(status):
     assert render_text(ClusterState("tfos", status=status)).startswith("tfos · ")

@@ -17,7 +17,7 @@ from tfos_nb.brief import brief_line, clip, clip_lines, size, without_password
 from tfos_nb.state import ClusterState, ClusterStatus, LogLine, NodeState, NodeStatus
 from tfos_nb.widgets import facts, wording
 from tfos_nb.widgets.curves import quantise, span
-from tfos_nb.widgets.trouble import aside, headline, own_line, trouble_first
+from tfos_nb.widgets.trouble import NO_NUMBER, aside, headline, own_line, trouble_first
 
 __all__ = ["BUDGET", "FIELDS", "IN_DETAIL", "STOPPABLE", "change_key", "key_of", "page_model"]
 
@@ -46,7 +46,7 @@ FIELDS = (
 _STATES = (
     ("planned", "idle"), ("reserved", "warn"), ("starting", "warn"), ("waiting", "warn"), ("running", "run"),
     ("training", "run"), ("evaluating", "run"), ("serving", "ok"), ("done", "ok"), ("failed", "bad"), ("lost", "bad"),
-    ("stopped", "idle"), ("slow", "warn"), ("silent", "warn"),
+    ("stopped", "idle"), ("slow", "warn"), ("silent", "warn"), (NO_NUMBER, "warn"),
 )  # fmt: skip
 """What a node may be, with its colour; a node's state is sent as a place in this list."""
 

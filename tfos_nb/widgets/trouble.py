@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from tfos_nb.errors import SPARK_ENDED
 from tfos_nb.runtime.reports import silent_after
 from tfos_nb.state import ClusterState, ClusterStatus, NodeState, NodeStatus
 
-__all__ = ["OwnLine", "aside", "headline", "own_line", "trouble_first"]
+__all__ = ["NO_NUMBER", "OwnLine", "aside", "headline", "own_line", "trouble_first"]
 
 SLOW_BELOW = 0.6
 """A node is called slow if it takes less than this share of its peers' median rows per second..."""
@@ -18,13 +19,19 @@ SLOW_BELOW = 0.6
 ENOUGH_PEERS = 4
 """...and there are at least so many of them: of three nodes, one always looks slow."""
 
+NO_NUMBER = "loss is NaN"
+"""A node is called so by the newest loss that it has reported."""
+
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$')
 _CELL = re.compile(r"Cell In\[(\d+)\]$")
 _NOT_THE_USERS = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ", "/tfos_nb/")
 
 
 def trouble_first(nodes: tuple[NodeState, ...]) -> list[tuple[NodeState, str]]:
-    """Order nodes so that the one to look at comes first, each with ``"silent"``, ``"slow"``, or nothing wrong."""
+    """Order nodes so that the one to look at comes first, each with what is wrong with it, or nothing.
+
+    That is ``"silent"``, :data:`NO_NUMBER` or ``"slow"``.
+    """
     medians, silent = _medians(nodes), silent_after(len(nodes))
     judged = [(node, _trouble(node, medians.get(_role(node)), silent)) for node in nodes]
 
@@ -41,6 +48,8 @@ def _trouble(node: NodeState, median: float | None, silent: float) -> str:
         return ""
     if node.heartbeat_age is not None and node.heartbeat_age > silent:
         return "silent"
+    if node.loss is not None and math.isnan(node.loss):
+        return NO_NUMBER
     rate = node.rows_per_second
     return "slow" if rate is not None and median is not None and rate < SLOW_BELOW * median else ""
 

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tfos_nb.state import JOINED, LEAVING, WITHOUT, ClusterState, ClusterStatus, NodeState, NodeStatus
-from tfos_nb.widgets.trouble import headline, trouble_first
+from tfos_nb.widgets.trouble import NO_NUMBER, headline, trouble_first
 
 __all__ = [
     "LONGEST",
@@ -282,7 +282,10 @@ def _say_running(state: ClusterState, counting: bool) -> str:
     said = "; ".join(parts) or "The nodes are up"
     if troubled:
         node, wrong = troubled[0]
-        said += f". {node.node} is {wrong if counting else wrong_word(node, wrong)}"
+        if wrong == NO_NUMBER:
+            said += f". The loss of {node.node} is NaN"
+        else:
+            said += f". {node.node} is {wrong if counting else wrong_word(node, wrong)}"
         said += f", and {_many(len(troubled) - 1, 'other')} with it" if len(troubled) > 1 else ""
     return said + "."
 
