@@ -44,6 +44,10 @@ CHECKPOINTS = [
 ]
 
 
+FOLDERS = {"checkpoints"}
+"""ModelCheckpoint itself makes the folder, on whichever worker comes first; what is in it is the chief's."""
+
+
 def test_checkpoints_are_whole_on_every_worker_when_the_next_callback_reads_them(saved: Saved) -> None:
     for worker in saved.of("checkpoints"):
         assert worker["same"] == [True] * 8
@@ -52,7 +56,7 @@ def test_checkpoints_are_whole_on_every_worker_when_the_next_callback_reads_them
 
 def test_only_the_chief_writes_to_the_users_folder(saved: Saved) -> None:
     chief, other = saved.of("once")
-    assert other == []
+    assert set(other) <= FOLDERS
     assert chief.count("checkpoints/m01.keras") == 1
     assert chief.count("checkpoints/full.h5") == 2, "one for each epoch"
 
@@ -107,4 +111,4 @@ def test_tf_keras_saves_checkpoints_once_too(saved_by_tf_keras: Saved) -> None:
     names = saved_by_tf_keras.names("checkpoints")
     assert {"best.keras", "full.h5", "m02.keras", "w02.weights.h5", "tf.weights-2.index", "checkpoint"} <= set(names)
     assert not [name for name in names if name.startswith((".", "workertemp"))]
-    assert saved_by_tf_keras.of("once")[1] == []
+    assert set(saved_by_tf_keras.of("once")[1]) <= FOLDERS
