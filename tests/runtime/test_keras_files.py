@@ -105,6 +105,7 @@ def test_nothing_is_left_beside_the_files(saved: Saved) -> None:
     assert not [name for name in saved.names("checkpoints") if name.startswith(".")]
 
 
+@pytest.mark.slow
 def test_tf_keras_saves_checkpoints_once_too(saved_by_tf_keras: Saved) -> None:
     for worker in saved_by_tf_keras.of("checkpoints"):
         assert worker["same"] == [True] * 10

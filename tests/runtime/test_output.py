@@ -131,6 +131,7 @@ def test_an_unfinished_line_that_is_written_over_is_shown_now_and_then(run: Call
     assert written.lines() == ["4999 of 5000"]
 
 
+@pytest.mark.slow
 def test_a_hundred_megabytes_are_read_in_bounded_memory_and_what_is_left_out_is_counted(
     run: Callable[[str], Written],
 ) -> None:

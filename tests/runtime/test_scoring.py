@@ -321,6 +321,7 @@ def test_tensorflow_gets_what_the_task_has(run_script: RunScript) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_task_with_other_gpus_than_its_process_uses_another_process(run_script: RunScript) -> None:
     run_script(
         PREPARE
