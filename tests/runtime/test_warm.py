@@ -35,11 +35,12 @@ def anchor() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture(scope="module")
-def root(anchor: subprocess.Popen[bytes]) -> Iterator[Path]:
+def root(anchor: subprocess.Popen[bytes], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A temporary directory of these tests' own, so that their servers are known; sockets fit into its name.
 
     All share the application's server, which has imported TensorFlow once.
     """
+    tmp_path_factory.getbasetemp()  # pytest's own is where it always is
     with tempfile.TemporaryDirectory(prefix="warm-", dir="/tmp") as directory, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", directory)
         patch.setattr(tempfile, "tempdir", None)
