@@ -303,5 +303,6 @@ LOCAL = """
 """
 
 
+@pytest.mark.slow
 def test_local_spark_with_a_node_in_every_slot_answers_too(run_script: RunScript) -> None:
     assert "as it should be" in run_script(LOCAL).stdout

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.metadata
+import importlib.util
 import os
 import re
 import shlex
@@ -165,8 +166,10 @@ def run_notebook(notebook: Path, out: Path, say: Write) -> Outcome:
     try:
         import nbclient  # noqa: F401 - asked for here, so that what is missing is said before anything starts
         import nbformat
-        import sklearn  # noqa: F401 - it has the quickstart's digits
         from nbconvert import HTMLExporter
+
+        if importlib.util.find_spec("sklearn") is None:  # it has the quickstart's digits
+            raise ModuleNotFoundError(name="scikit-learn")
     except ImportError as error:
         raise PlanError(
             f"{error.name} is not installed: pip install jupyterlab nbclient nbconvert scikit-learn; "
@@ -358,4 +361,6 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
+    # jsonschema would have it build the grammar of international addresses, for seconds; no notebook is checked by it.
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     sys.exit(main())

@@ -278,6 +278,7 @@ def streamed(args: Any, ctx: Any) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore:DStream is deprecated:FutureWarning")
+@pytest.mark.slow  # tests/test_streaming.py feeds one too
 def test_a_dstream_is_fed_until_the_nodes_have_enough(spark: SparkSession) -> None:
     from pyspark.streaming import StreamingContext
 
@@ -468,7 +469,11 @@ def returns_its_index(args: Any, ctx: Any) -> int:
     [
         ("raise", r"program 1 .*ValueError: boom"),
         ("kill", r"(?s)program 1 .*killed by SIGKILL.*last words"),
-        ("object", r"program 1 .*what main returned cannot travel: the result is a builtins.object"),
+        pytest.param(
+            "object",
+            r"program 1 .*what main returned cannot travel: the result is a builtins.object",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_first_program_that_fails_is_told_at_once_and_ends_the_others(

@@ -78,8 +78,8 @@ class Trained:
 
     def __init__(self, folder: pathlib.Path, workers: int, names: tuple[str, ...]) -> None:
         out = folder / "out"
-        self.workers = run_workers(workers, "fit_cases.py", out, str(workers), *names)
         process = start("fit_cases.py", str(out), str(workers), *names)
+        self.workers = run_workers(workers, "fit_cases.py", out, str(workers), *names)
         said = process.communicate(timeout=DEADLINE)[0]
         assert process.returncode == 0, said[-6000:]
         self.single: dict[str, Any] = json.loads(pathlib.Path(f"{out}.single").read_text())
@@ -95,7 +95,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(tmp_path_factory.mktemp("three"), 3, THREE_WORKERS)
 
 
-@pytest.fixture(params=[*TWO_WORKERS, *THREE_WORKERS])
+@pytest.fixture(params=[*TWO_WORKERS, *(pytest.param(name, marks=pytest.mark.slow) for name in THREE_WORKERS)])
 def case(request: pytest.FixtureRequest) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
     trained: Trained = request.getfixturevalue("two" if request.param in TWO_WORKERS else "three")
     return request.param, [worker[request.param] for worker in trained.workers], trained.single[request.param]
@@ -159,6 +159,7 @@ def test_several_steps_per_execution_call_back_once_for_them(two: Trained) -> No
     assert two.workers[0]["steps_per_execution"]["batch_ends"] == two.single["steps_per_execution"]["batch_ends"]
 
 
+@pytest.mark.slow
 def test_moving_means_are_those_of_the_global_batches_though_one_worker_has_no_row(three: Trained) -> None:
     gamma, beta, mean = (three.workers[1][PARTLY_NORMALIZED]["weights"][i] for i in range(3))
     assert np.isfinite([gamma, beta]).all()
