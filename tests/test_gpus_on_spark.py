@@ -120,6 +120,7 @@ def master(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield cluster.url
 
 
+@pytest.mark.slow
 def test_spark_gives_each_worker_its_own_gpu_and_ps_and_evaluator_none(
     master: str, spark_home: Path, run_script: RunScript
 ) -> None:

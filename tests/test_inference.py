@@ -366,6 +366,7 @@ def test_the_bytes_travel_so_the_file_may_go(frame, models, expected, tmp_path):
     assert close(column(scored), expected["dense"])
 
 
+@pytest.mark.slow
 def test_the_driver_loads_no_tensorflow(run_script: RunScript, models):
     ended = run_script(f"""
         import sys

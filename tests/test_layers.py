@@ -54,8 +54,3 @@ def test_the_layers_hold() -> None:
 @pytest.mark.parametrize("name", ["helpers", "utils", "common", "misc"])
 def test_no_file_is_a_drawer(name: str) -> None:
     assert not [file for folder in ("tfos_nb", "tests", "benchmarks") for file in (ROOT / folder).rglob(f"{name}.py")]
-
-
-def test_no_module_is_longer_than_400_lines() -> None:
-    lengths = {str(file): len(file.read_text().splitlines()) for file in (ROOT / "tfos_nb").rglob("*.py")}
-    assert {name: length for name, length in lengths.items() if length > 400} == {}

@@ -377,7 +377,8 @@ def wait_for(reached: Any) -> None:
         threading.Event().wait(0.1)
 
 
-@pytest.mark.parametrize(("nodes", "master"), [pytest.param(3, "master", marks=pytest.mark.slow), (2, "chief")])
+@pytest.mark.slow  # tests/strategies trains with parameter servers and a chief
+@pytest.mark.parametrize(("nodes", "master"), [(3, "master"), (2, "chief")])
 def test_a_chief_beside_parameter_servers_trains_and_is_fed_under_its_own_name(
     spark: SparkSession, nodes: int, master: str
 ) -> None:

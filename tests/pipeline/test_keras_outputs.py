@@ -54,7 +54,10 @@ def by_keras() -> tuple[Any, Any]:
     ("form", "loss", "metrics", "labels", "names"),
     [
         ("list", ["mse", SPARSE], [["mae"], ["accuracy"]], ["paid", "label"], ("price", "kind")),
-        ("dict", {"price": "mse", "kind": SPARSE}, {"kind": "accuracy"}, None, ("price", "kind")),
+        pytest.param(
+            *("dict", {"price": "mse", "kind": SPARSE}, {"kind": "accuracy"}, None, ("price", "kind")),
+            marks=pytest.mark.slow,
+        ),
         ("nested", {"sums": ["mse"], "kinds": {"kind": SPARSE}}, None, None, ("sums_0", "kinds_kind")),
     ],
     ids=["list", "dict", "nested"],

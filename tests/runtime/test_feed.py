@@ -243,7 +243,7 @@ partitions = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(
     plan=st.lists(partitions, max_size=4),
     nodes=st.integers(1, 3),

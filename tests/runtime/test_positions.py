@@ -23,7 +23,7 @@ __all__ = ["node"]
 sizes = st.lists(st.integers(0, 60), max_size=8)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(
     rows=st.lists(st.integers(0, 700), min_size=1, max_size=4),
     generations=st.lists(st.integers(1, 3), min_size=1, max_size=3),

@@ -285,6 +285,7 @@ def test_a_wrong_number_of_arguments_is_told_of() -> None:
         list(task.outputs(iter([()])))
 
 
+@pytest.mark.slow
 def test_a_loaded_model_is_not_looked_through_after_each_task_and_is_still_freed(run_script: RunScript) -> None:
     run_script(
         SHELF
