@@ -47,11 +47,11 @@ test: $(VENV)/.test ## Run the tests but those below; ends with pytest's closing
 
 .PHONY: test-slow
 test-slow: $(VENV)/.test ## Run the notebooks from 02 on, and what else shows at length what other tests have shown
-	@$(BIN)/python -m pytest -m "slow and not standalone and not yarn" $(ARGS)
+	@$(BIN)/python -m pytest -m "slow and not browser and not standalone and not yarn" $(ARGS)
 
 .PHONY: test-browser
 test-browser: $(VENV)/.browser ## Run the tests in a real browser (installs Chromium where it is missing)
-	@$(BIN)/python -m pytest -m browser $(ARGS)
+	@$(BIN)/python -m pytest -m "browser and not slow" $(ARGS)
 
 .PHONY: test-standalone
 test-standalone: $(VENV)/.test ## Submit programs and a notebook to a Spark standalone cluster of its own

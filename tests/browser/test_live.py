@@ -58,6 +58,7 @@ def test_the_page_stops_a_cluster_whose_cell_blocks_the_kernel(open_tab: OpenTab
     assert tab.failed == []
 
 
+@pytest.mark.slow
 def test_the_keyboard_alone_stops_a_cluster(open_tab: OpenTab) -> None:
     tab = open_tab("keys.ipynb", LOAD, "%%tfos_cluster mnist --workers 1 --data rows --epochs 400\n" + fit(0.05, 400))
     tab.run_all()
@@ -98,6 +99,7 @@ def test_a_reload_in_a_background_run_brings_the_live_panel_back(open_tab: OpenT
     assert "widgets" not in nbformat.read(lab.work / "back.ipynb", as_version=4).metadata, "nothing is left behind"
 
 
+@pytest.mark.slow
 def test_a_notebook_that_was_saved_while_the_cluster_ran_shows_the_panel_of_then(open_tab: OpenTab, lab: Lab) -> None:
     """Its kernel has ended since, and nobody has saved it again."""
     assert (lab.work / "left.ipynb").exists(), "the test before has left it"
@@ -127,6 +129,7 @@ def test_the_kernels_interrupt_stops_politely(open_tab: OpenTab) -> None:
     expect(tab.page.get_by_text("the session goes on: 3 STOPPED")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_the_panel_takes_the_dark_themes_colours(open_tab: OpenTab) -> None:
     tab = open_tab("run.ipynb")
     ground = "element => getComputedStyle(element).backgroundColor"
@@ -150,6 +153,7 @@ def test_the_logged_out_get_nothing(browser: object, lab: Lab, context: BrowserC
     stranger.close()
 
 
+@pytest.mark.slow
 def test_a_reload_while_the_cell_blocks_shows_the_end_when_there_is_one(open_tab: OpenTab) -> None:
     """The page has to wait for the kernel; nothing is lost by it."""
     tab = open_tab("blocked.ipynb", LOAD, "%%tfos_cluster mnist --workers 1 --data rows --epochs 15\n" + fit(0.05, 15))

@@ -62,6 +62,7 @@ def photograph(tab: Tab, name: str) -> None:
     assert abs(size(taken)[1] - height) <= 60, f"docs/pictures/{name} is of another cell or panel: make pictures"
 
 
+@pytest.mark.slow
 def test_the_pictures_show_the_readmes_cell_while_it_trains(open_tab: Callable[..., Tab]) -> None:
     tab = open_tab("picture.ipynb", ROWS, the_cell_of_the_readme())
     tab.page.add_style_tag(content=NOT_OF_THE_CELL)

@@ -15,6 +15,7 @@ from playwright.sync_api import expect
 pytestmark = pytest.mark.browser
 
 
+@pytest.mark.slow
 def test_stop_after_a_restart_says_that_the_kernel_has_ended_and_does_not_hang(open_tab: Callable[..., Tab]) -> None:
     cell = "%%tfos_cluster mnist --workers 1 --data rows --epochs 400 --background\n" + fit(0.05, 400)
     tab = open_tab("restart.ipynb", LOAD, cell)

@@ -16,6 +16,7 @@ from playwright.sync_api import expect
 pytestmark = pytest.mark.browser
 
 
+@pytest.mark.slow
 def test_a_frame_that_is_opened_early_waits_and_then_reads_the_numbers_anew(open_tab: Callable[..., Tab]) -> None:
     tab = open_tab(
         "early.ipynb",

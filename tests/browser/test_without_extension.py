@@ -29,6 +29,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     running.close()
 
 
+@pytest.mark.slow
 def test_a_saved_frame_says_how_to_see_it_again_and_holds_no_address(
     open_tab: Callable[..., Tab], context: BrowserContext, lab: Lab
 ) -> None:
