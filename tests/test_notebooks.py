@@ -64,15 +64,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(ended, out)
 
 
+@pytest.mark.slow  # make demo runs it too
 def test_the_clusters_model_reads_97_percent_of_the_held_out_digits(run: Run) -> None:
     assert run.figures["held_out"] > 250
     assert run.figures["accuracy"] >= 0.97
 
 
+@pytest.mark.slow  # make demo runs it too
 def test_fewer_than_ten_lines_differ_from_one_machine(run: Run) -> None:
     assert 0 < run.figures["differing_lines"] < 10
 
 
+@pytest.mark.slow  # make demo runs it too
 def test_the_saved_model_loads_elsewhere_and_reads_digits(run: Run) -> None:
     import keras
 
@@ -82,24 +85,28 @@ def test_the_saved_model_loads_elsewhere_and_reads_digits(run: Run) -> None:
     assert np.mean(predicted == digits.target) >= 0.97
 
 
+@pytest.mark.slow  # make demo runs it too
 def test_every_epoch_is_in_the_history_and_the_loss_falls(run: Run) -> None:
     epochs = run.figures["epochs"]
     assert [epoch["epoch"] for epoch in epochs] == list(range(1, EPOCHS + 1))
     assert epochs[-1]["loss"] < epochs[0]["loss"] / 4
 
 
+@pytest.mark.slow  # make demo runs it too
 def test_the_table_ends_with_both_workers_done(run: Run) -> None:
     table = next(output["data"] for output in run.outputs_of("cluster") if "data" in output)
     assert "".join(table["text/plain"]).count(" done ") == 2
     assert "tfos-panel" in "".join(table["text/html"])
 
 
+@pytest.mark.slow  # make demo runs it too
 def test_the_wrong_option_is_one_line_with_the_right_one(run: Run) -> None:
     (error,) = run.outputs_of("mistake")
     told = "PlanError: --wokers: no such option; did you mean --workers?"
     assert error["traceback"] == [f"\x1b[31m{told}\x1b[39m"], "one line, and it is red"
 
 
+@pytest.mark.slow  # make demo runs it too
 def test_the_command_tells_the_plan_the_nodes_the_epochs_and_where_the_files_are(run: Run) -> None:
     said = run.ended.stdout
     assert "cluster digits: 2 nodes, input from spark" in said

@@ -160,6 +160,10 @@ class ForkedProcess:
         except ProcessLookupError:  # it has ended, and its code is on its way
             self._watch = -1
 
+    def __del__(self) -> None:
+        if self._watch >= 0:  # not after a wait: several threads may wait
+            os.close(self._watch)
+
     def end(self, returncode: int) -> None:
         """Learn that it has ended."""
         self._returncode = returncode
@@ -169,8 +173,6 @@ class ForkedProcess:
         """Wait for its end; return its code, or the negative number of the signal that ended it."""
         if self._watch >= 0:
             select.select([self._watch], [], [])
-            os.close(self._watch)
-            self._watch = -1
         self._ended.wait(_CODE_WITHIN)
         return self._returncode
 
