@@ -76,8 +76,11 @@ def test_a_loop_that_saves_amid_an_epoch_is_not_fed_what_its_state_holds(
         cluster.train(rows(spark), epochs=3)
     found = cluster.results().values()
     assert {one[:2] for one in found} == {(sum_of_ids(3), 1 + restarts)}
-    trained = passes[0] * ROWS + 32 * (20 + 10 * (restarts - 1))
-    assert sum(one[2] for one in found) in {3 * ROWS - trained + 320 * lost for lost in range(restarts + 1)}
+    spared = (3 - passes[0]) * ROWS - sum(one[2] for one in found)
+    steps = [20 + 10 * (restarts - 1) - 10 * lost for lost in range(restarts + 1)]
+    assert any(30 * some <= spared <= 32 * some for some in steps), (
+        "a step has 30 to 32 rows, and ten are saved at once"
+    )
 
 
 def test_states_that_another_host_would_not_find_end_the_cluster_before_any_is_saved(
