@@ -389,9 +389,10 @@ def _locked(path: str) -> Iterator[None]:
 
 
 def _container() -> str:
-    """Tell whose processes these are: one server does not fork for two containers, nor where another pays for it."""
+    """Tell where a fork of this process would be: a server forks for its own network, container and limits alone."""
     with contextlib.suppress(OSError):
-        return os.readlink("/proc/self/ns/pid") + Path("/proc/self/cgroup").read_text()
+        spaces = sorted(os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns"))
+        return "\n".join([*spaces, Path("/proc/self/cgroup").read_text()])
     return ""
 
 
@@ -635,11 +636,11 @@ def main() -> None:
         os.dup2(nothing.fileno(), 0)
     os.ftruncate(alive, 0)
     os.write(alive, str(os.getpid()).encode())
-    os.chdir("/")  # it outlives the directory that it was started in
     name_this_process("tfos_nb warm")
     before = dict(os.environ)
     import_all()
     imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    os.chdir("/")  # it outlives the directory that it was started in, by which Python may have found what it imported
     gc.collect()
     gc.freeze()  # a collection in a fork would copy the pages of all that was imported
     WarmServer(socket.socket(fileno=descriptor), alive, directory, terms, imported).run()
