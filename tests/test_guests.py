@@ -83,6 +83,7 @@ def test_a_link_opens_tensorboard_once(endpoint: Endpoint, logs: LogDirectory) -
     assert stranger.open(f"{root}{logs.id}/{'x' * 43}/tb/data/environment")[0] == 403
 
 
+@pytest.mark.slow
 def test_the_address_behind_a_link_opens_until_the_kernel_ends_for_whoever_has_it(
     endpoint: Endpoint, logs: LogDirectory
 ) -> None:
@@ -95,6 +96,7 @@ def test_the_address_behind_a_link_opens_until_the_kernel_ends_for_whoever_has_i
         Browser().open(url)
 
 
+@pytest.mark.slow
 def test_a_link_opens_through_jupyter_server_proxy(
     a_server: JupyterServer, endpoint: Endpoint, logs: LogDirectory
 ) -> None:

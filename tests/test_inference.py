@@ -176,19 +176,21 @@ def test_a_model_of_keras_2_is_read_by_keras_2(frame, models, expected):
     assert close(column(predict(frame, str(models / "old.keras"))), expected["old"])
 
 
-@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(
+    "size", [pytest.param(1, marks=pytest.mark.slow), 7, pytest.param(1000, marks=pytest.mark.slow)]
+)
 def test_batches_of_any_size_give_the_same(size, frame, models, expected):
     assert close(column(predict(frame, models / "dense.keras", batch_size=size)), expected["dense"])
 
 
-@pytest.mark.parametrize("model", ["one.keras", "flat.keras"])
+@pytest.mark.parametrize("model", ["one.keras", pytest.param("flat.keras", marks=pytest.mark.slow)])
 def test_one_value_a_row_is_a_number(model, frame, models, expected):
     scored = predict(frame, models / model, output="y")
     assert scored.dtypes[-1] == ("y", "float")
     assert close(column(scored, "y"), expected["one"][:, 0])
 
 
-@pytest.mark.parametrize("model", ["pair.keras", "pair"])
+@pytest.mark.parametrize("model", ["pair.keras", pytest.param("pair", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("inputs", [["x", "b"], {"right": "b", "left": "x"}], ids=["list", "dict"])
 def test_several_inputs_and_outputs_have_columns_of_their_own(model, inputs, frame, models, expected):
     scored = predict(frame, models / model, inputs=inputs, output="p")
@@ -233,7 +235,7 @@ def test_dense_and_sparse_vectors_are_taken(spark, models, expected):
     assert scored.select("features").collect() == vectors.select("features").collect()
 
 
-@pytest.mark.parametrize("shape", ["nested", "flat", "vector"])
+@pytest.mark.parametrize("shape", ["nested", "flat", pytest.param("vector", marks=pytest.mark.slow)])
 def test_an_input_of_several_axes_takes_nested_and_flat_arrays(shape, frame, spark, models, expected):
     nested = F.transform(
         F.array(F.slice("x", 1, 2), F.slice("x", 3, 2)), lambda r: F.transform(r, lambda v: F.array(v))
@@ -267,7 +269,7 @@ def test_every_numeric_type_of_spark_is_taken(kinds, frame, models):
     assert close(column(predict(mixed, models / "dense.keras", inputs=list(kinds))), same)
 
 
-@pytest.mark.parametrize("model", ["words", "words.keras"])
+@pytest.mark.parametrize("model", [pytest.param("words", marks=pytest.mark.slow), "words.keras"])
 @pytest.mark.parametrize("kind", ["string", "binary"])
 def test_text_and_bytes_are_taken(model, kind, spark, models):
     words = spark.createDataFrame([(i, w) for i, w in enumerate("abca")], "id int, word string")
@@ -337,6 +339,7 @@ def test_an_empty_frame_and_empty_partitions_work(spark, frame, models, expected
     assert close(column(predict(few, models / "dense.keras")), expected["dense"][:2])
 
 
+@pytest.mark.slow
 def test_a_stream_of_rows_is_scored(spark, frame, models, expected, tmp_path):
     frame.write.parquet(str(tmp_path / "rows"))
     stream = spark.readStream.schema(frame.schema).option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "rows"))
@@ -347,6 +350,7 @@ def test_a_stream_of_rows_is_scored(spark, frame, models, expected, tmp_path):
     assert close(column(spark.table("scored")), expected["dense"])
 
 
+@pytest.mark.slow
 def test_one_model_after_the_other_in_one_query(frame, models, expected):
     both = predict(predict(frame, models / "dense.keras", output="p"), models / "one.keras", inputs="x", output="q")
     assert close(column(both, "p"), expected["dense"])

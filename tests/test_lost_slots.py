@@ -62,6 +62,7 @@ def said(output: str) -> list[str]:
     return [line.removeprefix("SAID ") for line in output.splitlines() if line.startswith("SAID ")]
 
 
+@pytest.mark.slow
 def test_rows_get_the_slot_of_a_node_and_without_an_executor_it_is_said(run_script: RunScript) -> None:
     ended = run_script(SPARK + ONE_IS_LEFT + NONE_IS_LEFT)
     found, told = said(ended.stdout)

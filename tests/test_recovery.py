@@ -102,6 +102,7 @@ def test_an_executor_that_is_killed_takes_no_row_with_it(spark: SparkSession, tm
     assert cluster.result()[0] == sum_of_ids(3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [itself, pytest.param(its_supervisor, marks=pytest.mark.faults)])
 def test_a_node_that_is_frozen_is_given_up_and_replaced(
     spark: SparkSession, tmp_path: Path, what: Callable[[int], int]
@@ -178,6 +179,7 @@ def test_a_training_that_lost_a_node_ends_at_the_loss_of_one_that_did_not(
     np.testing.assert_allclose(cluster.history["loss"], before["loss"], atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backup", [False, pytest.param(True, marks=pytest.mark.faults)])
 def test_the_others_go_on_without_a_lost_host_and_it_joins_them_again(
     spark: SparkSession, tmp_path: Path, backup: bool

@@ -124,6 +124,7 @@ def test_who_waits_for_a_host_that_was_cut_off_goes_on_when_it_is_back(
     assert {total for total, _ in found["results"].values()} == {sum_of_ids(epochs)}
 
 
+@pytest.mark.slow
 def test_a_model_dir_on_each_hosts_own_disk_is_refused_before_any_row_is_trained(
     wires: Network, cluster: Standalone, spark_home: Path, tmp_path: Path
 ) -> None:

@@ -137,6 +137,7 @@ def test_a_program_gets_the_cores_that_it_asks_for(
 HOW_MANY = f"exec(open({str(PROGRAMS / 'count_cores.py')!r}).read())"
 
 
+@pytest.mark.slow
 def test_a_kernel_makes_its_session_itself(cluster: Standalone, settings: dict[str, str], tmp_path: Path) -> None:
     for name in ("spark.master", "spark.executor.cores", "spark.cores.max"):
         del settings[name]

@@ -37,7 +37,7 @@ __all__ = [
     "parts",
 ]
 
-_USUAL = 100
+_USUAL = 50
 
 
 def examples(count: int) -> settings:

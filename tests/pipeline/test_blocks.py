@@ -78,6 +78,7 @@ def test_text_vectors_and_nested_arrays_are_taken(spark):
     assert column(map_batches(vectors, lambda v: v * 2, "w array<double>"), "w").tolist() == [[2, 4], [0, 10]]
 
 
+@pytest.mark.slow
 def test_a_dot_in_a_name_is_a_name_like_others(rows, known):
     dotted = rows.select("id", rows.b.alias("b.c"))
     found = map_batches(dotted, lambda block: block["b.c"] + 1, "n int")
@@ -146,6 +147,7 @@ def test_nulls_follow_the_policy(spark):
     assert reduce_batches(frame, lambda v: tf.reduce_sum(v), nulls="skip") == {"v": 4.0}
 
 
+@pytest.mark.slow
 def test_a_stream_is_mapped(spark, rows, tmp_path):
     rows.write.parquet(str(tmp_path / "in"))
     stream = spark.readStream.schema(rows.schema).parquet(str(tmp_path / "in"))

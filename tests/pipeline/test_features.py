@@ -27,6 +27,7 @@ def test_a_layer_is_counted_from_the_end_and_arrays_are_left_as_they_are(rows, k
     assert close(column(found, "f"), known["features"])
 
 
+@pytest.mark.slow
 def test_features_of_several_axes_become_one_vector(spark, kinds):
     content = [(0, bytearray((kinds / "small.png").read_bytes()))]
     pictures = spark.createDataFrame(content, "id int, file binary")

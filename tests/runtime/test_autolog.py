@@ -103,6 +103,7 @@ def test_a_stop_ends_an_evaluation_where_keras_can(alone: dict[str, Any]) -> Non
         assert alone["stop"] == {"alone": {"train": 0, "test": 7}, "amid": {"train": 5, "test": 7}}
 
 
+@pytest.mark.slow
 def test_a_stop_asked_of_one_worker_ends_the_evaluation_of_all_after_the_same_step(two: list[dict[str, Any]]) -> None:
     if "stop" not in two[0]:
         pytest.skip("tf_keras ends no evaluation")

@@ -175,6 +175,7 @@ def fit_on_fed_rows(args: Any, ctx: Any) -> Any:
     return {"at": ctx.cluster_spec["ps"], **keras_fit(ctx, ctx.coordinator_dataset(20, x="x", y="y", repeat=True))}
 
 
+@pytest.mark.slow
 def test_tf_keras_fits_on_fed_rows_and_parameter_servers_on_the_driver_take_no_slot(
     spark: SparkSession, frame: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
