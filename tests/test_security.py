@@ -98,6 +98,7 @@ ENCRYPTED = """
 """
 
 
+@pytest.mark.slow
 def test_rows_come_through_a_spark_that_encrypts_and_its_log_of_events_holds_no_token(
     spark_home: Path, run_script: RunScript
 ) -> None:

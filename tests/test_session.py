@@ -157,6 +157,7 @@ def test_a_node_like_spark_s_own_tasks_needs_no_profile(spark: SparkSession) -> 
     assert resource_profile(spark, cpus=1, gpus=0) is None
 
 
+@pytest.mark.slow
 @profiles
 def test_a_node_with_two_cpus_gets_them_and_halves_the_slots(spark: SparkSession) -> None:
     profile = resource_profile(spark, cpus=2)

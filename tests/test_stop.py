@@ -119,9 +119,9 @@ def test_at_once_means_at_once_even_while_a_model_is_written(spark: SparkSession
 
 
 def test_a_stop_before_main_was_called_ends_the_nodes(spark: SparkSession) -> None:
-    cluster = launch(
-        run_until_stopped, spark=spark, workers=2, input_mode="tensorflow", name="early", wait_until_up=False
-    )
+    # Forked nodes would call it at once; these import TensorFlow first.
+    options = {"name": "early", "input_mode": "tensorflow", "wait_until_up": False, "warm": False}
+    cluster = launch(run_until_stopped, spark=spark, workers=2, **options)
     until(cluster, lambda: all(node.status is not NodeStatus.PLANNED for node in cluster.snapshot().nodes))
     cluster.request_stop()
     with pytest.raises(ClusterClosed):
