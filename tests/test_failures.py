@@ -553,6 +553,7 @@ SPARK_ENDS = """
 """
 
 
+@pytest.mark.slow
 def test_a_cluster_whose_spark_was_stopped_or_killed_says_so(run_script: RunScript) -> None:
     """And not that the session is free: there is none."""
     ended = run_script(SPARK_ENDS)

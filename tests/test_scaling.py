@@ -43,6 +43,7 @@ def when_rows_are_taken(cluster: Cluster, rows: int, action: Callable[[], object
     return thread
 
 
+@pytest.mark.slow
 def test_a_coordinator_gives_a_new_worker_steps_and_nothing_else_stops(spark: SparkSession) -> None:
     rows = spark.range(0, ROWS, 1, 4)
     with launch(counting_steps, {"rows": ROWS, "epochs": 5}, spark=spark, **COORDINATED) as cluster:

@@ -51,6 +51,7 @@ def add_up(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
     return state
 
 
+@pytest.mark.slow
 def test_a_restart_from_both_checkpoints_loses_no_row_and_repeats_none(spark: SparkSession, tmp_path: Path) -> None:
     source, checkpoint, state = (str(tmp_path / name) for name in ("source", "checkpoint", "state.npz"))
     for number in range(5):

@@ -137,6 +137,7 @@ def test_a_node_that_writes_without_end_trains_and_is_heard_and_says_what_was_le
     assert numbers[-1] == steps * 1000 - 1
 
 
+@pytest.mark.slow
 def test_cpu_and_memory_are_those_of_the_process_and_of_what_it_started(
     start: Callable[..., Node], tmp_path: Any
 ) -> None:

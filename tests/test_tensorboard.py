@@ -101,6 +101,7 @@ def test_a_log_directory_that_cannot_be_made_is_named(spark: SparkSession, tmp_p
     assert str(raised.value).count("cannot be made") == 1, "there is no traceback of the user's to show beside it"
 
 
+@pytest.mark.slow
 def test_keras_writes_its_epochs_without_being_told(
     spark: SparkSession, a_server: JupyterServer, endpoint: Endpoint, tmp_path: Path
 ) -> None:

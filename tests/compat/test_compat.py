@@ -469,7 +469,7 @@ def returns_its_index(args: Any, ctx: Any) -> int:
     ("args", "told"),
     [
         ("raise", r"program 1 .*ValueError: boom"),
-        ("kill", r"(?s)program 1 .*killed by SIGKILL.*last words"),
+        pytest.param("kill", r"(?s)program 1 .*killed by SIGKILL.*last words", marks=pytest.mark.slow),
         pytest.param(
             "object",
             r"program 1 .*what main returned cannot travel: the result is a builtins.object",

@@ -37,7 +37,17 @@ def python_of(block: Block) -> str:
 
 
 RUN_ON = sorted({block.page for block in BLOCKS if python_of(block) and block.in_turn})
-MANY_CLUSTERS = {"feeding", "inference", "migrating", "pipeline", "quickstart", "recovery", "strategies", "tfrecord"}
+MANY_CLUSTERS = {
+    "feeding",
+    "inference",
+    "migrating",
+    "pipeline",
+    "quickstart",
+    "recovery",
+    "strategies",
+    "program",
+    "tfrecord",
+}
 """Pages that start several clusters or load several models, of kinds that other tests try in every way."""
 
 
