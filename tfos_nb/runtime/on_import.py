@@ -138,13 +138,14 @@ class _LateModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        loader = object.__getattribute__(self, "__spec__").loader
-        if isinstance(loader, _LateLoader):
-            loader.load(self)
+        self._run()
         return getattr(self, name)
 
     def __dir__(self) -> list[str]:
-        loader = object.__getattribute__(self, "__spec__").loader
+        self._run()
+        return sorted(self.__dict__)
+
+    def _run(self) -> None:
+        loader = self.__spec__.loader if self.__spec__ is not None else None
         if isinstance(loader, _LateLoader):
             loader.load(self)
-        return sorted(self.__dict__)

@@ -159,7 +159,7 @@ def private_directory(kind: str, sockets: bool = True) -> str:
     It is in the temporary directory, and only this user can enter it. The path of a socket has to be short: where there
     are to be some and the user's temporary directory has a long name, it is in the machine's.
     """
-    prefix, root = f"tfos_nb-{kind}-", _short(tempfile.gettempdir()) if sockets else tempfile.gettempdir()
+    prefix, root = f"tfos_nb-{kind}-", short_temporary_directory() if sockets else tempfile.gettempdir()
     for path in left_behind(prefix, root):
         shutil.rmtree(path, ignore_errors=True)
     return tempfile.mkdtemp(prefix=f"{prefix}{owner()}-", dir=root)
@@ -167,10 +167,7 @@ def private_directory(kind: str, sockets: bool = True) -> str:
 
 def short_temporary_directory() -> str:
     """Return the temporary directory, or the machine's where its name would make a socket's path too long."""
-    return _short(tempfile.gettempdir())
-
-
-def _short(root: str) -> str:
+    root = tempfile.gettempdir()
     machines = "/tmp"  # noqa: S108 - the directory in it is this user's alone
     return root if len(os.fsencode(root)) <= _LONGEST_ROOT or not os.access(machines, os.W_OK) else machines
 

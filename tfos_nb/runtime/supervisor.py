@@ -151,7 +151,7 @@ class Supervisor:
         return None
 
     def _start_process(self) -> None:
-        """Have a process forked; or start one from nothing where none forks, or it has been killed again and again."""
+        """Fork the node's process from a warm one. Start a fresh interpreter without one, or after two failures."""
         for _ in range(2):
             self._warm = self._warm or self._find_warm()
             if self._warm is None:
@@ -166,7 +166,7 @@ class Supervisor:
         self._process = self._new_process()
 
     def _find_warm(self) -> WarmProcess | None:
-        """Return what forks this node's processes, if anything does."""
+        """Connect to the application's warm server, or start a forker for this node; None to start without one."""
         env, job = environment_of(self._job, self._temporary), self._job
         if not can_fork():
             return None
@@ -179,7 +179,7 @@ class Supervisor:
         return WarmProcess.of_ones_own(env) if self._lasting else None
 
     def _say(self, why: str) -> None:
-        """Note for the node's log why its start takes longer than it should."""
+        """Keep a line for the node's log that explains a slow start; it is sent with the reservation."""
         self._notes.append(f"tfos_nb: {why}: TensorFlow is imported anew for this node")
 
     def _new_process(self) -> NodeProcess:

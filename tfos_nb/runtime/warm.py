@@ -198,7 +198,6 @@ class WarmProcess:
         self._process = process
         self._forked: ForkedProcess | None = None
         self._forker = 0
-        self._over = threading.Event()
         self._answers: queue.SimpleQueue[int] = queue.SimpleQueue()  # 0 for none
         self._lock = threading.Lock()
         self._ended: Ended | None = None  # the last one; of process 0: the forker's own end
@@ -262,12 +261,16 @@ class WarmProcess:
         """End it, and what it has forked."""
         if self._process is not None:
             kill_group(self._process)
-        elif self._forker and not self._over.is_set():  # it may have been stopped
+        elif self._forker and not self._is_gone:  # closing the socket does not end a forker that was stopped
             with contextlib.suppress(OSError):
                 os.kill(self._forker, signal.SIGKILL)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+    @property
+    def _is_gone(self) -> bool:
+        return self._ended is not None and self._ended.pid == 0
 
     def _watched(self, pid: int, output: IO[bytes]) -> ForkedProcess:
         with self._lock:
@@ -280,7 +283,6 @@ class WarmProcess:
         with contextlib.suppress(OSError):
             while data := self._socket.recv(_MOST):
                 self._take(wire.decode(data))
-        self._over.set()
         if self._process is not None:
             self._process.wait()
         self._take(Ended(0, -signal.SIGKILL))  # what it has forked ends with it
@@ -301,7 +303,7 @@ class WarmProcess:
 
 
 def _connect(env: Mapping[str, str], terms: ServerTerms) -> socket.socket:
-    """Connect to the server of this application and these variables; the socket is there before the server listens."""
+    """Connect to the application's server for these variables. If there is none, bind its socket and start it."""
     application = hashlib.sha256(f"{terms.token}\n{_container()}".encode()).hexdigest()[:12]
     family = os.path.join(short_temporary_directory(), f"{_PREFIX}{os.getuid()}-{application}")
     directory = f"{family}-{_fingerprint(env)}"
@@ -389,7 +391,7 @@ def _locked(path: str) -> Iterator[None]:
 
 
 def _container() -> str:
-    """Tell where a fork of this process would be: a server forks for its own network, container and limits alone."""
+    """Return the namespaces and the cgroup of this process. A server forks only for supervisors that share its own."""
     with contextlib.suppress(OSError):
         spaces = sorted(os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns"))
         return "\n".join([*spaces, Path("/proc/self/cgroup").read_text()])
@@ -397,7 +399,7 @@ def _container() -> str:
 
 
 def _fingerprint(env: Mapping[str, str]) -> str:
-    """Name what an import depends on: the interpreter, the packages, and the variables that are read meanwhile."""
+    """Return a digest of all that an import depends on: interpreter, packages, environment variables, Keras' file."""
     parts = [sys.executable, *(f"{name}={env[name]}" for name in sorted(env) if _IMPORT_READS.match(name))]
     for name in _IMPORTED:
         spec = importlib.util.find_spec(name)
