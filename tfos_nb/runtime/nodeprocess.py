@@ -158,7 +158,7 @@ class NodeProcess:
         while lines := self.output.take():
             words.append(LogLines(self._node, lines))
         reports, feed = self._reports.empty()
-        if reports:
+        if reports or feed is not None:  # its last rows may have been counted after the last heartbeat
             words.append(Heartbeat(self._node, None, None, reports, feed))
         return words
 

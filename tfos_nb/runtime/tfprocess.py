@@ -139,6 +139,7 @@ class TensorFlowProcess:
         if self._logs is not None:
             self._logs.stop()
         self._reporter.flush()  # the farewell may come before the last report would have been sent
+        self._say_feed()
         self._channel.send(outcome)
         self._passes.stop()
         self._requests.stop(getattr(outcome, "summary", ""))
@@ -272,9 +273,12 @@ class TensorFlowProcess:
 
     def _tell_feed(self) -> None:
         while not self._signals.farewell.wait(_FEED_STATUS_EVERY):
-            self._reporter.send(replace(self._passes.status(), dropped=self._reporter.dropped))
+            self._say_feed()
             if self._feed is not None:
                 self._feed.look(time.monotonic())
+
+    def _say_feed(self) -> None:
+        self._reporter.send(replace(self._passes.status(), dropped=self._reporter.dropped))
 
     def _listen(self) -> None:
         try:
@@ -312,6 +316,7 @@ class TensorFlowProcess:
     def _leave(self, message: Farewell) -> None:
         self._signals.farewell.set()
         if self._serves:
+            self._say_feed()
             os._exit(0)  # TensorFlow's server joins for ever, and has no way to be stopped
 
 
