@@ -42,7 +42,11 @@ def sum_over_replicas(values: Any) -> Any:
     """Add up a tensor, or each of several, over all replicas of the step under way."""
     import tensorflow as tf
 
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+    _thread.adds_up = True
+    try:
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+    finally:
+        _thread.adds_up = False
 
 
 @dataclass
@@ -111,6 +115,35 @@ class Replica:
 
         return self.whole(value * tf.cast(self.share, value.dtype))
 
+    @property
+    def by_rows(self) -> bool:
+        """Whether the gradients of this replica are those of a mean over its own rows."""
+        return self.reduced or not self.scaled
+
+    def all_reduced(self, reduce: Callable[[list[Any]], list[Any]], values: list[Any]) -> list[Any]:
+        """Return what ``reduce`` makes of all replicas' values, with a gradient that fits :meth:`gradients`.
+
+        What a layer reduces over replicas depends on the rows of all of them. The gradients that come back to it are
+        those of means over each replica's own rows, and so are weighted by rows before they are reduced, too.
+        """
+        import tensorflow as tf
+
+        def part(upstream: Any) -> Any:
+            return self.selected(upstream * tf.cast(self.share, upstream.dtype) if self.by_rows else upstream)
+
+        def back(reduced: Any) -> Any:
+            return tf.math.divide_no_nan(reduced, tf.cast(self.share, reduced.dtype)) if self.by_rows else reduced
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def reduced(*own: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
+            def gradient(*upstream: Any) -> list[Any]:
+                return [back(one) for one in reduce([part(one) for one in upstream])]
+
+            return reduce([self.selected(one) for one in own]), gradient
+
+        result = reduced(*values)
+        return list(result) if isinstance(result, (list, tuple)) else [result]
+
     def gradients(self, gradients: Sequence[Any]) -> list[Any]:
         """Return this replica's part of the sum that is the gradient of the global batch.
 
@@ -119,12 +152,11 @@ class Replica:
         """
         import tensorflow as tf
 
-        by_rows = self.reduced or not self.scaled
-        if not by_rows and self.has_rows is None:
+        if not self.by_rows and self.has_rows is None:
             return list(gradients)
 
         def part(values: Any) -> Any:
-            return self.selected(values * tf.cast(self.share, values.dtype) if by_rows else values)
+            return self.selected(values * tf.cast(self.share, values.dtype) if self.by_rows else values)
 
         def of(gradient: Any) -> Any:
             if isinstance(gradient, tf.IndexedSlices):
@@ -158,6 +190,7 @@ class Replica:
 
 class _Thread(threading.local):
     replica: Replica | None = None  # replicas of one process are threads
+    adds_up = False  # what is added up is this package's own, and takes no part in gradients
 
 
 _thread = _Thread()
@@ -169,7 +202,7 @@ def replica_of_step() -> Replica | None:
 
 
 def mend_replicas() -> None:
-    """Have Keras' losses, trackers, variables and BatchNormalization take the other replicas into account."""
+    """Have Keras' losses, trackers, variables, and what layers reduce, take the other replicas into account."""
     import keras
     import tensorflow as tf
     from keras.src.losses import loss
@@ -182,12 +215,14 @@ def mend_replicas() -> None:
         tracker.update_state = _weighted(tracker.update_state)
     owner = next(c for c in keras.Variable.__mro__ if "assign" in vars(c))
     owner.assign = _assigned(owner.assign)
-    keras.layers.BatchNormalization._moments = _moments_of_rows(keras.layers.BatchNormalization._moments)
+    owner = next(c for c in tf.distribute.ReplicaContext.__mro__ if "all_reduce" in vars(c))
+    owner.all_reduce = _with_right_gradient(owner.all_reduce)
     for owner in (tf.distribute.Strategy, tf.distribute.ReplicaContext):
         holder = next(c for c in owner.__mro__ if "num_replicas_in_sync" in vars(c))
         counted: Any = vars(holder)["num_replicas_in_sync"]
         holder.num_replicas_in_sync = property(_noticed(counted.fget), doc=counted.__doc__)
     tf.nn.compute_average_loss = _scales(tf.nn.compute_average_loss)
+    _let_be_numbers()
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
@@ -247,12 +282,17 @@ def _masked(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _scaled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap ``scale_loss_for_distribution``, which Keras calls for the losses that layers add."""
+    """Wrap ``scale_loss_for_distribution``, which Keras calls for a loss's value and for the losses that layers add.
+
+    Outside of ``strategy.run`` no replica's loss is added to it, so that there it stays what it is.
+    """
 
     @functools.wraps(original)
     def scale_loss_for_distribution(value: Any) -> Any:
         replica = _thread.replica
-        return original(value) if replica is None else replica.mean(value)
+        if replica is not None:
+            return replica.mean(value)
+        return original(value) if _has_replicas() else value
 
     return scale_loss_for_distribution
 
@@ -262,9 +302,15 @@ def _unscaled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     @functools.wraps(original)
     def unscale_loss_for_distribution(value: Any) -> Any:
-        return original(value) if _thread.replica is None else value
+        return original(value) if _thread.replica is None and _has_replicas() else value
 
     return unscale_loss_for_distribution
+
+
+def _has_replicas() -> bool:
+    import tensorflow as tf
+
+    return tf.distribute.get_replica_context() is not None
 
 
 def _noticed(count: Callable[[Any], int]) -> Callable[[Any], int]:
@@ -291,6 +337,23 @@ def _scales(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(*args, **kwargs)
 
     return compute_average_loss
+
+
+def _with_right_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``ReplicaContext.all_reduce``, such as ``BatchNormalization(synchronized=True)`` calls it in a step."""
+
+    @functools.wraps(original)
+    def all_reduce(self: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        import tensorflow as tf
+
+        replica, values = _thread.replica, tf.nest.flatten(value)
+        numbers = all(tf.is_tensor(one) and hasattr(one, "dtype") and one.dtype.is_floating for one in values)
+        if replica is None or replica.applying or _thread.adds_up or not numbers:
+            return original(self, reduce_op, value, options)
+        reduced = replica.all_reduced(lambda own: original(self, reduce_op, own, options), values)
+        return tf.nest.pack_sequence_as(value, reduced)
+
+    return all_reduce
 
 
 # --- trackers and states ----------------------------------------------------------------------------------------------
@@ -324,16 +387,15 @@ def _assigned(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return assign
 
 
-def _moments_of_rows(original: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
-    """Wrap ``BatchNormalization._moments``: a row that stands in is not counted among those of all replicas."""
+def _let_be_numbers() -> None:
+    """Have ``int(model.optimizer.iterations)`` work: TensorFlow makes numbers of its variables, not of copied ones."""
+    from tensorflow.python.distribute.values import DistributedVariable
 
-    @functools.wraps(original)
-    def _moments(self: Any, inputs: Any, mask: Any) -> Any:
-        import tensorflow as tf
+    for kind in (int, float, complex):
+        name = f"__{kind.__name__}__"
+        if not hasattr(DistributedVariable, name):
+            setattr(DistributedVariable, name, functools.partialmethod(_as_number, kind))
 
-        replica = _thread.replica
-        if replica is not None and replica.has_rows is not None and self.synchronized and mask is None:
-            inputs = inputs[: tf.where(replica.has_rows, tf.shape(inputs)[0], 0)]
-        return original(self, inputs, mask)
 
-    return _moments
+def _as_number(variable: Any, kind: Callable[[Any], Any]) -> Any:
+    return kind(variable.numpy())
