@@ -32,7 +32,9 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[1]
 CORE = (
+    "tests/keras/test_models.py",
     "tests/runtime/test_columns.py",
+    "tests/runtime/test_keras_check.py",
     "tests/runtime/test_keras_keep.py",
     "tests/runtime/test_payload.py",
     "tests/runtime/test_scoring.py",
@@ -74,17 +76,30 @@ class Cell:
     python: str
     pyspark: str
     tensorflow: str
+    keras: str = ""  # that which pip chooses; a whole version may be one of keras-nightly
 
     @property
     def name(self) -> str:
-        return f"py{self.python}-spark{self.pyspark}-tf{self.tensorflow}"
+        keras = f"-keras{self.keras}" if self.keras else ""
+        return f"py{self.python}-spark{self.pyspark}-tf{self.tensorflow}{keras}"
 
     @property
     def packages(self) -> tuple[str, ...]:
-        pinned = (f"pyspark=={self.pyspark}.*", f"tensorflow=={self.tensorflow}.*", f"tf_keras=={self.tensorflow}.*")
+        pinned: tuple[str, ...] = (f"pyspark=={self.pyspark}.*",)
+        if "rc" in self.tensorflow:  # tf_keras comes later
+            pinned += (f"tensorflow=={self.tensorflow}",)
+        else:
+            pinned += (f"tensorflow=={self.tensorflow}.*", f"tf_keras=={self.tensorflow}.*")
+        if self.keras and not self.nightly:
+            pinned += (f"keras=={self.keras}.*",)
         # These want NumPy 1, which pyarrow 26 does not import any more; pip is not told.
         older = ("pyarrow<26",) if self.tensorflow in ("2.16", "2.17") else ()
         return (*pinned, *older, *_TESTS_NEED)
+
+    @property
+    def nightly(self) -> str:
+        """What takes the place of the Keras that TensorFlow asks for: both are the same folder."""
+        return f"keras-nightly=={self.keras}" if "dev" in self.keras else ""
 
 
 CELLS = (
@@ -100,6 +115,9 @@ CELLS = (
     Cell("3.12", "4.2", "2.18"),
     Cell("3.13", "4.1", "2.20"),
     Cell("3.13", "4.3", "2.21"),
+    Cell("3.11", "4.3", "2.21", "3.12"),  # the oldest that TensorFlow 2.21 takes
+    Cell("3.11", "4.3", "2.21", "3.16.0.dev2026102704"),
+    Cell("3.11", "4.3", "2.22.0rc0"),
 )
 
 
@@ -164,11 +182,10 @@ def run(cell: Cell, wheel: Path, tests: Sequence[str], marks: str) -> Outcome:
         if not own.exists():
             subprocess.run([python, "-m", "venv", str(home)], check=True, stdout=out, stderr=out)
         install = [str(own), "-m", "pip", "install", "--quiet"]
-        of_now = [*install, "--no-deps", "--force-reinstall", str(wheel)]  # not the one that an environment has kept
-        if any(
-            subprocess.run(command, stdout=out, stderr=out, check=False).returncode
-            for command in ([*install, "--upgrade", *cell.packages, f"{wheel}[connect]"], of_now)
-        ):
+        # Not the wheel that an environment has kept; and a nightly Keras over the one that TensorFlow asks for.
+        of_now = [*install, "--no-deps", "--force-reinstall", *filter(None, (cell.nightly, str(wheel)))]
+        commands = ([*install, "--upgrade", *cell.packages, f"{wheel}[connect]"], of_now)
+        if any(subprocess.run(command, stdout=out, stderr=out, check=False).returncode for command in commands):
             return Outcome(cell, _reason(log), time.monotonic() - begun)
         # The checkout is on PYTHONPATH for the tests' own modules; what is installed is the same, for its scripts.
         environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "PYSPARK_PYTHON": str(own)}
@@ -202,7 +219,9 @@ def _closing_line(log: Path) -> str:
 def _versions(python: Path) -> str:
     say = (
         "from importlib.metadata import version as v; "
-        "print(', '.join(f'{n} {v(n)}' for n in ('pyspark', 'tensorflow', 'keras', 'numpy', 'pandas', 'pyarrow')))"
+        "from tfos_nb.runtime.keras_check import installed_keras as keras; "
+        "names = ('pyspark', 'tensorflow', 'keras', 'numpy', 'pandas', 'pyarrow'); "
+        "print(', '.join(f\"{n} {keras() if n == 'keras' else v(n)}\" for n in names))"
     )
     return subprocess.run([str(python), "-c", say], capture_output=True, text=True, check=False).stdout.strip()
 
@@ -210,7 +229,7 @@ def _versions(python: Path) -> str:
 def chosen(only: Sequence[str]) -> Iterator[Cell]:
     """Choose the cells that have all of some versions."""
     for cell in CELLS:
-        if all(version in (cell.python, cell.pyspark, cell.tensorflow) for version in only):
+        if all(version in (cell.python, cell.pyspark, cell.tensorflow, cell.keras) for version in only):
             yield cell
 
 

@@ -21,7 +21,7 @@ from tfos_nb.cluster_scale import Scaling
 from tfos_nb.deliveries import Deliveries
 from tfos_nb.errors import PlanError
 from tfos_nb.fate import Fate
-from tfos_nb.launching import NodeTasks, check_door_variables, open_door, survey, warm_token
+from tfos_nb.launching import NodeTasks, check_door_variables, check_keras, open_door, survey, warm_token
 from tfos_nb.life import Life
 from tfos_nb.nodejobs import NodeJobs
 from tfos_nb.roster import Roster
@@ -228,6 +228,7 @@ class Cluster(Inferring, Scaling):
     def start(self) -> None:
         """Ask Spark, open the door and submit the nodes; returns before they are up."""
         launching = survey(self._spark, self.plan)
+        check_keras(self._spark, self.plan, self._settings.env)
         door, address = open_door(self._spark, EvaluatorDesk.before(self._roster, self._settings.grace))
         self._address = replace(address, patience=self._settings.heartbeat_timeout)
         self._life.begin()

@@ -12,7 +12,7 @@ import re
 import resource
 import secrets
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from tfos_nb.relaying import RelayedDoor, check_relay, needs_relay, stated_relay
 from tfos_nb.runtime.door import Desk, Door, DoorAddress
 from tfos_nb.runtime.gpu_claims import GPU_COUNT_SCHEMA, GpuCount
 from tfos_nb.runtime.incoming import make_room
+from tfos_nb.runtime.keras_check import CHECK_SCHEMA, KerasProbe, advice, installed_keras, is_tested
 from tfos_nb.runtime.node import NodeTask
 from tfos_nb.runtime.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.strategies import PROTOCOL_SCHEMA, PROTOCOL_VARIABLE, ProtocolProbe
@@ -46,6 +47,7 @@ __all__ = [
     "check_descriptors",
     "check_door_variables",
     "check_host_gpus",
+    "check_keras",
     "error_of_job",
     "open_door",
     "survey",
@@ -141,6 +143,34 @@ def _check_protocol(spark: SparkSession, protocol: str) -> None:
     refused = spark.range(0, 1, 1, 1).mapInArrow(probe, PROTOCOL_SCHEMA).collect()[0].refused
     if refused:
         raise PlanError(refused)
+
+
+_alike: dict[str, str] = {}  # of each application: what to know of its executors' Keras, or ''
+
+
+def check_keras(spark: SparkSession, plan: ClusterPlan, env: Mapping[str, str]) -> None:
+    """Have an executor's Keras train a small model on two devices and on one, if its version is an unknown one.
+
+    Once for an application. ``TFOS_KERAS_CHECK=0`` in the driver's environment leaves it out: then ``fit`` and the like
+    are refused by the nodes, if they must be.
+
+    Raises
+    ------
+    PlanError
+        If the numbers are not the same: with the versions whose are.
+    """
+    replicas = sum(max(1, plan.gpus_of(node)) for node in plan.training_nodes)
+    legacy = {**os.environ, **env}.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
+    wanted = os.environ.get("TFOS_KERAS_CHECK", "1") != "0" and not legacy and not plan.ps and replicas > 1
+    if not wanted or is_tested(installed_keras()):
+        return
+    application = str(context_of(spark).key)
+    if application not in _alike:
+        probe = KerasProbe(tuple(entry or os.getcwd() for entry in sys.path))
+        row = spark.range(0, 1, 1, 1).mapInArrow(probe, CHECK_SCHEMA).collect()[0]
+        _alike[application] = advice(row.version, row.unlike) if row.unlike else ""
+    if _alike[application]:
+        raise PlanError(f"{_alike[application]}. TFOS_KERAS_CHECK=0 launches all the same")
 
 
 def _one_is_left(

@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.keras_apply import mend_optimizers
+from tfos_nb.runtime.keras_check import advice
 from tfos_nb.runtime.keras_replica import is_synchronous, mend_replicas
 from tfos_nb.runtime.keras_step import StepFunction, cut_predictions
 from tfos_nb.runtime.remote import scheme_of, tensorflow_opens
@@ -50,7 +51,6 @@ _log = logging.getLogger(__name__)
 _STATE, _PART = "state-", "part"
 NODE_VARIABLE = "TFOS_NB_NODE"
 """A node's own name, which it keeps where ``TF_CONFIG`` counts only those that are left."""
-_TESTED = "3.12 to 3.16"
 # What the mends replace or wrap, by the parameters with which Keras calls it. Classes are found by what they do:
 # Keras 3.16 has renamed the trainer.
 _PARAMETERS = (
@@ -62,7 +62,6 @@ _PARAMETERS = (
     ("loss", "apply_mask", ("sample_weight", "mask", "dtype", "reduction")),
     ("loss", "scale_loss_for_distribution", ("value",)),
     ("loss", "unscale_loss_for_distribution", ("value",)),
-    ("BatchNormalization", "_moments", ("self", "inputs", "mask")),
     ("Optimizer", "apply", ("self", "grads", "trainable_variables")),
     ("Variable", "assign", ("self", "value")),
     ("BackupAndRestore", "_save_model", ("self",)),
@@ -113,7 +112,7 @@ def patch_keras_fit() -> str:
         trainer, unlike = None, f"what fit is made of is not found: {error!r}"
     if unlike or trainer is None:
         _refuse_fit(keras, unlike)
-        return f"WARNING keras: {_other_version(keras.__version__, unlike)}"
+        return f"WARNING keras: {advice(keras.__version__, unlike)}"
     _mend(trainer)
     model._tfos_mended = True
     return f"keras: {keras.__version__} mended: fit and evaluate under synchronous strategies, uneven and empty batches"
@@ -129,7 +128,6 @@ def _unlike_known(keras: Any, trainer: _Trainer) -> str:
         "model": trainer.model,
         "iterator": trainer.iterator,
         "loss": loss,
-        "BatchNormalization": keras.layers.BatchNormalization,
         "Optimizer": keras.optimizers.Optimizer,
         "Variable": keras.Variable,
         "BackupAndRestore": keras.callbacks.BackupAndRestore,
@@ -144,17 +142,9 @@ def _unlike_known(keras: Any, trainer: _Trainer) -> str:
     return ""
 
 
-def _other_version(version: str, unlike: str) -> str:
-    return (
-        f"Keras {version} is not as known ({unlike}), so its fit, evaluate and predict are refused on several workers: "
-        f"they would fail or give wrong numbers. Install Keras {_TESTED}, or use tf_keras (pip install tf_keras, "
-        "env={'TF_USE_LEGACY_KERAS': '1'}) or a training loop of your own"
-    )
-
-
 def _refuse_fit(keras: Any, unlike: str) -> None:
     """Have ``fit`` and the like say what is wrong, where they would fail or give wrong numbers."""
-    told = _other_version(keras.__version__, unlike)
+    told = advice(keras.__version__, unlike)
     for name in ("fit", "evaluate", "predict"):
         setattr(keras.Model, name, _refused_on_several(getattr(keras.Model, name), told))
 
@@ -278,7 +268,8 @@ def _mend_backup(backup: Any) -> None:
 
     @functools.wraps(on_train_begin)
     def level_after_restore(self: Any, logs: Any = None) -> None:
-        _use_state(self, _newest_state(self.backup_dir) or _newest_state(self._dir_of_one) or self.backup_dir)
+        newest, *older = _states(self.backup_dir) or _states(self._dir_of_one) or [self.backup_dir]
+        _use_state(self, newest, *older[:1])
         on_train_begin(self, logs)
         if is_synchronous(self.model.distribute_strategy):
             _start_from_latest(self.model)
@@ -291,7 +282,9 @@ def _mend_backup(backup: Any) -> None:
     def remove_all(self: Any, logs: Any = None) -> None:
         on_train_end(self, logs)
         if self.delete_checkpoint:
-            _remove_state(_newest_state(self._dir_of_one))
+            for state in _states(self._dir_of_one):
+                _remove_state(state)
+            _remove_if_empty(self._dir_of_one)
 
     backup.__init__ = init_for_worker
     backup.on_train_end = remove_all
@@ -299,13 +292,13 @@ def _mend_backup(backup: Any) -> None:
     backup._save_model = save_whole
 
 
-def _newest_state(backup_dir: str) -> str:
-    """Return the directory of the newest state of a backup; empty if there is none."""
+def _states(backup_dir: str) -> list[str]:
+    """Return the directories of a backup's states, the newest first."""
     import tensorflow as tf
 
     names = tf.io.gfile.listdir(backup_dir) if tf.io.gfile.isdir(backup_dir) else []
     numbers = [int(name.rstrip("/").removeprefix(_STATE)) for name in names if name.startswith(_STATE)]
-    return os.path.join(backup_dir, f"{_STATE}{max(numbers)}") if numbers else ""
+    return [os.path.join(backup_dir, f"{_STATE}{number}") for number in sorted(numbers, reverse=True)]
 
 
 def _refuse_elsewhere(backup_dir: str) -> None:
@@ -320,21 +313,33 @@ def _remove_state(state: str) -> None:
     import tensorflow as tf
 
     with contextlib.suppress(tf.errors.NotFoundError):  # another worker has just done so
-        if state:
-            tf.io.gfile.rmtree(state)
+        tf.io.gfile.rmtree(state)
 
 
-def _use_state(backup: Any, folder: str) -> None:
+def _remove_if_empty(backup_dir: str) -> None:
+    """Remove the directory in which each worker had its own, once the last one has removed it, as Keras does."""
+    import tensorflow as tf
+
+    with contextlib.suppress(tf.errors.NotFoundError):
+        if not tf.io.gfile.listdir(backup_dir):
+            tf.io.gfile.rmtree(backup_dir)
+
+
+def _use_state(backup: Any, folder: str, previous: str = "") -> None:
+    """Have a backup read and write in a directory; ``previous`` is where it finds a state if that one is no state."""
     for attribute in ("_weights_path", "_training_metadata_path"):
-        setattr(backup, attribute, os.path.join(folder, os.path.basename(getattr(backup, attribute))))
+        name = os.path.basename(getattr(backup, attribute))
+        setattr(backup, attribute, os.path.join(folder, name))
+        if previous:
+            setattr(backup, attribute.replace("_", "_prev_", 1), os.path.join(previous, name))
 
 
 def _save_whole(backup: Any, save_model: Callable[[Any], None]) -> None:
-    """Write a state beside its place and rename it; then remove the one before it."""
+    """Write a state beside its place and rename it; then remove those before it, with ``double_checkpoint`` but one."""
     import tensorflow as tf
 
-    files, before = tf.io.gfile, _newest_state(backup.backup_dir)
-    number = int(before.rpartition(_STATE)[2]) + 1 if before else 0
+    files, before = tf.io.gfile, _states(backup.backup_dir)
+    number = int(before[0].rpartition(_STATE)[2]) + 1 if before else 0
     part = os.path.join(backup.backup_dir, _PART)
     if files.exists(part):
         files.rmtree(part)
@@ -343,9 +348,10 @@ def _save_whole(backup: Any, save_model: Callable[[Any], None]) -> None:
     save_model(backup)
     whole = os.path.join(backup.backup_dir, f"{_STATE}{number}")
     files.rename(part, whole)
-    _use_state(backup, whole)
-    if before:
-        files.rmtree(before)
+    kept = before[: int(getattr(backup, "double_checkpoint", False))]
+    _use_state(backup, whole, *kept)
+    for state in before[len(kept) :]:
+        files.rmtree(state)
 
 
 def _dir_of_this_worker(backup_dir: str) -> str:

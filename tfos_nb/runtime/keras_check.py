@@ -1,0 +1,192 @@
+"""Whether the installed Keras, mended, trains several replicas to the numbers of one: ``python -m`` this module.
+
+The mends look for what they replace, and refuse a Keras that has not all of it. Whether one that has it still does the
+same, only a training can say. A small model is trained in a process of its own, on two devices that are parts of one
+CPU, and once more on one device: batch by batch on the same rows, a batch with fewer rows than devices among them. The
+process prints why not, or nothing.
+
+A driver asks an executor before it launches a cluster, once for an application, if the driver's Keras is not one of the
+versions that all tests were run with (:data:`TESTED`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tfos_nb.runtime.batching import Pass, Shares
+from tfos_nb.runtime.columns import first_lengths
+from tfos_nb.runtime.ledger import FeedSchema
+
+__all__ = ["CHECK_SCHEMA", "TESTED", "KerasProbe", "advice", "installed_keras", "is_tested"]
+
+TESTED = ("3.12", "3.15")
+"""The versions with which the tests of the synchronous strategies pass (docs/versions.md)."""
+CHECK_SCHEMA = "version string, unlike string"
+_CHECK_SECONDS = 300.0
+_SAID = "unlike: "
+
+
+def is_tested(version: str) -> bool:
+    """Return whether a version of Keras is one with which all tests were run."""
+    return ".".join(version.split(".")[:2]) in TESTED and "dev" not in version
+
+
+def advice(version: str, unlike: str) -> str:
+    """Say what to do where a Keras is not as known, or does not come to the right numbers."""
+    return (
+        f"Keras {version} is not as known ({unlike}), so its fit, evaluate and predict are refused on several workers: "
+        f"they would fail or give wrong numbers. Install Keras {' or '.join(TESTED)}, or use tf_keras (pip install "
+        "tf_keras, env={'TF_USE_LEGACY_KERAS': '1'}) or a training loop of your own"
+    )
+
+
+def installed_keras() -> str:
+    """Return the version of the Keras that a program here would import, by its files; empty if there is none."""
+    found = importlib.util.find_spec("keras")
+    for folder in (found.submodule_search_locations or ()) if found is not None else ():
+        with contextlib.suppress(OSError):
+            told = re.search(r"__version__ = \"([^\"]+)\"", Path(folder, "src", "version.py").read_text())
+            if told:
+                return told[1]
+    return ""
+
+
+@dataclass(frozen=True)
+class KerasProbe:
+    """A Spark task that checks an executor's Keras: one row, its version and what is wrong with it, or ''."""
+
+    python_path: tuple[str, ...] = ()
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Check in a process of its own, since Spark goes on using this one."""
+        for _ in batches:
+            pass
+        version = installed_keras()
+        unlike = "" if not version or is_tested(version) else self._checked()
+        yield pa.RecordBatch.from_pydict(
+            {"version": pa.array([version], pa.string()), "unlike": pa.array([unlike], pa.string())}
+        )
+
+    def _checked(self) -> str:
+        path = os.pathsep.join([*(entry for entry in sys.path if entry), *self.python_path])
+        ended = subprocess.run(
+            [sys.executable, "-m", "tfos_nb.runtime.keras_check"],
+            env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
+            capture_output=True,
+            text=True,
+            timeout=_CHECK_SECONDS,
+            check=False,
+        )
+        said = [line for line in ended.stdout.splitlines() if line.startswith(_SAID)]
+        if said:
+            return said[-1].removeprefix(_SAID)
+        return (ended.stderr.strip().splitlines() or [f"ended with {ended.returncode}"])[-1] if ended.returncode else ""
+
+
+# --- the process that checks ------------------------------------------------------------------------------------------
+
+_STEPS = ((5, 5), (3, 2))  # rows, and of a step: shares that differ, and a step that has a row for one device alone
+_EPOCHS = 2
+_NEAR = 1e-4
+
+
+class _Rows:
+    """Rows as a node is fed them."""
+
+    def __init__(self, rows: int) -> None:
+        import numpy as np
+
+        self._rows = rows
+        numbers = np.random.default_rng(7)
+        features = numbers.normal(size=(rows, 3)).astype("float32")
+        columns = {
+            "x": pa.array(features.tolist(), pa.list_(pa.float32())),
+            "y": pa.array(features.sum(axis=1)),
+            "w": pa.array(numbers.uniform(size=rows).astype("float32")),
+        }
+        self._batch = pa.RecordBatch.from_pydict(columns)
+
+    def schema(self) -> FeedSchema:
+        return FeedSchema(1, self._batch.schema.serialize().to_pybytes(), first_lengths(self._batch))
+
+    def next_pass(self) -> Pass:
+        return Pass(iter([self._batch]), lambda: Shares(self._rows, self._rows, self._rows))
+
+
+def _trained(strategy: Any, rows: int, batch: int) -> dict[str, Any]:
+    """Train a small model; return all numbers that came out of it."""
+    import keras
+    import tensorflow as tf
+
+    from tfos_nb.runtime.dataset import DatasetOptions, build_dataset
+
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(7)
+    dataset = build_dataset(_Rows(rows), DatasetOptions(batch, "x", "y", "w"), print, alone=False)
+    if strategy.num_replicas_in_sync == 1:  # of an unknown number, Keras counts one step more at an epoch's end
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(-(-rows // batch)))
+    with strategy.scope():
+        inputs = keras.Input((3,))
+        hidden = keras.layers.Dense(4, activation="tanh", kernel_regularizer="l2")(inputs)
+        hidden = keras.layers.BatchNormalization(synchronized=True)(hidden)
+        model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+        model.compile(keras.optimizers.Adam(0.05, clipnorm=0.5), "mse", metrics=["mae"], weighted_metrics=["mse"])
+    history = model.fit(dataset, epochs=_EPOCHS, verbose=0, validation_data=dataset).history
+    return {
+        **{f"fit's {name}": values for name, values in history.items()},
+        **{f"evaluate's {k}": v for k, v in model.evaluate(dataset, verbose=0, return_dict=True).items()},
+        **{variable.path: keras.ops.convert_to_numpy(variable) for variable in model.variables},
+        "the number of steps": float(model.optimizer.iterations.numpy()),
+    }
+
+
+def check() -> str:
+    """Train on two devices and on one, in this process; return in which number they differ, or nothing."""
+    import numpy as np
+    import tensorflow as tf
+
+    from tfos_nb.runtime.strategy import patch_keras_fit
+
+    parts = [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)
+    told = patch_keras_fit()
+    if told.startswith("WARNING"):
+        return told
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    for size in _STEPS:
+        alone, together = _trained(tf.distribute.get_strategy(), *size), _trained(strategy, *size)
+        for name, value in alone.items():
+            if not np.allclose(together[name], value, _NEAR, _NEAR):
+                return f"{name} is {_short(together[name])} on two devices and {_short(value)} on one"
+    return ""
+
+
+def _short(value: Any) -> str:
+    import numpy as np
+
+    return np.array2string(np.asarray(value, float).ravel()[:3], precision=4, separator=", ")
+
+
+def main() -> None:
+    """Say in a line of standard output what is wrong, if anything is."""
+    try:
+        unlike = check()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what would happen to a program
+        unlike = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    if unlike:
+        sys.stdout.write(f"{_SAID}{unlike}\n")
+
+
+if __name__ == "__main__":
+    main()
