@@ -94,6 +94,10 @@ fuzz: $(VENV)/.test ## Send ports, pipes and addresses new nonsense for MINUTES 
 matrix: $(VENV)/.test ## Run the core tests under other versions of Python, PySpark and TensorFlow; ARGS="--only 3.12" for some
 	@$(BIN)/python -m tests.matrix $(ARGS)
 
+.PHONY: keras-tests
+keras-tests: $(VENV)/.keras ## Run Keras' own tests on two workers and in one process (hours); ARGS="--only layers/rnn" for some
+	@$(BIN)/python -m tests.keras.upstream $(ARGS)
+
 .PHONY: check
 check: $(VENV)/.lint ## Look for mistakes in style, types and layers
 	@$(BIN)/ruff check .
@@ -182,6 +186,11 @@ $(VENV)/.yarn: $(VENV)/.test tests/clusters/pom.xml
 	@rm -rf $(VENV)/hadoop
 	@mvn --batch-mode --quiet -f tests/clusters/pom.xml dependency:copy-dependencies \
 	    -DoutputDirectory="$(CURDIR)/$(VENV)/hadoop"
+	@touch $@
+
+# Keras' tests of fit import JAX, whatever they run on.
+$(VENV)/.keras: $(VENV)/.test
+	@$(INSTALL) --editable '.[keras-tests]' | $(BRIEFLY)
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.demo

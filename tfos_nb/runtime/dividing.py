@@ -14,6 +14,7 @@ from typing import Any
 
 from tfos_nb.runtime.batching import Cut, Division
 from tfos_nb.runtime.keras_replica import is_synchronous
+from tfos_nb.runtime.own_loops import expect_lacking_rows
 
 __all__ = ["divide_datasets", "divisible", "of_size"]
 
@@ -48,6 +49,7 @@ def _taken_as_cut(original: Callable[..., Any]) -> Callable[..., Any]:
         cuts = _cuts_of(dataset) if is_synchronous(self) else []
         if not cuts:
             return original(self, dataset, options)
+        expect_lacking_rows(self)
         for cut in cuts:
             cut.division = division_of(self, cut.batch)
         if len(cuts) == 1 and cuts[0].whole and not cuts[0].batch % self.num_replicas_in_sync:
@@ -65,6 +67,7 @@ def _cut_for_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(dataset_fn)
         def divided(context: Any) -> Any:
             dataset = dataset_fn(context)
+            expect_lacking_rows(self)
             for cut in _cuts_of(dataset) if is_synchronous(self) else []:
                 cut.division = division_of(self, cut.batch * self.num_replicas_in_sync)
             return dataset

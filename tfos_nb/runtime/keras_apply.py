@@ -18,9 +18,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tfos_nb.runtime.keras_replica import is_synchronous, replica_of_step, sum_over_replicas
+from tfos_nb.runtime.keras_replica import is_synchronous, keeper_of_states, replica_of_step, sum_over_replicas
 
-__all__ = ["mend_optimizers"]
+__all__ = ["is_applying", "mend_optimizers"]
 
 
 class _Thread(threading.local):
@@ -28,6 +28,11 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+
+def is_applying() -> bool:
+    """Return whether this thread is a replica whose optimizer updates its copies of the variables."""
+    return _thread.replica is not None
 
 
 def mend_optimizers() -> None:
@@ -95,7 +100,7 @@ def _own_copies(context: Any) -> Iterator[None]:
     """Within the block variables are this replica's own copies, and nothing joins the replicas."""
     from tensorflow.python.distribute import distribute_lib
 
-    replica = replica_of_step()
+    replica = keeper_of_states()
     _thread.replica = context._replica_id
     if replica is not None:
         replica.applying = True

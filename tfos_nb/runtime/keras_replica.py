@@ -24,7 +24,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Replica", "is_synchronous", "mend_replicas", "replica_of_step", "sum_over_replicas"]
+__all__ = [
+    "Replica",
+    "all_reduced",
+    "are_numbers",
+    "is_synchronous",
+    "keeper_of_states",
+    "mend_replicas",
+    "replica_of_step",
+    "sum_over_replicas",
+]
 
 _SEED = "seed_generator_state"  # the name that Keras gives it; all replicas draw alike, rows or none
 _LIBRARIES = ("tensorflow", "keras", "tfos_nb")
@@ -47,6 +56,35 @@ def sum_over_replicas(values: Any) -> Any:
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
     finally:
         _thread.adds_up = False
+
+
+def all_reduced(
+    reduce: Callable[[list[Any]], list[Any]],
+    values: list[Any],
+    *,
+    own: Callable[[Any], Any],
+    part: Callable[[Any], Any],
+    back: Callable[[Any], Any],
+) -> list[Any]:
+    """Return what ``reduce`` makes of each value's ``own``; as gradient, ``back`` of what it makes of its ``part``."""
+    import tensorflow as tf
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def reduced(*given: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
+        def gradient(*upstream: Any) -> list[Any]:
+            return [back(one) for one in reduce([part(one) for one in upstream])]
+
+        return reduce([own(one) for one in given]), gradient
+
+    result = reduced(*values)
+    return list(result) if isinstance(result, (list, tuple)) else [result]
+
+
+def are_numbers(values: Sequence[Any]) -> bool:
+    """Return whether all of them are dense tensors of floating-point numbers."""
+    import tensorflow as tf
+
+    return all(isinstance(one, tf.Tensor) and one.dtype.is_floating for one in values)
 
 
 @dataclass
@@ -79,11 +117,20 @@ class Replica:
     @contextlib.contextmanager
     def during(self) -> Iterator[None]:
         """Be the replica of the step that this thread traces or runs."""
-        _thread.replica = self
+        _thread.replica = _thread.keeper = self
         try:
             yield
         finally:
-            _thread.replica = None
+            _thread.replica = _thread.keeper = None
+
+    @contextlib.contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Keep the layers' states alone, in a step of the program's own: its losses and gradients are what they are."""
+        _thread.keeper = self
+        try:
+            yield
+        finally:
+            _thread.keeper = None
 
     def selected(self, value: Any) -> Any:
         """Return ``value``, or zeros where this replica has no row."""
@@ -134,15 +181,7 @@ class Replica:
         def back(reduced: Any) -> Any:
             return tf.math.divide_no_nan(reduced, tf.cast(self.share, reduced.dtype)) if self.by_rows else reduced
 
-        @tf.custom_gradient  # type: ignore[untyped-decorator]
-        def reduced(*own: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
-            def gradient(*upstream: Any) -> list[Any]:
-                return [back(one) for one in reduce([part(one) for one in upstream])]
-
-            return reduce([self.selected(one) for one in own]), gradient
-
-        result = reduced(*values)
-        return list(result) if isinstance(result, (list, tuple)) else [result]
+        return all_reduced(reduce, values, own=self.selected, part=part, back=back)
 
     def gradients(self, gradients: Sequence[Any]) -> list[Any]:
         """Return this replica's part of the sum that is the gradient of the global batch.
@@ -187,9 +226,23 @@ class Replica:
         moves = [m for m in self.moves.values() if here is None or m.before.graph is here]
         return [(m.variable, m.before, tf.convert_to_tensor(m.variable._value) - m.before) for m in moves]
 
+    def level(self, rows: Any) -> None:
+        """Have the layers' states move by the mean of all replicas' moves, weighted by their ``rows``."""
+        import tensorflow as tf
+
+        if moved := self.moved():
+            weight = tf.cast(rows, tf.float32)
+            parts = [tf.where(weight > 0, tf.cast(move, tf.float32) * weight, 0.0) for _, _, move in moved]
+            flat = tf.concat([[weight], *(tf.reshape(part, [-1]) for part in parts)], axis=0)
+            total, *sums = tf.split(sum_over_replicas(flat), [1, *(tf.size(part) for part in parts)])
+            for (variable, before, move), value in zip(moved, sums, strict=True):
+                mean = tf.reshape(tf.math.divide_no_nan(value, total[0]), move.shape)
+                variable._value.assign(before + tf.cast(mean, move.dtype))
+
 
 class _Thread(threading.local):
     replica: Replica | None = None  # replicas of one process are threads
+    keeper: Replica | None = None  # the same, and in steps of the program's own too
     adds_up = False  # what is added up is this package's own, and takes no part in gradients
 
 
@@ -199,6 +252,11 @@ _thread = _Thread()
 def replica_of_step() -> Replica | None:
     """Return this thread's part of the step under way; None outside of steps."""
     return _thread.replica
+
+
+def keeper_of_states() -> Replica | None:
+    """Return who keeps the layers' states in this thread's step, one of Keras or of the program's own."""
+    return _thread.keeper
 
 
 def mend_replicas() -> None:
@@ -347,8 +405,7 @@ def _with_right_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         import tensorflow as tf
 
         replica, values = _thread.replica, tf.nest.flatten(value)
-        numbers = all(tf.is_tensor(one) and hasattr(one, "dtype") and one.dtype.is_floating for one in values)
-        if replica is None or replica.applying or _thread.adds_up or not numbers:
+        if replica is None or replica.applying or _thread.adds_up or not are_numbers(values):
             return original(self, reduce_op, value, options)
         reduced = replica.all_reduced(lambda own: original(self, reduce_op, own, options), values)
         return tf.nest.pack_sequence_as(value, reduced)
@@ -379,7 +436,7 @@ def _assigned(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
     @functools.wraps(original)
     def assign(self: Any, value: Any) -> Any:
-        replica = _thread.replica
+        replica = _thread.keeper
         if replica is not None:
             value = replica.kept(self, self._convert_to_tensor(value, dtype=self._dtype))
         return original(self, value)

@@ -37,6 +37,15 @@ class _Kept:
     parts: list[Any]
     real: Any  # whether it is one that this replica had
 
+    def keep(self, leaves: list[Any]) -> Any:
+        """Keep the first row of a batch."""
+        import tensorflow as tf
+
+        row = tf.nest.flatten([first_rows(leaf, 1) for leaf in leaves], expand_composites=True)
+        with tf.control_dependencies([v.assign(part) for v, part in zip(self.parts, row, strict=True)]):
+            self.real.assign(True)
+        return tf.constant(True)
+
 
 class StandIn:
     """Gives out batches, and a row that stands in for those without rows.
@@ -48,37 +57,38 @@ class StandIn:
         self._kept: dict[Any, _Kept] = {}
         self._lock = threading.Lock()
 
-    def fill(self, data: Any) -> tuple[Any, Any]:
-        """Return ``data``, or a row that stands in if it has none, and whether it has rows: None if that is certain."""
+    def fill(self, data: Any, place: int | None = None) -> tuple[Any, Any]:
+        """Return ``data``, or a row that stands in if it has none, and whether it has rows: None if that is certain.
+
+        ``place`` tells apart what is otherwise alike. Whether there are rows is then never certain in a graph: it would
+        be another graph, with other collectives, than that of a worker whose batches have come in more sizes.
+        """
         import tensorflow as tf
 
         rows = rows_of(data)
-        if isinstance(rows, int) and rows > 0:
+        if isinstance(rows, int) and rows > 0 and (place is None or tf.executing_eagerly()):
+            if tf.executing_eagerly():  # of the next batch it is not certain
+                self._keep([leaf for leaf in tf.nest.flatten(data) if leaf is not None], place)
             return data, None
         has_rows = tf.convert_to_tensor(rows) > 0
         leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
-        filled = iter(self._filled(leaves, has_rows))
+        filled = iter(self._filled(leaves, has_rows, place))
         return tf.nest.map_structure(lambda leaf: leaf if leaf is None else next(filled), data), has_rows
 
-    def _filled(self, leaves: list[Any], has_rows: Any) -> list[Any]:
+    def _filled(self, leaves: list[Any], has_rows: Any, place: int | None) -> list[Any]:
         import tensorflow as tf
 
         parts = tf.nest.flatten(leaves, expand_composites=True)
-        kept = self._kept_for(leaves)
+        kept = self._kept_for(leaves, place)
 
         def own() -> list[Any]:
             return [tf.identity(part) for part in parts]
 
         def stand_in() -> list[Any]:
-            return [tf.cast(variable, variable.dtype) for variable in kept.parts]
+            return [variable.read_value() for variable in kept.parts]
 
-        def keep() -> Any:
-            row = tf.nest.flatten([first_rows(leaf, 1) for leaf in leaves], expand_composites=True)
-            with tf.control_dependencies([v.assign(part) for v, part in zip(kept.parts, row, strict=True)]):
-                kept.real.assign(True)
-            return tf.constant(True)
-
-        kept_now = tf.cond(tf.logical_and(has_rows, tf.logical_not(kept.real)), keep, lambda: tf.constant(False))
+        lacks = tf.logical_and(has_rows, tf.logical_not(kept.real))
+        kept_now = tf.cond(lacks, lambda: kept.keep(leaves), lambda: tf.constant(False))
         with tf.control_dependencies([kept_now] if not tf.executing_eagerly() else []):
             filled = tf.cond(has_rows, own, stand_in)
         for part, one in zip(parts, filled, strict=True):
@@ -87,13 +97,18 @@ class StandIn:
         made: list[Any] = tf.nest.pack_sequence_as(leaves, filled, expand_composites=True)
         return made
 
-    def _kept_for(self, leaves: list[Any]) -> _Kept:
+    def _keep(self, leaves: list[Any], place: int | None) -> None:
+        kept = self._kept_for(leaves, place)
+        if not kept.real:
+            kept.keep(leaves)
+
+    def _kept_for(self, leaves: list[Any], place: int | None) -> _Kept:
         import tensorflow as tf
 
         context = tf.distribute.get_replica_context()
         parts = tf.nest.flatten(leaves, expand_composites=True)
         shapes = tuple((part.dtype, tuple(part.shape[1:]) if part.shape.rank is not None else None) for part in parts)
-        kind = (context._replica_id if context is not None else 0, shapes)
+        kind = (context._replica_id if context is not None else 0, place, shapes)
         with self._lock:
             if kind not in self._kept:
                 with tf.init_scope():

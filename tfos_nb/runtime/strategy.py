@@ -9,6 +9,7 @@ from tfos_nb.runtime.autolog import autolog, progress_callback
 from tfos_nb.runtime.dividing import divide_datasets
 from tfos_nb.runtime.keras_files import write_files_once
 from tfos_nb.runtime.keras_keep import keep_fits
+from tfos_nb.runtime.own_loops import mend_own_loops
 from tfos_nb.runtime.strategies import refuse_what_fails
 from tfos_nb.runtime.tuning import tune_no_devices, untuned
 
@@ -23,6 +24,7 @@ def patch_keras_fit() -> str:
     note = keras_fit.patch_keras_fit()
     refuse_what_fails()
     divide_datasets()
+    mend_own_loops()
     write_files_once()
     tune_no_devices()
     return note

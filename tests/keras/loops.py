@@ -1,0 +1,118 @@
+"""Training loops of one's own over fed rows, as one worker of several, or in one process.
+
+Usage: ``python -m tests.keras.loops OUT ROWS/BATCH …``. With ``TF_CONFIG`` it is one worker and has its share of the
+rows. What came out goes to ``OUT``, a line of JSON for each loop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.keras import models
+from tests.keras.train import Share
+from tfos_nb.runtime.dataset import DatasetOptions, build_dataset
+from tfos_nb.runtime.strategy import patch_keras_fit
+
+EPOCHS = 2
+
+
+def in_a_function(step: Callable[..., Any], strategy: Any) -> Callable[..., Any]:
+    """Call the strategy in a graph, as TensorFlow's guide does."""
+    return tf.function(lambda batch: strategy.run(step, args=(batch,)))
+
+
+def eagerly(step: Callable[..., Any], strategy: Any) -> Callable[..., Any]:
+    """Do all of it eagerly."""
+    return lambda batch: strategy.run(step, args=(batch,))
+
+
+def train(way: Callable[..., Callable[..., Any]], share: Share, batch: int, strategy: Any) -> dict[str, Any]:
+    """Train with a convolution, which bears no batch without rows; return all numbers."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(1)
+    layers = keras.layers
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                layers.Input((4,)),
+                layers.Reshape((4, 1)),
+                layers.Conv1D(8, 3, padding="same", activation="tanh"),
+                layers.BatchNormalization(momentum=0.5, synchronized=True),
+                layers.GlobalAveragePooling1D(),
+                layers.Dense(1),
+            ]
+        )
+        optimizer = keras.optimizers.Adam(0.05)
+        error = keras.metrics.MeanAbsoluteError()
+        seen = tf.Variable(
+            0.0, aggregation=tf.VariableAggregation.SUM, synchronization=tf.VariableSynchronization.ON_READ
+        )
+    loss_of = keras.losses.MeanSquaredError(reduction="none")
+
+    def step(given: Any) -> tuple[Any, Any, Any]:
+        x, y = given
+        y = tf.reshape(y, (-1, 1))
+        with tf.GradientTape() as tape:
+            predicted = model(x, training=True)
+            # What a program may do that knows that it has rows: log of a batch without any is -inf.
+            loss = tf.nn.compute_average_loss(loss_of(y, predicted), global_batch_size=batch)
+            loss += 0.0 * tf.math.log(tf.reduce_sum(tf.ones_like(y)))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        error.update_state(y, predicted)
+        seen.assign_add(tf.cast(tf.shape(x)[0], tf.float32))
+        return loss, tf.shape(x)[0], predicted
+
+    columns = DatasetOptions(batch, "x", "y")
+    dataset = strategy.experimental_distribute_dataset(build_dataset(share, columns, print, alone=False))
+    one = way(step, strategy)
+    losses, rows, sizes = [], 0, []
+    for _ in range(EPOCHS):
+        for given in dataset:
+            loss, count, predicted = one(given)
+            losses.append(float(strategy.reduce("SUM", loss, axis=None)))
+            rows += int(strategy.reduce("SUM", count, axis=None))
+            sizes.append(int(strategy.gather(predicted, axis=0).shape[0]))
+    return {
+        "weights": [np.asarray(w, "float64").tolist() for w in model.get_weights()],
+        "losses": losses,
+        "rows": rows,
+        "sizes": sizes,
+        "seen": float(seen.numpy()),
+        "error": float(error.result()),
+        "steps": int(optimizer.iterations),
+    }
+
+
+def main(out: str, plans: list[str]) -> None:
+    """Run each loop with each plan."""
+    task = json.loads(os.environ.get("TF_CONFIG") or "{}")
+    worker, workers = task.get("task", {}).get("index", 0), len(task.get("cluster", {}).get("worker", [])) or 1
+    patch_keras_fit()
+    strategy = tf.distribute.MultiWorkerMirroredStrategy() if workers > 1 else tf.distribute.get_strategy()
+    with open(out, "w") as file:
+        for plan in plans:
+            rows, _, batch = plan.partition("/")
+            for way in (in_a_function, eagerly):
+                try:
+                    result = train(way, Share(models.rows(int(rows)), worker, workers, False), int(batch), strategy)
+                except Exception as error:  # noqa: BLE001 - the other loops are to be seen as well
+                    traceback.print_exc()
+                    result = {"failed": f"{type(error).__name__}: {str(error)[-300:]}"}
+                file.write(json.dumps({"name": f"{plan} rows, {way.__name__}", **result}) + "\n")
+                file.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,326 @@
+"""Keras' own tests under the strategy: ``python -m tests.keras.upstream``, or ``make keras-tests``.
+
+The installed Keras brings its tests. Those of what a strategy has a part in (:data:`AREAS`) run in one process, and
+what passes there runs on two workers, with Keras mended as in a node and each test in the strategy's scope. A test's
+``setUp`` clears Keras' session, which must not happen within a scope, so the scope is entered after it.
+
+One process of each kind imports TensorFlow and forks the others: a collective that failed leaves its process without
+any, so that the two workers begin anew after each test that did not pass::
+
+    this process ── "test 7" ──▶ worker 0 ┐ one runs pytest's item, the other the same
+                 ── "test 7" ──▶ worker 1 ┘
+                 ◀── passed, or why not ── both; who does not answer in time is killed
+
+What came out is written to ``build/keras-tests.json`` as it comes, so that a run that was ended goes on where it was
+(``--anew`` begins from the start), and to the page ``docs/keras-tests.md`` at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+CHECKOUT = Path(__file__).parents[2]
+PAGE = CHECKOUT / "docs" / "keras-tests.md"
+OUTCOMES = CHECKOUT / "build" / "keras-tests.json"
+AREAS = ("callbacks", "layers", "losses", "metrics", "models", "optimizers", "trainers")
+WORKERS = 2
+_STARTED_WITHIN = 180.0  # seconds: a file is imported, and the workers have found each other
+_DONE_WITHIN = 300.0
+_WORSE = ("passed", "skipped", "no answer", "failed")
+_OTHER_WITHIN = 30.0  # after one has failed: the other may wait for it in a collective, for ever
+
+REASONS: tuple[tuple[str, str, str], ...] = ()
+"""What is found in a test's name and its error, and why it cannot hold on several workers, or says nothing of them."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a test came to: ``passed``, ``skipped``, ``failed`` or ``no answer``, and the error's last lines."""
+
+    result: str
+    why: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether it did."""
+        return self.result == "passed"
+
+
+# --- a process that runs a file's tests ---
+
+_mkdtemp = tempfile.mkdtemp
+
+
+class _Runner:
+    """Pytest's plugin: runs the items that it is told to, by number."""
+
+    def __init__(self, orders: Connection, shared: str) -> None:
+        self._orders = orders
+        self._shared = shared
+        self._test = self._folders = 0
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        import keras
+        from _pytest.runner import runtestprotocol
+
+        self._orders.send([item.nodeid.partition("::")[2] for item in session.items])
+        while (number := self._orders.recv()) is not None:
+            self._test, self._folders = number, 0
+            keras.utils.set_random_seed(number)  # both workers are to make the same data
+            reports = runtestprotocol(session.items[number], log=False, nextitem=None)
+            self._orders.send(_outcome_of(reports))
+        return True
+
+    def _mkdtemp(self, *args: Any, **kwargs: Any) -> str:
+        """Return a test's next folder: a path of a test's is one that the workers share, as on a cluster."""
+        caller = sys._getframe(1).f_globals["__name__"]
+        if not caller.endswith("_test") and not caller.startswith("keras.src.testing"):
+            return _mkdtemp(*args, **kwargs)
+        self._folders += 1
+        path = os.path.join(self._shared, f"{self._test}.{self._folders}")
+        os.makedirs(path, exist_ok=True)
+        return path
+
+
+def _outcome_of(reports: Sequence[Any]) -> Outcome:
+    for report in reports:
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            return Outcome("failed", str(crash.message if crash else report.longrepr)[-1500:])
+        if report.skipped:
+            return Outcome("skipped", str(report.longrepr[2] if isinstance(report.longrepr, tuple) else ""))
+    return Outcome("passed")
+
+
+def _enter_scopes(strategy: Any) -> None:
+    """Have each test case run in the strategy's scope once its session is cleared."""
+    from keras.src.testing import TestCase
+
+    clear = TestCase.setUp
+
+    def set_up(self: Any) -> None:
+        clear(self)
+        scope = strategy.scope()
+        scope.__enter__()
+        self.addCleanup(scope.__exit__, None, None, None)
+
+    TestCase.setUp = set_up
+
+
+def _serve(path: str, config: str, log: str, orders: Connection) -> None:
+    """Be one worker, or without ``config`` a process of its own, that runs the tests of a file."""
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    folder = Path(log).with_suffix(".files")
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)
+    if config:
+        os.environ["TF_CONFIG"] = config
+        import tensorflow as tf
+
+        from tfos_nb.runtime.strategy import patch_keras_fit
+
+        print(patch_keras_fit())
+        _enter_scopes(tf.distribute.MultiWorkerMirroredStrategy())
+    import pytest
+
+    options = ("-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", os.path.dirname(path), "-q")
+    runner = _Runner(orders, str(folder.with_name("workers" if config else "alone")))
+    orders.send(f"pytest: {pytest.main([path, *options], plugins=[runner])!r}")
+
+
+# --- the process that tells them which ---
+
+
+class _Workers:
+    """Processes that run the same tests at the same time."""
+
+    def __init__(self, path: Path, count: int, logs: Path) -> None:
+        from tests.runtime.test_strategy import reserved_ports
+
+        self._stack = contextlib.ExitStack()
+        addresses = self._stack.enter_context(reserved_ports(count)) if count > 1 else []
+        fork = multiprocessing.get_context("fork")
+        self._ends: list[Connection] = []
+        self._processes = []
+        for index in range(count):
+            config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+            mine, theirs = fork.Pipe()
+            log = str(logs / f"{'worker' if addresses else 'alone'}.{index}.log")
+            arguments = (str(path), json.dumps(config) if addresses else "", log, theirs)
+            process = fork.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
+            self._ends.append(mine)
+            self._processes.append(process)
+
+    def tests(self) -> list[str]:
+        """Return the names of the file's tests, as each process finds them."""
+        names = _heard(self._ends[0], _STARTED_WITHIN)
+        for end in self._ends[1:]:
+            assert _heard(end, _STARTED_WITHIN) == names, "the processes find other tests"
+        if not isinstance(names, list):
+            raise RuntimeError(f"the tests cannot be imported: {names}")
+        return names
+
+    def run(self, number: int) -> list[Outcome]:
+        """Run one test in all processes; return what it came to in each."""
+        for end in self._ends:
+            end.send(number)
+        outcomes: dict[int, Outcome] = {}
+        limit = time.monotonic() + _DONE_WITHIN
+        while len(outcomes) < len(self._ends):
+            waiting = [end for index, end in enumerate(self._ends) if index not in outcomes]
+            ready = multiprocessing.connection.wait(waiting, max(0.0, limit - time.monotonic()))
+            for end in ready or waiting:
+                outcome = _heard(end, 0.0)
+                known = outcome if isinstance(outcome, Outcome) else Outcome("no answer", str(outcome or ""))
+                outcomes[self._ends.index(end)] = known
+                if not known.passed:
+                    limit = min(limit, time.monotonic() + _OTHER_WITHIN)
+        return [outcomes[index] for index in range(len(self._ends))]
+
+    def end(self) -> None:
+        """End the processes, whatever they do."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._stack.close()
+
+
+def _heard(end: Connection, timeout: float) -> Any:
+    """Return what a process said; a text if it ended, None if it said nothing in time."""
+    try:
+        return end.recv() if end.poll(timeout) else None
+    except EOFError:
+        return "its process ended"
+
+
+@contextlib.contextmanager
+def _running(path: Path, count: int, logs: Path) -> Iterator[_Workers]:
+    workers = _Workers(path, count, logs)
+    try:
+        yield workers
+    finally:
+        workers.end()
+
+
+def outcomes_of(path: Path, count: int, logs: Path, only: Sequence[str] | None = None) -> dict[str, Outcome]:
+    """Run a file's tests, or some of them, in so many processes; return the worst outcome of each test."""
+    found: dict[str, Outcome] = {}
+    left: list[str] | None = None
+    while left is None or left:
+        with _running(path, count, logs) as workers:
+            names = workers.tests()
+            left = [name for name in names if only is None or name in only] if left is None else left
+            while left:
+                name = left.pop(0)
+                found[name] = max(workers.run(names.index(name)), key=lambda one: _WORSE.index(one.result))
+                if found[name].result not in ("passed", "skipped"):
+                    break  # a collective that failed leaves its process without any
+    return found
+
+
+# --- what came out ---
+
+
+def own_tests() -> dict[str, Path]:
+    """Return the files of the installed Keras' tests in :data:`AREAS`, by their names below ``keras/src``."""
+    import keras
+
+    source = Path(keras.__file__).parent / "src"
+    paths = sorted(path for area in AREAS for path in (source / area).rglob("*_test.py"))
+    return {str(path.relative_to(source)): path for path in paths}
+
+
+def look_at(name: str, path: Path, logs: Path) -> dict[str, Any]:
+    """Return what a file's tests come to, alone and on the workers, or why it cannot be imported."""
+    try:
+        alone = outcomes_of(path, 1, logs)
+        passed = [test for test, outcome in alone.items() if outcome.passed]
+        together = outcomes_of(path, WORKERS, logs, passed) if passed else {}
+    except RuntimeError as error:
+        log = logs / "alone.0.log"
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        said = next((line[2:].strip() for line in lines if line.startswith("E  ")), str(error))
+        return {"unread": said}
+    return {
+        "alone": {test: asdict(outcome) for test, outcome in alone.items()},
+        "together": {test: asdict(outcome) for test, outcome in together.items()},
+    }
+
+
+def reason_of(name: str, why: str) -> str:
+    """Return the named reason why a test fails on several workers; nothing if there is none."""
+    return next((reason for test, error, reason in REASONS if re.search(test, name) and re.search(error, why)), "")
+
+
+def failures(found: dict[str, Any]) -> dict[str, str]:
+    """Return which tests pass in one process only, each with its error."""
+    return {
+        f"{name}::{test}": outcome["why"] or outcome["result"]
+        for name, file in found.items()
+        for test, outcome in file.get("together", {}).items()
+        if outcome["result"] != "passed"
+    }
+
+
+def main() -> int:
+    """Run the tests, and say what came out."""
+    parser = argparse.ArgumentParser(prog="python -m tests.keras.upstream", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--only", action="append", help="the files whose names contain this; may be given again")
+    parser.add_argument("--anew", action="store_true", help="run what an earlier run has run, too")
+    arguments = parser.parse_args()
+    os.environ.update(CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="3", TF_GRPC_REUSE_PORT="1")
+    found: dict[str, Any] = json.loads(OUTCOMES.read_text()) if OUTCOMES.exists() and not arguments.anew else {}
+    wanted = {
+        name: path
+        for name, path in own_tests().items()
+        if not arguments.only or any(part in name for part in arguments.only)
+    }
+    for number, (name, path) in enumerate(wanted.items(), 1):
+        if name in found and not arguments.only:
+            continue
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as logs:
+            found[name] = look_at(name, path, Path(logs))
+        OUTCOMES.parent.mkdir(exist_ok=True)
+        OUTCOMES.write_text(json.dumps(found, indent=1))
+        print(
+            f"[{number}/{len(wanted)}] {name}: {_in_short(found[name])} ({time.monotonic() - began:.0f} s)", flush=True
+        )
+        for test, why in failures({name: found[name]}).items():
+            print(
+                f"    {test.partition('::')[2]}: {reason_of(test, why) or why.strip().splitlines()[-1][:200]}",
+                flush=True,
+            )
+    unexplained = [test for test, why in failures(found).items() if not reason_of(test, why)]
+    print(f"{len(unexplained)} tests pass in one process only, for no reason that is named")
+    return int(bool(unexplained))
+
+
+def _in_short(file: dict[str, Any]) -> str:
+    if "unread" in file:
+        return f"cannot be imported: {file['unread']}"
+    counts = Counter(outcome["result"] for outcome in file["alone"].values())
+    passed = sum(outcome["result"] == "passed" for outcome in file["together"].values())
+    return f"{len(file['alone'])} tests, {counts['passed']} pass in one process, {passed} on {WORKERS} workers"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""Training loops of a program's own: a replica without a row sees one that stands in, and nothing of it counts.
+
+Where a step has fewer rows than replicas, a batch without rows would come to the function that a program gives to
+``strategy.run``. Many layers do not bear one, and a mean over it is NaN. So the function is given a real row
+(:mod:`tfos_nb.runtime.keras_stand_in`), as Keras' own steps are. Of what it makes of it, zeros are left:
+
+- what a ``GradientTape`` returns, so that no optimizer's sum over replicas holds it;
+- what the replicas reduce, such as the moments of a synchronized normalization, and the gradient of that;
+- what is assigned to variables of the strategy, which stay what they are; the layers' states, such as the moving
+  averages of ``BatchNormalization``, then move by the mean of all replicas' moves, as in Keras' own steps;
+- what the function returns: numbers become zero, and rows none, so that ``strategy.reduce`` and ``gather`` are right.
+
+Whether there are rows is held in a variable of each replica. A ``tf.function`` that was traced with rows is called
+without any, and the other way round.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from tfos_nb.runtime.keras_apply import is_applying
+from tfos_nb.runtime.keras_replica import Replica, all_reduced, are_numbers, is_synchronous, replica_of_step
+from tfos_nb.runtime.keras_stand_in import StandIn, first_rows, rows_of
+
+__all__ = ["expect_lacking_rows", "mend_own_loops"]
+
+_OWN_STEPS = ("keras.", "tfos_nb.")  # have a row that stands in already
+
+
+class _Thread(threading.local):
+    has_rows: Any = None  # the variable of the replica whose function this thread runs or traces
+
+
+_thread = _Thread()
+_stand_ins: weakref.WeakKeyDictionary[Any, _Rows] = weakref.WeakKeyDictionary()
+
+
+class _Rows:
+    """A strategy's rows that stand in, and of each replica whether it has rows of its own."""
+
+    def __init__(self) -> None:
+        self.stand_in = StandIn()
+        self._flags: dict[int, Any] = {}
+        self._lock = threading.Lock()
+
+    def flag(self) -> Any:
+        """Return the variable of the replica that this thread is."""
+        import tensorflow as tf
+        from tensorflow.python.ops.resource_variable_ops import ResourceVariable  # a strategy would make it everyone's
+
+        replica = tf.distribute.get_replica_context()._replica_id
+        with self._lock, tf.init_scope(), tf.device("CPU:0"):
+            if replica not in self._flags:
+                self._flags[replica] = ResourceVariable(True, trainable=False)
+        return self._flags[replica]
+
+
+def expect_lacking_rows(strategy: Any) -> None:
+    """Have a strategy that was given a dataset of fed rows take steps in which replicas have none."""
+    _stand_ins.setdefault(strategy.extended, _Rows())
+
+
+def mend_own_loops() -> None:
+    """Have TensorFlow's synchronous strategies, tapes and variables count nothing of a row that stands in."""
+    import tensorflow as tf
+    from tensorflow.python.distribute import values
+
+    owner = next(c for c in tf.distribute.Strategy.__mro__ if "run" in vars(c))
+    if hasattr(owner.run, "_tfos_nb"):
+        return
+    for one in [owner, *_subclasses(owner)]:
+        if "run" in vars(one):
+            one.run = _on_rows(vars(one)["run"])
+    tf.GradientTape.gradient = _selected(tf.GradientTape.gradient)
+    context = next(c for c in tf.distribute.ReplicaContext.__mro__ if "all_reduce" in vars(c))
+    context.all_reduce = _reduced(context.all_reduce)
+    for one in [values.DistributedVariable, *_subclasses(values.DistributedVariable)]:
+        for name in ("assign", "assign_add", "assign_sub"):
+            if name in vars(one):
+                setattr(one, name, _kept(vars(one)[name], name == "assign"))
+    owner.run._tfos_nb = True
+
+
+def _subclasses(kind: Any) -> list[Any]:
+    found: list[Any] = []
+    for below in kind.__subclasses__():
+        found += [below, *_subclasses(below)]
+    return found
+
+
+def _on_rows(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``Strategy.run``."""
+
+    @functools.wraps(original)
+    def run(self: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+        import tensorflow as tf
+
+        rows = _stand_ins.get(self.extended) if is_synchronous(self) else None
+        module = str(getattr(getattr(fn, "python_function", fn), "__module__", ""))
+        if rows is None or module.startswith(_OWN_STEPS) or _thread.has_rows is not None:
+            return original(self, fn, args, kwargs, options)
+        autograph = tf.__internal__.autograph
+        step = _Step(autograph.tf_convert(fn, autograph.control_status_ctx()), rows)
+        converted: Any = tf.autograph.experimental.do_not_convert(step)
+        return original(self, converted, args, kwargs, options)
+
+    return run
+
+
+class _Step:
+    """What each replica calls instead of the program's function."""
+
+    def __init__(self, fn: Callable[..., Any], rows: _Rows) -> None:
+        self._fn = fn
+        self._rows = rows
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        import tensorflow as tf
+
+        given = (args, kwargs)
+        leaves = [leaf for leaf in tf.nest.flatten(given) if _has_rows(leaf)]
+        if not leaves:
+            return self._fn(*args, **kwargs)
+        filled = [self._rows.stand_in.fill([leaf], place) for place, leaf in enumerate(leaves)]
+        left = iter([leaf for (leaf,), _ in filled])
+        args, kwargs = tf.nest.map_structure(lambda leaf: next(left) if _has_rows(leaf) else leaf, given)
+        flag = self._rows.flag()
+        has_rows = tf.reduce_all([True if has is None else has for _, has in filled])
+        with tf.control_dependencies([flag.assign(has_rows)]):
+            keeper = Replica(None, flag)
+            with keeper.keeping():
+                _thread.has_rows = flag
+                try:
+                    outputs = tf.nest.map_structure(functools.partial(_counted, flag), self._fn(*args, **kwargs))
+                finally:
+                    _thread.has_rows = None
+            keeper.level(tf.where(flag, rows_of(filled[0][0]), 0))
+            return outputs
+
+
+def _has_rows(leaf: Any) -> bool:
+    """Whether it may be a part of a batch, which a number is not."""
+    import tensorflow as tf
+
+    return isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and leaf.shape.rank != 0
+
+
+def _counted(flag: Any, leaf: Any) -> Any:
+    """Return what a replica returns: of a row that stands in no number, and no row."""
+    import tensorflow as tf
+
+    eager = tf.executing_eagerly()
+    if not isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) or (eager and flag):
+        return leaf
+    if _has_rows(leaf) and (leaf.shape.rank is None or leaf.shape[0] == (1 if eager else None)):
+        rows = leaf.nrows() if isinstance(leaf, tf.RaggedTensor) else tf.shape(leaf, tf.int64)[0]
+        return first_rows(leaf, tf.where(flag, rows, tf.zeros_like(rows)))
+    if isinstance(leaf, tf.Tensor) and (leaf.dtype.is_floating or leaf.dtype.is_integer):
+        return tf.where(flag, leaf, tf.zeros_like(leaf))
+    return leaf
+
+
+def _selected(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``GradientTape.gradient``."""
+
+    @functools.wraps(original)
+    def gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
+        import tensorflow as tf
+
+        gradients, flag = original(self, *args, **kwargs), _thread.has_rows
+        if flag is None:
+            return gradients
+
+        def part(values: Any) -> Any:
+            return tf.where(flag, values, tf.zeros_like(values))
+
+        def of(one: Any) -> Any:
+            if isinstance(one, tf.IndexedSlices):
+                return tf.IndexedSlices(part(one.values), one.indices, one.dense_shape)
+            return part(one) if isinstance(one, tf.Tensor) else one
+
+        return tf.nest.map_structure(of, gradients)
+
+    return gradient
+
+
+def _reduced(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``ReplicaContext.all_reduce``."""
+
+    @functools.wraps(original)
+    def all_reduce(self: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        import tensorflow as tf
+
+        flag, values = _thread.has_rows, tf.nest.flatten(value)
+        if flag is None or is_applying() or not are_numbers(values):
+            return original(self, reduce_op, value, options)
+
+        def part(one: Any) -> Any:
+            return tf.where(flag, one, tf.zeros_like(one))
+
+        def reduce(own: list[Any]) -> list[Any]:
+            reduced: list[Any] = original(self, reduce_op, own, options)
+            return reduced
+
+        return tf.nest.pack_sequence_as(value, all_reduced(reduce, values, own=part, part=part, back=lambda one: one))
+
+    return all_reduce
+
+
+def _kept(original: Callable[..., Any], assigns: bool) -> Callable[..., Any]:
+    """Wrap ``assign``, ``assign_add`` or ``assign_sub`` of a strategy's variable."""
+
+    @functools.wraps(original)
+    def assign(self: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        import tensorflow as tf
+
+        flag = _thread.has_rows
+        of_rows = flag is not None and self.aggregation != tf.VariableAggregation.ONLY_FIRST_REPLICA
+        if of_rows and not is_applying() and replica_of_step() is None and tf.distribute.get_replica_context():
+            value = tf.convert_to_tensor(value, self.dtype)
+            value = tf.where(flag, value, tf.convert_to_tensor(self) if assigns else tf.zeros_like(value))
+        return original(self, value, *args, **kwargs)
+
+    return assign
