@@ -12,13 +12,15 @@ any, so that the two workers begin anew after each test that did not pass::
                  ◀── passed, or why not ── both; who does not answer in time is killed
 
 What came out is written to ``build/keras-tests.json`` as it comes, so that a run that was ended goes on where it was
-(``--anew`` begins from the start), and to the page ``docs/keras-tests.md`` at the end.
+(``--anew`` begins from the start). ``--page`` makes ``docs/keras-tests.md`` of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
+import importlib.metadata
 import json
 import multiprocessing
 import os
@@ -36,7 +38,7 @@ from typing import Any
 CHECKOUT = Path(__file__).parents[2]
 PAGE = CHECKOUT / "docs" / "keras-tests.md"
 OUTCOMES = CHECKOUT / "build" / "keras-tests.json"
-AREAS = ("callbacks", "layers", "losses", "metrics", "models", "optimizers", "trainers")
+AREAS = ("trainers", "models", "losses", "metrics", "optimizers", "callbacks", "layers")
 WORKERS = 2
 _STARTED_WITHIN = 180.0  # seconds: a file is imported, and the workers have found each other
 _DONE_WITHIN = 300.0
@@ -72,11 +74,23 @@ class _Runner:
         self._orders = orders
         self._shared = shared
         self._test = self._folders = 0
+        self._unread = ""
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            said = [line[2:].strip() for line in str(report.longrepr).splitlines() if line.startswith("E ")]
+            self._unread = said[-1] if said else str(report.longrepr).splitlines()[-1]
+        elif report.skipped:
+            self._unread = str(report.longrepr[2])
 
     def pytest_runtestloop(self, session: Any) -> bool:
         import keras
         from _pytest.runner import runtestprotocol
 
+        if self._unread and not session.items:
+            self._orders.send(self._unread)
+            return True
+        tempfile.mkdtemp = self._mkdtemp
         self._orders.send([item.nodeid.partition("::")[2] for item in session.items])
         while (number := self._orders.recv()) is not None:
             self._test, self._folders = number, 0
@@ -172,10 +186,10 @@ class _Workers:
     def tests(self) -> list[str]:
         """Return the names of the file's tests, as each process finds them."""
         names = _heard(self._ends[0], _STARTED_WITHIN)
-        for end in self._ends[1:]:
-            assert _heard(end, _STARTED_WITHIN) == names, "the processes find other tests"
+        if any(_heard(end, _STARTED_WITHIN) != names for end in self._ends[1:]):
+            raise RuntimeError("the workers find other tests, each")
         if not isinstance(names, list):
-            raise RuntimeError(f"the tests cannot be imported: {names}")
+            raise RuntimeError(names)
         return names
 
     def run(self, number: int) -> list[Outcome]:
@@ -244,7 +258,7 @@ def own_tests() -> dict[str, Path]:
     import keras
 
     source = Path(keras.__file__).parent / "src"
-    paths = sorted(path for area in AREAS for path in (source / area).rglob("*_test.py"))
+    paths = [path for area in AREAS for path in sorted((source / area).rglob("*_test.py"))]
     return {str(path.relative_to(source)): path for path in paths}
 
 
@@ -255,10 +269,7 @@ def look_at(name: str, path: Path, logs: Path) -> dict[str, Any]:
         passed = [test for test, outcome in alone.items() if outcome.passed]
         together = outcomes_of(path, WORKERS, logs, passed) if passed else {}
     except RuntimeError as error:
-        log = logs / "alone.0.log"
-        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        said = next((line[2:].strip() for line in lines if line.startswith("E  ")), str(error))
-        return {"unread": said}
+        return {"unread": str(error)}
     return {
         "alone": {test: asdict(outcome) for test, outcome in alone.items()},
         "together": {test: asdict(outcome) for test, outcome in together.items()},
@@ -280,14 +291,67 @@ def failures(found: dict[str, Any]) -> dict[str, str]:
     }
 
 
+_HEAD = """\
+# Keras' own tests on two workers
+
+The Keras package brings its own tests. `make keras-tests` runs those of training, models, losses, metrics, optimizers,
+callbacks and layers in one process, and what passes there on two workers: in the scope of a
+`MultiWorkerMirroredStrategy`, with Keras [mended](keras.md) as in a node, each worker with the same test at the same
+time. A test of one process that calls `fit` on 10 rows so has them cut between the workers, and expects the same loss.
+
+Written by `tests/keras/upstream.py` on {day}, with {versions}.
+
+| tests of | files | tests | pass in one process | and on two workers | and not, for a named reason | and not |
+|---|---|---|---|---|---|---|
+"""
+
+
+def page(found: dict[str, Any]) -> str:
+    """Return the page of the docs: a table by folder, and why which tests pass in one process only."""
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("tensorflow", "keras"))
+    text = _HEAD.format(day=datetime.datetime.now(datetime.timezone.utc).date(), versions=versions)
+    folders = sorted({name.rpartition("/")[0] for name in found})
+    for folder in folders:
+        text += _row(f"`{folder}`", {name: file for name, file in found.items() if name.rpartition("/")[0] == folder})
+    text += _row("**all**", found)
+    unread = [f"`{name}` ({file['unread']})" for name, file in sorted(found.items()) if "unread" in file]
+    if unread:
+        text += f"\nNot run, since they need what is not installed: {', '.join(unread)}.\n"
+    left = sorted(own_tests().keys() - found.keys())
+    if left:
+        text += f"\nNot run yet: {', '.join(f'`{name}`' for name in left)}.\n"
+    by_reason: dict[str, list[str]] = {}
+    for test, why in sorted(failures(found).items()):
+        reason = reason_of(test, why) or f"**Not explained**: `{' '.join(why.split())[:200]}`"
+        by_reason.setdefault(reason, []).append(f"`{test}`")
+    if by_reason:
+        text += "\n## What passes in one process only\n\n| why | tests |\n|---|---|\n"
+        text += "".join(f"| {reason} | {', '.join(tests)} |\n" for reason, tests in by_reason.items())
+    return text
+
+
+def _row(title: str, files: dict[str, Any]) -> str:
+    read = [file for file in files.values() if "alone" in file]
+    alone = [outcome["result"] for file in read for outcome in file["alone"].values()]
+    together = [outcome["result"] for file in read for outcome in file["together"].values()]
+    failed = failures(files)
+    named = sum(bool(reason_of(test, why)) for test, why in failed.items())
+    counts = (len(files), len(alone), alone.count("passed"), together.count("passed"), named, len(failed) - named)
+    return f"| {title} | {' | '.join(map(str, counts))} |\n"
+
+
 def main() -> int:
     """Run the tests, and say what came out."""
     parser = argparse.ArgumentParser(prog="python -m tests.keras.upstream", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--only", action="append", help="the files whose names contain this; may be given again")
     parser.add_argument("--anew", action="store_true", help="run what an earlier run has run, too")
+    parser.add_argument("--page", action="store_true", help=f"write {PAGE.relative_to(CHECKOUT)}, and run nothing")
     arguments = parser.parse_args()
     os.environ.update(CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="3", TF_GRPC_REUSE_PORT="1")
     found: dict[str, Any] = json.loads(OUTCOMES.read_text()) if OUTCOMES.exists() and not arguments.anew else {}
+    if arguments.page:
+        PAGE.write_text(page(found))
+        return 0
     wanted = {
         name: path
         for name, path in own_tests().items()
