@@ -211,6 +211,13 @@ def test_workers_restored_to_different_epochs_go_on_from_the_latest(progress: li
             np.testing.assert_array_equal(mine, before)
 
 
+def test_a_state_that_cannot_be_read_leaves_the_one_before_it(progress: list[dict[str, Any]]) -> None:
+    if progress[0].get("damaged") is None:
+        pytest.skip("tf_keras, or a Keras that keeps one state")
+    for worker in progress:
+        assert worker["damaged"] == [2, 3]  # the state after the third epoch was damaged
+
+
 def test_a_keras_that_is_not_as_known_is_left_alone_with_a_warning() -> None:
     process = start("unlike_keras.py")
     said = process.communicate(timeout=DEADLINE)[0]

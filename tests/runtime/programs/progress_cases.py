@@ -6,11 +6,13 @@ Usage: ``progress_cases.py OUT BACKUPS [keras|tf_keras]``, with ``TF_CONFIG``. W
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import shutil
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -119,6 +121,20 @@ def backup(strategy: Any, directory: str) -> dict[str, Any]:
     }
 
 
+def damaged(strategy: Any, directory: str) -> list[int] | None:
+    """Go on where the newest state cannot be read; return which epochs are done, if this Keras keeps two states."""
+    if "double_checkpoint" not in inspect.signature(keras.callbacks.BackupAndRestore).parameters:
+        return None
+    again = Counter()
+    with strategy.scope():
+        saver = keras.callbacks.BackupAndRestore(directory, double_checkpoint=True, delete_checkpoint=False)
+        make_model().fit(dataset(32), epochs=3, verbose=0, callbacks=[saver])
+        Path(saver._weights_path).write_text("0")
+        saver = keras.callbacks.BackupAndRestore(directory, double_checkpoint=True)
+        make_model().fit(dataset(32), epochs=4, verbose=0, callbacks=[saver, again])
+    return again.epochs
+
+
 class Restored(keras.callbacks.Callback):
     """Keeps the weights with which training begins."""
 
@@ -134,6 +150,7 @@ def main() -> None:
     done: dict[str, Any] = {"notes": NOTES, **reports(strategy), "stop": stop(strategy)}
     if FLAVOUR == "keras":
         done["backup"] = backup(strategy, sys.argv[2])
+        done["damaged"] = damaged(strategy, f"{sys.argv[2]}-damaged")
     with open(f"{sys.argv[1]}.{INDEX}", "w") as file:
         json.dump(done, file)
     strategy.reduce("SUM", 0.0, axis=None)  # nobody leaves before all have written
