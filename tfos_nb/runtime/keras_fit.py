@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import inspect
 import json
 import logging
@@ -96,10 +97,10 @@ def patch_keras_fit() -> str:
     """
     if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true") and "keras" not in sys.modules:
         return "keras: tf_keras is in use (TF_USE_LEGACY_KERAS=1), nothing to mend"
-    try:
-        import keras
-    except ImportError:
+    if importlib.util.find_spec("keras") is None:
         return "keras: not installed, nothing to mend"
+    import keras
+
     if keras.backend.backend() != "tensorflow":
         return f"keras: {keras.__version__} runs on {keras.backend.backend()}, not on TensorFlow: nothing to mend"
     model: Any = keras.Model
