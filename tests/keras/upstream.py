@@ -165,7 +165,7 @@ class _Workers:
     """Processes that run the same tests at the same time."""
 
     def __init__(self, path: Path, count: int, logs: Path) -> None:
-        from tests.runtime.test_strategy import reserved_ports
+        from tests.programs import reserved_ports
 
         self._stack = contextlib.ExitStack()
         addresses = self._stack.enter_context(reserved_ports(count)) if count > 1 else []

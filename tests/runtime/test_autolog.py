@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.test_strategy import DEADLINE, assert_alike, run_workers, start
+from tests.programs import DEADLINE, start
+from tests.runtime.test_strategy import PROGRAMS, assert_alike, run_workers
 from tfos_nb.runtime.autolog import progress_callback
 
 FLAVOURS = ["keras", pytest.param("tf_keras", marks=pytest.mark.slow)]
@@ -18,8 +19,8 @@ FLAVOURS = ["keras", pytest.param("tf_keras", marks=pytest.mark.slow)]
 @pytest.fixture(scope="module", params=FLAVOURS)
 def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp(request.param) / "out"
-    process = start("evaluate_cases.py", str(out), request.param)
-    said = process.communicate(timeout=DEADLINE)[0]
+    process = start(PROGRAMS / "evaluate_cases.py", str(out), request.param)
+    said = process.communicate(DEADLINE)[0]
     written = pathlib.Path(f"{out}.0")
     assert written.exists(), said[-6000:]
     return {"flavour": request.param, **json.loads(written.read_text())}

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.test_strategy import DEADLINE, start
+from tests.programs import DEADLINE, start
+from tests.runtime.test_strategy import PROGRAMS
 
 TWO = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 0}}
 
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    process = start("order_cases.py", TF_CONFIG=json.dumps(TWO))
-    said = process.communicate(timeout=DEADLINE)[0]
+    process = start(PROGRAMS / "order_cases.py", TF_CONFIG=json.dumps(TWO))
+    said = process.communicate(DEADLINE)[0]
     assert process.returncode == 0, said[-6000:]
     found: dict[str, Any] = json.loads(said.splitlines()[-1])
     return found

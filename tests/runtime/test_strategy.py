@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
-import os
 import pathlib
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests import programs
+
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
-DEADLINE = 180
 
 TWO_WORKERS = (
     "uneven",
@@ -35,41 +30,12 @@ THREE_WORKERS = ("no_row_on_one", "epochs_of_different_length")
 PARTLY_NORMALIZED = "no_row_on_one"
 
 
-@contextlib.contextmanager
-def reserved_ports(count: int) -> Iterator[list[str]]:
-    """Addresses that nobody else takes while TensorFlow, told so, may."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            one.bind(("127.0.0.1", 0))
-        yield [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
-
-
-def start(program: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join([str(PROGRAMS.parents[2]), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "TF_GRPC_REUSE_PORT": "1", **environment}
-    return subprocess.Popen(
-        [sys.executable, str(PROGRAMS / program), *arguments],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 def run_workers(count: int, program: str, out: pathlib.Path, *arguments: str) -> list[dict[str, Any]]:
     """Run the program as all workers of a cluster; return what each of them wrote."""
-    with reserved_ports(count) as addresses, contextlib.ExitStack() as stack:
-        workers = []
-        for index in range(count):
-            config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-            workers.append(start(program, str(out), *arguments, TF_CONFIG=json.dumps(config)))
-            stack.callback(workers[-1].kill)
-        output = [worker.communicate(timeout=DEADLINE)[0] for worker in workers]
+    workers = programs.run_workers(count, PROGRAMS / program, str(out), *arguments)
     written = [pathlib.Path(f"{out}.{index}") for index in range(count)]
     for index, file in enumerate(written):
-        assert file.exists(), f"worker {index} wrote nothing; it said:\n{output[index][-6000:]}"
+        assert file.exists(), f"worker {index} wrote nothing; it said:\n{workers[index].said[-6000:]}"
     return [json.loads(file.read_text()) for file in written]
 
 
@@ -78,9 +44,9 @@ class Trained:
 
     def __init__(self, folder: pathlib.Path, workers: int, names: tuple[str, ...]) -> None:
         out = folder / "out"
-        process = start("fit_cases.py", str(out), str(workers), *names)
+        process = programs.start(PROGRAMS / "fit_cases.py", str(out), str(workers), *names)
         self.workers = run_workers(workers, "fit_cases.py", out, str(workers), *names)
-        said = process.communicate(timeout=DEADLINE)[0]
+        said = process.communicate(programs.DEADLINE)[0]
         assert process.returncode == 0, said[-6000:]
         self.single: dict[str, Any] = json.loads(pathlib.Path(f"{out}.single").read_text())
 
@@ -219,8 +185,8 @@ def test_a_state_that_cannot_be_read_leaves_the_one_before_it(progress: list[dic
 
 
 def test_a_keras_that_is_not_as_known_is_left_alone_with_a_warning() -> None:
-    process = start("unlike_keras.py")
-    said = process.communicate(timeout=DEADLINE)[0]
+    process = programs.start(PROGRAMS / "unlike_keras.py")
+    said = process.communicate(programs.DEADLINE)[0]
     assert process.returncode == 0, said
     result = json.loads(said.splitlines()[-1])
     assert result["refused"].startswith("WARNING keras: Keras 3.")
