@@ -54,7 +54,8 @@ def rows(count: int) -> dict[str, np.ndarray]:
         "pair": np.stack([x[:, 0] - x[:, 1], x[:, 2]], axis=1).astype("float32"),
         "cls": classes.astype("int32"),
         "hot": np.eye(3, dtype="float32")[classes],
-        "bin": (rng.random(count) < 0.4).astype("float32"),
+        "bin": (binary := (rng.random(count) < 0.4).astype("float32")),
+        "bins": binary[:, None],
         "count": rng.integers(0, 6, size=count).astype("float32"),
         "w": rng.uniform(0.1, 2.0, size=count).astype("float32"),
         "seq": sequence.astype("int32"),
@@ -181,8 +182,10 @@ def _metrics() -> list[Case]:
     hot: dict[str, Any] = {"loss": "categorical_crossentropy", "units": 3, "activation": "softmax"}
     sparse = {**hot, "loss": "sparse_categorical_crossentropy"}
     table: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
-        *((n, {}, binary, {"y": "bin"}) for n in ("BinaryAccuracy", "AUC", "Precision", "Recall", "Hinge")),
-        *((n, {}, binary, {"y": "bin"}) for n in ("TruePositives", "TrueNegatives", "SquaredHinge")),
+        *((n, {}, binary, {"y": "bin"}) for n in ("BinaryAccuracy", "AUC", "Precision", "Recall")),
+        *((n, {}, binary, {"y": "bin"}) for n in ("TruePositives", "TrueNegatives")),
+        # With labels of shape (rows,) Keras multiplies each row's label by every row's output.
+        *((n, {}, binary, {"y": "bins"}) for n in ("Hinge", "SquaredHinge")),
         *((n, {}, binary, {"y": "bin"}) for n in ("FalsePositives", "FalseNegatives")),
         ("SensitivityAtSpecificity", {"specificity": 0.5}, binary, {"y": "bin"}),
         ("SpecificityAtSensitivity", {"sensitivity": 0.5}, binary, {"y": "bin"}),
