@@ -16,7 +16,8 @@ each of them in the process of a node, if and only if the installed Keras has wh
    :mod:`tfos_nb.runtime.keras_stand_in`).
 5. Optimizers clip, test, accumulate and average before the replicas' gradients are added up, or fail under a
    condition (:mod:`tfos_nb.runtime.keras_apply`).
-6. ``steps_per_execution > 1`` raises ``You must feed a value for placeholder tensor``. Here the steps run one by one.
+6. ``steps_per_execution > 1`` raises ``You must feed a value for placeholder tensor``. Here the steps run one by one;
+   those of ``predict`` too, whose graph for all of them is traced anew on all workers for each new size of a batch.
 7. ``BackupAndRestore`` opens one and the same file on all workers, and writes a state in two files, one after the
    other: who dies in between has a state of another epoch than is written beside it. Here each worker has a directory
    of its own, and a state appears in it whole.
@@ -58,6 +59,7 @@ _PARAMETERS = (
     ("model", "_make_function", ("self", "step_function")),
     ("model", "_maybe_symbolic_build", ("self", "iterator", "data_batch")),
     ("model", "predict_step", ("self", "data")),
+    ("model", "make_predict_function", ("self", "force")),
     ("iterator", "catch_stop_iteration", ("self",)),
     ("loss", "reduce_values", ("values", "sample_weight", "reduction")),
     ("loss", "apply_mask", ("sample_weight", "mask", "dtype", "reduction")),
@@ -173,6 +175,7 @@ def _mend(trainer: _Trainer) -> None:
 
     of_model._make_function = _make_function
     of_model.predict_step = cut_predictions(of_model.predict_step)
+    of_model.make_predict_function = _one_by_one(of_model.make_predict_function)
     of_model._maybe_symbolic_build = _build_from_spec
     of_iterator.__init__ = _without_length(of_iterator.__init__)
     of_iterator.catch_stop_iteration = _quiet_end(of_iterator.catch_stop_iteration)
@@ -252,6 +255,41 @@ def _quiet_end(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             self.data_adapter.on_epoch_end()
 
     return catch_stop_iteration
+
+
+# --- fault 6: several steps at a time --------------------------------------------------------------------------------
+
+
+def _one_by_one(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``make_predict_function``, whose function takes a list of batches."""
+
+    @functools.wraps(original)
+    def make_predict_function(self: Any, force: bool = False) -> Any:
+        steps = self.steps_per_execution
+        made_already = self.predict_function is not None and not force
+        if steps == 1 or made_already or not is_synchronous(self.distribute_strategy):
+            return original(self, force)
+        self.steps_per_execution = 1
+        try:
+            self.predict_function = functools.partial(_predictions, original(self, True))
+        finally:
+            self.steps_per_execution = steps
+        return self.predict_function
+
+    return make_predict_function
+
+
+def _predictions(of_one: Callable[[list[Any]], Any], batches: list[Any]) -> Any:
+    """Return the predictions of several batches, each by a function that takes a list of one."""
+    import keras
+
+    return keras.tree.map_structure(_joined, *(of_one([batch]) for batch in batches))
+
+
+def _joined(*parts: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.sparse.concat(0, parts) if isinstance(parts[0], tf.SparseTensor) else tf.concat(parts, axis=0)
 
 
 # --- fault 7: BackupAndRestore ---------------------------------------------------------------------------------------
