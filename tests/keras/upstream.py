@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -234,20 +234,21 @@ def _running(path: Path, count: int, logs: Path) -> Iterator[_Workers]:
         workers.end()
 
 
-def outcomes_of(path: Path, count: int, logs: Path, only: Sequence[str] | None = None) -> dict[str, Outcome]:
-    """Run a file's tests, or some of them, in so many processes; return the worst outcome of each test."""
-    found: dict[str, Outcome] = {}
-    left: list[str] | None = None
+def outcomes_of(
+    path: Path, count: int, logs: Path, only: Sequence[str] | None, done: Collection[str]
+) -> Iterator[tuple[str, Outcome]]:
+    """Run a file's tests but those that are done, in so many processes; yield the worst outcome of each."""
+    left: list[str] | None = None if only is None else [name for name in only if name not in done]
     while left is None or left:
         with _running(path, count, logs) as workers:
             names = workers.tests()
-            left = [name for name in names if only is None or name in only] if left is None else left
+            left = [name for name in names if name not in done] if left is None else left
             while left:
                 name = left.pop(0)
-                found[name] = max(workers.run(names.index(name)), key=lambda one: _WORSE.index(one.result))
-                if found[name].result not in ("passed", "skipped"):
+                outcome = max(workers.run(names.index(name)), key=lambda one: _WORSE.index(one.result))
+                yield name, outcome
+                if outcome.result not in ("passed", "skipped"):
                     break  # a collective that failed leaves its process without any
-    return found
 
 
 # --- what came out ---
@@ -262,18 +263,49 @@ def own_tests() -> dict[str, Path]:
     return {str(path.relative_to(source)): path for path in paths}
 
 
-def look_at(name: str, path: Path, logs: Path) -> dict[str, Any]:
-    """Return what a file's tests come to, alone and on the workers, or why it cannot be imported."""
-    try:
-        alone = outcomes_of(path, 1, logs)
-        passed = [test for test, outcome in alone.items() if outcome.passed]
-        together = outcomes_of(path, WORKERS, logs, passed) if passed else {}
-    except RuntimeError as error:
-        return {"unread": str(error)}
-    return {
-        "alone": {test: asdict(outcome) for test, outcome in alone.items()},
-        "together": {test: asdict(outcome) for test, outcome in together.items()},
-    }
+class Outcomes:
+    """What came out so far, in a file: a run that was ended goes on with the next test.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        The file, of JSON: by file of tests what each came to in one process (``alone``) and on the workers.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Have these files run anew."""
+        for name in names:
+            self.found.pop(name, None)
+
+    def is_whole(self, name: str) -> bool:
+        """Return whether all of a file's tests have run."""
+        return "unread" in self.found.get(name, {}) or self.found.get(name, {}).get("whole", False)
+
+    def look_at(self, name: str, path: Path, logs: Path) -> None:
+        """Run what is left of a file's tests, alone and then on the workers."""
+        file = self.found.setdefault(name, {"alone": {}, "together": {}})
+        try:
+            for kind, count in (("alone", 1), ("together", WORKERS)):
+                only = (
+                    None if count == 1 else [test for test, one in file["alone"].items() if one["result"] == "passed"]
+                )
+                for test, outcome in outcomes_of(path, count, logs, only, file[kind]):
+                    file[kind][test] = asdict(outcome)
+                    self._save()
+            file["whole"] = True
+        except RuntimeError as error:
+            self.found[name] = {"unread": str(error)}
+        self._save()
+
+    def _save(self) -> None:
+        self._path.parent.mkdir(exist_ok=True)
+        whole = self._path.with_suffix(".part")
+        whole.write_text(json.dumps(self.found, indent=1))
+        whole.replace(self._path)
 
 
 def reason_of(name: str, why: str) -> str:
@@ -348,32 +380,29 @@ def main() -> int:
     parser.add_argument("--page", action="store_true", help=f"write {PAGE.relative_to(CHECKOUT)}, and run nothing")
     arguments = parser.parse_args()
     os.environ.update(CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="3", TF_GRPC_REUSE_PORT="1")
-    found: dict[str, Any] = json.loads(OUTCOMES.read_text()) if OUTCOMES.exists() and not arguments.anew else {}
+    outcomes = Outcomes(OUTCOMES)
     if arguments.page:
-        PAGE.write_text(page(found))
+        PAGE.write_text(page(outcomes.found))
         return 0
     wanted = {
         name: path
         for name, path in own_tests().items()
         if not arguments.only or any(part in name for part in arguments.only)
     }
+    if arguments.anew:
+        outcomes.forget(list(wanted))
     for number, (name, path) in enumerate(wanted.items(), 1):
-        if name in found and not arguments.only:
+        if outcomes.is_whole(name):
             continue
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as logs:
-            found[name] = look_at(name, path, Path(logs))
-        OUTCOMES.parent.mkdir(exist_ok=True)
-        OUTCOMES.write_text(json.dumps(found, indent=1))
-        print(
-            f"[{number}/{len(wanted)}] {name}: {_in_short(found[name])} ({time.monotonic() - began:.0f} s)", flush=True
-        )
-        for test, why in failures({name: found[name]}).items():
-            print(
-                f"    {test.partition('::')[2]}: {reason_of(test, why) or why.strip().splitlines()[-1][:200]}",
-                flush=True,
-            )
-    unexplained = [test for test, why in failures(found).items() if not reason_of(test, why)]
+            outcomes.look_at(name, path, Path(logs))
+        seconds = time.monotonic() - began
+        print(f"[{number}/{len(wanted)}] {name}: {_in_short(outcomes.found[name])} ({seconds:.0f} s)", flush=True)
+        for test, why in failures({name: outcomes.found[name]}).items():
+            reason = reason_of(test, why) or why.strip().splitlines()[-1][:200]
+            print(f"    {test.partition('::')[2]}: {reason}", flush=True)
+    unexplained = [test for test, why in failures(outcomes.found).items() if not reason_of(test, why)]
     print(f"{len(unexplained)} tests pass in one process only, for no reason that is named")
     return int(bool(unexplained))
 
