@@ -80,7 +80,8 @@ def dense(units: int, seed: int = 1, **options: Any) -> Any:
 def compiled(inputs: Any, outputs: Any, loss: Any = "mse", optimizer: Any = None, **options: Any) -> Any:
     """Return a compiled functional model."""
     model = keras.Model(inputs, outputs)
-    model.compile(optimizer or O.SGD(0.05), loss, **options)
+    # A rate at which steps of two rows do not diverge: the least difference would grow with them.
+    model.compile(optimizer or O.SGD(0.01), loss, **options)
     # In one process Keras builds it within the first step, and ScheduleFreeAdamW then begins anew with each step.
     model.optimizer.build(model.trainable_variables)
     return model
