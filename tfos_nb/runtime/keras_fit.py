@@ -42,7 +42,7 @@ from tfos_nb.errors import PlanError
 from tfos_nb.runtime.keras_apply import mend_optimizers
 from tfos_nb.runtime.keras_check import advice
 from tfos_nb.runtime.keras_replica import is_synchronous, mend_replicas
-from tfos_nb.runtime.keras_step import StepFunction, cut_predictions
+from tfos_nb.runtime.keras_step import StepFunction, cut_predictions, with_results
 from tfos_nb.runtime.remote import scheme_of, tensorflow_opens
 
 __all__ = ["patch_keras_fit"]
@@ -60,6 +60,7 @@ _PARAMETERS = (
     ("model", "_maybe_symbolic_build", ("self", "iterator", "data_batch")),
     ("model", "predict_step", ("self", "data")),
     ("model", "make_predict_function", ("self", "force")),
+    ("model", "_get_metrics_result_or_logs", ("self", "logs")),
     ("iterator", "catch_stop_iteration", ("self",)),
     ("loss", "reduce_values", ("values", "sample_weight", "reduction")),
     ("loss", "apply_mask", ("sample_weight", "mask", "dtype", "reduction")),
@@ -175,6 +176,8 @@ def _mend(trainer: _Trainer) -> None:
 
     of_model._make_function = _make_function
     of_model.predict_step = cut_predictions(of_model.predict_step)
+    owner = next(c for c in of_model.__mro__ if "_get_metrics_result_or_logs" in vars(c))
+    owner._get_metrics_result_or_logs = with_results(owner._get_metrics_result_or_logs)
     of_model.make_predict_function = _one_by_one(of_model.make_predict_function)
     of_model._maybe_symbolic_build = _build_from_spec
     of_iterator.__init__ = _without_length(of_iterator.__init__)

@@ -31,6 +31,7 @@ __all__ = [
     "is_synchronous",
     "keeper_of_states",
     "mend_replicas",
+    "note_results",
     "replica_of_step",
     "sum_over_replicas",
 ]
@@ -113,6 +114,7 @@ class Replica:
     scaled: bool = False  # the program has scaled its loss for a sum over replicas
     applying: bool = False
     moves: dict[int, _Move] = field(default_factory=dict)
+    results: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # of metrics: by its id, a value and its metric
 
     @contextlib.contextmanager
     def during(self) -> Iterator[None]:
@@ -182,6 +184,11 @@ class Replica:
             return tf.math.divide_no_nan(reduced, tf.cast(self.share, reduced.dtype)) if self.by_rows else reduced
 
         return all_reduced(reduce, values, own=self.selected, part=part, back=back)
+
+    def metrics_of(self, outputs: Any) -> dict[str, Any]:
+        """Return which of what a step returns are results of metrics, by their names."""
+        named = outputs.items() if isinstance(outputs, dict) else ()
+        return {name: self.results[id(value)][1] for name, value in named if id(value) in self.results}
 
     def gradients(self, gradients: Sequence[Any]) -> list[Any]:
         """Return this replica's part of the sum that is the gradient of the global batch.
@@ -429,6 +436,26 @@ def _weighted(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, values, sample_weight=sample_weight)
 
     return update_state
+
+
+def note_results(metrics: Sequence[Any]) -> None:
+    """Have metrics of these kinds tell the step under way which values are their results."""
+    for metric in metrics:
+        owner = next(c for c in type(metric).__mro__ if "result" in vars(c))
+        if not hasattr(owner.result, "_tfos_noted"):
+            owner.result = _noted(owner.result)
+
+
+def _noted(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(original)
+    def result(self: Any) -> Any:
+        value, replica = original(self), _thread.replica
+        if replica is not None:
+            replica.results[id(value)] = value, self
+        return value
+
+    vars(result)["_tfos_noted"] = True
+    return result
 
 
 def _assigned(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.keras_replica import Replica, is_synchronous, sum_over_replicas
+from tfos_nb.runtime.keras_replica import Replica, is_synchronous, note_results, sum_over_replicas
 from tfos_nb.runtime.keras_stand_in import StandIn, first_rows, rows_of
 
-__all__ = ["StepFunction", "cut_predictions"]
+__all__ = ["StepFunction", "cut_predictions", "with_results"]
+
+_RETURNED = "_tfos_metrics"
 
 
 class StepFunction:
@@ -30,6 +32,8 @@ class StepFunction:
         self.strategy = model.distribute_strategy
         self.stand_in = StandIn()
         self.own_step = not _is_of_keras(step)
+        self.metrics: dict[str, Any] = {}  # of which a step returns the results, by the names under which it does
+        note_results(model.metrics)
         _refuse_xla(model)
 
     def build(self) -> Callable[[Any], Any]:
@@ -49,6 +53,7 @@ class StepFunction:
 
         def function(iterator: Any) -> Any:
             outputs = None
+            vars(self.model)[_RETURNED] = self.metrics  # past Keras' tracking of attributes
             for _ in range(self.model.steps_per_execution):
                 try:
                     if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
@@ -87,6 +92,7 @@ class StepFunction:
         replica = Replica(tf.math.divide_no_nan(rows, sum_over_replicas(rows)), has_rows)
         with replica.during():
             outputs = self.step(data)
+        self.metrics.update(replica.metrics_of(outputs))
         return self._level(outputs, rows, replica)
 
     def _level(self, outputs: Any, rows: Any, replica: Replica) -> Any:
@@ -109,6 +115,24 @@ class StepFunction:
         for (variable, before, move), value in zip(moved, sums[1 + len(places) :], strict=True):
             variable._value.assign(before + tf.cast(tf.reshape(value, move.shape), move.dtype))
         return keras.tree.pack_sequence_as(outputs, leaves)
+
+
+def with_results(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``_get_metrics_result_or_logs``, which says what came out of an epoch: what metrics of all replicas say.
+
+    The result of a metric within a step is that of one replica. Keras asks the metrics themselves only where a step
+    returns nothing but their results.
+    """
+
+    @functools.wraps(original)
+    def _get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
+        found = original(self, logs)
+        if found is not logs or not isinstance(logs, dict) or not is_synchronous(self.distribute_strategy):
+            return found
+        metrics = vars(self).get(_RETURNED, {})
+        return {name: metrics[name].result() if name in metrics else value for name, value in logs.items()}
+
+    return _get_metrics_result_or_logs
 
 
 def _is_of_keras(step: Any) -> bool:
