@@ -441,7 +441,7 @@ def _weighted(original: Callable[..., Any]) -> Callable[..., Any]:
 def note_results(metrics: Sequence[Any]) -> None:
     """Have metrics of these kinds tell the step under way which values are their results."""
     for metric in metrics:
-        owner = next(c for c in type(metric).__mro__ if "result" in vars(c))
+        owner: Any = next(c for c in type(metric).__mro__ if "result" in vars(c))
         if not hasattr(owner.result, "_tfos_noted"):
             owner.result = _noted(owner.result)
 
