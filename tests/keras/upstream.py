@@ -127,6 +127,7 @@ def _enter_scopes(strategy: Any) -> None:
     clear = TestCase.setUp
 
     def set_up(self: Any) -> None:
+        self.doCleanups()  # a test may call it again
         clear(self)
         scope = strategy.scope()
         scope.__enter__()
