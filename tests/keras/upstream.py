@@ -45,7 +45,14 @@ _DONE_WITHIN = 300.0
 _WORSE = ("passed", "skipped", "no answer", "failed")
 _OTHER_WITHIN = 30.0  # after one has failed: the other may wait for it in a collective, for ever
 
-REASONS: tuple[tuple[str, str, str], ...] = ()
+REASONS: tuple[tuple[str, str, str], ...] = (
+    (
+        r"OptimizerSparseTest::test_sparse_gradients_",
+        r"False != True",
+        "looks for an update of the strategy's variable, and each replica updates its own copy of it",
+    ),
+    (r"", r"jit_compile=True\): XLA has no collectives on CPUs", "`jit_compile=True` is refused on CPUs"),
+)
 """What is found in a test's name and its error, and why it cannot hold on several workers, or says nothing of them."""
 
 

@@ -59,18 +59,31 @@ def _added_up(original: Callable[..., Any], within: Callable[..., Any] | None = 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         import tensorflow as tf
 
-        context = tf.distribute.get_replica_context()
         grads = list(grads)
-        if _thread.replica is not None or context is None or not grads or not is_synchronous(context.strategy):
+        if _thread.replica is not None or not grads or not is_synchronous(tf.distribute.get_strategy()):
             return original(self, grads, trainable_variables)
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             _build(self, trainable_variables)
+        context = tf.distribute.get_replica_context()
+        if context is None:
+            return _apply_alike(functools.partial(within or original, self, grads, trainable_variables))
         grads = _of_global_batch(grads)
         with _own_copies(context):
             return (within or original)(self, grads, trainable_variables)
 
     return apply
+
+
+def _apply_alike(apply: Callable[[], Any]) -> Any:
+    """Update all replicas' copies by the same gradients, outside of a step, where Keras' own way fails."""
+    import tensorflow as tf
+
+    def on_replica() -> None:
+        with _own_copies(tf.distribute.get_replica_context()):
+            apply()
+
+    tf.distribute.get_strategy().run(tf.autograph.experimental.do_not_convert(on_replica))
 
 
 def _build(optimizer: Any, variables: list[Any]) -> None:
