@@ -46,6 +46,9 @@ def mend_optimizers() -> None:
     if "apply" in vars(loss_scale):
         # Keras' way for TensorFlow joins the replicas under a condition; the common way is the same without.
         loss_scale.apply = _added_up(loss_scale.apply, getattr(loss_scale, "_common_apply", None))
+    for kind in vars(keras.optimizers).values():  # one that is made of others, each of which applies its part
+        if isinstance(kind, type) and "apply" in vars(kind) and kind not in (owners[0], loss_scale):
+            kind.apply = _added_up(kind.apply)  # type: ignore[attr-defined]
     tf.distribute.StrategyExtended.update = _update_own(tf.distribute.StrategyExtended.update)
     from tensorflow.python.distribute import merge_call_interim as interim  # no public name of it can be replaced
 
