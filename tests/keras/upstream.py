@@ -148,7 +148,7 @@ def _serve(path: str, config: str, log: str, orders: Connection) -> None:
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1)
     os.dup2(out, 2)
-    folder = Path(log).with_suffix(".files")
+    folder = Path(log).with_name("workers.files" if config else "alone.files")  # of relative paths
     folder.mkdir(exist_ok=True)
     os.chdir(folder)
     if config:
