@@ -93,11 +93,14 @@ class _Runner:
     def pytest_runtestloop(self, session: Any) -> bool:
         import keras
         from _pytest.runner import runtestprotocol
+        from keras.src.testing import TestCase
 
         if self._unread and not session.items:
             self._orders.send(self._unread)
             return True
         tempfile.mkdtemp = self._mkdtemp
+        # Keras' own removes it when this worker is through, and the other may need it yet.
+        TestCase.get_temp_dir = lambda case: self._folder()
         self._orders.send([item.nodeid.partition("::")[2] for item in session.items])
         while (number := self._orders.recv()) is not None:
             self._test, self._folders = number, 0
@@ -109,8 +112,9 @@ class _Runner:
     def _mkdtemp(self, *args: Any, **kwargs: Any) -> str:
         """Return a test's next folder: a path of a test's is one that the workers share, as on a cluster."""
         caller = sys._getframe(1).f_globals["__name__"]
-        if not caller.endswith("_test") and not caller.startswith("keras.src.testing"):
-            return _mkdtemp(*args, **kwargs)
+        return self._folder() if caller.endswith("_test") else _mkdtemp(*args, **kwargs)
+
+    def _folder(self) -> str:
         self._folders += 1
         path = os.path.join(self._shared, f"{self._test}.{self._folders}")
         os.makedirs(path, exist_ok=True)
