@@ -56,6 +56,11 @@ REASONS: tuple[tuple[str, str, str], ...] = (
         r"Not equal to tolerance|Confusion matrices do not match",
         "counts outside of a step: TensorFlow gives each replica its part of the count, and rounds it",
     ),
+    (
+        r"",
+        r"parameter 'input' has DataType bool",
+        "makes a variable of type bool, whose first value TensorFlow cannot broadcast",
+    ),
     (r"", r"jit_compile=True\): XLA has no collectives on CPUs", "`jit_compile=True` is refused on CPUs"),
 )
 """What is found in a test's name and its error, and why it cannot hold on several workers, or says nothing of them."""
