@@ -6,11 +6,10 @@ rows. What came out goes to ``OUT``, a line of JSON for each loop.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -21,8 +20,8 @@ import tensorflow as tf
 
 from tests.keras import models
 from tests.keras.train import Share
+from tests.keras.workers import as_worker, write_results
 from tfos_nb.runtime.dataset import DatasetOptions, build_dataset
-from tfos_nb.runtime.strategy import patch_keras_fit
 
 EPOCHS = 2
 
@@ -54,7 +53,7 @@ def train(way: Callable[..., Callable[..., Any]], share: Share, batch: int, stra
             ]
         )
         optimizer = keras.optimizers.Adam(0.05)
-        error = keras.metrics.MeanAbsoluteError()
+        mae = keras.metrics.MeanAbsoluteError()
         seen = tf.Variable(
             0.0, aggregation=tf.VariableAggregation.SUM, synchronization=tf.VariableSynchronization.ON_READ
         )
@@ -70,7 +69,7 @@ def train(way: Callable[..., Callable[..., Any]], share: Share, batch: int, stra
             loss += 0.0 * tf.math.log(tf.reduce_sum(tf.ones_like(y)))
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        error.update_state(y, predicted)
+        mae.update_state(y, predicted)
         seen.assign_add(tf.cast(tf.shape(x)[0], tf.float32))
         return loss, tf.shape(x)[0], predicted
 
@@ -90,28 +89,21 @@ def train(way: Callable[..., Callable[..., Any]], share: Share, batch: int, stra
         "rows": rows,
         "sizes": sizes,
         "seen": float(seen.numpy()),
-        "error": float(error.result()),
+        "mae": float(mae.result()),
         "steps": int(optimizer.iterations),
     }
 
 
 def main(out: str, plans: list[str]) -> None:
     """Run each loop with each plan."""
-    task = json.loads(os.environ.get("TF_CONFIG") or "{}")
-    worker, workers = task.get("task", {}).get("index", 0), len(task.get("cluster", {}).get("worker", [])) or 1
-    patch_keras_fit()
-    strategy = tf.distribute.MultiWorkerMirroredStrategy() if workers > 1 else tf.distribute.get_strategy()
-    with open(out, "w") as file:
-        for plan in plans:
-            rows, _, batch = plan.partition("/")
-            for way in (in_a_function, eagerly):
-                try:
-                    result = train(way, Share(models.rows(int(rows)), worker, workers, False), int(batch), strategy)
-                except Exception as error:  # noqa: BLE001 - the other loops are to be seen as well
-                    traceback.print_exc()
-                    result = {"failed": f"{type(error).__name__}: {str(error)[-300:]}"}
-                file.write(json.dumps({"name": f"{plan} rows, {way.__name__}", **result}) + "\n")
-                file.flush()
+    worker, workers, strategy = as_worker()
+    cases = []
+    for plan in plans:
+        rows, _, batch = plan.partition("/")
+        for way in (in_a_function, eagerly):
+            share = Share(models.rows(int(rows)), worker, workers, False)
+            cases.append((f"{plan} rows, {way.__name__}", partial(train, way, share, int(batch), strategy)))
+    write_results(out, cases)
 
 
 if __name__ == "__main__":

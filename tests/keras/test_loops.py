@@ -19,7 +19,7 @@ def test_a_loop_of_ones_own_comes_to_the_numbers_of_one_process_where_a_worker_l
     first, second, one = ([json.loads(line) for line in out.read_text().splitlines()] for out in (*outs, alone))
     assert [way["name"] for way in one] == [f"{FEW_ROWS} rows, {way}" for way in ("in_a_function", "eagerly")]
     for mine, others, right in zip(first, second, one, strict=True):
-        assert "failed" not in {**mine, **others, **right}, (mine, others, right)
+        assert "error" not in {**mine, **others, **right}, (mine, others, right)
         assert mine == others, mine["name"]
         assert_alike(mine, right)
 
@@ -28,7 +28,7 @@ def assert_alike(mine: dict[str, Any], right: dict[str, Any]) -> None:
     for name in ("rows", "sizes", "steps", "seen"):
         assert mine[name] == right[name], (mine["name"], name)
     assert mine["rows"] == 6
-    for name in ("losses", "error"):
+    for name in ("losses", "mae"):
         np.testing.assert_allclose(mine[name], right[name], rtol=1e-5, atol=1e-6, err_msg=f"{mine['name']}: {name}")
     for place, (weights, others) in enumerate(zip(mine["weights"], right["weights"], strict=True)):
         np.testing.assert_allclose(weights, others, rtol=1e-4, atol=1e-5, err_msg=f"{mine['name']}: weight {place}")

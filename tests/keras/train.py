@@ -7,11 +7,10 @@ What came out goes to ``OUT``, a line of JSON for each case.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import traceback
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -22,11 +21,11 @@ import pyarrow as pa
 import tensorflow as tf
 
 from tests.keras import models
+from tests.keras.workers import as_worker, write_results
 from tfos_nb.runtime.batching import Pass, Shares
 from tfos_nb.runtime.columns import first_lengths
 from tfos_nb.runtime.dataset import DatasetOptions, build_dataset
 from tfos_nb.runtime.ledger import FeedSchema
-from tfos_nb.runtime.strategy import patch_keras_fit
 
 
 class Share:
@@ -101,26 +100,17 @@ def train(case: models.Case, share: Share, batch: int, strategy: Any) -> dict[st
 
 def main(out: str, plans: list[str]) -> None:
     """Train all cases of each plan, or those whose names contain one of its words."""
-    task = json.loads(os.environ.get("TF_CONFIG") or "{}")
-    worker = task.get("task", {}).get("index", 0)
-    workers = len(task.get("cluster", {}).get("worker", [])) or 1
-    print(patch_keras_fit())
-    strategy = tf.distribute.MultiWorkerMirroredStrategy() if workers > 1 else tf.distribute.get_strategy()
-    with open(out, "w") as file:
-        for plan in plans:
-            size, _, names = plan.partition(":")
-            rows, _, batch = size.partition("/")
-            shares = [Share(models.rows(int(rows)), worker, workers, streamed) for streamed in (True, False)]
-            for number, case in enumerate(models.all_cases()):
-                if names and not any(name in case.name for name in names.split(",")):
-                    continue
-                try:
-                    result = train(case, shares[number % 2], int(batch or rows), strategy)
-                except Exception as error:  # noqa: BLE001 - the other cases are to be seen as well
-                    traceback.print_exc()
-                    result = {"error": f"{type(error).__name__}: {str(error)[-300:]}"}
-                file.write(json.dumps({"name": f"{size} rows: {case.name}", **result}) + "\n")
-                file.flush()
+    worker, workers, strategy = as_worker()
+    cases = []
+    for plan in plans:
+        size, _, names = plan.partition(":")
+        rows, _, batch = size.partition("/")
+        shares = [Share(models.rows(int(rows)), worker, workers, streamed) for streamed in (True, False)]
+        for number, case in enumerate(models.all_cases()):
+            if not names or any(name in case.name for name in names.split(",")):
+                how = partial(train, case, shares[number % 2], int(batch or rows), strategy)
+                cases.append((f"{size} rows: {case.name}", how))
+    write_results(out, cases)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
-"""Run a program of this folder as all workers of a cluster on loopback, and in one process."""
+"""Run a program of this folder as all workers of a cluster on loopback, and in one process: both ends."""
 
 from __future__ import annotations
 
 import json
+import os
+import traceback
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from tests.programs import reserved_ports, start
 
-__all__ = ["run"]
+__all__ = ["as_worker", "run", "write_results"]
 
 DEADLINE = 1800.0  # seconds: dozens of models, each traced for training and evaluation
 
@@ -30,3 +34,29 @@ def run(count: int, program: str, folder: Path, *arguments: str) -> tuple[list[P
     for process, text in zip(processes, said, strict=True):
         assert process.returncode == 0, text[-6000:]
     return outs, alone
+
+
+def as_worker() -> tuple[int, int, Any]:
+    """Return this process' number, how many workers there are, and their strategy; Keras is mended as in a node."""
+    import tensorflow as tf
+
+    from tfos_nb.runtime.strategy import patch_keras_fit
+
+    task = json.loads(os.environ.get("TF_CONFIG") or "{}")
+    worker, workers = task.get("task", {}).get("index", 0), len(task.get("cluster", {}).get("worker", [])) or 1
+    print(patch_keras_fit())
+    strategy = tf.distribute.MultiWorkerMirroredStrategy() if workers > 1 else tf.distribute.get_strategy()
+    return worker, workers, strategy
+
+
+def write_results(out: str, cases: Iterable[tuple[str, Callable[[], dict[str, Any]]]]) -> None:
+    """Write a line of JSON for each named case: its result, or the ``error`` that it raised."""
+    with open(out, "w") as file:
+        for name, train in cases:
+            try:
+                result = train()
+            except Exception as error:  # noqa: BLE001 - the other cases are to be seen as well
+                traceback.print_exc()
+                result = {"error": f"{type(error).__name__}: {str(error)[-300:]}"}
+            file.write(json.dumps({"name": name, **result}) + "\n")
+            file.flush()
