@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ import grpc
 from tfos_nb.runtime.door import DoorClient
 from tfos_nb.runtime.lifecycle import NodeJob
 from tfos_nb.runtime.node import NodeTask, SupervisorEnded
-from tfos_nb.runtime.process import kill_group, start_module, write_frame
+from tfos_nb.runtime.process import kill_group, python_path, start_module, write_frame
 
 __all__ = ["HostedNode"]
 
@@ -45,7 +44,7 @@ class HostedNode:
         with tempfile.TemporaryFile() as complaints:
             supervisor = start_module(
                 "tfos_nb.runtime.supervisor",
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(python_path())},
                 stdin=subprocess.PIPE,
                 stderr=complaints.fileno(),
             )

@@ -23,9 +23,10 @@ from tfos_nb.relaying import RelayedDoor, check_relay, needs_relay, stated_relay
 from tfos_nb.runtime.door import Desk, Door, DoorAddress
 from tfos_nb.runtime.gpu_claims import GPU_COUNT_SCHEMA, GpuCount
 from tfos_nb.runtime.incoming import make_room
-from tfos_nb.runtime.keras_check import CHECK_SCHEMA, KerasProbe, advice, installed_keras, is_tested
+from tfos_nb.runtime.keras_check import CHECK_SCHEMA, KerasProbe, advice, installed_keras, is_tested, uses_tf_keras
 from tfos_nb.runtime.node import NodeTask
 from tfos_nb.runtime.plan import ClusterPlan, InputMode
+from tfos_nb.runtime.process import python_path
 from tfos_nb.runtime.strategies import PROTOCOL_SCHEMA, PROTOCOL_VARIABLE, ProtocolProbe
 from tfos_nb.session import (
     check_dynamic_allocation,
@@ -139,7 +140,7 @@ def check_host_gpus(spark: SparkSession, nodes: int, *, cpus: int, gpus: int) ->
 
 def _check_protocol(spark: SparkSession, protocol: str) -> None:
     """Have an executor's TensorFlow say whether it was built with a protocol; the driver's may be another."""
-    probe = ProtocolProbe(protocol, tuple(entry or os.getcwd() for entry in sys.path))
+    probe = ProtocolProbe(protocol, python_path())
     refused = spark.range(0, 1, 1, 1).mapInArrow(probe, PROTOCOL_SCHEMA).collect()[0].refused
     if refused:
         raise PlanError(refused)
@@ -160,13 +161,13 @@ def check_keras(spark: SparkSession, plan: ClusterPlan, env: Mapping[str, str]) 
         If the numbers are not the same: with the versions whose are.
     """
     replicas = sum(max(1, plan.gpus_of(node)) for node in plan.training_nodes)
-    legacy = {**os.environ, **env}.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
-    wanted = os.environ.get("TFOS_KERAS_CHECK", "1") != "0" and not legacy and not plan.ps and replicas > 1
+    keras_3 = not uses_tf_keras({**os.environ, **env})
+    wanted = os.environ.get("TFOS_KERAS_CHECK", "1") != "0" and keras_3 and not plan.ps and replicas > 1
     if not wanted or is_tested(installed_keras()):
         return
     application = str(context_of(spark).key)
     if application not in _alike:
-        probe = KerasProbe(tuple(entry or os.getcwd() for entry in sys.path))
+        probe = KerasProbe(python_path())
         row = spark.range(0, 1, 1, 1).mapInArrow(probe, CHECK_SCHEMA).collect()[0]
         _alike[application] = advice(row.version, row.unlike) if row.unlike else ""
     if _alike[application]:
@@ -245,7 +246,7 @@ class NodeTasks:
                 "run": self.run,
             },
             env={**self.settings.env, PROTOCOL_VARIABLE: self.plan.protocol},
-            python_path=tuple(entry or os.getcwd() for entry in sys.path),
+            python_path=python_path(),
             payload=self.payload,
             claims=frozenset(str(node) for node in self.plan.nodes if self.claim and self.plan.gpus_of(node)),
             gpus=self.plan.gpus,

@@ -5,8 +5,6 @@ What TensorFlowOnSpark calls TFParallel: inference over files, one model a set o
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -19,6 +17,7 @@ from tfos_nb.runtime import wire
 from tfos_nb.runtime.door import Link
 from tfos_nb.runtime.payload import pack
 from tfos_nb.runtime.plan import check_count
+from tfos_nb.runtime.process import python_path
 from tfos_nb.runtime.solo import SUMMARY_SCHEMA, SoloEnded, SoloTask
 from tfos_nb.session import (
     SparkJobs,
@@ -161,7 +160,7 @@ def run(
     desk = _Desk(nodes)
     door, address = open_door(session, desk)
     try:
-        path = tuple(entry or os.getcwd() for entry in sys.path)
+        path = python_path()
         task = SoloTask(nodes, address, barrier, variables, path, payload, claim)
         extra: dict[str, Any] = {"profile": profile} if profile is not None else {}
         frame = session.range(0, nodes, 1, nodes).mapInArrow(task, SUMMARY_SCHEMA, barrier=barrier, **extra)

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import sys
 import threading
 import time
 import uuid
@@ -26,6 +25,7 @@ from tfos_nb.reach import look_from_executor
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.door import Desk, Door, DoorAddress, Link
 from tfos_nb.runtime.incoming import descriptors_left
+from tfos_nb.runtime.process import python_path
 from tfos_nb.runtime.relay import (
     ANSWER_SCHEMA,
     PLACE_SCHEMA,
@@ -170,7 +170,7 @@ class RelayedDoor(Door):
 
     def _start_relay(self) -> RelayPlace:
         check_relay(self._spark)
-        task = RelayTask(tuple(entry or os.getcwd() for entry in sys.path))
+        task = RelayTask(python_path())
         frame = self._spark.range(0, 1, 1, 1).mapInArrow(task, PLACE_SCHEMA, barrier=True)
         job = self._jobs.run(frame.collect, "tfos_nb: start a relay")
         if not job.done.wait(_START_SECONDS):

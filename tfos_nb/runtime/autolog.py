@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tfos_nb.runtime.keras_check import uses_tf_keras
 from tfos_nb.runtime.keras_replica import is_synchronous
 from tfos_nb.runtime.on_import import OnImport
 from tfos_nb.runtime.reports import EVALUATE, FIT, OVER
@@ -242,7 +243,7 @@ def progress_callback(report: Callable[..., Any], stop: Stop | None = None, *, f
     keras.callbacks.Callback
     """
     if flavour is None:
-        flavour = _FLAVOURS[os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")]
+        flavour = _FLAVOURS[uses_tf_keras(os.environ)]
     keras = importlib.import_module(flavour)
     made = type("ProgressCallback", (_Progress, keras.callbacks.Callback), {"__doc__": _Progress.__doc__})
     return made(report, stop)

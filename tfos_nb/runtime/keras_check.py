@@ -17,7 +17,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,18 @@ from tfos_nb.runtime.batching import Pass, Shares
 from tfos_nb.runtime.columns import first_lengths
 from tfos_nb.runtime.ledger import FeedSchema
 
-__all__ = ["CHECK_SCHEMA", "TESTED", "KerasProbe", "advice", "installed_keras", "is_tested"]
+__all__ = ["CHECK_SCHEMA", "TESTED", "KerasProbe", "advice", "installed_keras", "is_tested", "uses_tf_keras"]
 
 TESTED = ("3.12", "3.15")
 """The versions with which the tests of the synchronous strategies pass (docs/versions.md)."""
 CHECK_SCHEMA = "version string, unlike string"
 _CHECK_SECONDS = 300.0
 _SAID = "unlike: "
+
+
+def uses_tf_keras(env: Mapping[str, str]) -> bool:
+    """Return whether these environment variables ask TensorFlow for Keras 2."""
+    return env.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
 
 
 def is_tested(version: str) -> bool:

@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.keras_apply import mend_optimizers
-from tfos_nb.runtime.keras_check import advice
+from tfos_nb.runtime.keras_check import advice, uses_tf_keras
 from tfos_nb.runtime.keras_replica import is_synchronous, mend_replicas
 from tfos_nb.runtime.keras_step import StepFunction, cut_predictions, with_results
 from tfos_nb.runtime.remote import scheme_of, tensorflow_opens
@@ -98,7 +98,7 @@ def patch_keras_fit() -> str:
     str
         One line for the log: what was done, or why nothing was. It starts with ``WARNING`` if ``fit`` will not work.
     """
-    if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true") and "keras" not in sys.modules:
+    if uses_tf_keras(os.environ) and "keras" not in sys.modules:
         return "keras: tf_keras is in use (TF_USE_LEGACY_KERAS=1), nothing to mend"
     if importlib.util.find_spec("keras") is None:
         return "keras: not installed, nothing to mend"

@@ -32,6 +32,7 @@ __all__ = [
     "name_this_process",
     "owner",
     "private_directory",
+    "python_path",
     "read_frame",
     "refuses",
     "short_temporary_directory",
@@ -163,6 +164,11 @@ def private_directory(kind: str, sockets: bool = True) -> str:
     for path in left_behind(prefix, root):
         shutil.rmtree(path, ignore_errors=True)
     return tempfile.mkdtemp(prefix=f"{prefix}{owner()}-", dir=root)
+
+
+def python_path() -> tuple[str, ...]:
+    """Return where this process imports from, for processes that start in another directory."""
+    return tuple(entry or os.getcwd() for entry in sys.path)
 
 
 def short_temporary_directory() -> str:
