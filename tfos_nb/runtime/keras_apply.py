@@ -78,7 +78,7 @@ def _added_up(original: Callable[..., Any], within: Callable[..., Any] | None = 
     return apply
 
 
-def _apply_alike(apply: Callable[[], Any]) -> Any:
+def _apply_alike(apply: Callable[[], Any]) -> None:
     """Update all replicas' copies by the same gradients, outside of a step, where Keras' own way fails."""
     import tensorflow as tf
 

@@ -32,6 +32,8 @@ __all__ = [
     "keeper_of_states",
     "mend_replicas",
     "note_results",
+    "of_gradient",
+    "replica_of_own_loop",
     "replica_of_step",
     "sum_over_replicas",
 ]
@@ -79,6 +81,15 @@ def all_reduced(
 
     result = reduced(*values)
     return list(result) if isinstance(result, (list, tuple)) else [result]
+
+
+def of_gradient(part: Callable[[Any], Any], gradient: Any) -> Any:
+    """Return ``part`` of a gradient, of its rows where it is sparse; None if there is no gradient."""
+    import tensorflow as tf
+
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(part(gradient.values), gradient.indices, gradient.dense_shape)
+    return gradient if gradient is None else part(gradient)
 
 
 def are_numbers(values: Sequence[Any]) -> bool:
@@ -204,12 +215,7 @@ class Replica:
         def part(values: Any) -> Any:
             return self.selected(values * tf.cast(self.share, values.dtype) if self.by_rows else values)
 
-        def of(gradient: Any) -> Any:
-            if isinstance(gradient, tf.IndexedSlices):
-                return tf.IndexedSlices(part(gradient.values), gradient.indices, gradient.dense_shape)
-            return gradient if gradient is None else part(gradient)
-
-        return [of(gradient) for gradient in gradients]
+        return [of_gradient(part, gradient) for gradient in gradients]
 
     def kept(self, variable: Any, value: Any) -> Any:
         """Return what ``variable`` is assigned: what it is already, where this replica has no row."""
@@ -259,6 +265,11 @@ _thread = _Thread()
 def replica_of_step() -> Replica | None:
     """Return this thread's part of the step under way; None outside of steps."""
     return _thread.replica
+
+
+def replica_of_own_loop() -> Replica | None:
+    """Return this thread's part of a step of the program's own; None in Keras' steps and outside of steps."""
+    return _thread.keeper if _thread.replica is None else None
 
 
 def keeper_of_states() -> Replica | None:

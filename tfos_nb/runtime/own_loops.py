@@ -23,7 +23,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tfos_nb.runtime.keras_apply import is_applying
-from tfos_nb.runtime.keras_replica import Replica, all_reduced, are_numbers, is_synchronous, replica_of_step
+from tfos_nb.runtime.keras_replica import (
+    Replica,
+    all_reduced,
+    are_numbers,
+    is_synchronous,
+    of_gradient,
+    replica_of_own_loop,
+)
 from tfos_nb.runtime.keras_stand_in import StandIn, first_rows, rows_of
 
 __all__ = ["expect_lacking_rows", "mend_own_loops"]
@@ -31,11 +38,6 @@ __all__ = ["expect_lacking_rows", "mend_own_loops"]
 _OWN_STEPS = ("keras.", "tfos_nb.")  # have a row that stands in already
 
 
-class _Thread(threading.local):
-    has_rows: Any = None  # the variable of the replica whose function this thread runs or traces
-
-
-_thread = _Thread()
 _stand_ins: weakref.WeakKeyDictionary[Any, _Rows] = weakref.WeakKeyDictionary()
 
 
@@ -101,7 +103,7 @@ def _on_rows(original: Callable[..., Any]) -> Callable[..., Any]:
 
         rows = _stand_ins.get(self.extended) if is_synchronous(self) else None
         module = str(getattr(getattr(fn, "python_function", fn), "__module__", ""))
-        if rows is None or module.startswith(_OWN_STEPS) or _thread.has_rows is not None:
+        if rows is None or module.startswith(_OWN_STEPS) or replica_of_own_loop() is not None:
             return original(self, fn, args, kwargs, options)
         autograph = tf.__internal__.autograph
         step = _Step(autograph.tf_convert(fn, autograph.control_status_ctx()), rows)
@@ -131,14 +133,10 @@ class _Step:
         flag = self._rows.flag()
         has_rows = tf.reduce_all([True if has is None else has for _, has in filled])
         with tf.control_dependencies([flag.assign(has_rows)]):
-            keeper = Replica(None, flag)
-            with keeper.keeping():
-                _thread.has_rows = flag
-                try:
-                    outputs = tf.nest.map_structure(functools.partial(_counted, flag), self._fn(*args, **kwargs))
-                finally:
-                    _thread.has_rows = None
-            keeper.level(tf.where(flag, rows_of(filled[0][0]), 0))
+            replica = Replica(None, flag)
+            with replica.keeping():
+                outputs = tf.nest.map_structure(functools.partial(_counted, replica), self._fn(*args, **kwargs))
+            replica.level(tf.where(flag, rows_of(filled[0][0]), 0))
             return outputs
 
 
@@ -149,18 +147,18 @@ def _has_rows(leaf: Any) -> bool:
     return isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and leaf.shape.rank != 0
 
 
-def _counted(flag: Any, leaf: Any) -> Any:
+def _counted(replica: Replica, leaf: Any) -> Any:
     """Return what a replica returns: of a row that stands in no number, and no row."""
     import tensorflow as tf
 
-    eager = tf.executing_eagerly()
+    eager, flag = tf.executing_eagerly(), replica.has_rows
     if not isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) or (eager and flag):
         return leaf
     if _has_rows(leaf) and (leaf.shape.rank is None or leaf.shape[0] == (1 if eager else None)):
         rows = leaf.nrows() if isinstance(leaf, tf.RaggedTensor) else tf.shape(leaf, tf.int64)[0]
         return first_rows(leaf, tf.where(flag, rows, tf.zeros_like(rows)))
     if isinstance(leaf, tf.Tensor) and (leaf.dtype.is_floating or leaf.dtype.is_integer):
-        return tf.where(flag, leaf, tf.zeros_like(leaf))
+        return replica.selected(leaf)
     return leaf
 
 
@@ -171,19 +169,10 @@ def _selected(original: Callable[..., Any]) -> Callable[..., Any]:
     def gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 
-        gradients, flag = original(self, *args, **kwargs), _thread.has_rows
-        if flag is None:
+        gradients, replica = original(self, *args, **kwargs), replica_of_own_loop()
+        if replica is None:
             return gradients
-
-        def part(values: Any) -> Any:
-            return tf.where(flag, values, tf.zeros_like(values))
-
-        def of(one: Any) -> Any:
-            if isinstance(one, tf.IndexedSlices):
-                return tf.IndexedSlices(part(one.values), one.indices, one.dense_shape)
-            return part(one) if isinstance(one, tf.Tensor) else one
-
-        return tf.nest.map_structure(of, gradients)
+        return tf.nest.map_structure(functools.partial(of_gradient, replica.selected), gradients)
 
     return gradient
 
@@ -195,18 +184,16 @@ def _reduced(original: Callable[..., Any]) -> Callable[..., Any]:
     def all_reduce(self: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
         import tensorflow as tf
 
-        flag, values = _thread.has_rows, tf.nest.flatten(value)
-        if flag is None or is_applying() or not are_numbers(values):
+        replica, values = replica_of_own_loop(), tf.nest.flatten(value)
+        if replica is None or is_applying() or not are_numbers(values):
             return original(self, reduce_op, value, options)
-
-        def part(one: Any) -> Any:
-            return tf.where(flag, one, tf.zeros_like(one))
 
         def reduce(own: list[Any]) -> list[Any]:
             reduced: list[Any] = original(self, reduce_op, own, options)
             return reduced
 
-        return tf.nest.pack_sequence_as(value, all_reduced(reduce, values, own=part, part=part, back=lambda one: one))
+        own = replica.selected
+        return tf.nest.pack_sequence_as(value, all_reduced(reduce, values, own=own, part=own, back=lambda one: one))
 
     return all_reduce
 
@@ -218,11 +205,11 @@ def _kept(original: Callable[..., Any], assigns: bool) -> Callable[..., Any]:
     def assign(self: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 
-        flag = _thread.has_rows
-        of_rows = flag is not None and self.aggregation != tf.VariableAggregation.ONLY_FIRST_REPLICA
-        if of_rows and not is_applying() and replica_of_step() is None and tf.distribute.get_replica_context():
+        replica = replica_of_own_loop()
+        of_rows = self.aggregation != tf.VariableAggregation.ONLY_FIRST_REPLICA
+        if replica is not None and of_rows and not is_applying() and tf.distribute.get_replica_context():
             value = tf.convert_to_tensor(value, self.dtype)
-            value = tf.where(flag, value, tf.convert_to_tensor(self) if assigns else tf.zeros_like(value))
+            value = tf.where(replica.has_rows, value, tf.convert_to_tensor(self) if assigns else tf.zeros_like(value))
         return original(self, value, *args, **kwargs)
 
     return assign
