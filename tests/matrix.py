@@ -32,7 +32,9 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[1]
 CORE = (
+    "tests/keras/test_loops.py",
     "tests/keras/test_models.py",
+    "tests/keras/test_outside.py",
     "tests/runtime/test_columns.py",
     "tests/runtime/test_keras_check.py",
     "tests/runtime/test_keras_keep.py",

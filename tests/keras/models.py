@@ -143,6 +143,8 @@ def _losses() -> list[Case]:
         *((name, softmax, {"y": "hot"}) for name in ("CategoricalHinge", "CategoricalCrossentropy")),
         ("CategoricalFocalCrossentropy", softmax, {"y": "hot"}),
         ("SparseCategoricalCrossentropy", softmax, {"y": "cls"}),
+        ("CategoricalGeneralizedCrossEntropy", softmax, {"y": "cls"}),
+        *((name, sigmoid, {"y": "bins"}) for name in ("Dice", "Tversky")),
     ]
     return [
         *(Case(f"loss {name}", partial(_with_loss, getattr(C, name), **how), **case) for name, how, case in table),
@@ -152,6 +154,21 @@ def _losses() -> list[Case]:
         ),
         Case("loss function", partial(plain, _off)),
         Case("loss function that takes a mean", partial(plain, _mean_loss)),
+        Case("loss function that divides by a mask", _masked_words, x="seq", y="next"),
+        Case("loss function that takes a mean, weighted", partial(plain, _mean_loss), sample_weight="w"),
+        Case("loss function of a loss of Keras", partial(plain, _of_keras)),
+        Case("loss class that takes the worst row", partial(_with_loss, _Worst)),
+        Case("loss Dice over rows", partial(_with_loss, partial(C.Dice, axis=0), units=3, **sigmoid), y="hot"),
+        Case("loss Circle", _circle, y="cls"),
+        Case("loss Circle, weighted", _circle, y="cls", sample_weight="w"),
+        Case(
+            "loss Dice of half precision",
+            partial(_with_loss, C.Dice, **sigmoid),
+            y="bins",
+            policy="mixed_float16",
+            near=0.01,
+        ),
+        Case("loss Dice, eager", partial(_with_loss, C.Dice, run_eagerly=True, **sigmoid), y="bins"),
         Case("sample_weight", partial(plain, weighted_metrics=["mae"]), sample_weight="w"),
         Case(
             "class_weight",
@@ -172,6 +189,69 @@ def _off(y: Any, p: Any) -> Any:
 
 def _mean_loss(y: Any, p: Any) -> Any:
     return tf.reduce_mean(tf.square(tf.reshape(y, (-1,)) - tf.reshape(p, (-1,))))
+
+
+class _Counts(L.Layer):
+    """Counts its steps in whole numbers, notes that it has begun, and returns more with each step."""
+
+    def build(self, shape: Any) -> None:
+        self.steps = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="steps")
+        self.begun = self.add_weight(shape=(), dtype="bool", initializer="zeros", trainable=False, name="begun")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training:
+            self.steps.assign(self.steps + 1)
+            self.begun.assign(True)
+        return inputs * (1.0 + 0.1 * keras.ops.cast(self.steps, "float32"))
+
+
+def _masked_words() -> Any:
+    inputs = keras.Input((6,), dtype="int32", name="seq")
+    words = dense(9, 3, activation="softmax")(embedding()(inputs))
+    return compiled(inputs, words, _masked_loss, metrics=[_masked_accuracy])
+
+
+def _masked_loss(y: Any, p: Any) -> Any:
+    """As TensorFlow's tutorials have it: the mean over what is not padded."""
+    mask = tf.cast(y != 0, tf.float32)
+    losses = C.SparseCategoricalCrossentropy(reduction="none")(y, p)
+    return tf.reduce_sum(losses * mask) / tf.reduce_sum(mask)
+
+
+def _masked_accuracy(y: Any, p: Any) -> Any:
+    mask = tf.cast(y != 0, tf.float32)
+    right = tf.cast(y == tf.cast(tf.argmax(p, -1), y.dtype), tf.float32)
+    return tf.reduce_sum(right * mask) / tf.reduce_sum(mask)
+
+
+def _of_keras(y: Any, p: Any) -> Any:
+    return C.MeanSquaredError()(tf.reshape(y, (-1, 1)), p) + 0.1 * C.Huber()(tf.reshape(y, (-1, 1)), p)
+
+
+class _Worst(C.Loss):
+    """The error of the row that is furthest off."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return keras.ops.max(_off(y_true, y_pred))
+
+
+def _circle() -> Any:
+    inputs = keras.Input((4,), name="x")
+    return compiled(inputs, L.UnitNormalization()(dense(3, 2)(inputs)), C.Circle(), O.SGD(0.001))
+
+
+class _State(M.Metric):
+    """Returns its state as it is."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.rows = self.add_weight(initializer="zeros", name="rows")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.rows.assign_add(keras.ops.cast(keras.ops.shape(y_pred)[0], "float32"))
+
+    def result(self) -> Any:
+        return self.rows
 
 
 def _with_metric(make: Any, **options: Any) -> Any:
@@ -201,6 +281,14 @@ def _metrics() -> list[Case]:
         *((n, {}, sparse, {"y": "cls"}) for n in ("SparseCategoricalAccuracy", "SparseCategoricalCrossentropy")),
         ("SparseTopKCategoricalAccuracy", {"k": 2}, sparse, {"y": "cls"}),
         ("CosineSimilarity", {}, {"units": 2}, {"y": "pair"}),
+        *((n, {}, binary, {"y": "bins"}) for n in ("Accuracy", "BinaryCrossentropy", "KLDivergence", "Poisson")),
+        ("BinaryIoU", {"target_class_ids": [0, 1]}, binary, {"y": "bin"}),
+        ("MeanSquaredLogarithmicError", {}, binary, {"y": "bin"}),
+        *((n, {}, {"units": 2}, {"y": "pair"}) for n in ("ConcordanceCorrelation", "PearsonCorrelation")),
+        ("FBetaScore", {"beta": 2.0}, hot, {"y": "hot"}),
+        ("OneHotIoU", {"num_classes": 3, "target_class_ids": [0, 2]}, hot, {"y": "hot"}),
+        ("IoU", {"num_classes": 3, "target_class_ids": [1], "sparse_y_pred": False}, sparse, {"y": "cls"}),
+        ("MeanIoU", {"num_classes": 3, "sparse_y_pred": False}, sparse, {"y": "cls"}),
     ]
     return [
         *(
@@ -208,6 +296,8 @@ def _metrics() -> list[Case]:
             for name, of, how, case in table
         ),
         Case("metric function", partial(plain, metrics=[_close]), near=1e-4),
+        Case("metric function that gives a number", partial(plain, metrics=[_r_squared]), near=1e-4),
+        Case("metric that returns its state", partial(plain, metrics=[_State()])),
         Case(
             "weighted metrics",
             partial(_weighted_metrics, **binary),
@@ -220,6 +310,11 @@ def _metrics() -> list[Case]:
 def _weighted_metrics(**options: Any) -> Any:
     made = [M.AUC(), M.Precision(), M.RecallAtPrecision(0.5), M.MeanSquaredError()]
     return plain(weighted_metrics=made, **options)
+
+
+def _r_squared(y: Any, p: Any) -> Any:
+    y, p = tf.reshape(y, (-1,)), tf.reshape(p, (-1,))
+    return 1 - tf.math.divide_no_nan(tf.reduce_sum(tf.square(y - p)), tf.reduce_sum(tf.square(y - tf.reduce_mean(y))))
 
 
 def _close(y: Any, p: Any) -> Any:
@@ -309,6 +404,7 @@ def _layers() -> list[Case]:
         "normalizes a row": lambda: [L.Lambda(lambda t: t / keras.ops.sum(t, axis=-1, keepdims=True))],
         "divides by the sum of the batch": lambda: [_OfBatch()],
         "adds a loss": lambda: [_AddsLoss()],
+        "counts its steps": lambda: [_Counts()],
     }
     texts: dict[str, Callable[[], list[Any]]] = {
         "Embedding": lambda: [embedding()],
@@ -392,6 +488,61 @@ class ScaledStep(OwnStep):
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         self.tracker.update_state(tf.reduce_mean(of_row))
+        return {"loss": self.tracker.result()}
+
+
+class ClippedStep(OwnStep):
+    """Clips all gradients together before an optimizer has them, and returns their norm and a variable as they are."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y[:, None], self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        clipped, norm = tf.clip_by_global_norm(gradients, 0.5)
+        self.optimizer.apply_gradients(zip(clipped, self.trainable_variables, strict=True))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result(), "norm": norm, "rate": self.optimizer.learning_rate}
+
+
+class SharpnessStep(OwnStep):
+    """Takes the gradient where the loss is highest nearby (SAM)."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y[:, None], self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        norm = tf.linalg.global_norm(gradients)
+        steps = [0.1 * gradient / norm for gradient in gradients]
+        for variable, step in zip(self.trainable_variables, steps, strict=True):
+            variable.assign_add(step)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y[:, None], self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        for variable, step in zip(self.trainable_variables, steps, strict=True):
+            variable.assign_sub(step)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+class MetaStep(OwnStep):
+    """Takes the gradient of the loss after a step along the gradient (MAML)."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        self(x)  # builds it
+        kernel, bias = self.last.kernel, self.last.bias
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                before = tf.reduce_mean(tf.square(tf.squeeze(x @ kernel.value + bias.value, -1) - y))
+            first, second = inner.gradient(before, [kernel, bias])
+            after = tf.squeeze(x @ (kernel - 0.1 * first) + (bias - 0.1 * second), -1)
+            loss = tf.reduce_mean(tf.square(after - y))
+        gradients = outer.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self.tracker.update_state(loss)
         return {"loss": self.tracker.result()}
 
 
@@ -487,6 +638,10 @@ def _ways() -> list[Case]:
     return [
         Case("own train_step", lambda: own(OwnStep)),
         Case("own train_step that scales", lambda: own(ScaledStep)),
+        Case("own train_step that clips", lambda: own(ClippedStep)),
+        Case("own train_step with clipping, eager", lambda: own(ClippedStep, run_eagerly=True)),
+        Case("own train_step of SAM", lambda: own(SharpnessStep)),
+        Case("own train_step of MAML", lambda: own(MetaStep)),
         Case("two optimizers", lambda: own(TwoOptimizers)),
         Case("own compute_loss", lambda: _own_loss()),
         Case("run_eagerly", lambda: plain(metrics=["mae"], run_eagerly=True)),

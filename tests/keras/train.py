@@ -83,6 +83,7 @@ def train(case: models.Case, share: Share, batch: int, strategy: Any) -> dict[st
         ):  # of an unknown number, Keras counts one step more at the end of each epoch
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(-(-share.shares.total // batch)))
         history = model.fit(dataset, epochs=case.epochs, verbose=0, validation_data=dataset, **case.fit).history
+        predicted = keras.tree.flatten(model.predict(dataset, verbose=0))
         evaluated = model.evaluate(dataset, verbose=0, return_dict=True)
         weights = [np.asarray(w, "float64") for w in model.get_weights()]
         steps = int(model.optimizer.iterations.numpy())
@@ -92,6 +93,7 @@ def train(case: models.Case, share: Share, batch: int, strategy: Any) -> dict[st
         "weights": [w.tolist() for w in weights],
         "history": {name: np.asarray(values, "float64").tolist() for name, values in history.items()},
         "evaluate": {name: np.asarray(value, "float64").tolist() for name, value in evaluated.items()},
+        "predict": [np.sort(np.asarray(of_output, "float64"), axis=0).tolist() for of_output in predicted],
         "steps": steps,
         "near": case.near,
         "per_replica": case.per_replica,

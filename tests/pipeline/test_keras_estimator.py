@@ -39,6 +39,12 @@ def build_binary() -> Any:
     return model
 
 
+def furthest(y: Any, p: Any) -> Any:
+    import keras
+
+    return keras.ops.max(keras.ops.abs(y - p))
+
+
 def squared(y_true: Any, y_pred: Any) -> Any:
     import keras
 
@@ -187,11 +193,12 @@ def test_a_regression_gives_numbers_with_an_own_loss(iris: DataFrame) -> None:
     import keras
 
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    estimator = KerasEstimator(
-        model, optimizer=keras.optimizers.Adam(0.1), loss=squared, labelCol="pw", epochs=40, batch_size=16, seed=4
-    )
+    training = {"loss": squared, "metrics": [furthest], "epochs": 40, "batch_size": 16, "seed": 4}
+    estimator = KerasEstimator(model, optimizer=keras.optimizers.Adam(0.1), labelCol="pw", **training)
+    assert dict(iris.dtypes)["pw"] == "double"
     fitted = estimator.setFeaturesCol("two").fit(iris.select("id", "pw", F.array("sl", "pl").alias("two")))
     assert fitted.task is Task.VALUES
+    assert fitted.history[-1]["furthest"] < fitted.history[0]["furthest"]
     found = fitted.transform(iris.select("id", "pw", F.array("sl", "pl").alias("two")))
     assert found.columns == ["id", "pw", "two", "prediction"]
     assert np.abs(column(found, "prediction") - column(found, "pw")).mean() < 0.3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import pathlib
+import shutil
 from typing import Any
 
 import numpy as np
@@ -195,3 +196,23 @@ def test_a_keras_that_is_not_as_known_is_left_alone_with_a_warning() -> None:
     assert result["untouched"]
     assert not result["done"].startswith("WARNING")
     assert result["again"].endswith("mended already")
+
+
+def test_a_backup_s_directory_may_go_while_it_is_read(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tensorflow as tf
+
+    from tfos_nb.runtime import keras_fit
+
+    folder = tmp_path / "backups"
+    (folder / "state-3").mkdir(parents=True)
+    (folder / "state-12").mkdir()
+    assert keras_fit._states(str(folder)) == [str(folder / "state-12"), str(folder / "state-3")]
+    isdir = tf.io.gfile.isdir
+
+    def gone_afterwards(path: str) -> bool:
+        there = isdir(path)
+        shutil.rmtree(path)
+        return there
+
+    monkeypatch.setattr(tf.io.gfile, "isdir", gone_afterwards)
+    assert keras_fit._states(str(folder)) == []

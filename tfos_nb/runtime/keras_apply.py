@@ -7,7 +7,9 @@ under a condition (``gradient_accumulation_steps``, ``ema_overwrite_frequency``)
 only outside of conditions.
 
 Here the replicas' gradients are added up before anything else. From there on all replicas compute the same from the
-same numbers, each on its own copies of the variables, and no replica has to wait for another.
+same numbers, each on its own copies of the variables, and no replica has to wait for another. In a ``train_step`` of
+the program's own they are added up as a tape gives them: it may clip them before an optimizer has them, or step along
+them and back.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ def mend_optimizers() -> None:
     for kind in vars(keras.optimizers).values():  # one that is made of others, each of which applies its part
         if isinstance(kind, type) and "apply" in vars(kind) and kind not in (owners[0], loss_scale):
             kind.apply = _added_up(kind.apply)  # type: ignore[attr-defined]
+    tf.GradientTape.gradient = _of_all_rows(tf.GradientTape.gradient)
     tf.distribute.StrategyExtended.update = _update_own(tf.distribute.StrategyExtended.update)
     from tensorflow.python.distribute import merge_call_interim as interim  # no public name of it can be replaced
 
@@ -100,8 +103,33 @@ def _build(optimizer: Any, variables: list[Any]) -> None:
         optimizer.built = True
 
 
+def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``GradientTape.gradient``: by variables it is that of the global batch, in a step of the program's own."""
+
+    @functools.wraps(original)
+    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        import tensorflow as tf
+
+        gradients, replica = original(self, target, sources, *args, **kwargs), replica_of_step()
+        if replica is None or not replica.own_step or replica.applying or not replica.is_in_its_graph:
+            return gradients
+        flat = tf.nest.flatten(gradients)
+        by_variables = [
+            place
+            for place, (source, one) in enumerate(zip(tf.nest.flatten(sources), flat, strict=True))
+            if one is not None and hasattr(source, "assign")
+        ]
+        for place, whole in zip(by_variables, replica.whole_gradients([flat[i] for i in by_variables]), strict=True):
+            flat[place] = whole
+        return tf.nest.pack_sequence_as(gradients, flat)
+
+    return gradient
+
+
 def _of_global_batch(gradients: list[Any]) -> list[Any]:
     replica = replica_of_step()
+    if replica is not None and replica.has_whole_gradients:
+        return gradients
     if replica is not None:
         gradients = replica.gradients(gradients)
     places = [place for place, gradient in enumerate(gradients) if gradient is not None]

@@ -18,6 +18,7 @@ each of them in the process of a node, if and only if the installed Keras has wh
    condition (:mod:`tfos_nb.runtime.keras_apply`).
 6. ``steps_per_execution > 1`` raises ``You must feed a value for placeholder tensor``. Here the steps run one by one;
    those of ``predict`` too, whose graph for all of them is traced anew on all workers for each new size of a batch.
+   ``predict_on_batch`` returns its batch once for each replica. Here it is one batch, of this worker's own.
 7. ``BackupAndRestore`` opens one and the same file on all workers, and writes a state in two files, one after the
    other: who dies in between has a state of another epoch than is written beside it. Here each worker has a directory
    of its own, and a state appears in it whole.
@@ -35,6 +36,7 @@ import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -60,6 +62,8 @@ _PARAMETERS = (
     ("model", "_maybe_symbolic_build", ("self", "iterator", "data_batch")),
     ("model", "predict_step", ("self", "data")),
     ("model", "make_predict_function", ("self", "force")),
+    ("model", "predict_on_batch", ("self", "x")),
+    ("module", "reduce_per_replica", ("values", "strategy", "reduction")),
     ("model", "_get_metrics_result_or_logs", ("self", "logs")),
     ("iterator", "catch_stop_iteration", ("self",)),
     ("loss", "reduce_values", ("values", "sample_weight", "reduction")),
@@ -130,6 +134,7 @@ def _unlike_known(keras: Any, trainer: _Trainer) -> str:
         return "its major version is not 3"
     owners = {
         "model": trainer.model,
+        "module": sys.modules[trainer.model.__module__],
         "iterator": trainer.iterator,
         "loss": loss,
         "Optimizer": keras.optimizers.Optimizer,
@@ -179,6 +184,9 @@ def _mend(trainer: _Trainer) -> None:
     owner = next(c for c in of_model.__mro__ if "_get_metrics_result_or_logs" in vars(c))
     owner._get_metrics_result_or_logs = with_results(owner._get_metrics_result_or_logs)
     of_model.make_predict_function = _one_by_one(of_model.make_predict_function)
+    of_model.predict_on_batch = _of_own_batch(of_model.predict_on_batch)
+    module: Any = sys.modules[of_model.__module__]
+    module.reduce_per_replica = _concatenated(module.reduce_per_replica)
     of_model._maybe_symbolic_build = _build_from_spec
     of_iterator.__init__ = _without_length(of_iterator.__init__)
     of_iterator.catch_stop_iteration = _quiet_end(of_iterator.catch_stop_iteration)
@@ -260,33 +268,106 @@ def _quiet_end(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return catch_stop_iteration
 
 
-# --- fault 6: several steps at a time --------------------------------------------------------------------------------
+# --- fault 6: several steps at a time, and batches of this worker's own ----------------------------------------------
+
+
+class _Thread(threading.local):
+    own_batch = False  # what is predicted is a batch of this worker's own: no other replica has rows of it
+
+
+_thread = _Thread()
+
+
+class _Predict:
+    """What ``predict`` calls with some batches, and ``predict_on_batch`` with one of this worker's own.
+
+    Parameters
+    ----------
+    model : keras.Model
+        The model.
+    make : callable
+        Keras' ``make_predict_function``; what it makes concatenates the predictions of all replicas.
+    """
+
+    def __init__(self, model: Any, make: Callable[..., Any]) -> None:
+        self._functions = [_made(model, make) for _ in (False, True)]
+
+    def __call__(self, batches: list[Any]) -> Any:
+        """Predict batches one by one, each by a function that takes a list of one."""
+        import keras
+
+        function = self._functions[_thread.own_batch]
+        parts = [function([batch]) for batch in batches]
+        return keras.tree.map_structure(_joined, *parts) if len(parts) > 1 else parts[0]
+
+
+def _made(model: Any, make: Callable[..., Any]) -> Any:
+    steps, model.steps_per_execution = model.steps_per_execution, 1
+    try:
+        make(model, True)
+    finally:
+        model.steps_per_execution = steps
+    return model.predict_function
 
 
 def _one_by_one(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``make_predict_function``, whose function takes a list of batches."""
+    """Wrap ``make_predict_function``."""
 
     @functools.wraps(original)
-    def make_predict_function(self: Any, force: bool = False) -> Any:
-        steps = self.steps_per_execution
-        made_already = self.predict_function is not None and not force
-        if steps == 1 or made_already or not is_synchronous(self.distribute_strategy):
-            return original(self, force)
-        self.steps_per_execution = 1
-        try:
-            self.predict_function = functools.partial(_predictions, original(self, True))
-        finally:
-            self.steps_per_execution = steps
-        return self.predict_function
+    def make_predict_function(self: Any, force: bool = False) -> None:
+        if not is_synchronous(self.distribute_strategy):
+            original(self, force)
+        elif self.predict_function is None or force:
+            self.predict_function = _Predict(self, original)
 
     return make_predict_function
 
 
-def _predictions(of_one: Callable[[list[Any]], Any], batches: list[Any]) -> Any:
-    """Return the predictions of several batches, each by a function that takes a list of one."""
-    import keras
+def _of_own_batch(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Wrap ``predict_on_batch``: Keras returns a batch once for each replica."""
 
-    return keras.tree.map_structure(_joined, *(of_one([batch]) for batch in batches))
+    @functools.wraps(original)
+    def predict_on_batch(self: Any, x: Any) -> Any:
+        _thread.own_batch = is_synchronous(self.distribute_strategy)
+        try:
+            return original(self, x)
+        finally:
+            _thread.own_batch = False
+
+    return predict_on_batch
+
+
+def _concatenated(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``reduce_per_replica``, which makes one value of those that the replicas return."""
+
+    @functools.wraps(original)
+    def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
+        import keras
+        import tensorflow as tf
+
+        def reduced(value: Any) -> Any:
+            parts = strategy.experimental_local_results(value)
+            if _thread.own_batch:
+                return parts[0]
+            if isinstance(parts[0], tf.RaggedTensor):
+                return tf.concat([_gathered(part, strategy) for part in parts], axis=0)
+            return original(value, strategy, reduction)
+
+        if reduction != "concat" or not is_synchronous(strategy):
+            return original(values, strategy, reduction)
+        return keras.tree.map_structure(reduced, values)
+
+    return reduce_per_replica
+
+
+def _gathered(ragged: Any, strategy: Any) -> Any:
+    """Return the rows of a ragged tensor of all workers; TensorFlow gathers dense ones only."""
+    import tensorflow as tf
+
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return ragged
+    lengths = [strategy.gather(one, axis=0) for one in ragged.nested_row_lengths()]
+    return tf.RaggedTensor.from_nested_row_lengths(strategy.gather(ragged.flat_values, axis=0), lengths)
 
 
 def _joined(*parts: Any) -> Any:
@@ -338,7 +419,9 @@ def _states(backup_dir: str) -> list[str]:
     """Return the directories of a backup's states, the newest first."""
     import tensorflow as tf
 
-    names = tf.io.gfile.listdir(backup_dir) if tf.io.gfile.isdir(backup_dir) else []
+    names: list[str] = []
+    with contextlib.suppress(tf.errors.NotFoundError):  # another worker may remove it after it was seen
+        names = tf.io.gfile.listdir(backup_dir) if tf.io.gfile.isdir(backup_dir) else []
     numbers = [int(name.rstrip("/").removeprefix(_STATE)) for name in names if name.startswith(_STATE)]
     return [os.path.join(backup_dir, f"{_STATE}{number}") for number in sorted(numbers, reverse=True)]
 

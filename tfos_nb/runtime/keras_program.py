@@ -209,11 +209,19 @@ class _Batches:
         return dataset.map(tf.autograph.experimental.do_not_convert(self.__call__))
 
     def __call__(self, x: Any, y: Any, *weight: Any) -> Any:
-        """Return the inputs, the labels and perhaps the weights of a batch."""
+        """Return the inputs, the labels and perhaps the weights of a batch.
+
+        Labels of type ``double`` are cast as Keras casts those of an array: a metric may be a function that does not.
+        """
+        import keras
         import tensorflow as tf
 
         labels = [self.labels[name] for name in self.outputs.names]
         columns: dict[Any, Any] = {labels[0]: y} if self.alone else y
+        columns = {
+            name: tf.cast(values, keras.config.floatx()) if values.dtype == tf.float64 else values
+            for name, values in columns.items()
+        }
         rows = tf.shape(next(iter(columns.values())))[0]
         return (self.inputs(x), self.outputs.packed_labels(labels, columns, rows), *weight)
 

@@ -7,6 +7,8 @@ the rows of all replicas:
 
 - A loss of Keras is the sum over all replicas, divided by what all replicas divide by. The gradient of the global batch
   is the mean of the replicas' gradients, weighted by rows.
+- A loss, or a function for a metric, that makes one number of a whole batch is called on the rows of all replicas. So
+  is ``Circle``, which compares each row with the others.
 - A number a step that a ``Mean`` or a ``Sum`` tracks has the weight of this replica's share of the rows.
 - A replica without a row sees a row that stands in (:mod:`tfos_nb.runtime.keras_stand_in`). Nothing of it counts: its
   losses and gradients are replaced by zeros (selected, not multiplied: it may be NaN), and no variable changes by it.
@@ -117,13 +119,21 @@ class Replica:
         Its rows divided by the rows of all replicas, ``float32``.
     has_rows : tensor or None
         Whether it has a row; None where it is known that it has.
+    compiled : bool
+        Whether XLA compiles the step, which has to know how many rows the others have: their rows are not seen then.
+    own_step : bool
+        Whether the step is the program's own, which may do something with gradients before an optimizer has them.
     """
 
     share: Any
     has_rows: Any
+    compiled: bool = False
+    own_step: bool = False
+    has_whole_gradients: bool = False  # a tape has given them, and an optimizer gets what was made of them
     reduced: bool = False  # a loss of Keras was, over all replicas
     scaled: bool = False  # the program has scaled its loss for a sum over replicas
     applying: bool = False
+    _graph: Any = None
     moves: dict[int, _Move] = field(default_factory=dict)
     results: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # of metrics: by its id, a value and its metric
 
@@ -131,6 +141,7 @@ class Replica:
     def during(self) -> Iterator[None]:
         """Be the replica of the step that this thread traces or runs."""
         _thread.replica = _thread.keeper = self
+        self._graph = _graph()
         try:
             yield
         finally:
@@ -144,6 +155,11 @@ class Replica:
             yield
         finally:
             _thread.keeper = None
+
+    @property
+    def is_in_its_graph(self) -> bool:
+        """Whether this is not within a loop or a condition of the step, where TensorFlow joins no replicas."""
+        return self._graph is _graph()
 
     def selected(self, value: Any) -> Any:
         """Return ``value``, or zeros where this replica has no row."""
@@ -186,15 +202,80 @@ class Replica:
         What a layer reduces over replicas depends on the rows of all of them. The gradients that come back to it are
         those of means over each replica's own rows, and so are weighted by rows before they are reduced, too.
         """
+        return all_reduced(reduce, values, own=self.selected, part=self._part, back=self._back)
+
+    def _part(self, upstream: Any) -> Any:
+        """Return a gradient as it counts beside those of the other replicas."""
         import tensorflow as tf
 
-        def part(upstream: Any) -> Any:
-            return self.selected(upstream * tf.cast(self.share, upstream.dtype) if self.by_rows else upstream)
+        return self.selected(upstream * tf.cast(self.share, upstream.dtype) if self.by_rows else upstream)
 
-        def back(reduced: Any) -> Any:
-            return tf.math.divide_no_nan(reduced, tf.cast(self.share, reduced.dtype)) if self.by_rows else reduced
+    def _back(self, added_up: Any) -> Any:
+        """Return a gradient that all replicas have made together as one of this replica's own rows."""
+        import tensorflow as tf
 
-        return all_reduced(reduce, values, own=self.selected, part=part, back=back)
+        return tf.math.divide_no_nan(added_up, tf.cast(self.share, added_up.dtype)) if self.by_rows else added_up
+
+    def on_all_rows(self, function: Callable[..., Any], arguments: Any, *, number: bool) -> Any:
+        """Return what ``function`` makes of the rows of all replicas: one number, or this replica's of a number a row.
+
+        All replicas make the same number. What comes back to it, with whatever weights they gave it, is added up, and
+        each takes the gradient by its own rows. Of numbers a row each replica has others, which depend on its rows too:
+        their gradients are added up first.
+        """
+        import keras
+        import tensorflow as tf
+
+        leaves = keras.tree.flatten(arguments)
+        own = tf.stack([tf.shape(leaf, tf.int64)[0] for leaf in leaves])
+        if self.has_rows is not None:
+            own = tf.where(self.has_rows, own, tf.zeros_like(own))
+        place, counts = _of_each_replica(own)
+        starts = tf.gather(tf.cumsum(counts, exclusive=True), place)
+        ends = tf.reduce_sum(counts, axis=0)
+        spans = [(starts[i], own[i], ends[i]) for i in range(len(leaves))]
+        gathered = [self._gathered(leaf, span, number) for leaf, span in zip(leaves, spans, strict=True)]
+        with as_one_process():
+            made = function(*keras.tree.pack_sequence_as(arguments, gathered))
+        if not number:
+            return made[starts[-1] : starts[-1] + own[-1]]
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def alike(value: Any) -> tuple[Any, Callable[[Any], Any]]:
+            return tf.identity(value), lambda upstream: sum_over_replicas(self._part(upstream))
+
+        return alike(made)
+
+    def _gathered(self, values: Any, span: tuple[Any, Any, Any], number: bool) -> Any:
+        """Return the rows of all replicas, of which this one's are at the span's place: each adds zeros elsewhere."""
+        import tensorflow as tf
+
+        start, count, total = span
+        before, after = start, total - start - count
+
+        def placed(own: Any) -> Any:
+            paddings = [[before, after], *[[0, 0]] * (own.shape.rank - 1)]
+            whole = tf.pad(own[:count], paddings)
+            return tf.ensure_shape(whole, [None, *own.shape[1:]])
+
+        if not values.dtype.is_floating:
+            sent = tf.int32 if values.dtype == tf.bool else tf.int64
+            return tf.cast(sum_over_replicas(placed(tf.cast(values, sent))), values.dtype)
+        wide = tf.cast(values, tf.float32) if values.dtype.size < tf.float32.size else values
+        if not number:
+            (summed,) = self.all_reduced(lambda given: [sum_over_replicas(one) for one in given], [placed(wide)])
+            return tf.cast(summed, values.dtype)
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def of_all(own: Any) -> tuple[Any, Callable[[Any], Any]]:
+            def back(upstream: Any) -> Any:
+                part = self._back(upstream[start : start + count])
+                missing = tf.shape(own, tf.int64)[0] - count  # a row that stands in
+                return tf.pad(part, [[0, missing], *[[0, 0]] * (own.shape.rank - 1)])
+
+            return sum_over_replicas(placed(own)), back
+
+        return tf.cast(of_all(wide), values.dtype)
 
     def metrics_of(self, outputs: Any) -> dict[str, Any]:
         """Return which of what a step returns are results of metrics, by their names."""
@@ -207,15 +288,23 @@ class Replica:
         The gradient of the global batch is the mean of the replicas' gradients, weighted by rows. That holds for a mean
         over rows that the program takes itself, and for what is the same on all replicas, such as a regularizer.
         """
-        import tensorflow as tf
-
         if not self.by_rows and self.has_rows is None:
             return list(gradients)
+        return [of_gradient(self._part, gradient) for gradient in gradients]
 
-        def part(values: Any) -> Any:
-            return self.selected(values * tf.cast(self.share, values.dtype) if self.by_rows else values)
+    def whole_gradients(self, gradients: Sequence[Any]) -> list[Any]:
+        """Return the gradients of the global batch; a tape may take the gradient of what comes of them."""
+        import tensorflow as tf
 
-        return [of_gradient(part, gradient) for gradient in gradients]
+        self.has_whole_gradients |= bool(gradients)
+        parts = self.gradients(gradients)
+        dense = [place for place, one in enumerate(parts) if isinstance(one, tf.Tensor)]
+        others = [place for place in range(len(parts)) if place not in dense]
+        for places, add_up in ((dense, functools.partial(self.all_reduced, _summed)), (others, _summed)):
+            if places:
+                for place, whole in zip(places, add_up([parts[i] for i in places]), strict=True):
+                    parts[place] = whole
+        return parts
 
     def kept(self, variable: Any, value: Any) -> Any:
         """Return what ``variable`` is assigned: what it is already, where this replica has no row."""
@@ -225,24 +314,48 @@ class Replica:
             return value
         current = tf.convert_to_tensor(variable._value)
         of_layer = getattr(variable._value, "synchronization", None) != tf.VariableSynchronization.ON_READ
-        if value.dtype.is_floating and of_layer:
+        if of_layer and value.dtype != tf.string:
             self.moves.setdefault(id(variable), _Move(variable, current))
         if self.has_rows is None:
             return value
         return tf.where(self.has_rows, tf.cast(value, current.dtype), current)
 
+    def _moves(self, *, floating: bool) -> list[_Move]:
+        """Return the assignments in the graph that is traced, or all of them where none is."""
+        here = _graph()
+        moves = [m for m in self.moves.values() if here is None or m.before.graph is here]
+        return [m for m in moves if m.before.dtype.is_floating == floating]
+
     def moved(self) -> list[tuple[Any, Any, Any]]:
         """Return the layers' states that have been assigned: variable, value before, and by how much it moved."""
         import tensorflow as tf
 
-        here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        moves = [m for m in self.moves.values() if here is None or m.before.graph is here]
+        moves = self._moves(floating=True)
         return [(m.variable, m.before, tf.convert_to_tensor(m.variable._value) - m.before) for m in moves]
+
+    def level_counts(self, rows: Any) -> None:
+        """Have the layers' whole numbers and flags be those of the first replica that has ``rows``.
+
+        A counter of steps counts the step on all workers so, though one has no row in it.
+        """
+        import tensorflow as tf
+
+        moves = self._moves(floating=False)
+        if not moves:
+            return
+        place, have_rows = _of_each_replica(tf.cast(rows > 0, tf.int32))
+        first = tf.argmax(have_rows, output_type=tf.int32) == place
+        values = [tf.convert_to_tensor(m.variable._value) for m in moves]
+        parts = [tf.reshape(tf.where(first, tf.cast(value, tf.int64), 0), [-1]) for value in values]
+        whole = tf.split(sum_over_replicas(tf.concat(parts, axis=0)), [tf.size(part) for part in parts])
+        for move, value, one in zip(moves, values, whole, strict=True):
+            move.variable._value.assign(tf.cast(tf.reshape(one, tf.shape(value)), value.dtype))
 
     def level(self, rows: Any) -> None:
         """Have the layers' states move by the mean of all replicas' moves, weighted by their ``rows``."""
         import tensorflow as tf
 
+        self.level_counts(rows)
         if moved := self.moved():
             weight = tf.cast(rows, tf.float32)
             parts = [tf.where(weight > 0, tf.cast(move, tf.float32) * weight, 0.0) for _, _, move in moved]
@@ -253,13 +366,45 @@ class Replica:
                 variable._value.assign(before + tf.cast(mean, move.dtype))
 
 
+def _summed(values: list[Any]) -> list[Any]:
+    return list(sum_over_replicas(values))
+
+
+def _of_each_replica(value: Any) -> tuple[Any, Any]:
+    """Return this replica's number, and the values of all replicas in their order."""
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    place = tf.cast(context.replica_id_in_sync_group, tf.int32)
+    here = tf.one_hot(place, context.num_replicas_in_sync, dtype=value.dtype)
+    return place, sum_over_replicas(tf.reshape(here, [-1, *[1] * value.shape.rank]) * value)
+
+
+def _graph() -> Any:
+    import tensorflow as tf
+
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
 class _Thread(threading.local):
     replica: Replica | None = None  # replicas of one process are threads
     keeper: Replica | None = None  # the same, and in steps of the program's own too
+    one_process = False  # what is called has the rows of all replicas before it
     adds_up = False  # what is added up is this package's own, and takes no part in gradients
 
 
 _thread = _Thread()
+
+
+@contextlib.contextmanager
+def as_one_process() -> Iterator[None]:
+    """Have Keras compute what it computes in a single process, on rows that are those of all replicas."""
+    replica, before = _thread.replica, _thread.one_process
+    _thread.replica, _thread.one_process = None, True
+    try:
+        yield
+    finally:
+        _thread.replica, _thread.one_process = replica, before
 
 
 def replica_of_step() -> Replica | None:
@@ -287,10 +432,15 @@ def mend_replicas() -> None:
     loss.apply_mask = _masked(loss.apply_mask)
     loss.scale_loss_for_distribution = _scaled(loss.scale_loss_for_distribution)
     loss.unscale_loss_for_distribution = _unscaled(loss.unscale_loss_for_distribution)
+    keras.losses.Loss.__call__ = _sees_all_rows(keras.losses.Loss.__call__)
+    wrapper = keras.metrics.MeanMetricWrapper
+    wrapper.update_state = _of_all_rows(wrapper.update_state)
     for tracker in (keras.metrics.Mean, keras.metrics.Sum):
         tracker.update_state = _weighted(tracker.update_state)
     owner = next(c for c in keras.Variable.__mro__ if "assign" in vars(c))
     owner.assign = _assigned(owner.assign)
+    owner = next(c for c in keras.Variable.__mro__ if "_initialize" in vars(c))
+    owner._initialize = _begun_once(owner._initialize)
     owner = next(c for c in tf.distribute.ReplicaContext.__mro__ if "all_reduce" in vars(c))
     owner.all_reduce = _with_right_gradient(owner.all_reduce)
     for owner in (tf.distribute.Strategy, tf.distribute.ReplicaContext):
@@ -298,7 +448,11 @@ def mend_replicas() -> None:
         counted: Any = vars(holder)["num_replicas_in_sync"]
         holder.num_replicas_in_sync = property(_noticed(counted.fget), doc=counted.__doc__)
     tf.nn.compute_average_loss = _scales(tf.nn.compute_average_loss)
+    from tensorflow.python.distribute import values_util  # no public name of it can be replaced
+
+    values_util.on_read_assign_cross_replica = _whole(values_util.on_read_assign_cross_replica)
     _let_be_numbers()
+    _send_any_type()
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
@@ -323,6 +477,84 @@ def _reduced(original: Callable[..., Any]) -> Callable[..., Any]:
         return replica.whole(tf.math.divide_no_nan(replica.selected(total), by))
 
     return reduce_values
+
+
+def _sees_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``Loss.__call__``: the ``call`` of a loss that makes one number of a batch gets the rows of all replicas."""
+
+    @functools.wraps(original)
+    def call_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _thread.replica is not None:
+            owner: Any = next(c for c in type(self).__mro__ if "call" in vars(c))
+            if not hasattr(owner.call, "_tfos_sees_all"):
+                owner.call = _called_on_all(owner.call)
+        return original(self, *args, **kwargs)
+
+    return call_loss
+
+
+def _called_on_all(original: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    @functools.wraps(original)
+    def call(self: Any, y_true: Any, y_pred: Any) -> Any:
+        import keras
+        import tensorflow as tf
+
+        replica, function, given = _thread.replica, functools.partial(original, self), (y_true, y_pred)
+        if replica is None or replica.compiled:
+            return function(*given)
+        if isinstance(self, keras.losses.Circle):
+            return replica.on_all_rows(function, given, number=False)
+        if not _is_of_batch(self, function, given):
+            return function(*given)
+        made = replica.on_all_rows(function, given, number=True)
+        if made.shape.rank == 0 or self.reduction in (None, "none"):
+            return made
+        return tf.reduce_sum(made) if self.reduction == "sum" else tf.reduce_mean(made)
+
+    vars(call)["_tfos_sees_all"] = True
+    return call
+
+
+def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``MeanMetricWrapper.update_state``: a function that makes one number of a batch gets all replicas' rows."""
+
+    @functools.wraps(original)
+    def update_state(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        import keras
+        import tensorflow as tf
+
+        replica, function = _thread.replica, functools.partial(self._fn, **self._fn_kwargs)
+        if replica is None or replica.compiled or not _is_of_batch(self, function, (y_true, y_pred)):
+            return original(self, y_true, y_pred, sample_weight=sample_weight)
+        value = replica.on_all_rows(function, (y_true, y_pred), number=True)
+        return keras.metrics.Mean.update_state(self, tf.reduce_mean(value), sample_weight=sample_weight)
+
+    return update_state
+
+
+def _is_of_batch(holder: Any, function: Callable[..., Any], arguments: Any) -> bool:
+    """Return whether a function of labels and outputs makes as many numbers of any batch, such as one; seen once."""
+    import keras
+    import tensorflow as tf
+
+    leaves = keras.tree.flatten(arguments)
+    if not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank and leaf.dtype != tf.string for leaf in leaves):
+        return False
+    known = vars(holder).setdefault("_tfos_of_batch", {})
+    key = tuple((leaf.dtype.name, leaf.shape.rank) for leaf in leaves)
+    if key not in known:
+        from keras.src import backend
+
+        given = keras.tree.map_structure(
+            lambda leaf: keras.KerasTensor((None, *leaf.shape[1:]), leaf.dtype.name), arguments
+        )
+        try:
+            with as_one_process():
+                shape = getattr(backend.compute_output_spec(function, *given), "shape", (None,))
+            known[key] = shape == () or shape[0] is not None
+        except Exception:  # noqa: BLE001 - whatever it does not do without rows; its own call says what is wrong
+            known[key] = False
+    return bool(known[key])
 
 
 def _divisor(replica: Replica, values: Any, sample_weight: Any) -> Any:
@@ -386,7 +618,7 @@ def _unscaled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def _has_replicas() -> bool:
     import tensorflow as tf
 
-    return tf.distribute.get_replica_context() is not None
+    return not _thread.one_process and tf.distribute.get_replica_context() is not None
 
 
 def _noticed(count: Callable[[Any], int]) -> Callable[[Any], int]:
@@ -482,15 +714,100 @@ def _assigned(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return assign
 
 
+def _begun_once(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Wrap what gives a variable its first value, which each replica has, also where what they have is added up."""
+
+    @functools.wraps(original)
+    def initialize(self: Any, value: Any) -> None:
+        import tensorflow as tf
+
+        original(self, value)
+        made = self._value
+        if not isinstance(made, tf.distribute.DistributedValues) or not tf.distribute.in_cross_replica_context():
+            return
+        if self.synchronization == "on_read" and made.aggregation == tf.VariableAggregation.SUM:
+            with tf.init_scope():
+                made.assign(made.values[0])  # divides it between them
+
+    return initialize
+
+
+def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what assigns a count outside of a step, of which TensorFlow gives each replica an equal part, rounded.
+
+    What does not divide goes to the first replica, so that the parts add up to the whole.
+    """
+
+    @functools.wraps(original)
+    def on_read_assign_cross_replica(var: Any, value: Any, read_value: bool = True) -> Any:
+        import tensorflow as tf
+
+        of_all = tf.distribute.get_replica_context() is None and var.aggregation == tf.VariableAggregation.SUM
+        if not of_all or not var.dtype.is_integer:
+            return original(var, value, read_value)
+        strategy = var.distribute_strategy
+        value = tf.cast(value, var.dtype)
+        rest = value % tf.cast(strategy.num_replicas_in_sync, var.dtype)
+        assigned = original(var, value - rest, read_value)
+        if getattr(strategy.extended, "_id_in_cluster", 0) == 0:
+            var.values[0].assign_add(rest)
+        return assigned
+
+    return on_read_assign_cross_replica
+
+
+def _send_any_type() -> None:
+    """Have all workers get a variable's first value, of whatever type: TensorFlow sends six, and not ``bfloat16``."""
+    import tensorflow as tf
+    from tensorflow.python.ops import collective_ops
+
+    sent_as = dict.fromkeys((tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32)
+    sent_as |= {tf.uint32: tf.int64, tf.bfloat16: tf.float32}
+    send, receive = collective_ops.broadcast_send, collective_ops.broadcast_recv
+
+    @functools.wraps(send)
+    def broadcast_send(value: Any, shape: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
+        kind = sent_as.get(dtype, dtype)
+        return tf.cast(send(tf.cast(value, kind), shape, kind, *args, **kwargs), dtype)
+
+    @functools.wraps(receive)
+    def broadcast_recv(shape: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
+        return tf.cast(receive(shape, sent_as.get(dtype, dtype), *args, **kwargs), dtype)
+
+    collective_ops.broadcast_send, collective_ops.broadcast_recv = broadcast_send, broadcast_recv
+
+
 def _let_be_numbers() -> None:
-    """Have ``int(model.optimizer.iterations)`` work: TensorFlow makes numbers of its variables, not of copied ones."""
+    """Have ``int(model.optimizer.iterations)`` work: TensorFlow makes numbers of its variables, not of copied ones.
+
+    And ``np.asarray(model.optimizer.learning_rate.value)``.
+    """
     from tensorflow.python.distribute.values import DistributedVariable
 
+    DistributedVariable.__array__ = _as_array
     for kind in (int, float, complex):
         name = f"__{kind.__name__}__"
         if not hasattr(DistributedVariable, name):
             setattr(DistributedVariable, name, functools.partialmethod(_as_number, kind))
 
 
+def _as_array(variable: Any, dtype: Any = None, copy: bool | None = None) -> Any:
+    import numpy as np
+
+    return np.array(_read(variable), dtype)
+
+
 def _as_number(variable: Any, kind: Callable[[Any], Any]) -> Any:
-    return kind(variable.numpy())
+    return kind(_read(variable))
+
+
+def _read(variable: Any) -> Any:
+    """Return a variable's value: of a metric's state what all replicas have, which ``numpy`` leaves out."""
+    import tensorflow as tf
+
+    strategy, context = variable.distribute_strategy, tf.distribute.get_replica_context()
+    on_replica = context is not None and context.strategy is strategy
+    if on_replica or variable.synchronization != tf.VariableSynchronization.ON_READ:
+        return variable.numpy()
+    with strategy.scope():
+        return tf.convert_to_tensor(variable).numpy()

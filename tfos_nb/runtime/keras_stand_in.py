@@ -65,6 +65,7 @@ class StandIn:
         """
         import tensorflow as tf
 
+        data = tf.nest.map_structure(_as_tensor, data)
         rows = rows_of(data)
         if isinstance(rows, int) and rows > 0 and (place is None or tf.executing_eagerly()):
             if tf.executing_eagerly():  # of the next batch it is not certain
@@ -114,6 +115,14 @@ class StandIn:
                 with tf.init_scope():
                     self._kept[kind] = _empty(leaves)
         return self._kept[kind]
+
+
+def _as_tensor(leaf: Any) -> Any:
+    """Return an array that a program hands over for a batch as a tensor; whatever else it is as it is."""
+    import numpy as np
+    import tensorflow as tf
+
+    return tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _empty(leaves: list[Any]) -> _Kept:

@@ -89,10 +89,12 @@ class StepFunction:
         rows = tf.cast(rows_of(data), tf.float32)
         if has_rows is not None:
             rows = tf.where(has_rows, rows, 0.0)
-        replica = Replica(tf.math.divide_no_nan(rows, sum_over_replicas(rows)), has_rows)
+        share = tf.math.divide_no_nan(rows, sum_over_replicas(rows))
+        replica = Replica(share, has_rows, compiled=bool(self.model.jit_compile), own_step=self.own_step)
         with replica.during():
             outputs = self.step(data)
         self.metrics.update(replica.metrics_of(outputs))
+        replica.level_counts(rows)
         return self._level(outputs, rows, replica)
 
     def _level(self, outputs: Any, rows: Any, replica: Replica) -> Any:
@@ -100,7 +102,11 @@ class StepFunction:
         import keras
         import tensorflow as tf
 
-        leaves = keras.tree.flatten(outputs)
+        # A metric may return its state as it is.
+        leaves = [
+            tf.convert_to_tensor(one.value) if isinstance(one, keras.Variable) else one
+            for one in keras.tree.flatten(outputs)
+        ]
         places = [place for place, leaf in enumerate(leaves) if _is_number(leaf)]
         moved = replica.moved()
         # The weights that the trainer's own loss metric gives: rows since the metrics were reset.
@@ -126,11 +132,21 @@ def with_results(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def _get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
+        import keras
+        import tensorflow as tf
+
         found = original(self, logs)
-        if found is not logs or not isinstance(logs, dict) or not is_synchronous(self.distribute_strategy):
+        if not isinstance(found, dict) or not is_synchronous(self.distribute_strategy):
             return found
-        metrics = vars(self).get(_RETURNED, {})
-        return {name: metrics[name].result() if name in metrics else value for name, value in logs.items()}
+        if found is logs:
+            metrics = vars(self).get(_RETURNED, {})
+            found = {name: metrics[name].result() if name in metrics else value for name, value in logs.items()}
+        with self.distribute_strategy.scope():
+            # A metric may return its state as it is, of which each replica has a part.
+            return {
+                name: tf.convert_to_tensor(value.value) if isinstance(value, keras.Variable) else value
+                for name, value in found.items()
+            }
 
     return _get_metrics_result_or_logs
 

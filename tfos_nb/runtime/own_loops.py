@@ -10,7 +10,7 @@ Where a step has fewer rows than replicas, a batch without rows would come to th
   averages of ``BatchNormalization``, then move by the mean of all replicas' moves, as in Keras' own steps;
 - what the function returns: numbers become zero, and rows none, so that ``strategy.reduce`` and ``gather`` are right.
 
-Whether there are rows is held in a variable of each replica. A ``tf.function`` that was traced with rows is called
+A variable of each replica holds whether there are rows. A ``tf.function`` that was traced with rows is called
 without any, and the other way round.
 """
 
@@ -114,7 +114,7 @@ def _on_rows(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Step:
-    """What each replica calls instead of the program's function."""
+    """The function that each replica calls instead of the program's."""
 
     def __init__(self, fn: Callable[..., Any], rows: _Rows) -> None:
         self._fn = fn
@@ -141,7 +141,7 @@ class _Step:
 
 
 def _has_rows(leaf: Any) -> bool:
-    """Whether it may be a part of a batch, which a number is not."""
+    """Return whether a value may be a part of a batch, which a number is not."""
     import tensorflow as tf
 
     return isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and leaf.shape.rank != 0

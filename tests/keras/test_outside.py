@@ -1,0 +1,33 @@
+"""What a program does in the strategy's scope, outside of a step, is what it does in one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.keras.workers import run
+
+
+def results(path: Path) -> dict[str, dict[str, Any]]:
+    return {one.pop("name"): one for one in map(json.loads, path.read_text().splitlines())}
+
+
+def flat(value: Any) -> list[float]:
+    return [number for part in value for number in flat(part)] if isinstance(value, list) else [value]
+
+
+def test_what_is_done_outside_of_a_step_has_the_numbers_of_one_process(tmp_path: Path) -> None:
+    outs, alone = run(2, "outside", tmp_path)
+    first, second, one = (results(path) for path in (*outs, alone))
+    assert first == second
+    assert first.keys() == one.keys()
+    for case, right in one.items():
+        assert "error" not in first[case], (case, first[case])
+        assert "error" not in right, (case, right)
+        for name, value in right.items():
+            mine = first[case][name]
+            for part, other in zip(flat(mine), flat(value), strict=True):
+                assert part == pytest.approx(other, rel=1e-6), (case, name)
