@@ -27,6 +27,7 @@ __all__ = ["run"]
 
 WARM_UP = 2
 MEMORY_MIB = 50.0
+TRAINS, TRAINED_ROWS = 100, 200_000
 _SETTLE_SECONDS = 15.0
 # What must not grow; memory has a bound of its own, and Spark's Python workers are Spark's to keep or end.
 _STEADY = ("node_processes", "threads", "descriptors", "sockets", "files")
@@ -46,13 +47,29 @@ def run(settings: Settings) -> Result:
             _one_cluster(spark, frame)
             series.append(_census(watched, settle_to=before))
             settings.say(f"leak: {number + 1}/{settings.launches}: {series[-1]}")
+        began = _census(watched)
+        _many_trains(spark, spark.range(0, TRAINED_ROWS, 1, 64))
+        trained = _census(watched, settle_to=before)
+        settings.say(f"leak: after {TRAINS} calls of train in one cluster: {trained}")
     after = series[-1]
     what = f"after {settings.launches} clusters / before"
     ratios = [Ratio(f"{name} {what}", after[name], before[name], "", 1.0, at_most=True) for name in _STEADY]
     grown = after["rss_mib"] - before["rss_mib"]
     ratios.append(Ratio(f"spark_processes {what}", after["spark_processes"], before["spark_processes"], ""))
     ratios.append(Ratio("memory grown in the driver / allowed", grown, MEMORY_MIB, "MiB", 1.0, at_most=True))
-    return Result("leak", tuple(ratios), {"before": before, "series": series})
+    grown = trained["rss_mib"] - began["rss_mib"]
+    what = f"memory grown in the driver over {TRAINS} calls of train / allowed"
+    ratios.append(Ratio(what, grown, MEMORY_MIB, "MiB", 1.0, at_most=True))
+    return Result("leak", tuple(ratios), {"before": before, "series": series, "trained": trained})
+
+
+def _many_trains(spark: SparkSession, frame: DataFrame) -> None:
+    from tfos_nb import launch
+
+    args: dict[str, Any] = {"passes": TRAINS, "batch_size": BATCH_SIZE}
+    with launch(programs.count_rows, args, spark=spark, workers=WORKERS, restarts=1, name="leak") as cluster:
+        for _ in range(TRAINS):
+            cluster.train(frame)
 
 
 def _one_cluster(spark: SparkSession, frame: DataFrame) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -12,7 +13,8 @@ from tests.test_roster import Cluster, clock, ended, make
 from tfos_nb.deliveries import Deliveries
 from tfos_nb.errors import FeedFailed
 from tfos_nb.fate import Fate
-from tfos_nb.runtime.ledger import FeedFrom
+from tfos_nb.feeding import Feed, FeedDesk
+from tfos_nb.runtime.ledger import ClaimRows, FeedFrom, StillFed
 from tfos_nb.runtime.lifecycle import FeedPlace, Following, MainStarted, NodeUp, Reservation, Serving
 from tfos_nb.training import Call, Regathered
 
@@ -30,6 +32,7 @@ class Told:
     made: int = 0
     upset: dict[str, Callable[[], object]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    feeds: list[Feed] = field(default_factory=list)
 
     def _note(self, what: str, *details: Any) -> None:
         self.asked.append(" ".join(map(str, (what, *details))))
@@ -108,6 +111,24 @@ def test_a_worker_replaced_while_a_new_generation_is_met_is_met_with_it(coordina
     assert coordinated.roster.replaced == {}
 
 
+def test_feeds_go_on_when_the_replacement_takes_rows(coordinated: Cluster) -> None:
+    """Until then a cancelled task that still lives is to hear that they are over."""
+    taken: list[bool] = []
+
+    class Watched(Told):
+        def go_on(self, gathering: int) -> None:
+            taken.append(coordinated.roster.all_take_rows)
+
+    def lose_a_worker() -> None:
+        assert not lose(coordinated, "worker:1")
+        later.start()
+
+    later = threading.Timer(0.2, come_again, (coordinated, "worker:1"))
+    deliver(coordinated, Watched(upset={"deliver from": lose_a_worker}))
+    later.join()
+    assert taken == [True]
+
+
 def test_a_worker_replaced_later_is_fed_again_alone(coordinated: Cluster) -> None:
     def lose_a_worker() -> None:
         assert not lose(coordinated, "worker:1")
@@ -116,6 +137,36 @@ def test_a_worker_replaced_later_is_fed_again_alone(coordinated: Cluster) -> Non
     call = Told(upset={"deliver from": lose_a_worker})
     deliver(coordinated, call)
     assert call.asked == ["deliver from 0", "go on 2", "refill worker:1 0 2", "deliver from 0"]
+
+
+@pytest.mark.parametrize(("restarts", "kept"), [(0, 0), (2, 4)])
+def test_whose_rows_were_is_forgotten_when_nobody_can_ask_again(coordinated: Cluster, restarts: int, kept: int) -> None:
+    """Where nodes may be gathered anew, those of the last calls are known: a state that a node tells of is behind."""
+    coordinated.roster.restarts_left = restarts
+    deliveries = Deliveries(Fate("c", coordinated.roster), coordinated.roster)
+    desk: FeedDesk = coordinated.roster.feeds
+    feeds = []
+    for _ in range(6):
+        feed = desk.begin(1, False, 1, 1)
+        feed.ledger.claim(ClaimRows(feed.number, 0, 0, 10))
+        feed.ledger.finish(0, 10)
+        feeds.append(feed)
+        deliveries.train(cast(Call, Told(feeds=[feed])))
+    assert [feed.ledger.closed for feed in feeds] == [True] * (6 - kept) + [False] * kept
+    assert [feed.progress.rows for feed in feeds] == [10] * 6
+    for feed in feeds[:-1]:
+        desk.end(feed, 0)
+    broken_off = feeds[-1]
+    deliveries.forget()
+    assert all(feed.ledger.closed for feed in feeds[:-1])
+    assert broken_off.ledger.closed == (not kept)
+    assert desk.current is broken_off
+    assert broken_off.progress.rows == 10
+    desk.over = True
+    for feed in feeds:
+        assert desk.asked(StillFed(feed.number)) is False, "a task that asks late hears that it is over"
+    if kept:
+        assert desk.asked(ClaimRows(broken_off.number, 0, 0, 10)).ends, "and one that is under way has its answer"
 
 
 def test_rows_are_kept_for_a_generation_that_begins_as_the_last_pass_ends(coordinated: Cluster) -> None:

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession, types
 
-from tfos_nb.errors import PlanError
+from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.feedable import feedable
-from tfos_nb.feeding import FeedDesk, feed_job
+from tfos_nb.feeding import FeedDesk, FeedOf, feed_job
 from tfos_nb.runtime import ledger
 from tfos_nb.runtime.door import DoorAddress
 from tfos_nb.runtime.lifecycle import FeedPlace
@@ -57,6 +57,21 @@ def test_a_task_is_refused_while_a_node_takes_no_rows() -> None:
     box.desk.begin(1, False, 1, 1)
     del box.places["worker:1"], box.places["worker:2"]
     assert box.open(0) == ledger.Places(refused="no rows are taken by worker:1, worker:2")
+
+
+def test_a_cancelled_task_that_still_lives_ends_no_feed_that_goes_on_without_it() -> None:
+    box = Desk(2)
+    feed = box.desk.begin(1, False, 1, 1)
+    assert box.open(0).nodes == 2
+    box.places.pop("worker:1")  # it is lost, and another will be in its place
+    box.desk.go_on(2)
+    assert box.open(1) == ledger.Places(), "the feed is over for it"
+    assert box.desk.asked(ledger.WherePlaces(1, ("worker:1",))) == ledger.Places()
+    box.desk.asked(ledger.PartitionFailed(1, 1, "no rows are taken by worker:1"))
+    assert feed.error is None
+    feed.gathering = 2
+    box.places["worker:1"] = FeedPlace("/another", "h", 1, b"")
+    assert box.open(1).nodes == 2
 
 
 def test_an_attempt_that_comes_no_further_changes_nothing() -> None:
@@ -225,3 +240,18 @@ def test_what_is_no_dataframe_and_no_rdd_is_refused(data: Any) -> None:
     box = Desk(1)
     with pytest.raises(PlanError, match=f"a {type(data).__name__} cannot be fed: give a Spark DataFrame or an RDD"):
         feed_job(data, box.desk.begin(1, False, 1, 1), ADDRESS)
+
+
+def test_feeds_that_were_closed_long_ago_are_forgotten_and_their_late_tasks_are_told() -> None:
+    box = Desk(1)
+    validation = box.desk.begin(0, True, 1, 1, FeedOf(1, validates=True))
+    for _ in range(40):
+        feed = box.desk.begin(1, False, 1, 1, FeedOf(1, validation=validation.number))
+        box.desk.end(feed, 0)
+        box.desk.close_ledgers([feed, validation])
+    assert len(box.desk._feeds) < 20
+    assert validation.number in box.desk._feeds, "the next one is compared with it"
+    assert box.desk.asked(ledger.StillFed(2)) is False
+    with pytest.raises(FeedFailed, match="feed 2 was over long ago"):
+        box.open(0, feed=2)
+    box.desk.pass_done(ledger.PassDone("worker:0", 2, 1, 8))

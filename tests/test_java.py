@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import RunScript
-from tfos_nb import java
+from tfos_nb import connection, java
 from tfos_nb.errors import PlanError
+from tfos_nb.runtime.paths import tf_path
 
 # What Spark's own scripts call.
 COMMANDS = (
@@ -126,6 +128,28 @@ def test_a_directory_that_others_can_write_is_not_used(tmp_path: Path, monkeypat
     assert java.private_dir().parent == tmp_path
 
 
+def test_a_user_without_a_home_has_its_directories_in_the_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As OpenShift runs a container: under any number, of which ``/etc/passwd`` knows nothing."""
+
+    def nobody(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    for variable in ("HOME", "XDG_CACHE_HOME", "JUPYTER_RUNTIME_DIR", "USER", "LOGNAME", "LNAME", "USERNAME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(RuntimeError):
+        Path.home()
+    assert java.private_dir() == tmp_path / f"tfos_nb-{os.getuid()}"
+    assert connection.runtime_directory() == tmp_path / f"tfos_nb-runtime-{os.getuid()}"
+    with pytest.raises(PlanError, match="of this host has no name: give the path in full, or set HADOOP_USER_NAME"):
+        tf_path("data", "hdfs://nn:8020")
+    monkeypatch.setenv("HADOOP_USER_NAME", "me")
+    assert tf_path("data", "hdfs://nn:8020") == "hdfs://nn:8020/user/me/data"
+
+
 def test_without_a_private_directory_it_says_which_variable_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,3 +158,18 @@ def test_without_a_private_directory_it_says_which_variable_to_set(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
     with pytest.raises(PlanError, match="XDG_CACHE_HOME"):
         java.private_dir()
+
+
+def test_a_home_that_cannot_be_written_has_its_directory_in_the_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As cri-o gives a container that runs under any number: ``HOME=/``."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(home / "share" / "jupyter"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert connection.runtime_directory() == home / "share" / "jupyter" / "tfos_nb"
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != home)
+    assert connection.runtime_directory() == tmp_path / f"tfos_nb-runtime-{os.getuid()}"
+    (home / "share" / "jupyter" / "tfos_nb").mkdir(parents=True)
+    assert connection.runtime_directory() == home / "share" / "jupyter" / "tfos_nb"

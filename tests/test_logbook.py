@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfos_nb import logbook
+from tfos_nb import living, logbook
 from tfos_nb.logbook import LogBook
 from tfos_nb.state import LogLine
 
@@ -61,6 +61,32 @@ def test_a_node_that_writes_without_end_takes_bounded_memory() -> None:
         book.add("a", [""] * 1000)
     assert len(book.texts("a")) == 10_000
     assert book.texts("b") == ["still here"]
+
+
+class Ended:
+    """A cluster's lines, when it has ended."""
+
+    def __init__(self, name: str) -> None:
+        self.id, self.book = name, LogBook([f"worker:{number}" for number in range(8)])
+        for node in self.book._lines:
+            self.book.add(node, ["x" * 94] * 10_000)
+        self.shorten_logs = self.book.shorten
+
+    @property
+    def log_bytes(self) -> int:
+        return self.book.size
+
+
+def test_clusters_that_have_ended_keep_so_much_of_their_lines_together() -> None:
+    ended = [Ended(f"cluster-{number}") for number in range(4)]
+    for cluster in ended:
+        living.end(cluster)
+    sizes = [cluster.log_bytes for cluster in ended]
+    assert sizes[-1] > 16 << 20
+    assert sum(sizes) <= 32 << 20
+    assert len(ended[-1].book.texts("worker:7")) == 10_000
+    assert ended[0].book.texts("worker:7") == ["x" * 94] * 50
+    assert len(ended[0].book.tail(100)) == 50
 
 
 def test_an_unknown_node_is_an_error() -> None:

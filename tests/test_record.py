@@ -94,3 +94,13 @@ def test_gpus_are_shown_while_the_node_lives() -> None:
     assert state.gpus == ("0", "1")
     assert state.gpu_use == (GpuUse("NVIDIA A100", 87.0, 1, 2), GpuUse("NVIDIA A100"))
     assert after(heartbeat=beat, status=NodeStatus.DONE).gpu_use == (GpuUse("NVIDIA A100"),) * 2  # what it was
+
+
+def test_a_node_that_starts_says_whether_it_imports_tensorflow() -> None:
+    cold = Reservation("worker:0", "h", 1, "0", 0, 77)
+    warm = Reservation("worker:0", "h", 1, "0", 0, 77, warm=True)
+    for status in (NodeStatus.RESERVED, NodeStatus.STARTING):
+        assert after(reservation=cold, status=status).detail == "imports TensorFlow"
+        assert after(reservation=warm, status=status).detail == "from a warm process"
+    assert after(reservation=cold, status=NodeStatus.TRAINING).detail == ""
+    assert after(status=NodeStatus.PLANNED).detail == ""

@@ -7,7 +7,8 @@ import random
 import signal
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,21 @@ def test_a_loop_that_saves_amid_an_epoch_is_not_fed_what_its_state_holds(
     assert any(30 * some <= spared <= 32 * some for some in steps), (
         "a step has 30 to 32 rows, and ten are saved at once"
     )
+
+
+def in_any_order(frames: Iterator[Any]) -> Iterator[Any]:
+    for frame in frames:
+        yield frame.sample(frac=1)
+
+
+def test_rows_that_come_in_another_order_cannot_follow_a_state_saved_amid_an_epoch(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    args = {"epochs": 2, "amid": 10, "schedule": [Exit("worker:1", 1, 25, "kill")]}
+    shuffled = rows(spark).mapInPandas(in_any_order, "id long")
+    with pytest.raises(errors.FeedFailed, match=r"gave other rows when Spark read it again.*[Cc]ache"):
+        with launch(counting_loop, args, workers=2, spark=spark, restarts=1, model_dir=str(tmp_path)) as cluster:
+            cluster.train(shuffled, epochs=2)
 
 
 def test_states_that_another_host_would_not_find_end_the_cluster_before_any_is_saved(
@@ -325,3 +341,23 @@ def test_a_least_number_of_workers_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(errors.PlanError, match=said):
         launch(dying, workers=2, spark=spark, **wish)
+
+
+def wait_for_the_next_generation(args: Any, ctx: Any) -> int:
+    ended = time.monotonic() + 120
+    while ctx.generation == 1 and time.monotonic() < ended and not ctx.should_stop:
+        time.sleep(0.1)
+    return int(ctx.generation)
+
+
+def test_a_parameter_server_on_the_driver_s_host_whose_supervisor_hangs_is_replaced(spark: SparkSession) -> None:
+    options: dict[str, Any] = {"workers": 1, "ps": 1, "driver_ps_nodes": True, "restarts": 1, "heartbeat_timeout": 4.0}
+    with launch(
+        wait_for_the_next_generation, spark=spark, input_mode="tensorflow", name="hosted", **options
+    ) as cluster:
+        (ps,) = (node for node in cluster.snapshot().nodes if node.node == "ps:0")
+        stopped = psutil.Process(its_supervisor(ps.pid or 0))
+        stopped.suspend()
+        cluster.wait()
+    assert cluster.results()["worker:0"] == 2
+    assert not stopped.is_running()

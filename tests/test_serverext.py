@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import os
 import threading
+import time
+import weakref
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+import aiohttp
 import pytest
 
 import tfos_nb
@@ -18,7 +24,7 @@ from tfos_nb import connection
 from tfos_nb.connection import Place
 from tfos_nb.endpoint import Endpoint
 from tfos_nb.runtime.tensorboard import make_log_dir
-from tfos_nb.state import ClusterState, ClusterStatus, LogLine
+from tfos_nb.state import ClusterState, ClusterStatus, LogLine, NodeState
 
 __all__ = ["a_server"]
 
@@ -35,14 +41,15 @@ class EndedCluster:
         self.stops = 0
 
     def snapshot(self) -> ClusterState:
-        return ClusterState("<b>mnist</b>", self.id, status=self._status, log_dir=self._log_dir)
+        nodes = (NodeState("worker:0"),)
+        return ClusterState("<b>mnist</b>", self.id, status=self._status, nodes=nodes, log_dir=self._log_dir)
 
     def request_stop(self) -> str:
         self.stops += 1
         return f"stopped {self.stops}"
 
     def log_lines(self, node: str, limit: int) -> Sequence[LogLine]:
-        if node != "worker:0":
+        if node not in ("", "worker:0"):
             raise ValueError(f"no node {node!r}")
         return [LogLine(1.5, node, "<script>alert(1)</script>")]
 
@@ -223,6 +230,58 @@ def test_two_pages_at_once_share_one_tensorboard(
     assert len(endpoint._boards) == 1
 
 
+def test_files_of_another_machines_kernels_go_by_their_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home directory may be several hosts': nobody here can tell whether a process there lives."""
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(connection, "_KEPT_FILES", 0)
+    theirs = Place("aaaabbbb1111", "theirs", "/tmp/nowhere", 1 << 22, "another-machine")
+    gone = Place("aaaabbbb2222", "gone", "/tmp/nowhere", 1 << 22)
+    assert (theirs.alive, gone.alive) == (True, False)
+    for place in (theirs, gone):
+        connection.publish(place)
+    connection.publish(Place("aaaabbbb3333", "new", "/tmp/nowhere", os.getpid()))
+    folder = connection.runtime_directory()
+    assert sorted(file.stem for file in folder.glob("*.json")) == ["aaaabbbb1111", "aaaabbbb3333"]
+    long_ago = time.time() - 31 * 86_400
+    os.utime(folder / "aaaabbbb1111.json", (long_ago, long_ago))
+    connection.publish(Place("aaaabbbb3333", "new", "/tmp/nowhere", os.getpid()))
+    assert sorted(file.stem for file in folder.glob("*.json")) == ["aaaabbbb3333"]
+
+
+def test_tensorboards_that_nobody_asks_for_end_and_start_again_when_somebody_does(
+    a_server: JupyterServer, endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfos_nb.endpoint._BOARDS", 1)
+    clusters = {"aaaabbbb7777": str(tmp_path / "one"), "aaaabbbb8888": str(tmp_path / "two")}
+    for name, log_dir in clusters.items():
+        os.mkdir(log_dir)
+        endpoint.serve(EndedCluster(name, log_dir))
+    two = clusters["aaaabbbb8888"]
+    for name, log_dir in clusters.items():
+        assert a_server.ask(f"tfos-nb/tb/{name}/data/environment").status == 200
+        assert list(endpoint._boards) == [log_dir], "the other makes room"
+    second = endpoint._boards[two].board
+    assert second._process is not None
+    assert endpoint._loop is not None
+    asyncio.run_coroutine_threadsafe(endpoint._end_idle_boards(time.monotonic() + 3600), endpoint._loop).result(30)
+    assert endpoint._boards == {}
+    assert second._process.poll() is not None
+    assert not os.path.exists(second._directory)
+    assert a_server.ask("tfos-nb/tb/aaaabbbb8888/data/environment").status == 200, "it starts again"
+
+
+def test_clusters_that_ended_long_ago_are_forgotten(
+    a_server: JupyterServer, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfos_nb.endpoint._ENDED_KEPT", 2)
+    running = EndedCluster("aaaabbbb0000", status=ClusterStatus.RUNNING)
+    names = [f"aaaacccc000{number}" for number in range(4)]
+    for cluster in (running, *map(EndedCluster, names)):
+        endpoint.serve(cluster)
+    found = [a_server.ask(f"tfos-nb/api/clusters/{name}/log?node=worker%3A0").status for name in (running.id, *names)]
+    assert found == [200, 404, 200, 200, 200]
+
+
 def test_who_asks_stays_at_the_server() -> None:
     """Of every header that can carry a secret, none goes on to the kernel, or from it to Jupyter's origin."""
     secrets = dict.fromkeys(("Cookie", "Authorization", "X-XSRFToken", "Proxy-Authorization", "Referer"), "secret")
@@ -243,3 +302,29 @@ def test_loads_neither_spark_nor_tensorflow_into_the_server(run_script: RunScrip
         """
     ).stdout
     assert said == f"[]{os.linesep}"
+
+
+def test_a_cluster_that_has_ended_is_kept_by_its_last_words_alone(endpoint: Endpoint) -> None:
+    first = EndedCluster("0123456789ab")
+    lines = first.log_lines("", 50)
+    gone = weakref.ref(first)
+    endpoint.serve(first)
+    endpoint.serve(EndedCluster("1123456789ab"))
+    kept = endpoint._clusters[first.id]
+    assert kept.snapshot() == first.snapshot()
+    assert "has ended already" in kept.request_stop()
+    assert [line.text for line in kept.log_lines("", 50)] == [line.text for line in lines]
+    del first
+    gc.collect()
+    assert gone() is None, "its results and its history would stay with it"
+
+
+def test_what_hangs_up_on_sockets_that_are_gone_may_do_so_twice_at_once(endpoint: Endpoint) -> None:
+    async def twice() -> list[None]:
+        for number in range(3):
+            endpoint._session(f"/no/such/{number}", lambda n=number: aiohttp.UnixConnector(f"/no/such/{n}"))
+        return await asyncio.gather(endpoint._end_boards([]), endpoint._end_boards([]))
+
+    assert endpoint._loop is not None
+    assert asyncio.run_coroutine_threadsafe(twice(), endpoint._loop).result(30) == [None, None]
+    assert endpoint._sessions == {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +13,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tfos_nb import Cluster, launch
+from tests import waiting
+from tfos_nb import Cluster, launch, parallel
 from tfos_nb.errors import ClusterClosed
 from tfos_nb.session import slots_busy
 from tfos_nb.state import ClusterStatus, NodeStatus
@@ -155,3 +158,68 @@ def test_the_slots_are_free_when_it_has_ended_though_rows_were_on_their_way(spar
 def feed(cluster: Cluster, rows: Any) -> None:
     with pytest.raises(ClusterClosed):
         cluster.train(rows)
+
+
+def read_slowly(args: Any, ctx: Any) -> int:
+    rows = 0
+    for _ in range(50):
+        for batch in ctx.dataset(10, columns=["id"]):
+            rows += int(batch["id"].shape[0])
+            ctx.report(step=rows)
+            threading.Event().wait(0.05)
+    return rows
+
+
+def interrupt_when(reached: Callable[[], bool]) -> None:
+    """Interrupt this thread as Ctrl-C does, when it is where it should be."""
+    main = threading.main_thread().ident
+    assert main == threading.get_ident()
+
+    def interrupt() -> None:
+        assert waiting.until(reached)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+
+
+def test_an_interrupted_train_stops_the_cluster_and_nothing_waits_for_its_rows(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = launch(read_slowly, spark=spark, workers=2, restarts=1, name="broken-off")
+    interrupt_when(lambda: all(node.step for node in cluster.snapshot().nodes))
+    with pytest.raises(KeyboardInterrupt):
+        cluster.train(spark.range(400), epochs=50)
+    assert "train() was interrupted before all rows were fed: stopping broken-off" in caplog.text
+    with pytest.raises(ClusterClosed):
+        cluster.train(spark.range(1000, 1400))
+    with contextlib.suppress(ClusterClosed):
+        cluster.wait(SECONDS)
+    assert cluster.state is ClusterStatus.STOPPED
+
+
+def test_an_interrupted_wait_leaves_the_cluster_as_it_is(spark: SparkSession) -> None:
+    cluster = start(run_until_stopped, spark)
+    interrupt_when(lambda: cluster._roster.feeds.closed)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.wait()
+    assert cluster.state is ClusterStatus.RUNNING
+    cluster.request_stop()
+    cluster.wait(SECONDS)
+    assert cluster.state is ClusterStatus.STOPPED
+
+
+def wait_for_long(args: Any, ctx: Any) -> None:
+    Path(args["begun"]).touch()
+    threading.Event().wait(600)
+
+
+def test_an_interrupt_of_one_thing_leaves_another_cluster_alone(spark: SparkSession, tmp_path: Path) -> None:
+    """PySpark's own handler cancels all of Spark's jobs."""
+    begun = tmp_path / "begun"
+    with start(run_until_stopped, spark, name="bystander") as bystander:
+        interrupt_when(begun.exists)
+        with pytest.raises(KeyboardInterrupt):
+            parallel.run(wait_for_long, {"begun": str(begun)}, nodes=1, spark=spark)
+        assert bystander.state is ClusterStatus.RUNNING
+        bystander.request_stop()
+    assert bystander.state is ClusterStatus.STOPPED

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.test_stop import interrupt_when
 from tfos_nb import errors, launch
+from tfos_nb.runtime import wire
 
 ROWS = 40  # in each file of the stream
 
@@ -161,3 +164,27 @@ def test_a_dstream_is_fed_and_stopped_by_main(spark: SparkSession) -> None:
                 cluster.train(stream)
             finally:
                 started.stop(stopSparkContext=False)
+
+
+def compute_on_a_batch(args: Any, ctx: Any) -> bool:
+    rows = ctx.dataset(1000)
+    for number in ctx.batches():
+        for _ in rows:
+            pass
+        if number == 1:
+            print("computes", flush=True)
+            ended = time.monotonic() + 120
+            while not ctx.should_stop and time.monotonic() < ended:
+                time.sleep(0.1)
+            return bool(ctx.should_stop)
+    return False
+
+
+def test_main_hears_of_an_interrupt_while_it_computes_on_a_batch(spark: SparkSession) -> None:
+    rate = spark.readStream.format("rate").option("rowsPerSecond", 50).load().select("value")
+    cluster = launch(compute_on_a_batch, spark=spark, workers=1, name="interrupted", grace=60)
+    interrupt_when(lambda: "computes" in cluster.logs())
+    with pytest.raises(KeyboardInterrupt):
+        cluster.train(rate)
+    cluster._life.join()
+    assert wire.decode(cluster._roster.results()["worker:0"]) is True

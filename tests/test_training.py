@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,28 @@ def _halves(batches: list[list[int]]) -> list[list[int]]:
     """Cut a worker's batches as MultiWorkerMirroredStrategy does: two steps of half the global size each."""
     half = BATCH // 2
     return [batch[start : start + half] for batch in batches for start in range(0, len(batch), half)]
+
+
+def count_rows_of_all(args: Any, ctx: Any) -> dict[str, Any]:
+    import tensorflow as tf
+
+    strategy = ctx.strategy()
+    rows = sum(int(batch["id"].shape[0]) for batch in ctx.dataset(BATCH).as_numpy_iterator())
+    total = strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("sum", tf.constant(rows)))
+    return {"spec": ctx.cluster_spec, "rows": int(total)}
+
+
+def test_workers_on_hosts_of_ipv6_find_each_other_and_are_fed(
+    spark: SparkSession, frame: DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this host has no IPv6")
+    monkeypatch.setenv("TFOS_SERVER_HOST", "::1")
+    with launch(count_rows_of_all, workers=2, spark=spark) as cluster:
+        cluster.train(frame.select("id"))
+    for result in cluster.results().values():
+        assert [place.rpartition(":")[0] for place in result["spec"]["worker"]] == ["[::1]", "[::1]"]
+        assert result["rows"] == ROWS
 
 
 def fit_for_longer_than_is_fed(args: Any, ctx: Any) -> dict[str, Any]:

@@ -50,7 +50,7 @@ _PLACES = {
     "predict": "tfos_nb.inference",
     "reduce_batches": "tfos_nb.pipeline.blocks",
     "register_udf": "tfos_nb.pipeline.sql",
-    "spark_session": "tfos_nb.session",
+    "spark_session": "tfos_nb.prewarm",
 }
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     from tfos_nb.pipeline.keras_model import KerasModel
     from tfos_nb.pipeline.model import TFModel
     from tfos_nb.pipeline.sql import register_udf
+    from tfos_nb.prewarm import spark_session
     from tfos_nb.runtime.plan import ClusterPlan, InputMode
-    from tfos_nb.session import spark_session
 
 
 def __getattr__(name: str) -> Any:

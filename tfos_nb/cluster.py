@@ -6,8 +6,8 @@ The calls here only ask and wait: how a cluster ends is decided in its own threa
 from __future__ import annotations
 
 import atexit
+import logging
 import os
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -21,15 +21,17 @@ from tfos_nb.cluster_scale import Scaling
 from tfos_nb.deliveries import Deliveries
 from tfos_nb.errors import PlanError
 from tfos_nb.fate import Fate
-from tfos_nb.launching import NodeTasks, check_door_variables, check_keras, open_door, survey, warm_token
+from tfos_nb.interrupts import interruptible
+from tfos_nb.launching import NodeTasks, check_door_variables, check_keras, open_door, survey
 from tfos_nb.life import Life
 from tfos_nb.nodejobs import NodeJobs
+from tfos_nb.prewarm import settle, warm_token
 from tfos_nb.roster import Roster
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.lifecycle import Stop
 from tfos_nb.runtime.payload import pack
 from tfos_nb.runtime.plan import ClusterPlan, InputMode
-from tfos_nb.runtime.process import private_directory
+from tfos_nb.runtime.process import private_directory, remove_directory
 from tfos_nb.session import SparkJobs, spark_session, usable_session
 from tfos_nb.settings import Settings, checked_env, deadline_after
 from tfos_nb.sidecar import EvaluatorDesk
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from tfos_nb.runtime.door import Door
 
 __all__ = ["Cluster", "launch"]
+
+logger = logging.getLogger(__name__)
 
 
 def launch(
@@ -185,13 +189,14 @@ def launch(
     check_door_variables()
     session = spark_session(len(plan.spark_nodes) + 2) if spark is None else usable_session(spark)
     cluster = Cluster(plan, settings, payload, session)
-    cluster.start()
-    if wait_until_up:
-        try:
-            cluster.wait_until_up()
-        except BaseException:  # an interrupt too: the caller has no cluster yet that could be stopped
-            cluster.close()
-            raise
+    with interruptible():
+        cluster.start()
+        if wait_until_up:
+            try:
+                cluster.wait_until_up()
+            except BaseException:  # an interrupt too: the caller has no cluster yet that could be stopped
+                cluster.close()
+                raise
     return cluster
 
 
@@ -227,16 +232,17 @@ class Cluster(Inferring, Scaling):
 
     def start(self) -> None:
         """Ask Spark, open the door and submit the nodes; returns before they are up."""
+        settle(self._spark)
         launching = survey(self._spark, self.plan)
         check_keras(self._spark, self.plan, self._settings.env)
-        door, address = open_door(self._spark, EvaluatorDesk.before(self._roster, self._settings.grace))
-        self._address = replace(address, patience=self._settings.heartbeat_timeout)
-        self._life.begin()
         hold, claim = launching.hold, launching.claim
         token = warm_token(self._spark) if self._settings.warm else ""
-        tasks = NodeTasks(self.plan, self._settings, self._address, hold, self._payload, claim, self.id, token)
-        self._payload = b""
+        door, address = open_door(self._spark, EvaluatorDesk.before(self._roster, self._settings.grace))
         try:
+            self._address = replace(address, patience=self._settings.heartbeat_timeout)
+            self._life.begin()
+            tasks = NodeTasks(self.plan, self._settings, self._address, hold, self._payload, claim, self.id, token)
+            self._payload = b""
             if self._log_dir:
                 self._open_tunnel(door)
             description = f"tfos_nb cluster {self.plan.name}"
@@ -252,6 +258,8 @@ class Cluster(Inferring, Scaling):
             self._life.never_began(door)
             raise
         living.begin(self)
+        self._life.at_end(self._deliveries.forget)
+        self._life.at_end(nodes.forget)
         self._life.at_end(partial(living.end, self))
         self._life.run(door, self._address)
 
@@ -260,7 +268,7 @@ class Cluster(Inferring, Scaling):
         path = os.path.join(directory, "tensorboard")
         door.open_tunnel(path, partial(self._roster.send_to, str(self.plan.chief_node)))
         self._tunnel = path
-        remove = partial(shutil.rmtree, directory, ignore_errors=True)
+        remove = partial(remove_directory, directory)
         atexit.register(remove)  # a program that is interrupted may not wait for the cluster's end
         self._life.at_end(remove)
         self._life.at_end(partial(atexit.unregister, remove))
@@ -282,7 +290,9 @@ class Cluster(Inferring, Scaling):
         """Feed the rows of a DataFrame or an RDD: each worker makes ``epochs`` passes over its share.
 
         Returns when the passes have been delivered, or no node wants more of them; may be called again, and further
-        passes follow. Of a stream it feeds each micro-batch as a pass, and returns when the stream has ended.
+        passes follow. Of a stream it feeds each micro-batch as a pass, and returns when the stream has ended. An
+        interrupt (Ctrl-C, or that of the notebook) stops the cluster as :meth:`request_stop` does: the rows of a pass
+        that was broken off are not taken for a whole one.
 
         Parameters
         ----------
@@ -321,21 +331,38 @@ class Cluster(Inferring, Scaling):
         check_queue(qname, self._settings)
         refuse_stream(validation, "validation")
         self._refuse_if_over("train")
-        with self._deliveries.lock:
+        with interruptible(), self._deliveries.lock:
             self._deliveries.begin()
             self.wait_until_up()
             timeout = self._settings.feed_timeout if feed_timeout is None else feed_timeout
             training = Training(self._fate, self._roster, self._jobs, timeout, self._address, qname)
-            if is_stream(data):
-                if self._settings.restarts:
-                    raise PlanError("restarts= does not go with a stream yet: launch without, and let Spark's retry it")
-                StreamTraining(training).run(data, epochs, validation)
-            else:
-                self._deliveries.train(training.call(data, epochs, spill, validation))
-                training.tell_if_unread()
+            before = self._roster.feeds.current
+            try:
+                self._feed(training, data, epochs, spill, validation)
+            except BaseException as error:
+                begun = self._roster.feeds.is_half_fed and self._roster.feeds.current is not before
+                if not isinstance(error, Exception) or (begun and not training.ending):
+                    self._interrupted()
+                raise
+
+    def _interrupted(self) -> None:
+        """Stop, once: a part of the rows is no pass, and could not be taken back."""
+        if self._fate.stop is None:
+            logger.warning("train() was interrupted before all rows were fed: %s", self.request_stop())
+
+    def _feed(self, training: Training, data: Any, epochs: int, spill: bool, validation: Any) -> None:
+        if is_stream(data):
+            if self._settings.restarts:
+                raise PlanError("restarts= does not go with a stream yet: launch without, and let Spark's retry it")
+            StreamTraining(training).run(data, epochs, validation, self._interrupted)
+        else:
+            self._deliveries.train(training.call(data, epochs, spill, validation))
+            training.tell_if_unread()
 
     def wait(self, timeout: float | None = None) -> None:
         """Tell the nodes that no more data come, and wait until every ``main`` has returned.
+
+        An interrupt ends the waiting; the cluster goes on.
 
         Raises
         ------
@@ -344,6 +371,12 @@ class Cluster(Inferring, Scaling):
         NodeFailed
             The first failure of a node.
         """
+        with interruptible():
+            self._wait(timeout)
+        if self._fate.error is not None:
+            raise self._fate.error
+
+    def _wait(self, timeout: float | None) -> None:
         deadline = deadline_after(timeout)
         lock = self._deliveries.lock
         begun = self._deliveries.await_announced(timeout)
@@ -356,8 +389,6 @@ class Cluster(Inferring, Scaling):
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not self._fate.over.wait(left):
             raise TimeoutError(f"cluster {self.plan.name} still runs after {timeout:g} s")
-        if self._fate.error is not None:
-            raise self._fate.error
 
     def result(self) -> Any:
         """Return what the chief's ``main`` returned, once it is done."""
@@ -374,8 +405,9 @@ class Cluster(Inferring, Scaling):
         Idempotent, from any thread. Keras' ``fit`` ends at the next step; a loop of one's own looks at
         ``ctx.should_stop``.
         """
-        self._fate.ask_to_stop(Stop("stopped by the user", self._settings.grace if grace is None else grace))
-        self._life.join()
+        with interruptible():
+            self._fate.ask_to_stop(Stop("stopped by the user", self._settings.grace if grace is None else grace))
+            self._life.join()
 
     def request_stop(self) -> str:
         """Ask for the end and return at once, from any thread; say what happens now.

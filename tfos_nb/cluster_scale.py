@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tfos_nb.cluster_view import ClusterView
 from tfos_nb.errors import PlanError
+from tfos_nb.interrupts import interruptible
 from tfos_nb.launching import survey
 from tfos_nb.nodejobs import NodeJobs
 from tfos_nb.settings import Settings
@@ -57,7 +58,8 @@ class Scaling(ClusterView):
         if self._roster.restarts_left <= 0:
             left = "none is left" if self._settings.restarts else "launch the cluster with restarts=1 or more"
             raise PlanError(f"scale(workers={workers}): nodes are gathered anew, which takes restarts; {left}")
-        found = survey(self._spark, plan, more) if (more := self._roster.lacking(plan)) else None
+        with interruptible():
+            found = survey(self._spark, plan, more) if (more := self._roster.lacking(plan)) else None
         self._roster.scale(plan)
         if found is not None:
             self._nodes.submit_more(plan, found)

@@ -74,6 +74,15 @@ class ClusterView:
         """Return a node's newest lines, each with its time; the chief's by default."""
         return self._roster.log_lines(self._node_named(node), limit=limit)
 
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of memory that the kept lines of all nodes take, about."""
+        return self._roster.log_bytes
+
+    def shorten_logs(self) -> None:
+        """Keep some of each node's last lines only."""
+        self._roster.shorten_logs()
+
     def _node_named(self, node: str) -> str:
         names = [str(known) for known in self.plan.nodes]
         wanted = node or str(self.plan.chief_node)

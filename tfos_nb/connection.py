@@ -17,14 +17,16 @@ import os
 import re
 import stat
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote, urlencode
 
 from yarl import URL
 
 from tfos_nb.errors import TfosError
+from tfos_nb.runtime.process import machine
 
 __all__ = [
     "Place",
@@ -43,6 +45,7 @@ __all__ = [
 _ID = re.compile(r"[a-z0-9]{8,64}")
 _MOST_BYTES = 10_000
 _KEPT_FILES = 200
+_ELSEWHERE_KEPT = 30 * 86_400.0  # seconds
 _PASSED_ON = (
     "Accept",
     "Accept-Encoding",
@@ -75,17 +78,20 @@ _NOT_ASKED = ("token", "_xsrf")
 class Place:
     """Where the kernel answers for a cluster: the socket's path, and the kernel's process.
 
-    ``name`` is what the user calls the cluster.
+    ``name`` is what the user calls the cluster; ``machine`` is whose process numbers are meant.
     """
 
     id: str
     name: str
     socket: str
     pid: int
+    machine: str = field(default_factory=machine)
 
     @property
     def alive(self) -> bool:
-        """Whether the kernel's process is there and its socket too."""
+        """Whether the kernel's process is there and its socket too; of another machine's nobody here can tell."""
+        if self.machine != machine():
+            return True
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -143,10 +149,20 @@ def is_id(text: str) -> bool:
 
 
 def runtime_directory() -> Path:
-    """Return the directory of the files; server and kernel have the same one."""
+    """Return the directory of the files; server and kernel have the same one.
+
+    A user without a home directory, such as a container's that runs under any number, has one in the temporary
+    directory.
+    """
     from jupyter_core.paths import jupyter_runtime_dir
 
-    return Path(jupyter_runtime_dir()) / "tfos_nb"
+    elsewhere = Path(tempfile.gettempdir(), f"tfos_nb-runtime-{os.getuid()}")
+    try:
+        path = Path(jupyter_runtime_dir()) / "tfos_nb"
+    except RuntimeError:
+        return elsewhere
+    there = next(one for one in (path, *path.parents) if one.exists())
+    return path if there == path or os.access(there, os.W_OK | os.X_OK) else elsewhere
 
 
 def private_directory(path: Path) -> Path:
@@ -194,15 +210,19 @@ def find(cluster_id: str) -> Place | None:
             place = Place(**json.loads(file.read(_MOST_BYTES)))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    right = all(isinstance(part, str) for part in (place.name, place.socket)) and type(place.pid) is int
+    right = all(isinstance(part, str) for part in (place.name, place.socket, place.machine)) and type(place.pid) is int
     return place if right and 0 < place.pid < 1 << 31 and place.id == cluster_id else None
 
 
 def _sweep(directory: Path, keep: str) -> None:
-    """Remove the files of kernels that ended long ago; those of late still tell a page what happened."""
+    """Remove the files of kernels that ended long ago; those of late still tell a page what happened.
+
+    A home directory may be another host's too: of its kernels the files go by their age.
+    """
     files = sorted(directory.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
     for file in files[_KEPT_FILES:]:
         place = find(file.stem)
-        if file.stem != keep and (place is None or not place.alive):
+        old = time.time() - file.stat().st_mtime > _ELSEWHERE_KEPT
+        if file.stem != keep and (place is None or not place.alive or (place.machine != machine() and old)):
             with contextlib.suppress(OSError):
                 file.unlink()

@@ -20,6 +20,8 @@ from tfos_nb.training import Call, Regathered
 
 __all__ = ["Deliveries"]
 
+_LEDGERS_KEPT = 4  # calls whose rows nodes may speak of yet: they read ahead of what they train on
+
 
 @dataclass
 class Deliveries:
@@ -50,9 +52,20 @@ class Deliveries:
         self._calls.append(call)
         self._deliver()
         with self.roster.changed:
-            if self.roster.restarts_left <= 0 and self._gathering == self.roster.gatherings:
-                self._calls.clear()  # nobody will ask for these rows again
+            if self._gathering != self.roster.gatherings:
+                return
+            last = self.roster.restarts_left <= 0  # nobody will ask for these rows again
+            for call in self._calls if last else self._calls[:-_LEDGERS_KEPT]:
+                self.roster.feeds.close_ledgers(call.feeds)
+            if last:
+                self._calls.clear()
                 self._index = 0
+
+    def forget(self) -> None:
+        """Let go of all rows and books: the cluster has ended."""
+        with self.roster.changed:
+            self._calls.clear()
+            self.roster.feeds.forget()
 
     def announce(self) -> None:
         """Learn that another thread is about to deliver."""
@@ -124,10 +137,14 @@ class Deliveries:
                     self._generation = generation  # not before: who is replaced meanwhile is met like the others
 
     def _refill(self, gathering: int) -> None:
-        """Feed those nodes that took the places of lost ones, while the others go on."""
+        """Feed those nodes that took the places of lost ones, while the others go on.
+
+        The feeds go on when all nodes take rows: a cancelled task that still lives hears until then that they are over.
+        """
+        all_there = self._await(lambda: self.roster.all_reserved and self.roster.all_take_rows, gathering)
         for call in self._calls:
             call.go_on(gathering)
-        if not self._await(lambda: self.roster.all_reserved and self.roster.all_take_rows, gathering):
+        if not all_there:
             return
         for node, place in dict(self.roster.replaced).items():
             for call in self._calls[: self._index + 1]:
@@ -187,7 +204,7 @@ class Deliveries:
                 self._index = index
                 call.made = left
                 if wanted.state:
-                    call.skip = self.roster.feeds.held.rows_of(wanted.state)
+                    call.held = self.roster.feeds.held.rows_of(wanted.state)
                 for later in self._calls[index + 1 :]:
                     later.made = 0
                 return

@@ -23,10 +23,11 @@ import atexit
 import contextlib
 import logging
 import os
-import shutil
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Protocol
 
 import aiohttp
@@ -40,7 +41,7 @@ from tfos_nb.frontpage import SCRIPT, front_page, script
 from tfos_nb.guests import Guests
 from tfos_nb.pages import page
 from tfos_nb.ports import allowed_ports
-from tfos_nb.runtime.process import private_directory
+from tfos_nb.runtime.process import private_directory, remove_directory
 from tfos_nb.runtime.tensorboard import TensorBoard
 from tfos_nb.state import ClusterState, LogLine
 
@@ -52,6 +53,11 @@ _LOG_LINES = 500
 _OPEN_SECONDS = 10.0
 _LOCAL_START_SECONDS = 60.0
 _ASK_AGAIN_SECONDS = 2
+_NODES_KEPT, _LINES_KEPT = 32, 50  # of a cluster that has ended
+_ENDED_KEPT = 100  # clusters that have ended, for whose pages it answers
+_BOARDS = 8  # TensorBoards beside the kernel, of some hundred MB each; an open page asks its own twice a minute
+_IDLE_SECONDS = 1800.0  # a TensorBoard that nobody has asked for so long ends; it starts again when somebody asks
+_LOOK_SECONDS = 30.0
 _FRONT_PAGE = ("", "index.html")
 _PORT_VARIABLE = "TFOS_NB_PORT"
 
@@ -77,6 +83,52 @@ class Served(Protocol):
         """Return a node's newest lines."""
 
 
+@dataclass(frozen=True)
+class _Past:
+    """What is kept of a cluster that has ended, once another is there: how it looked, and its nodes' last lines.
+
+    Its results and its history go with the user's last variable of it.
+    """
+
+    id: str
+    state: ClusterState
+    lines: Mapping[str, Sequence[LogLine]]
+    tensorboard_socket: str = ""
+
+    @classmethod
+    def of(cls, cluster: Served) -> _Past:
+        """Look at it for the last time."""
+        state = cluster.snapshot()
+        lines: dict[str, Sequence[LogLine]] = {}
+        for node in ["", *(node.node for node in state.nodes[:_NODES_KEPT])]:  # without a name: the chief
+            with contextlib.suppress(ValueError):  # it has none
+                lines[node] = tuple(cluster.log_lines(node, _LINES_KEPT))
+        return cls(cluster.id, state, lines)
+
+    def snapshot(self) -> ClusterState:
+        """Return how it looked."""
+        return self.state
+
+    def request_stop(self) -> str:
+        """Say that there is nothing to stop."""
+        return f"{self.state.name} has ended already"
+
+    def log_lines(self, node: str, limit: int) -> Sequence[LogLine]:
+        """Return the node's last lines."""
+        if node not in self.lines:
+            raise ValueError(f"no lines of {node or 'the chief'} are kept")
+        return list(self.lines[node])[-limit:]
+
+
+@dataclass
+class _Board:
+    """A TensorBoard beside the kernel, and when it was asked last; ``serving`` counts the requests under way."""
+
+    board: TensorBoard
+    asked: float
+    serving: int = 0
+
+
 class Endpoint:
     """Answers for clusters on a unix socket, from a daemon thread.
 
@@ -87,7 +139,7 @@ class Endpoint:
 
     def __init__(self) -> None:
         self._clusters: dict[str, Served] = {}
-        self._boards: dict[str, TensorBoard] = {}
+        self._boards: dict[str, _Board] = {}  # by log directory, the one that was asked last at the end
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self._guests = Guests()
         self._port: int | None = None
@@ -105,6 +157,12 @@ class Endpoint:
     def serve(self, cluster: Served) -> None:
         """Answer for a cluster from now on, and let the Jupyter server know."""
         if cluster.id not in self._clusters:
+            ended = [known for known in self._clusters.values() if known.snapshot().status.ended]
+            for old in ended[: max(0, len(ended) - _ENDED_KEPT)]:
+                del self._clusters[old.id]
+                connection.forget(old.id)
+            for old in ended[-_ENDED_KEPT:]:
+                self._clusters[old.id] = old if isinstance(old, _Past) else _Past.of(old)
             self._clusters[cluster.id] = cluster
             connection.publish(Place(cluster.id, cluster.snapshot().name, self.socket, os.getpid()))
 
@@ -133,14 +191,14 @@ class Endpoint:
 
     def close(self) -> None:
         """Answer no more; end the TensorBoards that were started here. Idempotent."""
-        for board in self._boards.values():
-            board.stop()
+        for one in list(self._boards.values()):
+            one.board.stop()
         self._boards.clear()
         if self._closing is not None and self._loop is not None and self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # it is closing already
                 self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join(_OPEN_SECONDS)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        remove_directory(self._directory)
 
     def _run(self) -> None:
         try:
@@ -164,7 +222,10 @@ class Endpoint:
         await web.UnixSite(await self._runner(application), self.socket).start()
         os.chmod(self.socket, 0o600)
         self._opened.set_result(None)
-        await self._closing.wait()
+        while not self._closing.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), _LOOK_SECONDS)
+            await self._end_idle_boards(time.monotonic())
         for session in self._sessions.values():
             await session.close()
         for runner in self._runners:
@@ -264,23 +325,46 @@ class Endpoint:
                 f"({os.uname().nodename}). Give a --logdir that the chief and the kernel both see, such as a URL."
             )
             return _say(404, "The logs are elsewhere", text)
-        board = self._board(log_dir)
-        path = await asyncio.to_thread(board.wait, _LOCAL_START_SECONDS)
-        if path is None:
-            return _say(502, "TensorBoard did not start", board.said or "It said nothing.")
-        session = self._session(path, lambda: aiohttp.UnixConnector(path, limit=16))
+        one = self._board(log_dir)
+        one.serving += 1
         try:
+            await self._end_boards(self._too_many())
+            path = await asyncio.to_thread(one.board.wait, _LOCAL_START_SECONDS)
+            if path is None:
+                return _say(502, "TensorBoard did not start", one.board.said or "It said nothing.")
+            session = self._session(path, lambda: aiohttp.UnixConnector(path, limit=16))
             return await _handed_on(request, session, "http://127.0.0.1", state)
         except aiohttp.ClientError as error:
             return _say(502, "TensorBoard does not answer", str(error))
+        finally:
+            one.serving, one.asked = one.serving - 1, time.monotonic()
 
-    def _board(self, log_dir: str) -> TensorBoard:
+    def _board(self, log_dir: str) -> _Board:
         """Return the TensorBoard over a directory; it is started in this thread, with which it would end."""
-        board = self._boards.get(log_dir)
-        if board is None or board.over:
-            board = self._boards[log_dir] = TensorBoard(log_dir)
-            board.start()
-        return board
+        one = self._boards.pop(log_dir, None)
+        if one is None or one.board.over:
+            one = _Board(TensorBoard(log_dir), time.monotonic())
+            one.board.start()
+        self._boards[log_dir] = one
+        return one
+
+    def _too_many(self) -> list[str]:
+        """Return which TensorBoards are to make room: those that nobody has asked for longest."""
+        idle = [log_dir for log_dir, one in self._boards.items() if not one.serving]
+        return idle[: max(0, len(self._boards) - _BOARDS)]
+
+    async def _end_idle_boards(self, now: float) -> None:
+        await self._end_boards(
+            [log_dir for log_dir, one in self._boards.items() if not one.serving and now - one.asked >= _IDLE_SECONDS]
+        )
+
+    async def _end_boards(self, log_dirs: Sequence[str]) -> None:
+        """End these, and hang up on the sockets of all that are gone."""
+        for board in [self._boards.pop(log_dir).board for log_dir in log_dirs]:
+            await asyncio.to_thread(board.stop)
+        gone = [self._sessions.pop(path) for path in list(self._sessions) if not os.path.exists(path)]
+        for session in gone:
+            await session.close()
 
     def _session(self, key: str, connector: Callable[[], aiohttp.BaseConnector]) -> aiohttp.ClientSession:
         if key not in self._sessions:

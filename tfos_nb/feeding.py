@@ -17,7 +17,6 @@ from tfos_nb.runtime.door import DoorAddress
 from tfos_nb.runtime.feedtask import SUMMARY_SCHEMA, FeedTask
 from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.runtime.positions import HeldPositions, PositionHeld
-from tfos_nb.runtime.spans import Spans
 from tfos_nb.session import places_beside_exchanges
 from tfos_nb.state import FeedProgress
 
@@ -28,6 +27,7 @@ Send = Callable[..., None]
 _ALL_TOLD = 16  # of so many nodes a task is told all places: with a certificate each, those of many would be megabytes
 
 _MANY = (ledger.ClaimRows, ledger.WherePlaces)
+_CLOSED_KNOWN = 16  # feeds whose ledgers are closed, of which late tasks may ask yet
 _BATCHES_KNOWN = 16  # micro-batches of which the books are kept; a stream has no end
 
 
@@ -138,15 +138,16 @@ class FeedDesk:
         epochs: int,
         place: FeedOf | None = None,
         *,
-        skip: Mapping[int, Spans] | None = None,
+        held: ledger.HeldRows | None = None,
     ) -> Feed:
-        """Announce a feed to the nodes. They are not sent the rows that are to be skipped."""
+        """Announce a feed to the nodes. They are not sent the rows that their state holds."""
         with self._changed:
             self._count = number = self._count + 1
-            book = ledger.FeedLedger(number, self.nodes, skip)
+            book = ledger.FeedLedger(number, self.nodes, held)
             feed = Feed(number, passes, spill, epoch, epochs, book, place or FeedOf(), gathering=self._gathering)
             if feed.place.batch is not None:
                 self._feeds.pop(number - _BATCHES_KNOWN, None)
+            self._forget_old(keep=feed.place.validation)
             feed.told.update(self.nodes)
             self._feeds[number] = self.current = feed
             self._send(ledger.FeedBegins(number, passes, spill, **vars(feed.place)), self.nodes)
@@ -187,6 +188,12 @@ class FeedDesk:
             if feed.replays is not None and left < feed.replays:
                 self.end(feed, left)
 
+    def _forget_old(self, keep: int) -> None:
+        """Let go of feeds that were closed long ago; the validation rows of the one that begins are looked at yet."""
+        closed = [one for one, feed in self._feeds.items() if feed.ledger.closed and one != keep]
+        for one in closed[:-_CLOSED_KNOWN]:
+            del self._feeds[one]
+
     def describe_again(self, nodes: Iterable[str]) -> None:
         """Tell nodes that have just started what the rows look like, if that is known: some ask before anything."""
         with self._changed:
@@ -216,7 +223,9 @@ class FeedDesk:
     def position_held(self, message: PositionHeld) -> None:
         """Record which of its rows a state holds that a node has saved in the middle of a pass."""
         with self._changed:
-            feed = self._feeds[message.feed]
+            feed = self._feeds.get(message.feed)
+            if feed is None or feed.ledger.closed:
+                return
             self.held.take(message, self._names, feed.ledger)
 
     def begin_call(self) -> int:
@@ -259,9 +268,11 @@ class FeedDesk:
     def asked(self, message: Any) -> Any:
         """Answer a task's question."""
         with self._changed:
-            feed = self._feeds[message.feed]
+            feed = self._feeds.get(message.feed)
             if isinstance(message, ledger.StillFed):
-                return self._goes_on(feed)
+                return feed is not None and self._goes_on(feed)
+            if feed is None:
+                raise FeedFailed(f"feed {message.feed} was over long ago")
             feed.moved += 1
             answer = self._answers[type(message)](feed, message)
             if not isinstance(message, _MANY):  # nobody waits for those
@@ -281,7 +292,27 @@ class FeedDesk:
                 self._enough.setdefault(feed.place.call, set()).add(message.node)
 
     def _goes_on(self, feed: Feed) -> bool:
-        return not self.over and feed.gathering == self._gathering
+        return not self.over and feed.gathering == self._gathering and not feed.ledger.closed
+
+    @property
+    def is_half_fed(self) -> bool:
+        """Whether the nodes wait for rows of a feed that was announced to them, and whose end they were not told."""
+        return self.current is not None and self.current.replays is None
+
+    def forget(self) -> None:
+        """Let go of whose the rows were: the cluster has ended.
+
+        The tasks of a feed that was broken off may ask yet, while the door is open to tell them why.
+        """
+        with self._changed:
+            self.held = HeldPositions()
+            self.close_ledgers(feed for feed in self._feeds.values() if feed.replays is not None)
+
+    def close_ledgers(self, feeds: Iterable[Feed]) -> None:
+        """Forget whose the rows of these feeds were, which nobody will ask for again."""
+        with self._changed:
+            for feed in feeds:
+                feed.ledger.close()
 
     def _open(self, feed: Feed, question: ledger.OpenPartition) -> ledger.Places:
         if not self._goes_on(feed):
@@ -302,8 +333,8 @@ class FeedDesk:
             gone = ", ".join(name for name in self.nodes if name not in places)
             return ledger.Places(refused=f"no rows are taken by {gone}")
         near = self.nodes if len(self.nodes) <= _ALL_TOLD else self._on_host(question.host)
-        skip = feed.ledger.skip.get(question.partition, ())
-        return ledger.Places({name: places[name] for name in near}, nodes=len(self.nodes), skip=skip)
+        skip, known = feed.ledger.skip.get(question.partition, ()), feed.ledger.known.get(question.partition, ())
+        return ledger.Places({name: places[name] for name in near}, nodes=len(self.nodes), skip=skip, known=known)
 
     def _on_host(self, host: str) -> list[str]:
         """Return the nodes at an address. Where they are is known anew when the members have been gathered anew."""
@@ -316,6 +347,8 @@ class FeedDesk:
         return self._by_host[1].get(host, [])
 
     def _where(self, feed: Feed, question: ledger.WherePlaces) -> ledger.Places:
+        if not self._goes_on(feed):
+            return ledger.Places()
         places = self._places()
         gone = [name for name in question.nodes if name not in places]
         if gone:
@@ -341,7 +374,7 @@ class FeedDesk:
         feed.ledger.finish(statement.partition, statement.rows, statement.spilled)
 
     def _failed(self, feed: Feed, statement: ledger.PartitionFailed) -> None:
-        if feed.error is None:
+        if feed.error is None and self._goes_on(feed):  # a task that was cancelled may speak of what was lost
             feed.error = FeedFailed(f"partition {statement.partition}: {statement.text}")
 
 

@@ -174,6 +174,8 @@ class Gathering(Members):
     def _slot_use(self, record: Record, question: HoldsSlot) -> SlotUse:
         if (question.node, question.machine, question.pid) in self._given_up:
             return SlotUse.END
+        if record.node in self.plan.driver_nodes:  # it has none of Spark's
+            return SlotUse.HOLD
         # With the slot goes its GPU, which Spark would give to a node that waits for one.
         lends = bool(self.plan.gpus_of(record.node)) and bool(self.missing)
         if lends or record.link is None or time.monotonic() > self._slot_wanted_until:

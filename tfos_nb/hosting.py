@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ import grpc
 
 from tfos_nb.runtime.door import DoorClient
 from tfos_nb.runtime.lifecycle import NodeJob
-from tfos_nb.runtime.node import NodeTask, SupervisorEnded
+from tfos_nb.runtime.node import HoldsSlot, NodeTask, SlotUse, SupervisorEnded, slot_use
 from tfos_nb.runtime.process import kill_group, python_path, start_module, write_frame
 
 __all__ = ["HostedNode"]
 
+_ASK_SECONDS = 5.0
 _COMPLAINTS = 8000  # bytes of what a supervisor wrote that are told
 
 
@@ -40,7 +42,12 @@ class HostedNode:
     node: str
 
     def __call__(self) -> None:
-        """Start its supervisor, and wait for it."""
+        """Start its supervisor, and wait for it; start another in the place of one that hangs."""
+        while self._hangs():
+            pass
+
+    def _hangs(self) -> bool:
+        """Run one supervisor to its end; whether it was ended here, and another is wanted."""
         with tempfile.TemporaryFile() as complaints:
             supervisor = start_module(
                 "tfos_nb.runtime.supervisor",
@@ -52,13 +59,26 @@ class HostedNode:
             try:
                 with contextlib.suppress(BrokenPipeError):  # it is dead: the code and the complaints tell why
                     write_frame(supervisor.stdin, self._job())
-                code = supervisor.wait()
+                hangs = self._wait(supervisor)
             finally:
                 kill_group(supervisor)
                 supervisor.stdin.close()
+            code = supervisor.wait()
             if code != 0:
                 complaints.seek(0)
                 self._tell(code, complaints.read()[-_COMPLAINTS:].decode(errors="replace"), supervisor.pid)
+            return hangs
+
+    def _wait(self, supervisor: subprocess.Popen[bytes]) -> bool:
+        """Wait until it has ended, or the driver does without it since it hangs; whether that is so."""
+        question = HoldsSlot(self.node, supervisor.pid, socket.gethostname())
+        with DoorClient(self.task.door) as door:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    supervisor.wait(_ASK_SECONDS)
+                    return False
+                if slot_use(question, door) is SlotUse.END:
+                    return True
 
     def _job(self) -> NodeJob:
         task = self.task
@@ -80,4 +100,4 @@ class HostedNode:
 
     def _tell(self, code: int, text: str, pid: int) -> None:
         with DoorClient(self.task.door) as door, contextlib.suppress(grpc.RpcError):  # the cluster may be over
-            door.ask(SupervisorEnded(self.node, code, text, pid))
+            door.ask(SupervisorEnded(self.node, code, text, pid, socket.gethostname()))

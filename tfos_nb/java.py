@@ -153,8 +153,11 @@ def private_dir() -> Path:
     PlanError
         If neither can be had, or somebody else made the one in the temporary directory.
     """
-    cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    candidates = (Path(cache, "tfos_nb"), Path(tempfile.gettempdir(), f"tfos_nb-{os.geteuid()}"))
+    home = os.path.expanduser("~")  # as it is for a user without one
+    cache = os.environ.get("XDG_CACHE_HOME") or ("" if home == "~" else os.path.join(home, ".cache"))
+    candidates = [Path(tempfile.gettempdir(), f"tfos_nb-{os.geteuid()}")]
+    if cache:
+        candidates.insert(0, Path(cache, "tfos_nb"))
     for directory in candidates:
         if _is_private(directory):
             return directory

@@ -5,12 +5,9 @@ What is refused here is refused in seconds, before any node starts, and says wha
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 import re
 import resource
-import secrets
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -52,7 +49,6 @@ __all__ = [
     "error_of_job",
     "open_door",
     "survey",
-    "warm_token",
 ]
 
 
@@ -252,14 +248,6 @@ class NodeTasks:
             gpus=self.plan.gpus,
             warm_token=self.warm_token,
         )
-
-
-_of_this_process = secrets.token_bytes(32)
-
-
-def warm_token(spark: SparkSession) -> str:
-    """Return what the nodes of one application, launched by this process, know of each other and nobody else does."""
-    return hmac.new(_of_this_process, str(context_of(spark).key).encode(), hashlib.sha256).hexdigest()
 
 
 def error_of_job(error: BaseException, what: str) -> TfosError:

@@ -6,12 +6,25 @@ A cluster lives in its threads and in Spark: to lose its variable does not end i
 from __future__ import annotations
 
 import threading
-from typing import Any
+import weakref
+from typing import Any, Protocol
 
 __all__ = ["begin", "end", "living"]
 
+
+class _Ended(Protocol):
+    """What is asked of a cluster that has ended."""
+
+    @property
+    def log_bytes(self) -> int: ...
+
+    def shorten_logs(self) -> None: ...
+
+
+_LOGS_OF_ENDED = 32 << 20  # bytes, about, of all clusters that have ended; of the oldest ones little is left
 _lock = threading.Lock()
 _living: dict[str, Any] = {}
+_ended: list[weakref.ref[_Ended]] = []
 
 
 def begin(cluster: Any) -> None:
@@ -21,9 +34,18 @@ def begin(cluster: Any) -> None:
 
 
 def end(cluster: Any) -> None:
-    """Note that it has ended."""
+    """Note that it has ended, and have those that have ended keep no more than so much of their logs together."""
     with _lock:
         _living.pop(cluster.id, None)
+        _ended.append(weakref.ref(cluster))
+        ended = [one for one in (ref() for ref in _ended) if one is not None]
+        _ended[:] = map(weakref.ref, ended)
+    left = _LOGS_OF_ENDED
+    for one in reversed(ended):
+        size = one.log_bytes
+        if size > left:
+            one.shorten_logs()
+        left -= min(size, left)
 
 
 def living() -> tuple[Any, ...]:

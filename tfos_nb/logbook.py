@@ -15,7 +15,9 @@ _LINES_KEPT, _CHARACTERS_KEPT = 10_000, 1 << 21  # of each node, but
 _LINES_OF_ALL, _CHARACTERS_OF_ALL = 1_000_000, 1 << 28  # shared out among many, and
 _LINES_AT_LEAST, _CHARACTERS_AT_LEAST = 200, 1 << 16
 _NEWEST_KEPT = 1_000  # of all nodes
+_OF_ENDED, _CHARACTERS_OF_ENDED = 50, 1 << 14  # of each node, in a cluster that ended before others
 _BETWEEN = 1e-6
+_OF_A_LINE = 200  # bytes, about, beside its characters
 
 
 class _Lines:
@@ -30,8 +32,15 @@ class _Lines:
     def add(self, at: float, text: str) -> None:
         self.kept.append((at, text))
         self._characters += len(text)
-        while len(self.kept) > self._most or self._characters > self._most_characters:
+        self.shorten(self._most, self._most_characters)
+
+    def shorten(self, lines: int, characters: int) -> None:
+        while len(self.kept) > lines or self._characters > characters:
             self._characters -= len(self.kept.popleft()[1])
+
+    @property
+    def size(self) -> int:
+        return self._characters + _OF_A_LINE * len(self.kept)
 
 
 class LogBook:
@@ -62,6 +71,17 @@ class LogBook:
             self._last = max(now, self._last + _BETWEEN)  # should the clock be set back, the order stays
             self._lines[node].add(self._last, text)
             self._newest.append(LogLine(self._last, node, text))
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, about."""
+        return sum(lines.size for lines in self._lines.values())
+
+    def shorten(self) -> None:
+        """Keep some of each node's last lines only."""
+        for lines in self._lines.values():
+            lines.shorten(_OF_ENDED, _CHARACTERS_OF_ENDED)
+        self._newest = deque(self.tail(_OF_ENDED), maxlen=_NEWEST_KEPT)
 
     def texts(self, node: str) -> list[str]:
         """Return the lines of a node that are kept, without their times."""

@@ -212,6 +212,17 @@ class Members:
         with self.changed:
             return self._log.lines(node, after, limit)
 
+    @property
+    def log_bytes(self) -> int:
+        """Bytes that the kept lines take, about."""
+        with self.changed:
+            return self._log.size
+
+    def shorten_logs(self) -> None:
+        """Keep some of each node's last lines only."""
+        with self.changed:
+            self._log.shorten()
+
     def log_tail(self, count: int) -> list[LogLine]:
         """Return the newest lines of all nodes, the oldest first."""
         with self.changed:

@@ -66,6 +66,10 @@ class NodeJobs:
         for node in self.launching.here:
             self._here(node)
 
+    def forget(self) -> None:
+        """Let go of what the nodes were sent: the cluster has ended."""
+        self.tasks = replace(self.tasks, payload=b"")
+
     def submit_more(self, plan: ClusterPlan, found: Launching) -> None:
         """Start the nodes that preflight looked for, which a wider plan has."""
         self.tasks = replace(self.tasks, plan=plan, hold=self.tasks.hold and found.hold)

@@ -10,8 +10,10 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfos_nb.errors import NodeFailed, TfosError
+from tfos_nb.errors import NodeFailed, PlanError, TfosError
+from tfos_nb.interrupts import interruptible
 from tfos_nb.launching import check_descriptors, check_door_variables, check_host_gpus, error_of_job, open_door
+from tfos_nb.prewarm import settle, warm_token
 from tfos_nb.relaying import needs_relay
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.door import Link
@@ -31,7 +33,7 @@ from tfos_nb.session import (
     spark_session,
     usable_session,
 )
-from tfos_nb.settings import checked_env
+from tfos_nb.settings import Settings, checked_env
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,6 +96,7 @@ def run(
     env: Mapping[str, str] | None = None,
     name: str = "parallel",
     sources: Mapping[str, str] | None = None,
+    warm: bool = Settings.warm,
 ) -> list[Any]:
     """Call ``main(args, ctx)`` in ``nodes`` processes on Spark's executors, and return what each returned.
 
@@ -121,6 +124,9 @@ def run(
         What the job is called in the Spark UI.
     sources : mapping of str to str, optional
         Source text by file name, for tracebacks.
+    warm : bool, optional
+        Whether the programs are forked from a process that has imported TensorFlow, the same as a cluster's nodes are.
+        On a host with GPUs none is.
 
     Returns
     -------
@@ -142,10 +148,13 @@ def run(
     """
     for field, count, least in (("nodes", nodes, 1), ("cpus", cpus, 1), ("gpus", gpus, 0)):
         check_count(field, count, least)
+    if not isinstance(warm, bool):
+        raise PlanError(f"warm={warm!r}: it is True or False")
     variables = checked_env(env)
     payload = pack(main, args, sources)
     check_door_variables()
     session = spark_session(nodes) if spark is None else usable_session(spark)
+    settle(session)
     check_local_python(session)
     claim = gpus if gpus > 0 and not gives_gpus(session) else 0
     profile = resource_profile(session, cpus, gpus - claim)
@@ -161,10 +170,12 @@ def run(
     door, address = open_door(session, desk)
     try:
         path = python_path()
-        task = SoloTask(nodes, address, barrier, variables, path, payload, claim)
+        token = warm_token(session) if warm else ""
+        task = SoloTask(nodes, address, barrier, variables, path, payload, claim, token, Settings.warm_idle)
         extra: dict[str, Any] = {"profile": profile} if profile is not None else {}
         frame = session.range(0, nodes, 1, nodes).mapInArrow(task, SUMMARY_SCHEMA, barrier=barrier, **extra)
-        return _results(desk, SparkJobs(session, f"tfos_nb-parallel-{uuid.uuid4().hex[:12]}"), frame, name)
+        with interruptible():
+            return _results(desk, SparkJobs(session, f"tfos_nb-parallel-{uuid.uuid4().hex[:12]}"), frame, name)
     finally:
         door.close()
 

@@ -11,6 +11,7 @@ from tfos_nb.pace import Pace
 from tfos_nb.runtime.door import Link
 from tfos_nb.runtime.lifecycle import MainRaised, NodeEnded, NodeUp, Reservation
 from tfos_nb.runtime.plan import Node
+from tfos_nb.runtime.process import host_and_port
 from tfos_nb.runtime.reports import EVALUATE, OVER, GpuFigures, Heartbeat, StepReport
 from tfos_nb.state import GpuUse, NodeState, NodeStatus
 
@@ -66,7 +67,7 @@ class Record:
     def address(self) -> str:
         """What its TensorFlow listens on."""
         assert self.reservation is not None, "it has reserved"
-        return f"{self.reservation.host}:{self.reservation.port}"
+        return host_and_port(self.reservation.host, self.reservation.port)
 
     @property
     def sated(self) -> bool:
@@ -142,6 +143,12 @@ class Record:
         del self.curves[last]
         return True
 
+    def _how_it_starts(self) -> str:
+        """Say why a node that starts takes no time, or some."""
+        if self.reservation is None or self.status not in (NodeStatus.RESERVED, NodeStatus.STARTING):
+            return ""
+        return "from a warm process" if self.reservation.warm else "imports TensorFlow"
+
     def state(self, now: float) -> NodeState:
         """Return how the node looks at a moment of the monotonic clock."""
         place, beat, report = self.reservation, self.heartbeat, self.report
@@ -170,4 +177,5 @@ class Record:
             cpu_percent=beat.cpu_percent if beat and alive else None,
             memory_bytes=beat.memory_bytes if beat and alive else None,
             heartbeat_age=now - self.heard_at if self.heard_at is not None and alive else None,
+            detail=self._how_it_starts(),
         )

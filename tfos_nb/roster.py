@@ -183,7 +183,7 @@ class Roster(Gathering):
         spoken_of = getattr(message, "node", node)
         coordinates = isinstance(message, WorkerThrough) and node == str(self.plan.chief_node)
         if spoken_of != node and not (coordinates and spoken_of in self._records):
-            raise ValueError(f"{node} sent a {type(message).__name__} of {spoken_of}")
+            raise ValueError(f"{node} sent a {type(message).__name__} of {spoken_of!r}")
 
     def _is_there(self, record: Record, question: NodeThere) -> bool:
         return record.link is not None and (record.ended is None or self.restarts_left > 0)

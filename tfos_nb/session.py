@@ -292,6 +292,9 @@ class Job(Generic[_Result]):
         self._context = context
         self._then = then
         self._thread = context.thread(partial(self._run, target, tags), f"tfos_nb {description}")
+
+    def start(self) -> None:
+        """Begin; to be called once, when somebody knows the job who can cancel it."""
         self._thread.start()
 
     def _run(self, target: Callable[[], _Result], tags: tuple[str, str]) -> None:
@@ -366,7 +369,8 @@ class SparkJobs:
             self._jobs = [job for job in self._jobs if not job.done.is_set()]
             self._started += 1
             job = Job(self._context, target, description, (self.tag, f"{self.tag}-{self._started}"), then)
-            self._jobs.append(job)
+            self._jobs.append(job)  # first: an interrupt here leaves no job that nobody can cancel
+            job.start()
         return job
 
     def room(self, job: Job[Any]) -> Room | None:

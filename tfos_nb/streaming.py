@@ -13,6 +13,7 @@ gives the batch that it had not noted once more, and ``ctx.batches(after=k)`` le
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -58,8 +59,10 @@ class StreamTraining:
     _error: BaseException | None = None
     _over: threading.Event = field(default_factory=threading.Event)
 
-    def run(self, stream: Any, epochs: int, validation: Any) -> None:
+    def run(self, stream: Any, epochs: int, validation: Any, interrupted: Callable[[], object]) -> None:
         """Feed one micro-batch after the other, until the stream ends, is stopped, or the nodes have enough.
+
+        An interrupt calls ``interrupted`` at once, and waits for the batch under way then.
 
         Raises
         ------
@@ -81,6 +84,10 @@ class StreamTraining:
         try:
             source.start(self)
             self._wait(source)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                interrupted()  # before the batch that is on its way is waited for: main may compute on it for long
+            raise
         finally:
             self._over.set()
             source.stop()  # waits for the batch that is on its way

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from tfos_nb.roster import Roster
 from tfos_nb.runtime import ledger
 from tfos_nb.runtime.door import DoorAddress
 from tfos_nb.runtime.feedtask import NOT_SENT
-from tfos_nb.runtime.spans import Spans
+from tfos_nb.runtime.fingerprint import KEEP_ROWS_ALIKE
 from tfos_nb.session import Job, SparkJobs
 from tfos_nb.settings import check_seconds
 from tfos_nb.standstill import Standstill, WithoutSlot
@@ -96,15 +96,16 @@ class Training:
                     feed,
                 )
             self.roster.feeds.end(feed, 0)
+            self.roster.feeds.close_ledgers([feed])
         return feed.number
 
-    def begin_feed(self, epoch: int, epochs: int, spill: bool, place: FeedOf, skip: Mapping[int, Spans]) -> Feed:
+    def begin_feed(self, epoch: int, epochs: int, spill: bool, place: FeedOf, held: ledger.HeldRows) -> Feed:
         """Announce that the rows will come, for this epoch and, where they can be kept, those that follow.
 
         What is left of an epoch does not make the next one.
         """
-        passes = 1 if skip else epochs - epoch + 1
-        return self.roster.feeds.begin(passes, spill and passes > 1, epoch, epochs, place, skip=skip)
+        passes = 1 if held else epochs - epoch + 1
+        return self.roster.feeds.begin(passes, spill and passes > 1, epoch, epochs, place, held=held)
 
     def feed_once(self, data: Any, feed: Feed) -> int:
         """Send the rows through Spark once; return how many passes that made."""
@@ -222,6 +223,12 @@ class Training:
             read = sum(rows for _, rows in job.result or ())  # by the attempts that Spark holds to be whole
             if read != feed.ledger.rows:
                 error = FeedFailed(f"Spark read {read} rows, but the nodes were sent {feed.ledger.rows}")
+            elif (cut := feed.ledger.cut_short()) is not None:
+                partition, now, before = cut
+                error = FeedFailed(
+                    f"partition {partition} has {now} rows now, and had {before} or more when the nodes' state was "
+                    f"saved. {KEEP_ROWS_ALIKE}"
+                )
         if error is None and feed.ledger.rows == 0 and empty and not self.nobody_wants(feed.place.call):
             error = FeedFailed(empty)
         if error is not None:
@@ -284,7 +291,7 @@ class Call:
     """One call of ``train``: its rows, and how many passes over them have been delivered.
 
     ``before`` counts the passes of the calls before it; ``feeds`` are those of this generation. Of the next pass the
-    nodes' state holds the rows to ``skip``, by partition.
+    nodes' state holds the rows ``held``.
     """
 
     training: Training
@@ -295,14 +302,14 @@ class Call:
     before: int = 0
     made: int = 0
     place: FeedOf | None = None
-    skip: Mapping[int, Spans] = field(default_factory=dict)
+    held: ledger.HeldRows = field(default_factory=ledger.HeldRows)
     feeds: list[Feed] = field(default_factory=list)
     _under_way: Feed | None = None
 
     def begin_anew(self) -> None:
         """Forget what the nodes of the generation before were fed."""
         self.place = self._under_way = None
-        self.skip = {}
+        self.held = ledger.HeldRows()
         self.feeds.clear()
 
     def keep_validation(self) -> FeedOf:
@@ -319,11 +326,11 @@ class Call:
         place = self.keep_validation()
         while self.made < self.epochs and not self.training.nobody_wants(place.call):
             if self._under_way is None:
-                self._under_way = self.training.begin_feed(self.made + 1, self.epochs, self.spill, place, self.skip)
+                self._under_way = self.training.begin_feed(self.made + 1, self.epochs, self.spill, place, self.held)
                 self._under_way.before = self.before + self.made
                 self.feeds.append(self._under_way)
             self.made += self.training.feed_once(self.data, self._under_way)
-            self._under_way, self.skip = None, {}
+            self._under_way, self.held = None, ledger.HeldRows()
 
     def go_on(self, gathering: int) -> None:
         """Hold on to what was fed: others have been replaced, and these nodes go on."""

@@ -27,7 +27,7 @@ from tests.fuzz.test_message_bytes import check_right
 from tests.runtime.test_wire import MESSAGES
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.feed import FeedTicket, _Chunk
-from tfos_nb.runtime.ledger import FeedBegins
+from tfos_nb.runtime.ledger import FeedBegins, Reached
 from tfos_nb.runtime.spans import merged, rows_within
 
 ROWS = pa.RecordBatch.from_pydict({"id": pa.array(range(5), pa.int64())})
@@ -47,13 +47,13 @@ def try_chunk(data: bytes) -> None:
     intake = Intake(FeedBegins(1, 1, False), threading.Condition(), 1 << 40, None)
     try:
         chunk = wire.expect(_Chunk, data)
-        intake.accept(0, chunk.spans, chunk.fingerprint, ROWS)
+        intake.accept(0, chunk.spans, ROWS, known=chunk.known)
     except (ValueError, FeedFailed):
         assert intake.rows_in == 0
         return
     assert chunk.spans == merged(chunk.spans)
     assert rows_within(chunk.spans, 0, chunk.spans[-1][1]) == 5
-    assert intake.lane(0).reached == (chunk.spans[-1][1], chunk.fingerprint)
+    assert intake.lane(0).reached == Reached(chunk.spans[-1][1], *chunk.known)
 
 
 def try_one(data: bytes) -> None:
@@ -64,7 +64,7 @@ def try_one(data: bytes) -> None:
 def write_seeds(directory: Path) -> None:
     """Begin with what is right."""
     directory.mkdir(parents=True, exist_ok=True)
-    chunk, data = _Chunk(((3, 5), (8, 11)), 7), {"a": (1, [2.5, None, b"x"])}
+    chunk, data = _Chunk(((3, 5), (8, 11)), (5, 7)), {"a": (1, [2.5, None, b"x"])}
     for number, message in enumerate([*MESSAGES, chunk, FeedTicket(1, 2), data]):
         mark = b"\x01" if isinstance(message, _Chunk) else b"\x00"
         (directory / f"seed-{number}").write_bytes(mark + wire.encode(message))

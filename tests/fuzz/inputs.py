@@ -41,13 +41,12 @@ _USUAL = 50
 
 
 def examples(count: int) -> settings:
-    """So many examples in ``make test``, always the same; with the profile ``fuzz`` many times as many, always new."""
+    """Half as many in ``make test``, always the same; with the profile ``fuzz`` many times as many, always new."""
     profile = settings.default
     assert profile is not None
     many = profile.max_examples > _USUAL
-    return settings(
-        profile, max_examples=count * profile.max_examples // _USUAL, deadline=None, derandomize=not many
-    )  # fmt: skip
+    tried = count * profile.max_examples // _USUAL if many else -(-count // 2)
+    return settings(profile, max_examples=tried, deadline=None, derandomize=not many)
 
 
 def _registry() -> dict[str, type]:

@@ -221,7 +221,7 @@ WRONG_SPANS = (
 chunks = st.builds(
     _Chunk,
     spans=st.sampled_from([*RIGHT_SPANS, *WRONG_SPANS]),
-    fingerprint=st.integers(0, 9),
+    known=st.tuples(st.integers(0, 9), st.integers(0, 9)),
     block=st.sampled_from([-1, -1, -2, 5000, 2**40]),
     size=st.sampled_from([0, 1, 16 << 20, -1, 2**62]),
     spent=st.booleans(),
@@ -243,14 +243,14 @@ def taken(sent: list[tuple[int, bool, bytes | None]]) -> list[int]:
         if alone or not isinstance(chunk, _Chunk) or chunk.spans in WRONG_SPANS or chunk.block >= 0:
             break
         numbers = [number for first, end in chunk.spans if end - first <= 4 for number in range(first, end)]
-        if len(numbers) != rows or numbers != sorted({*numbers}) or numbers[0] < 0:
+        if len(numbers) != rows or numbers != sorted({*numbers}) or numbers[0] < reached:
             break
-        seen += [place for place, number in enumerate(numbers) if number >= reached]
-        reached = max(reached, numbers[-1] + 1)
+        seen += range(rows)
+        reached = numbers[-1] + 1
     return seen
 
 
-@example(sent=[(4, False, wire.encode(_Chunk(((-1, 3),), 0)))], near=True)
+@example(sent=[(4, False, wire.encode(_Chunk(((-1, 3),), (0, 0))))], near=True)
 @examples(60)
 @given(
     sent=st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.none() | metadata), min_size=1, max_size=4),
@@ -303,13 +303,13 @@ def test_a_granted_block_with_whatever_in_it_brings_its_rows_or_an_error(
         assert stream._blocks is not None
         assert grant.block >= 0, "there are more blocks than examples"
         stream._blocks._memory[grant.block * BLOCK_BYTES : grant.block * BLOCK_BYTES + len(memory)] = memory
-        chunk = _Chunk(((0, 3),), 0, grant.block, len(written) if size is None else size)
+        chunk = _Chunk(((0, 3),), (0, 0), grant.block, len(written) if size is None else size)
         expected = rows_in(memory[: chunk.size]) if 0 < chunk.size <= BLOCK_BYTES else -1
         reached = -1
         with contextlib.suppress(*REFUSED):
             stream._writer.write_with_metadata(stream._nothing, wire.encode(chunk))
             stream._writer.done_writing()
-            reached = stream._next_position().row
+            reached = stream._next_position().reached.row
         assert reached == expected
     finally:
         with contextlib.suppress(*REFUSED):
@@ -363,7 +363,7 @@ def test_rows_whose_bytes_were_changed_kill_no_node(node: Node, head: bytes, bod
     The reader of the node makes arrays of all rows that were taken, so it would follow the offsets.
     """
     partition = node.begin()
-    word = wire.encode(_Chunk(((0, 4),), 0))
+    word = wire.encode(_Chunk(((0, 4),), (0, 0)))
     with grpc.insecure_channel(f"unix:{node.place.socket}") as channel:
         call = channel.stream_stream("/arrow.flight.protocol.FlightService/DoPut")
         sent = iter(RIGHT.messages(partition, head, body, word))

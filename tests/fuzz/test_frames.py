@@ -28,6 +28,7 @@ from tfos_nb.runtime.lifecycle import MainStarted, NodeEnded, NodeJob
 from tfos_nb.runtime.nodeprocess import Exited, NodeProcess
 from tfos_nb.runtime.process import Channel, read_frame
 from tfos_nb.runtime.reports import FeedStatus, ReportBox, StepReport
+from tfos_nb.runtime.warm import Fork
 
 SECONDS = 20.0
 
@@ -96,7 +97,7 @@ class Forks:
     def __init__(self, says: bytes) -> None:
         self._says = says
 
-    def fork(self, directory: str, host: str, fds: tuple[int, int]) -> subprocess.Popen[bytes]:
+    def fork(self, order: Fork, fds: tuple[int, int]) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", self.SCRIPT, str(fds[0]), self._says.hex()]
         return subprocess.Popen(command, env=ENVIRONMENT, pass_fds=fds, stdout=subprocess.PIPE, start_new_session=True)
 

@@ -327,6 +327,7 @@ def test_an_executor_says_what_it_has_and_that_it_reaches_the_driver(spark: Spar
         "slots": "ok",
         "dynamic allocation": "ok",
         "executors' Python": "ok",
+        "warm processes": "ok",
         "driver's port": "ok",
     }
     assert "local-cluster[2,2,1024]" in found["Spark"].told

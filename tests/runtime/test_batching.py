@@ -49,8 +49,17 @@ def test_all_workers_do_the_same_number_of_steps_and_every_row_is_in_one(
     assert sum(map(sum, sizes)) == rows
     assert all(size >= 1 for of_worker in sizes for size in of_worker)
     steps = max(map(len, sizes))
-    if rows >= workers * steps:  # no step needs a row that stands in
+    last = rows % batch or batch  # rows of one process' last step
+    if rows >= workers * steps and (last >= workers or not streamed):  # no step needs a row that stands in
         assert {len(of_worker) for of_worker in sizes} == {steps}
+
+
+@given(any_rows, any_batch, any_workers, any_pieces)
+def test_a_streamed_pass_has_a_step_more_than_one_process_does_at_most(
+    rows: int, batch: int, workers: int, pieces: list[int]
+) -> None:
+    sizes = cut_by_all(rows, batch, workers, streamed=True, pieces=pieces)
+    assert max(map(len, sizes)) <= -(-rows // max(batch, workers)) + 1
 
 
 @given(any_rows, any_batch, any_workers, any_pieces)

@@ -52,7 +52,7 @@ class Node:
         self.queues.describe(ledger.FeedSchema(number, schema, {}))
         at = 0
         for block in blocks:
-            self.queues.intake(number).accept(0, ((at, at + block.num_rows),), 0, block)
+            self.queues.intake(number).accept(0, ((at, at + block.num_rows),), block)
             at += block.num_rows
         self.queues.end(ledger.FeedEnds(number, at, replays))
 

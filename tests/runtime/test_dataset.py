@@ -51,7 +51,7 @@ class Share:
             if self.feeds == 1 and row == 0:
                 schema = block.schema.serialize().to_pybytes()
                 self.passes.describe(FeedSchema(1, schema, first_lengths(block)))
-            intake.accept(0, ((row, row + block.num_rows),), 0, block)
+            intake.accept(0, ((row, row + block.num_rows),), block)
             row += block.num_rows
         self.passes.end(FeedEnds(self.feeds, row, epochs - 1))
 
@@ -147,7 +147,7 @@ def test_an_iteration_that_is_left_frees_the_sender_and_the_next_has_all_rows(tm
 
     def send() -> None:
         for start in range(0, 1000, 10):
-            intake.accept(0, ((start, start + 10),), 0, rows_of(start, 10))
+            intake.accept(0, ((start, start + 10),), rows_of(start, 10))
 
     sender = threading.Thread(target=send, daemon=True)
     sender.start()

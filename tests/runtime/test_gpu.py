@@ -101,7 +101,7 @@ def test_gpus_are_found_as_spark_addresses_them(addresses: tuple[str, ...], figu
         ({"memory"}, (GpuFigures("NVIDIA H100", 87.0),)),
         ({"name", "rates", "memory"}, ()),
     ],
-    ids=str,
+    ids=["name", "rates", "memory", "all"],
 )
 def test_one_query_that_fails_takes_nothing_from_the_others_and_is_told_once(
     mute: set[str], figures: tuple[GpuFigures, ...], caplog: pytest.LogCaptureFixture

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tfos_nb.runtime import ledger as ledger_module
 from tfos_nb.runtime.dealing import Dealt, level, piece_rows
-from tfos_nb.runtime.ledger import Claimed, ClaimRows, FeedLedger
+from tfos_nb.runtime.ledger import Claimed, ClaimRows, FeedLedger, HeldRows
 from tfos_nb.runtime.spans import Spans, merged, row_behind, rows_within
 
 bounded = settings(deadline=None, max_examples=100)
@@ -180,7 +180,7 @@ def test_every_row_is_one_nodes_in_every_attempt_and_all_have_equally_many_at_th
     plan: list[Work], nodes: int, at_once: int, part: int, data: st.DataObject | None
 ) -> None:
     """Whatever is read at once, dies, breaks off and is read again in other batches; on hosts that prefer their own."""
-    ledger = FeedLedger(1, names(nodes), {number: work.skip for number, work in enumerate(plan) if work.skip})
+    ledger = FeedLedger(1, names(nodes), HeldRows({number: work.skip for number, work in enumerate(plan) if work.skip}))
     told: list[dict[int, str]] = [{} for _ in plan]
     waiting = []
     for number, work in enumerate(plan):
@@ -316,7 +316,7 @@ def test_attempts_that_were_broken_off_count_as_the_one_that_came_furthest(ends:
 def test_the_rows_that_nodes_have_been_through_are_theirs_and_those_that_were_skipped(
     nodes: int, batches: list[int], skip: Spans, data: st.DataObject
 ) -> None:
-    ledger, row, whose = FeedLedger(1, names(nodes), {0: skip}), 0, []
+    ledger, row, whose = FeedLedger(1, names(nodes), HeldRows({0: skip})), 0, []
     for rows in batches:
         for end, node in claim(ledger, 0, row, rows):
             whose += [node] * (end - len(whose))

@@ -15,8 +15,8 @@ import pytest
 
 from tests.waiting import until
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema, MakeRoom, PassDone
-from tfos_nb.runtime.passes import Passes
+from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema, MakeRoom, PassDone, Reached
+from tfos_nb.runtime.passes import Passes, Superseded
 from tfos_nb.runtime.reports import FeedStatus
 from tfos_nb.runtime.spill import Spill
 
@@ -43,7 +43,7 @@ class Box:
         self.passes.begin(FeedBegins(feed, passes, passes > 1))
 
     def accept(self, partition: int, start: int, count: int, feed: int = 1) -> None:
-        self.passes.intake(feed).accept(partition, ((start, start + count),), 0, batch_of(start, count))
+        self.passes.intake(feed).accept(partition, ((start, start + count),), batch_of(start, count))
 
     def start(self, work: Callable[..., object], *args: Any) -> threading.Thread:
         thread = threading.Thread(target=work, args=args, daemon=True)
@@ -102,15 +102,30 @@ def test_a_second_feed_follows_the_first(make: Callable[..., Box]) -> None:
     assert [box.next_ids() for _ in range(5)] == [[10, 11], [10, 11], [20, 21], [20, 21], None]
 
 
-def test_rows_that_were_taken_before_are_left_out(make: Callable[..., Box]) -> None:
+def test_rows_that_were_taken_before_or_come_from_an_earlier_attempt_are_refused(make: Callable[..., Box]) -> None:
+    """Who sends leaves out what the node has; an attempt that Spark has cancelled may send all the same."""
     box = make()
     box.begin()
+    intake = box.passes.intake(1)
     box.accept(0, 0, 5)
-    box.accept(0, 0, 3)  # all of them
-    box.accept(0, 3, 5)  # the first two
     box.accept(0, 64, 2)  # a later piece: what lies between is another node's
-    box.end(10)
-    assert box.next_ids() == [0, 1, 2, 3, 4, 5, 6, 7, 64, 65]
+    with pytest.raises(FeedFailed, match=r"rows \(\(3, 8\),\) of partition 0 came, and those before 66 had"):
+        box.accept(0, 3, 5)
+    assert intake.open(0, 7).reached.row == 66
+    for attempt in (0, 6):
+        with pytest.raises(Superseded, match=f"attempt 7 at partition 0 sends its rows, and attempt {attempt} has"):
+            intake.accept(0, ((70, 72),), batch_of(70, 2), attempt=attempt)
+    with pytest.raises(Superseded, match="attempt 6 has to wait"):
+        intake.open(0, 6)
+    intake.leave(0, 6)
+    with pytest.raises(Superseded):
+        intake.open(0, 6)
+    intake.leave(0, 7)
+    assert intake.open(0, 6).attempt == 6, "the later one's stream has ended"
+    assert intake.open(0, 7).attempt == 7
+    intake.accept(0, ((70, 72),), batch_of(70, 2), attempt=7)
+    box.end(9)
+    assert box.next_ids() == [0, 1, 2, 3, 4, 64, 65, 70, 71]
 
 
 def test_more_rows_wait_where_room_is_made_for_them(make: Callable[..., Box]) -> None:
@@ -129,10 +144,10 @@ def test_several_pieces_come_in_one_batch(make: Callable[..., Box]) -> None:
     box = make()
     box.begin()
     intake = box.passes.intake(1)
-    intake.accept(0, ((0, 2), (64, 67)), 7, batch_of(0, 5))
-    assert intake.lane(0).reached == (67, 7)
-    intake.accept(0, ((64, 70), (128, 130)), 8, batch_of(2, 8))  # another attempt cut otherwise
-    assert [intake.reached(rows) for rows in (1, 2, 4, 6, 9)] == [{0: 1}, {0: 2}, {0: 66}, {0: 68}, {0: 129}]
+    intake.accept(0, ((0, 2), (64, 67)), batch_of(0, 5), known=(5, 7))
+    assert intake.lane(0).reached == Reached(67, 5, 7)
+    intake.accept(0, ((67, 70), (128, 130)), batch_of(5, 5), known=(10, 8))
+    assert [intake.reached(rows)[0] for rows in (1, 2, 4, 6, 9)] == [{0: 1}, {0: 2}, {0: 66}, {0: 68}, {0: 129}]
     box.end(10)
     assert box.next_ids() == list(range(10))
 
@@ -144,7 +159,7 @@ def test_rows_that_are_not_those_that_were_announced_are_refused(
     box = make()
     box.begin()
     with pytest.raises(FeedFailed, match="there are no rows|were announced, and 5 came"):
-        box.passes.intake(1).accept(0, spans, 0, batch_of(0, 5))
+        box.passes.intake(1).accept(0, spans, batch_of(0, 5))
     assert box.passes.intake(1).rows_in == 0
 
 
@@ -410,6 +425,20 @@ def test_a_disk_that_takes_no_file_ends_the_spill_and_not_the_training(
     assert "No such file or directory" in caplog.text
     assert "Spark will be asked again" in caplog.text
     spill.close()
+
+
+def test_a_spill_may_be_closed_while_it_is_read_and_gives_nothing_afterwards(tmp_path: Path) -> None:
+    spill = Spill(str(tmp_path), 1 << 20)
+    spill.write(batch_of(0, 10))
+    spill.seal()
+    before, number = spill.batches(), spill._fd
+    spill.close()
+    with open(__file__, "rb") as other:
+        assert other.fileno() == number, "another file has the number now"
+        assert ids_of(list(before)) == list(range(10))
+        assert list(spill.batches()) == []
+        spill.close()
+        assert other.read(1), "and is not closed with it"
 
 
 def test_what_is_written_into_a_replays_memory_does_not_reach_the_file(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def served(tmp_path: Path) -> LocalFeed:
     supply.take_place(3)
     supply.begin(FeedBegins(1, 1, False))
     supply.describe(FeedSchema(1, BATCH.schema.serialize().to_pybytes(), {}))
-    supply.intake(1).accept(0, ((0, BATCH.num_rows),), 0, BATCH)
+    supply.intake(1).accept(0, ((0, BATCH.num_rows),), BATCH)
     supply.end(FeedEnds(1, 8, 0))
     feed = LocalFeed(supply, 1, threading.Event())
     feed._learn()
@@ -69,7 +69,7 @@ def test_a_worker_leaves_out_what_is_shared_out_anew_and_keeps_what_is_fed_for_t
     for number, rows in ((1, 8), (2, 4)):
         supply.begin(FeedBegins(number, 3, True))
         supply.describe(FeedSchema(number, BATCH.schema.serialize().to_pybytes(), {}))
-        supply.intake(number).accept(0, ((0, rows),), 0, BATCH.slice(0, rows))
+        supply.intake(number).accept(0, ((0, rows),), BATCH.slice(0, rows))
         supply.end(FeedEnds(number, rows, 2))
     feed._learn()
     assert rows_of_pass(feed, 1) == 8

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,12 +21,16 @@ from tfos_nb.runtime.lifecycle import Farewell, MainStarted, Start
 from tfos_nb.runtime.process import (
     PARENT_VARIABLE,
     Channel,
+    boot,
     die_with_parent,
+    is_here,
     kill_group,
     left_behind,
+    machine,
     owner,
     private_directory,
     read_frame,
+    remove_directory,
     signal_name,
     start_module,
     write_frame,
@@ -227,12 +230,30 @@ def test_what_a_process_that_was_killed_has_left_is_found(tmp_path: Path, monkey
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
-    numbers = owner().partition("-")[2]
-    theirs = f"kind-{gone.pid}-{numbers}-a"
-    of_a_container = f"kind-{gone.pid}-{int(numbers) + 1}-b"
-    for name in (theirs, of_a_container, f"kind-{owner()}-c", f"other-{gone.pid}-{numbers}-d", "kind-and-more"):
+    space, _, booted = machine().partition("-")
+    theirs = f"kind-{gone.pid}-{machine()}-a"
+    of_a_container = f"kind-{gone.pid}-{int(space) + 1}-{booted}-b"
+    of_another_host = f"kind-{gone.pid}-{space}-{'0' * len(booted)}-e"
+    other_names = f"kind-{owner()}-c", f"other-{gone.pid}-{machine()}-d", "kind-and-more"
+    for name in (theirs, of_a_container, of_another_host, *other_names):
         (tmp_path / name).touch()
     assert left_behind("kind-") == [str(tmp_path / theirs)]
+
+
+def test_a_directory_is_held_until_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    # As of a machine that was copied while it ran: the same boot, and the number is nobody's here.
+    monkeypatch.setattr("tfos_nb.runtime.process.owner", lambda: f"{gone.pid}-{machine()}")
+    files = len(os.listdir("/proc/self/fd"))
+    held = private_directory("kind", sockets=False)
+    assert left_behind("tfos_nb-kind-") == []
+    remove_directory(held)
+    assert not os.path.exists(held)
+    assert len(os.listdir("/proc/self/fd")) == files
+    os.mkdir(held)
+    assert left_behind("tfos_nb-kind-") == [held]
 
 
 def test_sockets_are_where_their_paths_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,4 +267,13 @@ def test_sockets_are_where_their_paths_are_short(tmp_path: Path, monkeypatch: py
         assert os.stat(place).st_mode & 0o777 == 0o700
         assert Path(other).parent == long
     finally:
-        shutil.rmtree(place)
+        remove_directory(place)
+
+
+def test_what_another_machine_has_in_a_shared_directory_is_not_here(tmp_path: Path) -> None:
+    socket_file = tmp_path / "feed.sock"
+    socket_file.touch()
+    assert is_here(boot(), str(socket_file))
+    assert not is_here("0" * len(boot()), str(socket_file))
+    assert not is_here("", str(socket_file))
+    assert not is_here(boot(), str(tmp_path / "gone"))

@@ -265,6 +265,20 @@ def test_logs_are_copied_while_they_grow_and_once_more_at_the_end(
     assert memory.cat_file("/logs/words.tsv") == b"a"
 
 
+def test_a_place_that_does_not_answer_does_not_keep_a_training_from_its_end(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(type(memory), "open", lambda *args, **options: answers.wait(60))
+    monkeypatch.setattr(log_mirror, "_EVERY", 0.02)
+    monkeypatch.setattr(log_mirror, "_LAST_WITHIN", 0.2)
+    mirror = LogMirror("memory://logs", str(tmp_path))
+    Path(mirror.path, "events.out.tfevents.1").write_bytes(b"first")
+    mirror.stop()
+    answers.set()
+    assert "the last logs are not copied to memory://logs: it has not answered for 0.2 s" in caplog.text
+
+
 def test_a_log_that_cannot_be_copied_is_said_without_the_password(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

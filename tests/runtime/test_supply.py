@@ -36,7 +36,7 @@ class Node:
         block = block_of(start, count)
         self.supply.describe(FeedSchema(feed, block.schema.serialize().to_pybytes(), {}))
         intake = self.supply.intake(feed)
-        intake.accept(0, ((intake.rows_in, intake.rows_in + count),), 0, block)
+        intake.accept(0, ((intake.rows_in, intake.rows_in + count),), block)
 
     def feed(self, feed: int, start: int, count: int, replays: int = 0, **place: Any) -> None:
         self.begin(feed, 1 + replays, bool(replays) or place.get("validates", False), **place)

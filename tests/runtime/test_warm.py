@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -16,10 +17,11 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.conftest import RunScript
 from tests.faults import its_supervisor, its_warm_process
 from tests.test_supervisor import Node
 from tests.waiting import until
-from tfos_nb.runtime import wire
+from tfos_nb.runtime import warm, wire
 from tfos_nb.runtime.warm import Environment, Fork, ServerTerms, WarmProcess
 
 Start = Callable[..., Node]
@@ -239,7 +241,7 @@ def test_a_stranger_gets_no_process(root: Path, anchor: subprocess.Popen[bytes])
     (there,) = set(root.glob("tfos_nb-warm-*")) - before
     path = there / "socket"
     given = Environment("guessed", {}, "/", (), 0o22, os.getpid())
-    for said in (wire.encode(given), b"nonsense", wire.encode(Fork("/tmp", "localhost"))):
+    for said in (wire.encode(given), b"nonsense", wire.encode(Fork("tfos_nb.runtime.tfprocess"))):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
             stranger.connect(str(path))
             stranger.send(said)
@@ -269,3 +271,51 @@ def test_what_a_killed_server_left_is_removed_by_the_next(root: Path, anchor: su
     os.utime(old, (0, 0))
     WarmProcess.of_the_application(dict(os.environ), replace(terms_of(anchor), token="the next one's")).close()
     assert not old.exists()
+
+
+def test_who_is_told_of_a_fork_can_end_its_group(run_script: RunScript) -> None:
+    said = run_script("""
+        import os, socket, time
+        from tfos_nb.runtime import tfprocess, warm, wire
+
+        lead, tfprocess.main = os.setsid, lambda: time.sleep(1000)
+        os.setsid = lambda: (time.sleep(0.5), lead())  # as a machine may do that has other work
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            ours.close()
+            warm._Forker(theirs).run()
+            os._exit(0)
+        theirs.close()
+        socket.send_fds(ours, [wire.encode(warm.Fork(warm.PROGRAMS[0]))], [0, 1, os.open(os.devnull, os.O_WRONLY)])
+        forked = wire.decode(ours.recv(65536))
+        print(os.getpgid(forked.pid) == forked.pid)
+        """).stdout
+    assert said.strip() == "True"
+
+
+def test_a_server_that_was_killed_long_ago_has_a_successor_in_its_directory(root: Path, anchor: Any) -> None:
+    terms = replace(terms_of(anchor), token="its successor's")
+    env = dict(os.environ)
+    WarmProcess.of_the_application(env, terms).close()
+    directory = Path(warm._directory(env, terms.token))
+    assert until(lambda: (directory / "alive").read_text() != "")
+    os.kill(int((directory / "alive").read_text()), signal.SIGKILL)
+    assert until(lambda: not warm._is_served(directory))
+    os.utime(directory, (0, 0))
+    assert warm.state_on_this_host(env, terms.token) == "cold"
+    WarmProcess.of_the_application(env, terms).close()
+    assert until(lambda: warm.state_on_this_host(env, terms.token) == "warm")
+    os.kill(int((directory / "alive").read_text()), signal.SIGTERM)
+
+
+def test_a_lock_whose_holder_was_stopped_is_not_waited_for_without_an_end(
+    root: Path, anchor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm, "_LOCKED_WITHIN", 0.5)
+    terms = replace(terms_of(anchor), token="the holder's")
+    directory = warm._directory(dict(os.environ), terms.token)
+    warm._make_private(directory)
+    with open(os.path.join(directory, "lock"), "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(TimeoutError, match=r"has held .* for 0.5 s"):
+            WarmProcess.of_the_application(dict(os.environ), terms)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
 import logging
 import re
 from typing import Any, NoReturn
 
 from tfos_nb.errors import FeedFailed, TfosError
+from tfos_nb.runtime.paths import user_name
 from tfos_nb.runtime.strategies import check_protocol
 
 __all__ = [
@@ -101,7 +101,7 @@ def hdfs_path(ctx: Any, path: str) -> str:
     if root.startswith("file:"):
         return f"{root}/{str(ctx.working_dir)[1:]}/{path}"
     if root.startswith(("hdfs:", "viewfs:")):
-        return f"{root}/user/{getattr(ctx, 'user', '') or getpass.getuser()}/{path}"
+        return f"{root}/user/{getattr(ctx, 'user', '') or user_name(path)}/{path}"
     logger.warning("a relative path on %s: it is put below its root", root)
     return f"{root}/{path}"
 

@@ -41,13 +41,14 @@ def load(
     ipython.register_magics(magics, ClusterLines(ipython, magics, provided), SparkLines(ipython, magics))
     install(ipython)
     keep_quiet()
-    _offer_format()
+    _use_session(magics.prewarm)
 
 
-def _offer_format() -> None:
-    """Let the session that is there already, if any, read and write TFRecord files by the format's name."""
+def _use_session(prewarm: bool) -> None:
+    """Warm the executors of the session that is there already, if any; let it read and write TFRecord files by name."""
     if "pyspark" not in sys.modules:
         return
+    from tfos_nb.prewarm import begin
     from tfos_nb.session import active_session
     from tfos_nb.tfrecord.registration import register_quietly
 
@@ -55,6 +56,8 @@ def _offer_format() -> None:
         session = active_session()
         if session is not None:
             register_quietly(session)
+            if prewarm:
+                begin(session)
 
 
 def unload(ipython: InteractiveShell) -> None:

@@ -36,6 +36,7 @@ _VARIABLES = {
     "TFOS_SERVER_HOST": "the address on which the driver listens",
     "TFOS_SERVER_PORT": "its port, or a range",
     "TFOS_SERVER_RELAY": "whether executors reach it by a relay",
+    "TFOS_NB_PREWARM": "whether executors import TensorFlow before the first cluster",
     "TFOS_NB_PROGRESS": "how a running cluster is shown",
     "TFOS_NB_PORT": "the port of TensorBoard's link, or a range",
     "TFOS_NB_PROXY_URL": "the URL of a port of this machine",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
+from tfos_nb.interrupts import interruptible
 from tfos_nb.magics.clusters import RunningCluster, say_stopped
 
-__all__ = ["Course", "StoppedByUser", "interruptible"]
+__all__ = ["Course", "StoppedByUser"]
 
 _LOOK_UP = 0.2
 """Seconds between two looks at what no event tells, and between two chances of an interrupt on Windows."""
@@ -104,21 +103,3 @@ class Course:
 
     def _has_ended(self) -> bool:
         return self._over.is_set() and self._cluster.snapshot().status.ended
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let the interrupt be Python's own while a cell waits.
-
-    PySpark's handler, in force where the session was made in this very cell, cancels all of Spark's jobs at once: the
-    nodes would be gone before they are asked.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        if before is not None:  # None: not Python's own, which cannot be put back
-            signal.signal(signal.SIGINT, before)

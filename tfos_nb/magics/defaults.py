@@ -52,6 +52,7 @@ class Defaults(Configurable):
     )
     background = Bool(False, help="--background: cells return at once; --wait on the line waits").tag(config=True)
     tensorboard = Bool(False, help="--tensorboard: run TensorBoard beside the chief").tag(config=True)
+    prewarm = Bool(True, help="have executors import TensorFlow as soon as there is a session").tag(config=True)
     progress = Enum(
         ["", "auto", "widget", "html", "text", "none"],
         "",

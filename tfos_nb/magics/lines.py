@@ -14,10 +14,11 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from tfos_nb.errors import PlanError, TfosError
+from tfos_nb.interrupts import interruptible
 from tfos_nb.magics import parsers
 from tfos_nb.magics.arguments import check_identifier, find_data, find_variable, is_data, nearest
 from tfos_nb.magics.clusters import PlannedCluster, RunningCluster, clusters_of, pick, say_stopped
-from tfos_nb.magics.course import Course, interruptible
+from tfos_nb.magics.course import Course
 from tfos_nb.magics.defaults import Defaults
 from tfos_nb.magics.options import parse_options
 from tfos_nb.magics.preflight import preflight

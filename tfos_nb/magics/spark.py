@@ -48,7 +48,8 @@ class SparkLines(Magics):
                 raise PlanError(f"--stop: it takes no --{next(iter(asked))}; start a session in a line of its own")
             self._stop()
             return
-        from tfos_nb.session import active_session, spark_session  # here, since it brings Spark with it
+        from tfos_nb import prewarm  # here, since it brings Spark with it
+        from tfos_nb.session import active_session, spark_session
 
         host = detect_host()
         if host.refusal:
@@ -63,6 +64,8 @@ class SparkLines(Magics):
         more = [Finding("variable", "ok", self._name(spark))] if self._name(spark) else []
         title = "Spark was started" if started else "Spark runs"
         show_findings(title, [*sparks.describe_session(spark, host, self._defaults.proxy_url), *more])
+        if self._defaults.prewarm:
+            prewarm.begin(spark)
 
     @line_magic
     def tfos_doctor(self, line: str) -> None:

@@ -21,6 +21,7 @@ __all__ = ["PROBE_SECONDS", "describe_session", "look_at_spark", "session_settin
 REGISTER_SECONDS = 5.0
 """How long executors that still register are waited for."""
 
+_HOSTS_TOLD = 3
 _NODE_NEEDS = ("tfos_nb", "tensorflow", "keras", "pyarrow", "grpc", "msgpack", "pandas")
 _DOOR = "driver's port"
 
@@ -138,6 +139,7 @@ def _door_finding(host: str, port: int, reason: str, whose: str) -> Finding:
 def _look_from_executor(spark: SparkSession) -> list[Finding]:
     """Send one task, if a slot is free for it."""
     from tfos_nb.launching import error_of_job
+    from tfos_nb.prewarm import look as look_at_hosts
     from tfos_nb.reach import look_from_executor
     from tfos_nb.session import slots_busy, slots_total
 
@@ -151,7 +153,24 @@ def _look_from_executor(spark: SparkSession) -> list[Finding]:
         return [Finding(what, "missing", str(error), _SET_PYTHON)]
     except Exception as error:  # noqa: BLE001 - whatever Spark raises of its job is what was found
         return [Finding(what, "missing", str(error_of_job(error, "the executors' Python")), _SET_PYTHON)]
-    return [_python_finding(what, row), _door_finding(host, port, row["unreachable"], "the executors")]
+    return [
+        _python_finding(what, row),
+        _warmth_finding(look_at_hosts(spark)),
+        _door_finding(host, port, row["unreachable"], "the executors"),
+    ]
+
+
+def _warmth_finding(states: Mapping[str, str]) -> Finding:
+    """Say on which hosts a node starts without importing TensorFlow."""
+    by_state: dict[str, list[str]] = {}
+    for host, state in sorted(states.items()):
+        by_state.setdefault(state, []).append(host)
+    told = "; ".join(f"{state} on {', '.join(hosts[:_HOSTS_TOLD])}{_more(hosts)}" for state, hosts in by_state.items())
+    return Finding("warm processes", "ok", told or "none: tasks have GPUs, or no executor is there yet")
+
+
+def _more(hosts: list[str]) -> str:
+    return f" and {len(hosts) - _HOSTS_TOLD} more" if len(hosts) > _HOSTS_TOLD else ""
 
 
 def _python_finding(what: str, row: Any) -> Finding:

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tfos_nb.cluster import Cluster, launch
 from tfos_nb.errors import ClusterClosed
+from tfos_nb.interrupts import interruptible
 from tfos_nb.metric_order import in_order
 from tfos_nb.pipeline.admission import Need, Place, admitted
 from tfos_nb.runtime.plan import ClusterPlan, InputMode
@@ -103,7 +104,7 @@ class Fit:
         feeding = plan.input_mode is InputMode.SPARK
         need = Need(len(plan.spark_nodes), plan.cpus, plan.gpus, feeding, self.writes)
         screen = _screen(self.progress)
-        with admitted(spark, need, self.slot_timeout, self._say) as place:
+        with interruptible(), admitted(spark, need, self.slot_timeout, self._say) as place:
             begun = time.monotonic()
             cluster = launch(main, args, spark=spark, name=self.name, wait_until_up=False, **self.plan, **self.settings)
             try:

@@ -85,10 +85,24 @@ class Division:
     workers: int = 1
     replicas: int = 1
 
+    def own(self, step: int) -> int:
+        """Return this worker's rows of a step of full size, counted from 0; at least 1.
+
+        Where the batch cannot be divided evenly, the workers take turns in having a row more: they are sent equally
+        many rows, and are through them after the same number of steps.
+
+        Examples
+        --------
+        >>> [Division(3, worker=0, workers=2).own(step) for step in range(4)]
+        [1, 2, 1, 2]
+        """
+        turn = (self.worker + step) % self.workers
+        return max(1, self.batch * (turn + 1) // self.workers - self.batch * turn // self.workers)
+
     @property
-    def own(self) -> int:
-        """This worker's rows of a step of full size; at least 1."""
-        return max(1, self.batch * (self.worker + 1) // self.workers - self.batch * self.worker // self.workers)
+    def most(self) -> int:
+        """The most rows that a worker has of a step of full size."""
+        return max(1, -(-self.batch // self.workers))
 
 
 def parts_of(rows: int, parts: int) -> list[int]:
@@ -129,16 +143,11 @@ def steps_of_pass(shares: Shares, division: Division, *, streamed: bool, whole: 
     steps = shares.total // division.batch if whole else -(-shares.total // division.batch)
     if not streamed or whole:
         return steps
-    smallest = max(1, division.batch // division.workers)  # of the batches that workers cut
-    largest = max(1, -(-division.batch // division.workers))
-    cut = _cut_before_the_end(shares.most, smallest)
-    left = shares.most - cut * smallest
-    return max(steps, cut + -(-left // (2 * largest)))
-
-
-def _cut_before_the_end(rows: int, size: int) -> int:
-    """Return how many batches a worker may have cut before it knew the end of its rows."""
-    return max(0, rows // size - _HELD)
+    # n steps in turn take n * batch / workers rows of a worker, rounded down or up.
+    batch, held = max(division.batch, division.workers), _HELD * division.most
+    cut = max(0, ((shares.most - held + 1) * division.workers - 1) // batch)  # before a worker knew the end of its rows
+    left = shares.most - cut * batch // division.workers
+    return max(steps, cut + -(-left // (2 * division.most)))
 
 
 @dataclass
@@ -204,25 +213,30 @@ class Cutter:
         self._rows += rows
         if self._planned is not None:
             return self._planned_by_now(self._planned)
-        own = self._division.own
-        count = max(0, self._rows // own - _HELD)
-        self._steps += count
-        self._rows -= count * own
-        return self._each_replica([own] * count)
+        return self._each_replica(self._full_steps(_HELD * self._division.most))
 
     def end(self, shares: Shares | None) -> list[int]:
         """Return the sizes of the last batches; ``shares`` is None if nobody knows the other workers' rows."""
         if self._planned is None and shares is None:
-            full, rest = divmod(self._rows, self._division.own)
-            return self._each_replica([self._division.own] * full + [rest] * (rest > 0 and not self._whole))
+            full = self._full_steps(0)
+            return self._each_replica(full + [self._rows] * (self._rows > 0 and not self._whole))
         if self._planned is None and shares is not None:
             self._plan(self._rows, steps_of_pass(shares, self._division, streamed=True, whole=self._whole))
         return self._planned_by_now(self._planned or deque())
 
+    def _full_steps(self, kept: int) -> list[int]:
+        """Cut steps of full size while at least ``kept`` rows are left."""
+        sizes = []
+        while self._rows - (own := self._division.own(self._steps)) >= kept:
+            sizes.append(own)
+            self._rows -= own
+            self._steps += 1
+        return sizes
+
     def _plan(self, rows: int, steps: int) -> None:
         left = max(0, steps - self._steps)
         if self._whole:
-            rows = min(rows, left * self._division.own)
+            rows = min(rows, sum(map(self._division.own, range(self._steps, self._steps + left))))
         self._planned = deque(self._each_replica(parts_of(rows, left)) if left else ())
 
     def _planned_by_now(self, planned: deque[int]) -> list[int]:

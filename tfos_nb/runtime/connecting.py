@@ -8,6 +8,7 @@ import pyarrow.flight as flight
 
 from tfos_nb.runtime.identity import SERVER_NAME
 from tfos_nb.runtime.lifecycle import FeedPlace
+from tfos_nb.runtime.process import host_and_port
 
 __all__ = ["connect"]
 
@@ -16,9 +17,8 @@ def connect(place: FeedPlace, near: bool) -> Any:
     """Return a Flight client: by the unix socket on the node's own host, else by TLS with the node's pinned key."""
     if near:
         return flight.FlightClient(f"grpc+unix://{place.socket}")
-    host = f"[{place.host}]" if ":" in place.host else place.host
     return flight.FlightClient(
-        f"grpc+tls://{host}:{place.port}",
+        f"grpc+tls://{host_and_port(place.host, place.port)}",
         tls_root_certs=place.certificate,
         override_hostname=SERVER_NAME,
         generic_options=[("grpc.enable_http_proxy", 0)],

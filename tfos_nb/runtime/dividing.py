@@ -48,7 +48,7 @@ def _taken_as_cut(original: Callable[..., Any]) -> Callable[..., Any]:
     def experimental_distribute_dataset(self: Any, dataset: Any, options: Any = None) -> Any:
         cuts = _cuts_of(dataset) if is_synchronous(self) else []
         if not cuts:
-            return original(self, dataset, options)
+            return original(self, _in_order(dataset), options)
         expect_lacking_rows(self)
         for cut in cuts:
             cut.division = division_of(self, cut.batch)
@@ -75,6 +75,26 @@ def _cut_for_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, divided, options)
 
     return distribute_datasets_from_function
+
+
+def _in_order(dataset: Any) -> Any:
+    """Have sparse tensors list their values in order, as TensorFlow wants them where it cuts a batch.
+
+    Keras makes such of SciPy's matrices, which have them in any order.
+    """
+    import tensorflow as tf
+
+    specs = tf.nest.flatten(dataset.element_spec) if isinstance(dataset, tf.data.Dataset) else []
+    return dataset.map(_reordered) if any(isinstance(spec, tf.SparseTensorSpec) for spec in specs) else dataset
+
+
+def _reordered(*batch: Any) -> Any:
+    import tensorflow as tf
+
+    def reordered(leaf: Any) -> Any:
+        return tf.sparse.reorder(leaf) if isinstance(leaf, tf.SparseTensor) else leaf
+
+    return tf.nest.map_structure(reordered, batch if len(batch) > 1 else batch[0])
 
 
 def of_size(size: int, *batch: Any) -> Any:

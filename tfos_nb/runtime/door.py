@@ -38,6 +38,7 @@ from tfos_nb.errors import TfosError
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.identity import SERVER_NAME, Identity
 from tfos_nb.runtime.incoming import server_options
+from tfos_nb.runtime.process import host_and_port
 from tfos_nb.runtime.tunnel import OpenTunnel, TunnelMouth
 
 __all__ = ["ASK", "ATTEND", "Desk", "Door", "DoorAddress", "DoorClient", "Link", "broadcast", "dial", "metadata_of"]
@@ -215,7 +216,7 @@ class Door:
         credentials = grpc.ssl_server_credentials([(self._identity.key, self._identity.certificate)])
         for port in self._ports:
             with contextlib.suppress(RuntimeError):
-                if bound := server.add_secure_port(f"{_bracketed(self._bind)}:{port}", credentials):
+                if bound := server.add_secure_port(host_and_port(self._bind, port), credentials):
                     return int(bound)
         given = f"{self._ports[0]}-{self._ports[-1]}" if len(self._ports) > 1 else str(self._ports[0] or "")
         why = (f"port {given}: taken, " if given else "any port: ") + "no name that is known, or not this machine's"
@@ -307,15 +308,11 @@ def _quiet_poller(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
     loop.default_exception_handler(context)
 
 
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
 def dial(address: DoorAddress, make: Callable[..., Any] = grpc.secure_channel, *options: tuple[str, Any]) -> Any:
     """Open a channel to a door, of ``grpc`` or, with ``make``, of ``grpc.aio``; nothing is sent yet."""
     patience = 120.0 if address.relayed else min(address.patience, 86_400.0)  # a C int of ms
     return make(
-        f"{_bracketed(address.host)}:{address.port}",
+        host_and_port(address.host, address.port),
         grpc.ssl_channel_credentials(root_certificates=address.certificate),
         options=[
             *_OPTIONS,

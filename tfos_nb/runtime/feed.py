@@ -32,12 +32,15 @@ import pyarrow.flight as flight
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime import wire
-from tfos_nb.runtime.fingerprint import fingerprint_of
+from tfos_nb.runtime.connecting import connect
+from tfos_nb.runtime.fingerprint import KEEP_ROWS_ALIKE, Fingerprint
 from tfos_nb.runtime.handover import BLOCK_BYTES, BlockPool, BlockWriter, Grant, PoolPlace, Written
-from tfos_nb.runtime.identity import SERVER_NAME, Identity
+from tfos_nb.runtime.identity import Identity
 from tfos_nb.runtime.incoming import Strangers
+from tfos_nb.runtime.ledger import Reached
 from tfos_nb.runtime.lifecycle import FeedPlace
-from tfos_nb.runtime.passes import Passes
+from tfos_nb.runtime.passes import Passes, Superseded
+from tfos_nb.runtime.process import boot, host_and_port
 from tfos_nb.runtime.soundness import sound
 from tfos_nb.runtime.spans import Spans, from_row, rows_within
 from tfos_nb.runtime.wire import message
@@ -49,28 +52,30 @@ Exchange = Callable[[bytes, Any, Any], None]
 _TOKEN_HEADER = "tfos-token"  # noqa: S105 - its name, not what is in it
 _GRANTED_AHEAD = 2
 _LOOK_EVERY = 2.0
-_KEEP_ROWS_ALIKE = "Cache or checkpoint the DataFrame, or sort it, and train again"
 
 
 @message
 @dataclass(frozen=True)
 class FeedTicket:
-    """First word of a stream: which partition of which feed."""
+    """First word of a stream: which partition of which feed, and which of Spark's attempts sends it.
+
+    ``attempt`` grows with each that is begun (Spark's ``TaskContext.taskAttemptId``).
+    """
 
     feed: int
     partition: int
+    attempt: int = 0
 
 
 @message
 @dataclass(frozen=True)
 class _Position:
-    """The node's answer: rows of the partition that it has, the fingerprint of the last, and whether all are kept.
+    """The node's answer: how far it is in the partition, and whether all rows are kept.
 
     ``pool`` is where blocks are granted from, if they are.
     """
 
-    row: int
-    fingerprint: int
+    reached: Reached
     spilled: bool
     pool: PoolPlace | None = None
 
@@ -78,14 +83,15 @@ class _Position:
 @message
 @dataclass(frozen=True)
 class _Chunk:
-    """With every batch: which rows of the partition it holds, in their order, and its last row's fingerprint.
+    """With every batch: which rows of the partition it holds, in their order.
 
+    ``known`` is of how many rows the attempt has a fingerprint that ends with the last of these, and the fingerprint.
     The rows are in ``size`` bytes of ``block`` from ``first`` on, or in the batch itself if that is -1. ``spent`` tells
     whether the sender wants another grant for the one that it has used.
     """
 
     spans: Spans
-    fingerprint: int
+    known: tuple[int, int]
     block: int = -1
     size: int = 0
     spent: bool = False
@@ -121,9 +127,21 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take one partition's rows from one sender."""
         self._know(context)
+        try:
+            self._take(descriptor, reader, writer)
+        except Superseded as error:
+            raise flight.FlightCancelledError(str(error)) from None  # by its type, the sender knows
+
+    def _take(self, descriptor: Any, reader: Any, writer: Any) -> None:
         ticket = wire.expect(FeedTicket, descriptor.command)
         intake = self._passes.intake(ticket.feed)
-        lane = intake.lane(ticket.partition)
+        lane = intake.open(ticket.partition, ticket.attempt)
+        try:
+            self._take_from(ticket, intake, lane, reader, writer)
+        finally:
+            intake.leave(ticket.partition, ticket.attempt)
+
+    def _take_from(self, ticket: FeedTicket, intake: Any, lane: Any, reader: Any, writer: Any) -> None:
         self._tell(writer, lane, intake)
         grants = _Grants(self._pool, writer)
         with contextlib.suppress(StopIteration):
@@ -131,7 +149,7 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]
                 piece = reader.read_chunk()
                 chunk = wire.expect(_Chunk, piece.app_metadata)
                 rows = sound(piece.data if chunk.block < 0 else grants.used(chunk), reader.schema)
-                intake.accept(ticket.partition, chunk.spans, chunk.fingerprint, rows)
+                intake.accept(ticket.partition, chunk.spans, rows, attempt=ticket.attempt, known=chunk.known)
                 del rows  # or this thread would hold the block until the next batch
                 if chunk.spent:
                     grants.next()
@@ -151,9 +169,8 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]
 
     def _tell(self, writer: Any, lane: Any, intake: Any) -> None:
         kept = intake.spill is not None and intake.spill.whole
-        row, fingerprint = lane.reached
         place = self._pool.place if self._pool is not None else None
-        writer.write(pa.py_buffer(wire.encode(_Position(row, fingerprint, kept, place))))
+        writer.write(pa.py_buffer(wire.encode(_Position(lane.reached, kept, place))))
 
 
 class _Grants:
@@ -207,9 +224,8 @@ class FeedServer:
         path = os.path.join(directory, "feed.sock")
         self._pool = BlockPool.create(passes.buffer_bytes)
         self._near = _Listener(f"grpc+unix://{path}", passes, token, None, self._pool)
-        bind = f"[{host}]" if ":" in host else host
-        self._far = _Listener(f"grpc+tls://{bind}:0", passes, token, identity, None)
-        self.place = FeedPlace(path, host, self._far.port, identity.certificate)
+        self._far = _Listener(f"grpc+tls://{host_and_port(host, 0)}", passes, token, identity, None)
+        self.place = FeedPlace(path, host, self._far.port, identity.certificate, boot())
         self._look_due = 0.0
 
     def answer_with(self, exchange: Exchange) -> None:
@@ -253,16 +269,19 @@ class NodeStream:
     schema: pa.Schema = field(repr=False)
 
     def __post_init__(self) -> None:
-        if self.near:
-            self._client = flight.FlightClient(f"grpc+unix://{self.place.socket}")
-        else:
-            host = f"[{self.place.host}]" if ":" in self.place.host else self.place.host
-            self._client = flight.FlightClient(
-                f"grpc+tls://{host}:{self.place.port}",
-                tls_root_certs=self.place.certificate,
-                override_hostname=SERVER_NAME,
-                generic_options=[("grpc.enable_http_proxy", 0)],
-            )
+        self._offered = self._sent = 0
+        self._fingerprint = Fingerprint()
+        self._open()
+
+    def _open(self) -> None:
+        self._client = connect(self.place, self.near)
+        try:
+            self._begin()
+        except BaseException:
+            self._client.close()
+            raise
+
+    def _begin(self) -> None:
         options = flight.FlightCallOptions(headers=[(_TOKEN_HEADER.encode(), self.token.encode())])
         descriptor = flight.FlightDescriptor.for_command(wire.encode(self.ticket))
         self._writer, self._answers = self._client.do_put(descriptor, self.schema, options)
@@ -270,29 +289,72 @@ class NodeStream:
         self._blocks = BlockWriter.open(self._position.pool)
         self._grant: Grant | None = None
         self._nothing = pa.RecordBatch.from_pylist([], schema=self.schema)
-        self._sent = self._position.row
-        self._offered = 0
+        self._is_known = self._position.reached.row == 0  # whether what the node has was compared
+
+    def reopen(self) -> None:
+        """Go on after another attempt has had its turn.
+
+        Raises
+        ------
+        pyarrow.flight.FlightCancelledError
+            If it has it yet.
+        NodeHungUp
+            If it came before rows of this one that were on their way, and did not send them.
+        """
+        self.close()
+        self._open()
+        if self._position.reached.row < self._sent:
+            raise NodeHungUp(
+                f"{self.node} has {self._position.reached.row} rows of partition {self.ticket.partition}: others were "
+                "on their way when another attempt of Spark's came"
+            )
 
     def write(self, spans: Spans, batch: pa.RecordBatch) -> None:
-        """Send these rows of the partition, but for those that the node has already."""
-        known, self._offered = self._position.row, spans[-1][1]
+        """Send these rows of the partition, but for those that the node has already.
+
+        Raises
+        ------
+        pyarrow.flight.FlightCancelledError
+            If it is another attempt's turn. They may be sent again after :meth:`reopen`.
+        """
+        before = self._offered, self._fingerprint.copy()
+        try:
+            self._write(spans, batch)
+        except flight.FlightCancelledError:
+            self._offered, self._fingerprint = before
+            raise
+
+    def _write(self, spans: Spans, batch: pa.RecordBatch) -> None:
+        known, self._offered = self._position.reached.row, spans[-1][1]
         known_here = rows_within(spans, 0, known)
-        if rows_within(spans, known - 1, known) and not self._knows(batch, known_here - 1):
-            raise FeedFailed(
-                f"partition {self.ticket.partition} gave other rows when Spark ran it again: row {known} is not the "
-                f"one that was fed before. {_KEEP_ROWS_ALIKE}"
-            )
+        self._fingerprint.add(batch.slice(0, known_here))
         new = from_row(spans, known)
         if not new:
             return
+        self._compare()
         batch = batch.slice(known_here)
-        chunk = self._hand_over(_Chunk(new, fingerprint_of(batch, batch.num_rows - 1)), batch)
-        self._writer.write_with_metadata(batch if chunk.block < 0 else self._nothing, wire.encode(chunk))
+        self._fingerprint.add(batch)
+        chunk = _Chunk(new, (self._fingerprint.rows, self._fingerprint.value))
+        chunk = self._hand_over(chunk, batch)
+        try:
+            self._writer.write_with_metadata(batch if chunk.block < 0 else self._nothing, wire.encode(chunk))
+        except (pa.ArrowException, flight.FlightError):
+            self._writer.close()  # raises what the node said
+            raise
         self._sent = self._offered
 
-    def _knows(self, batch: pa.RecordBatch, row: int) -> bool:
-        """Tell whether this is the last row that the node has."""
-        return fingerprint_of(batch, row) == self._position.fingerprint
+    def _compare(self) -> None:
+        """Compare the rows that the node has with those that this attempt has read, once all of them were offered."""
+        if self._is_known:
+            return
+        self._is_known, position = True, self._position.reached
+        if self._fingerprint.rows != position.rows:
+            self._fingerprint = Fingerprint()  # not all are read again: after a loss the driver leaves some out
+        elif self._fingerprint.value != position.fingerprint:
+            raise FeedFailed(
+                f"partition {self.ticket.partition} gave other rows when Spark ran it again: the first {position.row} "
+                f"are not those that were fed before, or in another order. {KEEP_ROWS_ALIKE}"
+            )
 
     def _hand_over(self, chunk: _Chunk, batch: pa.RecordBatch) -> _Chunk:
         """Put the rows into a block, if the node has one for them."""
@@ -311,16 +373,17 @@ class NodeStream:
 
     def finish(self) -> bool:
         """Wait for the node's acknowledgement; tell whether it keeps the rows."""
-        if self._offered < self._position.row:
+        if self._offered < self._position.reached.row:
             raise FewerRows(
                 f"partition {self.ticket.partition} gave fewer rows when Spark ran it again: {self.node} has row "
-                f"{self._position.row} already, and the last one now is {self._offered}. {_KEEP_ROWS_ALIKE}"
+                f"{self._position.reached.row} already, and the last one now is {self._offered}. {KEEP_ROWS_ALIKE}"
             )
+        self._compare()
         self._writer.done_writing()
         position = self._next_position()
-        if position.row < self._sent:
+        if position.reached.row < self._sent:
             raise FeedFailed(
-                f"{self.node} has {position.row} rows of partition {self.ticket.partition}, not {self._sent}"
+                f"{self.node} has {position.reached.row} rows of partition {self.ticket.partition}, not {self._sent}"
             )
         return position.spilled
 

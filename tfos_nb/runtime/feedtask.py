@@ -6,11 +6,11 @@ import contextlib
 import functools
 import gc
 import math
-import os
+import operator
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,10 +24,11 @@ from tfos_nb.runtime.columns import first_lengths
 from tfos_nb.runtime.dealing import PIECE_BYTES
 from tfos_nb.runtime.door import DoorAddress, DoorClient
 from tfos_nb.runtime.feed import FeedTicket, FewerRows, NodeHungUp, NodeStream
+from tfos_nb.runtime.fingerprint import KEEP_ROWS_ALIKE, Fingerprint
 from tfos_nb.runtime.malloc import memory_kept
-from tfos_nb.runtime.process import address_towards
+from tfos_nb.runtime.process import address_towards, is_here
 from tfos_nb.runtime.rows import batches_of_rows, size_of
-from tfos_nb.runtime.spans import end_of_span, merged, next_span
+from tfos_nb.runtime.spans import end_of_span, from_row, merged, next_span
 
 __all__ = ["NOT_SENT", "FeedTask"]
 
@@ -36,6 +37,7 @@ _MOST_BYTES = 32 << 20  # that wait, for all nodes together
 _HELD_BYTES, _HELD_PART = PIECE_BYTES, 5  # the most that is held back for other hosts' nodes, and of which part of all
 _WAIT = 0.1  # seconds since rows were sent last: a program may be waiting for those that have come since
 _DECIDED_WITHIN, _LOOKS_EVERY = 20.0, 0.1  # seconds
+_TURN_EVERY = 0.2  # seconds between two questions whether it is this attempt's turn
 SUMMARY_SCHEMA = "partition long, rows long"
 NOT_SENT = -1
 """The rows of a partition that was given up: the cluster is over, or its members are gathered anew."""
@@ -58,12 +60,12 @@ class FeedTask:
 
         _spare_the_collector()
         context = TaskContext.get()
-        partition = context.partitionId() if context is not None else 0
+        partition, attempt = (context.partitionId(), context.taskAttemptId()) if context is not None else (0, 0)
         keeping = contextlib.nullcontext() if self.rows else memory_kept()  # what makes rows is the user's own Python
         with keeping, DoorClient(self.door) as door:
             batches = batches_of_rows(items) if self.rows else items
             try:
-                sent = _send_partition(self, partition, batches, door)
+                sent = _send_partition(self, partition, attempt, batches, door)
             except FewerRows:
                 raise  # Spark tries again: it knows whether it gave all there is
             except _FeedIsOver:
@@ -115,14 +117,16 @@ def _spare_the_collector() -> None:
     gc.freeze()
 
 
-def _send_partition(task: FeedTask, partition: int, batches: Iterable[pa.RecordBatch], door: DoorClient) -> int:
+def _send_partition(
+    task: FeedTask, partition: int, attempt: int, batches: Iterable[pa.RecordBatch], door: DoorClient
+) -> int:
     sender: _PartitionSender | None = None
     with contextlib.ExitStack() as stack:
         for batch in batches:
             if batch.num_rows == 0:
                 continue
             if sender is None:
-                sender = stack.enter_context(_PartitionSender(task, partition, batch, door))
+                sender = stack.enter_context(_PartitionSender(task, partition, attempt, batch, door))
             sender.send(batch)
         return sender.finish() if sender is not None else 0
 
@@ -182,21 +186,53 @@ def _bytes_of_a_row(batch: pa.RecordBatch) -> int:
     return 1 + int(size_of(batch)) // int(batch.num_rows)
 
 
+class _Known:
+    """Compares rows with those that were fed before the nodes' state was saved."""
+
+    def __init__(self, partition: int, rows: ledger.KnownRows) -> None:
+        self._partition = partition
+        self._rows = rows
+        self._fingerprint = Fingerprint()
+
+    def compare(self, start: int, batch: pa.RecordBatch) -> None:
+        """Add the rows from ``start`` on; compare when the last one with a fingerprint has been read.
+
+        Raises
+        ------
+        FeedFailed
+            If the rows differ.
+        """
+        spans, (_, last) = self._rows.spans, self._rows.spans[-1]
+        end = start + batch.num_rows
+        if start >= last:
+            return
+        for first, behind in from_row(spans, start):
+            if first >= end:
+                break
+            self._fingerprint.add(batch.slice(first - start, min(behind, end) - first))
+        if end >= last and self._fingerprint.value != self._rows.fingerprint:
+            raise FeedFailed(
+                f"partition {self._partition} gave other rows when Spark read it again: those before row {last}, "
+                "some of which the nodes' saved state was trained on, differ or are in another order. "
+                f"{KEEP_ROWS_ALIKE}"
+            )
+
+
 class _PartitionSender:
     """One attempt at one partition."""
 
-    def __init__(self, task: FeedTask, partition: int, first: pa.RecordBatch, door: DoorClient) -> None:
-        self._task, self._partition, self._door = task, partition, door
+    def __init__(self, task: FeedTask, partition: int, attempt: int, first: pa.RecordBatch, door: DoorClient) -> None:
+        self._task, self._partition, self._attempt, self._door = task, partition, attempt, door
         schema = first.schema.serialize().to_pybytes()
         here = address_towards(task.door.host, task.door.port)
         answer = self._ask_places(ledger.OpenPartition(task.feed, partition, schema, first_lengths(first), here))
-        if answer.nodes == 0:
-            raise _FeedIsOver
         self._places, self._skip = answer.places, answer.skip
-        self._local = tuple(node for node, place in answer.places.items() if os.path.exists(place.socket))
+        self._known = [_Known(partition, rows) for rows in answer.known]
+        self._local = tuple(node for node, place in answer.places.items() if is_here(place.boot, place.socket))
         self._far = answer.nodes - len(self._local)
         self._only = next(iter(answer.places)) if answer.nodes == 1 else None
         self._streams: dict[str, NodeStream] = {}
+        self._left: set[str] = set()  # nodes that take another attempt's rows
         self._row = self._claimed = self._seen = 0
         self._row_bytes = 1
         self._in_hand = _InHand()
@@ -208,6 +244,8 @@ class _PartitionSender:
         answer: ledger.Places = self._door.ask(question)
         if answer.refused:
             raise FeedFailed(answer.refused)
+        if answer.nodes == 0:
+            raise _FeedIsOver
         return answer
 
     def send(self, batch: pa.RecordBatch) -> None:
@@ -224,6 +262,8 @@ class _PartitionSender:
 
     def _read(self, batch: pa.RecordBatch) -> None:
         """Take a batch's rows in hand, but for those that no node wants."""
+        for known in self._known:
+            known.compare(self._row, batch)
         offset, there = 0, batch.num_rows
         while offset < there:
             wanted = end_of_span(self._skip, self._row)
@@ -283,13 +323,28 @@ class _PartitionSender:
         for node, waiting in self._waiting.items():
             if waiting.batches:
                 rows = waiting.together()
-                self._stream(node, rows.schema).write(merged(waiting.spans), rows)
+                self._in_turn(node, rows.schema, operator.methodcaller("write", merged(waiting.spans), rows))
         self._waiting.clear()
         self._waiting_bytes, self._sent_at = 0, time.monotonic()
 
+    def _in_turn(self, node: str, schema: pa.Schema, use: Callable[[NodeStream], Any]) -> Any:
+        """Use a node's stream; wait while another attempt of Spark's has its turn, which ends this one if it can."""
+        never = threading.Event()
+        while True:
+            with contextlib.suppress(flight.FlightCancelledError):
+                if node in self._left:
+                    self._streams[node].reopen()
+                    self._left.discard(node)
+                return use(self._stream(node, schema))
+            if node in self._streams:
+                self._left.add(node)
+            if not self._door.ask(ledger.StillFed(self._task.feed)):
+                raise _FeedIsOver
+            never.wait(_TURN_EVERY)
+
     def _stream(self, node: str, schema: pa.Schema) -> NodeStream:
         if node not in self._streams:
-            ticket = FeedTicket(self._task.feed, self._partition)
+            ticket = FeedTicket(self._task.feed, self._partition, self._attempt)
             place, token = self._places[node], self._task.door.token
             self._streams[node] = NodeStream(node, place, node in self._local, token, ticket, schema)
         return self._streams[node]
@@ -301,8 +356,8 @@ class _PartitionSender:
         """
         self._deal(held=0)
         self._send_all()
-        spilled = all([stream.finish() for stream in self._streams.values()])  # noqa: C419 - every one has to
-        self._door.ask(ledger.PartitionDone(self._task.feed, self._partition, self._row, spilled))
+        kept = [self._in_turn(node, stream.schema, NodeStream.finish) for node, stream in self._streams.items()]
+        self._door.ask(ledger.PartitionDone(self._task.feed, self._partition, self._row, all(kept)))
         return self._row
 
     def __enter__(self) -> _PartitionSender:

@@ -1,28 +1,126 @@
-"""A checksum of a row, by which one attempt at a partition is known to read the same rows as another."""
+"""A checksum of rows as they come, by which one attempt at a partition is known to read the same rows as another."""
 
 from __future__ import annotations
 
-import zlib
+from typing import Any
 
+import google_crc32c
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-__all__ = ["fingerprint_of"]
+__all__ = ["KEEP_ROWS_ALIKE", "Fingerprint"]
+
+KEEP_ROWS_ALIKE = "Cache or checkpoint the DataFrame, or sort it, and train again"
+
+_Path = tuple[int, ...]
+_OF_ANY_LENGTH = (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.types.is_large_binary)
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_map)
+_NULLS, _LENGTHS, _VALUES = range(-3, 0)  # behind a column's place: what of it a stream of bytes holds
 
 
-def fingerprint_of(batch: pa.RecordBatch, row: int) -> int:
-    """Return a checksum of one row, the same in every attempt that reads the same row."""
-    checksum = 0
-    for column in batch.columns:
-        checksum = _checksum_of(column.slice(row, 1), checksum)
-    return checksum
+class Fingerprint:
+    """A checksum of all rows that were added, in their order; the same however they are cut into batches.
+
+    Each column is one or several streams of bytes (its values; the lengths of its lists and texts; where it has nulls),
+    and each stream has a CRC-32C, which goes on over the ends of batches.
+
+    Attributes
+    ----------
+    rows : int
+        How many were added.
+
+    Examples
+    --------
+    >>> one, other = Fingerprint(), Fingerprint()
+    >>> one.add(pa.RecordBatch.from_pydict({"id": [1, 2]}))
+    >>> other.add(pa.RecordBatch.from_pydict({"id": [1]}))
+    >>> other.add(pa.RecordBatch.from_pydict({"id": [2]}))
+    >>> one.value == other.value
+    True
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._sums: dict[_Path, int] = {}
+        self._counts: dict[_Path, int] = {}  # values of columns, and of what lies in their lists
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add the rows of a batch."""
+        self.rows += batch.num_rows
+        for place, column in enumerate(batch.columns):
+            self._add(column, (place,))
+
+    def copy(self) -> Fingerprint:
+        """Return one of the same rows, which goes on by itself."""
+        other = Fingerprint()
+        other.rows, other._sums, other._counts = self.rows, dict(self._sums), dict(self._counts)
+        return other
+
+    @property
+    def value(self) -> int:
+        """The checksum so far; 0 if there are no rows."""
+        return int(google_crc32c.value(repr(sorted(self._sums.items())).encode())) if self._sums else 0
+
+    def _add(self, values: pa.Array, path: _Path) -> None:
+        start = self._counts.get(path, 0)
+        self._counts[path] = start + len(values)
+        if values.null_count:
+            self._update((*path, _NULLS), start + np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)))
+            values = values.drop_null()
+        lengths, inside = _lengths_of(values), _inside(values)
+        if lengths is not None:
+            self._update((*path, _LENGTHS), lengths.astype(np.int64))
+        for place, child in enumerate(inside):
+            self._add(child, (*path, place))
+        if not inside:
+            self._update((*path, _VALUES), _bytes_of(values))
+
+    def _update(self, path: _Path, data: Any) -> None:
+        if len(data):
+            view = np.frombuffer(data, np.uint8)
+            view.setflags(write=False)  # what may be written to is refused
+            self._sums[path] = google_crc32c.extend(self._sums.get(path, 0), view)
 
 
-def _checksum_of(values: pa.Array, checksum: int) -> int:
-    """Go on with a checksum: of the values alone, since Arrow's own encoding of them differs with what stood beside."""
-    while values.null_count == 0 and isinstance(values, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):
-        if not isinstance(values, pa.FixedSizeListArray):
-            checksum = zlib.crc32(values.value_lengths().to_numpy(), checksum)
-        values = values.flatten()
-    if values.null_count == 0 and (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
-        return zlib.crc32(values.to_numpy(), checksum)
-    return zlib.crc32(repr(values.to_pylist()).encode(), checksum)
+def _lengths_of(values: pa.Array) -> Any:
+    """Return the lengths of lists and texts; None where all are alike, or there is no such thing."""
+    if any(test(values.type) for test in _OF_ANY_LENGTH):
+        return pc.binary_length(values).to_numpy()
+    return np.diff(values.offsets.to_numpy()) if any(test(values.type) for test in _LISTS) else None
+
+
+def _inside(values: pa.Array) -> list[pa.Array]:
+    """Return what lies in structs and lists, of which none is null: an array for each field, or for what lists hold."""
+    kind, types = values.type, pa.types
+    if types.is_struct(kind) or types.is_fixed_size_list(kind):
+        flat = values.flatten()
+        return list(flat) if types.is_struct(kind) else [flat]
+    if any(test(kind) for test in _LISTS):
+        start, end = values.offsets.to_numpy()[[0, -1]]
+        children = (values.keys, values.items) if types.is_map(kind) else (values.values,)
+        return [child.slice(start, end - start) for child in children]
+    return []
+
+
+def _bytes_of(values: pa.Array) -> Any:
+    """Return the bytes of values of which none is null and none holds others."""
+    kind, types = values.type, pa.types
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
+        return np.ascontiguousarray(values.to_numpy(zero_copy_only=False))
+    if types.is_temporal(kind) and kind.bit_width in (32, 64):
+        return values.view(pa.int32() if kind.bit_width == 32 else pa.int64()).to_numpy()
+    if types.is_string(kind) or types.is_binary(kind):
+        return _texts(values, np.int32)
+    if types.is_large_string(kind) or types.is_large_binary(kind):
+        return _texts(values, np.int64)
+    if types.is_decimal(kind) or types.is_fixed_size_binary(kind):
+        width = kind.bit_width // 8
+        return memoryview(values.buffers()[1])[values.offset * width : (values.offset + len(values)) * width]
+    return "\0".join([*map(repr, values.to_pylist()), ""]).encode()
+
+
+def _texts(values: pa.Array, offset_type: Any) -> Any:
+    _, offsets, data = values.buffers()
+    ends = np.frombuffer(offsets, offset_type)[[values.offset, values.offset + len(values)]] if len(values) else [0, 0]
+    return memoryview(data)[ends[0] : ends[1]] if data is not None else b""

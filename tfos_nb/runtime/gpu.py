@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,11 @@ logger = logging.getLogger(__name__)
 
 _EVERY = 1.0
 _STALE_AFTER = 10.0
+
+
+def host_has_gpus() -> bool:
+    """Whether this machine shows a device of NVIDIA's, AMD's or, under Windows, either's driver."""
+    return any(os.path.exists(f"/dev/{device}") for device in ("nvidiactl", "kfd", "dxg"))
 
 
 def gpu_variables(gpus: Sequence[str]) -> dict[str, str]:

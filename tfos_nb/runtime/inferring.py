@@ -20,7 +20,6 @@ failed after ``timeout`` seconds.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections import deque
@@ -39,6 +38,7 @@ from tfos_nb.runtime.connecting import connect
 from tfos_nb.runtime.door import DoorAddress, DoorClient
 from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.runtime.placement import AskPlaces, ClaimNode, InferencePlaces, ReleaseNode
+from tfos_nb.runtime.process import is_here
 from tfos_nb.runtime.queues import check_queue
 from tfos_nb.runtime.requests import RequestQueue, Stream, joined
 from tfos_nb.runtime.rows import batches_of_rows, size_of
@@ -250,7 +250,7 @@ class _Exchange:
         self._door = DoorClient(task.door)
         try:
             places = self._places()
-            local = tuple(name for name, place in places.items() if os.path.exists(place.socket))
+            local = tuple(name for name, place in places.items() if is_here(place.boot, place.socket))
             self._claim = replace(self._claim, local=local)
             self.node = str(self._ask(self._claim))
             if self.node not in places:

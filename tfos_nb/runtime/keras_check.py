@@ -1,9 +1,9 @@
-"""Whether the installed Keras, mended, trains several replicas to the numbers of one: ``python -m`` this module.
+"""Try whether the installed Keras, mended, trains several replicas to the numbers of one: ``python -m`` this module.
 
-The mends look for what they replace, and refuse a Keras that has not all of it. Whether one that has it still does the
-same, only a training can say. A small model is trained in a process of its own, on two devices that are parts of one
-CPU, and once more on one device: batch by batch on the same rows, a batch with fewer rows than devices among them. The
-process prints why not, or nothing.
+The mends look for what they replace, and refuse a Keras that has not all of it. A Keras that has all of it may do
+something else with it, which shows in a training only. A small model is trained in a process of its own, on two devices
+that are parts of one CPU, and once more on one device: batch by batch on the same rows, a batch with fewer rows than
+devices among them. The process prints why not, or nothing.
 
 A driver asks an executor before it launches a cluster, once for an application, if the driver's Keras is not one of the
 versions that all tests were run with (:data:`TESTED`).
@@ -27,6 +27,7 @@ import pyarrow as pa
 from tfos_nb.runtime.batching import Pass, Shares
 from tfos_nb.runtime.columns import first_lengths
 from tfos_nb.runtime.ledger import FeedSchema
+from tfos_nb.runtime.process import path_variable
 
 __all__ = ["CHECK_SCHEMA", "TESTED", "KerasProbe", "advice", "installed_keras", "is_tested", "uses_tf_keras"]
 
@@ -84,7 +85,7 @@ class KerasProbe:
         )
 
     def _checked(self) -> str:
-        path = os.pathsep.join([*(entry for entry in sys.path if entry), *self.python_path])
+        path = path_variable(*self.python_path)
         ended = subprocess.run(
             [sys.executable, "-m", "tfos_nb.runtime.keras_check"],
             env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},

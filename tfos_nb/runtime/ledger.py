@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from tfos_nb.runtime.dealing import Dealt, level, piece_rows
 from tfos_nb.runtime.lifecycle import FeedPlace
-from tfos_nb.runtime.spans import Spans, merged, row_behind, rows_within
+from tfos_nb.runtime.spans import Spans, merged, row_behind, rows_within, without
 from tfos_nb.runtime.wire import message
 
 __all__ = [
@@ -35,6 +35,8 @@ __all__ = [
     "FeedFrom",
     "FeedLedger",
     "FeedSchema",
+    "HeldRows",
+    "KnownRows",
     "MakeRoom",
     "NoMoreFeeds",
     "OpenPartition",
@@ -42,6 +44,7 @@ __all__ = [
     "PartitionFailed",
     "PassDone",
     "Places",
+    "Reached",
     "StillFed",
     "WherePlaces",
     "WorkerThrough",
@@ -170,17 +173,59 @@ class OpenPartition:
 
 @message
 @dataclass(frozen=True)
+class Reached:
+    """How far a node has come in one partition.
+
+    Parameters
+    ----------
+    row : int
+        The row behind the last that it has.
+    rows, fingerprint : int
+        How many of the last of them the fingerprint is of, and it.
+    """
+
+    row: int = 0
+    rows: int = 0
+    fingerprint: int = 0
+
+
+@message
+@dataclass(frozen=True)
+class KnownRows:
+    """Fingerprint that the rows of a partition in these spans had when they were fed."""
+
+    spans: Spans
+    fingerprint: int
+
+
+@dataclass(frozen=True)
+class HeldRows:
+    """Rows of one pass that a saved state was trained on, by partition, and fingerprints to compare them by.
+
+    A fingerprint may cover some rows behind them, which came in the same batch.
+    """
+
+    spans: Mapping[int, Spans] = field(default_factory=dict)
+    known: Mapping[int, tuple[KnownRows, ...]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.spans)
+
+
+@message
+@dataclass(frozen=True)
 class Places:
     """Where nodes take rows: all of a few, or those of many that are on the task's host, or that it has asked for.
 
     ``nodes`` is how many are fed, none if the feed is over; ``refused`` says why not; ``skip`` are rows of the
-    partition that nobody wants.
+    partition that nobody wants, and ``known`` those that have to be what they were.
     """
 
     places: dict[str, FeedPlace] = field(default_factory=dict)
     refused: str = ""
     nodes: int = 0
     skip: tuple[tuple[int, int], ...] = ()
+    known: tuple[KnownRows, ...] = ()
 
 
 @message
@@ -257,8 +302,8 @@ class FeedLedger:
         The feed's number in its cluster.
     nodes : iterable of str
         The nodes that are fed.
-    skip : mapping, optional
-        By partition, rows that no node is sent: the state that the nodes went on from holds them.
+    held : HeldRows, optional
+        Rows that no node is sent: the state that the nodes went on from holds them.
 
     Attributes
     ----------
@@ -268,9 +313,10 @@ class FeedLedger:
         Whether all rows were kept.
     """
 
-    def __init__(self, feed: int, nodes: Iterable[str], skip: Mapping[int, Spans] | None = None) -> None:
+    def __init__(self, feed: int, nodes: Iterable[str], held: HeldRows | None = None) -> None:
         self.feed = feed
-        self.skip = dict(skip or {})
+        self.skip = dict(held.spans) if held is not None else {}
+        self.known = dict(held.known) if held is not None else {}
         self.claimed = dict.fromkeys(nodes, 0)
         self.spilled = True
         self._names = list(self.claimed)
@@ -278,6 +324,7 @@ class FeedLedger:
         self._dealt: dict[int, Dealt] = {}
         self._totals: dict[int, int] = {}
         self._fewest = [(0, name) for name in sorted(self._names)]  # a heap, of which no count is of before
+        self._counted: tuple[int, int] | None = None  # when it is closed: partitions, and rows
 
     def claim(self, question: ClaimRows) -> Claimed:
         """Return whose rows these are: as remembered, and of those with the fewest where no task has asked before.
@@ -366,10 +413,37 @@ class FeedLedger:
         through: dict[int, list[tuple[int, int]]] = {one: list(spans) for one, spans in self.skip.items()}
         for node, rows in reached.items():
             for partition, before in rows.items():
-                places = self._places(partition, before)
-                its = [(start, end) for start, end, one in places if self._names[one] == node]
-                through.setdefault(partition, []).extend(its)
+                through.setdefault(partition, []).extend(self._places_of(node, partition, before))
         return {partition: merged(spans) for partition, spans in through.items()}
+
+    def known_rows(self, reached: Mapping[str, Mapping[int, Reached]]) -> dict[int, tuple[KnownRows, ...]]:
+        """Return fingerprints of the nodes' rows by partition, beside those that this feed began with.
+
+        A fingerprint counts only if it covers all rows before ``reached`` that the node was sent.
+        """
+        known = {partition: list(rows) for partition, rows in self.known.items()}
+        for node, partitions in reached.items():
+            for partition, one in partitions.items():
+                spans = without(merged(self._places_of(node, partition, one.row)), self._skipped(partition))
+                if one.rows and one.rows == rows_within(spans, 0, one.row):
+                    known.setdefault(partition, []).append(KnownRows(spans, one.fingerprint))
+        return {partition: tuple(rows) for partition, rows in known.items()}
+
+    def cut_short(self) -> tuple[int, int, int] | None:
+        """Return the first partition with fewer rows than before: its number, its rows now, the fewest it had before.
+
+        None if all have as many.
+        """
+        for partition in sorted({*self.skip, *self.known}):
+            spans = [self._skipped(partition), *(one.spans for one in self.known.get(partition, ()))]
+            before = max((one[-1][1] for one in spans if one), default=0)
+            if (now := self._totals.get(partition, 0)) < before:
+                return partition, now, before
+        return None
+
+    def _places_of(self, node: str, partition: int, before: int) -> list[tuple[int, int]]:
+        places = self._places(partition, before)
+        return [(start, end) for start, end, one in places if self._names[one] == node]
 
     def _places(self, partition: int, before: int) -> Iterable[tuple[int, int, int]]:
         """Return which rows before this one are whose; a single node's need not be claimed."""
@@ -380,12 +454,23 @@ class FeedLedger:
     def _skipped(self, partition: int) -> Spans:
         return self.skip.get(partition, ())
 
+    def close(self) -> None:
+        """Forget whose the rows were: nobody will ask again. How many there were stays known. Idempotent."""
+        self._counted = self.partitions_done, self.rows
+        for known in (self._dealt, self._totals, self.skip, self.known):
+            known.clear()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is known no more whose the rows were."""
+        return self._counted is not None
+
     @property
     def partitions_done(self) -> int:
         """How many partitions an attempt has come to the end of."""
-        return len(self._totals)
+        return self._counted[0] if self._counted is not None else len(self._totals)
 
     @property
     def rows(self) -> int:
         """How many rows have been acknowledged, in these partitions."""
-        return sum(self._totals.values())
+        return self._counted[1] if self._counted is not None else sum(self._totals.values())

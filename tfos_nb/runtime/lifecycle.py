@@ -72,7 +72,8 @@ class Reservation:
     """A supervisor's place in the cluster: ``host:port`` is what TensorFlow will listen on; the port is held open.
 
     ``generation`` is the one that it was asked to gather for; 0 if it has just come. ``machine`` is where ``pid`` is
-    the supervisor's number: another container may have the same one.
+    the supervisor's number: another container may have the same one. ``warm``: its process was forked from one that has
+    imported TensorFlow.
     """
 
     node: str
@@ -84,6 +85,7 @@ class Reservation:
     gpus: tuple[str, ...] = ()
     generation: int = 0
     machine: str = ""
+    warm: bool = False
 
 
 @message
@@ -134,12 +136,16 @@ class Regather:
 @message
 @dataclass(frozen=True)
 class FeedPlace:
-    """Where a node takes rows: a unix socket for its own host, TLS over TCP for the others."""
+    """Where a node takes rows: a unix socket for its own host, TLS over TCP for the others.
+
+    ``boot`` tells its host from others that share its directories (:func:`tfos_nb.runtime.process.boot`).
+    """
 
     socket: str
     host: str
     port: int
     certificate: bytes = field(repr=False)
+    boot: str = ""
 
 
 @message

@@ -16,6 +16,7 @@ __all__ = ["LogMirror", "mirrored"]
 logger = logging.getLogger(__name__)
 
 _EVERY = 5.0  # seconds: as often as TensorBoard looks
+_LAST_WITHIN = 30.0
 _EVENTS = "tfevents"  # in the name of a file to which TensorFlow only ever adds
 
 
@@ -53,14 +54,17 @@ class LogMirror:
         self._thread.start()
 
     def stop(self) -> None:
-        """Copy what there is now, and end."""
+        """Copy what there is now, and end; give up where the place does not answer: the training's end waits."""
         self._over.set()
-        self._thread.join()
-        self._try()
+        self._thread.join(_LAST_WITHIN)
+        if self._thread.is_alive():
+            place = without_password(self._url)
+            logger.warning("the last logs are not copied to %s: it has not answered for %g s", place, _LAST_WITHIN)
 
     def _run(self) -> None:
         while not self._over.wait(_EVERY):
             self._try()
+        self._try()
 
     def _try(self) -> None:
         try:

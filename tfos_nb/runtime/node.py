@@ -21,7 +21,6 @@ import math
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -37,10 +36,19 @@ import pyarrow as pa
 from tfos_nb.runtime.door import DoorAddress, DoorClient
 from tfos_nb.runtime.lifecycle import NodeJob
 from tfos_nb.runtime.output import without_chatter
-from tfos_nb.runtime.process import kill_group, refuses, start_module, write_frame
+from tfos_nb.runtime.process import kill_group, path_variable, refuses, start_module, write_frame
 from tfos_nb.runtime.wire import message
 
-__all__ = ["HoldsSlot", "NodeTask", "NodeThere", "NodeWanted", "SlotUse", "SupervisorEnded"]
+__all__ = [
+    "HoldsSlot",
+    "NodeTask",
+    "NodeThere",
+    "NodeWanted",
+    "SlotUse",
+    "SupervisorEnded",
+    "executor_process",
+    "slot_use",
+]
 
 SUMMARY_SCHEMA = "node string, code int"
 _LOOK_SECONDS = 1.0
@@ -139,7 +147,7 @@ class NodeTask:
         while code is not None and (there := self._whether_there(job.node, door)) is not None:
             if not there:
                 code = self._run(job, door)
-            elif self._use(HoldsSlot(job.node), door) is SlotUse.LEAVE:
+            elif slot_use(HoldsSlot(job.node), door) is SlotUse.LEAVE:
                 return None
             else:
                 never.wait(_LOOK_SECONDS)
@@ -184,7 +192,7 @@ class NodeTask:
             token=self.door.token,
             payload=self.payload,
             warm_token=self.warm_token,
-            anchor=_executor(),
+            anchor=executor_process(),
         )
 
     @staticmethod
@@ -192,12 +200,6 @@ class NodeTask:
         with contextlib.suppress(grpc.RpcError):  # without a driver there is no node
             return bool(door.ask(NodeThere(node)))
         return False
-
-    @staticmethod
-    def _use(question: HoldsSlot, door: DoorClient) -> SlotUse:
-        with contextlib.suppress(grpc.RpcError):  # a supervisor waits for the driver by itself
-            return SlotUse(door.ask(question))
-        return SlotUse.HOLD
 
     @staticmethod
     def _is_wanted(node: str, door: DoorClient) -> bool:
@@ -211,7 +213,7 @@ class NodeTask:
         with tempfile.TemporaryFile() as complaints:
             supervisor = start_module(
                 "tfos_nb.runtime.supervisor",
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+                env={**os.environ, "PYTHONPATH": path_variable()},
                 stdin=subprocess.PIPE,
                 stderr=complaints.fileno() if self.hold else subprocess.DEVNULL,
             )
@@ -245,14 +247,21 @@ class NodeTask:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return supervisor.wait(seconds)
-            use = self._use(HoldsSlot(job.node, supervisor.pid, socket.gethostname()), door)
+            use = slot_use(HoldsSlot(job.node, supervisor.pid, socket.gethostname()), door)
             if use is SlotUse.LEAVE:
                 return None
             if use is SlotUse.END:
                 kill_group(supervisor)
 
 
-def _executor() -> int:
+def slot_use(question: HoldsSlot, door: DoorClient) -> SlotUse:
+    """Ask the driver; where it does not answer, the slot is held, since a supervisor waits for it by itself."""
+    with contextlib.suppress(grpc.RpcError):
+        return SlotUse(door.ask(question))
+    return SlotUse.HOLD
+
+
+def executor_process() -> int:
     """Return the number of the process that this task's Python ends with: the executor's JVM."""
     with contextlib.suppress(psutil.Error):
         for parent in psutil.Process().parents():

@@ -7,7 +7,7 @@ import queue
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from tfos_nb.runtime.output import Output
 from tfos_nb.runtime.process import Channel, kill_group, signal_name, start_module
 from tfos_nb.runtime.reports import Heartbeat, LogLines, ReportBox
 from tfos_nb.runtime.usage import ProcessUse
-from tfos_nb.runtime.warm import ForkedProcess, WarmProcess
+from tfos_nb.runtime.warm import PROGRAMS, Fork, ForkedProcess, WarmProcess
 
 __all__ = ["Exited", "Heard", "NodeProcess", "Wrote", "environment_of"]
 
@@ -28,6 +28,7 @@ _ALLOCATION = {
     "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
+_LAST_WORDS = 1.0  # seconds for what a process that has ended has said before
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class NodeProcess:
         fds = (theirs.fileno(), reports_theirs.fileno())
         self._process: subprocess.Popen[bytes] | ForkedProcess
         place = directory, host, fds
-        self._process = _started(job, temporary, *place) if warm is None else warm.fork(*place)
+        self._process = _started(job, temporary, *place) if warm is None else _forked(warm, *place)
         theirs.close()
         reports_theirs.close()
         self._channel.send(job)
@@ -127,7 +128,7 @@ class NodeProcess:
         self.kill()
         self._process.wait()
         if self._listener.ident is not None:
-            self._listener.join()
+            self._listener.join(_LAST_WORDS)  # it ends with the process, but for what that may have left its socket to
 
     def measure(self, now: float) -> None:
         """Look at what it uses."""
@@ -153,7 +154,7 @@ class NodeProcess:
         """Return what it has written and reported, and nobody was told of: it has ended."""
         self._reports.close()
         for thread in (self.output.thread, self._reporting):
-            thread.join(1.0)
+            thread.join(_LAST_WORDS)
         words: list[Any] = []
         while lines := self.output.take():
             words.append(LogLines(self._node, lines))
@@ -183,10 +184,14 @@ class NodeProcess:
             self.kill()
 
 
+def _forked(warm: WarmProcess, directory: str, host: str, fds: tuple[int, int]) -> ForkedProcess:
+    return warm.fork(Fork(PROGRAMS[0], (directory, host)), fds)
+
+
 def _started(job: NodeJob, temporary: str, directory: str, host: str, fds: tuple[int, int]) -> subprocess.Popen[bytes]:
     return start_module(
         "tfos_nb.runtime.tfprocess",
-        env=environment_of(job, temporary),
+        env=environment_of(temporary, job.env, job.gpus),
         fds=fds,
         arguments=(str(fds[0]), str(fds[1]), directory, host),
         stdout=subprocess.PIPE,
@@ -194,8 +199,8 @@ def _started(job: NodeJob, temporary: str, directory: str, host: str, fds: tuple
     )
 
 
-def environment_of(job: NodeJob, temporary: str) -> dict[str, str]:
-    """Return the environment variables of a node's process.
+def environment_of(temporary: str, env: Mapping[str, str], gpus: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the environment variables of a node's process: this one's, with those that the user has set in ``env``.
 
     What it leaves in the ``temporary`` directory goes with the node: AutoGraph writes sources there, and whoever is
     killed removes none.
@@ -207,10 +212,10 @@ def environment_of(job: NodeJob, temporary: str) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         **_ALLOCATION,
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"),
-        **gpu_variables(job.gpus),
+        **gpu_variables(gpus),
         "TF_CONFIG": "",
-        **job.env,
+        **env,
     }
-    if not job.gpus:
+    if not gpus:
         env["CUDA_VISIBLE_DEVICES"] = "-1"
     return env

@@ -15,39 +15,59 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.batching import Pass, Shares
-from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, MakeRoom, PassDone
+from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, MakeRoom, PassDone, Reached
 from tfos_nb.runtime.positions import PositionHeld
 from tfos_nb.runtime.reports import FeedStatus
-from tfos_nb.runtime.spans import Spans, from_row, merged, rows_within
+from tfos_nb.runtime.spans import Spans, merged, rows_within
 from tfos_nb.runtime.spill import Spill
 
-__all__ = ["Intake", "Passes", "Tell"]
+__all__ = ["Intake", "Passes", "Superseded", "Tell"]
 
 Tell = Callable[[PassDone | FeedFrom | PositionHeld], object]
 
 logger = logging.getLogger(__name__)
 
 _EXTRA, _MOST_EXTRA = 64 << 20, 1 << 30  # bytes by which more rows may wait, at a time and altogether
+_SILENT = 300.0  # seconds without a row of an attempt that has its turn, after which an earlier one may go on
 _ANNOUNCED_WITHIN = 60.0  # seconds between a feed's first row and the driver's word of it, by another way
+
+
+class _Span(NamedTuple):
+    """Rows of a partition that lie together: so many up to ``end``, and how far the batch that had them went."""
+
+    partition: int
+    end: int
+    rows: int
+    reached: Reached
 
 
 @dataclass
 class _Lane:
-    """How far this node has come in one partition: the next row, and the fingerprint of the one before it.
+    """A partition's rows on this node, which come from one of Spark's attempts at it at a time.
 
-    The pair is replaced as one, since another attempt may read it at any time.
+    Spark may have two at work, which need not read the rows in the same order. The later one comes first: an earlier
+    one's turn is when that one's stream has ended, or has been silent for long.
     """
 
-    reached: tuple[int, int] = (0, 0)
+    reached: Reached = field(default_factory=Reached)
+    attempt: int = 0
+    streaming: bool = False
+    moved: float = 0.0  # when its attempt was heard last, of the monotonic clock
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def is_for(self, attempt: int, now: float) -> bool:
+        """Return whether an attempt may send the rows from now on."""
+        return attempt >= self.attempt or not self.streaming or now - self.moved >= _SILENT
 
 
 class Intake:
@@ -79,22 +99,49 @@ class Intake:
         self._extra = 0
         self._queue: deque[pa.RecordBatch] = deque()
         self._lanes: dict[int, _Lane] = {}
-        self._order: list[tuple[int, int, int]] = []  # partition, row behind the last, rows: as they are given out
+        self._order: list[_Span] = []  # as the rows are given out
 
     def lane(self, partition: int) -> _Lane:
         """Return the place of a partition."""
         with self._changed:
             return self._lanes.setdefault(partition, _Lane())
 
-    def accept(self, partition: int, spans: Spans, fingerprint: int, batch: pa.RecordBatch) -> None:
-        """Take these rows of a partition, but for those that have been taken before.
+    def open(self, partition: int, attempt: int) -> _Lane:
+        """Take a partition's rows of this attempt from now on, until :meth:`leave` or a later one comes.
 
-        Blocks while the queue is full. ``fingerprint`` is that of the last row.
+        Raises
+        ------
+        Superseded
+            If it is a later one's turn.
+        """
+        lane = self.lane(partition)
+        with lane.lock:
+            now = time.monotonic()
+            if not lane.is_for(attempt, now):
+                raise _superseded(partition, attempt, lane.attempt)
+            lane.attempt, lane.streaming, lane.moved = attempt, True, now
+        return lane
+
+    def leave(self, partition: int, attempt: int) -> None:
+        """Learn that an attempt's stream has ended."""
+        lane = self.lane(partition)
+        with lane.lock:
+            if lane.attempt == attempt:
+                lane.streaming = False
+
+    def accept(
+        self, partition: int, spans: Spans, batch: pa.RecordBatch, *, attempt: int = 0, known: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Take these rows of a partition.
+
+        Blocks while the queue is full. ``known`` is of how many of an attempt's rows it has a fingerprint, and that.
 
         Raises
         ------
         FeedFailed
-            If a partition has no such rows, or they are not those that came.
+            If a partition has no such rows, they are not those that came, or some are here already.
+        Superseded
+            If another attempt sends the partition now.
         """
         if partition < 0 or spans != merged(spans) or not spans or spans[0][0] < 0:
             raise FeedFailed(f"there are no rows {spans} of partition {partition}")
@@ -102,21 +149,22 @@ class Intake:
             raise FeedFailed(f"rows {spans} of partition {partition} were announced, and {batch.num_rows} came")
         lane = self.lane(partition)
         with lane.lock:
-            row, _ = lane.reached
-            new = from_row(spans, row)
-            if not new:
-                return
-            self._put(partition, new, batch.slice(rows_within(spans, 0, row)))
-            lane.reached = (spans[-1][1], fingerprint)
+            if attempt != lane.attempt:
+                raise _superseded(partition, attempt, lane.attempt)
+            if spans[0][0] < lane.reached.row:
+                raise FeedFailed(f"rows {spans} of partition {partition} came, and those before {lane.reached.row} had")
+            reached = Reached(spans[-1][1], *known)
+            self._put([_Span(partition, end, end - start, reached) for start, end in spans], batch)
+            lane.reached, lane.moved = reached, time.monotonic()
 
-    def _put(self, partition: int, spans: Spans, batch: pa.RecordBatch) -> None:
+    def _put(self, spans: list[_Span], batch: pa.RecordBatch) -> None:
         size = batch.nbytes
         with self._turn:
             self._await_room(size)
             if self.spill is not None:
                 self.spill.write(batch)
             with self._changed:
-                self._order += [(partition, end, end - start) for start, end in spans]
+                self._order += spans
                 self.rows_in += batch.num_rows
                 if not self.discarding:
                     self._queue.append(batch)
@@ -150,8 +198,10 @@ class Intake:
         if self.spill is not None and self.ended is not None and self.through > self.ended.replays:
             self.spill.close()
 
-    def reached(self, rows: int) -> dict[int, int]:
-        """Return, for each partition, the row before which the first ``rows`` rows of a pass are.
+    def reached(self, rows: int) -> tuple[dict[int, int], dict[int, Reached]]:
+        """Return how far the first ``rows`` rows of a pass go in each partition: the row behind the last of them.
+
+        The second dictionary has the fingerprint at the end of the batch that the last of them came in.
 
         Raises
         ------
@@ -159,15 +209,17 @@ class Intake:
             If there are not so many.
         """
         reached: dict[int, int] = {}
+        known: dict[int, Reached] = {}
         with self._changed:
-            for partition, end, count in self._order:
+            for span in self._order:
                 if rows <= 0:
                     break
-                reached[partition] = end - max(0, count - rows)
-                rows -= count
+                reached[span.partition] = span.end - max(0, span.rows - rows)
+                known[span.partition] = span.reached
+                rows -= span.rows
         if rows > 0:
             raise ValueError(f"{self.rows_in} rows have come in this pass, {rows} less than that")
-        return reached
+        return reached, known
 
     def first_pass(self) -> Iterator[pa.RecordBatch]:
         """Give out the rows as they come, until the driver says that the share is complete."""
@@ -195,6 +247,14 @@ class Intake:
             self.queued_bytes -= batch.nbytes
             self._changed.notify_all()
             return batch
+
+
+class Superseded(FeedFailed):
+    """Another attempt of Spark's sends the partition."""
+
+
+def _superseded(partition: int, attempt: int, by: int) -> Superseded:
+    return Superseded(f"attempt {by} at partition {partition} sends its rows, and attempt {attempt} has to wait")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ import re
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
-__all__ = ["default_file_system", "hadoop_conf_dirs", "is_forbidden", "is_local", "tf_path"]
+from tfos_nb.errors import PlanError
+
+__all__ = ["default_file_system", "hadoop_conf_dirs", "is_forbidden", "is_local", "tf_path", "user_name"]
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:/")
 
@@ -43,7 +45,27 @@ def tf_path(path: str, default_fs: str | None = None, working_dir: str | None = 
         return path if local else f"{root}{path}"
     if local:
         return os.path.join(working_dir or os.getcwd(), path)
-    return f"{root}/user/{getpass.getuser()}/{path}"
+    return f"{root}/user/{user_name(path)}/{path}"
+
+
+def user_name(path: str) -> str:
+    """Return whose directory on the default file system a relative path is under.
+
+    It is Hadoop's own answer where its security is simple: ``HADOOP_USER_NAME``, or who runs this process.
+
+    Raises
+    ------
+    PlanError
+        If the process' user has no name, as in a container that runs under any number.
+    """
+    named = os.environ.get("HADOOP_USER_NAME")
+    try:
+        return named or getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        raise PlanError(
+            f"{path} is relative to the directory of a user, and user {os.getuid()} of this host has no name: give the "
+            "path in full, or set HADOOP_USER_NAME"
+        ) from None
 
 
 def is_local(filesystem: Any) -> bool:

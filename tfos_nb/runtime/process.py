@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
+import functools
+import hashlib
 import os
 import shutil
 import signal
@@ -26,15 +29,20 @@ __all__ = [
     "Channel",
     "address_towards",
     "answers",
+    "boot",
     "die_with_parent",
+    "host_and_port",
+    "is_here",
     "kill_group",
     "left_behind",
+    "machine",
     "name_this_process",
     "owner",
     "private_directory",
     "python_path",
     "read_frame",
     "refuses",
+    "remove_directory",
     "short_temporary_directory",
     "signal_name",
     "start_module",
@@ -49,6 +57,7 @@ _LONGEST = (1 << 32) + 64  # msgpack says in 32 bits how long a message is
 _PIECE = 16 << 20
 _LONGEST_ROOT = 45  # bytes of a temporary directory's name: with ours under it, a socket's path may have 103
 PARENT_VARIABLE = "TFOS_NB_PARENT"
+_locks: dict[str, int] = {}  # by directory of this process: a descriptor of it, on which the lock is
 
 
 def start_module(
@@ -121,6 +130,17 @@ def address_towards(host: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
+def host_and_port(host: str, port: int) -> str:
+    """Write an address as gRPC reads it: that of an IPv6 host in brackets (RFC 3986, section 3.2.2).
+
+    Examples
+    --------
+    >>> host_and_port("10.0.0.7", 40123), host_and_port("fd00::7", 40123)
+    ('10.0.0.7:40123', '[fd00::7]:40123')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def answers(host: str, port: int) -> bool:
     """Whether somebody listens there, and takes a connection within a second."""
     try:
@@ -157,18 +177,36 @@ def refuses(host: str, port: int) -> bool:
 def private_directory(kind: str, sockets: bool = True) -> str:
     """Make a directory of this process, and remove those of processes that were killed.
 
-    It is in the temporary directory, and only this user can enter it. The path of a socket has to be short: where there
-    are to be some and the user's temporary directory has a long name, it is in the machine's.
+    It is in the temporary directory, and only this user can enter it. This process holds a lock on it until
+    :func:`remove_directory`, or its own end. The path of a socket has to be short: where there are to be some and the
+    user's temporary directory has a long name, it is in the machine's.
     """
     prefix, root = f"tfos_nb-{kind}-", short_temporary_directory() if sockets else tempfile.gettempdir()
     for path in left_behind(prefix, root):
         shutil.rmtree(path, ignore_errors=True)
-    return tempfile.mkdtemp(prefix=f"{prefix}{owner()}-", dir=root)
+    directory = tempfile.mkdtemp(prefix=f"{prefix}{owner()}-", dir=root)
+    _locks[directory] = lock = os.open(directory, os.O_RDONLY)
+    with contextlib.suppress(OSError):  # a file system may have no locks
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return directory
+
+
+def remove_directory(directory: str) -> None:
+    """Remove a directory of this process (:func:`private_directory`), and all that is in it. Idempotent."""
+    shutil.rmtree(directory, ignore_errors=True)
+    lock = _locks.pop(directory, None)
+    if lock is not None:
+        os.close(lock)
 
 
 def python_path() -> tuple[str, ...]:
     """Return where this process imports from, for processes that start in another directory."""
     return tuple(entry or os.getcwd() for entry in sys.path)
+
+
+def path_variable(*more: str) -> str:
+    """Return a ``PYTHONPATH`` by which a child finds what this process does, and then what is in ``more``."""
+    return os.pathsep.join([*filter(None, sys.path), *more])
 
 
 def short_temporary_directory() -> str:
@@ -179,28 +217,67 @@ def short_temporary_directory() -> str:
 
 
 def owner() -> str:
-    """Name this process in a name: its number, and of which container's numbers that is one.
+    """Name this process in a name: its number, and of which container of which machine's numbers that is one.
 
-    Containers may share a temporary directory, and in each of them the others' numbers are somebody else's or nobody's.
+    Hosts and containers may share a temporary directory, and in each of them the others' numbers are somebody else's
+    or nobody's.
     """
-    return f"{os.getpid()}-{_numbers()}"
+    return f"{os.getpid()}-{machine()}"
 
 
-def _numbers() -> str:
+@functools.cache
+def machine() -> str:
+    """Name whose process numbers are this process' own: the container's, on a machine since it was started."""
+    space = "0"
     with contextlib.suppress(OSError):
-        return os.readlink("/proc/self/ns/pid").strip("pid:[]")
-    return "0"
+        space = os.readlink("/proc/self/ns/pid").strip("pid:[]")
+    return f"{space}-{boot()}"
+
+
+@functools.cache
+def boot() -> str:
+    """Name this machine since it was started: by Linux' own identity of that (random(4)), or by the host's name."""
+    identity = socket.gethostname()
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        identity = file.read().strip()
+    return hashlib.sha256(identity.encode()).hexdigest()[:12]
+
+
+def is_here(machines_boot: str, path: str) -> bool:
+    """Return whether a file is on this machine; one of a shared directory is there on all that share it."""
+    return machines_boot == boot() and os.path.exists(path)
 
 
 def left_behind(prefix: str, root: str = "") -> list[str]:
-    """Find what processes that are gone have left in the temporary directory: ``PREFIX<owner>-…`` (:func:`owner`)."""
-    root, ours, found = root or tempfile.gettempdir(), f"{_numbers()}-", []
+    """Find what processes that are gone have left in the temporary directory: ``PREFIX<owner>-…`` (:func:`owner`).
+
+    What processes of another host have left stays: nobody here can tell whether they are gone.
+    """
+    root, ours, found = root or tempfile.gettempdir(), f"{machine()}-", []
     for name in os.listdir(root) if os.path.isdir("/proc") else ():
         number, _, rest = name.removeprefix(prefix).partition("-")
         known = name.startswith(prefix) and number.isdigit() and rest.startswith(ours)
-        if known and not os.path.exists(f"/proc/{number}"):
-            found.append(os.path.join(root, name))
+        path = os.path.join(root, name)
+        if known and not os.path.exists(f"/proc/{number}") and not _is_held(path):
+            found.append(path)
     return found
+
+
+def _is_held(path: str) -> bool:
+    """Return whether a process holds its lock: machines that were copied while they ran have one boot's identity."""
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return False
 
 
 def write_frame(stream: IO[bytes], message: Any) -> None:

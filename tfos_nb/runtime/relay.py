@@ -32,7 +32,7 @@ from tfos_nb.errors import TfosError
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.door import Door, DoorAddress, DoorClient
 from tfos_nb.runtime.incoming import descriptors_left, raise_descriptors
-from tfos_nb.runtime.process import read_frame, start_module, write_frame
+from tfos_nb.runtime.process import path_variable, read_frame, start_module, write_frame
 from tfos_nb.runtime.wire import message
 
 __all__ = ["Exchange", "ExchangeTask", "Exchanged", "Frames", "Relay", "RelayPlace", "RelayTask", "Taken"]
@@ -46,6 +46,7 @@ _LOOKS_EVERY = 0.02
 _LEAVES_AFTER = 0.5  # the answer goes first
 _MOST_CONNECTIONS = 20_000
 _BUFFER = 4 << 10  # bytes; of each connection twice as many are read when no more should be
+_ENDS_WITHIN = 10.0  # seconds after it has closed its output
 _ALONE = 60.0
 
 Frame = tuple[int, bytes]
@@ -262,14 +263,14 @@ class RelayTask:
 
         deque(batches, maxlen=0)
         host = BarrierTaskContext.get().getTaskInfos()[0].address.rpartition(":")[0]
-        path = os.pathsep.join([*(entry for entry in sys.path if entry), *self.python_path])
+        path = path_variable(*self.python_path)
         env = {**os.environ, "PYTHONPATH": path}
         relay = start_module("tfos_nb.runtime.relay", env=env, arguments=(host,), stdout=subprocess.PIPE)
         assert relay.stdout is not None, "it was asked for"
         with relay.stdout as told:
             place = read_frame(told)
         if not isinstance(place, RelayPlace):
-            raise TfosError(f"the relay did not start on {host}: exit code {relay.wait()}")
+            raise TfosError(f"the relay did not start on {host}: exit code {relay.wait(_ENDS_WITHIN)}")
         yield pa.RecordBatch.from_pydict({"place": pa.array([wire.encode(place)], pa.binary())})
 
 

@@ -6,16 +6,17 @@
          │  ◀── SoloEnded ───────────┘
          └── SoloEnded ──▶ door ──▶ driver (tfos_nb.parallel)
 
-The program has a process of its own, a fresh interpreter with its own environment, which ends with the task. It has no
-peers, takes no rows, and imports TensorFlow by itself, if it wants it.
+The program has a process of its own with its own environment, which ends with the task. It has no peers and takes no
+rows. It is forked from the application's warm process (:mod:`tfos_nb.runtime.warm`). On a host with GPUs, without
+``warm``, and where that process cannot be reached, it is a fresh interpreter, which imports TensorFlow if it wants it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -28,11 +29,23 @@ import pyarrow as pa
 
 from tfos_nb.runtime import wire
 from tfos_nb.runtime.door import DoorAddress, DoorClient
-from tfos_nb.runtime.gpu import gpu_variables
+from tfos_nb.runtime.gpu import gpu_variables, host_has_gpus
 from tfos_nb.runtime.gpu_claims import GpuClaims, GpusTaken
+from tfos_nb.runtime.node import executor_process
+from tfos_nb.runtime.nodeprocess import environment_of
 from tfos_nb.runtime.on_import import spare_scikit_learn
 from tfos_nb.runtime.payload import unpack
-from tfos_nb.runtime.process import Channel, die_with_parent, kill_group, private_directory, signal_name, start_module
+from tfos_nb.runtime.process import (
+    Channel,
+    die_with_parent,
+    kill_group,
+    path_variable,
+    private_directory,
+    remove_directory,
+    signal_name,
+    start_module,
+)
+from tfos_nb.runtime.warm import PROGRAMS, Fork, ForkedProcess, ServerTerms, WarmProcess, can_fork
 from tfos_nb.runtime.wire import message
 
 __all__ = ["SoloContext", "SoloEnded", "SoloJob", "SoloTask"]
@@ -107,6 +120,8 @@ class SoloTask:
     python_path: tuple[str, ...]
     payload: bytes = field(repr=False)
     claim: int = 0  # GPUs to be found on the host
+    warm_token: str = field(default="", repr=False)
+    warm_idle: float = 0.0
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run it to its end, and tell the driver how that was."""
@@ -136,14 +151,9 @@ class SoloTask:
     def _run(self, job: SoloJob) -> SoloEnded:
         channel, theirs = Channel.pair()
         with tempfile.TemporaryFile() as output, _scratch() as temporary:
-            child = start_module(
-                "tfos_nb.runtime.solo",
-                env=self._environment(job.gpus, temporary),
-                fds=(theirs.fileno(),),
-                arguments=(str(theirs.fileno()),),
-                stdout=output.fileno(),
-                stderr=output.fileno(),
-            )
+            env = self._environment(job.gpus, temporary)
+            warm = self._find_warm(job.gpus, env)
+            child = self._started(warm, env, theirs.fileno(), output.fileno())
             theirs.close()
             try:
                 channel.send(job)
@@ -153,7 +163,28 @@ class SoloTask:
                 kill_group(child)
                 child.wait()
                 channel.close()
+                if warm is not None:
+                    warm.close()
             return self._completed(ended, job.index, code, output)
+
+    def _find_warm(self, gpus: tuple[str, ...], env: dict[str, str]) -> WarmProcess | None:
+        """Connect to the application's warm server; None to start without one."""
+        if not self.warm_token or gpus or host_has_gpus() or not can_fork():
+            return None
+        terms = ServerTerms(self.warm_token, executor_process(), self.warm_idle)
+        with contextlib.suppress(OSError):
+            return WarmProcess.of_the_application(env, terms)
+        return None
+
+    @staticmethod
+    def _started(
+        warm: WarmProcess | None, env: dict[str, str], channel: int, output: int
+    ) -> ForkedProcess | subprocess.Popen[bytes]:
+        if warm is not None:
+            with contextlib.suppress(OSError):  # it was killed
+                return warm.fork(Fork(PROGRAMS[1]), (channel,), output)
+        arguments = (str(channel),)
+        return start_module(PROGRAMS[1], env=env, fds=(channel,), arguments=arguments, stdout=output, stderr=output)
 
     def _completed(self, ended: SoloEnded | None, index: int, code: int, output: Any) -> SoloEnded:
         size = os.fstat(output.fileno()).st_size
@@ -174,9 +205,11 @@ class SoloTask:
         )
 
     def _environment(self, gpus: tuple[str, ...], temporary: str) -> dict[str, str]:
-        path = os.pathsep.join(entry for entry in sys.path if entry)
+        path = {"PYTHONPATH": path_variable()}
+        if not gpus and not host_has_gpus():  # as a node's, so that it can be forked where they are
+            return {**environment_of(temporary, self.env), **path, **self.env}
         ours = {
-            "PYTHONPATH": path,
+            **path,
             "TMPDIR": temporary,
             "PYTHONUNBUFFERED": "1",
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"),
@@ -193,7 +226,7 @@ def _scratch() -> Iterator[str]:
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        remove_directory(path)
 
 
 def _call(job: SoloJob) -> SoloEnded:

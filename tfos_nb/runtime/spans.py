@@ -6,7 +6,7 @@ import bisect
 import itertools
 from collections.abc import Iterable
 
-__all__ = ["Spans", "end_of_span", "from_row", "merged", "next_span", "row_behind", "rows_within"]
+__all__ = ["Spans", "end_of_span", "from_row", "merged", "next_span", "row_behind", "rows_within", "without"]
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -69,6 +69,24 @@ def from_row(spans: Spans, row: int) -> Spans:
     (((64, 70), (128, 130)), ())
     """
     return tuple((max(first, row), last) for first, last in spans if last > row)
+
+
+def without(spans: Spans, others: Spans) -> Spans:
+    """Return what there is of the spans outside of others.
+
+    Examples
+    --------
+    >>> without(((0, 70), (128, 130)), ((10, 20), (60, 129)))
+    ((0, 10), (20, 60), (129, 130))
+    """
+    left: list[tuple[int, int]] = []
+    for first, last in spans:
+        row = end_of_span(others, first)
+        while row < last:
+            ends = next_span(others, row) or last
+            left.append((row, min(ends, last)))
+            row = end_of_span(others, ends)
+    return tuple(left)
 
 
 def end_of_span(spans: Spans, row: int) -> int:

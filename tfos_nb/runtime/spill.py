@@ -35,7 +35,7 @@ class Spill:
         self._lock = threading.Lock()
         self._sink: pa.NativeFile | None = None
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
-        self._sealed = False
+        self._sealed = self._closed = False
         self.bytes = 0
         self.whole = True
 
@@ -89,21 +89,29 @@ class Spill:
             self._end_writing()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Read all, without a copy.
+        """Read all, without a copy; nothing once it is closed, since nobody wants these rows any more.
+
+        The file is taken hold of before this returns, so that it may be closed while it is read.
 
         The memory may be written to, and the file stays as it is: TensorFlow takes a tensor that only one operation
         still needs for that operation's result, so it writes into what it was given to read.
         """
-        if self.bytes:
+        with self._lock:
+            if not self.bytes or self._closed:
+                return iter(())
             with open(self._path, "rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            yield from pa.ipc.open_stream(pa.py_buffer(mapped))  # each buffer keeps the mapping
+        return iter(pa.ipc.open_stream(pa.py_buffer(mapped)))  # each buffer keeps the mapping
 
     def close(self) -> None:
         """Give the disk space back."""
         self.seal()
-        fd, self._fd = self._fd, -1  # once: the number may be somebody else's by then
-        with contextlib.suppress(OSError):
-            os.close(fd)
-            if not self._path.startswith("/proc/"):
-                os.unlink(self._path)
+        with self._lock:
+            if self._closed:  # the number may be another file's by now
+                return
+            self._closed = True
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+                if not self._path.startswith("/proc/"):
+                    os.unlink(self._path)
+            self._fd = -1

@@ -28,6 +28,7 @@ import pyarrow as pa
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.first_use import note_first_use
 from tfos_nb.runtime.plan import Node, Role
+from tfos_nb.runtime.process import path_variable
 
 __all__ = ["KINDS", "PROTOCOL_SCHEMA", "PROTOCOL_VARIABLE", "Member", "ProtocolProbe", "refuse_what_fails"]
 
@@ -299,7 +300,7 @@ class ProtocolProbe:
         """Ask in a process of its own, since Spark goes on using this one."""
         for _ in batches:
             pass
-        path = os.pathsep.join([*(entry for entry in sys.path if entry), *self.python_path])
+        path = path_variable(*self.python_path)
         ended = subprocess.run(
             [sys.executable, "-c", _ASK_PROTOCOL, self.protocol],
             env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},

@@ -24,7 +24,6 @@ import importlib.util
 import math
 import os
 import queue
-import shutil
 import socket
 import sys
 import threading
@@ -50,7 +49,7 @@ from tfos_nb.runtime.lifecycle import (
 )
 from tfos_nb.runtime.nodeprocess import Exited, Heard, NodeProcess, environment_of
 from tfos_nb.runtime.positions import PositionHeld
-from tfos_nb.runtime.process import address_towards, private_directory, read_frame
+from tfos_nb.runtime.process import address_towards, private_directory, read_frame, remove_directory
 from tfos_nb.runtime.reports import Heartbeat, LogLines, tick_among
 from tfos_nb.runtime.tensorboard import TensorBoard
 from tfos_nb.runtime.tunnel import OpenTunnel, TunnelEnd
@@ -104,7 +103,7 @@ class Supervisor:
         self._temporary = private_directory("scratch", sockets=False)
         self._timeout = float(str(job.settings.get("heartbeat_timeout", 15.0)))
         self._host = job.host or address_towards(job.door_host, job.door_port)
-        self._port_holder = _hold_port()
+        self._port_holder = _hold_port(self._host)
         self._claims = GpuClaims()
         self._process: NodeProcess | None = None
         self._warm: WarmProcess | None = None
@@ -139,7 +138,7 @@ class Supervisor:
                 self._state.close()
             self._claims.close()
             for directory in (self._directory, self._temporary):
-                shutil.rmtree(directory, ignore_errors=True)
+                remove_directory(directory)
 
     def _take_gpus(self) -> str | None:
         """Take GPUs of the host where Spark gave none; return why that is not possible."""
@@ -167,7 +166,8 @@ class Supervisor:
 
     def _find_warm(self) -> WarmProcess | None:
         """Connect to the application's warm server, or start a forker for this node; None to start without one."""
-        env, job = environment_of(self._job, self._temporary), self._job
+        job = self._job
+        env = environment_of(self._temporary, job.env, job.gpus)
         if not can_fork():
             return None
         if job.warm_token and not job.gpus:
@@ -216,7 +216,7 @@ class Supervisor:
         assert self._process is not None, "it was started"
         job, port = self._job, self._port_holder.getsockname()[1]
         which = (job.executor, job.attempt, os.getpid(), job.gpus, generation, socket.gethostname())
-        self._stream.send(Reservation(job.node, self._host, port, *which))
+        self._stream.send(Reservation(job.node, self._host, port, *which, warm=self._warm is not None))
         if self._notes:
             self._stream.send(LogLines(job.node, tuple(self._notes)))
             self._notes = []
@@ -229,7 +229,7 @@ class Supervisor:
         for word in self._process.left_over():
             self._stream.send(word)
         self._port_holder.close()
-        self._port_holder = _hold_port()
+        self._port_holder = _hold_port(self._host)
         self._saving = False
         self._start_process()
         self._reserve(message.generation)
@@ -366,9 +366,9 @@ def _why_not() -> str | None:
     )
 
 
-def _hold_port() -> socket.socket:
+def _hold_port(host: str) -> socket.socket:
     """Bind a port for TensorFlow and keep it bound, not listening: TensorFlow may listen on it, others may not."""
-    holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     holder.bind(("", 0))
     return holder

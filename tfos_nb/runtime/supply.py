@@ -213,10 +213,10 @@ class Supply(Passes):
                 "save after whole epochs"
             )
         try:
-            reached = turn.intake.reached(rows)
+            reached, known = turn.intake.reached(rows)
         except ValueError as error:
             raise ValueError(f"{said}: {error}") from None
-        self._tell(PositionHeld(self._node, turn.intake.feed, state, reached))
+        self._tell(PositionHeld(self._node, turn.intake.feed, state, reached, known))
 
     @property
     def asked(self) -> bool:

@@ -7,7 +7,6 @@ enter. Its fast loader, a server of its own that does listen on one, is left out
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -17,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from tfos_nb.errors import TfosError
-from tfos_nb.runtime.process import kill_group, private_directory, start_module
+from tfos_nb.runtime.process import kill_group, private_directory, remove_directory, start_module
 from tfos_nb.runtime.remote import file_system, tensorflow_opens
 
 __all__ = ["TensorBoard", "make_log_dir"]
@@ -112,7 +111,7 @@ class TensorBoard:
         if self._process is not None:
             kill_group(self._process)
             self._process.wait()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        remove_directory(self._directory)
 
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None, "it was asked for"

@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import glob
 import hashlib
 import hmac
 import importlib
@@ -49,6 +50,7 @@ from tfos_nb.runtime.on_import import spare_scikit_learn
 from tfos_nb.runtime.process import (
     die_with_parent,
     kill_group,
+    machine,
     name_this_process,
     read_frame,
     short_temporary_directory,
@@ -57,17 +59,34 @@ from tfos_nb.runtime.process import (
 )
 from tfos_nb.runtime.wire import message
 
-__all__ = ["ForkedProcess", "ServerTerms", "WarmProcess", "can_fork", "import_all"]
+__all__ = [
+    "PROGRAMS",
+    "Fork",
+    "ForkedProcess",
+    "ServerTerms",
+    "WarmProcess",
+    "can_fork",
+    "import_all",
+    "state_on_this_host",
+]
+
+PROGRAMS = ("tfos_nb.runtime.tfprocess", "tfos_nb.runtime.solo")
+"""What is forked: a node's process, and a program of :mod:`tfos_nb.parallel`."""
 
 _MOST = 1 << 16  # bytes of a message
 _ENVIRONMENT = 1 << 20  # of the one with a whole environment in it
 _DESCRIPTORS = 3
 _TOKEN_WITHIN = 5.0  # seconds for a process that has connected to say who it is
+_LOCKED_WITHIN = 30.0  # seconds for another process that looks for the server, or starts it
+_FORKS_WITHIN = 60.0  # seconds, in which it may yet have to import TensorFlow; without it a node imports that itself
+_LEADS_WITHIN = 5.0  # seconds for a process that was forked to lead a group
 _CODE_WITHIN = 5.0  # seconds after a process has ended for its forker to say how, which may have been stopped
 _LOOK_EVERY = 5.0  # seconds between two looks at the machine's memory
 _LEAST_MEMORY = 0.05  # of the machine's; with less, a server whose nodes have ended gives its own back
 _MOST_SERVERS = 3  # of an application, each for other variables that an import depends on
 _PREFIX = "tfos_nb-warm-"
+_READY = "ready"  # a file of this name says that all is imported
+_DIGITS = 8  # of a digest in a directory's name: a socket's path has to be short
 _CREDENTIALS = struct.Struct("3i")  # process, user, group: SO_PEERCRED, unix(7)
 
 # What Python, TensorFlow, Keras and the libraries below them read of the environment while they are imported, or when
@@ -98,10 +117,14 @@ class Environment:
 @message
 @dataclass(frozen=True)
 class Fork:
-    """To a forker, with the descriptors for messages, reports and output: fork."""
+    """To a forker, with descriptors for the program, and one for its output, which comes last: fork.
 
-    directory: str
-    host: str
+    ``program`` is one of the runtime's modules with a ``main``, which finds the numbers of its descriptors, and then
+    these ``arguments``, in ``sys.argv``.
+    """
+
+    program: str
+    arguments: tuple[str, ...] = ()
 
 
 @message
@@ -142,6 +165,14 @@ class ServerTerms:
     idle: float
 
 
+def state_on_this_host(env: Mapping[str, str], token: str) -> str:
+    """Say how far the application's warm server for these variables is: ``cold``, ``importing`` or ``warm``."""
+    directory = Path(_directory(env, token))
+    if not _is_served(directory):
+        return "cold"
+    return "warm" if (directory / _READY).exists() else "importing"
+
+
 def can_fork() -> bool:
     """Whether this system can tell of the end of a process that is not one's own child."""
     return hasattr(os, "pidfd_open")
@@ -150,9 +181,9 @@ def can_fork() -> bool:
 class ForkedProcess:
     """A process that a forker has forked; as far as it goes, what ``subprocess.Popen`` is of a child."""
 
-    def __init__(self, pid: int, stdout: IO[bytes]) -> None:
+    def __init__(self, pid: int, stdout: IO[bytes] | None) -> None:
         self.pid = pid
-        self.stdout: IO[bytes] | None = stdout
+        self.stdout = stdout
         self._ended = threading.Event()
         self._returncode = -signal.SIGKILL
         try:
@@ -236,26 +267,44 @@ class WarmProcess:
             raise
         return cls(control)
 
-    def fork(self, directory: str, host: str, fds: tuple[int, int]) -> ForkedProcess:
-        """Have a node's process forked, which gets these two descriptors for its messages and reports.
+    def fork(self, order: Fork, fds: tuple[int, ...], output: int | None = None) -> ForkedProcess:
+        """Have a process forked, which gets these descriptors.
+
+        Parameters
+        ----------
+        order : Fork
+            What it is to be.
+        fds : tuple of int
+            Its descriptors.
+        output : int, optional
+            Where it writes. Default: to a pipe, which is its ``stdout`` here.
 
         Raises
         ------
         OSError
-            If the forker has gone.
+            If the forker has gone, or does not answer.
         """
-        output, theirs = os.pipe()
+        if output is not None:
+            return self._watched(self._ask(order, (*fds, output)), None)
+        ours, theirs = os.pipe()
         try:
-            socket.send_fds(self._socket, [wire.encode(Fork(directory, host))], [*fds, theirs])
-            pid = self._answers.get()  # its end is an answer too
-            if not pid:
-                raise ConnectionResetError("the warm process has gone")
-            return self._watched(pid, os.fdopen(output, "rb", buffering=0))
+            return self._watched(self._ask(order, (*fds, theirs)), os.fdopen(ours, "rb", buffering=0))
         except OSError:
-            os.close(output)
+            os.close(ours)
             raise
         finally:
             os.close(theirs)
+
+    def _ask(self, order: Fork, fds: tuple[int, ...]) -> int:
+        """Send the order, and return the number of the process that was forked."""
+        socket.send_fds(self._socket, [wire.encode(order)], list(fds))
+        try:
+            pid = self._answers.get(timeout=_FORKS_WITHIN)  # its end is an answer too
+        except queue.Empty:
+            raise TimeoutError(f"the warm process has forked nothing for {_FORKS_WITHIN:g} s") from None
+        if not pid:
+            raise ConnectionResetError("the warm process has gone")
+        return pid
 
     def close(self) -> None:
         """End it, and what it has forked."""
@@ -272,7 +321,7 @@ class WarmProcess:
     def _is_gone(self) -> bool:
         return self._ended is not None and self._ended.pid == 0
 
-    def _watched(self, pid: int, output: IO[bytes]) -> ForkedProcess:
+    def _watched(self, pid: int, output: IO[bytes] | None) -> ForkedProcess:
         with self._lock:
             forked = self._forked = ForkedProcess(pid, output)
             if (ended := self._ended) is not None and ended.pid in (0, pid):
@@ -304,26 +353,33 @@ class WarmProcess:
 
 def _connect(env: Mapping[str, str], terms: ServerTerms) -> socket.socket:
     """Connect to the application's server for these variables. If there is none, bind its socket and start it."""
-    application = hashlib.sha256(f"{terms.token}\n{_container()}".encode()).hexdigest()[:12]
-    family = os.path.join(short_temporary_directory(), f"{_PREFIX}{os.getuid()}-{application}")
-    directory = f"{family}-{_fingerprint(env)}"
+    directory = _directory(env, terms.token)
     _make_private(directory)
     with _locked(os.path.join(directory, "lock")):
         path = os.path.join(directory, "socket")
         control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control.settimeout(_LOCKED_WITHIN)  # of a server that was stopped, with many waiting
         try:
             control.connect(path)
         except (FileNotFoundError, ConnectionRefusedError):
-            _clear(family)
+            _clear(directory)
             _start_server(directory, path, env, terms)
             control.connect(path)
+        control.settimeout(None)
         os.utime(directory)
     return control
 
 
+def _directory(env: Mapping[str, str], token: str) -> str:
+    """Return where the application's server for these variables has its socket, on this host and in this container."""
+    application = hashlib.sha256(f"{token}\n{_container()}".encode()).hexdigest()[:_DIGITS]
+    return f"{_family()}{application}-{_fingerprint(env)}"
+
+
 def _start_server(directory: str, path: str, env: Mapping[str, str], terms: ServerTerms) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+    for left in (path, os.path.join(directory, _READY)):  # by one that was killed
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(left)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         os.chmod(path, 0o600)
@@ -331,7 +387,8 @@ def _start_server(directory: str, path: str, env: Mapping[str, str], terms: Serv
         # Held for as long as the server lives: by this, others see that the directory is in use.
         alive = os.open(os.path.join(directory, "alive"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(alive, fcntl.LOCK_EX)
+            fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(alive, 0)  # the number in it is that of one that was killed
             starting = start_module(
                 "tfos_nb.runtime.warm",
                 env={**env, "TMPDIR": tempfile.gettempdir()},
@@ -344,14 +401,22 @@ def _start_server(directory: str, path: str, env: Mapping[str, str], terms: Serv
     assert starting.stdin is not None, "it was asked for"
     with starting.stdin, contextlib.suppress(BrokenPipeError):  # it is dead, and its socket will say so
         write_frame(starting.stdin, terms)
-    starting.wait()
+    try:
+        starting.wait(_LOCKED_WITHIN)
+    except subprocess.TimeoutExpired:
+        kill_group(starting)
+        raise TimeoutError(f"the warm process has not begun within {_LOCKED_WITHIN:g} s") from None
 
 
-def _clear(family: str) -> None:
-    """Remove what servers that are gone have left, and end the application's oldest ones where there are too many."""
-    root, name = os.path.split(family)
-    kept = []
-    for found in Path(root).glob(f"{_PREFIX}{os.getuid()}-*"):
+def _clear(own: str) -> None:
+    """Remove what servers that are gone have left, and end the application's oldest ones where there are too many.
+
+    ``own`` is the directory that the caller is about to use.
+    """
+    name, kept = os.path.basename(own).rpartition("-")[0], []
+    for found in map(Path, glob.glob(f"{glob.escape(_family())}*")):
+        if str(found) == own:
+            continue
         with contextlib.suppress(OSError):
             if _is_served(found):
                 kept += [(found.stat().st_mtime, found)] if found.name.startswith(name) else []
@@ -385,9 +450,23 @@ def _make_private(directory: str) -> None:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
+    deadline, nothing = time.monotonic() + _LOCKED_WITHIN, threading.Event()
     with open(path, "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:  # it was stopped
+                    raise TimeoutError(f"another process has held {path} for {_LOCKED_WITHIN:g} s") from None
+            nothing.wait(0.02)  # the system tells nobody that a lock is free but who waits for it without a limit
         yield
+
+
+def _family() -> str:
+    """Return how the names of this user's servers on this machine begin; other hosts may share the directory."""
+    here = hashlib.sha256(machine().encode()).hexdigest()[:6]
+    return os.path.join(short_temporary_directory(), f"{_PREFIX}{os.getuid()}-{here}-")
 
 
 def _container() -> str:
@@ -405,9 +484,9 @@ def _fingerprint(env: Mapping[str, str]) -> str:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin is not None:
             parts.append(f"{spec.origin} {os.stat(spec.origin).st_mtime_ns}")
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RuntimeError):  # no such file, or no home
         parts.append((Path(env.get("KERAS_HOME") or Path.home() / ".keras") / "keras.json").read_text())
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:_DIGITS]
 
 
 # --- the processes that fork ---
@@ -465,11 +544,11 @@ class WarmServer:
 
     def _withdraw(self) -> bool:
         """Remove the socket, so that nobody connects any more; whether nobody just has."""
-        with _locked(os.path.join(self._directory, "lock")):
-            if select.select([self._listener], [], [], 0)[0]:
-                return False
-            shutil.rmtree(self._directory, ignore_errors=True)
-            return True
+        with contextlib.suppress(TimeoutError), _locked(os.path.join(self._directory, "lock")):
+            if not select.select([self._listener], [], [], 0)[0]:
+                shutil.rmtree(self._directory, ignore_errors=True)
+                return True
+        return False
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
@@ -578,10 +657,17 @@ class _Forker:
         if self._child is not None:  # it was killed, and its end was not seen yet
             os.killpg(self._child[0], signal.SIGKILL)
             self._reap(*self._child)
+        ready, leads = os.pipe()
         pid = os.fork()
         if pid == 0:
             self._control.close()
-            _become_node(order, fds)
+            os.close(ready)
+            _become(order, fds, leads)
+        os.close(leads)
+        # Who is told of it may end its group at once: there is one from here on, or the process has ended.
+        if not select.select([ready], [], [], _LEADS_WITHIN)[0]:
+            os.kill(pid, signal.SIGKILL)  # it was stopped
+        os.close(ready)
         for fd in fds:
             os.close(fd)
         self._child = pid, os.pidfd_open(pid)
@@ -590,23 +676,24 @@ class _Forker:
         return True
 
 
-def _become_node(order: Fork, fds: list[int]) -> None:
-    """Go on as a node's process; never returns."""
+def _become(order: Fork, fds: list[int], leads: int) -> None:
+    """Go on as the program of an order, which closes ``leads`` when it leads a group of its own; never returns."""
     import numpy as np
-
-    from tfos_nb.runtime import tfprocess
 
     code = 1
     try:
         os.setsid()
-        messages, reports, output = fds
+        os.close(leads)
+        *given, output = fds
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
         np.random.seed()  # Python's own generator begins anew in a fork by itself
         os.environ["TFOS_NB_PARENT"] = str(os.getppid())
-        sys.argv = ["tfos_nb", str(messages), str(reports), order.directory, order.host]
-        tfprocess.main()
+        sys.argv = ["tfos_nb", *map(str, given), *order.arguments]
+        if order.program not in PROGRAMS:
+            raise ValueError(f"{order.program} is not forked")
+        importlib.import_module(order.program).main()
     finally:
         os._exit(code)  # only an error comes here
 
@@ -619,7 +706,10 @@ def import_all() -> None:
     import pyspark.cloudpickle  # noqa: F401 - main comes by it; from Spark's zip it is compiled anew each time
     import tensorflow  # noqa: F401
 
-    from tfos_nb.runtime import strategy, tfprocess  # noqa: F401
+    from tfos_nb.runtime import strategy  # noqa: F401
+
+    for program in PROGRAMS:
+        importlib.import_module(program)
 
 
 def main() -> None:
@@ -645,8 +735,13 @@ def main() -> None:
     os.chdir("/")  # it outlives the directory that it was started in, by which Python may have found what it imported
     gc.collect()
     gc.freeze()  # a collection in a fork would copy the pages of all that was imported
+    with contextlib.suppress(OSError):  # of a disk that is full
+        Path(directory, _READY).touch()
     WarmServer(socket.socket(fileno=descriptor), alive, directory, terms, imported).run()
 
 
 if __name__ == "__main__":
-    main()
+    # By its own name: what it imports imports it, and a message that both had registered would be another's.
+    from tfos_nb.runtime import warm
+
+    warm.main()

@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 PERIOD = 0.5
 """Seconds between two looks: a page gets at most two messages a second."""
 
+_DRAWN_WITHIN = 5.0  # seconds
+
 REST, LONGEST_REST = 5, 5.0
 """After a look that took long the view rests so many times as long, and so many seconds at the most.
 
@@ -156,7 +158,7 @@ class LiveView:
             return
         self._over.set()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(_DRAWN_WITHIN)  # what is drawn goes to a page that may not read
         self._draw()
         self._let_go()
 

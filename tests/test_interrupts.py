@@ -1,0 +1,119 @@
+"""An interrupt while a call waits: at once, but not in the middle of a question to the JVM."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.test_stop import until
+from tfos_nb import launch
+from tfos_nb.contexts import context_of
+from tfos_nb.contexts.classic import Classic
+from tfos_nb.interrupts import interruptible
+from tfos_nb.session import SparkJobs, slots_busy
+
+py4j = types.ModuleType("py4j.a_connection")
+exec(  # a function of that package's, by its globals
+    """
+import signal, time
+def ask(then):
+    signal.raise_signal(signal.SIGINT)
+    end = time.monotonic() + then
+    while time.monotonic() < end:
+        time.sleep(0.01)
+    return "answered"
+""",
+    vars(py4j),
+)
+
+
+def test_an_interrupt_is_raised_at_once_and_the_handler_before_is_put_back() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_question_to_the_jvm_is_answered_before_the_interrupt_is_raised() -> None:
+    said = []
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        said.append(py4j.ask(0.2))
+        threading.Event().wait(5.0)
+        said.append("too late")
+    assert said == ["answered"]
+
+
+def test_an_interrupt_that_has_waited_is_raised_at_the_latest_when_the_call_returns() -> None:
+    asked: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
+    try:
+        with pytest.raises(KeyboardInterrupt), interruptible():
+            assert py4j.ask(0.0) == "answered"
+        time.sleep(0.2)
+        assert asked == [], "the other handler would have cancelled all of Spark's jobs"
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_jvm_that_does_not_answer_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfos_nb.interrupts._PATIENCE", 0.3)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        py4j.ask(30.0)
+    assert time.monotonic() - began < 20
+
+
+def take_slowly(args: Any, ctx: Any) -> None:
+    for _ in ctx.dataset(10):
+        if ctx.should_stop:
+            return
+        time.sleep(0.05)
+
+
+def late(rows: Iterator[Any]) -> Iterator[Any]:
+    """Rows that come when train() has looked once what holds them up."""
+    time.sleep(5.0)
+    return rows
+
+
+def test_an_interrupt_while_train_asks_spark_starts_no_job_again(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, in_time = [], Classic.in_time
+
+    def ask_slowly(self: Classic, ask: Any) -> Any:
+        if threading.current_thread() is threading.main_thread() and not asked:
+            asked.append(True)
+            threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+            self.sc._jvm.java.lang.Thread.sleep(600)  # Spark's answer takes that long
+        return in_time(self, ask)
+
+    cluster = launch(take_slowly, spark=spark, workers=2, name="asked", grace=10)
+    monkeypatch.setattr(Classic, "in_time", ask_slowly)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.train(spark.range(0, 4000, 1, 8).rdd.mapPartitions(late), epochs=50)
+    assert asked
+    until(cluster, lambda: cluster.snapshot().status.ended)
+    for _ in range(20):
+        assert slots_busy(spark) == ()
+        time.sleep(0.05)
+
+
+def test_a_job_is_known_before_it_begins(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(thread: Any) -> None:
+        raise KeyboardInterrupt
+
+    jobs = SparkJobs(spark, "tfos_nb-known")
+    thread = type(context_of(spark).thread(print, "one"))
+    with monkeypatch.context() as patch:
+        patch.setattr(thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            jobs.run(lambda: 1, "never begun")
+    assert [job.description for job in jobs.running()] == ["never begun"]

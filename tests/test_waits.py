@@ -1,0 +1,117 @@
+"""Every wait for a thread, a process, a lock or an event has a deadline, or is known here with what ends it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import tfos_nb
+
+PACKAGE = Path(tfos_nb.__file__).parent
+OF_OTHERS = (
+    "TaskContext",
+    "BarrierTaskContext",
+    "metrics[name]",
+    "described",
+    "before",
+)  # what is called alike and does not wait
+
+_USERS = "the user waits for the end of a training, which may take days; an interrupt ends it"
+_OVER = "the end of the cluster, which its own thread comes to whatever happens"
+_CLOSED = "the rows' end: the driver's word, or the process is told to stop"
+_KILLED = "the end of a process that was killed, or has said that it ends"
+_ITS_LIFE = "a process or thread that serves until it is told to end, or ends with its parent"
+_TENSORFLOW = "TensorFlow's own: a worker that is lost fails it"
+_JOB = "Spark's word on a job, which the session's end brings as well"
+
+# module: function -> what ends a wait without a deadline
+KNOWN = {
+    "cluster: Cluster.results": _USERS,
+    "cluster: Cluster.stop": _OVER,
+    "cluster: Cluster.__exit__": _USERS,
+    "cluster_view: ClusterView.wait_until_up": _OVER,
+    "deliveries: Deliveries._await": _OVER,
+    "demo: _Teller.__exit__": "a thread that looks every second whether it is over",
+    "endpoint: Endpoint._answer": _ITS_LIFE,
+    "fate: Fate.raise_outcome": _OVER,
+    "fate: Fate.await_decision": _OVER,
+    "hosting: HostedNode._hangs": "its supervisor has been killed",
+    "life: Life.join": _OVER,
+    "life: Life._until_failure": _USERS,
+    "life: Life._stop_politely": "a save that is under way, since half a model is worth nothing; the user ends it",
+    "magics.cluster: _CellWork.__call__": _USERS,
+    "magics.lines: ClusterLines._model_of": _USERS,
+    "parallel: _results": _USERS,
+    "pipeline.fitting: Fit.run": _USERS,
+    "pipeline.fitting: Fit._work": _USERS,
+    "relaying: RelayedDoor._exchange": _JOB,
+    "relaying: Carrier._connect": _ITS_LIFE,
+    "runtime.coordinator: LocalFeed.open": "the coordinator's first word, which it says before any other",
+    "runtime.door: Link._outgoing": _ITS_LIFE,
+    "runtime.door: Door._serve": _ITS_LIFE,
+    "runtime.inferring: RequestDesk.exchange": "the results' end: the stream's failure, or that of main",
+    "runtime.inferring: _Exchange.results": "the rows' end, which Spark gives; it has come before the results' end",
+    "runtime.kept: Kept.schema": _CLOSED,
+    "runtime.nodeprocess: NodeProcess.end": _KILLED,
+    "runtime.nodeprocess: NodeProcess._await_exit": _ITS_LIFE,
+    "runtime.passes: Intake._await_room": "a reader that takes rows, or discards them at its end",
+    "runtime.passes: Intake._take": _CLOSED,
+    "runtime.passes: Passes.schema": _CLOSED,
+    "runtime.passes: Passes.next_pass": _CLOSED,
+    "runtime.peers: Peers.take_in": _TENSORFLOW,
+    "runtime.peers: Peers._watch": _ITS_LIFE,
+    "runtime.relay: Relay.serve": _ITS_LIFE,
+    "runtime.relay: Relay.asked": "done already: it was awaited with a deadline",
+    "runtime.reports: Reporter._keep_flushing": _ITS_LIFE,
+    "runtime.requests: Stream.put": "a reader that takes rows, or the stream's failure",
+    "runtime.requests: RequestQueue.take": _CLOSED,
+    "runtime.roles: Roles.serve": _TENSORFLOW,
+    "runtime.save_notices: NoticeReader.latest": "the notice of a save, or the loss of who would send it",
+    "runtime.shelf: _load_elsewhere": "a process of its own, whose end fails what it was given",
+    "runtime.solo: SoloTask._run": _USERS,
+    "runtime.steps: CoordinatedDataset.steps": _TENSORFLOW,
+    "runtime.steps: _Flight.next_done": _TENSORFLOW,
+    "runtime.steps: _Flight._fetch": _ITS_LIFE,
+    "runtime.supply: Supply.next_batch": _CLOSED,
+    "runtime.tensorboard: TensorBoard.stop": _KILLED,
+    "runtime.tensorboard: TensorBoard._listen": _ITS_LIFE,
+    "runtime.tensorboard: main": _ITS_LIFE,
+    "runtime.tfprocess: TensorFlowProcess.run": "its supervisor's word; the process ends with it",
+    "runtime.tunnel: TunnelMouth._connected": "the connection's end, or the door's",
+    "runtime.uploads: Uploads.finish": "a save that is under way: its file system's own limits",
+    "runtime.warm: ForkedProcess.wait": _ITS_LIFE,
+    "runtime.warm: WarmProcess._listen": _KILLED,
+    "runtime.warm: _Forker.run": _ITS_LIFE,
+}
+
+
+def waits(tree: ast.AST, names: tuple[str, ...] = ()) -> Iterator[str]:
+    """Find the functions in which something is waited for without a limit."""
+    for node in ast.iter_child_nodes(tree):
+        named = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        inner = (*names, node.name) if named else names
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and is_endless(node, node.func):
+            yield ".".join(names)
+        yield from waits(node, inner)
+
+
+def is_endless(call: ast.Call, function: ast.Attribute) -> bool:
+    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+    limits = [one for one in arguments if not (isinstance(one, ast.Constant) and one.value is None)]
+    if ast.unparse(function.value) in OF_OTHERS:
+        return False
+    if function.attr == "wait_for":
+        return len(limits) < 2
+    if ast.unparse(function) == "select.select":
+        return len(limits) < 4
+    return function.attr in ("join", "wait", "result", "get", "communicate", "acquire") and not limits
+
+
+def test_every_wait_has_a_deadline_or_an_event_that_ends_it() -> None:
+    found = set()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        found |= {f"{module}: {name}" for name in waits(ast.parse(path.read_text()))}
+    assert sorted(found - KNOWN.keys()) == [], "without a deadline: give it one, or say here what ends it"
+    assert sorted(KNOWN.keys() - found) == [], "these wait no more, or have a deadline now"
