@@ -41,9 +41,13 @@ demo: $(VENV)/.demo ## Train on a local Spark, from nothing (notebooks/01_quicks
 lab: $(VENV)/.demo ## Open the same notebook in JupyterLab; make lab ARGS=--no-browser on a remote machine
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/01_quickstart.ipynb $(ARGS)
 
+# By file, because the tests of a file share slow fixtures. In order, because xdist would start the files with few but long
+# tests last. Tests named in ARGS run in one process, so that --pdb and -s work.
+PARALLEL = $(if $(findstring tests/,$(ARGS)),,-n auto --dist loadfile --no-loadscope-reorder)
+
 .PHONY: test
-test: $(VENV)/.test ## Run the tests but those below; ends with pytest's closing line
-	@$(BIN)/python -m pytest -m "not browser and not faults and not slow and not standalone and not yarn" $(ARGS)
+test: $(VENV)/.test ## Run the tests but those below, all cores at it; ends with pytest's closing line
+	@$(BIN)/python -m pytest -m "not browser and not faults and not slow and not standalone and not yarn" $(PARALLEL) $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(VENV)/.test ## Run the notebooks from 02 on, and what else shows at length what other tests have shown

@@ -13,7 +13,9 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pyspark
 import pytest
 from pyspark.sql import SparkSession
@@ -23,10 +25,34 @@ from tests.local_cluster import PYTHONPATH, QUICK_JAVA
 
 SCRIPT_SECONDS = 180
 os.environ.update(QUICK_JAVA)
+# Most sessions here start no node, or a few: tests of it take this back (test_prewarm.py).
+os.environ.setdefault("TFOS_NB_PREWARM", "0")
 # What other processes import: this checkout, and the test modules by the names that pytest gives them.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": PYTHONPATH}
 
+_PROCESS_BYTES = 7 << 30  # of one with a Spark, its executors, and the nodes of a cluster
+
 RunScript = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Have as many processes as there are cores, and memory for each."""
+    return max(1, min(len(os.sched_getaffinity(0)), psutil.virtual_memory().total // _PROCESS_BYTES))
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_report_to_serializable() -> Iterator[Any]:
+    """Escape what UTF-8 cannot encode in a report, such as half of a surrogate pair: execnet would end the run."""
+    return _encodable((yield))
+
+
+def _encodable(data: Any) -> Any:
+    if isinstance(data, str):
+        return data.encode(errors="backslashreplace").decode()
+    if isinstance(data, dict):
+        return {_encodable(key): _encodable(value) for key, value in data.items()}
+    return type(data)(map(_encodable, data)) if type(data) in (list, tuple) else data
 
 
 @pytest.fixture(scope="session")
