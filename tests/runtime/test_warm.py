@@ -230,8 +230,31 @@ def test_a_directory_of_somebody_elses_is_not_used_and_the_log_says_so(start: St
     assert any("is not a directory of this user alone" in line for line in node.roster.logs("worker:0"))
 
 
+@pytest.fixture
+def full_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary directory on a disk where no byte is free."""
+    with tempfile.TemporaryDirectory(dir=root) as there:
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", there], check=False).returncode:
+            pytest.skip("only root can mount a small disk")
+        try:
+            with pytest.raises(OSError, match="No space"), open(os.path.join(there, "all"), "wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+            monkeypatch.setattr(tempfile, "tempdir", there)  # it was chosen before it was full
+            yield Path(there)
+        finally:
+            subprocess.run(["umount", "--lazy", there], check=True)
+
+
 def terms_of(anchor: subprocess.Popen[bytes]) -> ServerTerms:
     return ServerTerms("the application's", anchor.pid, 600.0)
+
+
+def test_a_server_begins_though_the_disk_is_full(full_disk: Path, anchor: subprocess.Popen[bytes]) -> None:
+    env, terms = dict(os.environ), replace(terms_of(anchor), token="of a full disk")
+    WarmProcess.of_the_application(env, terms).close()
+    assert until(lambda: warm.state_on_this_host(env, terms.token) == "warm")
+    assert [path.name for path in full_disk.glob("tfos_nb-warm-*/alive")] == ["alive"]
 
 
 def test_a_stranger_gets_no_process(root: Path, anchor: subprocess.Popen[bytes]) -> None:

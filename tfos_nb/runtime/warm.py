@@ -726,8 +726,9 @@ def main() -> None:
         os._exit(0)  # whoever started it has nothing to do with its life
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    os.ftruncate(alive, 0)
-    os.write(alive, str(os.getpid()).encode())
+    with contextlib.suppress(OSError):  # of a disk that is full; it is wanted only to end one server of too many
+        os.ftruncate(alive, 0)
+        os.write(alive, str(os.getpid()).encode())
     name_this_process("tfos_nb warm")
     before = dict(os.environ)
     import_all()
