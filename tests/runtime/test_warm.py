@@ -331,6 +331,21 @@ def test_a_server_that_was_killed_long_ago_has_a_successor_in_its_directory(root
     os.kill(int((directory / "alive").read_text()), signal.SIGTERM)
 
 
+def test_a_worker_of_spark_that_has_applied_a_model_asks_for_the_same_server(run_script: RunScript) -> None:
+    said = run_script("""
+        from tfos_nb.runtime import nodeprocess, shelf, warm
+
+        def directory():
+            return warm._directory(nodeprocess.environment_of("/tmp", {}), "the application's")
+
+        before = directory()
+        shelf._set_up(shelf.Share())
+        import keras
+        print(before == directory())
+        """).stdout
+    assert said.strip() == "True"
+
+
 def test_a_lock_whose_holder_was_stopped_is_not_waited_for_without_an_end(
     root: Path, anchor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -206,6 +206,7 @@ def environment_of(temporary: str, env: Mapping[str, str], gpus: tuple[str, ...]
     killed removes none.
     """
     env = {
+        "KERAS_BACKEND": "tensorflow",  # as a worker of Spark's that has applied a model has it
         **os.environ,
         "TMPDIR": temporary,
         "TF_GRPC_REUSE_PORT": "1",

@@ -90,10 +90,12 @@ _DIGITS = 8  # of a digest in a directory's name: a socket's path has to be shor
 _CREDENTIALS = struct.Struct("3i")  # process, user, group: SO_PEERCRED, unix(7)
 
 # What Python, TensorFlow, Keras and the libraries below them read of the environment while they are imported, or when
-# the interpreter starts. A server has one set of values of these; all others are set after the fork.
+# the interpreter starts. A server has one set of values of these; all others are set after the fork. h5py sets
+# HDF5_PLUGIN_PATH when it is imported: a worker of Spark's that has applied a model has it, and others do not.
 _IMPORT_READS = re.compile(
     r"PYTHON(?!PATH$|_WORKER_FACTORY)|TF_(?!CONFIG$)|TENSORFLOW|KERAS|XLA_|CUDA_|NVIDIA_|NCCL_|OMP_|KMP_|MKL_|OPENBLAS"
-    r"|BLIS_|NUMEXPR|NPY_|NUMPY|HDF5_|GRPC_|ABSL_|PROTOCOL_BUFFERS|ARROW_|MALLOC_|GLIBC_|LD_|LANG$|LANGUAGE$|LC_|HOME$"
+    r"|BLIS_|NUMEXPR|NPY_|NUMPY|HDF5_(?!PLUGIN_PATH$)|GRPC_|ABSL_|PROTOCOL_BUFFERS|ARROW_|MALLOC_|GLIBC_|LD_|LANG$"
+    r"|LANGUAGE$|LC_|HOME$"
 )
 _IMPORTED = ("tensorflow", "keras", "tf_keras", "numpy", "pyarrow", "tfos_nb")
 
