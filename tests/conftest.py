@@ -55,6 +55,21 @@ def _encodable(data: Any) -> Any:
     return type(data)(map(_encodable, data)) if type(data) in (list, tuple) else data
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cold", action="store_true", help="fork no node from a warm process: launch(..., warm=False)")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cold(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have launch do without warm processes, where the command line says so."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("cold"):
+            from tfos_nb import launch
+
+            patch.setitem(launch.__kwdefaults__, "warm", False)
+        yield
+
+
 @pytest.fixture(scope="session")
 def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """PySpark's own home behind links, so that executors leave their ``work`` folders here and not in site-packages."""
