@@ -206,10 +206,8 @@ class _Known:
         end = start + batch.num_rows
         if start >= last:
             return
-        for first, behind in from_row(spans, start):
-            if first >= end:
-                break
-            self._fingerprint.add(batch.slice(first - start, min(behind, end) - first))
+        for first, behind in from_row(spans, start, end):
+            self._fingerprint.add(batch.slice(first - start, behind - first))
         if end >= last and self._fingerprint.value != self._rows.fingerprint:
             raise FeedFailed(
                 f"partition {self._partition} gave other rows when Spark read it again: those before row {last}, "

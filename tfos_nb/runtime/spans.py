@@ -60,15 +60,17 @@ def row_behind(spans: Spans, start: int, count: int) -> int:
     return row + count
 
 
-def from_row(spans: Spans, row: int) -> Spans:
-    """Return what there is of the spans from a row on.
+def from_row(spans: Spans, row: int, end: int | None = None) -> Spans:
+    """Return what there is of the spans from a row on, up to the row before ``end``.
 
     Examples
     --------
-    >>> from_row(((0, 70), (128, 130)), 64), from_row(((0, 70),), 70)
-    (((64, 70), (128, 130)), ())
+    >>> from_row(((0, 70), (128, 130)), 64), from_row(((0, 70),), 70), from_row(((0, 70), (128, 130)), 64, 129)
+    (((64, 70), (128, 130)), (), ((64, 70), (128, 129)))
     """
-    return tuple((max(first, row), last) for first, last in spans if last > row)
+    first = bisect.bisect_right(spans, row, key=_last)
+    behind = len(spans) if end is None else bisect.bisect_left(spans, end, key=_first)
+    return tuple((max(start, row), last if end is None else min(last, end)) for start, last in spans[first:behind])
 
 
 def without(spans: Spans, others: Spans) -> Spans:
@@ -115,3 +117,7 @@ def next_span(spans: Spans, row: int) -> int | None:
 
 def _first(span: tuple[int, int]) -> int:
     return span[0]
+
+
+def _last(span: tuple[int, int]) -> int:
+    return span[1]
