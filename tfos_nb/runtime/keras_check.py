@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ import pyarrow as pa
 from tfos_nb.runtime.batching import Pass, Shares
 from tfos_nb.runtime.columns import first_lengths
 from tfos_nb.runtime.ledger import FeedSchema
-from tfos_nb.runtime.process import path_variable
+from tfos_nb.runtime.process import run_apart
 
 __all__ = ["CHECK_SCHEMA", "TESTED", "KerasProbe", "advice", "installed_keras", "is_tested", "uses_tf_keras"]
 
@@ -85,15 +83,8 @@ class KerasProbe:
         )
 
     def _checked(self) -> str:
-        path = path_variable(*self.python_path)
-        ended = subprocess.run(
-            [sys.executable, "-m", "tfos_nb.runtime.keras_check"],
-            env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
-            capture_output=True,
-            text=True,
-            timeout=_CHECK_SECONDS,
-            check=False,
-        )
+        module = ("-m", "tfos_nb.runtime.keras_check")
+        ended = run_apart(*module, path=self.python_path, seconds=_CHECK_SECONDS)
         said = [line for line in ended.stdout.splitlines() if line.startswith(_SAID)]
         if said:
             return said[-1].removeprefix(_SAID)

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, Protocol
 
 from tfos_nb.runtime import wire
@@ -43,6 +43,7 @@ __all__ = [
     "read_frame",
     "refuses",
     "remove_directory",
+    "run_apart",
     "short_temporary_directory",
     "signal_name",
     "start_module",
@@ -207,6 +208,34 @@ def python_path() -> tuple[str, ...]:
 def path_variable(*more: str) -> str:
     """Return a ``PYTHONPATH`` by which a child finds what this process does, and then what is in ``more``."""
     return os.pathsep.join([*filter(None, sys.path), *more])
+
+
+def run_apart(*arguments: str, path: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run this interpreter in a process of its own, in which TensorFlow sees no GPU, and return what it printed.
+
+    Parameters
+    ----------
+    *arguments : str
+        The interpreter's.
+    path : sequence of str
+        What its ``sys.path`` has beside that of this process.
+    seconds : float
+        How long it may take.
+
+    Raises
+    ------
+    subprocess.TimeoutExpired
+        If it takes longer.
+    """
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": path_variable(*path), **quiet},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
 
 
 def short_temporary_directory() -> str:

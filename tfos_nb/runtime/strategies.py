@@ -17,8 +17,6 @@ import json
 import logging
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +26,7 @@ import pyarrow as pa
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.first_use import note_first_use
 from tfos_nb.runtime.plan import Node, Role
-from tfos_nb.runtime.process import path_variable
+from tfos_nb.runtime.process import run_apart
 
 __all__ = ["KINDS", "PROTOCOL_SCHEMA", "PROTOCOL_VARIABLE", "Member", "ProtocolProbe", "refuse_what_fails"]
 
@@ -300,15 +298,8 @@ class ProtocolProbe:
         """Ask in a process of its own, since Spark goes on using this one."""
         for _ in batches:
             pass
-        path = path_variable(*self.python_path)
-        ended = subprocess.run(
-            [sys.executable, "-c", _ASK_PROTOCOL, self.protocol],
-            env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_SECONDS,
-            check=False,
-        )
+        question = ("-c", _ASK_PROTOCOL, self.protocol)
+        ended = run_apart(*question, path=self.python_path, seconds=_PROBE_SECONDS)
         refused = re.search(r"^refused: (.*)", ended.stdout, re.MULTILINE)
         told = refused[1] if refused else ended.stderr[-2000:] if ended.returncode else ""
         yield pa.RecordBatch.from_pydict({"refused": pa.array([told], pa.string())})
