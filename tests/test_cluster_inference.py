@@ -144,9 +144,9 @@ def test_the_results_may_stand_alone_and_only_some_columns_be_sent(answering: Cl
         ({"schema": "no type here"}, "schema='no type here'"),
         ({"schema": "id long"}, "the DataFrame has a column 'id' already"),
         ({"schema": "y long", "columns": ["idd"]}, "0 columns are called 'idd'"),
-        ({"schema": "y long", "columns": "id"}, "columns='id': it is a list"),
+        ({"schema": "y long", "columns": "id"}, "columns must be a list"),
         ({"schema": "y long", "qname": "valid"}, "qname='valid': this cluster has 'input'"),
-        ({"schema": "y long", "feed_timeout": 0}, "feed_timeout=0"),
+        ({"schema": "y long", "feed_timeout": 0}, "feed_timeout must be .*, got 0"),
     ],
     ids=str,
 )

@@ -291,14 +291,14 @@ def test_a_second_cluster_is_refused_for_the_slots_of_one_that_has_only_been_ask
 @pytest.mark.parametrize(
     ("wish", "said"),
     [
-        ({"env": "A=1"}, "env='A=1': it is a dictionary"),
-        ({"model_dir": 3}, "model_dir=3: it is a path"),
-        ({"log_dir": 3}, "log_dir=3: it is a path"),
-        ({"queues": None}, "queues=.*they are names"),
-        ({"spill_bytes": "1"}, "spill_bytes='1': it is a whole number of bytes"),
-        ({"spill_bytes": -1}, "spill_bytes=-1"),
-        ({"autolog": "no"}, "autolog='no': it is True or False"),
-        ({"tensorboard": 1}, "tensorboard=1: it is True or False"),
+        ({"env": "A=1"}, "env must be a dictionary"),
+        ({"model_dir": 3}, "model_dir must be a path"),
+        ({"log_dir": 3}, "log_dir must be a path"),
+        ({"queues": None}, "queues must be names"),
+        ({"spill_bytes": "1"}, "spill_bytes must be a whole number of bytes"),
+        ({"spill_bytes": -1}, "spill_bytes must be .*, got -1"),
+        ({"autolog": "no"}, "autolog must be True or False, got 'no'"),
+        ({"tensorboard": 1}, "tensorboard must be True or False, got 1"),
         ({"name": ".."}, r"name='\.\.': letters or digits"),
         ({"name": " "}, "name=' ': letters or digits"),
         ({"name": "_"}, "name='_': letters or digits"),
@@ -306,9 +306,9 @@ def test_a_second_cluster_is_refused_for_the_slots_of_one_that_has_only_been_ask
         ({"env": {"": "1"}}, "env: '' cannot be a variable's name"),
         ({"env": {"A": "1\0"}}, "env: the value of A has a NUL in it"),
         ({"heartbeat_timeout": 0.2}, "heartbeat_timeout=0.2: a node that is well speaks once a second; give 3 or more"),
-        ({"heartbeat_timeout": 0}, "heartbeat_timeout=0: it is a number of seconds, above 0"),
-        ({"grace": True}, "grace=True: it is a number of seconds"),
-        ({"buffer_bytes": 1.5}, "buffer_bytes=1.5: it is a whole number of bytes"),
+        ({"heartbeat_timeout": 0}, "heartbeat_timeout must be a number of seconds, above 0"),
+        ({"grace": True}, "grace must be a number of seconds"),
+        ({"buffer_bytes": 1.5}, "buffer_bytes must be a whole number of bytes"),
         ({"model_dir": __file__}, r"model_dir='.*test_failures.py' is a file: give a directory"),
         ({"log_dir": __file__}, r"log_dir='.*test_failures.py' is a file: give a directory"),
         ({"restarts": 1, "min_workers": 2}, "min_workers=2: the cluster has 1 worker at the most"),
@@ -324,10 +324,10 @@ def test_a_setting_that_cannot_be_is_named_before_anything_starts(
 @pytest.mark.parametrize(
     ("wish", "said"),
     [
-        ({"nodes": 0}, "nodes=0: it is a whole number, 1 or more"),
-        ({"cpus": "2"}, "cpus='2': it is a whole number, 1 or more"),
-        ({"gpus": -1}, "gpus=-1: it is a whole number, 0 or more"),
-        ({"env": "A=1"}, "env='A=1': it is a dictionary"),
+        ({"nodes": 0}, "nodes must be a whole number, 1 or more, got 0"),
+        ({"cpus": "2"}, "cpus must be a whole number, 1 or more, got '2'"),
+        ({"gpus": -1}, "gpus must be a whole number, 0 or more, got -1"),
+        ({"env": "A=1"}, "env must be a dictionary"),
         ({"env": {"A=B": "1"}}, "env: 'A=B' cannot be a variable's name"),
     ],
 )
@@ -341,8 +341,8 @@ def test_programs_that_cannot_be_are_refused_before_anything_starts(
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
-        ("TFOS_SERVER_PORT", "http", "TFOS_SERVER_PORT=http: it is one port, or a range"),
-        ("TFOS_SERVER_RELAY", "yes", "TFOS_SERVER_RELAY=yes: it is 1"),
+        ("TFOS_SERVER_PORT", "http", "TFOS_SERVER_PORT must be one port, or a range .*, got http"),
+        ("TFOS_SERVER_RELAY", "yes", "TFOS_SERVER_RELAY must be 1 .*, got yes"),
     ],
 )
 def test_a_variable_of_the_driver_that_cannot_be_is_named_before_a_spark_is_started(
@@ -386,14 +386,14 @@ def test_a_feed_is_told_what_it_cannot_be_told(spark: SparkSession) -> None:
     frame = spark.range(4)
     with launch(counting, workers=1, spark=spark) as cluster:
         for wish, said in (
-            ({"feed_timeout": "3"}, "feed_timeout='3': it is a number of seconds"),
-            ({"feed_timeout": 0}, "feed_timeout=0: it is a number of seconds, above 0"),
-            ({"spill": "no"}, "spill='no': it is True or False"),
+            ({"feed_timeout": "3"}, "feed_timeout must be a number of seconds"),
+            ({"feed_timeout": 0}, "feed_timeout must be a number of seconds, above 0"),
+            ({"spill": "no"}, "spill must be True or False, got 'no'"),
         ):
             with pytest.raises(errors.PlanError, match=said):
                 cluster.train(frame, **wish)
         for timeout in ("10", float("nan"), float("inf"), True):
-            with pytest.raises(errors.PlanError, match="timeout=.*: it is a number of seconds, 0 or more"):
+            with pytest.raises(errors.PlanError, match="timeout must be a number of seconds, 0 or more"):
                 cluster.wait(timeout)  # type: ignore[arg-type]
         for data, said in (
             (frame.withColumnRenamed("id", "a.b"), r"'a\.b' has a dot or .*withColumnRenamed\('a\.b', 'a_b'\)"),
@@ -465,7 +465,7 @@ def computing_for_long(args: dict[str, float], ctx: Any) -> int:
 
 def test_a_slow_consumer_that_computes_never_times_out(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
     with launch(computing_for_long, {"seconds": 8}, workers=1, spark=spark, feed_timeout=2) as cluster:
-        cluster.train(spark.range(0, 100, 1, 2))
+        cluster.train(spark.range(0, 100, 1, 1))
     assert cluster.result() == 100
     assert "worker:0 took no row for 2 s, in epoch 1; but the nodes compute, so they are waited for" in caplog.text
 

@@ -455,8 +455,8 @@ def test_a_file_that_is_not_what_it_is_called_is_refused(frame, tmp_path):
 
 
 def test_what_is_no_model_is_refused(frame):
-    assert refusal(frame, 5) == "model=5: it is a path, a URL or a Keras model, not a int"
-    assert "model='': it is a path" in refusal(frame, "")
+    assert refusal(frame, 5) == "model must be a path, a URL or a Keras model, got a int, 5"
+    assert "model must be a path" in refusal(frame, "")
 
 
 def test_a_class_of_the_user_needs_no_code_once_it_is_exported(frame, models, expected):
@@ -525,11 +525,11 @@ def test_an_output_does_not_take_the_name_of_a_column(frame, models):
 
 
 def test_arguments_are_checked_before_anything_is_done(spark, frame):
-    assert "batch_size=0: it is a whole number" in refusal(frame, "no", batch_size=0)
-    assert "batch_size=True: it is a whole number" in refusal(frame, "no", batch_size=True)
-    assert "output='': it is the name of a column" in refusal(frame, "no", output="")
-    assert "nulls='drop': it is 'fail', 'skip' or 'fill'" in refusal(frame, "no", nulls="drop")
-    assert "keep='id': it is a list of columns" in refusal(frame, "no", keep="id")
+    assert "batch_size must be a whole number" in refusal(frame, "no", batch_size=0)
+    assert "batch_size must be a whole number" in refusal(frame, "no", batch_size=True)
+    assert "output must be the name of a column" in refusal(frame, "no", output="")
+    assert "nulls must be 'fail', 'skip' or 'fill'" in refusal(frame, "no", nulls="drop")
+    assert "keep must be a list of columns" in refusal(frame, "no", keep="id")
     assert "a list is no DataFrame" in refusal([1], "no")  # type: ignore[arg-type]
     assert "the DataFrame has no columns" in refusal(frame.select(), "no")
     assert "spark is a int, not a SparkSession" in refusal(frame, "no", spark=5)

@@ -79,5 +79,5 @@ def test_the_next_program_starts_where_the_warm_process_was_killed(spark: SparkS
 
 
 def test_warm_is_true_or_false(spark: SparkSession) -> None:
-    with pytest.raises(PlanError, match="warm='no': it is True or False"):
+    with pytest.raises(PlanError, match="warm must be True or False, got 'no'"):
         parallel.run(describe, nodes=1, spark=spark, warm="no")  # type: ignore[arg-type]

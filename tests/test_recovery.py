@@ -321,7 +321,7 @@ def test_a_place_that_nobody_answers_for_is_refused_before_main(spark: SparkSess
 
 
 def test_a_number_of_restarts_that_is_none_is_refused(spark: SparkSession) -> None:
-    with pytest.raises(errors.PlanError, match="restarts=-1: it is a whole number"):
+    with pytest.raises(errors.PlanError, match="restarts must be a whole number"):
         launch(dying, spark=spark, restarts=-1)
     with pytest.raises(errors.PlanError, match="single queue"):
         launch(dying, spark=spark, restarts=1, queues=["input", "valid"])
@@ -330,7 +330,7 @@ def test_a_number_of_restarts_that_is_none_is_refused(spark: SparkSession) -> No
 @pytest.mark.parametrize(
     ("wish", "said"),
     [
-        ({"min_workers": 0, "restarts": 1}, "min_workers=0: it is a whole number, 1 or more"),
+        ({"min_workers": 0, "restarts": 1}, "min_workers must be a whole number, 1 or more"),
         ({"min_workers": 1}, "min_workers= needs restarts="),
         ({"min_workers": 3, "restarts": 1}, "min_workers=3: the cluster has 2 workers at the most"),
         ({"min_workers": 1, "restarts": 1, "ps": 1}, "without parameter servers or an evaluator"),

@@ -116,7 +116,7 @@ def test_keras_fit_grows_at_the_next_epoch(spark: SparkSession, tmp_path: Path) 
         (
             {"restarts": 1},
             [
-                ("3", "workers='3': it is a whole number, 0 or more"),
+                ("3", "workers must be a whole number, 0 or more"),
                 (0, "a cluster needs at least one worker or a chief"),
                 (9, "needs 8 slots"),
             ],

@@ -388,10 +388,10 @@ def test_a_session_that_was_stopped_or_is_none_is_named(run_script: RunScript) -
 @pytest.mark.parametrize(
     ("wish", "said"),
     [
-        ({"slots": "local-cluster[2,2,1024]"}, "slots='local-cluster.*whole number.*spark.master"),
-        ({"slots": 0}, "slots=0: it is a whole number, 1 or more"),
-        ({"slots": True}, "slots=True"),
-        ({"conf": "spark.ui.enabled=false"}, "it is a dictionary, as in conf="),
+        ({"slots": "local-cluster[2,2,1024]"}, "slots must be a whole number.*, got 'local-cluster.*spark.master"),
+        ({"slots": 0}, "slots must be a whole number, 1 or more, got 0"),
+        ({"slots": True}, "slots must be .*, got True"),
+        ({"conf": "spark.ui.enabled=false"}, "conf must be a dictionary, as in conf="),
     ],
 )
 def test_what_no_session_can_be_started_with_is_named(spark: SparkSession, wish: dict[str, Any], said: str) -> None:

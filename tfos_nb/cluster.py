@@ -327,7 +327,7 @@ class Cluster(Inferring, Scaling):
                 "this cluster reads files itself (input_mode='tensorflow'): launch it with input_mode='spark'"
             )
         if type(epochs) is not int or epochs < 1:
-            raise PlanError(f"epochs={epochs!r}: it is a whole number, 1 or more")
+            raise PlanError(f"epochs must be a whole number, 1 or more, got {epochs!r}")
         check_queue(qname, self._settings)
         refuse_stream(validation, "validation")
         self._refuse_if_over("train")

@@ -169,7 +169,7 @@ def _struct(schema: Any) -> StructType:
                 f"schema={schema!r}: {str(error).strip().splitlines()[0]}. It is as 'prediction double'"
             ) from None
     if not isinstance(schema, StructType) or not schema.fields:
-        raise PlanError(f"schema={schema!r}: it is a StructType, or a text such as 'prediction double'")
+        raise PlanError(f"schema must be a StructType, or a text such as 'prediction double', got {schema!r}")
     return schema
 
 
@@ -179,7 +179,7 @@ def _places(frame: Any, columns: Sequence[str] | None) -> tuple[int, ...]:
     if columns is None:
         return tuple(range(len(frame.columns)))
     if isinstance(columns, str) or not columns:
-        raise PlanError(f"columns={columns!r}: it is a list of names of columns")
+        raise PlanError(f"columns must be a list of names of columns, got {columns!r}")
     for name in columns:
         if frame.columns.count(name) != 1:
             raise PlanError(

@@ -50,13 +50,13 @@ class Asked:
 
     def __post_init__(self) -> None:
         if type(self.batch_size) is not int or self.batch_size < 1:
-            raise PlanError(f"batch_size={self.batch_size!r}: it is a whole number, 1 or more")
+            raise PlanError(f"batch_size must be a whole number, 1 or more, got {self.batch_size!r}")
         if not self.output or not isinstance(self.output, (str, Mapping)):
-            raise PlanError(f"output={self.output!r}: it is the name of a column")
+            raise PlanError(f"output must be the name of a column, got {self.output!r}")
         if self.nulls not in NULLS:
-            raise PlanError(f"nulls={self.nulls!r}: it is {', '.join(map(repr, NULLS[:-1]))} or {NULLS[-1]!r}")
+            raise PlanError(f"nulls must be {', '.join(map(repr, NULLS[:-1]))} or {NULLS[-1]!r}, got {self.nulls!r}")
         if isinstance(self.keep, str):
-            raise PlanError(f"keep={self.keep!r}: it is a list of columns, [{self.keep!r}]")
+            raise PlanError(f"keep must be a list of columns, got {self.keep!r}; give [{self.keep!r}]")
 
 
 def predict(
@@ -183,7 +183,7 @@ def check_fill(fill: Any, columns: Sequence[str]) -> None:
                 f"fill: no input is made of a column {name!r}{near(name, columns)}: {', '.join(columns)} are"
             )
         if not isinstance(value, (bool, int, float, str, bytes, np.generic)):
-            raise PlanError(f"fill={value!r}: it is a number or a text, or a dictionary of these by column")
+            raise PlanError(f"fill must be a number or a text, or a dictionary of these by column, got {value!r}")
 
 
 def _fill(feed: Feed, asked: Asked) -> Any:

@@ -108,7 +108,7 @@ def _source_of(model: Any, spark: SparkSession, use: Use) -> tuple[Parcel | Plac
     if isinstance(model, bytes):  # of a model object that was saved
         return _parcel(spark, ".keras", model, use), "the saved model"
     if not isinstance(model, (str, os.PathLike)) or not os.fspath(model):
-        raise PlanError(f"model={model!r}: it is a path, a URL or a Keras model, not a {type(model).__name__}")
+        raise PlanError(f"model must be a path, a URL or a Keras model, got a {type(model).__name__}, {model!r}")
     name = str(os.fspath(model))
     if re.match(r"\w[\w+.-]+:/", name):
         return Place(re.sub(r"^([^:/]+):/(?!/)", r"\1:///", name), use), shown(name)

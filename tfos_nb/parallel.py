@@ -149,7 +149,7 @@ def run(
     for field, count, least in (("nodes", nodes, 1), ("cpus", cpus, 1), ("gpus", gpus, 0)):
         check_count(field, count, least)
     if not isinstance(warm, bool):
-        raise PlanError(f"warm={warm!r}: it is True or False")
+        raise PlanError(f"warm must be True or False, got {warm!r}")
     variables = checked_env(env)
     payload = pack(main, args, sources)
     check_door_variables()

@@ -24,5 +24,5 @@ def allowed_ports(variable: str, environ: Mapping[str, str] | None = None) -> ra
         return range(0, 1)
     match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text)
     if match is None or not 0 < int(match[1]) <= int(match[2] or match[1]) < 65536:
-        raise PlanError(f"{variable}={text}: it is one port, or a range such as 40000-40100")
+        raise PlanError(f"{variable} must be one port, or a range such as 40000-40100, got {text}")
     return range(int(match[1]), int(match[2] or match[1]) + 1)

@@ -87,7 +87,8 @@ def stated_relay() -> str:
     stated = os.environ.get("TFOS_SERVER_RELAY", "").strip()
     if stated not in ("", "0", "1"):
         raise PlanError(
-            f"TFOS_SERVER_RELAY={stated}: it is 1, by a relay on an executor, or 0, directly; unset, a task looks"
+            f"TFOS_SERVER_RELAY must be 1 (by a relay on an executor) or 0 (directly), got {stated}; unset it to have "
+            "a task find out"
         )
     return stated
 

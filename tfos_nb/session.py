@@ -114,11 +114,11 @@ def spark_session(
     """
     if slots is not None and (type(slots) is not int or slots < 1):
         raise PlanError(
-            f"slots={slots!r}: it is a whole number, 1 or more. Another master is given as "
+            f"slots must be a whole number, 1 or more, got {slots!r}. Give another master as "
             "spark_session(conf={'spark.master': 'spark://host:7077'})"
         )
     if conf is not None and not isinstance(conf, Mapping):
-        raise PlanError(f"conf={conf!r}: it is a dictionary, as in conf={{'spark.executor.memory': '4g'}}")
+        raise PlanError(f"conf must be a dictionary, as in conf={{'spark.executor.memory': '4g'}}, got {conf!r}")
     session = active_session()
     if session is None and named_spark():
         check_server()

@@ -52,14 +52,14 @@ class Settings:
                 f"{_SHORTEST_SILENCE:g} or more"
             )
         if type(self.buffer_bytes) is not int or self.buffer_bytes < 1:
-            raise PlanError(f"buffer_bytes={self.buffer_bytes!r}: it is a whole number of bytes, 1 or more")
+            raise PlanError(f"buffer_bytes must be a whole number of bytes, 1 or more, got {self.buffer_bytes!r}")
         if type(self.spill_bytes) is not int or self.spill_bytes < 0:
-            raise PlanError(f"spill_bytes={self.spill_bytes!r}: it is a whole number of bytes; 0 keeps none")
+            raise PlanError(f"spill_bytes must be a whole number of bytes, got {self.spill_bytes!r}; 0 keeps none")
         if type(self.restarts) is not int or self.restarts < 0:
-            raise PlanError(f"restarts={self.restarts!r}: it is a whole number, 0 or more")
+            raise PlanError(f"restarts must be a whole number, 0 or more, got {self.restarts!r}")
         least = self.min_workers
         if least is not None and (type(least) is not int or least < 1):
-            raise PlanError(f"min_workers={least!r}: it is a whole number, 1 or more")
+            raise PlanError(f"min_workers must be a whole number, 1 or more, got {least!r}")
         if least is not None and not self.restarts:
             raise PlanError("min_workers= needs restarts=: without them the first loss ends the cluster")
         self._check_kinds()
@@ -68,7 +68,7 @@ class Settings:
     def _check_kinds(self) -> None:
         for name in ("model_dir", "log_dir"):
             if not isinstance(getattr(self, name), (str, os.PathLike, type(None))):
-                raise PlanError(f"{name}={getattr(self, name)!r}: it is a path, or a URL")
+                raise PlanError(f"{name} must be a path, or a URL, got {getattr(self, name)!r}")
             if str(getattr(self, name)).startswith("memory:"):
                 raise PlanError(
                     f"{name}={getattr(self, name)!r}: each process has a memory: of its own, which goes with it; "
@@ -82,11 +82,11 @@ class Settings:
                 raise PlanError(f"{name}: {error}") from None
         for name in ("tensorboard", "autolog", "warm"):
             if not isinstance(getattr(self, name), bool):
-                raise PlanError(f"{name}={getattr(self, name)!r}: it is True or False")
+                raise PlanError(f"{name} must be True or False, got {getattr(self, name)!r}")
 
     def _check_names(self) -> None:
         if not self.queues or any(type(name) is not str or name == "" for name in self.queues):
-            raise PlanError(f"queues={list(self.queues)!r}: they are names, such as queues=['input', 'valid']")
+            raise PlanError(f"queues must be names, such as queues=['input', 'valid'], got {list(self.queues)!r}")
         if self.restarts and len(self.queues) > 1:
             raise PlanError("restarts= needs a single queue: a state knows how far it has come in one alone")
 
@@ -148,7 +148,7 @@ class Settings:
 def checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
     """Return the variables that a user gives, if a process can be given them."""
     if not isinstance(env, (Mapping, type(None))):
-        raise PlanError(f"env={env!r}: it is a dictionary, as in env={{'TF_USE_LEGACY_KERAS': '1'}}")
+        raise PlanError(f"env must be a dictionary, as in env={{'TF_USE_LEGACY_KERAS': '1'}}, got {env!r}")
     given = dict(env or {})
     if any(not isinstance(part, str) for pair in given.items() for part in pair):
         raise PlanError("env: names and values are text, as in env={'TF_USE_LEGACY_KERAS': '1'}")
@@ -166,7 +166,8 @@ def check_seconds(name: str, value: Any, above: float | None = None) -> float:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if number and (value >= 0 if above is None else value > above) and value <= threading.TIMEOUT_MAX:
         return float(value)
-    raise PlanError(f"{name}={value!r}: it is a number of seconds, {least} and at most {threading.TIMEOUT_MAX:.0f}")
+    most = f"at most {threading.TIMEOUT_MAX:.0f}"
+    raise PlanError(f"{name} must be a number of seconds, {least} and {most}, got {value!r}")
 
 
 def deadline_after(timeout: Any) -> float | None:

@@ -69,7 +69,7 @@ class Training:
     def call(self, data: Any, epochs: int, spill: bool, validation: Any = None) -> Call:
         """Make a call of ``train``, of rows that can be fed; the validation rows go first, once."""
         if type(spill) is not bool:
-            raise PlanError(f"spill={spill!r}: it is True or False")
+            raise PlanError(f"spill must be True or False, got {spill!r}")
         check_feedable(data)
         if validation is not None:
             check_feedable(validation)

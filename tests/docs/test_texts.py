@@ -103,7 +103,7 @@ THEIRS = ("input depth must be evenly divisible by filter depth",)
 """Messages of TensorFlow."""
 
 SAMPLE = re.compile(
-    r"=?…|; |, and |%PORT%|%tfos_\w+|--w\w+|worker:\d|'[^']*'|\d+"
+    r"=?…|; |, and |%PORT%|TFOS_\w+_PORT|%tfos_\w+|--w\w+|worker:\d|'[^']*'|\d+"
     r"|\b(?:NAME|HOST|DataFrame|SIGKILL|ValueError|df|main|at|timestamp|[abx])\b"
 )
 """What stands in a page's message for what the code puts there."""

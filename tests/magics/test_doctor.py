@@ -171,7 +171,7 @@ def test_which_spark_there_will_be_is_told(
 def test_a_port_that_is_none_is_told_with_its_variable(name: str) -> None:
     (wrong,) = checks.look_at_variables({name: "70000"})
     assert (wrong.state, wrong.remedy) == ("missing", f"unset {name}")
-    assert wrong.told == f"{name}=70000: it is one port, or a range such as 40000-40100"
+    assert wrong.told == f"{name} must be one port, or a range such as 40000-40100, got 70000"
     assert states(checks.look_at_variables({name: "40000-40010"})) == {name: "ok"}
 
 
@@ -411,5 +411,5 @@ def test_plan_asks_spark_and_says_what_it_would_refuse(run: Any, spark: SparkSes
     shown = run("%tfos_plan --workers 2")[1]
     assert "Spark takes it: 2 of 4 slots of local-cluster[2,2,1024], 0 of them busy. Nothing was started." in shown
     assert "Spark would refuse it: needs 9 slots" in run("%tfos_plan --workers 9 --input tensorflow")[1]
-    assert "restarts=-1: it is a whole number" in str(run("%tfos_plan --workers 2 --restarts -1")[0].error_in_exec)
+    assert "restarts must be a whole number" in str(run("%tfos_plan --workers 2 --restarts -1")[0].error_in_exec)
     assert os.environ.get("TFOS_NB_PROGRESS") == "text"

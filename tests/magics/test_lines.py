@@ -52,7 +52,7 @@ def test_stop_now_leaves_the_nodes_no_time(run, mnist):
         ("%tfos_logs worker:0 one -n 0", "-n/--lines 0: 1 or more"),
         ("%tfos_train", "%tfos_train: DF is missing: %tfos_train DF [NAME] [--epochs E] [--validation VAR]"),
         ("%tfos_train trian_df one", "%tfos_train trian_df: no such variable; did you mean train_df?"),
-        ("%tfos_train train_df one --epochs 0", "--epochs 0: it is a whole number, 1 or more"),
+        ("%tfos_train train_df one --epochs 0", "--epochs must be a whole number, 1 or more, got 0"),
         ("%tfos_train train_df one --epoch 2", "--epoch: no such option; did you mean --epochs?"),
         ("%tfos_inference train_df",
          "%tfos_inference: -o OUT is missing: %tfos_inference DF -o OUT [NAME] [--model PATH] [options]"),

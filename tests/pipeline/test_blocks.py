@@ -205,7 +205,7 @@ def test_functions_that_do_not_fit_are_refused_before_anything_runs(rows):
     dated = rows.select(F.current_date().alias("d"))
     cases: list[tuple[Any, ...]] = [
         (rows, lambda x, z: x, "y float", "fn takes 'z', and there is no such column; there are id, x, b. A function"),
-        (rows, 5, "y float", "fn is a int: it is a function"),
+        (rows, 5, "y float", "fn must be a function that takes columns as tensors, got a int"),
         (rows, lambda: 1, "y float", "fn takes no column"),
         (rows, lambda x: x, "y date", "schema: 'y' is date; a tensor becomes a number"),
         (rows, lambda x: x, "y what ever", "is no schema such as"),

@@ -170,7 +170,7 @@ def test_nulls_are_filled(holes, kinds, known):
     x[3], x[7, 1] = 0, 0
     assert close(column(model.setFill(None).transform(holes), "p"), x * 3)
     assert "fill: no input is made of a column 'xx'; did you mean 'x'?" in refusal(model.setFill({"xx": 1}), holes)
-    assert "fill=[1]: it is a number or a text" in refusal(model.setFill([1]), holes)
+    assert "fill must be a number or a text" in refusal(model.setFill([1]), holes)
 
 
 def test_a_row_of_another_length_is_named_with_its_value(rows, kinds):

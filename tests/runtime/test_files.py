@@ -355,9 +355,9 @@ def test_a_damaged_record_is_named_by_its_place(tmp_path: Path, place: int) -> N
 def test_an_option_of_another_format_and_a_column_that_is_not_there_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"features= is for format='tfrecord', and these files are csv"):
         Node().read(f"{folder}/csv", 16, features={})
-    with pytest.raises(ValueError, match="format='orc': it is one of csv, images"):
+    with pytest.raises(ValueError, match="format must be one of csv, images"):
         Node().read(f"{folder}/csv", 16, format="orc")
-    with pytest.raises(ValueError, match="share='half': it is 'rows' or 'files'"):
+    with pytest.raises(ValueError, match="share must be 'rows' or 'files'"):
         Node().read(f"{folder}/csv", 16, share="half")
     for kind in ("parquet", "tfrecord"):
         with pytest.raises(FeedFailed, match=r"no column 'idd'.*did you mean 'id'"):

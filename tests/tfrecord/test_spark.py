@@ -406,13 +406,16 @@ def test_bad_input_is_refused_on_the_driver(spark: SparkSession, numbers: DataFr
         ("column 'lable' is in none", lambda: read(spark, path, schema="id int, lable int")),
         ("column 'id' is declared float, and is bigint", lambda: read(spark, path, schema="id float")),
         ("column 'x' is declared float, and is array<float>", lambda: read(spark, path, schema="x float")),
-        ("record_type='Exmple'; did you mean", lambda: read(spark, path, record_type="Exmple")),
+        ("got 'Exmple'; did you mean", lambda: read(spark, path, record_type="Exmple")),
         ("is no schema", lambda: read(spark, path, schema="id integre")),
         ("column 'id' is date: cast", lambda: read(spark, path, schema="id date")),
         ("not a SparkSession", lambda: read(path, spark)),  # type: ignore[arg-type]
         ("no DataFrame", lambda: write([1, 2], path)),  # type: ignore[arg-type]
-        ("mode='apend'; did you mean 'append'", lambda: write(numbers, path, mode="apend")),
-        ("it is 'gzip', or None", lambda: write(numbers, path, mode="append", compression="lz4")),
+        ("got 'apend'; did you mean 'append'", lambda: write(numbers, path, mode="apend")),
+        (
+            "compression must be 'gzip', or None, got 'lz4'",
+            lambda: write(numbers, path, mode="append", compression="lz4"),
+        ),
         ("partition_by: no column 'k'", lambda: write(numbers, path, mode="append", partition_by="k")),
         ("partition_by: column 'x' is array<float>", lambda: write(numbers, path, mode="append", partition_by="x")),
         ("no column to write beside", lambda: write(numbers.select("id"), tmp_path / "n", partition_by="id")),

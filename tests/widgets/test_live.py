@@ -246,7 +246,7 @@ def test_on_zeppelin_the_output_is_cleared_and_written_anew_from_the_running_cel
 
 
 def test_an_unknown_choice_of_screen_is_named_with_the_right_ones():
-    with pytest.raises(PlanError, match="TFOS_NB_PROGRESS=fancy: it is one of auto, widget, html, text, none"):
+    with pytest.raises(PlanError, match="TFOS_NB_PROGRESS must be one of auto, widget, html, text, none"):
         choose_screen({"TFOS_NB_PROGRESS": "fancy"})
 
 

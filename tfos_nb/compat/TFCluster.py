@@ -94,7 +94,7 @@ class TFCluster:
         """
         self._check_fed("train", qname)
         if type(num_epochs) is not int or num_epochs < 0:
-            raise PlanError(f"num_epochs={num_epochs!r}: it is a whole number, 0 or more; 0 means {_EPOCHS}")
+            raise PlanError(f"num_epochs must be a whole number, 0 or more, got {num_epochs!r}; 0 means {_EPOCHS}")
         if hasattr(type(dataRDD), "foreachRDD"):
             dataRDD.foreachRDD(lambda rdd: self._feed(rdd, num_epochs or 1, feed_timeout, qname))
             return
@@ -265,9 +265,9 @@ def _check(sc: Any, num_executors: int, num_ps: int, input_mode: int, refused: b
         raise PlanError(f"sc is a {type(sc).__name__}, not a SparkContext: give spark.sparkContext")
     for name, value in (("num_executors", num_executors), ("num_ps", num_ps)):
         if type(value) is not int or value < 0:
-            raise PlanError(f"{name}={value!r}: it is a whole number, 0 or more")
+            raise PlanError(f"{name} must be a whole number, 0 or more, got {value!r}")
     if input_mode not in (InputMode.TENSORFLOW, InputMode.SPARK):
-        raise PlanError(f"input_mode={input_mode!r}: it is InputMode.TENSORFLOW (0) or InputMode.SPARK (1)")
+        raise PlanError(f"input_mode must be InputMode.TENSORFLOW (0) or InputMode.SPARK (1), got {input_mode!r}")
     if refused:
         raise PlanError("driver_ps_nodes and eval_node go with input_mode=InputMode.TENSORFLOW alone")
 

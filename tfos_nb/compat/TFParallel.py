@@ -23,7 +23,7 @@ def run(sc: Any, map_fn: Callable[[Any, Any], Any], tf_args: Any, num_executors:
     from pyspark.sql import SparkSession
 
     if type(num_executors) is not int or num_executors < 1:
-        raise PlanError(f"num_executors={num_executors!r}: it is a whole number, 1 or more")
+        raise PlanError(f"num_executors must be a whole number, 1 or more, got {num_executors!r}")
     meta = _meta(sc, num_executors, 0, None, False)
     parallel.run(
         ParallelProgram(map_fn, meta["default_fs"], meta["working_dir"], _spark_user(sc)),

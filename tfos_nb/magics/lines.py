@@ -123,7 +123,7 @@ class ClusterLines(Magics):
         source = parsers.TRAIN.require(found, "df", "DF")
         epochs = 1 if found.epochs is None else found.epochs
         if epochs < 1:
-            raise PlanError(f"--epochs {epochs}: it is a whole number, 1 or more")
+            raise PlanError(f"--epochs must be a whole number, 1 or more, got {epochs}")
         data = find_data(source, self._namespace, "%tfos_train")
         held_out = found.validation and find_data(found.validation, self._namespace, "--validation")
         more = {} if held_out is None else {"validation": held_out}

@@ -95,7 +95,7 @@ class LaunchOptions:
     def __post_init__(self) -> None:
         """Check what only a line can get wrong, then let the plan check itself."""
         if self.epochs is not None and self.epochs < 1:
-            raise PlanError(f"--epochs {self.epochs}: it is a whole number, 1 or more")
+            raise PlanError(f"--epochs must be a whole number, 1 or more, got {self.epochs}")
         if self.data is None and self.epochs is not None:
             raise PlanError(f"--epochs {self.epochs}: the passes over --data, and no --data is given")
         if self.data is None and self.validation is not None:

@@ -52,9 +52,9 @@ class _Block:
 
     def __post_init__(self) -> None:
         if type(self.batch_size) is not int or self.batch_size < 1:
-            raise PlanError(f"batch_size={self.batch_size!r}: it is a whole number, 1 or more")
+            raise PlanError(f"batch_size must be a whole number, 1 or more, got {self.batch_size!r}")
         if self.nulls not in NULLS:
-            raise PlanError(f"nulls={self.nulls!r}: it is {', '.join(map(repr, NULLS[:-1]))} or {NULLS[-1]!r}")
+            raise PlanError(f"nulls must be {', '.join(map(repr, NULLS[:-1]))} or {NULLS[-1]!r}, got {self.nulls!r}")
 
     def feeds(self, columns: Sequence[str], tensors: Sequence[Tensor]) -> tuple[Feed, ...]:
         """Return where each tensor's values come from."""
@@ -319,7 +319,7 @@ def _asked(fn: Any, columns: Container[str]) -> list[str]:
 def _taken(df: DataFrame, fn: Any, without: Sequence[str] = ()) -> tuple[tuple[Tensor, ...], bool]:
     """Return the columns that a function takes, and whether as a dictionary."""
     if not callable(fn):
-        raise PlanError(f"fn is a {type(fn).__name__}: it is a function that takes columns as tensors")
+        raise PlanError(f"fn must be a function that takes columns as tensors, got a {type(fn).__name__}")
     if is_keras_model(fn):
         raise PlanError(
             f"fn is a {type(fn).__name__}: a model is applied by predict(df, model) or TFModel(model=model)"

@@ -64,7 +64,7 @@ class CheckpointWatch:
 
     def __post_init__(self) -> None:
         if not self.poll > 0:
-            raise PlanError(f"poll={self.poll!r}: it is a number of seconds, more than 0")
+            raise PlanError(f"poll must be a number of seconds, more than 0, got {self.poll!r}")
 
     def __iter__(self) -> Iterator[str]:
         """Wait for each; end when the training is over and the newest has been given out."""

@@ -134,9 +134,9 @@ class Checkpointing:
         import tensorflow as tf
 
         if type(epoch) is not int or epoch < 0:
-            raise ValueError(f"epoch={epoch!r}: it is the number of epochs that the state holds, 0 or more")
+            raise ValueError(f"epoch must be the number of epochs that the state holds, 0 or more, got {epoch!r}")
         if rows is not None and (type(rows) is not int or rows < 0):
-            raise ValueError(f"rows={rows!r}: it is the number of rows since the last whole epoch, 0 or more")
+            raise ValueError(f"rows must be the number of rows since the last whole epoch, 0 or more, got {rows!r}")
         state = tf.train.Checkpoint(**_named(model, objects))
         shelf = self._shelf()
         name = f"{epoch:08d}" if rows is None else self._hold(epoch, rows)

@@ -334,7 +334,7 @@ class RowFeeds:
         ...     feed.batch_results([model(row) for row in rows])
         """
         if not isinstance(qname_out, str):
-            raise FeedFailed(f"qname_out={qname_out!r}: it is the name of a queue")
+            raise FeedFailed(f"qname_out must be the name of a queue, got {qname_out!r}")
         source = self._rows().source(qname_in, bool(train_mode), across_partitions)
         return DataFeed(source, input_mapping, arrays)
 

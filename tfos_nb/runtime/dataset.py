@@ -70,7 +70,7 @@ class DatasetOptions:
                 "same options; 64 is the rows of a batch"
             )
         if type(self.batch_size) is not int or self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size!r}: it is a whole number, 1 or more")
+            raise ValueError(f"batch_size must be a whole number, 1 or more, got {self.batch_size!r}")
         if (self.y is not None or self.sample_weight is not None) and self.x is None:
             raise ValueError("y and sample_weight need x: ctx.dataset(64, x='features', y='label')")
         if self.columns is not None and self.x is not None:
@@ -83,13 +83,15 @@ class DatasetOptions:
     def _check_kinds(self) -> None:
         for name in ("sparse", "columns"):
             if isinstance(getattr(self, name), str):
-                raise ValueError(f"{name}={getattr(self, name)!r}: it is a list of columns, [{getattr(self, name)!r}]")
+                raise ValueError(
+                    f"{name} must be a list of columns, got {getattr(self, name)!r}; give [{getattr(self, name)!r}]"
+                )
         for name in ("shuffle", "prefetch"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)!r}: it is a whole number, 0 or more")
+                raise ValueError(f"{name} must be a whole number, 0 or more, got {getattr(self, name)!r}")
         for name in ("fill", "class_weight"):
             if not isinstance(getattr(self, name), (Mapping, type(None))):
-                raise ValueError(f"{name}={getattr(self, name)!r}: it is a dictionary, as in {name}={{'age': 0}}")
+                raise ValueError(f"{name} must be a dictionary, as in {name}={{'age': 0}}, got {getattr(self, name)!r}")
 
     def wanted(self) -> list[str] | None:
         """Return the columns to read; None for all."""

@@ -170,7 +170,7 @@ class FileSource:
 
     def __init__(self, reading: Reading, place: tuple[int, int], *, shuffle: int, seed: int, share: str) -> None:
         if share not in ("rows", "files"):
-            raise ValueError(f"share={share!r}: it is 'rows' or 'files'")
+            raise ValueError(f"share must be 'rows' or 'files', got {share!r}")
         if type(shuffle) is not int or shuffle < 0 or type(seed) is not int or seed < 0:
             raise ValueError(f"shuffle={shuffle!r}, seed={seed!r}: they are whole numbers, 0 or more")
         self.reading = reading

@@ -42,7 +42,7 @@ def reading(pattern: str | Sequence[str], kind: str | None, **options: Any) -> R
         For a format that is not known, or an option of another one.
     """
     if kind is not None and kind not in _ENDINGS:
-        raise ValueError(f"format={kind!r}: it is one of {', '.join(sorted(_ENDINGS))}")
+        raise ValueError(f"format must be one of {', '.join(sorted(_ENDINGS))}, got {kind!r}")
     files = list_files(pattern)
     kind = kind or _format_of(files)
     for name, value in options.items():
@@ -249,7 +249,7 @@ class Images:
 
     def __init__(self, files: list[File], size: Any) -> None:
         if size is not None and (not isinstance(size, (tuple, list)) or len(size) != 2):
-            raise ValueError(f"image_size={size!r}: it is (height, width)")
+            raise ValueError(f"image_size must be (height, width), got {size!r}")
         self.files = files
         self._size = size
         self._found: tuple[int, ...] = ()

@@ -132,8 +132,8 @@ class ClusterPlan:
             object.__setattr__(self, "input_mode", InputMode(self.input_mode))
         except ValueError:
             raise PlanError(
-                f"input_mode={self.input_mode!r}: it is 'spark' (rows of a DataFrame are fed) or "
-                "'tensorflow' (the nodes read files themselves)"
+                "input_mode must be 'spark' (rows of a DataFrame are fed) or 'tensorflow' (the nodes read files "
+                f"themselves), got {self.input_mode!r}"
             ) from None
         if self.chief is None:
             object.__setattr__(self, "chief", self.ps > 0)
@@ -147,7 +147,7 @@ class ClusterPlan:
         if self.master_node is None:
             return
         if self.master_node not in ("chief", "master"):
-            raise PlanError(f"master_node={self.master_node!r}: it is 'chief', or 'master', which means the same")
+            raise PlanError(f"master_node must be 'chief', or 'master', which means the same, got {self.master_node!r}")
         if self.chief is False:
             raise PlanError(
                 f"master_node={self.master_node!r} asks for a chief, and chief=False for none: leave one out"
@@ -166,7 +166,7 @@ class ClusterPlan:
             raise PlanError("evaluator_may_fail: there is no evaluator. Ask for evaluator=True")
         if type(self.protocol) is not str or not re.fullmatch(r"[a-z][a-z0-9_+]*", self.protocol):
             raise PlanError(
-                f"protocol={self.protocol!r}: it is 'grpc', or the name of one that TensorFlow was built with"
+                f"protocol must be 'grpc', or the name of one that TensorFlow was built with, got {self.protocol!r}"
             )
 
     @property
@@ -250,4 +250,4 @@ class ClusterPlan:
 def check_count(field: str, value: object, least: int) -> None:
     """Refuse what is no whole number, or below the least that it may be."""
     if type(value) is not int or value < least:
-        raise PlanError(f"{field}={value!r}: it is a whole number, {least} or more")
+        raise PlanError(f"{field} must be a whole number, {least} or more, got {value!r}")

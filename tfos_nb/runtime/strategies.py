@@ -73,7 +73,7 @@ class Member:
             If there is no such kind, or the cluster's roles do not fit it: TensorFlow would wait for ever.
         """
         if asked not in KINDS:
-            raise PlanError(f"strategy({asked!r}): it is one of {', '.join(KINDS)}")
+            raise PlanError(f"strategy must be one of {', '.join(KINDS)}, got {asked!r}")
         has_ps = Role.PS.value in self.cluster_spec
         kind = ("async" if has_ps else "sync") if asked == "auto" else asked
         if kind == "async" and not has_ps:
@@ -126,7 +126,7 @@ class Member:
 
         asked = str(communication).lower()
         if asked not in _COMMUNICATIONS:
-            raise PlanError(f"communication={communication!r}: it is one of {', '.join(_COMMUNICATIONS)}")
+            raise PlanError(f"communication must be one of {', '.join(_COMMUNICATIONS)}, got {communication!r}")
         seen = bool(tf.config.list_physical_devices("GPU"))
         if asked == "nccl" and not (self.gpus and seen):
             lacks = "TensorFlow sees no GPU here" if self.gpus else "this cluster's nodes have no GPUs (gpus=1)"

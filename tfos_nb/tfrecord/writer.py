@@ -104,7 +104,7 @@ def write(
 def _mode(mode: Any) -> str:
     chosen = _MODES.get(str(mode).lower(), str(mode).lower())
     if chosen not in _KNOWN:
-        raise PlanError(f"mode={mode!r}{near(str(mode), _KNOWN)}: it is {', '.join(_KNOWN[:-1])} or {_KNOWN[-1]}")
+        raise PlanError(f"mode must be {', '.join(_KNOWN[:-1])} or {_KNOWN[-1]}, got {mode!r}{near(str(mode), _KNOWN)}")
     return chosen
 
 

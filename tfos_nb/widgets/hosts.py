@@ -209,7 +209,7 @@ def check_proxy_url(name: str, value: str) -> None:
         raise PlanError(f"{name}={value}: it lacks {_PORT}, in whose place the port goes, as in /proxy/{_PORT}/")
     scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", value)
     if (scheme and scheme[0].lower() not in ("http:", "https:")) or re.search(r"[\s\x00-\x1f\"'<>]", value):
-        raise PlanError(f"{name}={value}: it is a path, or a URL that begins with http:// or https://")
+        raise PlanError(f"{name} must be a path, or a URL that begins with http:// or https://, got {value}")
 
 
 def _joined(base: str, path: str) -> str:

@@ -194,7 +194,7 @@ def choose_rendering(environ: Mapping[str, str] | None = None, host: Host | None
     environ = os.environ if environ is None else environ
     wanted = environ.get("TFOS_NB_PROGRESS", "").strip().lower() or "auto"
     if wanted not in CHOICES:
-        raise PlanError(f"TFOS_NB_PROGRESS={wanted}: it is one of {', '.join(CHOICES)}")
+        raise PlanError(f"TFOS_NB_PROGRESS must be one of {', '.join(CHOICES)}, got {wanted}")
     host = detect_host(environ) if host is None else host
     if wanted == "auto":
         wanted = "html" if host.rendering == "widget" and host.headless else host.rendering

@@ -69,7 +69,7 @@ def absolute(path: Any) -> str:
         If it is no path.
     """
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-        raise PlanError(f"path={path!r}: it is a path or a URL, not a {type(path).__name__}")
+        raise PlanError(f"path must be a path or a URL, got a {type(path).__name__}, {path!r}")
     text = str(os.fspath(path))
     if re.match(r"file:/(?!/[^/])", text):
         text = unquote("/" + text[len("file:") :].lstrip("/"))

@@ -61,9 +61,9 @@ def ask(
         If one is wrong.
     """
     if mode not in _MODES:
-        raise PlanError(f"mode={mode!r}{near(str(mode), _MODES)}: it is 'fail' or 'skip'")
+        raise PlanError(f"mode must be 'fail' or 'skip', got {mode!r}{near(str(mode), _MODES)}")
     if type(sample) is not int or sample < 0:
-        raise PlanError(f"sample={sample!r}: it is a number of records, or 0")
+        raise PlanError(f"sample must be a number of records, or 0, got {sample!r}")
     if schema is None and not sample:
         raise PlanError("sample=0 looks at no record, so the schema has to be declared: schema='column type, …'")
     if bad_column and mode != "skip":

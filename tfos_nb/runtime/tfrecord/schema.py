@@ -107,7 +107,7 @@ def with_lengths(fields: tuple[Field, ...], lengths: Any) -> tuple[Field, ...]:
     if not lengths:
         return fields
     if not isinstance(lengths, Mapping):
-        raise PlanError(f"lengths={lengths!r}: it is a mapping such as {{'pixels': 784}}")
+        raise PlanError(f"lengths must be a mapping such as {{'pixels': 784}}, got {lengths!r}")
     by_name = {field.name: field for field in fields}
     for name, length in lengths.items():
         if name not in by_name:
@@ -125,7 +125,7 @@ def record_type_of(given: Any) -> RecordType:
         if str(getattr(given, "value", given)).replace("_", "").lower() == known.value.lower():
             return known
     names = [known.value for known in RecordType]
-    raise PlanError(f"record_type={given!r}{near(str(given), names)}: it is {' or '.join(map(repr, names))}")
+    raise PlanError(f"record_type must be {' or '.join(map(repr, names))}, got {given!r}{near(str(given), names)}")
 
 
 def near(name: str, names: Sequence[str]) -> str:

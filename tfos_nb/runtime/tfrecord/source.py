@@ -126,7 +126,7 @@ class TFRecordSource(DataSource):
 def _is_dynamic(chosen: Mapping[str, str]) -> bool:
     mode = chosen.get("partitionoverwritemode", "static").lower()
     if mode not in ("static", "dynamic"):
-        raise PlanError(f"option partitionOverwriteMode={mode!r}: it is 'static' or 'dynamic'")
+        raise PlanError(f"option partitionOverwriteMode must be 'static' or 'dynamic', got {mode!r}")
     return mode == "dynamic" and bool(_words(chosen.get("partitionby")))
 
 

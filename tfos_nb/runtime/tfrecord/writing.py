@@ -117,7 +117,7 @@ def encoding_of(
     """
     gzip = _COMPRESSIONS.get(str(compression or "none").rpartition(".")[2].lower())
     if gzip is None:
-        raise PlanError(f"compression={compression!r}: it is 'gzip', or None")
+        raise PlanError(f"compression must be 'gzip', or None, got {compression!r}")
     columns = {column["name"]: (number, column["type"]) for number, column in enumerate(schema["fields"])}
     for name in partition_by:
         if name not in columns:
