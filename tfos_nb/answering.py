@@ -16,8 +16,6 @@ from tfos_nb.runtime.placement import PlacementDesk
 
 __all__ = ["Answering"]
 
-_LATELY = 30.0
-
 
 class Answering:
     """Behind the door: everything about inference. Called with the roster's lock held.
@@ -52,9 +50,9 @@ class Answering:
         return self._desk.asked(message)
 
     @property
-    def lately_asked(self) -> bool:
-        """Whether a task has asked of late: Spark may run it again."""
-        return time.monotonic() - self._desk.asked_at < _LATELY
+    def quiet_for(self) -> float:
+        """Seconds since a task asked last; Spark runs one that failed again."""
+        return time.monotonic() - self._desk.asked_at
 
     def _able(self) -> dict[str, FeedPlace]:
         """Return the places of the nodes whose main may still answer rows."""

@@ -20,12 +20,12 @@ from tfos_nb.runtime.lifecycle import Farewell, Stop
 from tfos_nb.settings import Settings
 from tfos_nb.state import WITHOUT, ClusterStatus
 
-__all__ = ["Life"]
+__all__ = ["Life", "close_when_quiet"]
 
 logger = logging.getLogger(__name__)
 
 _LEAVING = 5.0  # seconds beyond the grace in which nodes must be gone
-_TELLING_WHY = 15.0  # seconds in which tasks of an inference that Spark runs again are told what went wrong
+_TELLING_WHY = 30.0  # seconds in which Spark runs a task of an inference again that has failed: it hears why
 _PATIENCE = 3.0  # seconds in which a supervisor must have started another process
 _AFTER_SAVING = 3.0  # seconds in which main must return when its model is written
 
@@ -219,13 +219,11 @@ class Life:
             action()
 
     def _close_door(self, error: TfosError | None) -> None:
-        """Close it; a little later where tasks are under way, so that those which Spark runs again hear the reason."""
-        if error is None or not self._roster.answering.lately_asked:
+        """Close it; after a failure when tasks of an inference no longer ask, so that they are told the reason."""
+        if error is None:
             self._door.close()
-            return
-        later = threading.Timer(_TELLING_WHY, self._door.close)
-        later.daemon = True
-        later.start()
+        else:
+            close_when_quiet(self._door.close, lambda: self._roster.answering.quiet_for, _TELLING_WHY)
 
     def _stop_politely(self, stop: Stop) -> float:
         """Have every main come to its end; nobody goes before, since a peer that saves may still need the others.
@@ -256,3 +254,14 @@ class Life:
             self.status = ClusterStatus.STOPPED if stopped else failed
             self._fate.over.set()
             self._changed.notify_all()
+
+
+def close_when_quiet(close: Callable[[], None], quiet_for: Callable[[], float], seconds: float) -> None:
+    """Call ``close`` as soon as nobody has asked for so many seconds: now, or in a thread of a timer."""
+    left = seconds - quiet_for()
+    if left <= 0:
+        close()
+        return
+    later = threading.Timer(left, close_when_quiet, (close, quiet_for, seconds))
+    later.daemon = True
+    later.start()
