@@ -297,7 +297,7 @@ def _metrics() -> list[Case]:
         ),
         Case("metric function", partial(plain, metrics=[_close]), near=1e-4),
         Case("metric function that gives a number", partial(plain, metrics=[_r_squared]), near=1e-4),
-        Case("metric that returns its state", partial(plain, metrics=[_State()])),
+        Case("metric that returns its state", partial(_with_metric, _State)),
         Case(
             "weighted metrics",
             partial(_weighted_metrics, **binary),

@@ -44,7 +44,8 @@ from tfos_nb.errors import PlanError
 from tfos_nb.runtime.keras_apply import mend_optimizers
 from tfos_nb.runtime.keras_check import advice, uses_tf_keras
 from tfos_nb.runtime.keras_replica import is_synchronous, mend_replicas
-from tfos_nb.runtime.keras_step import StepFunction, cut_predictions, with_results
+from tfos_nb.runtime.keras_scope import build, refuse_losses_by_row, refuse_what_is_outside, warn_of_a_model_outside
+from tfos_nb.runtime.keras_step import StepFunction, cut_predictions, is_of_keras, with_results
 from tfos_nb.runtime.remote import scheme_of, tensorflow_opens
 
 __all__ = ["patch_keras_fit"]
@@ -203,11 +204,19 @@ def _build_from_spec(self: Any, iterator: Any = None, data_batch: Any = None) ->
     import tensorflow as tf
 
     if self._distribute_strategy is None:
+        warn_of_a_model_outside(self)
         return
+    several = is_synchronous(self.distribute_strategy)
+    if several:
+        refuse_what_is_outside(self)
+        if is_of_keras(self.train_step):
+            refuse_losses_by_row(self)
     if iterator is not None:
         data_batch = tf.nest.map_structure(_symbol, iterator._distributed_dataset.element_spec)
     with self.distribute_strategy.scope():
-        self._symbolic_build(data_batch=data_batch)
+        build(self, data_batch)
+    if several:  # once more: what is built now are layers and metrics that had no variable before
+        refuse_what_is_outside(self)
 
 
 def _symbol(spec: Any) -> Any:

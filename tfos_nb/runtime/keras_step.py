@@ -10,7 +10,7 @@ from tfos_nb.errors import PlanError
 from tfos_nb.runtime.keras_replica import Replica, is_synchronous, note_results, sum_over_replicas
 from tfos_nb.runtime.keras_stand_in import StandIn, first_rows, rows_of
 
-__all__ = ["StepFunction", "cut_predictions", "with_results"]
+__all__ = ["StepFunction", "cut_predictions", "is_of_keras", "with_results"]
 
 _RETURNED = "_tfos_metrics"
 
@@ -31,7 +31,7 @@ class StepFunction:
         self.step = step
         self.strategy = model.distribute_strategy
         self.stand_in = StandIn()
-        self.own_step = not _is_of_keras(step)
+        self.own_step = not is_of_keras(step)
         self.metrics: dict[str, Any] = {}  # of which a step returns the results, by the names under which it does
         note_results(model.metrics)
         _refuse_xla(model)
@@ -151,7 +151,8 @@ def with_results(original: Callable[..., Any]) -> Callable[..., Any]:
     return _get_metrics_result_or_logs
 
 
-def _is_of_keras(step: Any) -> bool:
+def is_of_keras(step: Any) -> bool:
+    """Return whether a model's step is Keras' own, and not the program's."""
     return str(getattr(step.__func__, "__module__", "")).startswith("keras.")
 
 

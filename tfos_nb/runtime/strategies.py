@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.first_use import note_first_use
+from tfos_nb.runtime.keras_scope import note_strategy
 from tfos_nb.runtime.plan import Node, Role
 from tfos_nb.runtime.process import run_apart
 
@@ -340,9 +341,10 @@ def _refuse_before(owner: Any, name: str, check: Any) -> None:
     setattr(owner, name, checked)
 
 
-def _refuse_ps(_: Any) -> None:
+def _refuse_ps(strategy: Any) -> None:
     if Role.PS.value in json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {}):
         raise PlanError(_SYNC_WITH_PS)
+    note_strategy(strategy)
 
 
 def _refuse_keras3(model: Any) -> None:

@@ -1,0 +1,139 @@
+"""Models of which a part was made outside of the strategy's scope, as one worker of several or in one process.
+
+Usage: ``python -m tests.keras.scope OUT``. What each case came to, or its error, goes to ``OUT``, a line of JSON.
+"""
+
+from __future__ import annotations
+
+import logging.handlers
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.keras.workers import as_worker, write_results
+
+ROWS = 37
+
+
+def model(*layers: Any) -> Any:
+    keras.utils.set_random_seed(1)
+    return keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
+
+
+def trained(made: Any) -> dict[str, Any]:
+    """Train it on all rows a step."""
+    x = np.random.default_rng(1).normal(size=(ROWS, 4)).astype("float32")
+    history = made.fit(
+        tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).batch(ROWS), epochs=2, verbose=0
+    )
+    return {"history": history.history, "weights": [weight.tolist() for weight in made.get_weights()]}
+
+
+def metric(strategy: Any) -> dict[str, Any]:
+    mine = keras.metrics.MeanAbsoluteError(name="mine")
+    with strategy.scope():
+        made = model()
+        made.compile("sgd", "mse", metrics=["mse", mine])
+    return trained(made)
+
+
+def optimizer(strategy: Any) -> dict[str, Any]:
+    mine = keras.optimizers.SGD(0.1)
+    with strategy.scope():
+        made = model()
+        made.compile(mine, "mse")
+    return trained(made)
+
+
+def layer(strategy: Any) -> dict[str, Any]:
+    mine = keras.layers.Dense(3, name="mine")
+    mine.build((None, 4))
+    with strategy.scope():
+        made = model(keras.Sequential([keras.Input((4,)), mine]))
+        made.compile("sgd", "mse")
+    return trained(made)
+
+
+def frozen_layer(strategy: Any) -> dict[str, Any]:
+    keras.utils.set_random_seed(2)
+    mine = keras.layers.Dense(3, trainable=False)
+    mine.build((None, 4))
+    with strategy.scope():
+        made = model(mine)
+        made.compile("sgd", "mse")
+    return trained(made)
+
+
+def compiled(strategy: Any) -> dict[str, Any]:
+    with strategy.scope():
+        made = model()
+    made.compile("sgd", "mse", metrics=["mae"])
+    return trained(made)
+
+
+def model_alone(strategy: Any) -> dict[str, Any]:
+    made = model()
+    with strategy.scope():
+        made.compile(keras.optimizers.Adam(0.1), "mse")
+    return trained(made)
+
+
+def nothing_within(strategy: Any) -> dict[str, Any]:
+    said = logging.handlers.BufferingHandler(10)
+    logging.getLogger("tfos_nb").addHandler(said)
+    made = model()
+    made.compile("sgd", "mse")
+    result = trained(made)
+    return {**result, "said": [record.getMessage() for record in said.buffer]}
+
+
+def loss_by_row(strategy: Any) -> dict[str, Any]:
+    with strategy.scope():
+        made = model()
+        made.compile("sgd", keras.losses.MeanSquaredError(reduction="none"))
+    return trained(made)
+
+
+def reads_numbers(strategy: Any) -> dict[str, Any]:
+    def off(y: Any, p: Any) -> Any:
+        return float(np.abs(y.numpy() - p.numpy()).mean())
+
+    def loss(y: Any, p: Any) -> Any:
+        assert y.numpy().size
+        return keras.ops.mean(keras.ops.square(y - p), axis=-1)
+
+    with strategy.scope():
+        made = model()
+        made.compile("sgd", loss, metrics=[off], run_eagerly=True)
+    return trained(made)
+
+
+CASES: tuple[Callable[[Any], dict[str, Any]], ...] = (
+    metric,
+    optimizer,
+    layer,
+    frozen_layer,
+    compiled,
+    model_alone,
+    nothing_within,
+    loss_by_row,
+    reads_numbers,
+)
+
+
+def main(out: str) -> None:
+    """Run each case."""
+    _, _, strategy = as_worker()
+    write_results(out, [(case.__name__, partial(case, strategy)) for case in CASES])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

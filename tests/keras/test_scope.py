@@ -1,0 +1,61 @@
+"""What a model is made of has to be made in the strategy's scope; what is not is refused before a step."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.keras.workers import run
+
+Results = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Results], Results]:
+    outs, alone = run(2, "scope", tmp_path_factory.mktemp("scope"))
+    first, second, one = (
+        {case.pop("name"): case for case in map(json.loads, path.read_text().splitlines())} for path in (*outs, alone)
+    )
+    return [first, second], one
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("metric", "metric 'mine' was made outside of the strategy's scope: it would count the rows of one worker"),
+        ("optimizer", "the optimizer of model 'sequential_1' was made outside of the strategy's scope. Make"),
+        ("layer", "layer 'mine' was built outside of the strategy's scope: each worker would begin with"),
+        ("compiled", "metric 'loss' was made outside of the strategy's scope"),
+        ("model_alone", "was made outside of the strategy's scope, and its optimizer within. Make and compile"),
+        ("loss_by_row", "loss 'mean_squared_error' has reduction='none': one process trains on the sum"),
+    ],
+)
+def test_what_would_train_otherwise_is_refused_by_its_name(
+    ran: tuple[list[Results], Results], case: str, told: str
+) -> None:
+    workers, alone = ran
+    assert "error" not in alone[case]
+    for worker in workers:
+        assert told in worker[case]["error"]
+
+
+@pytest.mark.parametrize("case", ["frozen_layer", "reads_numbers"])
+def test_what_trains_alike_is_taken(ran: tuple[list[Results], Results], case: str) -> None:
+    (first, second), alone = ran
+    assert "error" not in alone[case]
+    assert first[case] == second[case]
+    for name, values in alone[case]["history"].items():
+        np.testing.assert_allclose(first[case]["history"][name], values, rtol=1e-5)
+    for mine, theirs in zip(first[case]["weights"], alone[case]["weights"], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_each_worker_trains_for_itself_is_told_of(ran: tuple[list[Results], Results]) -> None:
+    workers, alone = ran
+    assert alone["nothing_within"]["said"] == []
+    for worker in workers:
+        (said,) = worker["nothing_within"]["said"]
+        assert "made outside of the strategy's scope, so that each worker trains a model of its own" in said

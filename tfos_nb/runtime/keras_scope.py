@@ -1,0 +1,144 @@
+"""What a model is made of has to be made in the strategy's scope, and is built there before its first step.
+
+A metric that was made outside counts the rows of its own worker alone, and a layer begins with other weights on each
+worker: neither TensorFlow nor Keras says so. An optimizer that was made outside fails with "Mixing different
+tf.distribute.Strategy objects".
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tfos_nb.errors import PlanError
+from tfos_nb.runtime.keras_replica import is_synchronous
+
+__all__ = ["build", "note_strategy", "refuse_losses_by_row", "refuse_what_is_outside", "warn_of_a_model_outside"]
+
+_log = logging.getLogger("tfos_nb.keras")
+_HOW = "Make and compile the model within `with strategy.scope():`"
+
+_strategies: weakref.WeakSet[Any] = weakref.WeakSet()  # that this process has made
+_warned: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def note_strategy(strategy: Any) -> None:
+    """Remember a strategy that is being made."""
+    _strategies.add(strategy)
+
+
+def warn_of_a_model_outside(model: Any) -> None:
+    """Say once that a model that was made outside of any scope is trained by each worker for itself.
+
+    Raises
+    ------
+    PlanError
+        If what it was compiled with was made within.
+    """
+    if any(map(_is_distributed, _of_optimizers(model))):
+        raise PlanError(
+            f"model {model.name!r} was made outside of the strategy's scope, and its optimizer within. {_HOW}"
+        )
+    if model not in _warned and any(map(is_synchronous, _strategies)):
+        _warned.add(model)
+        _log.warning(
+            "model %r was made outside of the strategy's scope, so that each worker trains a model of its own on its "
+            "own rows. %s, if the workers are to train one together",
+            model.name,
+            _HOW,
+        )
+
+
+def refuse_what_is_outside(model: Any) -> None:
+    """Refuse metrics, optimizers and trainable layers of a distributed model that were made outside of its scope.
+
+    Raises
+    ------
+    PlanError
+        If there is one. It names the first.
+    """
+    for metric in _innermost(model.metrics):
+        raise PlanError(
+            f"metric {metric.name!r} was made outside of the strategy's scope: it would count the rows of one worker "
+            f"alone. {_HOW}, and its metrics"
+        )
+    if not all(map(_is_distributed, _of_optimizers(model))):
+        raise PlanError(f"the optimizer of model {model.name!r} was made outside of the strategy's scope. {_HOW}")
+    for layer in _innermost(model.layers):
+        raise PlanError(
+            f"layer {layer.name!r} was built outside of the strategy's scope: each worker would begin with weights of "
+            f"its own. {_HOW}"
+        )
+
+
+def _innermost(parts: Iterable[Any]) -> Iterator[Any]:
+    """Find layers and metrics with variables outside of the scope: those of which others are made, not the others."""
+    for part in parts:
+        variables = part.trainable_variables if hasattr(part, "trainable_variables") else part.variables
+        if not all(map(_is_distributed, variables)):
+            inner = list(_innermost([*getattr(part, "layers", ()), *getattr(part, "metrics", ())]))
+            yield from inner or [part]
+
+
+def refuse_losses_by_row(model: Any) -> None:
+    """Refuse losses of ``compile`` that give a number for each row: Keras adds up their gradients, not their means.
+
+    Raises
+    ------
+    PlanError
+        If there is one.
+    """
+    import keras
+
+    for loss in keras.tree.flatten(model.loss):
+        if isinstance(loss, keras.losses.Loss) and loss.reduction in (None, "none"):
+            raise PlanError(
+                f"loss {loss.name!r} has reduction={loss.reduction!r}: one process trains on the sum of its rows' "
+                "losses, and several workers would not. Give reduction='sum', which has the same gradients, or leave "
+                "it out for the mean"
+            )
+
+
+def build(model: Any, data_batch: Any) -> None:
+    """Build a model's layers, metrics, loss and optimizer from the shapes of a batch.
+
+    Keras calls the program's metrics and loss with symbols for that. With ``run_eagerly`` they may be functions that
+    read numbers: then they are not called.
+    """
+    import keras
+
+    try:
+        model._symbolic_build(data_batch=data_batch)
+    except Exception:
+        if not model.run_eagerly:
+            raise
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data_batch)
+        y_pred = keras.src.backend.compute_output_spec(model, x, training=False)
+        for part in (model._compile_metrics, model._compile_loss):
+            if part is not None and not part.built:
+                part.build(y, y_pred)
+        if model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        model._post_build()
+
+
+def _of_optimizers(model: Any) -> Iterator[Any]:
+    """Find the variables of the optimizers that a model has, of compile and by attributes of its own."""
+    import keras
+
+    for value in _values(vars(model).values()):
+        if isinstance(value, keras.optimizers.Optimizer):
+            yield from value.variables
+
+
+def _values(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        yield from _values(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _is_distributed(variable: Any) -> bool:
+    import tensorflow as tf
+
+    return isinstance(getattr(variable, "_value", variable), tf.distribute.DistributedValues)
