@@ -116,6 +116,35 @@ def reads_numbers(strategy: Any) -> dict[str, Any]:
     return trained(made)
 
 
+class Sum(keras.Model):
+    """A model whose loss is a sum over rows, plus a regularizer."""
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return 0.5 * keras.ops.sum(keras.ops.square(y - y_pred)) + sum(self.losses)
+
+
+class Mean(keras.Model):
+    """A model whose loss is the mean of sums over what each row has, plus a regularizer."""
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *args: Any, **kwargs: Any) -> Any:
+        of_rows = keras.ops.sum(keras.ops.square(y - y_pred), axis=1)
+        return keras.ops.sum(of_rows) / keras.ops.cast(keras.ops.shape(y)[0], "float32") + sum(self.losses)
+
+
+def sums(strategy: Any) -> dict[str, Any]:
+    said = logging.handlers.BufferingHandler(10)
+    logging.getLogger("tfos_nb").addHandler(said)
+    told = []
+    for kind in (Mean, Sum):
+        with strategy.scope():
+            inputs = keras.Input((4,))
+            made = kind(inputs, keras.layers.Dense(2, kernel_regularizer="l2")(inputs))
+            made.compile("sgd")
+        trained(made)
+        told.append([record.getMessage() for record in said.buffer])
+    return {"said": told}
+
+
 CASES: tuple[Callable[[Any], dict[str, Any]], ...] = (
     metric,
     optimizer,
@@ -126,6 +155,7 @@ CASES: tuple[Callable[[Any], dict[str, Any]], ...] = (
     nothing_within,
     loss_by_row,
     reads_numbers,
+    sums,
 )
 
 

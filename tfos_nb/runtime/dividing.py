@@ -16,7 +16,7 @@ from tfos_nb.runtime.batching import Cut, Division
 from tfos_nb.runtime.keras_replica import is_synchronous
 from tfos_nb.runtime.own_loops import expect_lacking_rows
 
-__all__ = ["divide_datasets", "divisible", "of_size"]
+__all__ = ["divide_datasets", "divisible", "is_shared_out", "of_size"]
 
 _MARK = "_tfos_nb_cut"
 # What makes other batches of a dataset's batches, by the name of TensorFlow's class. A batch_size behind it is the
@@ -28,6 +28,17 @@ def divisible(dataset: Any, cut: Cut) -> Any:
     """Have strategies divide a dataset by its own ``cut``; returns it."""
     setattr(dataset, _MARK, cut)
     return dataset
+
+
+def is_shared_out(dataset: Any) -> bool:
+    """Return whether a dataset is made of rows of which each worker has others."""
+    left = [dataset]
+    while left:
+        one = left.pop()
+        if hasattr(one, _MARK):
+            return True
+        left.extend(one._inputs() if hasattr(one, "_inputs") else [])
+    return False
 
 
 def divide_datasets() -> None:

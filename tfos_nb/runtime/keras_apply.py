@@ -16,13 +16,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from tfos_nb.runtime.keras_replica import is_synchronous, keeper_of_states, replica_of_step, sum_over_replicas
 
-__all__ = ["is_applying", "mend_optimizers"]
+__all__ = ["is_applying", "mend_optimizers", "sums_rows"]
+
+_log = logging.getLogger("tfos_nb.keras")
+_TERMS = ("Add", "AddN", "AddV2", "Cast", "Mul", "Neg", "Sub")  # what a sum over rows is still one after
 
 
 class _Thread(threading.local):
@@ -111,6 +117,8 @@ def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
         import tensorflow as tf
 
         gradients, replica = original(self, target, sources, *args, **kwargs), replica_of_step()
+        if replica is not None and not replica.applying:
+            _warn_of_a_sum(target)
         if replica is None or not replica.own_step or replica.applying or not replica.is_in_its_graph:
             return gradients
         flat = tf.nest.flatten(gradients)
@@ -124,6 +132,39 @@ def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
         return tf.nest.pack_sequence_as(gradients, flat)
 
     return gradient
+
+
+def _warn_of_a_sum(target: Any) -> None:
+    """Say that a loss is a sum over the rows of a batch, where a graph shows it: the step takes it for a mean."""
+    import tensorflow as tf
+
+    if not tf.executing_eagerly() and any(map(sums_rows, tf.nest.flatten(target))):
+        _log.warning(
+            "a loss is a sum over the rows of a batch: one process trains on the sum, and here each worker's counts by "
+            "its part of the rows. Take the mean over rows, or a loss of Keras with reduction='sum'"
+        )
+
+
+def sums_rows(loss: Any) -> bool:
+    """Return whether a tensor of a graph is a sum over an unknown number of rows, or has such a term.
+
+    What is divided by something afterwards is taken for a mean.
+    """
+    import tensorflow as tf
+
+    left, seen = [loss], set()
+    while left:
+        operation = left.pop().op
+        if operation.name in seen:
+            continue
+        seen.add(operation.name)
+        if operation.type == "Sum":
+            source, axes = operation.inputs[0].shape, tf.get_static_value(operation.inputs[1])
+            if source.rank and source[0] is None and axes is not None and 0 in np.ravel(axes) % source.rank:
+                return True
+        elif operation.type in _TERMS:
+            left.extend(operation.inputs)
+    return False
 
 
 def _of_global_batch(gradients: list[Any]) -> list[Any]:

@@ -41,6 +41,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from tfos_nb.errors import PlanError
+from tfos_nb.runtime.keras_adapt import mend_adapt
 from tfos_nb.runtime.keras_apply import mend_optimizers
 from tfos_nb.runtime.keras_check import advice, uses_tf_keras
 from tfos_nb.runtime.keras_replica import is_synchronous, mend_replicas
@@ -193,6 +194,7 @@ def _mend(trainer: _Trainer) -> None:
     of_iterator.catch_stop_iteration = _quiet_end(of_iterator.catch_stop_iteration)
     mend_replicas()
     mend_optimizers()
+    mend_adapt()
     _mend_backup(keras.callbacks.BackupAndRestore)
 
 

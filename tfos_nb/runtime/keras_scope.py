@@ -15,7 +15,14 @@ from typing import Any
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.keras_replica import is_synchronous
 
-__all__ = ["build", "note_strategy", "refuse_losses_by_row", "refuse_what_is_outside", "warn_of_a_model_outside"]
+__all__ = [
+    "build",
+    "note_strategy",
+    "refuse_losses_by_row",
+    "refuse_what_is_outside",
+    "strategies",
+    "warn_of_a_model_outside",
+]
 
 _log = logging.getLogger("tfos_nb.keras")
 _HOW = "Make and compile the model within `with strategy.scope():`"
@@ -27,6 +34,11 @@ _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 def note_strategy(strategy: Any) -> None:
     """Remember a strategy that is being made."""
     _strategies.add(strategy)
+
+
+def strategies() -> list[Any]:
+    """Return the strategies that this process has made."""
+    return list(_strategies)
 
 
 def warn_of_a_model_outside(model: Any) -> None:

@@ -1,0 +1,177 @@
+"""``adapt`` of Keras' preprocessing layers over rows that are shared out between workers: it sees those of all.
+
+Each worker's layer takes its own worker's rows. Before it makes a mean, a vocabulary or boundaries of what it found,
+the workers tell each other what they have found, so that all come to the numbers of one process on all rows. No row
+leaves its worker: what is told are moments, counts of tokens, and summaries of quantiles.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tfos_nb.runtime.dividing import is_shared_out
+from tfos_nb.runtime.keras_replica import is_synchronous
+from tfos_nb.runtime.keras_scope import strategies
+
+__all__ = ["mend_adapt"]
+
+
+class _Adapting:
+    """An ``adapt`` under way over rows that are shared out.
+
+    Parameters
+    ----------
+    strategy : tf.distribute.Strategy
+        Its workers share the rows out.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self.strategy = strategy
+        self.rows = 0  # that this worker has taken
+
+    def counted(self, *batch: Any) -> Any:
+        """Count the rows of a batch, and return it."""
+        import tensorflow as tf
+
+        tf.py_function(self._count, [tf.shape(tf.nest.flatten(batch)[0])[0]], [])
+        return batch if len(batch) > 1 else batch[0]
+
+    def _count(self, rows: Any) -> None:
+        self.rows += int(rows)
+
+    def of_all_workers(self, own: Any) -> list[Any]:
+        """Return each worker's tensor, this worker's in its place. They may have any sizes; all have one type."""
+        import tensorflow as tf
+
+        message = np.frombuffer(tf.io.serialize_tensor(own).numpy(), np.uint8)
+        replicas, here = self.strategy.num_replicas_in_sync, len(self.strategy.extended.worker_devices)
+
+        def sizes() -> Any:
+            return _placed(tf.constant([len(message)]), replicas)
+
+        longest = int(tf.reduce_max(sent := self._sums(sizes)))
+        padded = np.pad(message, (0, longest - len(message))).astype(np.int32)
+
+        def messages() -> Any:
+            return _placed(tf.constant(padded), replicas)
+
+        told = self._sums(messages).numpy().astype(np.uint8)
+        return [
+            tf.io.parse_tensor(told[place, : int(sent[place, 0])].tobytes(), own.dtype)
+            for place in range(0, replicas, here)
+        ]
+
+    def _sums(self, on_replica: Callable[[], Any]) -> Any:
+        """Return the sum of what all replicas make."""
+        summed = self.strategy.run(on_replica)
+        return self.strategy.experimental_local_results(summed)[0]
+
+
+def _placed(values: Any, replicas: int) -> Any:
+    """Return all replicas' values, one below the other: each adds zeros in the places of the others."""
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    place = tf.one_hot(context.replica_id_in_sync_group, replicas, dtype=values.dtype)
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, place[:, tf.newaxis] * values[tf.newaxis])
+
+
+_under_way: list[_Adapting] = []  # one at the most: adapt is called by the thread of main
+
+
+def mend_adapt() -> None:
+    """Have ``Normalization``, ``Discretization``, ``TextVectorization`` and the lookups adapt to the rows of all."""
+    from keras.src.layers.preprocessing.discretization import Discretization
+    from keras.src.layers.preprocessing.index_lookup import IndexLookup
+    from keras.src.layers.preprocessing.normalization import Normalization
+    from keras.src.layers.preprocessing.text_vectorization import TextVectorization
+
+    merged: tuple[tuple[Any, Callable[[Any, _Adapting], None]], ...] = (
+        (Normalization, _merge_moments),
+        (Discretization, _merge_summaries),
+        (IndexLookup, _merge_counts),
+    )
+    for layer, merge in merged:
+        layer.adapt = _to_all_rows(layer.adapt)
+        layer.finalize_state = _after(merge, layer.finalize_state)
+    TextVectorization.adapt = _to_all_rows(TextVectorization.adapt)
+
+
+def _to_all_rows(adapt: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``adapt(self, data)``."""
+
+    @functools.wraps(adapt)
+    def adapt_to_all(self: Any, data: Any, *args: Any, **kwargs: Any) -> None:
+        import tensorflow as tf
+
+        strategy = next(filter(is_synchronous, strategies()), None)
+        if strategy is None or _under_way or not is_shared_out(data):
+            adapt(self, data, *args, **kwargs)
+            return
+        adapting = _Adapting(strategy)
+        _under_way.append(adapting)
+        try:
+            adapt(self, data.map(tf.autograph.experimental.do_not_convert(adapting.counted)), *args, **kwargs)
+        finally:
+            _under_way.clear()
+
+    return adapt_to_all
+
+
+def _after(merge: Callable[[Any, _Adapting], None], finalize: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Wrap ``finalize_state(self)``: merge first what the workers have found, where rows are shared out."""
+
+    @functools.wraps(finalize)
+    def finalize_state(self: Any) -> None:
+        if _under_way:
+            merge(self, _under_way[0])
+        finalize(self)
+
+    return finalize_state
+
+
+def _merge_moments(layer: Any, adapting: _Adapting) -> None:
+    """Make the mean and the variance of all rows of those of each worker's, by the law of total variance."""
+    import tensorflow as tf
+
+    found = tf.stack([tf.convert_to_tensor(layer.adapt_mean), tf.convert_to_tensor(layer.adapt_variance)])
+    counts = np.array([int(one) for one in adapting.of_all_workers(tf.constant(adapting.rows))], np.float64)
+    moments = np.array([one.numpy() for one in adapting.of_all_workers(tf.cast(found, tf.float64))])
+    if not counts.sum():
+        return
+    means, variances = moments[:, 0], moments[:, 1]
+    mean = np.average(means, axis=0, weights=counts)
+    variance = np.average(variances + (means - mean) ** 2, axis=0, weights=counts)
+    layer.adapt_mean.assign(mean)
+    layer.adapt_variance.assign(variance)
+
+
+def _merge_summaries(layer: Any, adapting: _Adapting) -> None:
+    """Merge the workers' summaries of quantiles, as the layer merges those of its batches."""
+    import tensorflow as tf
+    from keras.src.layers.preprocessing.discretization import merge_summaries
+
+    if layer.num_bins is None:
+        return
+    first, *others = (one.numpy() for one in adapting.of_all_workers(tf.constant(layer.summary, tf.float32)))
+    layer.summary = functools.reduce(lambda merged, one: merge_summaries(one, merged, layer.epsilon), others, first)
+
+
+def _merge_counts(layer: Any, adapting: _Adapting) -> None:
+    """Add the other workers' counts of tokens, and of documents that have them, to this worker's."""
+    import tensorflow as tf
+
+    tables = [layer.token_counts]
+    if layer.output_mode == "tf_idf":
+        tables.append(layer.token_document_counts)
+        layer.num_documents.assign(sum(adapting.of_all_workers(tf.convert_to_tensor(layer.num_documents))))
+    for table in tables:
+        tokens, counts = table.export()
+        table.remove(tokens)
+        told = zip(adapting.of_all_workers(tokens), adapting.of_all_workers(counts), strict=True)
+        for found, number in told:
+            table.insert(found, number + table.lookup(found))
