@@ -306,6 +306,31 @@ def test_a_worker_without_a_row_takes_part_in_every_step(spark: SparkSession, co
     assert np.isfinite(results[0][0])
 
 
+def adapt_and_tell(args: Any, ctx: Any) -> dict[str, Any]:
+    """Adapt a layer of numbers and one of words to the rows of the feed, each by a pass."""
+    import keras
+
+    with ctx.strategy().scope():
+        numbers, words = keras.layers.Normalization(), keras.layers.TextVectorization()
+        numbers.adapt(ctx.dataset(4, x="x"))
+        words.adapt(ctx.dataset(4, x="t"))
+    mean, variance = (np.ravel(value).tolist() for value in (numbers.mean, numbers.variance))
+    return {"mean": mean, "variance": variance, "words": words.get_vocabulary()}
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_layers_adapt_to_the_rows_that_all_workers_are_fed(spark: SparkSession, count: int) -> None:
+    x = np.random.default_rng(2).random((count, 3)).astype("float32")
+    rows = [(values.tolist(), " ".join(["a", "b", "c"][: 1 + number % 3])) for number, values in enumerate(x)]
+    with launch(adapt_and_tell, workers=2, spark=spark) as cluster:
+        cluster.train(spark.createDataFrame(rows, "x array<float>, t string").coalesce(1), epochs=2)
+    first, second = cluster.results().values()
+    assert first == second
+    assert first["mean"] == pytest.approx(x.mean(axis=0).tolist(), rel=1e-5)
+    assert first["variance"] == pytest.approx(x.var(axis=0).tolist(), rel=1e-4, abs=1e-7)
+    assert first["words"] == ["", "[UNK]", *["a", "b", "c"][:count]]
+
+
 def fit_lengths(args: Any, ctx: Any) -> int:
     import keras
     import tensorflow as tf

@@ -9,6 +9,7 @@ strategy that is given one, or what ``map``, ``prefetch`` and the like make of i
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from tfos_nb.runtime.own_loops import expect_lacking_rows
 
 __all__ = ["divide_datasets", "divisible", "is_shared_out", "of_size"]
 
+_log = logging.getLogger("tfos_nb.keras")
 _MARK = "_tfos_nb_cut"
 # What makes other batches of a dataset's batches, by the name of TensorFlow's class. A batch_size behind it is the
 # program's own, and so divided by TensorFlow.
@@ -63,6 +65,14 @@ def _taken_as_cut(original: Callable[..., Any]) -> Callable[..., Any]:
         expect_lacking_rows(self)
         for cut in cuts:
             cut.division = division_of(self, cut.batch)
+            if cut.batch < cut.division.workers:
+                _log.warning(
+                    "batch_size=%d is that of all workers together, and they are %d: a step has a row of each worker. "
+                    "Give %d or more",
+                    cut.batch,
+                    cut.division.workers,
+                    cut.division.workers,
+                )
         if len(cuts) == 1 and cuts[0].whole and not cuts[0].batch % self.num_replicas_in_sync:
             dataset = dataset.map(functools.partial(of_size, cuts[0].batch // self.num_replicas_in_sync))
         return self.extended._distribute_datasets_from_function(lambda _: dataset, options)
