@@ -107,7 +107,7 @@ def test_an_error_of_the_function_is_the_nodes_and_its_slots_are_free(spark: Spa
         ({"num_ps": 1, "cluster_size": 2}, "with 1 ps and a chief there is no worker left; raise it to 3"),
         ({"cluster_size": 9}, r"needs \d+ slots \(9 nodes.*Spark has 4"),
         ({"min_workers": 1}, "min_workers= needs restarts=: without them the first loss ends the cluster"),
-        ({"master_node": "boss"}, "it is 'chief', or 'master'"),
+        ({"master_node": "boss"}, "master_node must be 'chief', or 'master'"),
         (
             {"input_mapping": {"nested": "x"}, "input_mode": "tensorflow"},
             "'x' is array<array<double>>.* or leave input_mode='spark'",

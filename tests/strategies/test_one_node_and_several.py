@@ -77,7 +77,7 @@ def test_tf_keras_and_a_loop_train_in_step_on_every_row(spark: SparkSession, fra
     np.testing.assert_allclose(one["weights"], TRUTH, atol=0.1)
     assert one["loss"][1] < one["loss"][0] / 4
     assert "this cluster's nodes have no GPUs" in one["nccl"]
-    assert "it is one of auto, ring, nccl" in one["fast"]
+    assert "communication must be one of auto, ring, nccl" in one["fast"]
     assert "was built without it; it has grpc" in one["protocol"]
 
 
@@ -118,7 +118,7 @@ def test_one_node_mirrors_its_own_devices(spark: SparkSession, frame: DataFrame)
     assert "CPU:0" in result["one"]
     assert result["default"] == 1
     assert "Build the strategy first in main" in result["late"]
-    assert "it is one of auto, sync, async, mirrored, one, default" in result["kind"]
+    assert "strategy must be one of auto, sync, async, mirrored, one, default" in result["kind"]
     assert "this cluster has none. Launch it with ps=1" in result["async"]
     assert result["coordinator"] == result["async"]
 
