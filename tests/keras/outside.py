@@ -69,6 +69,19 @@ def predict_ragged_rows() -> dict[str, Any]:
     return {"values": model.predict(rows, verbose=0).flat_values.numpy().tolist()}
 
 
+def predict_values_of_any_type() -> dict[str, Any]:
+    """Predict by a model whose outputs have types that TensorFlow's collectives do not take."""
+    inputs, results = keras.Input((2,)), {}
+    rows = tf.data.Dataset.from_tensor_slices(np.arange(6.0, dtype="float32").reshape(3, 2)).batch(3)
+    for kind in ("bool", "int8", "uint8", "int16", "uint16", "uint32", "bfloat16", "float16", "float64", "int64"):
+        model = keras.Model(inputs, keras.layers.Lambda(lambda x, kind=kind: keras.ops.cast(x > 2.0, kind))(inputs))
+        predicted = model.predict_on_batch(next(iter(rows)))
+        gathered = model.predict(rows, verbose=0)
+        assert str(gathered.dtype) == kind
+        results[kind] = [predicted.astype("float64").tolist(), gathered.astype("float64")[:3].tolist()]
+    return results
+
+
 def make_variables_of_any_type() -> dict[str, Any]:
     """Make variables of types that a quantized model has, or one of a policy of fewer bits."""
     kinds = ("bool", "int8", "uint8", "int16", "uint16", "uint32", "bfloat16", "float16", "float64", "int64")
@@ -111,6 +124,7 @@ CASES = (
     apply_two_optimizers,
     predict_a_batch,
     predict_ragged_rows,
+    predict_values_of_any_type,
     make_variables_of_any_type,
     take_a_loss,
     count_in_whole_numbers,

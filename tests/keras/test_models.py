@@ -21,7 +21,7 @@ SOME = (
     "clipnorm", "optimizer ema_overwrite", "gradient_accumulation Adam", "takes a mean", "metric AUC", "masked pooling",
     "divides by a mask", "loss Circle, weighted", "gives a number", "adds a loss", "steps_per_execution", "that clips",
     "divides by the batch",
-    "two optimizers", "own compute_loss", "outputs with", "strings",
+    "two optimizers", "own compute_loss", "outputs with", "strings", "mixed_bfloat16",
 )  # fmt: skip
 OF_FEW_ROWS = (
     "masked pooling",

@@ -362,13 +362,27 @@ def _concatenated(original: Callable[..., Any]) -> Callable[..., Any]:
                 return parts[0]
             if isinstance(parts[0], tf.RaggedTensor):
                 return tf.concat([_gathered(part, strategy) for part in parts], axis=0)
-            return original(value, strategy, reduction)
+            kind = parts[0].dtype
+            if (sent := _sent_as(kind)) == kind:
+                return original(value, strategy, reduction)
+            wide = strategy.run(functools.partial(tf.cast, dtype=sent), args=(value,))
+            return tf.cast(original(wide, strategy, reduction), kind)
 
         if reduction != "concat" or not is_synchronous(strategy):
             return original(values, strategy, reduction)
         return keras.tree.map_structure(reduced, values)
 
     return reduce_per_replica
+
+
+def _sent_as(kind: Any) -> Any:
+    """Return the type as which numbers of a type are sent: TensorFlow's collectives take five types."""
+    import tensorflow as tf
+
+    if kind.is_floating and kind.size < tf.float32.size and kind != tf.float16:
+        return tf.float32
+    whole = (kind.is_integer or kind.is_bool) and kind not in (tf.int32, tf.int64)
+    return tf.int64 if whole and kind != tf.uint64 else kind
 
 
 def _gathered(ragged: Any, strategy: Any) -> Any:
