@@ -32,9 +32,11 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[1]
 CORE = (
+    "tests/keras/test_adapt.py",
     "tests/keras/test_loops.py",
     "tests/keras/test_models.py",
     "tests/keras/test_outside.py",
+    "tests/keras/test_scope.py",
     "tests/runtime/test_columns.py",
     "tests/runtime/test_keras_check.py",
     "tests/runtime/test_keras_keep.py",

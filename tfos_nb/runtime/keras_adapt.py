@@ -8,6 +8,7 @@ leaves its worker: what is told are moments, counts of tokens, and summaries of 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -103,6 +104,7 @@ def mend_adapt() -> None:
 
 def _to_all_rows(adapt: Callable[..., None]) -> Callable[..., None]:
     """Wrap ``adapt(self, data)``."""
+    signature = inspect.signature(adapt)
 
     @functools.wraps(adapt)
     def adapt_to_all(self: Any, data: Any, *args: Any, **kwargs: Any) -> None:
@@ -115,11 +117,22 @@ def _to_all_rows(adapt: Callable[..., None]) -> Callable[..., None]:
         adapting = _Adapting(strategy)
         _under_way.append(adapting)
         try:
-            adapt(self, data.map(tf.autograph.experimental.do_not_convert(adapting.counted)), *args, **kwargs)
+            if hasattr(self, "update_state"):
+                _take_all(self, data, signature.bind(self, data, *args, **kwargs).arguments.get("steps"))
+            else:
+                adapt(self, data.map(tf.autograph.experimental.do_not_convert(adapting.counted)), *args, **kwargs)
         finally:
             _under_way.clear()
 
     return adapt_to_all
+
+
+def _take_all(layer: Any, data: Any, steps: int | None) -> None:
+    """Do what the layer's ``adapt`` does; that of Keras 3.16 fails on a worker without rows."""
+    layer.reset_state()
+    for batch in data if steps is None else data.take(steps):
+        layer.update_state(batch[0] if isinstance(batch, tuple) else batch)
+    layer.finalize_state()
 
 
 def _after(merge: Callable[[Any, _Adapting], None], finalize: Callable[[Any], None]) -> Callable[[Any], None]:
