@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import http.client
 import http.server
@@ -17,6 +18,7 @@ import grpc
 import pytest
 
 from tests.runtime.test_door import RecordingDesk
+from tests.waiting import until
 from tfos_nb.runtime.door import Door, DoorAddress, DoorClient
 from tfos_nb.runtime.tunnel import OpenTunnel, TunnelEnd
 
@@ -191,6 +193,21 @@ def test_the_door_closes_under_an_open_page(tunnel: Tunnel) -> None:
     while connection.recv(1 << 20):
         pass
     assert not os.path.exists(tunnel.path)
+
+
+def test_the_door_closes_under_a_page_whose_stream_has_just_ended(tunnel: Tunnel) -> None:
+    connection = tunnel.connect()
+    connection.sendall(b"GET /big HTTP/1.0\r\n\r\n")
+    assert connection.recv(100)
+    (passage,) = tunnel.door._mouth._open
+    assert until(passage.writer.transport.get_write_buffer_size, SECONDS), "the page is sent more than it reads"
+    tunnel.client.close()  # as a supervisor that ends
+    assert until(passage.over.is_set, SECONDS)
+    for _ in range(3):  # the door's loop goes round, so that all that waited for it has been run
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), tunnel.door._loop).result(SECONDS)
+    tunnel.door.close()
+    while connection.recv(1 << 20):
+        pass
 
 
 def test_a_stream_needs_the_token(tunnel: Tunnel) -> None:

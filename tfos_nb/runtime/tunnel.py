@@ -107,8 +107,10 @@ class TunnelMouth:
             logger.info("a supervisor did not dial back for TensorBoard within %.0f s", _ANSWER_SECONDS)
         finally:
             self._waiting.pop(number, None)
-            self._open.discard(passage)
             writer.close()
+            with contextlib.suppress(OSError):  # the page has gone
+                await writer.wait_closed()  # until the page has read all; close() hangs up on one that does not
+            self._open.discard(passage)
 
     async def carry(self, number: int, incoming: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Splice a supervisor's stream with the connection of that number: what the stream gets is yielded."""
