@@ -19,7 +19,6 @@ import tensorflow as tf
 from tests.keras.workers import as_worker, write_results
 from tfos_nb.runtime.batching import Cut
 from tfos_nb.runtime.dividing import divisible
-from tfos_nb.runtime.keras_scope import note_strategy
 
 L = keras.layers
 ROWS = 37
@@ -91,7 +90,6 @@ def of_rows(strategy: Any, worker: int, workers: int, rows: int, case: Any) -> d
 def main(out: str) -> None:
     """Run each case, with rows on both workers, and with all on the first one."""
     worker, workers, strategy = as_worker()
-    note_strategy(strategy)
     run = partial(of_rows, strategy, worker, workers)
     write_results(
         out, [(f"{case.__name__} of {rows}", partial(run, rows, case)) for rows in (ROWS, 9) for case in CASES]

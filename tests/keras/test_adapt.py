@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.keras.workers import run
-
-
-def results(path: Path) -> dict[str, dict[str, Any]]:
-    return {one.pop("name"): one for one in map(json.loads, path.read_text().splitlines())}
+from tests.keras.workers import read_results, run
 
 
 def flat(value: Any) -> list[Any]:
@@ -21,7 +16,7 @@ def flat(value: Any) -> list[Any]:
 
 def test_layers_adapt_to_the_rows_of_all_workers(tmp_path: Path) -> None:
     outs, alone = run(2, "adapt", tmp_path)
-    first, second, one = (results(path) for path in (*outs, alone))
+    first, second, one = (read_results(path) for path in (*outs, alone))
     assert len(one) == 12
     assert first == second
     for case, right in one.items():

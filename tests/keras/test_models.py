@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.keras.workers import run
+from tests.keras.workers import read_results, run
 
 ROWS = "37"
 """Two workers have 19 and 18 of them, three have 13, 12 and 12."""
@@ -34,10 +33,6 @@ OF_FEW_ROWS = (
 )
 
 
-def results(path: Path) -> dict[str, Any]:
-    return {one["name"]: one for one in map(json.loads, path.read_text().splitlines())}
-
-
 def assert_near(one: Any, other: Any, near: float, what: str) -> None:
     np.testing.assert_allclose(np.asarray(one, float), np.asarray(other, float), rtol=near, atol=near, err_msg=what)
 
@@ -47,8 +42,8 @@ class Trained:
 
     def __init__(self, folder: Path, workers: int, *plans: str) -> None:
         outs, alone = run(workers, "train", folder, *plans)
-        self.workers = [results(out) for out in outs]
-        self.alone = results(alone)
+        self.workers = [read_results(out) for out in outs]
+        self.alone = read_results(alone)
 
     def check(self) -> None:
         """Compare each case."""

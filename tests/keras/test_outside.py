@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.keras.workers import run
-
-
-def results(path: Path) -> dict[str, dict[str, Any]]:
-    return {one.pop("name"): one for one in map(json.loads, path.read_text().splitlines())}
+from tests.keras.workers import read_results, run
 
 
 def flat(value: Any) -> list[float]:
@@ -21,7 +16,7 @@ def flat(value: Any) -> list[float]:
 
 def test_what_is_done_outside_of_a_step_has_the_numbers_of_one_process(tmp_path: Path) -> None:
     outs, alone = run(2, "outside", tmp_path)
-    first, second, one = (results(path) for path in (*outs, alone))
+    first, second, one = (read_results(path) for path in (*outs, alone))
     assert first == second
     assert first.keys() == one.keys()
     for case, right in one.items():

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.keras.workers import run
+from tests.keras.workers import read_results, run
 
 Results = dict[str, dict[str, Any]]
 
@@ -16,9 +15,7 @@ Results = dict[str, dict[str, Any]]
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Results], Results]:
     outs, alone = run(2, "scope", tmp_path_factory.mktemp("scope"))
-    first, second, one = (
-        {case.pop("name"): case for case in map(json.loads, path.read_text().splitlines())} for path in (*outs, alone)
-    )
+    first, second, one = map(read_results, (*outs, alone))
     return [first, second], one
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.programs import reserved_ports, start
 
-__all__ = ["as_worker", "run", "write_results"]
+__all__ = ["as_worker", "read_results", "run", "write_results"]
 
 DEADLINE = 1800.0  # seconds: dozens of models, each traced for training and evaluation
 
@@ -60,3 +60,8 @@ def write_results(out: str, cases: Iterable[tuple[str, Callable[[], dict[str, An
                 result = {"error": f"{type(error).__name__}: {str(error)[-300:]}"}
             file.write(json.dumps({"name": name, **result}) + "\n")
             file.flush()
+
+
+def read_results(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the results in a file that :func:`write_results` has written, by the names of the cases."""
+    return {one.pop("name"): one for one in map(json.loads, path.read_text().splitlines())}

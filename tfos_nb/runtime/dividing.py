@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfos_nb.runtime.batching import Cut, Division
@@ -34,13 +34,7 @@ def divisible(dataset: Any, cut: Cut) -> Any:
 
 def is_shared_out(dataset: Any) -> bool:
     """Return whether a dataset is made of rows of which each worker has others."""
-    left = [dataset]
-    while left:
-        one = left.pop()
-        if hasattr(one, _MARK):
-            return True
-        left.extend(one._inputs() if hasattr(one, "_inputs") else [])
-    return False
+    return any(hasattr(one, _MARK) for one in _made_of(dataset))
 
 
 def divide_datasets() -> None:
@@ -139,14 +133,23 @@ def division_of(strategy: Any, batch: int) -> Division:
 def _cuts_of(dataset: Any) -> list[Cut]:
     """Return how the datasets are cut that a dataset is made of; none if not all of it comes from them as cut."""
     cuts: list[Cut] = []
-    left = [dataset]
-    while left:
-        one = left.pop()
+    for one in _made_of(dataset):
+        name = type(one).__name__.lower()
         if (cut := getattr(one, _MARK, None)) is not None:
             cuts.append(cut)
-            continue
-        name, inputs = type(one).__name__.lower(), one._inputs() if hasattr(one, "_inputs") else []
-        if not inputs or any(word in name for word in _REBATCHING):
+        elif not _inputs_of(one) or any(word in name for word in _REBATCHING):
             return []
-        left.extend(inputs)
     return cuts
+
+
+def _made_of(dataset: Any) -> Iterator[Any]:
+    """Walk through the datasets that a dataset is made of, as far as those that cut their rows."""
+    left = [dataset]
+    while left:
+        yield (one := left.pop())
+        if not hasattr(one, _MARK):
+            left.extend(_inputs_of(one))
+
+
+def _inputs_of(dataset: Any) -> list[Any]:
+    return list(dataset._inputs()) if hasattr(dataset, "_inputs") else []

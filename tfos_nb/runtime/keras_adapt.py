@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tfos_nb.runtime.dividing import is_shared_out
-from tfos_nb.runtime.keras_replica import is_synchronous
+from tfos_nb.runtime.keras_replica import is_synchronous, of_each_replica
 from tfos_nb.runtime.keras_scope import strategies
 
 __all__ = ["mend_adapt"]
@@ -51,34 +51,20 @@ class _Adapting:
         message = np.frombuffer(tf.io.serialize_tensor(own).numpy(), np.uint8)
         replicas, here = self.strategy.num_replicas_in_sync, len(self.strategy.extended.worker_devices)
 
-        def sizes() -> Any:
-            return _placed(tf.constant([len(message)]), replicas)
-
-        longest = int(tf.reduce_max(sent := self._sums(sizes)))
-        padded = np.pad(message, (0, longest - len(message))).astype(np.int32)
-
-        def messages() -> Any:
-            return _placed(tf.constant(padded), replicas)
-
-        told = self._sums(messages).numpy().astype(np.uint8)
+        sent = self._of_each_replica([len(message)])
+        longest = int(sent.max())
+        told = self._of_each_replica(np.pad(message, (0, longest - len(message)))).astype(np.uint8)
         return [
             tf.io.parse_tensor(told[place, : int(sent[place, 0])].tobytes(), own.dtype)
             for place in range(0, replicas, here)
         ]
 
-    def _sums(self, on_replica: Callable[[], Any]) -> Any:
-        """Return the sum of what all replicas make."""
-        summed = self.strategy.run(on_replica)
-        return self.strategy.experimental_local_results(summed)[0]
+    def _of_each_replica(self, own: Any) -> Any:
+        """Return the whole numbers that each replica has, one replica below the other."""
+        import tensorflow as tf
 
-
-def _placed(values: Any, replicas: int) -> Any:
-    """Return all replicas' values, one below the other: each adds zeros in the places of the others."""
-    import tensorflow as tf
-
-    context = tf.distribute.get_replica_context()
-    place = tf.one_hot(context.replica_id_in_sync_group, replicas, dtype=values.dtype)
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, place[:, tf.newaxis] * values[tf.newaxis])
+        told = self.strategy.run(lambda: of_each_replica(tf.constant(own, tf.int32))[1])
+        return self.strategy.experimental_local_results(told)[0].numpy()
 
 
 _under_way: list[_Adapting] = []  # one at the most: adapt is called by the thread of main
@@ -86,20 +72,18 @@ _under_way: list[_Adapting] = []  # one at the most: adapt is called by the thre
 
 def mend_adapt() -> None:
     """Have ``Normalization``, ``Discretization``, ``TextVectorization`` and the lookups adapt to the rows of all."""
-    from keras.src.layers.preprocessing.discretization import Discretization
-    from keras.src.layers.preprocessing.index_lookup import IndexLookup
-    from keras.src.layers.preprocessing.normalization import Normalization
-    from keras.src.layers.preprocessing.text_vectorization import TextVectorization
+    from keras import layers
 
+    lookup = next(c for c in layers.StringLookup.__mro__ if "finalize_state" in vars(c))  # IntegerLookup's too
     merged: tuple[tuple[Any, Callable[[Any, _Adapting], None]], ...] = (
-        (Normalization, _merge_moments),
-        (Discretization, _merge_summaries),
-        (IndexLookup, _merge_counts),
+        (layers.Normalization, _merge_moments),
+        (layers.Discretization, _merge_summaries),
+        (lookup, _merge_counts),
     )
     for layer, merge in merged:
         layer.adapt = _to_all_rows(layer.adapt)
         layer.finalize_state = _after(merge, layer.finalize_state)
-    TextVectorization.adapt = _to_all_rows(TextVectorization.adapt)
+    layers.TextVectorization.adapt = _to_all_rows(layers.TextVectorization.adapt)
 
 
 def _to_all_rows(adapt: Callable[..., None]) -> Callable[..., None]:

@@ -140,8 +140,8 @@ def _warn_of_a_sum(target: Any) -> None:
 
     if not tf.executing_eagerly() and any(map(sums_rows, tf.nest.flatten(target))):
         _log.warning(
-            "a loss is a sum over the rows of a batch: one process trains on the sum, and here each worker's counts by "
-            "its part of the rows. Take the mean over rows, or a loss of Keras with reduction='sum'"
+            "a loss is a sum over the rows of a batch. One process trains on that sum; here each worker's is weighted "
+            "by its share of the rows. Take the mean over rows, or a loss of Keras with reduction='sum'"
         )
 
 

@@ -44,9 +44,9 @@ from tfos_nb.errors import PlanError
 from tfos_nb.runtime.keras_adapt import mend_adapt
 from tfos_nb.runtime.keras_apply import mend_optimizers
 from tfos_nb.runtime.keras_check import advice, uses_tf_keras
-from tfos_nb.runtime.keras_replica import is_synchronous, mend_replicas
-from tfos_nb.runtime.keras_scope import build, refuse_losses_by_row, refuse_what_is_outside, warn_of_a_model_outside
-from tfos_nb.runtime.keras_step import StepFunction, cut_predictions, is_of_keras, with_results
+from tfos_nb.runtime.keras_replica import is_synchronous, mend_replicas, sent_as
+from tfos_nb.runtime.keras_scope import build, warn_of_a_model_outside
+from tfos_nb.runtime.keras_step import StepFunction, cut_predictions, with_results
 from tfos_nb.runtime.remote import scheme_of, tensorflow_opens
 
 __all__ = ["patch_keras_fit"]
@@ -208,17 +208,10 @@ def _build_from_spec(self: Any, iterator: Any = None, data_batch: Any = None) ->
     if self._distribute_strategy is None:
         warn_of_a_model_outside(self)
         return
-    several = is_synchronous(self.distribute_strategy)
-    if several:
-        refuse_what_is_outside(self)
-        if is_of_keras(self.train_step):
-            refuse_losses_by_row(self)
     if iterator is not None:
         data_batch = tf.nest.map_structure(_symbol, iterator._distributed_dataset.element_spec)
     with self.distribute_strategy.scope():
         build(self, data_batch)
-    if several:  # once more: what is built now are layers and metrics that had no variable before
-        refuse_what_is_outside(self)
 
 
 def _symbol(spec: Any) -> Any:
@@ -363,7 +356,7 @@ def _concatenated(original: Callable[..., Any]) -> Callable[..., Any]:
             if isinstance(parts[0], tf.RaggedTensor):
                 return tf.concat([_gathered(part, strategy) for part in parts], axis=0)
             kind = parts[0].dtype
-            if (sent := _sent_as(kind)) == kind:
+            if (sent := sent_as(kind)) == kind:
                 return original(value, strategy, reduction)
             wide = strategy.run(functools.partial(tf.cast, dtype=sent), args=(value,))
             return tf.cast(original(wide, strategy, reduction), kind)
@@ -373,16 +366,6 @@ def _concatenated(original: Callable[..., Any]) -> Callable[..., Any]:
         return keras.tree.map_structure(reduced, values)
 
     return reduce_per_replica
-
-
-def _sent_as(kind: Any) -> Any:
-    """Return the type as which numbers of a type are sent: TensorFlow's collectives take five types."""
-    import tensorflow as tf
-
-    if kind.is_floating and kind.size < tf.float32.size and kind != tf.float16:
-        return tf.float32
-    whole = (kind.is_integer or kind.is_bool) and kind not in (tf.int32, tf.int64)
-    return tf.int64 if whole and kind != tf.uint64 else kind
 
 
 def _gathered(ragged: Any, strategy: Any) -> Any:

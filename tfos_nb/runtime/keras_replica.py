@@ -34,9 +34,11 @@ __all__ = [
     "keeper_of_states",
     "mend_replicas",
     "note_results",
+    "of_each_replica",
     "of_gradient",
     "replica_of_own_loop",
     "replica_of_step",
+    "sent_as",
     "sum_over_replicas",
 ]
 
@@ -230,7 +232,7 @@ class Replica:
         own = tf.stack([tf.shape(leaf, tf.int64)[0] for leaf in leaves])
         if self.has_rows is not None:
             own = tf.where(self.has_rows, own, tf.zeros_like(own))
-        place, counts = _of_each_replica(own)
+        place, counts = of_each_replica(own)
         starts = tf.gather(tf.cumsum(counts, exclusive=True), place)
         ends = tf.reduce_sum(counts, axis=0)
         spans = [(starts[i], own[i], ends[i]) for i in range(len(leaves))]
@@ -343,7 +345,7 @@ class Replica:
         moves = self._moves(floating=False)
         if not moves:
             return
-        place, have_rows = _of_each_replica(tf.cast(rows > 0, tf.int32))
+        place, have_rows = of_each_replica(tf.cast(rows > 0, tf.int32))
         first = tf.argmax(have_rows, output_type=tf.int32) == place
         values = [tf.convert_to_tensor(m.variable._value) for m in moves]
         parts = [tf.reshape(tf.where(first, tf.cast(value, tf.int64), 0), [-1]) for value in values]
@@ -370,7 +372,7 @@ def _summed(values: list[Any]) -> list[Any]:
     return list(sum_over_replicas(values))
 
 
-def _of_each_replica(value: Any) -> tuple[Any, Any]:
+def of_each_replica(value: Any) -> tuple[Any, Any]:
     """Return this replica's number, and the values of all replicas in their order."""
     import tensorflow as tf
 
@@ -756,23 +758,31 @@ def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
     return on_read_assign_cross_replica
 
 
+def sent_as(kind: Any) -> Any:
+    """Return the type as which numbers of a type are sent: TensorFlow's collectives take few, and not ``bfloat16``."""
+    import tensorflow as tf
+
+    if kind.is_floating and kind.size < tf.float32.size and kind != tf.float16:
+        return tf.float32
+    whole = (kind.is_integer or kind.is_bool) and kind not in (tf.int32, tf.int64)
+    return tf.int64 if whole and kind != tf.uint64 else kind
+
+
 def _send_any_type() -> None:
-    """Have all workers get a variable's first value, of whatever type: TensorFlow sends six, and not ``bfloat16``."""
+    """Have all workers get a variable's first value, of whatever type."""
     import tensorflow as tf
     from tensorflow.python.ops import collective_ops
 
-    sent_as = dict.fromkeys((tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32)
-    sent_as |= {tf.uint32: tf.int64, tf.bfloat16: tf.float32}
     send, receive = collective_ops.broadcast_send, collective_ops.broadcast_recv
 
     @functools.wraps(send)
     def broadcast_send(value: Any, shape: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
-        kind = sent_as.get(dtype, dtype)
+        kind = sent_as(dtype)
         return tf.cast(send(tf.cast(value, kind), shape, kind, *args, **kwargs), dtype)
 
     @functools.wraps(receive)
     def broadcast_recv(shape: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
-        return tf.cast(receive(shape, sent_as.get(dtype, dtype), *args, **kwargs), dtype)
+        return tf.cast(receive(shape, sent_as(dtype), *args, **kwargs), dtype)
 
     collective_ops.broadcast_send, collective_ops.broadcast_recv = broadcast_send, broadcast_recv
 

@@ -49,11 +49,13 @@ def warn_of_a_model_outside(model: Any) -> None:
     PlanError
         If what it was compiled with was made within.
     """
+    if model in _warned:
+        return
     if any(map(_is_distributed, _of_optimizers(model))):
         raise PlanError(
             f"model {model.name!r} was made outside of the strategy's scope, and its optimizer within. {_HOW}"
         )
-    if model not in _warned and any(map(is_synchronous, _strategies)):
+    if any(map(is_synchronous, _strategies)):
         _warned.add(model)
         _log.warning(
             "model %r was made outside of the strategy's scope, so that each worker trains a model of its own on its "
@@ -121,6 +123,9 @@ def build(model: Any, data_batch: Any) -> None:
     """
     import keras
 
+    unbuilt = model.optimizer is not None and not model.optimizer.built
+    if unbuilt and is_synchronous(model.distribute_strategy):
+        refuse_what_is_outside(model)  # an optimizer from outside fails when it is built
     try:
         model._symbolic_build(data_batch=data_batch)
     except Exception:

@@ -8,9 +8,10 @@ from typing import Any
 
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.keras_replica import Replica, is_synchronous, note_results, sum_over_replicas
+from tfos_nb.runtime.keras_scope import refuse_losses_by_row, refuse_what_is_outside
 from tfos_nb.runtime.keras_stand_in import StandIn, first_rows, rows_of
 
-__all__ = ["StepFunction", "cut_predictions", "is_of_keras", "with_results"]
+__all__ = ["StepFunction", "cut_predictions", "with_results"]
 
 _RETURNED = "_tfos_metrics"
 
@@ -31,9 +32,12 @@ class StepFunction:
         self.step = step
         self.strategy = model.distribute_strategy
         self.stand_in = StandIn()
-        self.own_step = not is_of_keras(step)
+        self.own_step = not _is_of_keras(step)
         self.metrics: dict[str, Any] = {}  # of which a step returns the results, by the names under which it does
         note_results(model.metrics)
+        refuse_what_is_outside(model)  # all is built by now
+        if not self.own_step:
+            refuse_losses_by_row(model)
         _refuse_xla(model)
 
     def build(self) -> Callable[[Any], Any]:
@@ -102,11 +106,7 @@ class StepFunction:
         import keras
         import tensorflow as tf
 
-        # A metric may return its state as it is.
-        leaves = [
-            tf.convert_to_tensor(one.value) if isinstance(one, keras.Variable) else one
-            for one in keras.tree.flatten(outputs)
-        ]
+        leaves = list(map(_read, keras.tree.flatten(outputs)))
         places = [place for place, leaf in enumerate(leaves) if _is_number(leaf)]
         moved = replica.moved()
         # The weights that the trainer's own loss metric gives: rows since the metrics were reset.
@@ -132,9 +132,6 @@ def with_results(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def _get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
-        import keras
-        import tensorflow as tf
-
         found = original(self, logs)
         if not isinstance(found, dict) or not is_synchronous(self.distribute_strategy):
             return found
@@ -142,16 +139,20 @@ def with_results(original: Callable[..., Any]) -> Callable[..., Any]:
             metrics = vars(self).get(_RETURNED, {})
             found = {name: metrics[name].result() if name in metrics else value for name, value in logs.items()}
         with self.distribute_strategy.scope():
-            # A metric may return its state as it is, of which each replica has a part.
-            return {
-                name: tf.convert_to_tensor(value.value) if isinstance(value, keras.Variable) else value
-                for name, value in found.items()
-            }
+            return {name: _read(value) for name, value in found.items()}
 
     return _get_metrics_result_or_logs
 
 
-def is_of_keras(step: Any) -> bool:
+def _read(result: Any) -> Any:
+    """Return a metric's result; it may be its state as it is, of which each replica has a part."""
+    import keras
+    import tensorflow as tf
+
+    return tf.convert_to_tensor(result.value) if isinstance(result, keras.Variable) else result
+
+
+def _is_of_keras(step: Any) -> bool:
     """Return whether a model's step is Keras' own, and not the program's."""
     return str(getattr(step.__func__, "__module__", "")).startswith("keras.")
 
