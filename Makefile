@@ -51,7 +51,7 @@ test: $(VENV)/.test ## Run the tests but those below, all cores at it; ends with
 
 .PHONY: test-slow
 test-slow: $(VENV)/.test ## Run the notebooks from 02 on, and what else shows at length what other tests have shown
-	@$(BIN)/python -m pytest -m "slow and not browser and not standalone and not yarn" $(ARGS)
+	@$(BIN)/python -m pytest -m "slow and not browser and not standalone and not yarn" -o faulthandler_timeout=3600 $(ARGS)
 
 .PHONY: test-browser
 test-browser: $(VENV)/.browser ## Run the tests in a real browser (installs Chromium where it is missing)

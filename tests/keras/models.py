@@ -452,6 +452,12 @@ class _AddsLoss(keras.layers.Layer):
         return x
 
 
+class _AddsSum(keras.layers.Layer):
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.01 * keras.ops.sum(keras.ops.square(x)))
+        return x
+
+
 class OwnStep(keras.Model):
     """A train_step of one's own, which takes a plain mean."""
 
@@ -475,6 +481,108 @@ class OwnStep(keras.Model):
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         self.tracker.update_state(loss)
         return {"loss": self.tracker.result()}
+
+
+class SumStep(OwnStep):
+    """Makes its loss of sums and means over rows, and tracks a count."""
+
+    def __init__(self, loss_of: Callable[[Any, Any, Any], Any]) -> None:
+        super().__init__()
+        self.loss_of = loss_of
+        self.close = M.Sum(name="close")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker, self.close]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            p = tf.squeeze(self(x, training=True), -1)
+            loss = self.loss_of(y, p, self)
+            scaled = self.optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self.tracker.update_state(loss)
+        near = tf.cast(tf.abs(y - p) < 1.0, tf.float32)
+        self.close.update_state(tf.reduce_sum(near))
+        return {"loss": self.tracker.result(), "close": self.close.result(), "part": tf.sqrt(tf.reduce_mean(near))}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        return {"loss": self.loss_of(y, tf.squeeze(self(x), -1), self)}
+
+
+def _dice(y: Any, p: Any, model: Any) -> Any:
+    y, p = tf.cast(y > 0, tf.float32), tf.sigmoid(p)
+    return 1 - (2 * tf.reduce_sum(y * p) + 1) / (tf.reduce_sum(y) + tf.reduce_sum(p) + 1)
+
+
+def _uncertain(y: Any, p: Any, model: Any) -> Any:
+    """A plain mean, a part of a sum, a loss of Keras and a regularizer together."""
+    kl = -0.001 * tf.reduce_sum(1 + p - tf.square(p) - tf.exp(p))
+    size = tf.add_n([tf.nn.l2_loss(v) for v in model.trainable_variables])
+    return tf.reduce_mean(tf.abs(y - p)) + kl + 0.01 * size + C.Huber()(y[:, None], p[:, None])
+
+
+def _masked_mean(y: Any, p: Any, model: Any) -> Any:
+    mask = tf.cast(y > 0, tf.float32)
+    return tf.reduce_sum(tf.square(y - p) * mask) / tf.maximum(tf.reduce_sum(mask), 1.0)
+
+
+SUMS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "a sum": lambda y, p, _: 0.02 * tf.reduce_sum(tf.square(y - p)),
+    "a sum by a number": lambda y, p, _: tf.reduce_sum(tf.square(y - p)) / 37,
+    "a sum by the rows": lambda y, p, _: tf.reduce_sum(tf.square(y - p)) / tf.cast(tf.shape(y)[0], tf.float32),
+    "a sum by the size": lambda y, p, _: keras.ops.sum((y - p) ** 2) / keras.ops.cast(keras.ops.size(p), "float32"),
+    "l2_loss": lambda y, p, _: 0.02 * tf.nn.l2_loss(y - p),
+    "a sum by column": lambda y, p, _: tf.reduce_mean(tf.reduce_sum(tf.stack([y - p, y * p], 1) ** 2, 0)) / 40,
+    "a masked mean": _masked_mean,
+    "a mean of some": lambda y, p, _: tf.reduce_mean(
+        tf.boolean_mask(tf.concat([tf.square(y - p), tf.abs(y - p)], 0), tf.concat([y > 0.2, y > -99.0], 0))
+    ),
+    "the root of a mean": lambda y, p, _: tf.sqrt(tf.reduce_mean(tf.square(y - p))),
+    "Dice": _dice,
+    "a sum, means and a regularizer": _uncertain,
+}
+
+
+class DecoratedStep(OwnStep):
+    """A ``train_step`` and a ``call`` that are functions of TensorFlow, with a condition and a state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = M.Sum(name="batches")
+        self.norm = L.BatchNormalization(synchronized=True)
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker, self.batches]
+
+    @tf.function
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.last(self.norm(x, training=training))
+
+    @tf.function
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            off = tf.squeeze(self(x, training=True), -1) - y
+            loss = tf.reduce_sum(tf.square(off)) / tf.cast(tf.shape(x)[0], tf.float32)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        if loss > 0.0:
+            self.batches.update_state(1.0)
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result(), "batches": self.batches.result()}
+
+
+class SumLoss(keras.Model):
+    """A ``compute_loss`` of one's own that takes the mean of what is not masked, for Keras' own step."""
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
+                     training: bool = True) -> Any:  # fmt: skip
+        return _masked_mean(y, tf.squeeze(y_pred, -1), self) + sum(self.losses)
 
 
 class ScaledStep(OwnStep):
@@ -530,20 +638,32 @@ class SharpnessStep(OwnStep):
 class MetaStep(OwnStep):
     """Takes the gradient of the loss after a step along the gradient (MAML)."""
 
+    @staticmethod
+    def loss_of(y: Any, p: Any) -> Any:
+        return tf.reduce_mean(tf.square(p - y))
+
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y = data
         self(x)  # builds it
         kernel, bias = self.last.kernel, self.last.bias
         with tf.GradientTape() as outer:
             with tf.GradientTape() as inner:
-                before = tf.reduce_mean(tf.square(tf.squeeze(x @ kernel.value + bias.value, -1) - y))
+                before = self.loss_of(y, tf.squeeze(x @ kernel.value + bias.value, -1))
             first, second = inner.gradient(before, [kernel, bias])
             after = tf.squeeze(x @ (kernel - 0.1 * first) + (bias - 0.1 * second), -1)
-            loss = tf.reduce_mean(tf.square(after - y))
+            loss = self.loss_of(y, after)
         gradients = outer.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         self.tracker.update_state(loss)
         return {"loss": self.tracker.result()}
+
+
+class SumMetaStep(MetaStep):
+    """The same with sums: the gradient of a gradient."""
+
+    @staticmethod
+    def loss_of(y: Any, p: Any) -> Any:
+        return tf.sqrt(0.02 * tf.reduce_sum(tf.square(p - y)))
 
 
 class TwoOptimizers(OwnStep):
@@ -584,10 +704,10 @@ class OwnLoss(keras.Model):
         )
 
 
-def own(kind: type, **options: Any) -> Any:
+def own(kind: Callable[[], Any], optimizer: Any = None, **options: Any) -> Any:
     """Return a compiled model of a class of one's own."""
     model = kind()
-    model.compile(O.SGD(0.05), "mse", **options)
+    model.compile(optimizer or O.SGD(0.05), "mse", **options)
     model.build((None, 4))
     return model
 
@@ -642,8 +762,17 @@ def _ways() -> list[Case]:
         Case("own train_step with clipping, eager", lambda: own(ClippedStep, run_eagerly=True)),
         Case("own train_step of SAM", lambda: own(SharpnessStep)),
         Case("own train_step of MAML", lambda: own(MetaStep)),
+        *(Case(f"a step with {name}", lambda of=of: own(partial(SumStep, of))) for name, of in SUMS.items()),
+        Case(
+            "a step with a sum, scaled",
+            lambda: own(partial(SumStep, SUMS["a sum"]), optimizer=O.LossScaleOptimizer(O.SGD(0.05), 64.0)),
+        ),
+        Case("a step that is a tf.function", lambda: own(DecoratedStep)),
+        Case("a step of MAML with sums", lambda: own(SumMetaStep)),
+        Case("a compute_loss with a masked mean", lambda: _own_loss(SumLoss, _AddsSum())),
+        Case("adds a sum", lambda: _headed("x", (4,), lambda: [_AddsSum()])),
         Case("two optimizers", lambda: own(TwoOptimizers)),
-        Case("own compute_loss", lambda: _own_loss()),
+        Case("own compute_loss", _own_loss),
         Case("run_eagerly", lambda: plain(metrics=["mae"], run_eagerly=True)),
         Case("steps_per_execution", lambda: plain(metrics=["mae"], steps_per_execution=2)),
         Case("outputs in a list", lambda: several("list"), **two),
@@ -665,9 +794,11 @@ def _scaled() -> Any:
     return O.LossScaleOptimizer(O.Adam(0.02), initial_scale=256.0)
 
 
-def _own_loss() -> Any:
-    inputs = keras.Input((4,), name="x")
-    model = OwnLoss(inputs, dense(1, 3)(inputs))
+def _own_loss(kind: Any = OwnLoss, *layers: Any) -> Any:
+    inputs = z = keras.Input((4,), name="x")
+    for layer in layers:
+        z = layer(dense(4, 2)(z))
+    model = kind(inputs, dense(1, 3)(z))
     model.compile(O.SGD(0.05), "mse", metrics=["mae"])
     return model
 

@@ -20,7 +20,8 @@ SOME = (
     "clipnorm", "optimizer ema_overwrite", "gradient_accumulation Adam", "takes a mean", "metric AUC", "masked pooling",
     "divides by a mask", "loss Circle, weighted", "gives a number", "adds a loss", "steps_per_execution", "that clips",
     "divides by the batch",
-    "two optimizers", "own compute_loss", "outputs with", "strings", "mixed_bfloat16",
+    "two optimizers", "own compute_loss", "outputs with", "with a masked mean", "a mean of some", "adds a sum",
+    "a sum, means and a regularizer", "strings", "mixed_bfloat16",
 )  # fmt: skip
 OF_FEW_ROWS = (
     "masked pooling",
@@ -28,6 +29,7 @@ OF_FEW_ROWS = (
     "loss Circle",
     "counts its steps",
     "own train_step",
+    "a masked mean",
     "run_eagerly",
     "mixed_float16",
 )

@@ -58,10 +58,10 @@ def test_a_model_that_each_worker_trains_for_itself_is_told_of(ran: tuple[list[R
         assert "made outside of the strategy's scope, so that each worker trains a model of its own" in said
 
 
-def test_a_loss_that_is_a_sum_over_rows_is_told_of_and_a_mean_is_not(ran: tuple[list[Results], Results]) -> None:
+def test_a_sum_over_rows_that_cannot_be_made_one_over_all_rows_is_told_of(ran: tuple[list[Results], Results]) -> None:
     workers, alone = ran
     assert alone["sums"]["said"] == [[], []]
     for worker in workers:
         of_mean, of_sum = worker["sums"]["said"]
         assert of_mean == []
-        assert "a loss is a sum over the rows of a batch" in of_sum[0]
+        assert "a loss is made of sums over the rows of a batch" in of_sum[0]

@@ -13,7 +13,7 @@ from tests.programs import reserved_ports, start
 
 __all__ = ["as_worker", "read_results", "run", "write_results"]
 
-DEADLINE = 1800.0  # seconds: dozens of models, each traced for training and evaluation
+DEADLINE = 3600.0  # seconds: hundreds of models, each traced for training and evaluation by each worker
 
 
 def run(count: int, program: str, folder: Path, *arguments: str) -> tuple[list[Path], Path]:

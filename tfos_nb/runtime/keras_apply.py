@@ -21,14 +21,18 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
+from tfos_nb.runtime.keras_reductions import is_of_rows, targets_of_all_rows
+from tfos_nb.runtime.keras_replica import (
+    Replica,
+    is_synchronous,
+    keeper_of_states,
+    replica_of_step,
+    sum_over_replicas,
+)
 
-from tfos_nb.runtime.keras_replica import is_synchronous, keeper_of_states, replica_of_step, sum_over_replicas
-
-__all__ = ["is_applying", "mend_optimizers", "sums_rows"]
+__all__ = ["is_applying", "mend_optimizers"]
 
 _log = logging.getLogger("tfos_nb.keras")
-_TERMS = ("Add", "AddN", "AddV2", "Cast", "Mul", "Neg", "Sub")  # what a sum over rows is still one after
 
 
 class _Thread(threading.local):
@@ -110,23 +114,30 @@ def _build(optimizer: Any, variables: list[Any]) -> None:
 
 
 def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``GradientTape.gradient``: by variables it is that of the global batch, in a step of the program's own."""
+    """Wrap ``GradientTape.gradient`` by variables.
+
+    It is that of sums over the rows of all replicas, where the program has taken sums. In a step of the program's own
+    it is that of the global batch.
+    """
 
     @functools.wraps(original)
-    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    def gradient(self: Any, target: Any, sources: Any, output_gradients: Any = None, *args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 
-        gradients, replica = original(self, target, sources, *args, **kwargs), replica_of_step()
-        if replica is not None and not replica.applying:
-            _warn_of_a_sum(target)
-        if replica is None or not replica.own_step or replica.applying or not replica.is_in_its_graph:
+        replica = replica_of_step()
+        if replica is None or replica.applying:
+            return original(self, target, sources, output_gradients, *args, **kwargs)
+        by = [hasattr(source, "assign") for source in tf.nest.flatten(sources)]
+        if replica.by_rows and any(by):
+            if all(by) and replica.is_in_its_graph:
+                target, output_gradients = _sums_of_all_rows(replica, target, output_gradients)
+            else:
+                _warn_of_sums(target)
+        gradients = original(self, target, sources, output_gradients, *args, **kwargs)
+        if not replica.own_step or not replica.is_in_its_graph:
             return gradients
         flat = tf.nest.flatten(gradients)
-        by_variables = [
-            place
-            for place, (source, one) in enumerate(zip(tf.nest.flatten(sources), flat, strict=True))
-            if one is not None and hasattr(source, "assign")
-        ]
+        by_variables = [place for place, one in enumerate(flat) if by[place] and one is not None]
         for place, whole in zip(by_variables, replica.whole_gradients([flat[i] for i in by_variables]), strict=True):
             flat[place] = whole
         return tf.nest.pack_sequence_as(gradients, flat)
@@ -134,37 +145,27 @@ def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
     return gradient
 
 
-def _warn_of_a_sum(target: Any) -> None:
-    """Say that a loss is a sum over the rows of a batch, where a graph shows it: the step takes it for a mean."""
+def _sums_of_all_rows(replica: Replica, target: Any, output_gradients: Any) -> tuple[Any, Any]:
+    """Return of what a tape is asked for the gradient, and what comes to it, where ``target`` is made of sums."""
     import tensorflow as tf
 
-    if not tf.executing_eagerly() and any(map(sums_rows, tf.nest.flatten(target))):
+    targets = tf.nest.flatten(target)
+    if not any(map(is_of_rows, targets)):
+        return target, output_gradients
+    upstream = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
+    return targets_of_all_rows(replica, targets, upstream)
+
+
+def _warn_of_sums(target: Any) -> None:
+    """Say that a loss is made of sums over the rows of a batch, where each replica takes its own."""
+    import tensorflow as tf
+
+    if any(map(is_of_rows, tf.nest.flatten(target))):
         _log.warning(
-            "a loss is a sum over the rows of a batch. One process trains on that sum; here each worker's is weighted "
-            "by its share of the rows. Take the mean over rows, or a loss of Keras with reduction='sum'"
+            "a loss is made of sums over the rows of a batch, in a loop or a condition, or with a gradient by inputs "
+            "and variables together: each worker takes its own rows. Take it outside of them, and the gradient by the "
+            "variables alone"
         )
-
-
-def sums_rows(loss: Any) -> bool:
-    """Return whether a tensor of a graph is a sum over an unknown number of rows, or has such a term.
-
-    What is divided by something afterwards is taken for a mean.
-    """
-    import tensorflow as tf
-
-    left, seen = [loss], set()
-    while left:
-        operation = left.pop().op
-        if operation.name in seen:
-            continue
-        seen.add(operation.name)
-        if operation.type == "Sum":
-            source, axes = operation.inputs[0].shape, tf.get_static_value(operation.inputs[1])
-            if source.rank and source[0] is None and axes is not None and 0 in np.ravel(axes) % source.rank:
-                return True
-        elif operation.type in _TERMS:
-            left.extend(operation.inputs)
-    return False
 
 
 def _of_global_batch(gradients: list[Any]) -> list[Any]:

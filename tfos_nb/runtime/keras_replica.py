@@ -9,7 +9,8 @@ the rows of all replicas:
   is the mean of the replicas' gradients, weighted by rows.
 - A loss, or a function for a metric, that makes one number of a whole batch is called on the rows of all replicas. So
   is ``Circle``, which compares each row with the others.
-- A number a step that a ``Mean`` or a ``Sum`` tracks has the weight of this replica's share of the rows.
+- A number a step that a ``Mean`` or a ``Sum`` tracks has the weight of this replica's share of the rows. What a program
+  makes of sums over its rows is made of those over the rows of all replicas (:mod:`tfos_nb.runtime.keras_reductions`).
 - A replica without a row sees a row that stands in (:mod:`tfos_nb.runtime.keras_stand_in`). Nothing of it counts: its
   losses and gradients are replaced by zeros (selected, not multiplied: it may be NaN), and no variable changes by it.
 - A layer's floating-point state, such as the moving averages of ``BatchNormalization``, moves by the mean of the
@@ -26,10 +27,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfos_nb.runtime.keras_reductions import of_all_rows
+
 __all__ = [
     "Replica",
     "all_reduced",
     "are_numbers",
+    "as_python",
     "is_synchronous",
     "keeper_of_states",
     "mend_replicas",
@@ -450,6 +454,8 @@ def mend_replicas() -> None:
         counted: Any = vars(holder)["num_replicas_in_sync"]
         holder.num_replicas_in_sync = property(_noticed(counted.fget), doc=counted.__doc__)
     tf.nn.compute_average_loss = _scales(tf.nn.compute_average_loss)
+    kind = type(tf.function(mend_replicas))
+    kind.__call__ = _inlined(kind.__call__)
     from tensorflow.python.distribute import values_util  # no public name of it can be replaced
 
     values_util.on_read_assign_cross_replica = _whole(values_util.on_read_assign_cross_replica)
@@ -470,8 +476,8 @@ def _reduced(original: Callable[..., Any]) -> Callable[..., Any]:
         replica = _thread.replica
         if replica is None or reduction in (None, "none"):
             return original(values, sample_weight, reduction)
-        if values.shape.rank == 0:  # a loss function that has taken a mean itself
-            return replica.mean(values)
+        if values.shape.rank == 0:  # a loss function that has made a number of the batch itself
+            return replica.mean(of_all_rows(replica, values))
         total = tf.reduce_sum(values)
         if reduction == "sum":
             return replica.whole(total)
@@ -601,7 +607,7 @@ def _scaled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def scale_loss_for_distribution(value: Any) -> Any:
         replica = _thread.replica
         if replica is not None:
-            return replica.mean(value)
+            return replica.mean(of_all_rows(replica, value))
         return original(value) if _has_replicas() else value
 
     return scale_loss_for_distribution
@@ -665,6 +671,34 @@ def _with_right_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
     return all_reduce
 
 
+def _inlined(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``tf.function``: what a step calls is traced into its graph, where replicas may be joined.
+
+    A ``train_step`` may be decorated, and a layer's ``call``. XLA's functions stay what they are.
+    """
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        import tensorflow as tf
+
+        in_step = _thread.keeper is not None and not tf.executing_eagerly()
+        if not in_step or type(self) is not type(tf.function(call)) or self._jit_compile:
+            return original(self, *args, **kwargs)
+        return as_python(self)(*args, **kwargs)
+
+    return call
+
+
+def as_python(function: Any) -> Any:
+    """Return what a ``tf.function`` makes a graph of, so that it can become part of another; others are returned."""
+    import tensorflow as tf
+
+    python = getattr(function, "python_function", None)
+    if python is None:
+        return function
+    return tf.autograph.to_graph(python) if getattr(function, "_autograph", True) else python
+
+
 # --- trackers and states ----------------------------------------------------------------------------------------------
 
 
@@ -676,8 +710,9 @@ def _weighted(original: Callable[..., Any]) -> Callable[..., Any]:
         import tensorflow as tf
 
         replica = _thread.replica
-        if replica is not None and sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
-            sample_weight = replica.share
+        if replica is not None and tf.convert_to_tensor(values).shape.rank == 0:
+            values = of_all_rows(replica, values)
+            sample_weight = replica.share if sample_weight is None else sample_weight
         return original(self, values, sample_weight=sample_weight)
 
     return update_state

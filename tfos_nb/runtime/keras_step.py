@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.keras_replica import Replica, is_synchronous, note_results, sum_over_replicas
+from tfos_nb.runtime.keras_reductions import of_all_rows
+from tfos_nb.runtime.keras_replica import Replica, as_python, is_synchronous, note_results, sum_over_replicas
 from tfos_nb.runtime.keras_scope import refuse_losses_by_row, refuse_what_is_outside
 from tfos_nb.runtime.keras_stand_in import StandIn, first_rows, rows_of
 
@@ -29,10 +30,10 @@ class StepFunction:
 
     def __init__(self, model: Any, step: Any) -> None:
         self.model = model
-        self.step = step
+        self.step = as_python(step)
         self.strategy = model.distribute_strategy
         self.stand_in = StandIn()
-        self.own_step = not _is_of_keras(step)
+        self.own_step = not _is_of_keras(self.step)
         self.metrics: dict[str, Any] = {}  # of which a step returns the results, by the names under which it does
         note_results(model.metrics)
         refuse_what_is_outside(model)  # all is built by now
@@ -87,6 +88,7 @@ class StepFunction:
             return self._step(data)
 
     def _step(self, data: Any) -> Any:
+        import keras
         import tensorflow as tf
 
         data, has_rows = self.stand_in.fill(data)
@@ -96,7 +98,7 @@ class StepFunction:
         share = tf.math.divide_no_nan(rows, sum_over_replicas(rows))
         replica = Replica(share, has_rows, compiled=bool(self.model.jit_compile), own_step=self.own_step)
         with replica.during():
-            outputs = self.step(data)
+            outputs = keras.tree.map_structure(functools.partial(of_all_rows, replica), self.step(data))
         self.metrics.update(replica.metrics_of(outputs))
         replica.level_counts(rows)
         return self._level(outputs, rows, replica)
@@ -154,7 +156,7 @@ def _read(result: Any) -> Any:
 
 def _is_of_keras(step: Any) -> bool:
     """Return whether a model's step is Keras' own, and not the program's."""
-    return str(getattr(step.__func__, "__module__", "")).startswith("keras.")
+    return str(getattr(step, "__module__", "")).startswith("keras.")
 
 
 def _refuse_xla(model: Any) -> None:
