@@ -33,8 +33,8 @@ from tfos_nb.runtime.dataset import Blocks, DatasetOptions, Pairs, chosen_column
 from tfos_nb.runtime.ledger import FeedSchema
 from tfos_nb.runtime.passes import Passes
 from tfos_nb.runtime.spill import Spill
-from tfos_nb.runtime.strategy import as_fed
 from tfos_nb.runtime.supply import Supply
+from tfos_nb.runtime.tuning import as_fed
 from tfos_nb.runtime.wire import message
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from tfos_nb.runtime.class_weights import weights_of
 from tfos_nb.runtime.columns import Column, arrays_of, columns_of, sparse_of
 from tfos_nb.runtime.dividing import divisible, of_size
 from tfos_nb.runtime.ledger import FeedSchema
-from tfos_nb.runtime.strategy import as_fed
+from tfos_nb.runtime.tuning import as_fed
 
 if TYPE_CHECKING:
     import tensorflow as tf

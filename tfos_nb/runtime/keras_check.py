@@ -6,64 +6,29 @@ that are parts of one CPU, and once more on one device: batch by batch on the sa
 devices among them. The process prints why not, or nothing.
 
 A driver asks an executor before it launches a cluster, once for an application, if the driver's Keras is not one of the
-versions that all tests were run with (:data:`TESTED`).
+versions that all tests were run with (:data:`tfos_nb.runtime.keras_versions.TESTED`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from tfos_nb.runtime.batching import Pass, Shares
 from tfos_nb.runtime.columns import first_lengths
+from tfos_nb.runtime.keras_versions import installed_keras, is_tested
 from tfos_nb.runtime.ledger import FeedSchema
 from tfos_nb.runtime.process import run_apart
 
-__all__ = ["CHECK_SCHEMA", "TESTED", "KerasProbe", "advice", "installed_keras", "is_tested", "uses_tf_keras"]
+__all__ = ["CHECK_SCHEMA", "KerasProbe"]
 
-TESTED = ("3.12", "3.15")
-"""The versions with which the tests of the synchronous strategies pass (docs/versions.md)."""
 CHECK_SCHEMA = "version string, unlike string"
 _CHECK_SECONDS = 300.0
 _SAID = "unlike: "
-
-
-def uses_tf_keras(env: Mapping[str, str]) -> bool:
-    """Return whether these environment variables ask TensorFlow for Keras 2."""
-    return env.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
-
-
-def is_tested(version: str) -> bool:
-    """Return whether a version of Keras is one with which all tests were run."""
-    return ".".join(version.split(".")[:2]) in TESTED and "dev" not in version
-
-
-def advice(version: str, unlike: str) -> str:
-    """Say what to do where a Keras is not as known, or does not come to the right numbers."""
-    return (
-        f"Keras {version} is not as known ({unlike}), so its fit, evaluate and predict are refused on several workers: "
-        f"they would fail or give wrong numbers. Install Keras {' or '.join(TESTED)}, or use tf_keras (pip install "
-        "tf_keras, env={'TF_USE_LEGACY_KERAS': '1'}) or a training loop of your own"
-    )
-
-
-def installed_keras() -> str:
-    """Return the version of the Keras that a program here would import, by its files; empty if there is none."""
-    found = importlib.util.find_spec("keras")
-    for folder in (found.submodule_search_locations or ()) if found is not None else ():
-        with contextlib.suppress(OSError):
-            told = re.search(r"__version__ = \"([^\"]+)\"", Path(folder, "src", "version.py").read_text())
-            if told:
-                return told[1]
-    return ""
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,10 @@ from typing import Any, NamedTuple
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.keras_adapt import mend_adapt
 from tfos_nb.runtime.keras_apply import mend_optimizers
-from tfos_nb.runtime.keras_check import advice, uses_tf_keras
 from tfos_nb.runtime.keras_replica import is_synchronous, mend_replicas, sent_as
 from tfos_nb.runtime.keras_scope import build, warn_of_a_model_outside
 from tfos_nb.runtime.keras_step import StepFunction, cut_predictions, with_results
+from tfos_nb.runtime.keras_versions import advice, uses_tf_keras
 from tfos_nb.runtime.remote import scheme_of, tensorflow_opens
 
 __all__ = ["patch_keras_fit"]

@@ -6,12 +6,21 @@ import errno
 import getpass
 import os
 import re
+import tempfile
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
 from tfos_nb.errors import PlanError
 
-__all__ = ["default_file_system", "hadoop_conf_dirs", "is_forbidden", "is_local", "tf_path", "user_name"]
+__all__ = [
+    "default_file_system",
+    "hadoop_conf_dirs",
+    "is_forbidden",
+    "is_local",
+    "spill_directory",
+    "tf_path",
+    "user_name",
+]
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:/")
 
@@ -100,3 +109,12 @@ def default_file_system() -> str:
             if entry.findtext("name") in ("fs.defaultFS", "fs.default.name"):
                 return (entry.findtext("value") or "file://").strip()
     return "file://"
+
+
+def spill_directory() -> str:
+    """Return the executor's local directory, where Spark itself spills, or the system's temporary one."""
+    for variable in ("SPARK_LOCAL_DIRS", "LOCAL_DIRS"):
+        for directory in os.environ.get(variable, "").split(","):
+            if directory and os.access(directory, os.W_OK):
+                return directory
+    return tempfile.gettempdir()

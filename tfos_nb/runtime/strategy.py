@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tfos_nb.runtime import keras_fit
 from tfos_nb.runtime.autolog import autolog, progress_callback
 from tfos_nb.runtime.dividing import divide_datasets
@@ -11,9 +9,9 @@ from tfos_nb.runtime.keras_files import write_files_once
 from tfos_nb.runtime.keras_keep import keep_fits
 from tfos_nb.runtime.own_loops import mend_own_loops
 from tfos_nb.runtime.strategies import refuse_what_fails
-from tfos_nb.runtime.tuning import tune_no_devices, untuned
+from tfos_nb.runtime.tuning import tune_no_devices
 
-__all__ = ["as_fed", "autolog", "keep_fits", "patch_keras_fit", "progress_callback"]
+__all__ = ["autolog", "keep_fits", "patch_keras_fit", "progress_callback"]
 
 
 def patch_keras_fit() -> str:
@@ -28,12 +26,3 @@ def patch_keras_fit() -> str:
     write_files_once()
     tune_no_devices()
     return note
-
-
-def as_fed(dataset: Any) -> Any:
-    """Return the ``tf.data.Dataset`` as a worker reads the rows that it was fed: all of them, and without tuning."""
-    import tensorflow as tf
-
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return untuned(dataset.with_options(options))

@@ -17,7 +17,6 @@ import os
 import re
 import socket
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -55,6 +54,7 @@ from tfos_nb.runtime.lifecycle import (
 )
 from tfos_nb.runtime.log_mirror import mirrored
 from tfos_nb.runtime.on_import import spare_scikit_learn
+from tfos_nb.runtime.paths import spill_directory
 from tfos_nb.runtime.payload import unpack
 from tfos_nb.runtime.peers import Peers
 from tfos_nb.runtime.plan import Node, Role
@@ -318,15 +318,6 @@ class TensorFlowProcess:
         if self._serves:
             self._say_feed()
             os._exit(0)  # TensorFlow's server joins for ever, and has no way to be stopped
-
-
-def spill_directory() -> str:
-    """Return the executor's local directory, where Spark itself spills, or the system's temporary one."""
-    for variable in ("SPARK_LOCAL_DIRS", "LOCAL_DIRS"):
-        for directory in os.environ.get(variable, "").split(","):
-            if directory and os.access(directory, os.W_OK):
-                return directory
-    return tempfile.gettempdir()
 
 
 def _headline(error: BaseException) -> str:

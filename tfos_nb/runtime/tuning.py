@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-__all__ = ["tune_no_devices", "untuned"]
+__all__ = ["as_fed", "tune_no_devices", "untuned"]
 
 
 def untuned(dataset: Any) -> Any:
@@ -21,6 +21,15 @@ def untuned(dataset: Any) -> Any:
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
+
+
+def as_fed(dataset: Any) -> Any:
+    """Return the ``tf.data.Dataset`` as a worker reads the rows that it was fed: all of them, and without tuning."""
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return untuned(dataset.with_options(options))
 
 
 def tune_no_devices() -> None:

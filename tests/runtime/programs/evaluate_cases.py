@@ -20,6 +20,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from tfos_nb.runtime import autolog, strategy  # noqa: E402
+from tfos_nb.runtime.tuning import as_fed  # noqa: E402
 
 REPORTS: list[dict[str, Any]] = []
 STOP = threading.Event()
@@ -39,7 +40,7 @@ def dataset(batches: int) -> tf.data.Dataset:
             yield rows, rows[:, :1]
 
     signature = (tf.TensorSpec((None, 2)), tf.TensorSpec((None, 1)))
-    return strategy.as_fed(tf.data.Dataset.from_generator(generate, output_signature=signature))
+    return as_fed(tf.data.Dataset.from_generator(generate, output_signature=signature))
 
 
 def make_model() -> Any:

@@ -22,7 +22,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfos_nb.runtime.keras_fit import NODE_VARIABLE
-from tfos_nb.runtime.strategy import as_fed, patch_keras_fit
+from tfos_nb.runtime.strategy import patch_keras_fit
+from tfos_nb.runtime.tuning import as_fed
 
 OUT, FOLDER, FLAVOUR = sys.argv[1:]
 keras = importlib.import_module(FLAVOUR)

@@ -23,6 +23,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from tfos_nb.runtime import strategy as node  # noqa: E402
+from tfos_nb.runtime.tuning import as_fed  # noqa: E402
 
 REPORTS: list[dict[str, Any]] = []
 STOP = threading.Event()
@@ -39,7 +40,7 @@ def dataset(rows: int) -> tf.data.Dataset:
             yield rng.normal(size=(size, 4)).astype("float32"), np.ones((size, 1), "float32")
 
     signature = (tf.TensorSpec((None, 4)), tf.TensorSpec((None, 1)))
-    return node.as_fed(tf.data.Dataset.from_generator(generate, output_signature=signature))
+    return as_fed(tf.data.Dataset.from_generator(generate, output_signature=signature))
 
 
 def make_model() -> Any:
