@@ -108,7 +108,7 @@ def messages(kind: type) -> st.SearchStrategy[Any]:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a field's type: said once more, in other words than in :mod:`tfos_nb.runtime.wire`."""
+    """Return whether a value is of a field's type, by other words than those of the wire."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint in (Any, object):
         return True

@@ -200,7 +200,7 @@ class Roles:
         return self._member.server(protocol, config)
 
     def monitored_session(self, server: Any, **options: Any) -> Any:
-        """Return a ``MonitoredSession`` of TensorFlow 1 on this worker: see :mod:`tfos_nb.runtime.between_graph`."""
+        """Return a ``MonitoredSession`` of TensorFlow 1: see :mod:`tfos_nb.runtime.between_graph`."""
         from tfos_nb.runtime.between_graph import monitored_session
 
         return monitored_session(server, is_chief=bool(getattr(self, "is_chief", False)), **options)
