@@ -22,7 +22,7 @@ from benchmarks.table import Ratio, Result, median
 
 if TYPE_CHECKING:
     from benchmarks.settings import Settings
-    from tfos_nb.runtime.tunnel import OpenTunnel
+    from tfos_nb.runtime.control.tunnel import OpenTunnel
     from tfos_nb.state import ClusterState, LogLine
 
 __all__ = ["run"]
@@ -135,8 +135,8 @@ def _both_ways() -> Iterator[tuple[Connect, Connect, str]]:
 @contextmanager
 def _tunnel(path: Path, board: str) -> Iterator[str]:
     """Open a door with a mouth, and a supervisor's end."""
-    from tfos_nb.runtime.door import Door, DoorClient
-    from tfos_nb.runtime.tunnel import TunnelEnd
+    from tfos_nb.runtime.control.door import Door, DoorClient
+    from tfos_nb.runtime.control.tunnel import TunnelEnd
 
     door = Door(_Desk(), host="127.0.0.1", bind="127.0.0.1")
     address = door.open()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import lineage_venv
 from benchmarks.session import ROOT
 from benchmarks.table import Ratio, Result
-from tfos_nb.runtime.reports import tick_among
+from tfos_nb.runtime.control.reports import tick_among
 
 if TYPE_CHECKING:
     from benchmarks.settings import Settings

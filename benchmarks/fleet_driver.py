@@ -29,10 +29,10 @@ from tfos_nb.cluster_view import ClusterView
 from tfos_nb.fate import Fate
 from tfos_nb.life import Life
 from tfos_nb.roster import Roster
-from tfos_nb.runtime.door import Door, Link
-from tfos_nb.runtime.lifecycle import Stop
-from tfos_nb.runtime.plan import ClusterPlan
-from tfos_nb.runtime.reports import Heartbeat
+from tfos_nb.runtime.control.door import Door, Link
+from tfos_nb.runtime.control.lifecycle import Stop
+from tfos_nb.runtime.control.plan import ClusterPlan
+from tfos_nb.runtime.control.reports import Heartbeat
 from tfos_nb.settings import Settings
 
 __all__ = ["Driver", "main"]

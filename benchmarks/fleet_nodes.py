@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.session import ROOT
 
 if TYPE_CHECKING:
-    from tfos_nb.runtime.door import DoorAddress
+    from tfos_nb.runtime.control.door import DoorAddress
 
 __all__ = ["Fleet"]
 
@@ -163,8 +163,8 @@ class _Node:
         """Go to the door, and do as it says until the stream ends."""
         import grpc.aio
 
-        from tfos_nb.runtime.door import ATTEND, dial, metadata_of
-        from tfos_nb.runtime.lifecycle import Reservation
+        from tfos_nb.runtime.control.door import ATTEND, dial, metadata_of
+        from tfos_nb.runtime.control.lifecycle import Reservation
 
         address, crew = self._crew.address, self._crew
         # Each node is a host of its own: gRPC would else share one connection among all of a process.
@@ -187,15 +187,15 @@ class _Node:
         """Send a message; one after another."""
         import grpc.aio
 
-        from tfos_nb.runtime import wire
+        from tfos_nb.runtime.control import wire
 
         async with self._writing:
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError):
                 await self._call.write(wire.encode(message))
 
     async def _obey(self, data: bytes) -> None:
-        from tfos_nb.runtime import wire
-        from tfos_nb.runtime.lifecycle import Farewell, MainReturned, NodeEnded, Stop
+        from tfos_nb.runtime.control import wire
+        from tfos_nb.runtime.control.lifecycle import Farewell, MainReturned, NodeEnded, Stop
 
         if len(data) > 4096 or b"Start" in data[:24]:  # as many addresses as nodes: real ones read it on their own CPU
             self._started = True
@@ -213,7 +213,7 @@ class _Node:
 
     async def come_up(self) -> None:
         """Say what a node says when TensorFlow is imported and main is called."""
-        from tfos_nb.runtime.lifecycle import FeedPlace, MainStarted, NodeUp
+        from tfos_nb.runtime.control.lifecycle import FeedPlace, MainStarted, NodeUp
 
         place = FeedPlace(f"/tmp/tfos_nb-node-{self._number:08x}/feed", self._host, 40000, _CERTIFICATE)
         await self.send(NodeUp(self.name, 4712, "2.21.0", "3.15.1", place))
@@ -221,7 +221,7 @@ class _Node:
 
     async def beat(self) -> None:
         """Say that it is alive and how far it is; every now and then, what it has written."""
-        from tfos_nb.runtime.reports import FeedStatus, Heartbeat, LogLines, StepReport
+        from tfos_nb.runtime.control.reports import FeedStatus, Heartbeat, LogLines, StepReport
 
         self._step += 1
         metrics = {"loss": 1 / (1 + self._step), "accuracy": 0.9 + 1e-4 * self._step}
@@ -327,8 +327,9 @@ class _Crew:
         import grpc.aio
         import pyarrow as pa
 
-        from tfos_nb.runtime import ledger, wire
-        from tfos_nb.runtime.door import ASK, dial, metadata_of
+        from tfos_nb.runtime import ledger
+        from tfos_nb.runtime.control import wire
+        from tfos_nb.runtime.control.door import ASK, dial, metadata_of
 
         channel = dial(self.address, grpc.aio.secure_channel)
         method, metadata = channel.unary_unary(ASK), metadata_of(self.address)
@@ -355,7 +356,7 @@ class _Crew:
 
 async def _main() -> None:
     from tfos_nb.runtime import supervisor  # noqa: F401 - the wire must know all that a supervisor hears
-    from tfos_nb.runtime.door import DoorAddress
+    from tfos_nb.runtime.control.door import DoorAddress
 
     reader = asyncio.StreamReader(limit=1 << 24)
     loop = asyncio.get_running_loop()
@@ -378,7 +379,7 @@ async def _obey_all(reader: asyncio.StreamReader, crew: _Crew) -> None:
 
 
 def _quiet(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    if not isinstance(context.get("exception"), BlockingIOError):  # gRPC's poller: see tfos_nb.runtime.door
+    if not isinstance(context.get("exception"), BlockingIOError):  # gRPC's poller: see tfos_nb.runtime.control.door
         loop.default_exception_handler(context)
 
 

@@ -20,7 +20,7 @@ from benchmarks.table import Ratio, Result, median
 
 if TYPE_CHECKING:
     from benchmarks.settings import Settings
-    from tfos_nb.runtime.reports import Reporter
+    from tfos_nb.runtime.control.reports import Reporter
 
 __all__ = ["run"]
 
@@ -31,7 +31,7 @@ CALLS = 20_000
 SHARE = 0.01
 _READER = """
 import socket, sys
-from tfos_nb.runtime.reports import ReportBox
+from tfos_nb.runtime.control.reports import ReportBox
 ReportBox(socket.socket(fileno=int(sys.argv[1]))).run()
 """
 
@@ -162,7 +162,7 @@ def _sent(reporter: Reporter) -> float:
 @contextmanager
 def _reporter() -> Iterator[Reporter]:
     """A reporter whose other end is read in another process."""
-    from tfos_nb.runtime.reports import Reporter
+    from tfos_nb.runtime.control.reports import Reporter
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     command = [sys.executable, "-c", _READER, str(theirs.fileno())]

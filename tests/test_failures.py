@@ -25,7 +25,7 @@ from tests.waiting import until
 from tfos_nb import Cluster, errors, launch, parallel
 from tfos_nb.launching import error_of_job
 from tfos_nb.nodejobs import NodeJobs
-from tfos_nb.runtime.process import private_directory
+from tfos_nb.runtime.control.processes import private_directory
 from tfos_nb.session import slots_busy
 from tfos_nb.settings import Settings
 

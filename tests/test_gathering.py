@@ -9,8 +9,18 @@ from typing import Any
 import pytest
 
 from tests.test_roster import Cluster, clock, ended, make
+from tfos_nb.runtime.control.lifecycle import (
+    Following,
+    Moved,
+    Refused,
+    Regather,
+    Reservation,
+    Serving,
+    Start,
+    StateHeld,
+    Stop,
+)
 from tfos_nb.runtime.ledger import WorkerThrough
-from tfos_nb.runtime.lifecycle import Following, Moved, Refused, Regather, Reservation, Serving, Start, StateHeld, Stop
 from tfos_nb.runtime.node import HoldsSlot, NodeWanted, SupervisorEnded
 
 __all__ = ["clock", "make"]

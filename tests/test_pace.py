@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from tfos_nb.pace import Pace
-from tfos_nb.runtime.reports import EVALUATE, FIT, OVER, StepReport
+from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER, StepReport
 
 
 @dataclass

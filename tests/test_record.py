@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tfos_nb.record import Record
-from tfos_nb.runtime.lifecycle import Reservation
-from tfos_nb.runtime.plan import Node
-from tfos_nb.runtime.reports import EVALUATE, FIT, OVER, GpuFigures, Heartbeat, StepReport
+from tfos_nb.runtime.control.lifecycle import Reservation
+from tfos_nb.runtime.control.plan import Node
+from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER, GpuFigures, Heartbeat, StepReport
 from tfos_nb.state import GpuUse, NodeState, NodeStatus
 
 

@@ -18,10 +18,9 @@ from tfos_nb import members as members_module
 from tfos_nb import roster as roster_module
 from tfos_nb.errors import NodeFailed, PlanError
 from tfos_nb.roster import Roster
-from tfos_nb.runtime import wire
-from tfos_nb.runtime.door import Attendance, Door, DoorClient
-from tfos_nb.runtime.ledger import PassDone, WherePlaces, WorkerThrough
-from tfos_nb.runtime.lifecycle import (
+from tfos_nb.runtime.control import wire
+from tfos_nb.runtime.control.door import Attendance, Door, DoorClient
+from tfos_nb.runtime.control.lifecycle import (
     Coordinating,
     Farewell,
     FeedPlace,
@@ -36,9 +35,10 @@ from tfos_nb.runtime.lifecycle import (
     Start,
     Stop,
 )
+from tfos_nb.runtime.control.plan import ClusterPlan
+from tfos_nb.runtime.control.reports import FeedStatus, Heartbeat, LogLines, StepReport
+from tfos_nb.runtime.ledger import PassDone, WherePlaces, WorkerThrough
 from tfos_nb.runtime.node import SupervisorEnded
-from tfos_nb.runtime.plan import ClusterPlan
-from tfos_nb.runtime.reports import FeedStatus, Heartbeat, LogLines, StepReport
 from tfos_nb.state import NodeState, NodeStatus
 
 SECONDS = 20.0

@@ -18,7 +18,7 @@ from tests.conftest import RunScript
 from tests.local_cluster import environment
 from tests.waiting import until
 from tfos_nb import launch
-from tfos_nb.runtime.process import private_directory
+from tfos_nb.runtime.control.processes import private_directory
 from tfos_nb.runtime.tensorboard import TensorBoard
 
 ROOT = Path(__file__).parents[1] / "tfos_nb"

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from tests.test_stop import interrupt_when
 from tfos_nb import errors, launch
-from tfos_nb.runtime import wire
+from tfos_nb.runtime.control import wire
 
 ROWS = 40  # in each file of the stream
 

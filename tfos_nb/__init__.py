@@ -37,8 +37,8 @@ _MODULES = ("errors", "parallel", "tfrecord")
 
 _PLACES = {
     "Cluster": "tfos_nb.cluster",
-    "ClusterPlan": "tfos_nb.runtime.plan",
-    "InputMode": "tfos_nb.runtime.plan",
+    "ClusterPlan": "tfos_nb.runtime.control.plan",
+    "InputMode": "tfos_nb.runtime.control.plan",
     "KerasEstimator": "tfos_nb.pipeline.keras_estimator",
     "KerasModel": "tfos_nb.pipeline.keras_model",
     "TFEstimator": "tfos_nb.pipeline.estimator",
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from tfos_nb.pipeline.model import TFModel
     from tfos_nb.pipeline.sql import register_udf
     from tfos_nb.prewarm import spark_session
-    from tfos_nb.runtime.plan import ClusterPlan, InputMode
+    from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 
 
 def __getattr__(name: str) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 
 from tfos_nb.feeding import FeedDesk
 from tfos_nb.record import Record
-from tfos_nb.runtime.lifecycle import FeedPlace
-from tfos_nb.runtime.placement import PlacementDesk
+from tfos_nb.runtime.control.lifecycle import FeedPlace
+from tfos_nb.runtime.control.placement import PlacementDesk
 
 __all__ = ["Answering"]
 

@@ -5,7 +5,7 @@
     cluster.inference(df, "prediction double") ─▶ df.mapInArrow(InferTask): lazy
     somebody asks for rows ─▶ Spark tasks ◀── Arrow Flight ──▶ nodes
 
-The driver carries no row. It tells the tasks where the nodes are (:mod:`tfos_nb.runtime.placement`).
+The driver carries no row. It tells the tasks where the nodes are (:mod:`tfos_nb.runtime.control.placement`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from tfos_nb.cluster_view import ClusterView
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.door import DoorAddress
+from tfos_nb.runtime.control.door import DoorAddress
+from tfos_nb.runtime.control.plan import InputMode
 from tfos_nb.runtime.inferring import InferTask
-from tfos_nb.runtime.plan import InputMode
 from tfos_nb.settings import Settings, check_seconds
 
 if TYPE_CHECKING:

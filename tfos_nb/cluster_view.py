@@ -10,8 +10,8 @@ from tfos_nb.errors import ClusterClosed
 from tfos_nb.fate import Fate
 from tfos_nb.life import Life
 from tfos_nb.roster import Roster
-from tfos_nb.runtime.plan import ClusterPlan
-from tfos_nb.runtime.reports import History
+from tfos_nb.runtime.control.plan import ClusterPlan
+from tfos_nb.runtime.control.reports import History
 from tfos_nb.state import ClusterState, ClusterStatus, LogLine
 
 __all__ = ["ClusterView"]

@@ -26,7 +26,7 @@ from urllib.parse import quote, unquote, urlencode
 from yarl import URL
 
 from tfos_nb.errors import TfosError
-from tfos_nb.runtime.process import machine
+from tfos_nb.runtime.control.processes import machine
 
 __all__ = [
     "Place",

@@ -13,8 +13,8 @@ from tfos_nb.errors import SPARK_ENDED, ClusterClosed, NodeFailed, RendezvousTim
 from tfos_nb.gathering import Failure
 from tfos_nb.launching import error_of_job
 from tfos_nb.roster import Roster
-from tfos_nb.runtime.door import DoorAddress
-from tfos_nb.runtime.lifecycle import Stop
+from tfos_nb.runtime.control.door import DoorAddress
+from tfos_nb.runtime.control.lifecycle import Stop
 from tfos_nb.session import Job
 
 __all__ = ["Fate"]

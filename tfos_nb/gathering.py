@@ -17,10 +17,10 @@ from tfos_nb.errors import TfosError
 from tfos_nb.feeding import FeedDesk
 from tfos_nb.members import Members
 from tfos_nb.record import Record
-from tfos_nb.runtime.lifecycle import FeedPlace, Moved, Regather, Start, Stop
+from tfos_nb.runtime.control.lifecycle import FeedPlace, Moved, Regather, Start, Stop
+from tfos_nb.runtime.control.plan import ClusterPlan, Role
+from tfos_nb.runtime.control.reports import History
 from tfos_nb.runtime.node import HoldsSlot, SlotUse
-from tfos_nb.runtime.plan import ClusterPlan, Role
-from tfos_nb.runtime.reports import History
 from tfos_nb.state import JOINED, LEAVING, NodeStatus
 
 __all__ = ["Failure", "Gathering", "Replaced"]

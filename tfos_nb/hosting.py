@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import grpc
 
-from tfos_nb.runtime.door import DoorClient
-from tfos_nb.runtime.lifecycle import NodeJob
+from tfos_nb.runtime.control.door import DoorClient
+from tfos_nb.runtime.control.lifecycle import NodeJob
+from tfos_nb.runtime.control.processes import kill_group, python_path, start_module, write_frame
 from tfos_nb.runtime.node import HoldsSlot, NodeTask, SlotUse, SupervisorEnded, slot_use
-from tfos_nb.runtime.process import kill_group, python_path, start_module, write_frame
 
 __all__ = ["HostedNode"]
 

@@ -17,14 +17,14 @@ from tfos_nb.contexts import context_of
 from tfos_nb.errors import SPARK_ENDED, FeedFailed, PlanError, TfosError
 from tfos_nb.ports import allowed_ports
 from tfos_nb.relaying import RelayedDoor, check_relay, needs_relay, stated_relay
-from tfos_nb.runtime.door import Desk, Door, DoorAddress
+from tfos_nb.runtime.control.admission import make_room
+from tfos_nb.runtime.control.door import Desk, Door, DoorAddress
+from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
+from tfos_nb.runtime.control.processes import python_path
 from tfos_nb.runtime.gpu_claims import GPU_COUNT_SCHEMA, GpuCount
-from tfos_nb.runtime.incoming import make_room
 from tfos_nb.runtime.keras_check import CHECK_SCHEMA, KerasProbe
 from tfos_nb.runtime.keras_versions import advice, installed_keras, is_tested, uses_tf_keras
 from tfos_nb.runtime.node import NodeTask
-from tfos_nb.runtime.plan import ClusterPlan, InputMode
-from tfos_nb.runtime.process import python_path
 from tfos_nb.runtime.strategies import PROTOCOL_SCHEMA, PROTOCOL_VARIABLE, ProtocolProbe
 from tfos_nb.session import (
     check_dynamic_allocation,

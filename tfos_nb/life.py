@@ -15,8 +15,8 @@ from typing import Protocol
 from tfos_nb.errors import ClusterClosed, TfosError
 from tfos_nb.fate import Fate
 from tfos_nb.roster import Roster
-from tfos_nb.runtime.door import Door, DoorAddress
-from tfos_nb.runtime.lifecycle import Farewell, Stop
+from tfos_nb.runtime.control.door import Door, DoorAddress
+from tfos_nb.runtime.control.lifecycle import Farewell, Stop
 from tfos_nb.settings import Settings
 from tfos_nb.state import WITHOUT, ClusterStatus
 

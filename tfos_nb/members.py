@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 
 from tfos_nb.logbook import LogBook
 from tfos_nb.record import Record
-from tfos_nb.runtime.door import broadcast
-from tfos_nb.runtime.plan import ClusterPlan, Node, Role
+from tfos_nb.runtime.control.door import broadcast
+from tfos_nb.runtime.control.plan import ClusterPlan, Node, Role
 from tfos_nb.state import LogLine, NodeState, NodeStatus
 
 __all__ = ["Everyone", "Members"]

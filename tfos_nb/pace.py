@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from operator import ge
 from typing import NamedTuple
 
-from tfos_nb.runtime.reports import EVALUATE, OVER, StepReport
+from tfos_nb.runtime.control.reports import EVALUATE, OVER, StepReport
 
 __all__ = ["Pace"]
 

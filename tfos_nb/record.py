@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from tfos_nb.curve import Curve
 from tfos_nb.metric_order import in_order, rank
 from tfos_nb.pace import Pace
-from tfos_nb.runtime.door import Link
-from tfos_nb.runtime.lifecycle import MainRaised, NodeEnded, NodeUp, Reservation
-from tfos_nb.runtime.plan import Node
-from tfos_nb.runtime.process import host_and_port
-from tfos_nb.runtime.reports import EVALUATE, OVER, GpuFigures, Heartbeat, StepReport
+from tfos_nb.runtime.control.door import Link
+from tfos_nb.runtime.control.lifecycle import MainRaised, NodeEnded, NodeUp, Reservation
+from tfos_nb.runtime.control.plan import Node
+from tfos_nb.runtime.control.processes import host_and_port
+from tfos_nb.runtime.control.reports import EVALUATE, OVER, GpuFigures, Heartbeat, StepReport
 from tfos_nb.state import GpuUse, NodeState, NodeStatus
 
 __all__ = ["Record"]

@@ -2,7 +2,7 @@
 
 Where executors cannot dial this process (a client of Spark Connect behind NAT), a relay is started on one of them, and
 nodes dial that. What they say is fetched by short Spark jobs, one after another, and comes to the door by loopback. See
-:mod:`tfos_nb.runtime.relay` for the wire.
+:mod:`tfos_nb.runtime.control.relay` for the wire.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tfos_nb.contexts import context_of, is_connect
 from tfos_nb.errors import PlanError, TfosError
 from tfos_nb.ports import allowed_ports
 from tfos_nb.reach import look_from_executor
-from tfos_nb.runtime import wire
-from tfos_nb.runtime.door import Desk, Door, DoorAddress, Link
-from tfos_nb.runtime.incoming import descriptors_left
-from tfos_nb.runtime.process import python_path
-from tfos_nb.runtime.relay import (
+from tfos_nb.runtime.control import wire
+from tfos_nb.runtime.control.admission import descriptors_left
+from tfos_nb.runtime.control.door import Desk, Door, DoorAddress, Link
+from tfos_nb.runtime.control.processes import python_path
+from tfos_nb.runtime.control.relay import (
     ANSWER_SCHEMA,
     PLACE_SCHEMA,
     Exchange,
@@ -224,7 +224,7 @@ class Carrier:
     Parameters
     ----------
     exchange : callable
-        Takes an encoded :class:`~tfos_nb.runtime.relay.Exchange` to the relay, and returns the answer.
+        Takes an encoded :class:`~tfos_nb.runtime.control.relay.Exchange` to the relay, and returns the answer.
     port : int
         The door's, on loopback.
     """

@@ -19,9 +19,8 @@ from tfos_nb.feeding import FeedDesk
 from tfos_nb.gathering import JOINS, Failure, Gathering
 from tfos_nb.record import Record
 from tfos_nb.runtime.common_place import PlaceSeen, PlacesSeen
-from tfos_nb.runtime.door import Link
-from tfos_nb.runtime.ledger import FeedFrom, PassDone, WorkerThrough
-from tfos_nb.runtime.lifecycle import (
+from tfos_nb.runtime.control.door import Link
+from tfos_nb.runtime.control.lifecycle import (
     Coordinating,
     FeedPlace,
     Following,
@@ -36,12 +35,13 @@ from tfos_nb.runtime.lifecycle import (
     Serving,
     StateHeld,
 )
+from tfos_nb.runtime.control.placement import QUESTIONS
+from tfos_nb.runtime.control.plan import ClusterPlan, Role
+from tfos_nb.runtime.control.processes import signal_name
+from tfos_nb.runtime.control.reports import Heartbeat, History, LogLines
+from tfos_nb.runtime.ledger import FeedFrom, PassDone, WorkerThrough
 from tfos_nb.runtime.node import HoldsSlot, NodeThere, NodeWanted, SupervisorEnded
-from tfos_nb.runtime.placement import QUESTIONS
-from tfos_nb.runtime.plan import ClusterPlan, Role
 from tfos_nb.runtime.positions import PositionHeld
-from tfos_nb.runtime.process import signal_name
-from tfos_nb.runtime.reports import Heartbeat, History, LogLines
 from tfos_nb.state import NodeStatus
 
 __all__ = ["Roster"]

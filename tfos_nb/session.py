@@ -38,7 +38,7 @@ from tfos_nb.errors import PlanError
 from tfos_nb.java import find_java
 from tfos_nb.monitor import PORT, listener
 from tfos_nb.promises import ending
-from tfos_nb.runtime.process import left_behind, owner
+from tfos_nb.runtime.control.processes import left_behind, owner
 from tfos_nb.slots import (
     Busy,
     Room,

@@ -11,11 +11,11 @@ import time
 from typing import Any
 
 from tfos_nb.roster import Roster
-from tfos_nb.runtime.door import Desk, Link
+from tfos_nb.runtime.control.door import Desk, Link
+from tfos_nb.runtime.control.lifecycle import MainRaised, MainReturned, NodeEnded, NodeUp, Serving
+from tfos_nb.runtime.control.plan import Role
+from tfos_nb.runtime.control.reports import LogLines
 from tfos_nb.runtime.ledger import NoMoreFeeds
-from tfos_nb.runtime.lifecycle import MainRaised, MainReturned, NodeEnded, NodeUp, Serving
-from tfos_nb.runtime.plan import Role
-from tfos_nb.runtime.reports import LogLines
 
 __all__ = ["EvaluatorDesk"]
 

@@ -16,8 +16,8 @@ os.environ["MSGPACK_PUREPYTHON"] = "1"
 
 import atheris  # type: ignore[import-not-found]
 
-with atheris.instrument_imports(include=["msgpack.fallback", "tfos_nb.runtime.wire"]):
-    from tfos_nb.runtime import wire
+with atheris.instrument_imports(include=["msgpack.fallback", "tfos_nb.runtime.control.wire"]):
+    from tfos_nb.runtime.control import wire
     from tfos_nb.runtime.passes import Intake
 
 import pyarrow as pa

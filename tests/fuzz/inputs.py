@@ -21,7 +21,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import tfos_nb
-from tfos_nb.runtime import wire
+from tfos_nb.runtime.control import wire
 
 __all__ = [
     "KINDS",

@@ -25,12 +25,12 @@ from hypothesis import strategies as st
 
 from tests.conftest import ENVIRONMENT
 from tests.fuzz.inputs import any_message, bytes_of_any_kind, examples, mutated
-from tfos_nb.runtime import wire
-from tfos_nb.runtime.connecting import connect
+from tfos_nb.runtime.control import wire
+from tfos_nb.runtime.control.lifecycle import FeedPlace
+from tfos_nb.runtime.control.node_connection import connect
 from tfos_nb.runtime.feed import FeedTicket, NodeStream, _Chunk
 from tfos_nb.runtime.handover import BLOCK_BYTES
 from tfos_nb.runtime.inferring import Failure, Ticket
-from tfos_nb.runtime.lifecycle import FeedPlace
 
 SECONDS = 20.0
 TOKEN = "5ec3e7" * 10

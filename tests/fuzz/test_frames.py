@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 
 from tests.conftest import ENVIRONMENT
 from tests.fuzz.inputs import any_message, bytes_of_any_kind, examples, messages, mutated
-from tfos_nb.runtime import wire
+from tfos_nb.runtime.control import wire
+from tfos_nb.runtime.control.lifecycle import MainStarted, NodeEnded, NodeJob
+from tfos_nb.runtime.control.processes import Channel, read_frame
+from tfos_nb.runtime.control.reports import FeedStatus, ReportBox, StepReport
 from tfos_nb.runtime.last_state import _HEAD, LastState, StateMemory
-from tfos_nb.runtime.lifecycle import MainStarted, NodeEnded, NodeJob
 from tfos_nb.runtime.nodeprocess import Exited, NodeProcess
-from tfos_nb.runtime.process import Channel, read_frame
-from tfos_nb.runtime.reports import FeedStatus, ReportBox, StepReport
 from tfos_nb.runtime.warm import Fork
 
 SECONDS = 20.0

@@ -32,7 +32,7 @@ from tests.fuzz.inputs import (
     packed_message,
     parts,
 )
-from tfos_nb.runtime import wire
+from tfos_nb.runtime.control import wire
 
 DTYPES = ["<f4", "|b1", "O", "|O", "V9", "a5", "f4,f4", "(2,2)f4", "(9999999,9999999)f4", "<M8[25s]", "<U0"]
 DTYPES += ["<U536870911", "|V2147483647", "<f4\0", "\udcff", "", "i4," * 2000]

@@ -19,8 +19,8 @@ from tests.fuzz.inputs import examples
 from tests.runtime.test_door import RecordingDesk
 from tests.runtime.test_tunnel import Tunnel, board, get
 from tests.waiting import until
-from tfos_nb.runtime.door import _CARRY, _NUMBER, Door, DoorClient, dial, metadata_of
-from tfos_nb.runtime.tunnel import OpenTunnel
+from tfos_nb.runtime.control.door import _CARRY, _NUMBER, Door, DoorClient, dial, metadata_of
+from tfos_nb.runtime.control.tunnel import OpenTunnel
 
 __all__ = ["board"]
 

@@ -5,7 +5,7 @@ import pytest
 from tfos_nb.errors import PlanError
 from tfos_nb.magics.arguments import find_data, is_data
 from tfos_nb.magics.options import LaunchOptions, describe, parse_options
-from tfos_nb.runtime.plan import ClusterPlan, InputMode
+from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 
 
 def test_a_line_becomes_the_arguments_of_launch():

@@ -12,7 +12,7 @@ from pyspark.ml.param import Params
 from tfos_nb import TFEstimator
 from tfos_nb.pipeline import params
 from tfos_nb.pipeline.conversion import Namespace, TFParams
-from tfos_nb.runtime.plan import InputMode
+from tfos_nb.runtime.control.plan import InputMode
 
 DEFAULTS = {
     "batch_size": 100, "cluster_size": 1, "driver_ps_nodes": False, "epochs": 1, "export_dir": None, "grace_secs": 30,

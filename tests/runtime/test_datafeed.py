@@ -15,14 +15,15 @@ import pyarrow.flight as flight
 import pytest
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime import inferring, ledger, wire
+from tfos_nb.runtime import inferring, ledger
 from tfos_nb.runtime.answers import Answers, listed
-from tfos_nb.runtime.connecting import connect
+from tfos_nb.runtime.control import wire
+from tfos_nb.runtime.control.door import Door, DoorAddress, Link
+from tfos_nb.runtime.control.node_connection import connect
+from tfos_nb.runtime.control.placement import QUESTIONS, PlacementDesk
 from tfos_nb.runtime.datafeed import DataFeed, NodeRows, RowFeeds
-from tfos_nb.runtime.door import Door, DoorAddress, Link
 from tfos_nb.runtime.feed import FeedServer
 from tfos_nb.runtime.inferring import InferTask, RequestDesk
-from tfos_nb.runtime.placement import QUESTIONS, PlacementDesk
 from tfos_nb.runtime.queues import FeedQueues
 from tfos_nb.runtime.requests import RequestQueue
 from tfos_nb.runtime.row_lists import FeedRow, RowMaker, columns_by_mapping
@@ -617,8 +618,8 @@ def test_a_cluster_that_has_ended_is_told_of(driver: Driver) -> None:
 
 
 def test_a_repeated_attempt_goes_to_another_node_and_work_is_spread(tmp_path: Path) -> None:
-    from tfos_nb.runtime.lifecycle import FeedPlace
-    from tfos_nb.runtime.placement import AskPlaces, ClaimNode, ReleaseNode
+    from tfos_nb.runtime.control.lifecycle import FeedPlace
+    from tfos_nb.runtime.control.placement import AskPlaces, ClaimNode, ReleaseNode
 
     places = {name: FeedPlace(f"/{name}", "h", 1, b"") for name in ("worker:0", "worker:1", "worker:2")}
     closed = [""]

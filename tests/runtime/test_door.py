@@ -14,12 +14,12 @@ import pytest
 
 from tests.waiting import until
 from tfos_nb.errors import TfosError
-from tfos_nb.runtime import incoming, wire
-from tfos_nb.runtime.door import Door, DoorAddress, DoorClient, Link
+from tfos_nb.runtime.control import admission, wire
+from tfos_nb.runtime.control.door import Door, DoorAddress, DoorClient, Link
+from tfos_nb.runtime.control.identity import SERVER_NAME, Identity
+from tfos_nb.runtime.control.lifecycle import Farewell, FeedPlace, NodeJob, Refused, Reservation, Stop
 from tfos_nb.runtime.feed import FeedTicket, NodeStream
 from tfos_nb.runtime.feedtask import FeedTask
-from tfos_nb.runtime.identity import SERVER_NAME, Identity
-from tfos_nb.runtime.lifecycle import Farewell, FeedPlace, NodeJob, Refused, Reservation, Stop
 from tfos_nb.runtime.node import NodeTask
 
 SECONDS = 20.0
@@ -164,8 +164,8 @@ def test_strangers_who_connect_and_say_nothing_are_let_go_and_leave_room_for_oth
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each is a descriptor of a notebook's kernel, which has 1,024 as a rule."""
-    monkeypatch.setattr(incoming, "_HANDSHAKE_SECONDS", 2)
-    monkeypatch.setattr(incoming, "descriptors_left", lambda: 40)
+    monkeypatch.setattr(admission, "_HANDSHAKE_SECONDS", 2)
+    monkeypatch.setattr(admission, "descriptors_left", lambda: 40)
     desk = RecordingDesk()
     door = Door(desk, host="127.0.0.1", bind="127.0.0.1")
     address = door.open()
@@ -179,7 +179,7 @@ def test_strangers_who_connect_and_say_nothing_are_let_go_and_leave_room_for_oth
 
 
 def test_strangers_who_agree_on_tls_and_say_nothing_more_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "_IDLE_SECONDS", 1)
+    monkeypatch.setattr(admission, "_IDLE_SECONDS", 1)
     desk = RecordingDesk()
     door = Door(desk, host="127.0.0.1", bind="127.0.0.1")
     address = door.open()

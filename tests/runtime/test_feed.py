@@ -30,13 +30,14 @@ from hypothesis import strategies as st
 from tests.conftest import ENVIRONMENT
 from tfos_nb.errors import FeedFailed
 from tfos_nb.feeding import Feed, FeedDesk
-from tfos_nb.runtime import feedtask, ledger, wire
-from tfos_nb.runtime.door import Door, DoorAddress, DoorClient, Link
+from tfos_nb.runtime import feedtask, ledger
+from tfos_nb.runtime.control import wire
+from tfos_nb.runtime.control.door import Door, DoorAddress, DoorClient, Link
+from tfos_nb.runtime.control.identity import SERVER_NAME
+from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.feed import FeedServer, FeedTicket, FewerRows, NodeHungUp, NodeStream
 from tfos_nb.runtime.feedtask import FeedTask, _send_partition
 from tfos_nb.runtime.fingerprint import Fingerprint
-from tfos_nb.runtime.identity import SERVER_NAME
-from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.runtime.passes import Passes
 from tfos_nb.runtime.spans import Spans
 
@@ -402,7 +403,7 @@ def test_a_task_that_is_killed_half_way_leaves_no_gap_and_no_double() -> None:
     script = """
         import sys, threading
         from tests.runtime.test_feed import FeedTask, DoorClient, _send_partition, batch_of, ids_of_partition
-        from tfos_nb.runtime.door import DoorAddress
+        from tfos_nb.runtime.control.door import DoorAddress
         address = DoorAddress("127.0.0.1", int(sys.argv[1]), sys.argv[2].encode(), sys.argv[3])
         def batches():
             for start in range(0, 200, 40):

@@ -14,8 +14,8 @@ from typing import Any
 import pynvml
 import pytest
 
+from tfos_nb.runtime.control.reports import GpuFigures
 from tfos_nb.runtime.gpu import Gpus, GpuWatch
-from tfos_nb.runtime.reports import GpuFigures
 
 SECONDS = 20.0
 GIB = 1 << 30

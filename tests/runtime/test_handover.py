@@ -18,7 +18,8 @@ import pytest
 from tests.conftest import ENVIRONMENT
 from tests.runtime.test_feed import batch_of, cut, driver_of, ids_of_partition, send
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime import feedtask, wire
+from tfos_nb.runtime import feedtask
+from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.feed import FeedTicket, _Chunk
 from tfos_nb.runtime.handover import BLOCK_BYTES, BlockPool, BlockWriter, Written
 

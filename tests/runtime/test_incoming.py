@@ -14,10 +14,10 @@ import pytest
 
 from tests.runtime.test_feed import batch_of, driver_of, ids_of_partition, send
 from tests.waiting import until
-from tfos_nb.runtime import incoming
+from tfos_nb.runtime.control import admission
+from tfos_nb.runtime.control.admission import Strangers
+from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.feed import FeedServer
-from tfos_nb.runtime.incoming import Strangers
-from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.runtime.passes import Passes
 
 SECONDS = 20.0
@@ -62,8 +62,8 @@ def test_who_says_nothing_has_its_time(server: FeedServer) -> None:
 
 
 def test_of_too_many_the_eldest_go(server: FeedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "_FEWEST", 3)
-    monkeypatch.setattr(incoming, "_most_descriptors", lambda: 12)
+    monkeypatch.setattr(admission, "_FEWEST", 3)
+    monkeypatch.setattr(admission, "_most_descriptors", lambda: 12)
     strangers = Strangers(server.place.port)
     with ExitStack() as stack:
         first = connected(server, stack, 2)
@@ -108,10 +108,10 @@ def test_who_leaves_by_itself_while_it_is_hung_up_on_is_no_error(monkeypatch: py
 
 
 def test_rows_come_in_while_strangers_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "_FEWEST", 5)
+    monkeypatch.setattr(admission, "_FEWEST", 5)
     ids = ids_of_partition(0, 300)
     with ExitStack() as stack, driver_of(1) as driver:
-        monkeypatch.setattr(incoming, "_HANDSHAKE_SECONDS", 0)  # whoever has not called yet is let go at once
+        monkeypatch.setattr(admission, "_HANDSHAKE_SECONDS", 0)  # whoever has not called yet is let go at once
         server = driver.nodes["worker:0"].server
         strangers = connected(server, stack, 60)
         place = driver.places["worker:0"]
@@ -139,7 +139,7 @@ def test_a_node_that_has_no_descriptor_left_can_still_hang_up() -> None:
 
 FULL = """
 import os, resource, socket, time
-from tfos_nb.runtime.incoming import Strangers
+from tfos_nb.runtime.control.admission import Strangers
 
 listener = socket.create_server(("127.0.0.1", 0))
 port = listener.getsockname()[1]
@@ -162,7 +162,7 @@ print("hung up on all")
 @pytest.mark.parametrize(("hard", "takes"), [(4096, 500), (1000, None)])
 def test_room_is_made_for_so_many_connections_as_far_as_the_process_may(hard: int, takes: int | None) -> None:
     code = (
-        "import resource; from tfos_nb.runtime.incoming import descriptors_left, make_room;"
+        "import resource; from tfos_nb.runtime.control.admission import descriptors_left, make_room;"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, (600, {hard})); before = descriptors_left();"
         "again = make_room(10); unchanged = resource.getrlimit(resource.RLIMIT_NOFILE)[0];"
         "print(before, again, unchanged, make_room(500), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
@@ -181,7 +181,7 @@ def test_room_is_made_for_so_many_connections_as_far_as_the_process_may(hard: in
 
 def test_a_nodes_process_may_have_more_descriptors_than_it_was_given() -> None:
     code = (
-        "import resource; from tfos_nb.runtime.incoming import raise_descriptors;"
+        "import resource; from tfos_nb.runtime.control.admission import raise_descriptors;"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1];"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard)); raise_descriptors();"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"

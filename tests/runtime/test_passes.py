@@ -15,9 +15,9 @@ import pytest
 
 from tests.waiting import until
 from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.control.reports import FeedStatus
 from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema, MakeRoom, PassDone, Reached
 from tfos_nb.runtime.passes import Passes, Superseded
-from tfos_nb.runtime.reports import FeedStatus
 from tfos_nb.runtime.spill import Spill
 
 SECONDS = 20.0

@@ -17,10 +17,10 @@ import pytest
 
 from tests.waiting import until
 from tfos_nb.runtime import peers as peers_module
-from tfos_nb.runtime import wire
+from tfos_nb.runtime.control import wire
+from tfos_nb.runtime.control.lifecycle import Moved
 from tfos_nb.runtime.coordinator import LocalFeed, Wanted
 from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema
-from tfos_nb.runtime.lifecycle import Moved
 from tfos_nb.runtime.peers import Peers, _is_there, each_alone, unread
 from tfos_nb.runtime.steps import _Flight, _result_of
 from tfos_nb.runtime.supply import Supply
@@ -162,7 +162,7 @@ def test_a_worker_whose_network_comes_back_is_found_where_it_was(monkeypatch: py
 ASKING = """
 import sys, threading, time
 from tfos_nb.runtime import peers
-from tfos_nb.runtime.lifecycle import Moved
+from tfos_nb.runtime.control.lifecycle import Moved
 
 peers._STANDS_STILL = 0.5
 known, comes = peers.Peers(), threading.Event()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.plan import ClusterPlan, InputMode, Node, Role
+from tfos_nb.runtime.control.plan import ClusterPlan, InputMode, Node, Role
 
 
 def names(nodes: tuple[Node, ...]) -> list[str]:

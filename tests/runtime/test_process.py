@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from tests.conftest import ENVIRONMENT
-from tfos_nb.runtime.lifecycle import Farewell, MainStarted, Start
-from tfos_nb.runtime.process import (
+from tfos_nb.runtime.control.lifecycle import Farewell, MainStarted, Start
+from tfos_nb.runtime.control.processes import (
     PARENT_VARIABLE,
     Channel,
     boot,
@@ -41,7 +41,7 @@ SECONDS = 20.0
 # A process that starts another as a supervisor starts its node, says both numbers, and waits.
 PARENT = """
 import os, subprocess, sys, threading
-child = "import os, threading; from tfos_nb.runtime.process import die_with_parent; die_with_parent(); "
+child = "import os, threading; from tfos_nb.runtime.control.processes import die_with_parent; die_with_parent(); "
 child += "print(os.getpid(), flush=True); threading.Event().wait()"
 environment = {**os.environ, "TFOS_NB_PARENT": str(os.getpid())}
 started = subprocess.Popen([sys.executable, "-c", child], env=environment, start_new_session=True)
@@ -80,7 +80,7 @@ def test_a_grandchild_dies_when_its_parent_is_killed() -> None:
 
 
 def test_a_child_whose_parent_went_before_it_could_ask_ends_itself() -> None:
-    script = "from tfos_nb.runtime.process import die_with_parent; die_with_parent(); print('still here')"
+    script = "from tfos_nb.runtime.control.processes import die_with_parent; die_with_parent(); print('still here')"
     environment = {**ENVIRONMENT, PARENT_VARIABLE: "1"}  # not the process that started it
     ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, check=False)
     assert (ended.returncode, ended.stdout) == (1, b"")
@@ -88,7 +88,7 @@ def test_a_child_whose_parent_went_before_it_could_ask_ends_itself() -> None:
 
 def test_a_process_that_was_started_otherwise_stays() -> None:
     environment = {name: value for name, value in ENVIRONMENT.items() if name != PARENT_VARIABLE}
-    script = "from tfos_nb.runtime.process import die_with_parent; die_with_parent(); print('still here')"
+    script = "from tfos_nb.runtime.control.processes import die_with_parent; die_with_parent(); print('still here')"
     ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, check=True)
     assert ended.stdout == b"still here\n"
 
@@ -197,7 +197,7 @@ def test_a_channel_of_a_killed_process_ends() -> None:
     ours, theirs = Channel.pair()
     script = """if True:
         import sys, threading
-        from tfos_nb.runtime.process import Channel
+        from tfos_nb.runtime.control.processes import Channel
         Channel.of_fd(int(sys.argv[1])).send("up")
         threading.Event().wait()
     """
@@ -245,7 +245,7 @@ def test_a_directory_is_held_until_it_is_removed(tmp_path: Path, monkeypatch: py
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
     # As of a machine that was copied while it ran: the same boot, and the number is nobody's here.
-    monkeypatch.setattr("tfos_nb.runtime.process.owner", lambda: f"{gone.pid}-{machine()}")
+    monkeypatch.setattr("tfos_nb.runtime.control.processes.owner", lambda: f"{gone.pid}-{machine()}")
     files = len(os.listdir("/proc/self/fd"))
     held = private_directory("kind", sockets=False)
     assert left_behind("tfos_nb-kind-") == []

@@ -24,11 +24,11 @@ from tests.waiting import until
 from tfos_nb import relaying
 from tfos_nb.errors import PlanError, TfosError
 from tfos_nb.relaying import Carrier, check_relay
-from tfos_nb.runtime import wire
-from tfos_nb.runtime.door import Door, DoorAddress, DoorClient
-from tfos_nb.runtime.lifecycle import Farewell
-from tfos_nb.runtime.process import read_frame
-from tfos_nb.runtime.relay import Exchange, ExchangeTask, Frames, RelayPlace, Taken
+from tfos_nb.runtime.control import wire
+from tfos_nb.runtime.control.door import Door, DoorAddress, DoorClient
+from tfos_nb.runtime.control.lifecycle import Farewell
+from tfos_nb.runtime.control.processes import read_frame
+from tfos_nb.runtime.control.relay import Exchange, ExchangeTask, Frames, RelayPlace, Taken
 
 BIG = os.urandom(3 << 20)
 
@@ -36,7 +36,7 @@ BIG = os.urandom(3 << 20)
 @contextmanager
 def relay(alone: float = 60.0) -> Iterator[tuple[RelayPlace, subprocess.Popen[bytes]]]:
     """Start one as a task does."""
-    command = [sys.executable, "-m", "tfos_nb.runtime.relay", "127.0.0.1", str(alone)]
+    command = [sys.executable, "-m", "tfos_nb.runtime.control.relay", "127.0.0.1", str(alone)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:

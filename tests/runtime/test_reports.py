@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfos_nb.runtime import wire
-from tfos_nb.runtime.reports import (
+from tfos_nb.runtime.control import wire
+from tfos_nb.runtime.control.reports import (
     FeedStatus,
     GpuFigures,
     Heartbeat,

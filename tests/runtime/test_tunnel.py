@@ -19,8 +19,8 @@ import pytest
 
 from tests.runtime.test_door import RecordingDesk
 from tests.waiting import until
-from tfos_nb.runtime.door import Door, DoorAddress, DoorClient
-from tfos_nb.runtime.tunnel import OpenTunnel, TunnelEnd
+from tfos_nb.runtime.control.door import Door, DoorAddress, DoorClient
+from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelEnd
 
 SECONDS = 20.0
 BIG = 64 << 20

@@ -21,7 +21,8 @@ from tests.conftest import RunScript
 from tests.faults import its_supervisor, its_warm_process
 from tests.test_supervisor import Node
 from tests.waiting import until
-from tfos_nb.runtime import warm, wire
+from tfos_nb.runtime import warm
+from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.warm import Environment, Fork, ServerTerms, WarmProcess
 
 Start = Callable[..., Node]

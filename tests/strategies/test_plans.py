@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.plan import ClusterPlan
+from tfos_nb.runtime.control.plan import ClusterPlan
 
 
 def test_parameter_servers_on_the_driver_are_no_nodes_of_sparks() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tfos_nb.compat.TFManager import NodeManager
 from tfos_nb.compat.TFSparkNode import TFNodeContext
-from tfos_nb.runtime import wire
+from tfos_nb.runtime.control import wire
 
 __all__ = ["ParallelProgram", "Program"]
 

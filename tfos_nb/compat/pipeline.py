@@ -34,8 +34,8 @@ from tfos_nb.pipeline.params import (
     HasTensorboard,
     HasTFRecordDir,
 )
-from tfos_nb.runtime import plan
 from tfos_nb.runtime.arguments import Namespace
+from tfos_nb.runtime.control import plan
 
 __all__ = [
     "HasBatchSize",

@@ -21,7 +21,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from tfos_nb.magics import parsers
 from tfos_nb.magics.arguments import LineParser, is_data
 from tfos_nb.magics.clusters import clusters_of
-from tfos_nb.runtime.plan import InputMode
+from tfos_nb.runtime.control.plan import InputMode
 
 __all__ = ["LineCompleter", "install", "remove"]
 

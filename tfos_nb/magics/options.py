@@ -11,7 +11,7 @@ from typing import Any
 
 from tfos_nb.errors import PlanError
 from tfos_nb.magics.arguments import LineParser, assignment, check_identifier, nearest, seconds, whole
-from tfos_nb.runtime.plan import ClusterPlan, InputMode
+from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.settings import Settings
 
 __all__ = ["LaunchOptions", "build_parser", "describe", "parse_options"]
@@ -55,7 +55,7 @@ Example
 class LaunchOptions:
     """A line of ``%%tfos_cluster``, understood.
 
-    What the line does not say is what :class:`~tfos_nb.runtime.plan.ClusterPlan` has by itself, or None: then
+    What the line does not say is what :class:`~tfos_nb.runtime.control.plan.ClusterPlan` has by itself, or None: then
     :func:`tfos_nb.launch` is not told either and takes its own default.
     """
 

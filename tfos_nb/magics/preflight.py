@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.plan import ClusterPlan
+from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.widgets.hosts import detect_host
 
 __all__ = ["preflight"]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pyspark.ml.param import Param, Params, TypeConverters
 
 from tfos_nb.pipeline.conversion import to_count, to_input_mode, to_mapping, to_number, to_path, to_text
-from tfos_nb.runtime.plan import InputMode
+from tfos_nb.runtime.control.plan import InputMode
 
 __all__ = [
     "HasBatchSize",

@@ -1,7 +1,7 @@
 """What ``main`` answers, as columns: one result for each row, cut to the partitions that the rows came from.
 
 A DataFrame's results have a schema, so they travel as Arrow columns. An RDD's results have none: they travel as data
-(:mod:`tfos_nb.runtime.wire`), a list or an array a batch.
+(:mod:`tfos_nb.runtime.control.wire`), a list or an array a batch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime import wire
+from tfos_nb.runtime.control import wire
 
 __all__ = ["PLAIN", "Answers", "listed"]
 

@@ -16,8 +16,8 @@ import threading
 import uuid
 from dataclasses import dataclass
 
+from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.paths import is_forbidden
-from tfos_nb.runtime.wire import message
 
 __all__ = ["PlaceSeen", "PlacesSeen", "mark_in"]
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from tfos_nb.brief import without_password
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.checkpointing import Checkpointing
+from tfos_nb.runtime.control.plan import Node, Role
+from tfos_nb.runtime.control.reports import Reporter
 from tfos_nb.runtime.datafeed import NodeRows, RowFeeds
 from tfos_nb.runtime.dataset import DatasetOptions, Names
 from tfos_nb.runtime.early_stop import watch_fit
 from tfos_nb.runtime.later_dataset import dataset_of
 from tfos_nb.runtime.one_writer import WRITER
-from tfos_nb.runtime.plan import Node, Role
 from tfos_nb.runtime.queues import DEFAULT_QUEUE
 from tfos_nb.runtime.remote import Draft, writing
-from tfos_nb.runtime.reports import Reporter
 from tfos_nb.runtime.resuming import save_whole_epochs, watch_restores
 from tfos_nb.runtime.roles import Roles
 from tfos_nb.runtime.sources import Sources

@@ -31,19 +31,19 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime import wire
-from tfos_nb.runtime.connecting import connect
+from tfos_nb.runtime.control import wire
+from tfos_nb.runtime.control.admission import Strangers
+from tfos_nb.runtime.control.identity import Identity
+from tfos_nb.runtime.control.lifecycle import FeedPlace
+from tfos_nb.runtime.control.node_connection import connect
+from tfos_nb.runtime.control.processes import boot, host_and_port
+from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.fingerprint import KEEP_ROWS_ALIKE, Fingerprint
 from tfos_nb.runtime.handover import BLOCK_BYTES, BlockPool, BlockWriter, Grant, PoolPlace, Written
-from tfos_nb.runtime.identity import Identity
-from tfos_nb.runtime.incoming import Strangers
 from tfos_nb.runtime.ledger import Reached
-from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.runtime.passes import Passes, Superseded
-from tfos_nb.runtime.process import boot, host_and_port
 from tfos_nb.runtime.soundness import sound
 from tfos_nb.runtime.spans import Spans, from_row, rows_within
-from tfos_nb.runtime.wire import message
 
 __all__ = ["FeedServer", "FeedTicket", "FewerRows", "NodeStream"]
 

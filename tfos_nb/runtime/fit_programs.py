@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tfos_nb.runtime import wire
+from tfos_nb.runtime.control import wire
 
 __all__ = ["ExportProgram", "TrainProgram", "seed_everything"]
 

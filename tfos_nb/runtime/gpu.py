@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from tfos_nb.runtime.reports import GpuFigures
+from tfos_nb.runtime.control.reports import GpuFigures
 
 __all__ = ["GpuWatch", "Gpus", "gpu_variables"]
 

@@ -28,8 +28,8 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.dealing import PIECE_BYTES
-from tfos_nb.runtime.wire import message
 
 __all__ = ["BLOCK_BYTES", "BlockPool", "BlockWriter", "Grant", "PoolPlace", "Written"]
 

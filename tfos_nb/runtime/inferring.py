@@ -2,7 +2,7 @@
 
 ::
 
-    Spark task "InferTask" ── question: which node? ──▶ door (tfos_nb.runtime.placement)
+    Spark task "InferTask" ── question: which node? ──▶ door (tfos_nb.runtime.control.placement)
          │  ▲
          │  └── results, in the order of the rows ──────┐
          └───── Arrow Flight DoExchange, one a task ──▶ RequestQueue in the node ──▶ main: takes rows, answers them
@@ -32,18 +32,18 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime import wire
 from tfos_nb.runtime.answers import PLAIN, listed
-from tfos_nb.runtime.connecting import connect
-from tfos_nb.runtime.door import DoorAddress, DoorClient
-from tfos_nb.runtime.lifecycle import FeedPlace
-from tfos_nb.runtime.placement import AskPlaces, ClaimNode, InferencePlaces, ReleaseNode
-from tfos_nb.runtime.process import is_here
+from tfos_nb.runtime.control import wire
+from tfos_nb.runtime.control.door import DoorAddress, DoorClient
+from tfos_nb.runtime.control.lifecycle import FeedPlace
+from tfos_nb.runtime.control.node_connection import connect
+from tfos_nb.runtime.control.placement import AskPlaces, ClaimNode, InferencePlaces, ReleaseNode
+from tfos_nb.runtime.control.processes import is_here
+from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.queues import check_queue
 from tfos_nb.runtime.requests import RequestQueue, Stream, joined
 from tfos_nb.runtime.rows import batches_of_rows, size_of
 from tfos_nb.runtime.soundness import sound
-from tfos_nb.runtime.wire import message
 
 __all__ = ["InferTask", "RequestDesk"]
 

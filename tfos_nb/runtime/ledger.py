@@ -22,10 +22,10 @@ import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from tfos_nb.runtime.control.lifecycle import FeedPlace
+from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.dealing import Dealt, level, piece_rows
-from tfos_nb.runtime.lifecycle import FeedPlace
 from tfos_nb.runtime.spans import Spans, merged, row_behind, rows_within, without
-from tfos_nb.runtime.wire import message
 
 __all__ = [
     "ClaimRows",

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfos_nb.errors import TfosError
+from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.ragged import Output
-from tfos_nb.runtime.wire import message
 
 if TYPE_CHECKING:
     from tfos_nb.runtime.heads import Head

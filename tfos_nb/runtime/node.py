@@ -33,11 +33,11 @@ import grpc
 import psutil
 import pyarrow as pa
 
-from tfos_nb.runtime.door import DoorAddress, DoorClient
-from tfos_nb.runtime.lifecycle import NodeJob
+from tfos_nb.runtime.control.door import DoorAddress, DoorClient
+from tfos_nb.runtime.control.lifecycle import NodeJob
+from tfos_nb.runtime.control.processes import kill_group, path_variable, refuses, start_module, write_frame
+from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.output import without_chatter
-from tfos_nb.runtime.process import kill_group, path_variable, refuses, start_module, write_frame
-from tfos_nb.runtime.wire import message
 
 __all__ = [
     "HoldsSlot",

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tfos_nb.runtime.control.lifecycle import MainStarted, NodeEnded, NodeJob, Saving
+from tfos_nb.runtime.control.processes import Channel, kill_group, signal_name, start_module
+from tfos_nb.runtime.control.reports import Heartbeat, LogLines, ReportBox
 from tfos_nb.runtime.gpu import GpuWatch, gpu_variables
-from tfos_nb.runtime.lifecycle import MainStarted, NodeEnded, NodeJob, Saving
 from tfos_nb.runtime.output import Output
-from tfos_nb.runtime.process import Channel, kill_group, signal_name, start_module
-from tfos_nb.runtime.reports import Heartbeat, LogLines, ReportBox
 from tfos_nb.runtime.usage import ProcessUse
 from tfos_nb.runtime.warm import PROGRAMS, Fork, ForkedProcess, WarmProcess
 

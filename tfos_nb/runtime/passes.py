@@ -25,9 +25,9 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.batching import Pass, Shares
+from tfos_nb.runtime.control.reports import FeedStatus
 from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, MakeRoom, PassDone, Reached
 from tfos_nb.runtime.positions import PositionHeld
-from tfos_nb.runtime.reports import FeedStatus
 from tfos_nb.runtime.spans import Spans, merged, rows_within
 from tfos_nb.runtime.spill import Spill
 

@@ -31,9 +31,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfos_nb.runtime.lifecycle import Moved
-from tfos_nb.runtime.plan import Node, Role
-from tfos_nb.runtime.process import greets
+from tfos_nb.runtime.control.lifecycle import Moved
+from tfos_nb.runtime.control.plan import Node, Role
+from tfos_nb.runtime.control.processes import greets
 
 __all__ = ["ASKED_AGAIN", "Peers", "each_alone", "unread"]
 

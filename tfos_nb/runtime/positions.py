@@ -19,8 +19,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.ledger import FeedLedger, HeldRows, Reached
-from tfos_nb.runtime.wire import message
 
 __all__ = ["HeldPositions", "PositionHeld"]
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.control.reports import FeedStatus
 from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema, MakeRoom
 from tfos_nb.runtime.passes import Intake
-from tfos_nb.runtime.reports import FeedStatus
 from tfos_nb.runtime.supply import Supply
 
 __all__ = ["DEFAULT_QUEUE", "FeedQueues", "check_queue"]

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import PlanError
+from tfos_nb.runtime.control.plan import Role
 from tfos_nb.runtime.peers import each_alone
-from tfos_nb.runtime.plan import Role
 from tfos_nb.runtime.strategies import Member, mesh
 
 if TYPE_CHECKING:
-    from tfos_nb.runtime.plan import Node
+    from tfos_nb.runtime.control.plan import Node
     from tfos_nb.runtime.steps import CoordinatedDataset
     from tfos_nb.runtime.supply import Supply
 

@@ -27,15 +27,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from tfos_nb.runtime import wire
-from tfos_nb.runtime.door import DoorAddress, DoorClient
-from tfos_nb.runtime.gpu import gpu_variables, host_has_gpus
-from tfos_nb.runtime.gpu_claims import GpuClaims, GpusTaken
-from tfos_nb.runtime.node import executor_process
-from tfos_nb.runtime.nodeprocess import environment_of
-from tfos_nb.runtime.on_import import spare_scikit_learn
-from tfos_nb.runtime.payload import unpack
-from tfos_nb.runtime.process import (
+from tfos_nb.runtime.control import wire
+from tfos_nb.runtime.control.door import DoorAddress, DoorClient
+from tfos_nb.runtime.control.processes import (
     Channel,
     die_with_parent,
     kill_group,
@@ -45,8 +39,14 @@ from tfos_nb.runtime.process import (
     signal_name,
     start_module,
 )
+from tfos_nb.runtime.control.wire import message
+from tfos_nb.runtime.gpu import gpu_variables, host_has_gpus
+from tfos_nb.runtime.gpu_claims import GpuClaims, GpusTaken
+from tfos_nb.runtime.node import executor_process
+from tfos_nb.runtime.nodeprocess import environment_of
+from tfos_nb.runtime.on_import import spare_scikit_learn
+from tfos_nb.runtime.payload import unpack
 from tfos_nb.runtime.warm import PROGRAMS, Fork, ForkedProcess, ServerTerms, WarmProcess, can_fork
-from tfos_nb.runtime.wire import message
 
 __all__ = ["SoloContext", "SoloEnded", "SoloJob", "SoloTask"]
 

@@ -24,10 +24,10 @@ from typing import Any
 import pyarrow as pa
 
 from tfos_nb.errors import PlanError
+from tfos_nb.runtime.control.plan import Node, Role
+from tfos_nb.runtime.control.processes import run_apart
 from tfos_nb.runtime.first_use import note_first_use
 from tfos_nb.runtime.keras_scope import note_strategy
-from tfos_nb.runtime.plan import Node, Role
-from tfos_nb.runtime.process import run_apart
 
 __all__ = ["KINDS", "PROTOCOL_SCHEMA", "PROTOCOL_VARIABLE", "Member", "ProtocolProbe", "refuse_what_fails"]
 

@@ -34,9 +34,7 @@ from typing import Any
 
 from tfos_nb.runtime import ledger
 from tfos_nb.runtime.common_place import PlaceSeen
-from tfos_nb.runtime.gpu_claims import GpuClaims, GpusTaken
-from tfos_nb.runtime.last_state import StateMemory
-from tfos_nb.runtime.lifecycle import (
+from tfos_nb.runtime.control.lifecycle import (
     Farewell,
     MainStarted,
     NodeJob,
@@ -47,12 +45,14 @@ from tfos_nb.runtime.lifecycle import (
     Start,
     Stop,
 )
+from tfos_nb.runtime.control.processes import address_towards, private_directory, read_frame, remove_directory
+from tfos_nb.runtime.control.reports import Heartbeat, LogLines, tick_among
+from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelEnd
+from tfos_nb.runtime.gpu_claims import GpuClaims, GpusTaken
+from tfos_nb.runtime.last_state import StateMemory
 from tfos_nb.runtime.nodeprocess import Exited, Heard, NodeProcess, environment_of
 from tfos_nb.runtime.positions import PositionHeld
-from tfos_nb.runtime.process import address_towards, private_directory, read_frame, remove_directory
-from tfos_nb.runtime.reports import Heartbeat, LogLines, tick_among
 from tfos_nb.runtime.tensorboard import TensorBoard
-from tfos_nb.runtime.tunnel import OpenTunnel, TunnelEnd
 from tfos_nb.runtime.warm import ServerTerms, WarmProcess, can_fork
 
 _HEARTBEAT_EVERY = 1.0
@@ -197,7 +197,7 @@ class Supervisor:
         return process
 
     def _meet_driver(self, reason: str | None) -> None:
-        from tfos_nb.runtime.door import DoorAddress, DoorClient
+        from tfos_nb.runtime.control.door import DoorAddress, DoorClient
 
         job = self._job
         door = DoorAddress(job.door_host, job.door_port, job.certificate, job.token, job.relayed, self._timeout)

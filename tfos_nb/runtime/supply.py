@@ -21,10 +21,10 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.batching import Pass
+from tfos_nb.runtime.control.reports import FeedStatus
 from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, PassDone
 from tfos_nb.runtime.passes import Passes, Tell, _Pass
 from tfos_nb.runtime.positions import PositionHeld
-from tfos_nb.runtime.reports import FeedStatus
 
 __all__ = ["Supply"]
 

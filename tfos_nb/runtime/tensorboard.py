@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from tfos_nb.errors import TfosError
-from tfos_nb.runtime.process import kill_group, private_directory, remove_directory, start_module
+from tfos_nb.runtime.control.processes import kill_group, private_directory, remove_directory, start_module
 from tfos_nb.runtime.remote import file_system, tensorflow_opens
 
 __all__ = ["TensorBoard", "make_log_dir"]
@@ -148,7 +148,7 @@ def main(arguments: list[str]) -> None:
     """Run TensorBoard in this process, which ends with the one that started it."""
     from tensorboard import default, main_lib, program
 
-    from tfos_nb.runtime.process import die_with_parent
+    from tfos_nb.runtime.control.processes import die_with_parent
 
     die_with_parent()
     path, *options = arguments

@@ -26,16 +26,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from tfos_nb.errors import FeedFailed, TfosError
-from tfos_nb.runtime import ledger, wire
+from tfos_nb.runtime import ledger
 from tfos_nb.runtime.common_place import PlaceSeen
 from tfos_nb.runtime.context import NodeContext
-from tfos_nb.runtime.datafeed import NodeRows
-from tfos_nb.runtime.feed import FeedServer
-from tfos_nb.runtime.incoming import raise_descriptors
-from tfos_nb.runtime.inferring import RequestDesk
-from tfos_nb.runtime.keras_fit import NODE_VARIABLE
-from tfos_nb.runtime.last_state import LastState
-from tfos_nb.runtime.lifecycle import (
+from tfos_nb.runtime.control import wire
+from tfos_nb.runtime.control.admission import raise_descriptors
+from tfos_nb.runtime.control.lifecycle import (
     Coordinating,
     Farewell,
     FeedPlace,
@@ -52,16 +48,21 @@ from tfos_nb.runtime.lifecycle import (
     StateHeld,
     Stop,
 )
+from tfos_nb.runtime.control.plan import Node, Role
+from tfos_nb.runtime.control.processes import Channel, answers, die_with_parent, name_this_process
+from tfos_nb.runtime.control.reports import Reporter
+from tfos_nb.runtime.datafeed import NodeRows
+from tfos_nb.runtime.feed import FeedServer
+from tfos_nb.runtime.inferring import RequestDesk
+from tfos_nb.runtime.keras_fit import NODE_VARIABLE
+from tfos_nb.runtime.last_state import LastState
 from tfos_nb.runtime.log_mirror import mirrored
 from tfos_nb.runtime.on_import import spare_scikit_learn
 from tfos_nb.runtime.paths import spill_directory
 from tfos_nb.runtime.payload import unpack
 from tfos_nb.runtime.peers import Peers
-from tfos_nb.runtime.plan import Node, Role
-from tfos_nb.runtime.process import Channel, answers, die_with_parent, name_this_process
 from tfos_nb.runtime.queues import DEFAULT_QUEUE, FeedQueues
 from tfos_nb.runtime.remote import check_places
-from tfos_nb.runtime.reports import Reporter
 from tfos_nb.runtime.tensorboard import make_log_dir
 
 logger = logging.getLogger("tfos_nb")  # not __name__: this module is __main__

@@ -45,9 +45,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
-from tfos_nb.runtime import wire
-from tfos_nb.runtime.on_import import spare_scikit_learn
-from tfos_nb.runtime.process import (
+from tfos_nb.runtime.control import wire
+from tfos_nb.runtime.control.processes import (
     die_with_parent,
     kill_group,
     machine,
@@ -57,7 +56,8 @@ from tfos_nb.runtime.process import (
     start_module,
     write_frame,
 )
-from tfos_nb.runtime.wire import message
+from tfos_nb.runtime.control.wire import message
+from tfos_nb.runtime.on_import import spare_scikit_learn
 
 __all__ = [
     "PROGRAMS",

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from tfos_nb.runtime.control.processes import path_variable
 from tfos_nb.runtime.node import executor_process
 from tfos_nb.runtime.nodeprocess import environment_of
-from tfos_nb.runtime.process import path_variable
 from tfos_nb.runtime.warm import ServerTerms, WarmProcess, can_fork, state_on_this_host
 
 __all__ = ["WARMTH_SCHEMA", "WarmTask"]

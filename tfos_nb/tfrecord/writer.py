@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import FeedFailed, PlanError, TfosError
-from tfos_nb.runtime import wire
+from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.tfrecord.files import NoFileSystem, absolute, file_system, plain
 from tfos_nb.runtime.tfrecord.schema import near, record_type_of
 from tfos_nb.runtime.tfrecord.writing import RecordsWritten, WriteJob, WriteTask, encoding_of, may_write

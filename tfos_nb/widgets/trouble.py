@@ -8,7 +8,7 @@ import statistics
 from typing import NamedTuple
 
 from tfos_nb.errors import SPARK_ENDED
-from tfos_nb.runtime.reports import silent_after
+from tfos_nb.runtime.control.reports import silent_after
 from tfos_nb.state import ClusterState, ClusterStatus, NodeState, NodeStatus
 
 __all__ = ["NO_NUMBER", "OwnLine", "aside", "headline", "own_line", "trouble_first"]

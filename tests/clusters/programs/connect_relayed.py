@@ -37,7 +37,7 @@ def alone(args: Any, ctx: Any) -> int:
 def relays() -> int:
     """Count the relays of this machine."""
     commands = (" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
-    return sum("tfos_nb.runtime.relay" in command for command in commands)
+    return sum("tfos_nb.runtime.control.relay" in command for command in commands)
 
 
 def refused(spark: SparkSession) -> str:

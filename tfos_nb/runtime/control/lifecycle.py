@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tfos_nb.runtime.wire import message
+from tfos_nb.runtime.control.wire import message
 
 __all__ = [
     "Farewell",
@@ -138,7 +138,7 @@ class Regather:
 class FeedPlace:
     """Where a node takes rows: a unix socket for its own host, TLS over TCP for the others.
 
-    ``boot`` tells its host from others that share its directories (:func:`tfos_nb.runtime.process.boot`).
+    ``boot`` tells its host from others that share its directories (:func:`tfos_nb.runtime.control.processes.boot`).
     """
 
     socket: str
@@ -214,7 +214,7 @@ class Saving:
 @message
 @dataclass(frozen=True)
 class MainReturned:
-    """``main`` has returned; ``result`` is encoded by :func:`tfos_nb.runtime.wire.encode_result`.
+    """``main`` has returned; ``result`` is encoded by :func:`tfos_nb.runtime.control.wire.encode_result`.
 
     ``serves`` tells that it has left a server on the node's address, which peers may use until the farewell; ``read``,
     that it has asked for rows of what ``train`` feeds.

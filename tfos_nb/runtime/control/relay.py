@@ -29,11 +29,11 @@ from typing import Any
 import pyarrow as pa
 
 from tfos_nb.errors import TfosError
-from tfos_nb.runtime import wire
-from tfos_nb.runtime.door import Door, DoorAddress, DoorClient
-from tfos_nb.runtime.incoming import descriptors_left, raise_descriptors
-from tfos_nb.runtime.process import path_variable, read_frame, start_module, write_frame
-from tfos_nb.runtime.wire import message
+from tfos_nb.runtime.control import wire
+from tfos_nb.runtime.control.admission import descriptors_left, raise_descriptors
+from tfos_nb.runtime.control.door import Door, DoorAddress, DoorClient
+from tfos_nb.runtime.control.processes import path_variable, read_frame, start_module, write_frame
+from tfos_nb.runtime.control.wire import message
 
 __all__ = ["Exchange", "ExchangeTask", "Exchanged", "Frames", "Relay", "RelayPlace", "RelayTask", "Taken"]
 
@@ -265,7 +265,7 @@ class RelayTask:
         host = BarrierTaskContext.get().getTaskInfos()[0].address.rpartition(":")[0]
         path = path_variable(*self.python_path)
         env = {**os.environ, "PYTHONPATH": path}
-        relay = start_module("tfos_nb.runtime.relay", env=env, arguments=(host,), stdout=subprocess.PIPE)
+        relay = start_module("tfos_nb.runtime.control.relay", env=env, arguments=(host,), stdout=subprocess.PIPE)
         assert relay.stdout is not None, "it was asked for"
         with relay.stdout as told:
             place = read_frame(told)

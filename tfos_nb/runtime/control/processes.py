@@ -23,7 +23,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, Protocol
 
-from tfos_nb.runtime import wire
+from tfos_nb.runtime.control import wire
 
 __all__ = [
     "Channel",

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfos_nb.runtime.lifecycle import FeedPlace
-from tfos_nb.runtime.wire import message
+from tfos_nb.runtime.control.lifecycle import FeedPlace
+from tfos_nb.runtime.control.wire import message
 
 __all__ = ["AskPlaces", "ClaimNode", "InferencePlaces", "PlacementDesk", "ReleaseNode"]
 

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfos_nb.runtime import wire
-from tfos_nb.runtime.wire import message
+from tfos_nb.runtime.control import wire
+from tfos_nb.runtime.control.wire import message
 
 __all__ = [
     "EVALUATE",

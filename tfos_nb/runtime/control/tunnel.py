@@ -27,7 +27,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tfos_nb.runtime.wire import message
+from tfos_nb.runtime.control.wire import message
 
 __all__ = ["OpenTunnel", "TunnelEnd", "TunnelMouth"]
 
@@ -143,7 +143,7 @@ async def _pour(incoming: AsyncIterator[bytes], writer: asyncio.StreamWriter) ->
 
 
 class Carrier(Protocol):
-    """What dials the door; a :class:`tfos_nb.runtime.door.DoorClient` is one."""
+    """What dials the door; a :class:`tfos_nb.runtime.control.door.DoorClient` is one."""
 
     def carry(self, number: int, outgoing: Iterator[bytes]) -> Iterator[bytes]:
         """Open a stream of this number: send what the iterator gives, and return what comes."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow.flight as flight
 
-from tfos_nb.runtime.identity import SERVER_NAME
-from tfos_nb.runtime.lifecycle import FeedPlace
-from tfos_nb.runtime.process import host_and_port
+from tfos_nb.runtime.control.identity import SERVER_NAME
+from tfos_nb.runtime.control.lifecycle import FeedPlace
+from tfos_nb.runtime.control.processes import host_and_port
 
 __all__ = ["connect"]
 

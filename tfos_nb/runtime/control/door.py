@@ -6,11 +6,11 @@
     ─────────────                                          ──────
     supervisor ── attend: a stream each way, one a node ─▶ Door ─▶ Desk.arrived / received / left
     FeedTask   ── ask: a question, an answer ────────────▶ Door ─▶ Desk.asked
-    supervisor ── carry: bytes each way ─────────────────▶ Door ─▶ TunnelMouth (tfos_nb.runtime.tunnel)
+    supervisor ── carry: bytes each way ─────────────────▶ Door ─▶ TunnelMouth (tfos_nb.runtime.control.tunnel)
 
 gRPC over TLS. The key is made for this cluster and pinned by the executors, so no certificate authority is needed; a
 256-bit token is in the metadata of every call. Both reach the executors inside Spark's own task closure. Payloads are
-:mod:`tfos_nb.runtime.wire` messages.
+:mod:`tfos_nb.runtime.control.wire` messages.
 
 The server runs in one thread with an asyncio loop, so that thousands of nodes cost no thread each. The
 :class:`Desk`'s methods are called in that thread and must not block.
@@ -35,11 +35,11 @@ import grpc
 import grpc.aio
 
 from tfos_nb.errors import TfosError
-from tfos_nb.runtime import wire
-from tfos_nb.runtime.identity import SERVER_NAME, Identity
-from tfos_nb.runtime.incoming import server_options
-from tfos_nb.runtime.process import host_and_port
-from tfos_nb.runtime.tunnel import OpenTunnel, TunnelMouth
+from tfos_nb.runtime.control import wire
+from tfos_nb.runtime.control.admission import server_options
+from tfos_nb.runtime.control.identity import SERVER_NAME, Identity
+from tfos_nb.runtime.control.processes import host_and_port
+from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelMouth
 
 __all__ = ["ASK", "ATTEND", "Desk", "Door", "DoorAddress", "DoorClient", "Link", "broadcast", "dial", "metadata_of"]
 
