@@ -16,7 +16,7 @@ import pytest
 
 from tests.clusters.standalone import standalone_cluster
 from tests.conftest import PYTHONPATH, RunScript
-from tfos_nb.runtime.gpu_claims import GpuClaims, GpusTaken
+from tfos_nb.runtime.host.gpu_claims import GpuClaims, GpusTaken
 
 SESSION = """
     import argparse, json, os, sys

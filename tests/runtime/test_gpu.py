@@ -15,7 +15,7 @@ import pynvml
 import pytest
 
 from tfos_nb.runtime.control.reports import GpuFigures
-from tfos_nb.runtime.gpu import Gpus, GpuWatch
+from tfos_nb.runtime.host.gpu import Gpus, GpuWatch
 
 SECONDS = 20.0
 GIB = 1 << 30
@@ -188,5 +188,5 @@ def test_figures_of_long_ago_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> N
     watch = GpuWatch(())
     watch._newest = (100.0, (WHOLE,))
     for now, shown in ((105.0, (WHOLE,)), (111.0, ())):
-        monkeypatch.setattr("tfos_nb.runtime.gpu.time.monotonic", lambda now=now: now)
+        monkeypatch.setattr("tfos_nb.runtime.host.gpu.time.monotonic", lambda now=now: now)
         assert watch.newest == shown

@@ -13,7 +13,7 @@ from tests.conftest import ENVIRONMENT
 
 COUNTING = """
     import resource, psutil
-    from tfos_nb.runtime.malloc import memory_kept
+    from tfos_nb.runtime.host.malloc import memory_kept
 
     BATCH = 24 << 20
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tfos_nb.runtime.output import Output, without_chatter
+from tfos_nb.runtime.host.output import Output, without_chatter
 
 SECONDS = 60.0
 

@@ -26,7 +26,7 @@ from tfos_nb.runtime.control.processes import address_towards, is_here
 from tfos_nb.runtime.dealing import PIECE_BYTES
 from tfos_nb.runtime.feed import FeedTicket, FewerRows, NodeHungUp, NodeStream
 from tfos_nb.runtime.fingerprint import KEEP_ROWS_ALIKE, Fingerprint
-from tfos_nb.runtime.malloc import memory_kept
+from tfos_nb.runtime.host.malloc import memory_kept
 from tfos_nb.runtime.rows import batches_of_rows, size_of
 from tfos_nb.runtime.spans import end_of_span, from_row, merged, next_span
 

@@ -37,7 +37,7 @@ from tfos_nb.runtime.control.door import DoorAddress, DoorClient
 from tfos_nb.runtime.control.lifecycle import NodeJob
 from tfos_nb.runtime.control.processes import kill_group, path_variable, refuses, start_module, write_frame
 from tfos_nb.runtime.control.wire import message
-from tfos_nb.runtime.output import without_chatter
+from tfos_nb.runtime.host.output import without_chatter
 
 __all__ = [
     "HoldsSlot",

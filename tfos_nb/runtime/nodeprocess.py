@@ -14,9 +14,9 @@ from typing import Any
 from tfos_nb.runtime.control.lifecycle import MainStarted, NodeEnded, NodeJob, Saving
 from tfos_nb.runtime.control.processes import Channel, kill_group, signal_name, start_module
 from tfos_nb.runtime.control.reports import Heartbeat, LogLines, ReportBox
-from tfos_nb.runtime.gpu import GpuWatch, gpu_variables
-from tfos_nb.runtime.output import Output
-from tfos_nb.runtime.usage import ProcessUse
+from tfos_nb.runtime.host.gpu import GpuWatch, gpu_variables
+from tfos_nb.runtime.host.output import Output
+from tfos_nb.runtime.host.usage import ProcessUse
 from tfos_nb.runtime.warm import PROGRAMS, Fork, ForkedProcess, WarmProcess
 
 __all__ = ["Exited", "Heard", "NodeProcess", "Wrote", "environment_of"]

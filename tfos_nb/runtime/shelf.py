@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tfos_nb.runtime.control.processes import PARENT_VARIABLE, die_with_parent
-from tfos_nb.runtime.gpu import gpu_variables
+from tfos_nb.runtime.host.gpu import gpu_variables
 from tfos_nb.runtime.models import WHOLE, Model, ModelUnusable, Signature, Use, load, why_not_loaded
 from tfos_nb.runtime.on_import import spare_scikit_learn
 from tfos_nb.runtime.paths import spill_directory

@@ -40,8 +40,8 @@ from tfos_nb.runtime.control.processes import (
     start_module,
 )
 from tfos_nb.runtime.control.wire import message
-from tfos_nb.runtime.gpu import gpu_variables, host_has_gpus
-from tfos_nb.runtime.gpu_claims import GpuClaims, GpusTaken
+from tfos_nb.runtime.host.gpu import gpu_variables, host_has_gpus
+from tfos_nb.runtime.host.gpu_claims import GpuClaims, GpusTaken
 from tfos_nb.runtime.node import executor_process
 from tfos_nb.runtime.nodeprocess import environment_of
 from tfos_nb.runtime.on_import import spare_scikit_learn

@@ -48,7 +48,7 @@ from tfos_nb.runtime.control.lifecycle import (
 from tfos_nb.runtime.control.processes import address_towards, private_directory, read_frame, remove_directory
 from tfos_nb.runtime.control.reports import Heartbeat, LogLines, tick_among
 from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelEnd
-from tfos_nb.runtime.gpu_claims import GpuClaims, GpusTaken
+from tfos_nb.runtime.host.gpu_claims import GpuClaims, GpusTaken
 from tfos_nb.runtime.last_state import StateMemory
 from tfos_nb.runtime.nodeprocess import Exited, Heard, NodeProcess, environment_of
 from tfos_nb.runtime.positions import PositionHeld
