@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import RunScript
 from tfos_nb import connection, java
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.paths import tf_path
+from tfos_nb.runtime.storage.paths import tf_path
 
 # What Spark's own scripts call.
 COMMANDS = (

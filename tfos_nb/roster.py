@@ -18,7 +18,6 @@ from tfos_nb.errors import NodeFailed, PlanError, TfosError
 from tfos_nb.feeding import FeedDesk
 from tfos_nb.gathering import JOINS, Failure, Gathering
 from tfos_nb.record import Record
-from tfos_nb.runtime.common_place import PlaceSeen, PlacesSeen
 from tfos_nb.runtime.control.door import Link
 from tfos_nb.runtime.control.lifecycle import (
     Coordinating,
@@ -42,6 +41,7 @@ from tfos_nb.runtime.control.reports import Heartbeat, History, LogLines
 from tfos_nb.runtime.ledger import FeedFrom, PassDone, WorkerThrough
 from tfos_nb.runtime.node import HoldsSlot, NodeThere, NodeWanted, SupervisorEnded
 from tfos_nb.runtime.positions import PositionHeld
+from tfos_nb.runtime.storage.shared_directory import PlaceSeen, PlacesSeen
 from tfos_nb.state import NodeStatus
 
 __all__ = ["Roster"]

@@ -12,7 +12,7 @@ from typing import Any
 from tfos_nb.errors import PlanError
 from tfos_nb.living import living
 from tfos_nb.runtime.control.plan import ClusterPlan
-from tfos_nb.runtime.remote import Unreachable, refuse_unknown
+from tfos_nb.runtime.storage.remote import Unreachable, refuse_unknown
 
 __all__ = ["Settings", "check_seconds", "checked_env", "deadline_after"]
 

@@ -15,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.waiting import until
 from tfos_nb.runtime.checkpointing import Checkpointing
-from tfos_nb.runtime.uploads import SavingFlag, Uploads
+from tfos_nb.runtime.storage.uploads import SavingFlag, Uploads
 
 
 class Far(MemoryFileSystem):

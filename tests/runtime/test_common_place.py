@@ -12,7 +12,7 @@ import pytest
 from tests.runtime.test_checkpointing import Node
 from tests.waiting import until
 from tfos_nb.errors import TfosError
-from tfos_nb.runtime.common_place import PlaceSeen, PlacesSeen, mark_in
+from tfos_nb.runtime.storage.shared_directory import PlaceSeen, PlacesSeen, mark_in
 
 
 def seen(node: str, directory: Path, mark: str | None = None) -> PlaceSeen:

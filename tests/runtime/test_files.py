@@ -20,8 +20,8 @@ import tensorflow as tf
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.files import list_files
-from tfos_nb.runtime.paths import tf_path
 from tfos_nb.runtime.sources import Sources
+from tfos_nb.runtime.storage.paths import tf_path
 
 SIZES = (70, 1, 0, 45, 7)  # rows of each file
 ROWS = sum(SIZES)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tfos_nb.runtime import one_writer, save_notices
-from tfos_nb.runtime.one_writer import OneWriter
-from tfos_nb.runtime.save_notices import BEGUN, FAILED, WRITTEN, Notice, NoticeReader
+from tfos_nb.runtime.storage import one_writer, save_notices
+from tfos_nb.runtime.storage.one_writer import OneWriter
+from tfos_nb.runtime.storage.save_notices import BEGUN, FAILED, WRITTEN, Notice, NoticeReader
 
 
 class Cluster:

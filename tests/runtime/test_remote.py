@@ -17,9 +17,16 @@ import pytest
 
 from tests.waiting import until
 from tfos_nb.errors import PlanError, TfosError
-from tfos_nb.runtime import log_mirror
-from tfos_nb.runtime.log_mirror import LogMirror, mirrored
-from tfos_nb.runtime.remote import Draft, Unreachable, file_system, refuse_unknown, rename_over, tensorflow_opens
+from tfos_nb.runtime.storage import log_mirror
+from tfos_nb.runtime.storage.log_mirror import LogMirror, mirrored
+from tfos_nb.runtime.storage.remote import (
+    Draft,
+    Unreachable,
+    file_system,
+    refuse_unknown,
+    rename_over,
+    tensorflow_opens,
+)
 from tfos_nb.settings import Settings
 
 
@@ -327,4 +334,4 @@ def test_a_log_directory_that_tensorflow_writes_itself_has_no_mirror(tmp_path: P
 
 
 def test_none_of_it_imports_tensorflow() -> None:
-    assert "tensorflow" not in sys.modules["tfos_nb.runtime.remote"].__dict__
+    assert "tensorflow" not in sys.modules["tfos_nb.runtime.storage.remote"].__dict__

@@ -7,7 +7,7 @@ import tempfile
 from typing import Any
 
 from tfos_nb.compat import gpu_info
-from tfos_nb.runtime.remote import Draft
+from tfos_nb.runtime.storage.remote import Draft
 
 __all__ = ["disable_auto_shard", "export_saved_model", "is_gpu_available"]
 

@@ -29,7 +29,7 @@ from tfos_nb.runtime.keras_inputs import input_tensors
 from tfos_nb.runtime.keras_outputs import Label, Outputs, label_columns, takes_any_shape
 from tfos_nb.runtime.keras_program import Columns, Compiling, KerasProgram
 from tfos_nb.runtime.own_code import own_objects, own_objects_of
-from tfos_nb.runtime.remote import file_system
+from tfos_nb.runtime.storage.remote import file_system
 
 __all__ = ["KerasEstimator"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.remote import file_system
+from tfos_nb.runtime.storage.remote import file_system
 
 if TYPE_CHECKING:
     from tfos_nb.runtime.passes import Passes

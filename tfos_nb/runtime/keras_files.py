@@ -1,6 +1,6 @@
 """What Keras and TensorFlow save under ``MultiWorkerMirroredStrategy`` is written once, and whole.
 
-The few functions through which all of Keras 3's files go give the path to :mod:`tfos_nb.runtime.one_writer`::
+The few functions through which all of Keras 3's files go give the path to :mod:`tfos_nb.runtime.storage.one_writer`::
 
     saving_lib.save_model                    model.save and ModelCheckpoint: .keras
     legacy_h5_format.save_model_to_hdf5      the same: .h5
@@ -29,7 +29,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfos_nb.runtime.on_import import when_imported
-from tfos_nb.runtime.one_writer import SCRATCH, WRITER
+from tfos_nb.runtime.storage.one_writer import SCRATCH, WRITER
 
 __all__ = ["write_files_once"]
 

@@ -47,7 +47,7 @@ from tfos_nb.runtime.keras_replica import is_synchronous, mend_replicas, sent_as
 from tfos_nb.runtime.keras_scope import build, warn_of_a_model_outside
 from tfos_nb.runtime.keras_step import StepFunction, cut_predictions, with_results
 from tfos_nb.runtime.keras_versions import advice, uses_tf_keras
-from tfos_nb.runtime.remote import scheme_of, tensorflow_opens
+from tfos_nb.runtime.storage.remote import scheme_of, tensorflow_opens
 
 __all__ = ["patch_keras_fit"]
 

@@ -17,7 +17,7 @@ from tfos_nb.runtime.keras_inputs import KerasInputs, input_tensors
 from tfos_nb.runtime.keras_models import by_registered_names, structure_of
 from tfos_nb.runtime.keras_outputs import Label, Outputs, is_config, label_columns, takes_any_shape
 from tfos_nb.runtime.own_code import own_objects
-from tfos_nb.runtime.remote import tensorflow_opens
+from tfos_nb.runtime.storage.remote import tensorflow_opens
 
 __all__ = ["Columns", "Compiling", "KerasProgram"]
 

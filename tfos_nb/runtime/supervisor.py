@@ -33,7 +33,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tfos_nb.runtime import ledger
-from tfos_nb.runtime.common_place import PlaceSeen
 from tfos_nb.runtime.control.lifecycle import (
     Farewell,
     MainStarted,
@@ -52,6 +51,7 @@ from tfos_nb.runtime.host.gpu_claims import GpuClaims, GpusTaken
 from tfos_nb.runtime.last_state import StateMemory
 from tfos_nb.runtime.nodeprocess import Exited, Heard, NodeProcess, environment_of
 from tfos_nb.runtime.positions import PositionHeld
+from tfos_nb.runtime.storage.shared_directory import PlaceSeen
 from tfos_nb.runtime.tensorboard import TensorBoard
 from tfos_nb.runtime.warm import ServerTerms, WarmProcess, can_fork
 

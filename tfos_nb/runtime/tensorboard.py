@@ -17,7 +17,7 @@ from typing import Any
 
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.control.processes import kill_group, private_directory, remove_directory, start_module
-from tfos_nb.runtime.remote import file_system, tensorflow_opens
+from tfos_nb.runtime.storage.remote import file_system, tensorflow_opens
 
 __all__ = ["TensorBoard", "make_log_dir"]
 

@@ -27,7 +27,6 @@ from typing import Any, cast
 
 from tfos_nb.errors import FeedFailed, TfosError
 from tfos_nb.runtime import ledger
-from tfos_nb.runtime.common_place import PlaceSeen
 from tfos_nb.runtime.context import NodeContext
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.admission import raise_descriptors
@@ -56,13 +55,14 @@ from tfos_nb.runtime.feed import FeedServer
 from tfos_nb.runtime.inferring import RequestDesk
 from tfos_nb.runtime.keras_fit import NODE_VARIABLE
 from tfos_nb.runtime.last_state import LastState
-from tfos_nb.runtime.log_mirror import mirrored
 from tfos_nb.runtime.on_import import spare_scikit_learn
-from tfos_nb.runtime.paths import spill_directory
 from tfos_nb.runtime.payload import unpack
 from tfos_nb.runtime.peers import Peers
 from tfos_nb.runtime.queues import DEFAULT_QUEUE, FeedQueues
-from tfos_nb.runtime.remote import check_places
+from tfos_nb.runtime.storage.log_mirror import mirrored
+from tfos_nb.runtime.storage.paths import spill_directory
+from tfos_nb.runtime.storage.remote import check_places
+from tfos_nb.runtime.storage.shared_directory import PlaceSeen
 from tfos_nb.runtime.tensorboard import make_log_dir
 
 logger = logging.getLogger("tfos_nb")  # not __name__: this module is __main__

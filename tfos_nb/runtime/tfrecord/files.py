@@ -17,8 +17,8 @@ from urllib.parse import unquote
 
 from tfos_nb.brief import without_password
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime import remote
-from tfos_nb.runtime.paths import is_local
+from tfos_nb.runtime.storage import remote
+from tfos_nb.runtime.storage.paths import is_local
 from tfos_nb.runtime.tfrecord.framing import HEAD, is_framed
 
 __all__ = [

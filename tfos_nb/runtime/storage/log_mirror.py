@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 from tfos_nb.brief import without_password
-from tfos_nb.runtime.remote import file_system, tensorflow_opens
+from tfos_nb.runtime.storage.remote import file_system, tensorflow_opens
 
 __all__ = ["LogMirror", "mirrored"]
 

@@ -2,7 +2,7 @@
 
 TensorFlow itself knows paths, ``file://``, ``gs://`` and ``ram://``. What it is to write elsewhere, such as to
 ``hdfs://``, it writes on this host's disk, and from there it is copied: :class:`Draft` for what is written once, and
-:class:`tfos_nb.runtime.log_mirror.LogMirror` for what grows.
+:class:`tfos_nb.runtime.storage.log_mirror.LogMirror` for what grows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from tfos_nb.brief import without_password
 from tfos_nb.errors import TfosError
-from tfos_nb.runtime.paths import hadoop_conf_dirs, is_forbidden, is_local
+from tfos_nb.runtime.storage.paths import hadoop_conf_dirs, is_forbidden, is_local
 
 __all__ = [
     "Draft",
@@ -87,7 +87,7 @@ def refuse_unknown(url: str) -> None:
     >>> refuse_unknown("hdfs:/models")
     Traceback (most recent call last):
     ...
-    tfos_nb.runtime.remote.Unreachable: hdfs:/…: a URL has two slashes after its scheme, as in hdfs:///models
+    tfos_nb.runtime.storage.remote.Unreachable: hdfs:/…: a URL has two slashes after its scheme, as in hdfs:///models
     """
     import fsspec
 

@@ -17,7 +17,7 @@ import uuid
 from dataclasses import dataclass
 
 from tfos_nb.runtime.control.wire import message
-from tfos_nb.runtime.paths import is_forbidden
+from tfos_nb.runtime.storage.paths import is_forbidden
 
 __all__ = ["PlaceSeen", "PlacesSeen", "mark_in"]
 

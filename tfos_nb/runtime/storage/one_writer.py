@@ -28,8 +28,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tfos_nb.runtime.paths import is_forbidden
-from tfos_nb.runtime.save_notices import BEGUN, FAILED, WRITTEN, Notice, NoticeReader, NoticeWriter
+from tfos_nb.runtime.storage.paths import is_forbidden
+from tfos_nb.runtime.storage.save_notices import BEGUN, FAILED, WRITTEN, Notice, NoticeReader, NoticeWriter
 
 __all__ = ["WRITER", "OneWriter"]
 
