@@ -23,7 +23,7 @@ from tfos_nb.runtime.tensorboard import TensorBoard
 
 ROOT = Path(__file__).parents[1] / "tfos_nb"
 # They undo what Spark's own closure has brought, in the process that it was meant for.
-UNPICKLES = {"runtime/payload.py", "runtime/baggage.py"}
+UNPICKLES = {"runtime/code/payload.py", "runtime/code/custom_objects.py"}
 LOADERS = {"loads", "load", "Unpickler", "read_pickle"}
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from tests.conftest import PYTHONPATH
 from tfos_nb.roster import Roster
+from tfos_nb.runtime.code.payload import pack
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Door
 from tfos_nb.runtime.control.lifecycle import Farewell, NodeJob
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.processes import kill_group, start_module, write_frame
 from tfos_nb.runtime.control.reports import Heartbeat
-from tfos_nb.runtime.payload import pack
 from tfos_nb.state import NodeState, NodeStatus
 
 SECONDS = 120.0

@@ -27,11 +27,11 @@ from tfos_nb.life import Life
 from tfos_nb.nodejobs import NodeJobs
 from tfos_nb.prewarm import settle, warm_token
 from tfos_nb.roster import Roster
+from tfos_nb.runtime.code.payload import pack
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.lifecycle import Stop
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.control.processes import private_directory, remove_directory
-from tfos_nb.runtime.payload import pack
 from tfos_nb.session import SparkJobs, spark_session, usable_session
 from tfos_nb.settings import Settings, checked_env, deadline_after
 from tfos_nb.sidecar import EvaluatorDesk

@@ -6,7 +6,7 @@ import pytest
 
 from tfos_nb.errors import PlanError
 from tfos_nb.magics.cell import CellSyntaxError, parse_cell
-from tfos_nb.runtime.payload import pack
+from tfos_nb.runtime.code.payload import pack
 
 
 def choose(shell, text, fn=None):

@@ -14,7 +14,7 @@ from tests.pipeline.conftest import close
 from tests.pipeline.own_layers import Plain, Shift, shrunk
 from tfos_nb import KerasEstimator, predict
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.own_code import own_objects, own_objects_of
+from tfos_nb.runtime.code.user_classes import own_objects, own_objects_of
 
 X = np.arange(8, dtype="float32")
 

@@ -8,7 +8,7 @@ from tests.conftest import RunScript
 
 SPARED = """
     import sys
-    from tfos_nb.runtime.on_import import spare_scikit_learn
+    from tfos_nb.runtime.code.on_import import spare_scikit_learn
 
     spare_scikit_learn()
     spare_scikit_learn()

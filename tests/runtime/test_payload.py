@@ -27,8 +27,8 @@ from pyspark.sql import SparkSession
 
 from tests.conftest import ENVIRONMENT
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.carried import Carried, provide
-from tfos_nb.runtime.payload import pack, unpack
+from tfos_nb.runtime.code.payload import pack, unpack
+from tfos_nb.runtime.code.user_modules import Carried, provide
 
 Namespace = dict[str, Any]
 
@@ -73,7 +73,7 @@ def call_elsewhere(payload: bytes, tmp_path: Path) -> str:
     file.write_bytes(payload)
     script = """if True:
         import sys
-        from tfos_nb.runtime.payload import unpack
+        from tfos_nb.runtime.code.payload import unpack
         main, args = unpack(open(sys.argv[1], "rb").read())
         print(main(args, None))
     """
@@ -260,7 +260,7 @@ def test_a_package_that_came_along_finds_there_what_did_not(beside: Path, provid
 def test_more_text_than_travels_well_stays_here_and_is_named(
     beside: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tfos_nb.runtime.carried._MOST", 20)
+    monkeypatch.setattr("tfos_nb.runtime.code.user_modules._MOST", 20)
     helper = importlib.import_module("my_helpers").helper
     pack(cell("def main(args, ctx): return helper(args)", helper=helper), 3)
     assert "my_helpers and those after it stay here" in caplog.text
@@ -465,7 +465,7 @@ def test_what_is_no_function_is_refused(main: Any) -> None:
 
 
 def test_big_things_are_said_to_be_big(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("tfos_nb.runtime.payload._BIG", 2 << 20)
+    monkeypatch.setattr("tfos_nb.runtime.code.payload._BIG", 2 << 20)
     main = cell("def main(args, ctx): return weights", weights=np.zeros(3 << 20, np.uint8))
     with caplog.at_level(logging.WARNING):
         pack(main, None)

@@ -34,7 +34,7 @@ from tfos_nb.pipeline.params import (
     HasTensorboard,
     HasTFRecordDir,
 )
-from tfos_nb.runtime.arguments import Namespace
+from tfos_nb.runtime.code.program_arguments import Namespace
 from tfos_nb.runtime.control import plan
 
 __all__ = [

@@ -20,8 +20,8 @@ from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.inference import NULLS, check_fill, check_frame
 from tfos_nb.library import is_keras_model
 from tfos_nb.matching import column_type, depth_of
-from tfos_nb.runtime.baggage import Baggage, pack
 from tfos_nb.runtime.blocks import Function, MapTask, ReduceTask
+from tfos_nb.runtime.code.custom_objects import Baggage, pack
 from tfos_nb.runtime.intake import Feed
 from tfos_nb.runtime.models import Signature, Tensor, near
 from tfos_nb.runtime.scoring import ScoreTask

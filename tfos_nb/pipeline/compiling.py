@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfos_nb.errors import PlanError
+from tfos_nb.runtime.code.user_classes import own_objects, registered_object
 from tfos_nb.runtime.keras_outputs import is_config
 from tfos_nb.runtime.models import near
-from tfos_nb.runtime.own_code import own_objects, registered_object
 
 __all__ = ["check_names", "describe", "flavour"]
 

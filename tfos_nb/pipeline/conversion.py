@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.ml.param import Params
 
-from tfos_nb.runtime.arguments import Namespace
+from tfos_nb.runtime.code.program_arguments import Namespace
 from tfos_nb.runtime.control.plan import InputMode
 from tfos_nb.runtime.models import near
 

@@ -19,8 +19,8 @@ from tfos_nb.library import Known, find, is_keras_model, keras_bytes
 from tfos_nb.pipeline.conversion import Namespace, TFParams
 from tfos_nb.pipeline.history import History
 from tfos_nb.pipeline.storage import ScorerReader, ScorerWriter
+from tfos_nb.runtime.code.user_classes import own_objects
 from tfos_nb.runtime.models import Use
-from tfos_nb.runtime.own_code import own_objects
 
 __all__ = ["HasRows", "Scorer", "one_place"]
 

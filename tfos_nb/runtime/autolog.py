@@ -17,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tfos_nb.runtime.code.on_import import OnImport
 from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER
 from tfos_nb.runtime.keras_replica import is_synchronous
 from tfos_nb.runtime.keras_versions import uses_tf_keras
-from tfos_nb.runtime.on_import import OnImport
 
 __all__ = ["autolog", "progress_callback"]
 

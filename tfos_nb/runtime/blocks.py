@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime import baggage
+from tfos_nb.runtime.code import custom_objects
 from tfos_nb.runtime.intake import Feed, Where, incomplete_rows
 from tfos_nb.runtime.models import WHOLE, Model, Signature, Tensor, Traced, Use, constant
 from tfos_nb.runtime.outlet import column_of
@@ -43,7 +43,7 @@ class Function:
     name : str
         What the user calls it.
     code : bytes
-        It, from :func:`tfos_nb.runtime.baggage.pack`.
+        It, from :func:`tfos_nb.runtime.code.custom_objects.pack`.
     signature : Signature
         The columns that it takes, and what it gives.
     as_dict : bool
@@ -85,7 +85,7 @@ class Function:
 def _as_model(source: Function) -> Model:
     import tensorflow as tf
 
-    function = baggage.unpack(source.code).function
+    function = custom_objects.unpack(source.code).function
     assert function is not None
     inputs, outputs = source.signature.inputs, source.signature.outputs
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tfos_nb.runtime import baggage
+from tfos_nb.runtime.code import custom_objects
 from tfos_nb.runtime.keras_models import keras_model, read_keras
 from tfos_nb.runtime.models import Model, ModelUnusable, Use, why_not_loaded
 from tfos_nb.runtime.saved_models import graph_model, new_session
@@ -73,7 +73,7 @@ def load_checkpoint(path: str, use: Use) -> Model:
         return _graph(os.path.join(path, prefix), use)
     weights = next((name for name in names if _WEIGHTS.search(name)), None)
     whole = next((name for name in names if _WHOLE.search(name)), None)
-    built = baggage.unpack(use.code)
+    built = custom_objects.unpack(use.code)
     if built.function is None:
         if whole is None:
             what = f"the checkpoint {prefix}" if prefix else str(weights)
@@ -117,7 +117,7 @@ def _outline(graph: Any) -> str:
     return ", ".join(shown[:40]) + ", …" * (len(shown) > 40)
 
 
-def _built(built: baggage.Baggage) -> Any:
+def _built(built: custom_objects.Baggage) -> Any:
     assert built.function is not None
     name = getattr(built.function, "__name__", type(built.function).__name__)
     try:

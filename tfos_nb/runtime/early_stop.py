@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tfos_nb.runtime.on_import import when_imported
+from tfos_nb.runtime.code.on_import import when_imported
 
 __all__ = ["watch_fit"]
 

@@ -28,7 +28,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from tfos_nb.runtime.on_import import when_imported
+from tfos_nb.runtime.code.on_import import when_imported
 from tfos_nb.runtime.storage.one_writer import SCRATCH, WRITER
 
 __all__ = ["write_files_once"]

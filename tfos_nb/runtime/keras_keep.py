@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfos_nb.runtime.code.on_import import when_imported
 from tfos_nb.runtime.last_state import LastState, State
-from tfos_nb.runtime.on_import import when_imported
 from tfos_nb.runtime.supply import Supply
 
 __all__ = ["keep_fits"]

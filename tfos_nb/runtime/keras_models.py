@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tfos_nb.runtime import baggage
+from tfos_nb.runtime.code import custom_objects
 from tfos_nb.runtime.models import (
     Model,
     ModelUnusable,
@@ -63,7 +63,7 @@ def read_keras(path: str, use: Use) -> Any:
         raise ModelUnusable(f"the file is damaged or not whole ({error}): copy it again, or save it anew") from error
     flavour = "tf_keras" if version.startswith("2.") and importlib.util.find_spec("tf_keras") else "keras"
     keras = importlib.import_module(flavour)
-    custom = by_registered_names(baggage.unpack(use.code).custom_objects, path)
+    custom = by_registered_names(custom_objects.unpack(use.code).custom_objects, path)
     try:
         # A function of the user's own is as trusted as the rest of the program that names it.
         return keras.models.load_model(path, compile=False, custom_objects=custom or None, safe_mode=not use.trusted)

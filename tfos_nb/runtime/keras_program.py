@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime import baggage
+from tfos_nb.runtime.code import custom_objects
+from tfos_nb.runtime.code.user_classes import own_objects
 from tfos_nb.runtime.fit_programs import seed_everything
 from tfos_nb.runtime.heads import Task
 from tfos_nb.runtime.keras_inputs import KerasInputs, input_tensors
 from tfos_nb.runtime.keras_models import by_registered_names, structure_of
 from tfos_nb.runtime.keras_outputs import Label, Outputs, is_config, label_columns, takes_any_shape
-from tfos_nb.runtime.own_code import own_objects
 from tfos_nb.runtime.storage.remote import tensorflow_opens
 
 __all__ = ["Columns", "Compiling", "KerasProgram"]
@@ -66,8 +66,8 @@ class KerasProgram:
     model : bytes
         A ``.keras`` file; empty: the function in ``code`` builds the model.
     code : bytes
-        Code of the user's, from :func:`tfos_nb.runtime.baggage.pack`: own classes, the function that builds the model,
-        and the callbacks as its only argument.
+        Code of the user's, from :func:`tfos_nb.runtime.code.custom_objects.pack`: own classes, the function that builds
+        the model, and the callbacks as its only argument.
     columns, compiling
         What is learned from, and how.
     batch_size, epochs, shuffle : int
@@ -95,7 +95,7 @@ class KerasProgram:
         """Train, and say where the model is and what it is for."""
         if self.seed is not None:
             seed_everything(self.seed)
-        taken = baggage.unpack(self.code)
+        taken = custom_objects.unpack(self.code)
         callbacks = list(taken.args[0]) if taken.args else []
         scope = self._scope(ctx)  # a strategy comes before anything else of TensorFlow
         with scope(), _known(taken.custom_objects):
@@ -139,7 +139,7 @@ class KerasProgram:
         names = {"x": x if isinstance(x, str) else list(x), "y": y}
         return {**names, **({"sample_weight": self.columns.weight} if self.columns.weight else {})}
 
-    def _read(self, taken: baggage.Baggage) -> Any:
+    def _read(self, taken: custom_objects.Baggage) -> Any:
         import keras
 
         if not self.model:

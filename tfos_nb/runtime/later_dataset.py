@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.code.first_use import has_begun
 from tfos_nb.runtime.dataset import DatasetOptions, Source, build_dataset, chosen_columns
-from tfos_nb.runtime.first_use import has_begun
 
 if TYPE_CHECKING:
     import tensorflow as tf

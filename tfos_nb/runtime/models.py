@@ -109,7 +109,8 @@ class Use:
     heads : tuple of Head
         How each output is read, for a classifier's columns; one for all, or one for each. Empty: as it is.
     code : bytes
-        Code of the user's that the model needs, from :func:`tfos_nb.runtime.baggage.pack`; it comes with Spark's task.
+        Code of the user's that the model needs, from :func:`tfos_nb.runtime.code.custom_objects.pack`; it comes with
+        Spark's task.
     trusted : bool
         The file was made of a model object in the user's session: Python code in it (``Lambda`` layers) may run.
     """

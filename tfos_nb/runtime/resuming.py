@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from tfos_nb.runtime.on_import import when_imported
+from tfos_nb.runtime.code.on_import import when_imported
 
 __all__ = ["save_whole_epochs", "watch_restores"]
 

@@ -27,6 +27,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from tfos_nb.runtime.code.on_import import spare_scikit_learn
+from tfos_nb.runtime.code.payload import unpack
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import DoorAddress, DoorClient
 from tfos_nb.runtime.control.processes import (
@@ -44,8 +46,6 @@ from tfos_nb.runtime.host.gpu import gpu_variables, host_has_gpus
 from tfos_nb.runtime.host.gpu_claims import GpuClaims, GpusTaken
 from tfos_nb.runtime.node import executor_process
 from tfos_nb.runtime.nodeprocess import environment_of
-from tfos_nb.runtime.on_import import spare_scikit_learn
-from tfos_nb.runtime.payload import unpack
 from tfos_nb.runtime.warm import PROGRAMS, Fork, ForkedProcess, ServerTerms, WarmProcess, can_fork
 
 __all__ = ["SoloContext", "SoloEnded", "SoloJob", "SoloTask"]

@@ -27,6 +27,8 @@ from typing import Any, cast
 
 from tfos_nb.errors import FeedFailed, TfosError
 from tfos_nb.runtime import ledger
+from tfos_nb.runtime.code.on_import import spare_scikit_learn
+from tfos_nb.runtime.code.payload import unpack
 from tfos_nb.runtime.context import NodeContext
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.admission import raise_descriptors
@@ -55,8 +57,6 @@ from tfos_nb.runtime.feed import FeedServer
 from tfos_nb.runtime.inferring import RequestDesk
 from tfos_nb.runtime.keras_fit import NODE_VARIABLE
 from tfos_nb.runtime.last_state import LastState
-from tfos_nb.runtime.on_import import spare_scikit_learn
-from tfos_nb.runtime.payload import unpack
 from tfos_nb.runtime.peers import Peers
 from tfos_nb.runtime.queues import DEFAULT_QUEUE, FeedQueues
 from tfos_nb.runtime.storage.log_mirror import mirrored

@@ -45,6 +45,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
+from tfos_nb.runtime.code.on_import import spare_scikit_learn
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.processes import (
     die_with_parent,
@@ -57,7 +58,6 @@ from tfos_nb.runtime.control.processes import (
     write_frame,
 )
 from tfos_nb.runtime.control.wire import message
-from tfos_nb.runtime.on_import import spare_scikit_learn
 
 __all__ = [
     "PROGRAMS",

@@ -16,8 +16,8 @@ import pyarrow as pa
 import tensorflow as tf
 
 from tfos_nb.errors import FeedFailed, PlanError
+from tfos_nb.runtime.code.first_use import has_begun
 from tfos_nb.runtime.dataset import DatasetOptions
-from tfos_nb.runtime.first_use import has_begun
 from tfos_nb.runtime.later_dataset import dataset_of
 from tfos_nb.runtime.ledger import FeedSchema
 from tfos_nb.runtime.strategy import patch_keras_fit

@@ -40,9 +40,9 @@ class NodeJob:
     """All that a supervisor and its TF process need. Comes from Spark's task closure through a pipe, never a socket.
 
     ``gpus`` are those that Spark gave its task; ``claim`` tells how many more it has to find on its host by itself.
-    ``payload`` is the pickled function and its arguments (:mod:`tfos_nb.runtime.payload`). ``host`` is where the other
-    nodes reach this one, if that is not the address that it has on its way to the driver. ``relayed``: the door is
-    reached by a relay. ``warm_token`` and ``anchor`` are for the application's warm server; none without a token
+    ``payload`` is the pickled function and its arguments (:mod:`tfos_nb.runtime.code.payload`). ``host`` is where the
+    other nodes reach this one, if that is not the address that it has on its way to the driver. ``relayed``: the door
+    is reached by a relay. ``warm_token`` and ``anchor`` are for the application's warm server; none without a token
     (:class:`tfos_nb.runtime.warm.ServerTerms`).
     """
 

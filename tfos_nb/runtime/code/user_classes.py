@@ -18,7 +18,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tfos_nb.runtime.carried import is_installed
+from tfos_nb.runtime.code.user_modules import is_installed
 
 __all__ = ["own_objects", "own_objects_of", "registered_object"]
 

@@ -20,8 +20,8 @@ import types
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfos_nb.runtime.carried import Carried, gather, is_installed, provide
-from tfos_nb.runtime.on_import import when_imported
+from tfos_nb.runtime.code.on_import import when_imported
+from tfos_nb.runtime.code.user_modules import Carried, gather, is_installed, provide
 
 __all__ = ["Texts", "dumps", "remember"]
 

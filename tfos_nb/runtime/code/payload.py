@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime import texts
+from tfos_nb.runtime.code import source_text
 
 __all__ = ["pack", "taken_along", "unpack"]
 
@@ -126,9 +126,9 @@ def _cloudpickle() -> Any:
     return importlib.import_module("pyspark.cloudpickle")
 
 
-def _dumps(main: Callable[..., Any], args: Any) -> tuple[bytes, texts.Texts]:
+def _dumps(main: Callable[..., Any], args: Any) -> tuple[bytes, source_text.Texts]:
     try:
-        return texts.dumps((main, args))
+        return source_text.dumps((main, args))
     except Exception as error:
         told = _blame(main, args) or f"{_name_of(main)} or its args cannot travel to the nodes: {_first_line(error)}"
         raise PlanError(told) from error
@@ -195,7 +195,7 @@ def unpack(payload: bytes) -> tuple[Callable[..., Any], Any]:
     """Undo :func:`pack`, in the node's process."""
     # The bytes come from Spark's task closure through an inherited pipe, never from a socket.
     data, found = pickle.loads(payload)  # noqa: S301
-    texts.remember(found)
+    source_text.remember(found)
     main, args = pickle.loads(data)  # noqa: S301
     return main, args
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime import texts
-from tfos_nb.runtime.payload import taken_along
+from tfos_nb.runtime.code import source_text
+from tfos_nb.runtime.code.payload import taken_along
 
 __all__ = ["Baggage", "pack", "unpack"]
 
@@ -53,7 +53,7 @@ def pack(baggage: Baggage) -> bytes:
         for value in own:
             stack.enter_context(taken_along(value))
         try:
-            data, found = texts.dumps(baggage)
+            data, found = source_text.dumps(baggage)
         except Exception as error:
             what = str(error).splitlines()[0] if str(error) else type(error).__name__
             names = ", ".join(getattr(value, "__name__", type(value).__name__) for value in own)
@@ -67,6 +67,6 @@ def unpack(data: bytes) -> Baggage:
     if not data:
         return Baggage()
     pickled, found = pickle.loads(data)  # noqa: S301
-    texts.remember(found)
+    source_text.remember(found)
     baggage: Baggage = pickle.loads(pickled)  # noqa: S301
     return baggage

@@ -18,7 +18,7 @@ from tfos_nb.errors import PlanError
 
 __all__ = ["has_begun", "note_first_use"]
 
-_OURS = str(Path(__file__).parents[1])
+_OURS = str(Path(__file__).parents[2])
 _PYTHONS = str(Path(linecache.__file__).parent)
 _INSTALLED = re.compile(r"/(site|dist)-packages/")
 _TOO_LATE = "Collective ops must be configured at program startup"
