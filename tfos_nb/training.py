@@ -18,7 +18,7 @@ from tfos_nb.roster import Roster
 from tfos_nb.runtime import ledger
 from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.feedtask import NOT_SENT
-from tfos_nb.runtime.fingerprint import KEEP_ROWS_ALIKE
+from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE
 from tfos_nb.session import Job, SparkJobs
 from tfos_nb.settings import check_seconds
 from tfos_nb.standstill import Standstill, WithoutSlot

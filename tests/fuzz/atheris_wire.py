@@ -28,7 +28,7 @@ from tests.runtime.test_wire import MESSAGES
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.feed import FeedTicket, _Chunk
 from tfos_nb.runtime.ledger import FeedBegins, Reached
-from tfos_nb.runtime.spans import merged, rows_within
+from tfos_nb.runtime.rows.spans import merged, rows_within
 
 ROWS = pa.RecordBatch.from_pydict({"id": pa.array(range(5), pa.int64())})
 

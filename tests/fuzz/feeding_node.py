@@ -12,11 +12,11 @@ from typing import Any
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime import passes as passes_module
-from tfos_nb.runtime.columns import arrays_of, columns_of, first_lengths
 from tfos_nb.runtime.feed import FeedServer
 from tfos_nb.runtime.inferring import RequestDesk
 from tfos_nb.runtime.ledger import FeedBegins
 from tfos_nb.runtime.passes import Passes
+from tfos_nb.runtime.rows.columns import arrays_of, columns_of, first_lengths
 
 BUFFER = 400 * (16 << 20)  # blocks enough for senders that never give theirs back; memory is taken for what is used
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.columns import Column, arrays_of, columns_of, first_lengths
+from tfos_nb.runtime.rows.columns import Column, arrays_of, columns_of, first_lengths
 
 NUMBERS = [
     pa.int8(), pa.int16(), pa.int32(), pa.int64(),

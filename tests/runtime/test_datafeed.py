@@ -26,8 +26,8 @@ from tfos_nb.runtime.feed import FeedServer
 from tfos_nb.runtime.inferring import InferTask, RequestDesk
 from tfos_nb.runtime.queues import FeedQueues
 from tfos_nb.runtime.requests import RequestQueue
-from tfos_nb.runtime.row_lists import FeedRow, RowMaker, columns_by_mapping
-from tfos_nb.runtime.rows import batches_of_rows
+from tfos_nb.runtime.rows.rdd_rows import batches_of_rows
+from tfos_nb.runtime.rows.row_lists import FeedRow, RowMaker, columns_by_mapping
 
 SECONDS = 30.0
 

@@ -37,9 +37,9 @@ from tfos_nb.runtime.control.identity import SERVER_NAME
 from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.feed import FeedServer, FeedTicket, FewerRows, NodeHungUp, NodeStream
 from tfos_nb.runtime.feedtask import FeedTask, _send_partition
-from tfos_nb.runtime.fingerprint import Fingerprint
 from tfos_nb.runtime.passes import Passes
-from tfos_nb.runtime.spans import Spans
+from tfos_nb.runtime.rows.fingerprint import Fingerprint
+from tfos_nb.runtime.rows.spans import Spans
 
 SECONDS = 60.0
 attempt_numbers = itertools.count(1)  # as Spark counts them

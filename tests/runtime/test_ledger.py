@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tfos_nb.runtime import ledger as ledger_module
-from tfos_nb.runtime.dealing import Dealt, level, piece_rows
 from tfos_nb.runtime.ledger import Claimed, ClaimRows, FeedLedger, HeldRows
-from tfos_nb.runtime.spans import Spans, merged, row_behind, rows_within
+from tfos_nb.runtime.rows.balancing import Dealt, level, piece_rows
+from tfos_nb.runtime.rows.spans import Spans, merged, row_behind, rows_within
 
 bounded = settings(deadline=None, max_examples=100)
 

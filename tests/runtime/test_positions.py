@@ -15,7 +15,7 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.feeding import Feed
 from tfos_nb.runtime.ledger import ClaimRows, FeedEnds, FeedFrom, FeedLedger, HeldRows, KnownRows, Reached
 from tfos_nb.runtime.positions import HeldPositions, PositionHeld
-from tfos_nb.runtime.spans import end_of_span, merged, next_span, rows_within
+from tfos_nb.runtime.rows.spans import end_of_span, merged, next_span, rows_within
 
 __all__ = ["node"]
 

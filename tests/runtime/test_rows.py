@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import Row
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.rows import batches_of_rows
+from tfos_nb.runtime.rows.rdd_rows import batches_of_rows
 
 
 class Named(NamedTuple):

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.soundness import sound
+from tfos_nb.runtime.rows.batch_validation import sound
 
 LISTS = pa.RecordBatch.from_pydict({"x": pa.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], pa.list_(pa.float32()))})
 TEXTS = pa.RecordBatch.from_pydict({"x": pa.array(["abc", "def"])})

@@ -25,7 +25,7 @@ from tfos_nb.runtime.code import custom_objects
 from tfos_nb.runtime.intake import Feed, Where, incomplete_rows
 from tfos_nb.runtime.models import WHOLE, Model, Signature, Tensor, Traced, Use, constant
 from tfos_nb.runtime.outlet import column_of
-from tfos_nb.runtime.ragged import Output, Ragged, dense_or_ragged, fetched
+from tfos_nb.runtime.rows.ragged import Output, Ragged, dense_or_ragged, fetched
 from tfos_nb.runtime.scoring import partition_id, rebatched, take_model
 from tfos_nb.runtime.shelf import Reader
 

@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.columns import Column, arrays_of, columns_of
 from tfos_nb.runtime.inferring import RequestDesk
 from tfos_nb.runtime.queues import DEFAULT_QUEUE, FeedQueues, check_queue
 from tfos_nb.runtime.requests import Piece, RequestQueue, joined
-from tfos_nb.runtime.row_lists import RowMaker, columns_by_mapping
+from tfos_nb.runtime.rows.columns import Column, arrays_of, columns_of
+from tfos_nb.runtime.rows.row_lists import RowMaker, columns_by_mapping
 
 __all__ = ["DataFeed", "NodeRows", "Request", "RowFeeds"]
 

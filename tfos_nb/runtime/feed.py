@@ -38,12 +38,12 @@ from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.control.node_connection import connect
 from tfos_nb.runtime.control.processes import boot, host_and_port
 from tfos_nb.runtime.control.wire import message
-from tfos_nb.runtime.fingerprint import KEEP_ROWS_ALIKE, Fingerprint
 from tfos_nb.runtime.handover import BLOCK_BYTES, BlockPool, BlockWriter, Grant, PoolPlace, Written
 from tfos_nb.runtime.ledger import Reached
 from tfos_nb.runtime.passes import Passes, Superseded
-from tfos_nb.runtime.soundness import sound
-from tfos_nb.runtime.spans import Spans, from_row, rows_within
+from tfos_nb.runtime.rows.batch_validation import sound
+from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE, Fingerprint
+from tfos_nb.runtime.rows.spans import Spans, from_row, rows_within
 
 __all__ = ["FeedServer", "FeedTicket", "FewerRows", "NodeStream"]
 

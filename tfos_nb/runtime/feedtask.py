@@ -20,15 +20,15 @@ from pyarrow import flight
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime import ledger
-from tfos_nb.runtime.columns import first_lengths
 from tfos_nb.runtime.control.door import DoorAddress, DoorClient
 from tfos_nb.runtime.control.processes import address_towards, is_here
-from tfos_nb.runtime.dealing import PIECE_BYTES
 from tfos_nb.runtime.feed import FeedTicket, FewerRows, NodeHungUp, NodeStream
-from tfos_nb.runtime.fingerprint import KEEP_ROWS_ALIKE, Fingerprint
 from tfos_nb.runtime.host.malloc import memory_kept
-from tfos_nb.runtime.rows import batches_of_rows, size_of
-from tfos_nb.runtime.spans import end_of_span, from_row, merged, next_span
+from tfos_nb.runtime.rows.balancing import PIECE_BYTES
+from tfos_nb.runtime.rows.columns import first_lengths
+from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE, Fingerprint
+from tfos_nb.runtime.rows.rdd_rows import batches_of_rows, size_of
+from tfos_nb.runtime.rows.spans import end_of_span, from_row, merged, next_span
 
 __all__ = ["NOT_SENT", "FeedTask"]
 

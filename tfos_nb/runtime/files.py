@@ -27,8 +27,8 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.batching import Pass, Shares
-from tfos_nb.runtime.columns import first_lengths
 from tfos_nb.runtime.ledger import FeedSchema
+from tfos_nb.runtime.rows.columns import first_lengths
 from tfos_nb.runtime.storage.remote import Unreachable, file_system
 
 __all__ = ["File", "FileSource", "Reading", "Span", "list_files", "naming", "share_of_files"]

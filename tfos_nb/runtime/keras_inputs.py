@@ -13,7 +13,7 @@ from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime.intake import pictures_of
 from tfos_nb.runtime.keras_models import named_inputs
 from tfos_nb.runtime.models import Tensor, described, near
-from tfos_nb.runtime.nested import packed
+from tfos_nb.runtime.rows.nested import packed
 
 __all__ = ["KerasInputs", "input_tensors"]
 

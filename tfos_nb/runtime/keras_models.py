@@ -26,8 +26,8 @@ from tfos_nb.runtime.models import (
     tensor_of,
     why_not_loaded,
 )
-from tfos_nb.runtime.nested import flattened, leaves, names_of, packed
-from tfos_nb.runtime.ragged import Output, dense_or_ragged, fetched
+from tfos_nb.runtime.rows.nested import flattened, leaves, names_of, packed
+from tfos_nb.runtime.rows.ragged import Output, dense_or_ragged, fetched
 
 __all__ = [
     "by_registered_names",

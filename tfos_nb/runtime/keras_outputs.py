@@ -14,7 +14,7 @@ from tfos_nb.errors import PlanError
 from tfos_nb.runtime.heads import Head, Task
 from tfos_nb.runtime.keras_models import named_outputs, structure_of
 from tfos_nb.runtime.models import near
-from tfos_nb.runtime.nested import flattened, leaves, packed
+from tfos_nb.runtime.rows.nested import flattened, leaves, packed
 
 __all__ = ["Label", "Outputs", "is_config", "label_columns", "takes_any_shape"]
 
@@ -49,7 +49,7 @@ class Outputs:
     Parameters
     ----------
     names : tuple of str
-        In the order of :func:`tfos_nb.runtime.nested.leaves`.
+        In the order of :func:`tfos_nb.runtime.rows.nested.leaves`.
     structure : object
         The nested outputs, as the model gives them.
     """

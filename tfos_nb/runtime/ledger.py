@@ -1,8 +1,8 @@
 """Which rows go to which node, decided once and remembered.
 
 A task that has rows in hand asks whose they are. The ledger at the door deals them out so that all nodes have equally
-many, to a row (:mod:`tfos_nb.runtime.dealing`), and remembers it. A retried or speculative task is told the same places
-again, however it cuts its rows into questions, and each node knows how far it has come in each partition
+many, to a row (:mod:`tfos_nb.runtime.rows.balancing`), and remembers it. A retried or speculative task is told the same
+places again, however it cuts its rows into questions, and each node knows how far it has come in each partition
 (:mod:`tfos_nb.runtime.passes`): no row twice, no row lost, whatever the number of slots and however uneven the
 partitions.
 
@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 
 from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.control.wire import message
-from tfos_nb.runtime.dealing import Dealt, level, piece_rows
-from tfos_nb.runtime.spans import Spans, merged, row_behind, rows_within, without
+from tfos_nb.runtime.rows.balancing import Dealt, level, piece_rows
+from tfos_nb.runtime.rows.spans import Spans, merged, row_behind, rows_within, without
 
 __all__ = [
     "ClaimRows",

@@ -26,7 +26,7 @@ import numpy as np
 
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.control.wire import message
-from tfos_nb.runtime.ragged import Output
+from tfos_nb.runtime.rows.ragged import Output
 
 if TYPE_CHECKING:
     from tfos_nb.runtime.heads import Head
@@ -138,7 +138,7 @@ class Model:
     signature : Signature
         What it takes and gives.
     apply : callable
-        Takes an array for each input, returns one, or a :class:`~tfos_nb.runtime.ragged.Ragged`, for each output.
+        Takes an array for each input, returns one, or a :class:`~tfos_nb.runtime.rows.ragged.Ragged`, for each output.
     close : callable
         Frees what it holds beside memory.
     """

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.models import Tensor
-from tfos_nb.runtime.ragged import Output, Ragged
+from tfos_nb.runtime.rows.ragged import Output, Ragged
 
 __all__ = ["SPARK_TYPES", "arrow_type", "column_of"]
 

@@ -28,7 +28,7 @@ from tfos_nb.runtime.batching import Pass, Shares
 from tfos_nb.runtime.control.reports import FeedStatus
 from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, MakeRoom, PassDone, Reached
 from tfos_nb.runtime.positions import PositionHeld
-from tfos_nb.runtime.spans import Spans, merged, rows_within
+from tfos_nb.runtime.rows.spans import Spans, merged, rows_within
 from tfos_nb.runtime.spill import Spill
 
 __all__ = ["Intake", "Passes", "Superseded", "Tell"]

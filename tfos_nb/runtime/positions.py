@@ -10,7 +10,7 @@ through; which rows of the partition are the node's, the driver's books say (:mo
 which a node has not said it, because it was lost first, is not gone on from.
 
 A number means the same rows only if Spark reads the partition as it did. So a fingerprint goes with it
-(:mod:`tfos_nb.runtime.fingerprint`), and the task that reads the partition again compares.
+(:mod:`tfos_nb.runtime.rows.fingerprint`), and the task that reads the partition again compares.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.answers import Answers
-from tfos_nb.runtime.columns import first_lengths
+from tfos_nb.runtime.rows.columns import first_lengths
 
 __all__ = ["Piece", "RequestQueue", "Stream", "joined"]
 

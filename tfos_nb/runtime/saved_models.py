@@ -24,7 +24,7 @@ from tfos_nb.runtime.models import (
     tensor_of,
     why_not_loaded,
 )
-from tfos_nb.runtime.ragged import Output, dense_or_ragged, fetched
+from tfos_nb.runtime.rows.ragged import Output, dense_or_ragged, fetched
 
 __all__ = ["graph_model", "load_saved_model", "new_session"]
 

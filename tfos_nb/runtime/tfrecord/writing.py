@@ -27,7 +27,7 @@ import pyarrow as pa
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime.control.wire import encode as to_wire
 from tfos_nb.runtime.control.wire import message
-from tfos_nb.runtime.rows import size_of
+from tfos_nb.runtime.rows.rdd_rows import size_of
 from tfos_nb.runtime.tfrecord.encode import encode
 from tfos_nb.runtime.tfrecord.fields import Field, RecordType
 from tfos_nb.runtime.tfrecord.files import SUCCESS, file_system, partition_directory, plain

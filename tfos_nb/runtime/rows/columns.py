@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.vectors import dense_rows, first_size, is_vector, shown, sparse_rows
+from tfos_nb.runtime.rows.vectors import dense_rows, first_size, is_vector, shown, sparse_rows
 
 __all__ = ["Column", "arrays_of", "columns_of", "first_lengths", "sparse_of"]
 

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.rows import KIND_KEY
-from tfos_nb.runtime.vectors import is_vector
+from tfos_nb.runtime.rows.rdd_rows import KIND_KEY
+from tfos_nb.runtime.rows.vectors import is_vector
 
 __all__ = ["FeedRow", "RowMaker", "columns_by_mapping", "values_of"]
 
