@@ -327,9 +327,9 @@ class _Crew:
         import grpc.aio
         import pyarrow as pa
 
-        from tfos_nb.runtime import ledger
         from tfos_nb.runtime.control import wire
         from tfos_nb.runtime.control.door import ASK, dial, metadata_of
+        from tfos_nb.runtime.feed import ledger
 
         channel = dial(self.address, grpc.aio.secure_channel)
         method, metadata = channel.unary_unary(ASK), metadata_of(self.address)

@@ -15,7 +15,7 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.fate import Fate
 from tfos_nb.feeding import Feed, FeedDesk
 from tfos_nb.runtime.control.lifecycle import FeedPlace, Following, MainStarted, NodeUp, Reservation, Serving
-from tfos_nb.runtime.ledger import ClaimRows, FeedFrom, StillFed
+from tfos_nb.runtime.feed.ledger import ClaimRows, FeedFrom, StillFed
 from tfos_nb.training import Call, Regathered
 
 __all__ = ["clock", "make"]

@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession, types
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.feedable import feedable
 from tfos_nb.feeding import FeedDesk, FeedOf, feed_job
-from tfos_nb.runtime import ledger
 from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.control.lifecycle import FeedPlace
+from tfos_nb.runtime.feed import ledger
 from tfos_nb.state import FeedProgress
 
 SCHEMA = pa.schema([("x", pa.list_(pa.float32()))]).serialize().to_pybytes()

@@ -24,7 +24,6 @@ from tfos_nb.feeding import FeedDesk
 from tfos_nb.logbook import LogBook
 from tfos_nb.members import Everyone
 from tfos_nb.roster import Roster
-from tfos_nb.runtime import ledger
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Link
 from tfos_nb.runtime.control.lifecycle import FeedPlace, MainReturned, MainStarted, NodeUp, Reservation, Start
@@ -38,6 +37,7 @@ from tfos_nb.runtime.control.reports import (
     silent_after,
     tick_among,
 )
+from tfos_nb.runtime.feed import ledger
 from tfos_nb.state import NodeState, NodeStatus
 from tfos_nb.widgets.trouble import trouble_first
 

@@ -20,7 +20,7 @@ from tfos_nb.runtime.control.lifecycle import (
     StateHeld,
     Stop,
 )
-from tfos_nb.runtime.ledger import WorkerThrough
+from tfos_nb.runtime.feed.ledger import WorkerThrough
 from tfos_nb.runtime.node import HoldsSlot, NodeWanted, SupervisorEnded
 
 __all__ = ["clock", "make"]

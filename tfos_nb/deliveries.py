@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from tfos_nb.errors import FeedFailed, TfosError
 from tfos_nb.fate import Fate
 from tfos_nb.roster import Roster
-from tfos_nb.runtime.ledger import FeedFrom
+from tfos_nb.runtime.feed.ledger import FeedFrom
 from tfos_nb.training import Call, Regathered
 
 __all__ = ["Deliveries"]

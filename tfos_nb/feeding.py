@@ -12,11 +12,11 @@ from typing import Any
 
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.feedable import feedable, read_schema, refuse_ended, unlike_schemas
-from tfos_nb.runtime import ledger
 from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.control.lifecycle import FeedPlace
-from tfos_nb.runtime.feedtask import SUMMARY_SCHEMA, FeedTask
-from tfos_nb.runtime.positions import HeldPositions, PositionHeld
+from tfos_nb.runtime.feed import ledger
+from tfos_nb.runtime.feed.feed_task import SUMMARY_SCHEMA, FeedTask
+from tfos_nb.runtime.feed.positions import HeldPositions, PositionHeld
 from tfos_nb.session import places_beside_exchanges
 from tfos_nb.state import FeedProgress
 

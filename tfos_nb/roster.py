@@ -38,9 +38,9 @@ from tfos_nb.runtime.control.placement import QUESTIONS
 from tfos_nb.runtime.control.plan import ClusterPlan, Role
 from tfos_nb.runtime.control.processes import signal_name
 from tfos_nb.runtime.control.reports import Heartbeat, History, LogLines
-from tfos_nb.runtime.ledger import FeedFrom, PassDone, WorkerThrough
+from tfos_nb.runtime.feed.ledger import FeedFrom, PassDone, WorkerThrough
+from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.node import HoldsSlot, NodeThere, NodeWanted, SupervisorEnded
-from tfos_nb.runtime.positions import PositionHeld
 from tfos_nb.runtime.storage.shared_directory import PlaceSeen, PlacesSeen
 from tfos_nb.state import NodeStatus
 

@@ -15,7 +15,7 @@ from tfos_nb.runtime.control.door import Desk, Link
 from tfos_nb.runtime.control.lifecycle import MainRaised, MainReturned, NodeEnded, NodeUp, Serving
 from tfos_nb.runtime.control.plan import Role
 from tfos_nb.runtime.control.reports import LogLines
-from tfos_nb.runtime.ledger import NoMoreFeeds
+from tfos_nb.runtime.feed.ledger import NoMoreFeeds
 
 __all__ = ["EvaluatorDesk"]
 

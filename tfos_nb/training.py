@@ -15,9 +15,9 @@ from tfos_nb.feedable import check_alike
 from tfos_nb.feeding import Feed, FeedOf, check_feedable, feed_job
 from tfos_nb.launching import error_of_job
 from tfos_nb.roster import Roster
-from tfos_nb.runtime import ledger
 from tfos_nb.runtime.control.door import DoorAddress
-from tfos_nb.runtime.feedtask import NOT_SENT
+from tfos_nb.runtime.feed import ledger
+from tfos_nb.runtime.feed.feed_task import NOT_SENT
 from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE
 from tfos_nb.session import Job, SparkJobs
 from tfos_nb.settings import check_seconds

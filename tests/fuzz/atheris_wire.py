@@ -18,7 +18,7 @@ import atheris  # type: ignore[import-not-found]
 
 with atheris.instrument_imports(include=["msgpack.fallback", "tfos_nb.runtime.control.wire"]):
     from tfos_nb.runtime.control import wire
-    from tfos_nb.runtime.passes import Intake
+    from tfos_nb.runtime.feed.passes import Intake
 
 import pyarrow as pa
 
@@ -26,8 +26,8 @@ from tests.fuzz.inputs import KINDS
 from tests.fuzz.test_message_bytes import check_right
 from tests.runtime.test_wire import MESSAGES
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.feed import FeedTicket, _Chunk
-from tfos_nb.runtime.ledger import FeedBegins, Reached
+from tfos_nb.runtime.feed.ledger import FeedBegins, Reached
+from tfos_nb.runtime.feed.transfer import FeedTicket, _Chunk
 from tfos_nb.runtime.rows.spans import merged, rows_within
 
 ROWS = pa.RecordBatch.from_pydict({"id": pa.array(range(5), pa.int64())})

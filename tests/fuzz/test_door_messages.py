@@ -22,13 +22,13 @@ from tests.fuzz.inputs import KINDS, any_message, bytes_of_any_kind, examples, m
 from tests.runtime.test_door import raw_channel
 from tfos_nb.parallel import _Desk
 from tfos_nb.roster import Roster
-from tfos_nb.runtime import ledger
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import _CARRY, ASK, ATTEND, Attendance, Door, DoorAddress, DoorClient
 from tfos_nb.runtime.control.lifecycle import FeedPlace, MainStarted, NodeUp, Refused, Reservation
 from tfos_nb.runtime.control.placement import QUESTIONS, AskPlaces
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER, FeedStatus, Heartbeat, StepReport
+from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.node import SupervisorEnded
 from tfos_nb.runtime.solo import SoloEnded
 from tfos_nb.sidecar import EvaluatorDesk

@@ -28,8 +28,8 @@ from tests.fuzz.inputs import any_message, bytes_of_any_kind, examples, mutated
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.control.node_connection import connect
-from tfos_nb.runtime.feed import FeedTicket, NodeStream, _Chunk
-from tfos_nb.runtime.handover import BLOCK_BYTES
+from tfos_nb.runtime.feed.shared_memory import BLOCK_BYTES
+from tfos_nb.runtime.feed.transfer import FeedTicket, NodeStream, _Chunk
 from tfos_nb.runtime.inferring import Failure, Ticket
 
 SECONDS = 20.0

@@ -22,9 +22,9 @@ import tensorflow as tf
 
 from tests.keras import models
 from tests.keras.workers import as_worker, write_results
-from tfos_nb.runtime.batching import Pass, Shares
 from tfos_nb.runtime.dataset import DatasetOptions, build_dataset
-from tfos_nb.runtime.ledger import FeedSchema
+from tfos_nb.runtime.feed.batching import Pass, Shares
+from tfos_nb.runtime.feed.ledger import FeedSchema
 from tfos_nb.runtime.rows.columns import first_lengths
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfos_nb.runtime.batching import Batches, Cutter, Division, Shares, parts_of, steps_of_pass
+from tfos_nb.runtime.feed.batching import Batches, Cutter, Division, Shares, parts_of, steps_of_pass
 
 
 def cut(division: Division, shares: Shares, *, streamed: bool, pieces: list[int], whole: bool = False) -> list[int]:

@@ -15,16 +15,17 @@ import pyarrow.flight as flight
 import pytest
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime import inferring, ledger
+from tfos_nb.runtime import inferring
 from tfos_nb.runtime.answers import Answers, listed
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Door, DoorAddress, Link
 from tfos_nb.runtime.control.node_connection import connect
 from tfos_nb.runtime.control.placement import QUESTIONS, PlacementDesk
 from tfos_nb.runtime.datafeed import DataFeed, NodeRows, RowFeeds
-from tfos_nb.runtime.feed import FeedServer
+from tfos_nb.runtime.feed import ledger
+from tfos_nb.runtime.feed.queues import FeedQueues
+from tfos_nb.runtime.feed.transfer import FeedServer
 from tfos_nb.runtime.inferring import InferTask, RequestDesk
-from tfos_nb.runtime.queues import FeedQueues
 from tfos_nb.runtime.requests import RequestQueue
 from tfos_nb.runtime.rows.rdd_rows import batches_of_rows
 from tfos_nb.runtime.rows.row_lists import FeedRow, RowMaker, columns_by_mapping

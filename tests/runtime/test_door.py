@@ -18,8 +18,8 @@ from tfos_nb.runtime.control import admission, wire
 from tfos_nb.runtime.control.door import Door, DoorAddress, DoorClient, Link
 from tfos_nb.runtime.control.identity import SERVER_NAME, Identity
 from tfos_nb.runtime.control.lifecycle import Farewell, FeedPlace, NodeJob, Refused, Reservation, Stop
-from tfos_nb.runtime.feed import FeedTicket, NodeStream
-from tfos_nb.runtime.feedtask import FeedTask
+from tfos_nb.runtime.feed.feed_task import FeedTask
+from tfos_nb.runtime.feed.transfer import FeedTicket, NodeStream
 from tfos_nb.runtime.node import NodeTask
 
 SECONDS = 20.0

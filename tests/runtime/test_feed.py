@@ -30,14 +30,14 @@ from hypothesis import strategies as st
 from tests.conftest import ENVIRONMENT
 from tfos_nb.errors import FeedFailed
 from tfos_nb.feeding import Feed, FeedDesk
-from tfos_nb.runtime import feedtask, ledger
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Door, DoorAddress, DoorClient, Link
 from tfos_nb.runtime.control.identity import SERVER_NAME
 from tfos_nb.runtime.control.lifecycle import FeedPlace
-from tfos_nb.runtime.feed import FeedServer, FeedTicket, FewerRows, NodeHungUp, NodeStream
-from tfos_nb.runtime.feedtask import FeedTask, _send_partition
-from tfos_nb.runtime.passes import Passes
+from tfos_nb.runtime.feed import feed_task, ledger
+from tfos_nb.runtime.feed.feed_task import FeedTask, _send_partition
+from tfos_nb.runtime.feed.passes import Passes
+from tfos_nb.runtime.feed.transfer import FeedServer, FeedTicket, FewerRows, NodeHungUp, NodeStream
 from tfos_nb.runtime.rows.fingerprint import Fingerprint
 from tfos_nb.runtime.rows.spans import Spans
 
@@ -495,7 +495,7 @@ def test_a_node_that_has_enough_lets_the_task_end() -> None:
 
 
 def test_a_batch_bigger_than_a_message_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feedtask, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(feed_task, "PIECE_BYTES", 1000)
     ids = ids_of_partition(0, 3000)
     with driver_of(1) as driver:
         feed = driver.begin()
@@ -523,7 +523,7 @@ def sent_pieces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Spans]]:
 
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_pieces_of_one_node_go_together(monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
-    monkeypatch.setattr(feedtask, "_WAIT", 60.0)
+    monkeypatch.setattr(feed_task, "_WAIT", 60.0)
     pieces = sent_pieces(monkeypatch)
     ids = ids_of_partition(0, 5000)
     with driver_of(nodes, buffer_bytes=1 << 30) as driver:
@@ -538,8 +538,8 @@ def test_pieces_of_one_node_go_together(monkeypatch: pytest.MonkeyPatch, nodes: 
 
 
 def test_no_more_rows_wait_than_for_all_nodes_together_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feedtask, "_WAIT", 60.0)
-    monkeypatch.setattr(feedtask, "_MOST_BYTES", 1000 * batch_of([0]).nbytes)
+    monkeypatch.setattr(feed_task, "_WAIT", 60.0)
+    monkeypatch.setattr(feed_task, "_MOST_BYTES", 1000 * batch_of([0]).nbytes)
     pieces = sent_pieces(monkeypatch)
     with driver_of(3, buffer_bytes=1 << 30) as driver:
         assert send(driver, driver.begin(), cut(ids_of_partition(0, 5000), [100] * 49)) == 5000
@@ -550,8 +550,8 @@ def test_no_more_rows_wait_than_for_all_nodes_together_is_enough(monkeypatch: py
 
 def test_rows_that_become_large_are_sent_as_their_bytes_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures of which the first ones are empty: by the first batch a million would not be too many to wait."""
-    monkeypatch.setattr(feedtask, "_WAIT", 60.0)
-    monkeypatch.setattr(feedtask, "_ENOUGH_BYTES", 100_000)
+    monkeypatch.setattr(feed_task, "_WAIT", 60.0)
+    monkeypatch.setattr(feed_task, "_ENOUGH_BYTES", 100_000)
     pieces = sent_pieces(monkeypatch)
     empty = pa.RecordBatch.from_pydict({"id": range(100), "picture": [b""] * 100})
     large = [
@@ -587,7 +587,7 @@ def test_nodes_that_wait_for_each_other_are_fed_with_little_room(
     monkeypatch: pytest.MonkeyPatch, partitions: int
 ) -> None:
     """One that is full must not keep a task from the rows of the one that it waits for."""
-    monkeypatch.setattr(feedtask, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(feed_task, "PIECE_BYTES", 1000)
     ids = [ids_of_partition(partition, 9000) for partition in range(partitions)]
     with driver_of(2, buffer_bytes=2000 * partitions) as driver, ThreadPoolExecutor(partitions + 1) as threads:
         feed = driver.begin()
@@ -603,7 +603,7 @@ def test_nodes_that_wait_for_each_other_are_fed_with_little_room(
 
 def test_rows_that_are_slow_to_come_are_sent_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that waits for them must not wait for the rest of a segment, too."""
-    monkeypatch.setattr(feedtask, "_WAIT", 0.0)
+    monkeypatch.setattr(feed_task, "_WAIT", 0.0)
     pieces = sent_pieces(monkeypatch)
     with driver_of(1) as driver:
         feed = driver.begin()
@@ -620,7 +620,7 @@ def move_away(driver: Driver, *nodes: str) -> None:
 
 def test_a_node_on_the_same_host_is_preferred_and_all_are_level_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are held back for the node on the other host; while they come, the near one is ahead."""
-    monkeypatch.setattr(feedtask, "_WAIT", 0.0)
+    monkeypatch.setattr(feed_task, "_WAIT", 0.0)
     ids = ids_of_partition(0, 1001)
     with driver_of(2, buffer_bytes=1 << 30) as driver:
         move_away(driver, "worker:1")
@@ -645,8 +645,8 @@ def test_a_node_on_the_same_host_is_preferred_and_all_are_level_at_the_end(monke
 
 
 def test_no_more_is_held_back_than_a_node_takes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feedtask, "_WAIT", 0.0)
-    monkeypatch.setattr(feedtask, "_HELD_BYTES", 50 * batch_of([0]).nbytes)
+    monkeypatch.setattr(feed_task, "_WAIT", 0.0)
+    monkeypatch.setattr(feed_task, "_HELD_BYTES", 50 * batch_of([0]).nbytes)
     asked: list[ledger.ClaimRows] = []
     with driver_of(3, buffer_bytes=1 << 30) as driver:
         move_away(driver, "worker:0", "worker:2")
@@ -776,7 +776,7 @@ def test_a_nodes_error_reaches_the_task() -> None:
         token = [(b"tfos-token", driver.address.token.encode())]
         node = driver.nodes["worker:0"]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tfos_nb.runtime.passes._ANNOUNCED_WITHIN", 0.05)
+            patch.setattr("tfos_nb.runtime.feed.passes._ANNOUNCED_WITHIN", 0.05)
             with pytest.raises(pa.ArrowException, match="was not told of feed 1"):
                 stream_to(node.server.place, near=True, headers=token)
 
@@ -861,8 +861,8 @@ def test_two_attempts_at_once_with_any_orders_of_rows_give_each_once_or_are_refu
     """As where Spark speculates on input without an order."""
     first, second, alike = orders
     with driver_of(nodes) as driver, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(feedtask, "_WAIT", 0.0)  # each batch is sent as it comes
-        patch.setattr(feedtask, "_TURN_EVERY", 0.02)
+        patch.setattr(feed_task, "_WAIT", 0.0)  # each batch is sent as it comes
+        patch.setattr(feed_task, "_TURN_EVERY", 0.02)
         feed, order = driver.begin(), Turns(turns)
         numbers = [next(attempt_numbers) for _ in range(2)]
 
@@ -890,8 +890,8 @@ def test_two_attempts_at_once_with_any_orders_of_rows_give_each_once_or_are_refu
 @pytest.mark.parametrize("later", ["breaks off", "is silent", "is through"])
 def test_an_attempt_that_another_overtakes_goes_on_when_it_can(later: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark counts it as no failure: the same may be overtaken as often as it speculates."""
-    monkeypatch.setattr("tfos_nb.runtime.passes._SILENT", 0.5)
-    monkeypatch.setattr(feedtask, "_WAIT", 0.0)
+    monkeypatch.setattr("tfos_nb.runtime.feed.passes._SILENT", 0.5)
+    monkeypatch.setattr(feed_task, "_WAIT", 0.0)
     ids = ids_of_partition(0, 300)
     with driver_of(2) as driver, ThreadPoolExecutor(2) as pool:
         feed = driver.begin()

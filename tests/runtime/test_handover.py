@@ -18,10 +18,10 @@ import pytest
 from tests.conftest import ENVIRONMENT
 from tests.runtime.test_feed import batch_of, cut, driver_of, ids_of_partition, send
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime import feedtask
 from tfos_nb.runtime.control import wire
-from tfos_nb.runtime.feed import FeedTicket, _Chunk
-from tfos_nb.runtime.handover import BLOCK_BYTES, BlockPool, BlockWriter, Written
+from tfos_nb.runtime.feed import feed_task
+from tfos_nb.runtime.feed.shared_memory import BLOCK_BYTES, BlockPool, BlockWriter, Written
+from tfos_nb.runtime.feed.transfer import FeedTicket, _Chunk
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_what_another_process_writes_is_read_in_place(pool: BlockPool) -> None:
     block = pool.take()
     script = f"""
         import numpy as np, pyarrow as pa
-        from tfos_nb.runtime.handover import BlockWriter, PoolPlace
+        from tfos_nb.runtime.feed.shared_memory import BlockWriter, PoolPlace
         batch = pa.RecordBatch.from_pydict({{"id": np.arange(1000), "name": [f"row {{i}}" for i in range(1000)]}})
         written = BlockWriter({pool.place!r}).write({block}, batch.slice(100, 800))
         print(written.first, written.size)
@@ -159,7 +159,7 @@ def test_where_there_are_no_blocks_every_row_comes_by_the_socket(
 
 def test_a_main_that_keeps_what_it_was_given_keeps_what_was_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that never come back: when there are none left the rows take the other way."""
-    monkeypatch.setattr(feedtask, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(feed_task, "PIECE_BYTES", 1000)
     ids = ids_of_partition(0, 4000)
     with driver_of(1) as driver:
         passes = driver.nodes["worker:0"].passes

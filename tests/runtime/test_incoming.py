@@ -17,8 +17,8 @@ from tests.waiting import until
 from tfos_nb.runtime.control import admission
 from tfos_nb.runtime.control.admission import Strangers
 from tfos_nb.runtime.control.lifecycle import FeedPlace
-from tfos_nb.runtime.feed import FeedServer
-from tfos_nb.runtime.passes import Passes
+from tfos_nb.runtime.feed.passes import Passes
+from tfos_nb.runtime.feed.transfer import FeedServer
 
 SECONDS = 20.0
 

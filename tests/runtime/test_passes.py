@@ -16,9 +16,9 @@ import pytest
 from tests.waiting import until
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control.reports import FeedStatus
-from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema, MakeRoom, PassDone, Reached
-from tfos_nb.runtime.passes import Passes, Superseded
-from tfos_nb.runtime.spill import Spill
+from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema, MakeRoom, PassDone, Reached
+from tfos_nb.runtime.feed.passes import Passes, Superseded
+from tfos_nb.runtime.feed.spill import Spill
 
 SECONDS = 20.0
 
@@ -291,7 +291,7 @@ def test_a_share_of_another_size_than_announced_is_an_error(make: Callable[..., 
 
 
 def test_a_node_that_is_never_told_of_a_feed_says_so(make: Callable[..., Box], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfos_nb.runtime.passes._ANNOUNCED_WITHIN", 0.05)
+    monkeypatch.setattr("tfos_nb.runtime.feed.passes._ANNOUNCED_WITHIN", 0.05)
     with pytest.raises(FeedFailed, match="worker:0 was not told of feed 7"):
         make().passes.intake(7)
 

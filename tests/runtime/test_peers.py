@@ -20,10 +20,10 @@ from tfos_nb.runtime import peers as peers_module
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.lifecycle import Moved
 from tfos_nb.runtime.coordinator import LocalFeed, Wanted
-from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema
+from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema
+from tfos_nb.runtime.feed.supply import Supply
 from tfos_nb.runtime.peers import Peers, _is_there, each_alone, unread
 from tfos_nb.runtime.steps import _Flight, _result_of
-from tfos_nb.runtime.supply import Supply
 
 BATCH = pa.RecordBatch.from_pydict({"id": pa.array(range(8), pa.int64())})
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.kept import Kept
-from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema, PassDone
-from tfos_nb.runtime.supply import Supply
+from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema, PassDone
+from tfos_nb.runtime.feed.supply import Supply
+from tfos_nb.runtime.feed.validation_rows import Kept
 
 SECONDS = 20.0
 

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tfos_nb.runtime import ledger
 from tfos_nb.runtime.control import lifecycle, reports, wire
+from tfos_nb.runtime.feed import ledger
 
 bounded = settings(deadline=None, max_examples=60)
 

@@ -17,7 +17,7 @@ from tfos_nb.errors import PlanError
 from tfos_nb.runtime.storage.remote import file_system
 
 if TYPE_CHECKING:
-    from tfos_nb.runtime.passes import Passes
+    from tfos_nb.runtime.feed.passes import Passes
 
 __all__ = ["CheckpointWatch"]
 

@@ -16,15 +16,15 @@ from tfos_nb.runtime.control.reports import Reporter
 from tfos_nb.runtime.datafeed import NodeRows, RowFeeds
 from tfos_nb.runtime.dataset import DatasetOptions, Names
 from tfos_nb.runtime.early_stop import watch_fit
+from tfos_nb.runtime.feed.queues import DEFAULT_QUEUE
+from tfos_nb.runtime.feed.supply import Supply
 from tfos_nb.runtime.later_dataset import dataset_of
-from tfos_nb.runtime.queues import DEFAULT_QUEUE
 from tfos_nb.runtime.resuming import save_whole_epochs, watch_restores
 from tfos_nb.runtime.roles import Roles
 from tfos_nb.runtime.sources import Sources
 from tfos_nb.runtime.storage.one_writer import WRITER
 from tfos_nb.runtime.storage.remote import Draft, writing
 from tfos_nb.runtime.storage.uploads import SavingFlag, Uploads
-from tfos_nb.runtime.supply import Supply
 
 if TYPE_CHECKING:
     import tensorflow as tf

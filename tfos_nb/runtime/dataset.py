@@ -1,6 +1,6 @@
 """The rows of a node as a ``tf.data.Dataset``: whole blocks enter TensorFlow, and batches are cut there.
 
-Where they are cut is decided in Python (:mod:`tfos_nb.runtime.batching`), block by block.
+Where they are cut is decided in Python (:mod:`tfos_nb.runtime.feed.batching`), block by block.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.batching import Cut, Pass
 from tfos_nb.runtime.class_weights import weights_of
 from tfos_nb.runtime.dividing import divisible, of_size
-from tfos_nb.runtime.ledger import FeedSchema
+from tfos_nb.runtime.feed.batching import Cut, Pass
+from tfos_nb.runtime.feed.ledger import FeedSchema
 from tfos_nb.runtime.rows.columns import Column, arrays_of, columns_of, sparse_of
 from tfos_nb.runtime.tuning import as_fed
 

@@ -2,7 +2,7 @@
 
 TensorFlow's strategies cut each batch of a dataset into one part for each replica, on every worker for itself. A
 partial batch of two workers becomes two steps of half its size that way, and a worker whose batches are out takes part
-with batches without rows. A dataset of fed rows knows better where to cut (:mod:`tfos_nb.runtime.batching`), so a
+with batches without rows. A dataset of fed rows knows better where to cut (:mod:`tfos_nb.runtime.feed.batching`), so a
 strategy that is given one, or what ``map``, ``prefetch`` and the like make of it, is to take its batches as they are.
 """
 
@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tfos_nb.runtime.batching import Cut, Division
+from tfos_nb.runtime.feed.batching import Cut, Division
 from tfos_nb.runtime.keras_replica import is_synchronous
 from tfos_nb.runtime.own_loops import expect_lacking_rows
 

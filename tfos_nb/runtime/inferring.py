@@ -40,7 +40,7 @@ from tfos_nb.runtime.control.node_connection import connect
 from tfos_nb.runtime.control.placement import AskPlaces, ClaimNode, InferencePlaces, ReleaseNode
 from tfos_nb.runtime.control.processes import is_here
 from tfos_nb.runtime.control.wire import message
-from tfos_nb.runtime.queues import check_queue
+from tfos_nb.runtime.feed.queues import check_queue
 from tfos_nb.runtime.requests import RequestQueue, Stream, joined
 from tfos_nb.runtime.rows.batch_validation import sound
 from tfos_nb.runtime.rows.rdd_rows import batches_of_rows, size_of

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfos_nb.runtime.code.on_import import when_imported
+from tfos_nb.runtime.feed.supply import Supply
 from tfos_nb.runtime.last_state import LastState, State
-from tfos_nb.runtime.supply import Supply
 
 __all__ = ["keep_fits"]
 

@@ -15,8 +15,8 @@ from tfos_nb.runtime.strategies import Member, mesh
 
 if TYPE_CHECKING:
     from tfos_nb.runtime.control.plan import Node
+    from tfos_nb.runtime.feed.supply import Supply
     from tfos_nb.runtime.steps import CoordinatedDataset
-    from tfos_nb.runtime.supply import Supply
 
 __all__ = ["Roles"]
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.dataset import DatasetOptions
+from tfos_nb.runtime.feed.queues import DEFAULT_QUEUE
+from tfos_nb.runtime.feed.supply import Supply
+from tfos_nb.runtime.feed.validation_rows import Kept
 from tfos_nb.runtime.files import FileSource, share_of_files
 from tfos_nb.runtime.formats import reading
-from tfos_nb.runtime.kept import Kept
 from tfos_nb.runtime.later_dataset import dataset_of
-from tfos_nb.runtime.queues import DEFAULT_QUEUE
 from tfos_nb.runtime.recordfiles import WithValues
 from tfos_nb.runtime.storage.paths import tf_path
-from tfos_nb.runtime.supply import Supply
 
 if TYPE_CHECKING:
     import tensorflow as tf

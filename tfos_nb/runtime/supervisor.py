@@ -32,7 +32,6 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tfos_nb.runtime import ledger
 from tfos_nb.runtime.control.lifecycle import (
     Farewell,
     MainStarted,
@@ -47,10 +46,11 @@ from tfos_nb.runtime.control.lifecycle import (
 from tfos_nb.runtime.control.processes import address_towards, private_directory, read_frame, remove_directory
 from tfos_nb.runtime.control.reports import Heartbeat, LogLines, tick_among
 from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelEnd
+from tfos_nb.runtime.feed import ledger
+from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.host.gpu_claims import GpuClaims, GpusTaken
 from tfos_nb.runtime.last_state import StateMemory
 from tfos_nb.runtime.nodeprocess import Exited, Heard, NodeProcess, environment_of
-from tfos_nb.runtime.positions import PositionHeld
 from tfos_nb.runtime.storage.shared_directory import PlaceSeen
 from tfos_nb.runtime.tensorboard import TensorBoard
 from tfos_nb.runtime.warm import ServerTerms, WarmProcess, can_fork

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from tfos_nb.errors import FeedFailed, TfosError
-from tfos_nb.runtime import ledger
 from tfos_nb.runtime.code.on_import import spare_scikit_learn
 from tfos_nb.runtime.code.payload import unpack
 from tfos_nb.runtime.context import NodeContext
@@ -53,12 +52,13 @@ from tfos_nb.runtime.control.plan import Node, Role
 from tfos_nb.runtime.control.processes import Channel, answers, die_with_parent, name_this_process
 from tfos_nb.runtime.control.reports import Reporter
 from tfos_nb.runtime.datafeed import NodeRows
-from tfos_nb.runtime.feed import FeedServer
+from tfos_nb.runtime.feed import ledger
+from tfos_nb.runtime.feed.queues import DEFAULT_QUEUE, FeedQueues
+from tfos_nb.runtime.feed.transfer import FeedServer
 from tfos_nb.runtime.inferring import RequestDesk
 from tfos_nb.runtime.keras_fit import NODE_VARIABLE
 from tfos_nb.runtime.last_state import LastState
 from tfos_nb.runtime.peers import Peers
-from tfos_nb.runtime.queues import DEFAULT_QUEUE, FeedQueues
 from tfos_nb.runtime.storage.log_mirror import mirrored
 from tfos_nb.runtime.storage.paths import spill_directory
 from tfos_nb.runtime.storage.remote import check_places

@@ -20,11 +20,11 @@ from dataclasses import replace
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.batching import Pass
 from tfos_nb.runtime.control.reports import FeedStatus
-from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, PassDone
-from tfos_nb.runtime.passes import Passes, Tell, _Pass
-from tfos_nb.runtime.positions import PositionHeld
+from tfos_nb.runtime.feed.batching import Pass
+from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, PassDone
+from tfos_nb.runtime.feed.passes import Passes, Tell, _Pass
+from tfos_nb.runtime.feed.positions import PositionHeld
 
 __all__ = ["Supply"]
 

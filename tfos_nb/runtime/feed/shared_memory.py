@@ -7,8 +7,8 @@
 
 A batch is copied once, by the task, into memory that TensorFlow then reads where it is. Through a socket it is copied
 four times. Which block may be written to is said by the node (over the stream that feeds it, see
-:mod:`tfos_nb.runtime.feed`), and a block is free again when nobody in the node refers to its memory any more. If none
-is free, or if the task cannot open the memory (another container), the rows go through the socket.
+:mod:`tfos_nb.runtime.feed.transfer`), and a block is free again when nobody in the node refers to its memory any more.
+If none is free, or if the task cannot open the memory (another container), the rows go through the socket.
 
 The memory has no name: it is gone with the last process that uses it. A process of the same user opens it by way of
 ``/proc``.

@@ -6,8 +6,8 @@
     driver:  Start(held=states) ──▶ node: ctx.resume(model) ── FeedFrom(passes=2, state) ──▶ the pass without these rows
 
 A node's rows of a partition come in their order, so that one number for each partition says which ones it has been
-through; which rows of the partition are the node's, the driver's books say (:mod:`tfos_nb.runtime.ledger`). A state of
-which a node has not said it, because it was lost first, is not gone on from.
+through; which rows of the partition are the node's, the driver's books say (:mod:`tfos_nb.runtime.feed.ledger`). A
+state of which a node has not said it, because it was lost first, is not gone on from.
 
 A number means the same rows only if Spark reads the partition as it did. So a fingerprint goes with it
 (:mod:`tfos_nb.runtime.rows.fingerprint`), and the task that reads the partition again compares.
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfos_nb.runtime.control.wire import message
-from tfos_nb.runtime.ledger import FeedLedger, HeldRows, Reached
+from tfos_nb.runtime.feed.ledger import FeedLedger, HeldRows, Reached
 
 __all__ = ["HeldPositions", "PositionHeld"]
 

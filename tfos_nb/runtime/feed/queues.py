@@ -12,9 +12,9 @@ from typing import Any
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control.reports import FeedStatus
-from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedSchema, MakeRoom
-from tfos_nb.runtime.passes import Intake
-from tfos_nb.runtime.supply import Supply
+from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema, MakeRoom
+from tfos_nb.runtime.feed.passes import Intake
+from tfos_nb.runtime.feed.supply import Supply
 
 __all__ = ["DEFAULT_QUEUE", "FeedQueues", "check_queue"]
 

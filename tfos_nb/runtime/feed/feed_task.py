@@ -19,10 +19,10 @@ import pyarrow as pa
 from pyarrow import flight
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime import ledger
 from tfos_nb.runtime.control.door import DoorAddress, DoorClient
 from tfos_nb.runtime.control.processes import address_towards, is_here
-from tfos_nb.runtime.feed import FeedTicket, FewerRows, NodeHungUp, NodeStream
+from tfos_nb.runtime.feed import ledger
+from tfos_nb.runtime.feed.transfer import FeedTicket, FewerRows, NodeHungUp, NodeStream
 from tfos_nb.runtime.host.malloc import memory_kept
 from tfos_nb.runtime.rows.balancing import PIECE_BYTES
 from tfos_nb.runtime.rows.columns import first_lengths
@@ -350,7 +350,7 @@ class _PartitionSender:
     def finish(self) -> int:
         """Wait until every node has acknowledged its rows; tell the driver; return how many rows there were.
 
-        The input may have been broken off, which cannot be seen from here: see :mod:`tfos_nb.runtime.ledger`.
+        The input may have been broken off, which cannot be seen from here: see :mod:`tfos_nb.runtime.feed.ledger`.
         """
         self._deal(held=0)
         self._send_all()

@@ -2,7 +2,7 @@
 
 ::
 
-    Spark task "FeedTask" (tfos_nb.runtime.feedtask) ── question: where? ──▶ door (tfos_nb.runtime.ledger)
+    Spark task "FeedTask" (tfos_nb.runtime.feed.feed_task) ── question: where? ──▶ door (tfos_nb.runtime.feed.ledger)
          │
          └── Arrow Flight DoPut, one stream a (partition, node) ──▶ FeedServer in the node ──▶ passes.Intake
 
@@ -13,9 +13,9 @@ failed one leaves out the rows before the node's position, after a look that its
 hold several pieces of a partition, between which lie those of other nodes.
 
 Same host: a unix socket in a private directory; the rows themselves are handed over in shared memory
-(:mod:`tfos_nb.runtime.handover`), and what goes through the socket then is an empty batch that says where they are. The
-node grants a block for each batch, two ahead. Other hosts: TLS with the node's own certificate, pinned. The cluster's
-token is in the header of every call.
+(:mod:`tfos_nb.runtime.feed.shared_memory`), and what goes through the socket then is an empty batch that says where
+they are. The node grants a block for each batch, two ahead. Other hosts: TLS with the node's own certificate, pinned.
+The cluster's token is in the header of every call.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.control.node_connection import connect
 from tfos_nb.runtime.control.processes import boot, host_and_port
 from tfos_nb.runtime.control.wire import message
-from tfos_nb.runtime.handover import BLOCK_BYTES, BlockPool, BlockWriter, Grant, PoolPlace, Written
-from tfos_nb.runtime.ledger import Reached
-from tfos_nb.runtime.passes import Passes, Superseded
+from tfos_nb.runtime.feed.ledger import Reached
+from tfos_nb.runtime.feed.passes import Passes, Superseded
+from tfos_nb.runtime.feed.shared_memory import BLOCK_BYTES, BlockPool, BlockWriter, Grant, PoolPlace, Written
 from tfos_nb.runtime.rows.batch_validation import sound
 from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE, Fingerprint
 from tfos_nb.runtime.rows.spans import Spans, from_row, rows_within

@@ -24,12 +24,12 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.batching import Pass, Shares
 from tfos_nb.runtime.control.reports import FeedStatus
-from tfos_nb.runtime.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, MakeRoom, PassDone, Reached
-from tfos_nb.runtime.positions import PositionHeld
+from tfos_nb.runtime.feed.batching import Pass, Shares
+from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, MakeRoom, PassDone, Reached
+from tfos_nb.runtime.feed.positions import PositionHeld
+from tfos_nb.runtime.feed.spill import Spill
 from tfos_nb.runtime.rows.spans import Spans, merged, rows_within
-from tfos_nb.runtime.spill import Spill
 
 __all__ = ["Intake", "Passes", "Superseded", "Tell"]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.batching import Pass
-from tfos_nb.runtime.ledger import FeedSchema
-from tfos_nb.runtime.supply import Supply
+from tfos_nb.runtime.feed.batching import Pass
+from tfos_nb.runtime.feed.ledger import FeedSchema
+from tfos_nb.runtime.feed.supply import Supply
 
 __all__ = ["Kept"]
 
