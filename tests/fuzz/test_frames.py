@@ -26,8 +26,8 @@ from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.lifecycle import MainStarted, NodeEnded, NodeJob
 from tfos_nb.runtime.control.processes import Channel, read_frame
 from tfos_nb.runtime.control.reports import FeedStatus, ReportBox, StepReport
-from tfos_nb.runtime.last_state import _HEAD, LastState, StateMemory
 from tfos_nb.runtime.nodeprocess import Exited, NodeProcess
+from tfos_nb.runtime.recovery.memory_state import _HEAD, LastState, StateMemory
 from tfos_nb.runtime.warm import Fork
 
 SECONDS = 20.0

@@ -14,7 +14,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.waiting import until
-from tfos_nb.runtime.checkpointing import Checkpointing
+from tfos_nb.runtime.recovery.checkpointing import Checkpointing
 from tfos_nb.runtime.storage.uploads import SavingFlag, Uploads
 
 

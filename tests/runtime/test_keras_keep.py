@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tfos_nb.runtime.feed.supply import Supply
-from tfos_nb.runtime.keras_keep import keep_fits
-from tfos_nb.runtime.last_state import LastState, StateMemory
-from tfos_nb.runtime.resuming import save_whole_epochs
+from tfos_nb.runtime.recovery.keras_resume import save_whole_epochs
+from tfos_nb.runtime.recovery.keras_state import keep_fits
+from tfos_nb.runtime.recovery.memory_state import LastState, StateMemory
 
 X = np.arange(32.0).reshape(32, 1) / 32
 Y = 3 * X + 1

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tfos_nb.runtime.last_state import LastState, StateMemory
+from tfos_nb.runtime.recovery.memory_state import LastState, StateMemory
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_the_later_of_two_states_is_read(memory: StateMemory) -> None:
 
 def test_a_state_outlives_its_writer(memory: StateMemory) -> None:
     program = (
-        "import sys, os, numpy as np; from tfos_nb.runtime.last_state import LastState; "
+        "import sys, os, numpy as np; from tfos_nb.runtime.recovery.memory_state import LastState; "
         "LastState(sys.argv[1:]).put(5, 4, [np.arange(3.0)]); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", program, *memory.places], check=False)
@@ -64,7 +64,7 @@ def test_a_state_that_was_not_written_to_its_end_is_none(memory: StateMemory, mo
         os.write(file.fileno(), data[: len(data) // 2])  # type: ignore[attr-defined]
         raise Killed
 
-    monkeypatch.setattr("tfos_nb.runtime.last_state._write", torn)
+    monkeypatch.setattr("tfos_nb.runtime.recovery.memory_state._write", torn)
     with pytest.raises(Killed):
         last.put(3, 3, [np.arange(5.0)])
     assert values(last) == [[0.0, 1.0, 2.0, 3.0]]

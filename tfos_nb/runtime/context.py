@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from tfos_nb.brief import without_password
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.checkpointing import Checkpointing
 from tfos_nb.runtime.control.plan import Node, Role
 from tfos_nb.runtime.control.reports import Reporter
 from tfos_nb.runtime.datafeed import NodeRows, RowFeeds
@@ -19,7 +18,8 @@ from tfos_nb.runtime.early_stop import watch_fit
 from tfos_nb.runtime.feed.queues import DEFAULT_QUEUE
 from tfos_nb.runtime.feed.supply import Supply
 from tfos_nb.runtime.later_dataset import dataset_of
-from tfos_nb.runtime.resuming import save_whole_epochs, watch_restores
+from tfos_nb.runtime.recovery.checkpointing import Checkpointing
+from tfos_nb.runtime.recovery.keras_resume import save_whole_epochs, watch_restores
 from tfos_nb.runtime.roles import Roles
 from tfos_nb.runtime.sources import Sources
 from tfos_nb.runtime.storage.one_writer import WRITER

@@ -6,8 +6,8 @@ from tfos_nb.runtime import keras_fit
 from tfos_nb.runtime.autolog import autolog, progress_callback
 from tfos_nb.runtime.dividing import divide_datasets
 from tfos_nb.runtime.keras_files import write_files_once
-from tfos_nb.runtime.keras_keep import keep_fits
 from tfos_nb.runtime.own_loops import mend_own_loops
+from tfos_nb.runtime.recovery.keras_state import keep_fits
 from tfos_nb.runtime.strategies import refuse_what_fails
 from tfos_nb.runtime.tuning import tune_no_devices
 

@@ -49,8 +49,8 @@ from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelEnd
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.host.gpu_claims import GpuClaims, GpusTaken
-from tfos_nb.runtime.last_state import StateMemory
 from tfos_nb.runtime.nodeprocess import Exited, Heard, NodeProcess, environment_of
+from tfos_nb.runtime.recovery.memory_state import StateMemory
 from tfos_nb.runtime.storage.shared_directory import PlaceSeen
 from tfos_nb.runtime.tensorboard import TensorBoard
 from tfos_nb.runtime.warm import ServerTerms, WarmProcess, can_fork

@@ -1,8 +1,8 @@
 """A Keras ``fit`` that keeps its state in memory after each epoch, and goes on from there after a loss.
 
 No line of the user's is needed. Each worker keeps the model's and the optimizer's variables, and how many passes over
-the rows they have been through (:mod:`tfos_nb.runtime.last_state`). In the next generation the worker with the latest
-state hands it to those that have an earlier one or none; the rows are fed from the next pass on.
+the rows they have been through (:mod:`tfos_nb.runtime.recovery.memory_state`). In the next generation the worker with
+the latest state hands it to those that have an earlier one or none; the rows are fed from the next pass on.
 
 The first ``fit`` of ``main`` is kept, also when it is over and others follow. Where it would not be exact nothing is,
 and ``main`` begins anew: a ``fit`` with ``steps_per_epoch``, whose epochs are no passes; one that callbacks ended
@@ -21,7 +21,7 @@ from typing import Any
 
 from tfos_nb.runtime.code.on_import import when_imported
 from tfos_nb.runtime.feed.supply import Supply
-from tfos_nb.runtime.last_state import LastState, State
+from tfos_nb.runtime.recovery.memory_state import LastState, State
 
 __all__ = ["keep_fits"]
 
