@@ -79,7 +79,7 @@ class _Training:
 
     def fit(self, found: dict[str, list[float]]) -> None:
         """Add the microseconds of a step, with reports and without, in turns of some steps in one and the same fit."""
-        from tfos_nb.runtime.autolog import progress_callback
+        from tfos_nb.runtime.keras.progress import progress_callback
 
         ours = progress_callback(self._reporter.step, threading.Event())
         turns = _turns(ours)

@@ -223,7 +223,7 @@ def _closing_line(log: Path) -> str:
 def _versions(python: Path) -> str:
     say = (
         "from importlib.metadata import version as v; "
-        "from tfos_nb.runtime.keras_versions import installed_keras as keras; "
+        "from tfos_nb.runtime.keras.versions import installed_keras as keras; "
         "names = ('pyspark', 'tensorflow', 'keras', 'numpy', 'pandas', 'pyarrow'); "
         "print(', '.join(f\"{n} {keras() if n == 'keras' else v(n)}\" for n in names))"
     )

@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from tests.keras.workers import as_worker, write_results
-from tfos_nb.runtime.dividing import divisible
 from tfos_nb.runtime.feed.batching import Cut
+from tfos_nb.runtime.keras.distributed_datasets import divisible
 
 L = keras.layers
 ROWS = 37

@@ -11,7 +11,7 @@ import pytest
 
 from tests.programs import DEADLINE, start
 from tests.runtime.test_strategy import PROGRAMS, assert_alike, run_workers
-from tfos_nb.runtime.autolog import progress_callback
+from tfos_nb.runtime.keras.progress import progress_callback
 
 FLAVOURS = ["keras", pytest.param("tf_keras", marks=pytest.mark.slow)]
 

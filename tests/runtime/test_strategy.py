@@ -201,12 +201,12 @@ def test_a_keras_that_is_not_as_known_is_left_alone_with_a_warning() -> None:
 def test_a_backup_s_directory_may_go_while_it_is_read(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import tensorflow as tf
 
-    from tfos_nb.runtime import keras_fit
+    from tfos_nb.runtime.keras import fit
 
     folder = tmp_path / "backups"
     (folder / "state-3").mkdir(parents=True)
     (folder / "state-12").mkdir()
-    assert keras_fit._states(str(folder)) == [str(folder / "state-12"), str(folder / "state-3")]
+    assert fit._states(str(folder)) == [str(folder / "state-12"), str(folder / "state-3")]
     isdir = tf.io.gfile.isdir
 
     def gone_afterwards(path: str) -> bool:
@@ -215,4 +215,4 @@ def test_a_backup_s_directory_may_go_while_it_is_read(tmp_path: pathlib.Path, mo
         return there
 
     monkeypatch.setattr(tf.io.gfile, "isdir", gone_afterwards)
-    assert keras_fit._states(str(folder)) == []
+    assert fit._states(str(folder)) == []

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.class_weights import weights_of
-from tfos_nb.runtime.dividing import divisible, of_size
 from tfos_nb.runtime.feed.batching import Cut, Pass
 from tfos_nb.runtime.feed.ledger import FeedSchema
+from tfos_nb.runtime.keras.distributed_datasets import divisible, of_size
 from tfos_nb.runtime.rows.columns import Column, arrays_of, columns_of, sparse_of
 from tfos_nb.runtime.tuning import as_fed
 

@@ -6,7 +6,7 @@ that are parts of one CPU, and once more on one device: batch by batch on the sa
 devices among them. The process prints why not, or nothing.
 
 A driver asks an executor before it launches a cluster, once for an application, if the driver's Keras is not one of the
-versions that all tests were run with (:data:`tfos_nb.runtime.keras_versions.TESTED`).
+versions that all tests were run with (:data:`tfos_nb.runtime.keras.versions.TESTED`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow as pa
 from tfos_nb.runtime.control.processes import run_apart
 from tfos_nb.runtime.feed.batching import Pass, Shares
 from tfos_nb.runtime.feed.ledger import FeedSchema
-from tfos_nb.runtime.keras_versions import installed_keras, is_tested
+from tfos_nb.runtime.keras.versions import installed_keras, is_tested
 from tfos_nb.runtime.rows.columns import first_lengths
 
 __all__ = ["CHECK_SCHEMA", "KerasProbe"]

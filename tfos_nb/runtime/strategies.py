@@ -27,7 +27,7 @@ from tfos_nb.errors import PlanError
 from tfos_nb.runtime.code.first_use import note_first_use
 from tfos_nb.runtime.control.plan import Node, Role
 from tfos_nb.runtime.control.processes import run_apart
-from tfos_nb.runtime.keras_scope import note_strategy
+from tfos_nb.runtime.keras.scope import note_strategy
 
 __all__ = ["KINDS", "PROTOCOL_SCHEMA", "PROTOCOL_VARIABLE", "Member", "ProtocolProbe", "refuse_what_fails"]
 

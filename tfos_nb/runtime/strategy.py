@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tfos_nb.runtime import keras_fit
-from tfos_nb.runtime.autolog import autolog, progress_callback
-from tfos_nb.runtime.dividing import divide_datasets
-from tfos_nb.runtime.keras_files import write_files_once
-from tfos_nb.runtime.own_loops import mend_own_loops
+from tfos_nb.runtime.keras import fit
+from tfos_nb.runtime.keras.distributed_datasets import divide_datasets
+from tfos_nb.runtime.keras.own_loops import mend_own_loops
+from tfos_nb.runtime.keras.progress import autolog, progress_callback
+from tfos_nb.runtime.keras.saved_files import write_files_once
 from tfos_nb.runtime.recovery.keras_state import keep_fits
 from tfos_nb.runtime.strategies import refuse_what_fails
 from tfos_nb.runtime.tuning import tune_no_devices
@@ -19,7 +19,7 @@ def patch_keras_fit() -> str:
 
     Returns a line for the log: what was mended of Keras.
     """
-    note = keras_fit.patch_keras_fit()
+    note = fit.patch_keras_fit()
     refuse_what_fails()
     divide_datasets()
     mend_own_loops()

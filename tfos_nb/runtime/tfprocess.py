@@ -56,7 +56,7 @@ from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.feed.queues import DEFAULT_QUEUE, FeedQueues
 from tfos_nb.runtime.feed.transfer import FeedServer
 from tfos_nb.runtime.inferring import RequestDesk
-from tfos_nb.runtime.keras_fit import NODE_VARIABLE
+from tfos_nb.runtime.keras.fit import NODE_VARIABLE
 from tfos_nb.runtime.peers import Peers
 from tfos_nb.runtime.recovery.memory_state import LastState
 from tfos_nb.runtime.storage.log_mirror import mirrored

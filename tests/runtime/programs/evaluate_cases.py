@@ -19,13 +19,14 @@ os.environ["TF_USE_LEGACY_KERAS"] = str(int(FLAVOUR == "tf_keras"))
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from tfos_nb.runtime import autolog, strategy  # noqa: E402
+from tfos_nb.runtime import strategy  # noqa: E402
+from tfos_nb.runtime.keras import progress  # noqa: E402
 from tfos_nb.runtime.tuning import as_fed  # noqa: E402
 
 REPORTS: list[dict[str, Any]] = []
 STOP = threading.Event()
 NOTES = [strategy.patch_keras_fit(), strategy.autolog(lambda **report: REPORTS.append(report), STOP)]
-autolog._REPORTS_PER_SECOND = 1e9
+progress._REPORTS_PER_SECOND = 1e9
 keras = importlib.import_module(FLAVOUR)
 CONFIG = os.environ.get("TF_CONFIG")
 INDEX = json.loads(CONFIG)["task"]["index"] if CONFIG else 0
@@ -100,7 +101,7 @@ def evaluation() -> dict[str, Any]:
 
 def callbacks() -> dict[str, Any]:
     model, own = make_model(), []
-    mine = autolog.progress_callback(lambda **report: own.append(report), flavour=FLAVOUR)
+    mine = progress.progress_callback(lambda **report: own.append(report), flavour=FLAVOUR)
     model.fit(dataset(3), verbose=0, validation_data=dataset(2), callbacks=[mine])
     model.evaluate(dataset(2), verbose=0, callbacks=(mine,))
     doubled = reported()

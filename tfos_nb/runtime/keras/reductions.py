@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfos_nb.runtime.keras_replica import Replica
+    from tfos_nb.runtime.keras.replica import Replica
 
 __all__ = ["is_of_rows", "of_all_rows", "targets_of_all_rows"]
 
@@ -180,7 +180,7 @@ def _wholes(replica: Replica, formula: _Formula) -> dict[str, Any]:
 
 
 def _added_up(replica: Replica, own: Any) -> Any:
-    from tfos_nb.runtime.keras_replica import sum_over_replicas
+    from tfos_nb.runtime.keras.replica import sum_over_replicas
 
     if not own.dtype.is_floating:
         return sum_over_replicas(replica.selected(own))

@@ -10,8 +10,8 @@ the rows of all replicas:
 - A loss, or a function for a metric, that makes one number of a whole batch is called on the rows of all replicas. So
   is ``Circle``, which compares each row with the others.
 - A number a step that a ``Mean`` or a ``Sum`` tracks has the weight of this replica's share of the rows. What a program
-  makes of sums over its rows is made of those over the rows of all replicas (:mod:`tfos_nb.runtime.keras_reductions`).
-- A replica without a row sees a row that stands in (:mod:`tfos_nb.runtime.keras_stand_in`). Nothing of it counts: its
+  makes of sums over its rows is made of those over the rows of all replicas (:mod:`tfos_nb.runtime.keras.reductions`).
+- A replica without a row sees a row that stands in (:mod:`tfos_nb.runtime.keras.stand_in`). Nothing of it counts: its
   losses and gradients are replaced by zeros (selected, not multiplied: it may be NaN), and no variable changes by it.
 - A layer's floating-point state, such as the moving averages of ``BatchNormalization``, moves by the mean of the
   replicas' moves, weighted by rows, and so is the same on all workers.
@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfos_nb.runtime.keras_reductions import of_all_rows
+from tfos_nb.runtime.keras.reductions import of_all_rows
 
 __all__ = [
     "Replica",

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.keras_reductions import of_all_rows
-from tfos_nb.runtime.keras_replica import Replica, as_python, is_synchronous, note_results, sum_over_replicas
-from tfos_nb.runtime.keras_scope import refuse_losses_by_row, refuse_what_is_outside
-from tfos_nb.runtime.keras_stand_in import StandIn, first_rows, rows_of
+from tfos_nb.runtime.keras.reductions import of_all_rows
+from tfos_nb.runtime.keras.replica import Replica, as_python, is_synchronous, note_results, sum_over_replicas
+from tfos_nb.runtime.keras.scope import refuse_losses_by_row, refuse_what_is_outside
+from tfos_nb.runtime.keras.stand_in import StandIn, first_rows, rows_of
 
 __all__ = ["StepFunction", "cut_predictions", "with_results"]
 

@@ -2,7 +2,7 @@
 
 Where a step has fewer rows than replicas, a replica without a row has to take part in it all the same. It sees the
 first row that it ever had, or zeros if it had none, and nothing of that counts
-(:mod:`tfos_nb.runtime.keras_replica`). A row of its own is what the program bears for certain: not every layer bears a
+(:mod:`tfos_nb.runtime.keras.replica`). A row of its own is what the program bears for certain: not every layer bears a
 batch without rows or a row of zeros, a lookup may refuse an empty text.
 """
 

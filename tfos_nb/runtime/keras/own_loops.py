@@ -2,7 +2,7 @@
 
 Where a step has fewer rows than replicas, a batch without rows would come to the function that a program gives to
 ``strategy.run``. Many layers do not bear one, and a mean over it is NaN. So the function is given a real row
-(:mod:`tfos_nb.runtime.keras_stand_in`), as Keras' own steps are. Of what it makes of it, zeros are left:
+(:mod:`tfos_nb.runtime.keras.stand_in`), as Keras' own steps are. Of what it makes of it, zeros are left:
 
 - what a ``GradientTape`` returns, so that no optimizer's sum over replicas holds it;
 - what the replicas reduce, such as the moments of a synchronized normalization, and the gradient of that;
@@ -22,8 +22,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from tfos_nb.runtime.keras_apply import is_applying
-from tfos_nb.runtime.keras_replica import (
+from tfos_nb.runtime.keras.optimizers import is_applying
+from tfos_nb.runtime.keras.replica import (
     Replica,
     all_reduced,
     are_numbers,
@@ -31,7 +31,7 @@ from tfos_nb.runtime.keras_replica import (
     of_gradient,
     replica_of_own_loop,
 )
-from tfos_nb.runtime.keras_stand_in import StandIn, first_rows, rows_of
+from tfos_nb.runtime.keras.stand_in import StandIn, first_rows, rows_of
 
 __all__ = ["expect_lacking_rows", "mend_own_loops"]
 

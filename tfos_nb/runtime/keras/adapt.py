@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from tfos_nb.runtime.dividing import is_shared_out
-from tfos_nb.runtime.keras_replica import is_synchronous, of_each_replica
-from tfos_nb.runtime.keras_scope import strategies
+from tfos_nb.runtime.keras.distributed_datasets import is_shared_out
+from tfos_nb.runtime.keras.replica import is_synchronous, of_each_replica
+from tfos_nb.runtime.keras.scope import strategies
 
 __all__ = ["mend_adapt"]
 

@@ -9,7 +9,7 @@ The few functions through which all of Keras 3's files go give the path to :mod:
     export.export_onnx, …                    model.export(format=…)
 
 ``CSVLogger`` and ``TensorBoard`` write while they train: only the chief's do. ``BackupAndRestore`` has a directory for
-each worker already (:mod:`tfos_nb.runtime.keras_fit`).
+each worker already (:mod:`tfos_nb.runtime.keras.fit`).
 
 tf_keras gives the other workers of ``ModelCheckpoint`` and ``TensorBoard`` a directory below the user's; of the former
 they now save as with Keras 3.

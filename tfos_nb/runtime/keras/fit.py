@@ -12,10 +12,10 @@ each of them in the process of a node, if and only if the installed Keras has wh
    fail in, or wait for ever for, each other's collectives.
 4. Losses, metrics and states are those of one replica's rows, however many it has: with uneven rows, masks or weights
    the gradients are not those of the global batch, and a replica without a row makes NaN, errors or a crash. Here
-   every value is that of the global batch (:mod:`tfos_nb.runtime.keras_replica`,
-   :mod:`tfos_nb.runtime.keras_stand_in`).
+   every value is that of the global batch (:mod:`tfos_nb.runtime.keras.replica`,
+   :mod:`tfos_nb.runtime.keras.stand_in`).
 5. Optimizers clip, test, accumulate and average before the replicas' gradients are added up, or fail under a
-   condition (:mod:`tfos_nb.runtime.keras_apply`).
+   condition (:mod:`tfos_nb.runtime.keras.optimizers`).
 6. ``steps_per_execution > 1`` raises ``You must feed a value for placeholder tensor``. Here the steps run one by one;
    those of ``predict`` too, whose graph for all of them is traced anew on all workers for each new size of a batch.
    ``predict_on_batch`` returns its batch once for each replica. Here it is one batch, of this worker's own.
@@ -41,12 +41,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.keras_adapt import mend_adapt
-from tfos_nb.runtime.keras_apply import mend_optimizers
-from tfos_nb.runtime.keras_replica import is_synchronous, mend_replicas, sent_as
-from tfos_nb.runtime.keras_scope import build, warn_of_a_model_outside
-from tfos_nb.runtime.keras_step import StepFunction, cut_predictions, with_results
-from tfos_nb.runtime.keras_versions import advice, uses_tf_keras
+from tfos_nb.runtime.keras.adapt import mend_adapt
+from tfos_nb.runtime.keras.optimizers import mend_optimizers
+from tfos_nb.runtime.keras.replica import is_synchronous, mend_replicas, sent_as
+from tfos_nb.runtime.keras.scope import build, warn_of_a_model_outside
+from tfos_nb.runtime.keras.step import StepFunction, cut_predictions, with_results
+from tfos_nb.runtime.keras.versions import advice, uses_tf_keras
 from tfos_nb.runtime.storage.remote import scheme_of, tensorflow_opens
 
 __all__ = ["patch_keras_fit"]

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfos_nb.runtime.feed.batching import Cut, Division
-from tfos_nb.runtime.keras_replica import is_synchronous
-from tfos_nb.runtime.own_loops import expect_lacking_rows
+from tfos_nb.runtime.keras.own_loops import expect_lacking_rows
+from tfos_nb.runtime.keras.replica import is_synchronous
 
 __all__ = ["divide_datasets", "divisible", "is_shared_out", "of_size"]
 

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 from tfos_nb.runtime.code.on_import import OnImport
 from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER
-from tfos_nb.runtime.keras_replica import is_synchronous
-from tfos_nb.runtime.keras_versions import uses_tf_keras
+from tfos_nb.runtime.keras.replica import is_synchronous
+from tfos_nb.runtime.keras.versions import uses_tf_keras
 
 __all__ = ["autolog", "progress_callback"]
 

@@ -21,8 +21,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tfos_nb.runtime.keras_reductions import is_of_rows, targets_of_all_rows
-from tfos_nb.runtime.keras_replica import (
+from tfos_nb.runtime.keras.reductions import is_of_rows, targets_of_all_rows
+from tfos_nb.runtime.keras.replica import (
     Replica,
     is_synchronous,
     keeper_of_states,
