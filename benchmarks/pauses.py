@@ -29,7 +29,7 @@ def run(settings: Settings) -> Result:
     """Read `4 * settings.repeat` epochs each way."""
     import tensorflow as tf
 
-    from tfos_nb.runtime.tuning import untuned
+    from tfos_nb.runtime.datasets.tuning import untuned
 
     tuned = tf.data.Dataset.from_generator(_batches, output_signature=tf.TensorSpec((), tf.int32)).prefetch(2)
     kinds = {"tuned": tuned, "untuned": untuned(tuned)}

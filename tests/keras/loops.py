@@ -21,7 +21,7 @@ import tensorflow as tf
 from tests.keras import models
 from tests.keras.train import Share
 from tests.keras.workers import as_worker, write_results
-from tfos_nb.runtime.dataset import DatasetOptions, build_dataset
+from tfos_nb.runtime.datasets.dataset import DatasetOptions, build_dataset
 
 EPOCHS = 2
 

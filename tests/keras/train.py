@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tests.keras import models
 from tests.keras.workers import as_worker, write_results
-from tfos_nb.runtime.dataset import DatasetOptions, build_dataset
+from tfos_nb.runtime.datasets.dataset import DatasetOptions, build_dataset
 from tfos_nb.runtime.feed.batching import Pass, Shares
 from tfos_nb.runtime.feed.ledger import FeedSchema
 from tfos_nb.runtime.rows.columns import first_lengths

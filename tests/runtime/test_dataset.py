@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.dataset import DatasetOptions, build_dataset
+from tfos_nb.runtime.datasets.dataset import DatasetOptions, build_dataset
 from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema
 from tfos_nb.runtime.feed.passes import Passes
 from tfos_nb.runtime.rows.columns import first_lengths

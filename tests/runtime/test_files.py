@@ -19,7 +19,7 @@ import pytest
 import tensorflow as tf
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.files import list_files
+from tfos_nb.runtime.datasets.files import list_files
 from tfos_nb.runtime.sources import Sources
 from tfos_nb.runtime.storage.paths import tf_path
 
@@ -204,8 +204,8 @@ def test_an_image_of_another_size_and_what_is_no_image_are_named(pictures: Path,
 
 def source_of(read: Any, *args: Any, **options: Any) -> Iterator[Any]:
     """Read as a dataset does, without TensorFlow in between, which would say our errors in its own way."""
-    from tfos_nb.runtime.files import FileSource
-    from tfos_nb.runtime.formats import reading
+    from tfos_nb.runtime.datasets.files import FileSource
+    from tfos_nb.runtime.datasets.formats import reading
 
     kind = reading(args[0], options.get("format"), features=None, types=options.get("types"), image_size=None)
     yield from FileSource(kind, (0, 1), shuffle=0, seed=0, share=options.get("share", "rows")).next_pass() or ()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tfos_nb.runtime.tuning import tune_no_devices
+from tfos_nb.runtime.datasets.tuning import tune_no_devices
 
 
 def test_what_a_strategy_lays_over_a_dataset_is_not_tuned_and_the_users_own_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,13 +29,13 @@ import pyarrow as pa
 from tfos_nb.errors import FeedFailed, TfosError
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.wire import message
-from tfos_nb.runtime.dataset import Blocks, DatasetOptions, Pairs, chosen_columns
+from tfos_nb.runtime.datasets.dataset import Blocks, DatasetOptions, Pairs, chosen_columns
+from tfos_nb.runtime.datasets.tuning import as_fed
 from tfos_nb.runtime.feed.ledger import FeedSchema
 from tfos_nb.runtime.feed.passes import Passes
 from tfos_nb.runtime.feed.spill import Spill
 from tfos_nb.runtime.feed.supply import Supply
 from tfos_nb.runtime.rows.columns import Column
-from tfos_nb.runtime.tuning import as_fed
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -91,7 +91,7 @@ def _trained(strategy: Any, rows: int, batch: int) -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
-    from tfos_nb.runtime.dataset import DatasetOptions, build_dataset
+    from tfos_nb.runtime.datasets.dataset import DatasetOptions, build_dataset
 
     keras.backend.clear_session()
     keras.utils.set_random_seed(7)

@@ -142,7 +142,7 @@ class Roles:
         ...     losses = [float(loss) for loss in rows.steps(train_step)]
         """
         from tfos_nb.runtime.coordinator import FedDataset, fed_columns
-        from tfos_nb.runtime.dataset import DatasetOptions
+        from tfos_nb.runtime.datasets.dataset import DatasetOptions
         from tfos_nb.runtime.steps import CoordinatedDataset
 
         coordinator = self.coordinator()

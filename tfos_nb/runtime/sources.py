@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.dataset import DatasetOptions
+from tfos_nb.runtime.datasets.dataset import DatasetOptions
+from tfos_nb.runtime.datasets.deferred_dataset import dataset_of
+from tfos_nb.runtime.datasets.files import FileSource, share_of_files
+from tfos_nb.runtime.datasets.formats import reading
+from tfos_nb.runtime.datasets.record_files import WithValues
 from tfos_nb.runtime.feed.queues import DEFAULT_QUEUE
 from tfos_nb.runtime.feed.supply import Supply
 from tfos_nb.runtime.feed.validation_rows import Kept
-from tfos_nb.runtime.files import FileSource, share_of_files
-from tfos_nb.runtime.formats import reading
-from tfos_nb.runtime.later_dataset import dataset_of
-from tfos_nb.runtime.recordfiles import WithValues
 from tfos_nb.runtime.storage.paths import tf_path
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from tfos_nb.runtime import strategy  # noqa: E402
+from tfos_nb.runtime.datasets.tuning import as_fed  # noqa: E402
 from tfos_nb.runtime.keras import progress  # noqa: E402
-from tfos_nb.runtime.tuning import as_fed  # noqa: E402
 
 REPORTS: list[dict[str, Any]] = []
 STOP = threading.Event()

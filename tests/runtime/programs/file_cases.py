@@ -21,9 +21,9 @@ os.environ["TF_USE_LEGACY_KERAS"] = str(int(sys.argv[3] == "tf_keras"))
 import numpy as np
 import tensorflow as tf
 
+from tfos_nb.runtime.datasets.tuning import as_fed
 from tfos_nb.runtime.keras.fit import NODE_VARIABLE
 from tfos_nb.runtime.strategy import patch_keras_fit
-from tfos_nb.runtime.tuning import as_fed
 
 OUT, FOLDER, FLAVOUR = sys.argv[1:]
 keras = importlib.import_module(FLAVOUR)

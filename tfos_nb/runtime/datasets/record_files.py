@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.files import File, Span, naming
+from tfos_nb.runtime.datasets.files import File, Span, naming
 from tfos_nb.runtime.tfrecord.framing import is_framed, scan
 
 __all__ = ["TFRecords", "WithValues"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.code.first_use import has_begun
-from tfos_nb.runtime.dataset import DatasetOptions, Source, build_dataset, chosen_columns
+from tfos_nb.runtime.datasets.dataset import DatasetOptions, Source, build_dataset, chosen_columns
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -32,7 +32,7 @@ def dataset_of(
     Parameters
     ----------
     source, options, failed, decode, **more
-        What :func:`tfos_nb.runtime.dataset.build_dataset` takes.
+        What :func:`tfos_nb.runtime.datasets.dataset.build_dataset` takes.
     waits : bool
         Whether ``MultiWorkerMirroredStrategy`` may be built on this node.
 

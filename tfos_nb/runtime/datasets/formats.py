@@ -1,4 +1,4 @@
-"""Parquet, CSV and images, as Arrow record batches; TFRecords are in :mod:`tfos_nb.runtime.recordfiles`."""
+"""Parquet, CSV and images, as Arrow record batches; TFRecords are in :mod:`tfos_nb.runtime.datasets.record_files`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.files import File, Reading, Span, list_files, naming
-from tfos_nb.runtime.recordfiles import TFRecords
+from tfos_nb.runtime.datasets.files import File, Reading, Span, list_files, naming
+from tfos_nb.runtime.datasets.record_files import TFRecords
 
 __all__ = ["Csv", "Images", "Parquet", "reading"]
 

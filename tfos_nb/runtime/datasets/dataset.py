@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.class_weights import weights_of
+from tfos_nb.runtime.datasets.class_weights import weights_of
+from tfos_nb.runtime.datasets.tuning import as_fed
 from tfos_nb.runtime.feed.batching import Cut, Pass
 from tfos_nb.runtime.feed.ledger import FeedSchema
 from tfos_nb.runtime.keras.distributed_datasets import divisible, of_size
 from tfos_nb.runtime.rows.columns import Column, arrays_of, columns_of, sparse_of
-from tfos_nb.runtime.tuning import as_fed
 
 if TYPE_CHECKING:
     import tensorflow as tf
