@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import DataType, StructField, StructType
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.scoring import ScoreTask
+from tfos_nb.runtime.models.scoring import ScoreTask
 
 __all__ = ["applied", "has_arrow_udfs", "output_column"]
 

@@ -25,9 +25,9 @@ from tfos_nb.applying import applied
 from tfos_nb.errors import PlanError
 from tfos_nb.library import Known, find
 from tfos_nb.matching import PREDICT, Inputs, Outputs, Words, feeds_of, fields_added
-from tfos_nb.runtime.intake import Feed
-from tfos_nb.runtime.models import Use, near
-from tfos_nb.runtime.scoring import ScoreTask
+from tfos_nb.runtime.models.inputs import Feed
+from tfos_nb.runtime.models.model import Use, near
+from tfos_nb.runtime.models.scoring import ScoreTask
 from tfos_nb.session import usable_session
 
 __all__ = ["Asked", "predict", "score"]

@@ -29,14 +29,14 @@ from tfos_nb.brief import without_password
 from tfos_nb.contexts import context_of
 from tfos_nb.errors import PlanError
 from tfos_nb.launching import error_of_job
-from tfos_nb.runtime.checkpoints import files_of
 from tfos_nb.runtime.code.custom_objects import Baggage, pack
 from tfos_nb.runtime.code.user_classes import own_objects
 from tfos_nb.runtime.control import wire
-from tfos_nb.runtime.models import ModelUnusable, Signature, Use, check_directory, check_file, is_saved_model
-from tfos_nb.runtime.outlet import SPARK_TYPES
-from tfos_nb.runtime.scoring import LOOK_SCHEMA, Looked, LookTask
-from tfos_nb.runtime.shelf import Parcel, Place, Source
+from tfos_nb.runtime.models.checkpoint_model import files_of
+from tfos_nb.runtime.models.model import ModelUnusable, Signature, Use, check_directory, check_file, is_saved_model
+from tfos_nb.runtime.models.model_cache import Parcel, Place, Source
+from tfos_nb.runtime.models.outputs import SPARK_TYPES
+from tfos_nb.runtime.models.scoring import LOOK_SCHEMA, Looked, LookTask
 from tfos_nb.session import SparkJobs, slots_busy
 
 __all__ = ["Known", "find", "is_keras_model", "keras_bytes", "look", "shown"]

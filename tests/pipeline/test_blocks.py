@@ -20,11 +20,11 @@ from tests.conftest import SCRIPT_SECONDS
 from tests.pipeline.conftest import close, column
 from tfos_nb import map_batches, reduce_batches
 from tfos_nb.errors import FeedFailed, PlanError
-from tfos_nb.runtime.blocks import Function
 from tfos_nb.runtime.code.custom_objects import Baggage, pack
-from tfos_nb.runtime.keras_models import keras_model
-from tfos_nb.runtime.models import WHOLE, Signature, Tensor
-from tfos_nb.runtime.outlet import column_of
+from tfos_nb.runtime.models.blocks import Function
+from tfos_nb.runtime.models.keras_model import keras_model
+from tfos_nb.runtime.models.model import WHOLE, Signature, Tensor
+from tfos_nb.runtime.models.outputs import column_of
 
 
 def scaled(x):

@@ -26,8 +26,8 @@ from tfos_nb.errors import NodeFailed, PlanError
 from tfos_nb.pipeline import fitting
 from tfos_nb.pipeline.history import History
 from tfos_nb.pipeline.selection import filled, without_nulls
-from tfos_nb.runtime.heads import Head, Task
-from tfos_nb.runtime.models import ModelUnusable, Tensor
+from tfos_nb.runtime.models.classifier_outputs import Head, Task
+from tfos_nb.runtime.models.model import ModelUnusable, Tensor
 
 
 def build_binary() -> Any:

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.pipeline.conftest import close
 from tfos_nb import KerasEstimator
 from tfos_nb.errors import FeedFailed, PlanError
-from tfos_nb.runtime.keras_inputs import KerasInputs
-from tfos_nb.runtime.models import Tensor
+from tfos_nb.runtime.models.keras_inputs import KerasInputs
+from tfos_nb.runtime.models.model import Tensor
 
 QUIET = {"progress": "none", "shuffle": 0}
 

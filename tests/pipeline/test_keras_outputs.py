@@ -14,10 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.pipeline.conftest import close, column
 from tfos_nb import KerasEstimator, KerasModel, TFModel, predict
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.heads import Head, Task
-from tfos_nb.runtime.keras_models import keras_model
-from tfos_nb.runtime.keras_outputs import Outputs
-from tfos_nb.runtime.models import ModelUnusable, Use
+from tfos_nb.runtime.models.classifier_outputs import Head, Task
+from tfos_nb.runtime.models.keras_model import keras_model
+from tfos_nb.runtime.models.keras_outputs import Outputs
+from tfos_nb.runtime.models.model import ModelUnusable, Use
 
 SPARSE = "sparse_categorical_crossentropy"
 ROWS = np.random.RandomState(3).randn(40, 2).astype("float32")

@@ -19,10 +19,10 @@ from pyspark.sql import SparkSession
 
 from tests.conftest import RunScript
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.intake import Feed, Where, incomplete_rows
-from tfos_nb.runtime.models import Signature, Tensor
-from tfos_nb.runtime.scoring import ScoreTask, rebatched
-from tfos_nb.runtime.shelf import Place
+from tfos_nb.runtime.models.inputs import Feed, Where, incomplete_rows
+from tfos_nb.runtime.models.model import Signature, Tensor
+from tfos_nb.runtime.models.model_cache import Place
+from tfos_nb.runtime.models.scoring import ScoreTask, rebatched
 
 VECTOR = pa.struct(
     {"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32()), "values": pa.list_(pa.float64())}
@@ -232,10 +232,10 @@ PREPARE = """
     import pyarrow as pa
     from tfos_nb.errors import FeedFailed
     from tfos_nb.runtime import shelf
-    from tfos_nb.runtime.models import Signature, Tensor, Use
-    from tfos_nb.runtime.intake import Feed
-    from tfos_nb.runtime.scoring import ScoreTask
-    from tfos_nb.runtime.shelf import Place, Share, Shelf
+    from tfos_nb.runtime.models.model import Signature, Tensor, Use
+    from tfos_nb.runtime.models.inputs import Feed
+    from tfos_nb.runtime.models.scoring import ScoreTask
+    from tfos_nb.runtime.models.model_cache import Place, Share, Shelf
     os.chdir(os.path.dirname(os.path.abspath(__file__)))
     assert "tensorflow" not in sys.modules
 """

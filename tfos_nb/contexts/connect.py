@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tfos_nb.contexts.base import Context
 from tfos_nb.errors import PlanError
 from tfos_nb.promises import Busy, held
-from tfos_nb.runtime.shelf import Inline
+from tfos_nb.runtime.models.model_cache import Inline
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile

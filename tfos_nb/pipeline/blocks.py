@@ -20,11 +20,11 @@ from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.inference import NULLS, check_fill, check_frame
 from tfos_nb.library import is_keras_model
 from tfos_nb.matching import column_type, depth_of
-from tfos_nb.runtime.blocks import Function, MapTask, ReduceTask
 from tfos_nb.runtime.code.custom_objects import Baggage, pack
-from tfos_nb.runtime.intake import Feed
-from tfos_nb.runtime.models import Signature, Tensor, near
-from tfos_nb.runtime.scoring import ScoreTask
+from tfos_nb.runtime.models.blocks import Function, MapTask, ReduceTask
+from tfos_nb.runtime.models.inputs import Feed
+from tfos_nb.runtime.models.model import Signature, Tensor, near
+from tfos_nb.runtime.models.scoring import ScoreTask
 from tfos_nb.session import usable_session
 
 __all__ = ["map_batches", "reduce_batches"]

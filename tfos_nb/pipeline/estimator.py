@@ -34,7 +34,7 @@ from tfos_nb.pipeline.records import written
 from tfos_nb.pipeline.selection import feedable, selected
 from tfos_nb.runtime.control.plan import InputMode
 from tfos_nb.runtime.fit_programs import ExportProgram, TrainProgram
-from tfos_nb.runtime.models import Use
+from tfos_nb.runtime.models.model import Use
 from tfos_nb.runtime.storage.remote import file_system
 
 __all__ = ["TFEstimator"]

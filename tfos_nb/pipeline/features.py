@@ -16,7 +16,7 @@ from tfos_nb.inference import Asked, check_frame, score
 from tfos_nb.matching import Words, column_type, depth_of
 from tfos_nb.pipeline.params import HasBatchSize, HasExportDir
 from tfos_nb.pipeline.scorer import Scorer, one_place
-from tfos_nb.runtime.models import Use
+from tfos_nb.runtime.models.model import Use
 from tfos_nb.session import usable_session
 
 __all__ = ["TFFeaturizer", "featurize"]

@@ -21,7 +21,7 @@ from tfos_nb.pipeline.params import (
     HasTagSet,
 )
 from tfos_nb.pipeline.scorer import Scorer, one_place
-from tfos_nb.runtime.models import Use
+from tfos_nb.runtime.models.model import Use
 from tfos_nb.session import usable_session
 
 __all__ = ["TFModel"]

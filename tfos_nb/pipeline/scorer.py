@@ -20,7 +20,7 @@ from tfos_nb.pipeline.conversion import Namespace, TFParams
 from tfos_nb.pipeline.history import History
 from tfos_nb.pipeline.storage import ScorerReader, ScorerWriter
 from tfos_nb.runtime.code.user_classes import own_objects
-from tfos_nb.runtime.models import Use
+from tfos_nb.runtime.models.model import Use
 
 __all__ = ["HasRows", "Scorer", "one_place"]
 

@@ -11,7 +11,7 @@ from pyspark.sql.types import ArrayType, BooleanType, DataType, IntegralType, Nu
 from tfos_nb.errors import PlanError
 from tfos_nb.inference import check_fill
 from tfos_nb.matching import depth_of
-from tfos_nb.runtime.models import near
+from tfos_nb.runtime.models.model import near
 
 __all__ = ["check_column", "feedable", "filled", "parted", "selected", "without_nulls"]
 

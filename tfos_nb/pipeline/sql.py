@@ -15,8 +15,8 @@ from tfos_nb.errors import PlanError
 from tfos_nb.inference import Asked
 from tfos_nb.library import find
 from tfos_nb.matching import column_type
-from tfos_nb.runtime.models import Use
-from tfos_nb.runtime.scoring import ScoreTask
+from tfos_nb.runtime.models.model import Use
+from tfos_nb.runtime.models.scoring import ScoreTask
 from tfos_nb.session import usable_session
 
 __all__ = ["register_udf"]

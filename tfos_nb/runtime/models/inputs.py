@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.models import Tensor, described
+from tfos_nb.runtime.models.model import Tensor, described
 
 __all__ = ["Feed", "Fill", "Where", "incomplete_rows", "pictures_of"]
 

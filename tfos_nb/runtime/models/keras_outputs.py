@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.heads import Head, Task
-from tfos_nb.runtime.keras_models import named_outputs, structure_of
-from tfos_nb.runtime.models import near
+from tfos_nb.runtime.models.classifier_outputs import Head, Task
+from tfos_nb.runtime.models.keras_model import named_outputs, structure_of
+from tfos_nb.runtime.models.model import near
 from tfos_nb.runtime.rows.nested import flattened, leaves, packed
 
 __all__ = ["Label", "Outputs", "is_config", "label_columns", "takes_any_shape"]

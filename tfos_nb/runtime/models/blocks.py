@@ -3,7 +3,7 @@
 ::
 
     Function     where the function comes from; it is traced once in a process
-    ScoreTask    new columns beside the rows (tfos_nb.runtime.scoring)
+    ScoreTask    new columns beside the rows (tfos_nb.runtime.models.scoring)
     MapTask      other rows instead of them
     ReduceTask   one row for all rows of a partition, or of a key: fn(block), and fn(two results) again
 """
@@ -22,12 +22,12 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.code import custom_objects
-from tfos_nb.runtime.intake import Feed, Where, incomplete_rows
-from tfos_nb.runtime.models import WHOLE, Model, Signature, Tensor, Traced, Use, constant
-from tfos_nb.runtime.outlet import column_of
+from tfos_nb.runtime.models.inputs import Feed, Where, incomplete_rows
+from tfos_nb.runtime.models.model import WHOLE, Model, Signature, Tensor, Traced, Use, constant
+from tfos_nb.runtime.models.model_cache import Reader
+from tfos_nb.runtime.models.outputs import column_of
+from tfos_nb.runtime.models.scoring import partition_id, rebatched, take_model
 from tfos_nb.runtime.rows.ragged import Output, Ragged, dense_or_ragged, fetched
-from tfos_nb.runtime.scoring import partition_id, rebatched, take_model
-from tfos_nb.runtime.shelf import Reader
 
 __all__ = ["Function", "MapTask", "ReduceTask"]
 

@@ -29,7 +29,7 @@ from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.rows.ragged import Output
 
 if TYPE_CHECKING:
-    from tfos_nb.runtime.heads import Head
+    from tfos_nb.runtime.models.classifier_outputs import Head
 
 __all__ = [
     "SERVING",
@@ -168,7 +168,9 @@ def load(path: str, use: Use = WHOLE) -> Model:
     read: Callable[[str, Use], Model] = getattr(importlib.import_module(f"tfos_nb.runtime.{kind}"), function)
     if not use.heads:
         return read(path, use)
-    model: Model = importlib.import_module("tfos_nb.runtime.heads").with_heads(read(path, use), use.heads)
+    model: Model = importlib.import_module("tfos_nb.runtime.models.classifier_outputs").with_heads(
+        read(path, use), use.heads
+    )
     return model
 
 

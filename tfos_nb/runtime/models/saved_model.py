@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfos_nb.runtime.models import (
+from tfos_nb.runtime.models.model import (
     SERVING,
     Model,
     ModelUnusable,

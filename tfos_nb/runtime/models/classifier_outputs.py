@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tfos_nb.runtime.models import Model, ModelUnusable, Signature, Tensor, described
+from tfos_nb.runtime.models.model import Model, ModelUnusable, Signature, Tensor, described
 from tfos_nb.runtime.rows.ragged import Output, Ragged
 
 __all__ = ["Head", "Task", "with_heads"]

@@ -21,11 +21,11 @@ import pyarrow as pa
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.wire import message
-from tfos_nb.runtime.intake import Feed, Fill, Where, incomplete_rows
-from tfos_nb.runtime.models import Model, ModelUnusable, Signature, described
-from tfos_nb.runtime.outlet import arrow_type, column_of
+from tfos_nb.runtime.models.inputs import Feed, Fill, Where, incomplete_rows
+from tfos_nb.runtime.models.model import Model, ModelUnusable, Signature, described
+from tfos_nb.runtime.models.model_cache import ModelAbsent, Share, Shelf, Source
+from tfos_nb.runtime.models.outputs import arrow_type, column_of
 from tfos_nb.runtime.rows.ragged import Output
-from tfos_nb.runtime.shelf import ModelAbsent, Share, Shelf, Source
 
 __all__ = ["LOOK_SCHEMA", "LookTask", "Looked", "ScoreTask", "partition_id", "rebatched", "take_model"]
 
