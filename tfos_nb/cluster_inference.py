@@ -19,7 +19,7 @@ from tfos_nb.cluster_view import ClusterView
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.control.plan import InputMode
-from tfos_nb.runtime.inferring import InferTask
+from tfos_nb.runtime.inference.serving import InferTask
 from tfos_nb.settings import Settings, check_seconds
 
 if TYPE_CHECKING:

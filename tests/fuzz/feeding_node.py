@@ -15,7 +15,7 @@ from tfos_nb.runtime.feed import passes as passes_module
 from tfos_nb.runtime.feed.ledger import FeedBegins
 from tfos_nb.runtime.feed.passes import Passes
 from tfos_nb.runtime.feed.transfer import FeedServer
-from tfos_nb.runtime.inferring import RequestDesk
+from tfos_nb.runtime.inference.serving import RequestDesk
 from tfos_nb.runtime.rows.columns import arrays_of, columns_of, first_lengths
 
 BUFFER = 400 * (16 << 20)  # blocks enough for senders that never give theirs back; memory is taken for what is used

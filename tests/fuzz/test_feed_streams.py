@@ -30,7 +30,7 @@ from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.control.node_connection import connect
 from tfos_nb.runtime.feed.shared_memory import BLOCK_BYTES
 from tfos_nb.runtime.feed.transfer import FeedTicket, NodeStream, _Chunk
-from tfos_nb.runtime.inferring import Failure, Ticket
+from tfos_nb.runtime.inference.serving import Failure, Ticket
 
 SECONDS = 20.0
 TOKEN = "5ec3e7" * 10

@@ -15,18 +15,18 @@ import pyarrow.flight as flight
 import pytest
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime import inferring
-from tfos_nb.runtime.answers import Answers, listed
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Door, DoorAddress, Link
 from tfos_nb.runtime.control.node_connection import connect
 from tfos_nb.runtime.control.placement import QUESTIONS, PlacementDesk
-from tfos_nb.runtime.datafeed import DataFeed, NodeRows, RowFeeds
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.feed.queues import FeedQueues
 from tfos_nb.runtime.feed.transfer import FeedServer
-from tfos_nb.runtime.inferring import InferTask, RequestDesk
-from tfos_nb.runtime.requests import RequestQueue
+from tfos_nb.runtime.inference import serving
+from tfos_nb.runtime.inference.answers import Answers, listed
+from tfos_nb.runtime.inference.data_feed import DataFeed, NodeRows, RowFeeds
+from tfos_nb.runtime.inference.requests import RequestQueue
+from tfos_nb.runtime.inference.serving import InferTask, RequestDesk
 from tfos_nb.runtime.rows.rdd_rows import batches_of_rows
 from tfos_nb.runtime.rows.row_lists import FeedRow, RowMaker, columns_by_mapping
 
@@ -512,7 +512,7 @@ def test_a_request_that_is_not_replied_to_is_an_error(driver: Driver) -> None:
 
 
 def test_a_main_that_returns_early_is_told_of_to_the_task(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inferring, "_WHY_SECONDS", 0.1)
+    monkeypatch.setattr(serving, "_WHY_SECONDS", 0.1)
     node = driver.nodes["worker:0"]
     thread, found = in_thread(lambda: list(task(driver.address)(range(10))))
     node.ctx.get_data_feed(False).next_batch(5)
@@ -600,7 +600,7 @@ def test_a_node_on_another_host_is_reached_by_tls(driver: Driver) -> None:
 
 def test_nobody_is_answered_without_the_token(driver: Driver) -> None:
     client = connect(driver.servers["worker:0"].place, near=True)
-    ticket = wire.encode(inferring.Ticket("input", 0, 0, b"", 1.0))
+    ticket = wire.encode(serving.Ticket("input", 0, 0, b"", 1.0))
     with pytest.raises(flight.FlightUnauthenticatedError):  # at once, or when the answer is read
         _, reader = client.do_exchange(flight.FlightDescriptor.for_command(ticket))
         reader.read_chunk()
@@ -641,7 +641,7 @@ def test_a_repeated_attempt_goes_to_another_node_and_work_is_spread(tmp_path: Pa
 
 
 def test_the_messages_of_inference_cross_a_wire() -> None:
-    ticket = inferring.Ticket("input", 3, 4, b"s", 5.0)
+    ticket = serving.Ticket("input", 3, 4, b"s", 5.0)
     assert wire.decode(wire.encode(ticket)) == ticket
     assert isinstance(FeedRow((1,)), tuple)
     assert DataFeed is not None

@@ -12,11 +12,11 @@ from tfos_nb.brief import without_password
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control.plan import Node, Role
 from tfos_nb.runtime.control.reports import Reporter
-from tfos_nb.runtime.datafeed import NodeRows, RowFeeds
 from tfos_nb.runtime.datasets.dataset import DatasetOptions, Names
 from tfos_nb.runtime.datasets.deferred_dataset import dataset_of
 from tfos_nb.runtime.feed.queues import DEFAULT_QUEUE
 from tfos_nb.runtime.feed.supply import Supply
+from tfos_nb.runtime.inference.data_feed import NodeRows, RowFeeds
 from tfos_nb.runtime.keras.early_stop import watch_fit
 from tfos_nb.runtime.recovery.checkpointing import Checkpointing
 from tfos_nb.runtime.recovery.keras_resume import save_whole_epochs, watch_restores

@@ -20,7 +20,7 @@ from tfos_nb.runtime.storage.paths import tf_path
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from tfos_nb.runtime.datafeed import NodeRows
+    from tfos_nb.runtime.inference.data_feed import NodeRows
 
 __all__ = ["Sources"]
 

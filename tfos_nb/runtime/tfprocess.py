@@ -51,11 +51,11 @@ from tfos_nb.runtime.control.lifecycle import (
 from tfos_nb.runtime.control.plan import Node, Role
 from tfos_nb.runtime.control.processes import Channel, answers, die_with_parent, name_this_process
 from tfos_nb.runtime.control.reports import Reporter
-from tfos_nb.runtime.datafeed import NodeRows
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.feed.queues import DEFAULT_QUEUE, FeedQueues
 from tfos_nb.runtime.feed.transfer import FeedServer
-from tfos_nb.runtime.inferring import RequestDesk
+from tfos_nb.runtime.inference.data_feed import NodeRows
+from tfos_nb.runtime.inference.serving import RequestDesk
 from tfos_nb.runtime.keras.fit import NODE_VARIABLE
 from tfos_nb.runtime.peers import Peers
 from tfos_nb.runtime.recovery.memory_state import LastState

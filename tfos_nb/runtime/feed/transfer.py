@@ -157,7 +157,7 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]
         self._tell(writer, lane, intake)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Take rows that want answers, and give these: see :mod:`tfos_nb.runtime.inferring`."""
+        """Take rows that want answers, and give these: see :mod:`tfos_nb.runtime.inference.serving`."""
         self._know(context)
         if self.exchange is None:
             raise FeedFailed("this node answers no rows")

@@ -32,7 +32,6 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.answers import PLAIN, listed
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import DoorAddress, DoorClient
 from tfos_nb.runtime.control.lifecycle import FeedPlace
@@ -41,7 +40,8 @@ from tfos_nb.runtime.control.placement import AskPlaces, ClaimNode, InferencePla
 from tfos_nb.runtime.control.processes import is_here
 from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.feed.queues import check_queue
-from tfos_nb.runtime.requests import RequestQueue, Stream, joined
+from tfos_nb.runtime.inference.answers import PLAIN, listed
+from tfos_nb.runtime.inference.requests import RequestQueue, Stream, joined
 from tfos_nb.runtime.rows.batch_validation import sound
 from tfos_nb.runtime.rows.rdd_rows import batches_of_rows, size_of
 

@@ -1,8 +1,8 @@
 """Rows that wait in a node for answers, and what ``main`` does with them.
 
-One :class:`Stream` is one attempt at one partition (:mod:`tfos_nb.runtime.inferring` brings its rows and takes its
-results away). A :class:`RequestQueue` has the streams of one named queue. Results belong to the rows that were handed
-out first; each is owed one.
+One :class:`Stream` is one attempt at one partition (:mod:`tfos_nb.runtime.inference.serving` brings its rows and takes
+its results away). A :class:`RequestQueue` has the streams of one named queue. Results belong to the rows that were
+handed out first; each is owed one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.answers import Answers
+from tfos_nb.runtime.inference.answers import Answers
 from tfos_nb.runtime.rows.columns import first_lengths
 
 __all__ = ["Piece", "RequestQueue", "Stream", "joined"]
