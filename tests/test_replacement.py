@@ -42,7 +42,7 @@ def counting_with_a_question_never_answered(args: dict[str, Any], ctx: Any) -> A
     if ctx.is_chief and ctx.generation == 1:
         from tensorflow.python.eager import context
 
-        from tfos_nb.runtime import peers
+        from tfos_nb.runtime.program import peers
 
         def never(*given: Any, **named: Any) -> None:
             Path(args["asked"]).touch()

@@ -89,8 +89,8 @@ def launch(
     Parameters
     ----------
     main : callable
-        The program: takes ``args`` and a :class:`~tfos_nb.runtime.context.NodeContext`. It travels by value, with what
-        it refers to; its results are data.
+        The program: takes ``args`` and a :class:`~tfos_nb.runtime.program.context.NodeContext`. It travels by value,
+        with what it refers to; its results are data.
     args : object, optional
         Handed to ``main``.
     spark : SparkSession, optional

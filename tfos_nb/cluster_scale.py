@@ -28,11 +28,11 @@ class Scaling(ClusterView):
     def scale(self, *, workers: int) -> None:
         """Have more workers, or fewer. Returns when Spark was asked for them; the cluster trains on meanwhile.
 
-        A coordinator (:meth:`~tfos_nb.runtime.context.NodeContext.coordinator_dataset`) gives a new worker steps from
-        its next pass on, and nothing else stops; what is left of a :meth:`train` is shared out anew. In any other
-        cluster, and where there are to be fewer workers, the nodes are gathered anew when a state has been saved from
-        which all can go on: Keras' ``fit`` keeps one after each epoch, a loop of one's own by ``ctx.checkpoint``. The
-        workers with the highest numbers go.
+        A coordinator (:meth:`~tfos_nb.runtime.program.context.NodeContext.coordinator_dataset`) gives a new worker
+        steps from its next pass on, and nothing else stops; what is left of a :meth:`train` is shared out anew. In any
+        other cluster, and where there are to be fewer workers, the nodes are gathered anew when a state has been saved
+        from which all can go on: Keras' ``fit`` keeps one after each epoch, a loop of one's own by ``ctx.checkpoint``.
+        The workers with the highest numbers go.
 
         Parameters
         ----------

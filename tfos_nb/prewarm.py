@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 from tfos_nb import session
 from tfos_nb.contexts import context_of
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.strategies import PROTOCOL_VARIABLE
+from tfos_nb.runtime.program.strategies import PROTOCOL_VARIABLE
 from tfos_nb.runtime.warming import WARMTH_SCHEMA, WarmTask
 from tfos_nb.session import Job, SparkJobs, slots_total
 from tfos_nb.settings import Settings

@@ -207,7 +207,7 @@ def _serve(path: str, config: str, log: str, orders: Connection) -> None:
         os.environ["TF_CONFIG"] = config
         import tensorflow as tf
 
-        from tfos_nb.runtime.strategy import patch_keras_fit
+        from tfos_nb.runtime.program.setup import patch_keras_fit
 
         print(patch_keras_fit())
         _enter_scopes(tf.distribute.MultiWorkerMirroredStrategy())

@@ -40,7 +40,7 @@ def as_worker() -> tuple[int, int, Any]:
     """Return this process' number, how many workers there are, and their strategy; Keras is mended as in a node."""
     import tensorflow as tf
 
-    from tfos_nb.runtime.strategy import patch_keras_fit
+    from tfos_nb.runtime.program.setup import patch_keras_fit
 
     task = json.loads(os.environ.get("TF_CONFIG") or "{}")
     worker, workers = task.get("task", {}).get("index", 0), len(task.get("cluster", {}).get("worker", [])) or 1

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.datasets.files import list_files
-from tfos_nb.runtime.sources import Sources
+from tfos_nb.runtime.program.row_sources import Sources
 from tfos_nb.runtime.storage.paths import tf_path
 
 SIZES = (70, 1, 0, 45, 7)  # rows of each file

@@ -21,7 +21,7 @@ from tfos_nb.runtime.keras.versions import installed_keras, is_tested
 
 CHECKOUT = Path(__file__).parents[2]
 PROBE = (
-    "import json; from tfos_nb.runtime.keras_check import KerasProbe\n"
+    "import json; from tfos_nb.runtime.program.keras_check import KerasProbe\n"
     "print(json.dumps(next(KerasProbe()(iter([]))).to_pylist()[0]))"
 )
 KNOWN = "loss = self.optimizer.scale_loss(loss)"

@@ -16,14 +16,14 @@ import pyarrow as pa
 import pytest
 
 from tests.waiting import until
-from tfos_nb.runtime import peers as peers_module
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.lifecycle import Moved
-from tfos_nb.runtime.coordinator import LocalFeed, Wanted
 from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema
 from tfos_nb.runtime.feed.supply import Supply
-from tfos_nb.runtime.peers import Peers, _is_there, each_alone, unread
-from tfos_nb.runtime.steps import _Flight, _result_of
+from tfos_nb.runtime.program import peers as peers_module
+from tfos_nb.runtime.program.coordinator import LocalFeed, Wanted
+from tfos_nb.runtime.program.coordinator_steps import _Flight, _result_of
+from tfos_nb.runtime.program.peers import Peers, _is_there, each_alone, unread
 
 BATCH = pa.RecordBatch.from_pydict({"id": pa.array(range(8), pa.int64())})
 
@@ -203,7 +203,7 @@ import json, os, socket, sys
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
 from tests.runtime.test_peers import UNREAD
-from tfos_nb.runtime.peers import Peers
+from tfos_nb.runtime.program.peers import Peers
 
 def free():
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -17,7 +17,7 @@ class NodeManager:
 
     Parameters
     ----------
-    native : tfos_nb.runtime.context.NodeContext
+    native : tfos_nb.runtime.program.context.NodeContext
         The node.
     """
 

@@ -7,8 +7,8 @@ import re
 from typing import Any, NoReturn
 
 from tfos_nb.errors import FeedFailed, TfosError
+from tfos_nb.runtime.program.strategies import check_protocol
 from tfos_nb.runtime.storage.paths import user_name
-from tfos_nb.runtime.strategies import check_protocol
 
 __all__ = [
     "DataFeed",

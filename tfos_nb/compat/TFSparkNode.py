@@ -31,7 +31,7 @@ class TFNodeContext:
         What a :class:`tfos_nb.compat.TFNode.DataFeed` is made of.
     tmp_socket : None
         No socket of Python's holds the port.
-    native : tfos_nb.runtime.context.NodeContext
+    native : tfos_nb.runtime.program.context.NodeContext
         This package's own ``ctx``: ``dataset``, ``requests``, ``save``, ``report`` and more.
     """
 

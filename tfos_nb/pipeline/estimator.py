@@ -33,8 +33,8 @@ from tfos_nb.pipeline.params import (
 from tfos_nb.pipeline.records import written
 from tfos_nb.pipeline.selection import feedable, selected
 from tfos_nb.runtime.control.plan import InputMode
-from tfos_nb.runtime.fit_programs import ExportProgram, TrainProgram
 from tfos_nb.runtime.models.model import Use
+from tfos_nb.runtime.program.estimator_programs import ExportProgram, TrainProgram
 from tfos_nb.runtime.storage.remote import file_system
 
 __all__ = ["TFEstimator"]
@@ -72,7 +72,7 @@ class TFEstimator(
     Parameters
     ----------
     train_fn : callable
-        Runs on every node; takes the arguments and a :class:`tfos_nb.runtime.context.NodeContext`.
+        Runs on every node; takes the arguments and a :class:`tfos_nb.runtime.program.context.NodeContext`.
     tf_args : dict, Namespace or list, optional
         Your own arguments. ``train_fn`` gets them with every Param laid over them, as ``args.batch_size``.
     export_fn : callable, optional

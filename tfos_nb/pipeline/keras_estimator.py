@@ -25,10 +25,10 @@ from tfos_nb.pipeline.keras_model import BY_FEATURES, BY_MAPPING, HasPredictionC
 from tfos_nb.pipeline.selection import check_column, filled, selected, without_nulls
 from tfos_nb.runtime.code.custom_objects import Baggage, pack
 from tfos_nb.runtime.code.user_classes import own_objects, own_objects_of
-from tfos_nb.runtime.keras_program import Columns, Compiling, KerasProgram
 from tfos_nb.runtime.models.classifier_outputs import Task
 from tfos_nb.runtime.models.keras_inputs import input_tensors
 from tfos_nb.runtime.models.keras_outputs import Label, Outputs, label_columns, takes_any_shape
+from tfos_nb.runtime.program.keras_estimator_program import Columns, Compiling, KerasProgram
 from tfos_nb.runtime.storage.remote import file_system
 
 __all__ = ["KerasEstimator"]

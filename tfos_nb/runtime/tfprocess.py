@@ -28,7 +28,6 @@ from typing import Any, cast
 from tfos_nb.errors import FeedFailed, TfosError
 from tfos_nb.runtime.code.on_import import spare_scikit_learn
 from tfos_nb.runtime.code.payload import unpack
-from tfos_nb.runtime.context import NodeContext
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.admission import raise_descriptors
 from tfos_nb.runtime.control.lifecycle import (
@@ -57,7 +56,8 @@ from tfos_nb.runtime.feed.transfer import FeedServer
 from tfos_nb.runtime.inference.data_feed import NodeRows
 from tfos_nb.runtime.inference.serving import RequestDesk
 from tfos_nb.runtime.keras.fit import NODE_VARIABLE
-from tfos_nb.runtime.peers import Peers
+from tfos_nb.runtime.program.context import NodeContext
+from tfos_nb.runtime.program.peers import Peers
 from tfos_nb.runtime.recovery.memory_state import LastState
 from tfos_nb.runtime.storage.log_mirror import mirrored
 from tfos_nb.runtime.storage.paths import spill_directory
@@ -152,12 +152,12 @@ class TensorFlowProcess:
         import keras
         import tensorflow as tf
 
-        from tfos_nb.runtime import strategy
+        from tfos_nb.runtime.program import setup
 
-        note = strategy.patch_keras_fit()
+        note = setup.patch_keras_fit()
         if self._job.settings.get("autolog", True):
             log_dir = self._log_dir if self._is_board_node else ""
-            strategy.autolog(self._reporter.step, self._signals.stopping, log_dir)
+            setup.autolog(self._reporter.step, self._signals.stopping, log_dir)
         if note:
             logger.info(note)
         self._channel.send(NodeUp(self._job.node, os.getpid(), tf.__version__, keras.__version__, place, note))
@@ -230,10 +230,10 @@ class TensorFlowProcess:
         return Node(Role.WORKER, workers.index(self._node.index))
 
     def _keep_fits(self, places: list[str], workers: int) -> None:
-        from tfos_nb.runtime import strategy
+        from tfos_nb.runtime.program import setup
 
         memory, generation = LastState(places), self._signals.generation
-        strategy.keep_fits(memory, self._passes, self._tell_held, generation=generation, workers=workers)
+        setup.keep_fits(memory, self._passes, self._tell_held, generation=generation, workers=workers)
 
     def _tell_held(self) -> None:
         if self._job.settings.get("restarts"):

@@ -708,7 +708,7 @@ def import_all() -> None:
     import pyspark.cloudpickle  # noqa: F401 - main comes by it; from Spark's zip it is compiled anew each time
     import tensorflow  # noqa: F401
 
-    from tfos_nb.runtime import strategy  # noqa: F401
+    from tfos_nb.runtime.program import setup  # noqa: F401
 
     for program in PROGRAMS:
         importlib.import_module(program)

@@ -19,13 +19,13 @@ os.environ["TF_USE_LEGACY_KERAS"] = str(int(FLAVOUR == "tf_keras"))
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from tfos_nb.runtime import strategy  # noqa: E402
 from tfos_nb.runtime.datasets.tuning import as_fed  # noqa: E402
 from tfos_nb.runtime.keras import progress  # noqa: E402
+from tfos_nb.runtime.program import setup  # noqa: E402
 
 REPORTS: list[dict[str, Any]] = []
 STOP = threading.Event()
-NOTES = [strategy.patch_keras_fit(), strategy.autolog(lambda **report: REPORTS.append(report), STOP)]
+NOTES = [setup.patch_keras_fit(), setup.autolog(lambda **report: REPORTS.append(report), STOP)]
 progress._REPORTS_PER_SECOND = 1e9
 keras = importlib.import_module(FLAVOUR)
 CONFIG = os.environ.get("TF_CONFIG")

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tfos_nb.runtime.datasets.tuning import as_fed
 from tfos_nb.runtime.keras.fit import NODE_VARIABLE
-from tfos_nb.runtime.strategy import patch_keras_fit
+from tfos_nb.runtime.program.setup import patch_keras_fit
 
 OUT, FOLDER, FLAVOUR = sys.argv[1:]
 keras = importlib.import_module(FLAVOUR)

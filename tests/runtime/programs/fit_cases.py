@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfos_nb.runtime.datasets.tuning import as_fed
-from tfos_nb.runtime.strategy import patch_keras_fit
+from tfos_nb.runtime.program.setup import patch_keras_fit
 
 BATCH = 16  # global, as Keras takes it
 # Rows of each worker, for each epoch. So many that no step is without any row at all: that makes NaN in one process.

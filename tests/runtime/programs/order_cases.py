@@ -20,7 +20,7 @@ from tfos_nb.runtime.code.first_use import has_begun
 from tfos_nb.runtime.datasets.dataset import DatasetOptions
 from tfos_nb.runtime.datasets.deferred_dataset import dataset_of
 from tfos_nb.runtime.feed.ledger import FeedSchema
-from tfos_nb.runtime.strategy import patch_keras_fit
+from tfos_nb.runtime.program.setup import patch_keras_fit
 
 ROWS = pa.RecordBatch.from_pydict({"x": pa.array([1.0, 2.0, 3.0]), "y": pa.array([1, 0, 1])})
 

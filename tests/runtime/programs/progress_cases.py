@@ -22,8 +22,8 @@ os.environ["TF_USE_LEGACY_KERAS"] = str(int(FLAVOUR == "tf_keras"))
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from tfos_nb.runtime import strategy as node  # noqa: E402
 from tfos_nb.runtime.datasets.tuning import as_fed  # noqa: E402
+from tfos_nb.runtime.program import setup as node  # noqa: E402
 
 REPORTS: list[dict[str, Any]] = []
 STOP = threading.Event()

@@ -9,7 +9,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 
-from tfos_nb.runtime.strategy import patch_keras_fit
+from tfos_nb.runtime.program.setup import patch_keras_fit
 
 
 def other_build(self: object, iterator: object = None) -> None:

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Sources:
-    """The part of :class:`tfos_nb.runtime.context.NodeContext` that gives rows."""
+    """The part of :class:`tfos_nb.runtime.program.context.NodeContext` that gives rows."""
 
     _passes: Supply
     _node_rows: NodeRows | None = None

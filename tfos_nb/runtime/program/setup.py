@@ -8,8 +8,8 @@ from tfos_nb.runtime.keras.distributed_datasets import divide_datasets
 from tfos_nb.runtime.keras.own_loops import mend_own_loops
 from tfos_nb.runtime.keras.progress import autolog, progress_callback
 from tfos_nb.runtime.keras.saved_files import write_files_once
+from tfos_nb.runtime.program.strategies import refuse_what_fails
 from tfos_nb.runtime.recovery.keras_state import keep_fits
-from tfos_nb.runtime.strategies import refuse_what_fails
 
 __all__ = ["autolog", "keep_fits", "patch_keras_fit", "progress_callback"]
 

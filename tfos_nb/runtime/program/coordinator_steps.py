@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import FeedFailed, PlanError
-from tfos_nb.runtime.coordinator import cut, idle, take_step
-from tfos_nb.runtime.peers import ASKED_AGAIN, unread
+from tfos_nb.runtime.program.coordinator import cut, idle, take_step
+from tfos_nb.runtime.program.peers import ASKED_AGAIN, unread
 
 if TYPE_CHECKING:
     import tensorflow as tf

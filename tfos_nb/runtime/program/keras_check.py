@@ -48,7 +48,7 @@ class KerasProbe:
         )
 
     def _checked(self) -> str:
-        module = ("-m", "tfos_nb.runtime.keras_check")
+        module = ("-m", "tfos_nb.runtime.program.keras_check")
         ended = run_apart(*module, path=self.python_path, seconds=_CHECK_SECONDS)
         said = [line for line in ended.stdout.splitlines() if line.startswith(_SAID)]
         if said:
@@ -118,7 +118,7 @@ def check() -> str:
     import numpy as np
     import tensorflow as tf
 
-    from tfos_nb.runtime.strategy import patch_keras_fit
+    from tfos_nb.runtime.program.setup import patch_keras_fit
 
     parts = [tf.config.LogicalDeviceConfiguration()] * 2
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)

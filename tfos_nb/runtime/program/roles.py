@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.control.plan import Role
-from tfos_nb.runtime.peers import each_alone
-from tfos_nb.runtime.strategies import Member, mesh
+from tfos_nb.runtime.program.peers import each_alone
+from tfos_nb.runtime.program.strategies import Member, mesh
 
 if TYPE_CHECKING:
     from tfos_nb.runtime.control.plan import Node
     from tfos_nb.runtime.feed.supply import Supply
-    from tfos_nb.runtime.steps import CoordinatedDataset
+    from tfos_nb.runtime.program.coordinator_steps import CoordinatedDataset
 
 __all__ = ["Roles"]
 
 
 class Roles:
-    """The part of :class:`~tfos_nb.runtime.context.NodeContext` that knows TensorFlow's kinds of training."""
+    """The part of :class:`~tfos_nb.runtime.program.context.NodeContext` that knows TensorFlow's kinds of training."""
 
     node: Node
     cluster_spec: dict[str, list[str]]
@@ -120,7 +120,8 @@ class Roles:
             Whether a worker goes on after its last row, through its rows again and again. Needed for tf_keras' ``fit``,
             which counts steps and gives each to whichever worker is free.
         **options
-            As :meth:`~tfos_nb.runtime.context.NodeContext.dataset` takes them: ``x``, ``y``, ``shuffle``, ``fill`` …
+            As :meth:`~tfos_nb.runtime.program.context.NodeContext.dataset` takes them: ``x``, ``y``, ``shuffle``,
+            ``fill`` …
 
         Returns
         -------
@@ -141,9 +142,9 @@ class Roles:
         >>> for epoch in range(3):  # doctest: +SKIP
         ...     losses = [float(loss) for loss in rows.steps(train_step)]
         """
-        from tfos_nb.runtime.coordinator import FedDataset, fed_columns
         from tfos_nb.runtime.datasets.dataset import DatasetOptions
-        from tfos_nb.runtime.steps import CoordinatedDataset
+        from tfos_nb.runtime.program.coordinator import FedDataset, fed_columns
+        from tfos_nb.runtime.program.coordinator_steps import CoordinatedDataset
 
         coordinator = self.coordinator()
         function: Callable[[], Any]
@@ -173,7 +174,7 @@ class Roles:
         >>> if not ctx.is_chief:  # doctest: +SKIP
         ...     ctx.serve()
         """
-        from tfos_nb.runtime.coordinator import LocalFeed
+        from tfos_nb.runtime.program.coordinator import LocalFeed
 
         rows = LocalFeed(self._passes, self.node.index, self._stopping)  # kept: TensorFlow refers to it weakly
         if self.node.role is Role.WORKER:
@@ -200,8 +201,8 @@ class Roles:
         return self._member.server(protocol, config)
 
     def monitored_session(self, server: Any, **options: Any) -> Any:
-        """Return a ``MonitoredSession`` of TensorFlow 1: see :mod:`tfos_nb.runtime.between_graph`."""
-        from tfos_nb.runtime.between_graph import monitored_session
+        """Return a ``MonitoredSession`` of TensorFlow 1: see :mod:`tfos_nb.runtime.program.between_graph`."""
+        from tfos_nb.runtime.program.between_graph import monitored_session
 
         return monitored_session(server, is_chief=bool(getattr(self, "is_chief", False)), **options)
 
@@ -263,7 +264,7 @@ class Roles:
         >>> if ctx.job_name == "evaluator":  # doctest: +SKIP
         ...     return [keras.models.load_model(path).evaluate(x, y) for path in ctx.checkpoints()]
         """
-        from tfos_nb.runtime.checkpoint_watch import CheckpointWatch
+        from tfos_nb.runtime.program.checkpoint_watch import CheckpointWatch
 
         place = directory if os.path.isabs(directory) or "://" in directory else f"{self.model_dir}/{directory}"
         return iter(CheckpointWatch(place, pattern, poll, self._passes, self._stopping))

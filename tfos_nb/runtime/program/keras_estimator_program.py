@@ -12,11 +12,11 @@ from typing import Any
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.code import custom_objects
 from tfos_nb.runtime.code.user_classes import own_objects
-from tfos_nb.runtime.fit_programs import seed_everything
 from tfos_nb.runtime.models.classifier_outputs import Task
 from tfos_nb.runtime.models.keras_inputs import KerasInputs, input_tensors
 from tfos_nb.runtime.models.keras_model import by_registered_names, structure_of
 from tfos_nb.runtime.models.keras_outputs import Label, Outputs, is_config, label_columns, takes_any_shape
+from tfos_nb.runtime.program.estimator_programs import seed_everything
 from tfos_nb.runtime.storage.remote import tensorflow_opens
 
 __all__ = ["Columns", "Compiling", "KerasProgram"]

@@ -18,10 +18,10 @@ from tfos_nb.runtime.feed.queues import DEFAULT_QUEUE
 from tfos_nb.runtime.feed.supply import Supply
 from tfos_nb.runtime.inference.data_feed import NodeRows, RowFeeds
 from tfos_nb.runtime.keras.early_stop import watch_fit
+from tfos_nb.runtime.program.roles import Roles
+from tfos_nb.runtime.program.row_sources import Sources
 from tfos_nb.runtime.recovery.checkpointing import Checkpointing
 from tfos_nb.runtime.recovery.keras_resume import save_whole_epochs, watch_restores
-from tfos_nb.runtime.roles import Roles
-from tfos_nb.runtime.sources import Sources
 from tfos_nb.runtime.storage.one_writer import WRITER
 from tfos_nb.runtime.storage.remote import Draft, writing
 from tfos_nb.runtime.storage.uploads import SavingFlag, Uploads

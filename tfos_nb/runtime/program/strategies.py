@@ -40,7 +40,7 @@ PROTOCOL_SCHEMA = "refused string"
 _COMMUNICATIONS = ("auto", "ring", "nccl")
 _FACTORY = re.compile(r"server factories are: \[ ?([^\]]*?) ?\]")
 _ASK_PROTOCOL = (
-    "import sys; from tfos_nb.runtime.strategies import check_protocol\n"
+    "import sys; from tfos_nb.runtime.program.strategies import check_protocol\n"
     "try: check_protocol(sys.argv[1])\n"
     "except Exception as error: print(f'refused: {error}')"
 )
