@@ -110,7 +110,7 @@ def _both_ways() -> Iterator[tuple[Connect, Connect, str]]:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     from tfos_nb.endpoint import Endpoint
-    from tfos_nb.runtime.tensorboard import TensorBoard
+    from tfos_nb.runtime.node.tensorboard import TensorBoard
 
     with tempfile.TemporaryDirectory(prefix="tfos-board-") as name:
         os.environ["JUPYTER_RUNTIME_DIR"] = name

@@ -355,8 +355,8 @@ class _Crew:
 
 
 async def _main() -> None:
-    from tfos_nb.runtime import supervisor  # noqa: F401 - the wire must know all that a supervisor hears
     from tfos_nb.runtime.control.door import DoorAddress
+    from tfos_nb.runtime.node import supervisor  # noqa: F401 - the wire must know all that a supervisor hears
 
     reader = asyncio.StreamReader(limit=1 << 24)
     loop = asyncio.get_running_loop()

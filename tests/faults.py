@@ -197,7 +197,7 @@ def its_supervisor(pid: int) -> int:
     assert parent is not None
     if (named := parent.name()).startswith("tfos_nb "):
         return int(named.split()[1])
-    return parent.ppid() if "tfos_nb.runtime.warm" in parent.cmdline() else parent.pid
+    return parent.ppid() if "tfos_nb.runtime.node.warm_process" in parent.cmdline() else parent.pid
 
 
 def its_warm_process(pid: int) -> int:

@@ -21,7 +21,7 @@ from tfos_nb.runtime.control.lifecycle import (
     Stop,
 )
 from tfos_nb.runtime.feed.ledger import WorkerThrough
-from tfos_nb.runtime.node import HoldsSlot, NodeWanted, SupervisorEnded
+from tfos_nb.runtime.node.spark_task import HoldsSlot, NodeWanted, SupervisorEnded
 
 __all__ = ["clock", "make"]
 

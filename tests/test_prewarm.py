@@ -101,13 +101,13 @@ def test_what_waits_for_slots_goes_where_a_cluster_comes(
 
 
 def test_a_host_that_cannot_be_warmed_says_why(spark: SparkSession, on: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tfos_nb.runtime.warming import WarmTask
+    from tfos_nb.runtime.node.warm_task import WarmTask
 
-    monkeypatch.setattr("tfos_nb.runtime.warming.can_fork", lambda: False)
+    monkeypatch.setattr("tfos_nb.runtime.node.warm_task.can_fork", lambda: False)
     (batch,) = WarmTask("token", 600.0, {})(iter(()))
     assert batch.to_pylist()[0]["state"].startswith("cannot be warmed: this system")
     monkeypatch.undo()
-    monkeypatch.setattr("tfos_nb.runtime.warm.short_temporary_directory", lambda: "/no/such/place")
+    monkeypatch.setattr("tfos_nb.runtime.node.warm_process.short_temporary_directory", lambda: "/no/such/place")
     (batch,) = WarmTask("token", 600.0, {})(iter(()))
     assert batch.to_pylist()[0]["state"].startswith("FileNotFoundError")
 

@@ -38,7 +38,7 @@ from tfos_nb.runtime.control.lifecycle import (
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.reports import FeedStatus, Heartbeat, LogLines, StepReport
 from tfos_nb.runtime.feed.ledger import PassDone, WherePlaces, WorkerThrough
-from tfos_nb.runtime.node import SupervisorEnded
+from tfos_nb.runtime.node.spark_task import SupervisorEnded
 from tfos_nb.state import NodeState, NodeStatus
 
 SECONDS = 20.0

@@ -19,7 +19,7 @@ from tests.local_cluster import environment
 from tests.waiting import until
 from tfos_nb import launch
 from tfos_nb.runtime.control.processes import private_directory
-from tfos_nb.runtime.tensorboard import TensorBoard
+from tfos_nb.runtime.node.tensorboard import TensorBoard
 
 ROOT = Path(__file__).parents[1] / "tfos_nb"
 # They undo what Spark's own closure has brought, in the process that it was meant for.

@@ -23,7 +23,7 @@ from tests.waiting import until
 from tfos_nb import connection
 from tfos_nb.connection import Place
 from tfos_nb.endpoint import Endpoint
-from tfos_nb.runtime.tensorboard import make_log_dir
+from tfos_nb.runtime.node.tensorboard import make_log_dir
 from tfos_nb.state import ClusterState, ClusterStatus, LogLine, NodeState
 
 __all__ = ["a_server"]

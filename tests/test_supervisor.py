@@ -45,7 +45,7 @@ class Node:
         self.door = Door(self.roster, host="127.0.0.1", bind="127.0.0.1")
         address = self.door.open()
         self.supervisor = start_module(
-            "tfos_nb.runtime.supervisor",
+            "tfos_nb.runtime.node.supervisor",
             env={**os.environ, "PYTHONPATH": PYTHONPATH, **variables},
             stdin=subprocess.PIPE,
         )

@@ -10,7 +10,7 @@ import gc
 import pyspark.worker  # noqa: F401 - from Spark's zip it is compiled anew each time
 from pyspark.daemon import manager
 
-from tfos_nb.runtime.warm import import_all
+from tfos_nb.runtime.node.warm_process import import_all
 
 if __name__ == "__main__":
     import_all()

@@ -42,7 +42,7 @@ from tfos_nb.guests import Guests
 from tfos_nb.pages import page
 from tfos_nb.ports import allowed_ports
 from tfos_nb.runtime.control.processes import private_directory, remove_directory
-from tfos_nb.runtime.tensorboard import TensorBoard
+from tfos_nb.runtime.node.tensorboard import TensorBoard
 from tfos_nb.state import ClusterState, LogLine
 
 __all__ = ["Endpoint", "Served", "the_endpoint"]

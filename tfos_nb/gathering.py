@@ -20,7 +20,7 @@ from tfos_nb.record import Record
 from tfos_nb.runtime.control.lifecycle import FeedPlace, Moved, Regather, Start, Stop
 from tfos_nb.runtime.control.plan import ClusterPlan, Role
 from tfos_nb.runtime.control.reports import History
-from tfos_nb.runtime.node import HoldsSlot, SlotUse
+from tfos_nb.runtime.node.spark_task import HoldsSlot, SlotUse
 from tfos_nb.state import JOINED, LEAVING, NodeStatus
 
 __all__ = ["Failure", "Gathering", "Replaced"]

@@ -18,7 +18,7 @@ import grpc
 from tfos_nb.runtime.control.door import DoorClient
 from tfos_nb.runtime.control.lifecycle import NodeJob
 from tfos_nb.runtime.control.processes import kill_group, python_path, start_module, write_frame
-from tfos_nb.runtime.node import HoldsSlot, NodeTask, SlotUse, SupervisorEnded, slot_use
+from tfos_nb.runtime.node.spark_task import HoldsSlot, NodeTask, SlotUse, SupervisorEnded, slot_use
 
 __all__ = ["HostedNode"]
 
@@ -50,7 +50,7 @@ class HostedNode:
         """Run one supervisor to its end; whether it was ended here, and another is wanted."""
         with tempfile.TemporaryFile() as complaints:
             supervisor = start_module(
-                "tfos_nb.runtime.supervisor",
+                "tfos_nb.runtime.node.supervisor",
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(python_path())},
                 stdin=subprocess.PIPE,
                 stderr=complaints.fileno(),

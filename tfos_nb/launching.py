@@ -23,7 +23,7 @@ from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.control.processes import python_path
 from tfos_nb.runtime.host.gpu_claims import GPU_COUNT_SCHEMA, GpuCount
 from tfos_nb.runtime.keras.versions import advice, installed_keras, is_tested, uses_tf_keras
-from tfos_nb.runtime.node import NodeTask
+from tfos_nb.runtime.node.spark_task import NodeTask
 from tfos_nb.runtime.program.keras_check import CHECK_SCHEMA, KerasProbe
 from tfos_nb.runtime.program.strategies import PROTOCOL_SCHEMA, PROTOCOL_VARIABLE, ProtocolProbe
 from tfos_nb.session import (

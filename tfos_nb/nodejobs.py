@@ -12,7 +12,7 @@ from tfos_nb.launching import Launching, NodeTasks
 from tfos_nb.promises import Promised, promise
 from tfos_nb.roster import Roster
 from tfos_nb.runtime.control.plan import ClusterPlan, Node
-from tfos_nb.runtime.node import SUMMARY_SCHEMA
+from tfos_nb.runtime.node.spark_task import SUMMARY_SCHEMA
 from tfos_nb.session import Job, SparkJobs, run_to_the_end
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Link
 from tfos_nb.runtime.control.plan import check_count
 from tfos_nb.runtime.control.processes import python_path
-from tfos_nb.runtime.solo import SUMMARY_SCHEMA, SoloEnded, SoloTask
+from tfos_nb.runtime.node.single_program import SUMMARY_SCHEMA, SoloEnded, SoloTask
 from tfos_nb.session import (
     SparkJobs,
     check_dynamic_allocation,
@@ -106,8 +106,8 @@ def run(
     Parameters
     ----------
     main : callable
-        The program: takes ``args`` and a :class:`tfos_nb.runtime.solo.SoloContext`. It travels by value; its result is
-        data.
+        The program: takes ``args`` and a :class:`tfos_nb.runtime.node.single_program.SoloContext`. It travels by value;
+        its result is data.
     args : object, optional
         Handed to ``main``.
     nodes : int

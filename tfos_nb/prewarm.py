@@ -28,8 +28,8 @@ from pyspark.sql import SparkSession
 from tfos_nb import session
 from tfos_nb.contexts import context_of
 from tfos_nb.errors import PlanError
+from tfos_nb.runtime.node.warm_task import WARMTH_SCHEMA, WarmTask
 from tfos_nb.runtime.program.strategies import PROTOCOL_VARIABLE
-from tfos_nb.runtime.warming import WARMTH_SCHEMA, WarmTask
 from tfos_nb.session import Job, SparkJobs, slots_total
 from tfos_nb.settings import Settings
 from tfos_nb.slots import gives_gpus

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import PlanError, TfosError
-from tfos_nb.runtime.probe import GREETING, PROBE_SCHEMA, PROBE_SECONDS, Probe
+from tfos_nb.runtime.node.executor_probe import GREETING, PROBE_SCHEMA, PROBE_SECONDS, Probe
 from tfos_nb.session import SparkJobs
 
 if TYPE_CHECKING:

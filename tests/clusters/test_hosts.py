@@ -148,7 +148,7 @@ def test_nothing_is_left_on_hosts_that_no_longer_reach_the_driver(
     with ExitStack() as afterwards, submitted(given, environment(wires), tmp_path, spark_home) as running:
         assert saved_once(tmp_path, running), running.tail
         there = [host.of_tfos_nb() for host in wires.hosts]
-        assert all("tfos_nb.runtime.supervisor" in modules.values() for modules in there), there
+        assert all("tfos_nb.runtime.node.supervisor" in modules.values() for modules in there), there
         for host in wires.hosts:
             afterwards.callback(host.connect)
             host.cut_off()

@@ -29,8 +29,8 @@ from tfos_nb.runtime.control.placement import QUESTIONS, AskPlaces
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER, FeedStatus, Heartbeat, StepReport
 from tfos_nb.runtime.feed import ledger
-from tfos_nb.runtime.node import SupervisorEnded
-from tfos_nb.runtime.solo import SoloEnded
+from tfos_nb.runtime.node.single_program import SoloEnded
+from tfos_nb.runtime.node.spark_task import SupervisorEnded
 from tfos_nb.sidecar import EvaluatorDesk
 from tfos_nb.state import ClusterState, ClusterStatus, NodeStatus
 from tfos_nb.widgets.html import render_html

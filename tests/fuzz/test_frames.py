@@ -26,9 +26,9 @@ from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.lifecycle import MainStarted, NodeEnded, NodeJob
 from tfos_nb.runtime.control.processes import Channel, read_frame
 from tfos_nb.runtime.control.reports import FeedStatus, ReportBox, StepReport
-from tfos_nb.runtime.nodeprocess import Exited, NodeProcess
+from tfos_nb.runtime.node.process import Exited, NodeProcess
+from tfos_nb.runtime.node.warm_process import Fork
 from tfos_nb.runtime.recovery.memory_state import _HEAD, LastState, StateMemory
-from tfos_nb.runtime.warm import Fork
 
 SECONDS = 20.0
 

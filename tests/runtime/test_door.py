@@ -20,7 +20,7 @@ from tfos_nb.runtime.control.identity import SERVER_NAME, Identity
 from tfos_nb.runtime.control.lifecycle import Farewell, FeedPlace, NodeJob, Refused, Reservation, Stop
 from tfos_nb.runtime.feed.feed_task import FeedTask
 from tfos_nb.runtime.feed.transfer import FeedTicket, NodeStream
-from tfos_nb.runtime.node import NodeTask
+from tfos_nb.runtime.node.spark_task import NodeTask
 
 SECONDS = 20.0
 ATTEND, ASK = "/tfos_nb.Door/Attend", "/tfos_nb.Door/Ask"

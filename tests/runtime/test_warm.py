@@ -21,9 +21,9 @@ from tests.conftest import RunScript
 from tests.faults import its_supervisor, its_warm_process
 from tests.test_supervisor import Node
 from tests.waiting import until
-from tfos_nb.runtime import warm
 from tfos_nb.runtime.control import wire
-from tfos_nb.runtime.warm import Environment, Fork, ServerTerms, WarmProcess
+from tfos_nb.runtime.node import warm_process
+from tfos_nb.runtime.node.warm_process import Environment, Fork, ServerTerms, WarmProcess
 
 Start = Callable[..., Node]
 
@@ -59,7 +59,7 @@ def start(root: Path, anchor: subprocess.Popen[bytes], tmp_path: Path) -> Iterat
     nodes: list[Node] = []
 
     def run(main: Callable[..., Any], *, warm: bool = True, **options: Any) -> Node:
-        terms: dict[str, Any] = {"warm_token": "the application's", "anchor": anchor.pid} if warm else {}
+        terms: dict[str, Any] = {"warm_token": "the application's", "anchor": anchor.pid} if warm_process else {}
         nodes.append(Node(main, str(tmp_path), of_job=terms, **options))
         return nodes[-1]
 
@@ -254,33 +254,33 @@ def terms_of(anchor: subprocess.Popen[bytes]) -> ServerTerms:
 def test_a_server_begins_though_the_disk_is_full(full_disk: Path, anchor: subprocess.Popen[bytes]) -> None:
     env, terms = dict(os.environ), replace(terms_of(anchor), token="of a full disk")
     WarmProcess.of_the_application(env, terms).close()
-    assert until(lambda: warm.state_on_this_host(env, terms.token) == "warm")
+    assert until(lambda: warm_process.state_on_this_host(env, terms.token) == "warm")
     assert [path.name for path in full_disk.glob("tfos_nb-warm-*/alive")] == ["alive"]
 
 
 def test_a_stranger_gets_no_process(root: Path, anchor: subprocess.Popen[bytes]) -> None:
     strange = replace(terms_of(anchor), token="an application's that strangers look for")
     before = set(root.glob("tfos_nb-warm-*"))
-    warm = WarmProcess.of_the_application(dict(os.environ), strange)
+    warm_process = WarmProcess.of_the_application(dict(os.environ), strange)
     (there,) = set(root.glob("tfos_nb-warm-*")) - before
     path = there / "socket"
     given = Environment("guessed", {}, "/", (), 0o22, os.getpid())
-    for said in (wire.encode(given), b"nonsense", wire.encode(Fork("tfos_nb.runtime.tfprocess"))):
+    for said in (wire.encode(given), b"nonsense", wire.encode(Fork("tfos_nb.runtime.node.tensorflow_process"))):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
             stranger.connect(str(path))
             stranger.send(said)
             stranger.settimeout(60)
             assert stranger.recv(100) == b""
     assert path.stat().st_mode & 0o777 == 0o600
-    warm.close()
+    warm_process.close()
 
 
 def test_a_server_without_nodes_ends_after_a_while(root: Path, anchor: subprocess.Popen[bytes]) -> None:
     before = set(root.glob("tfos_nb-warm-*"))
     brief = ServerTerms("an application's that has ended", anchor.pid, 0.5)
-    warm = WarmProcess.of_the_application(dict(os.environ), brief)
+    warm_process = WarmProcess.of_the_application(dict(os.environ), brief)
     (there,) = set(root.glob("tfos_nb-warm-*")) - before
-    warm.close()
+    warm_process.close()
     assert until(lambda: not there.exists(), 60)
 
 
@@ -321,14 +321,14 @@ def test_a_server_that_was_killed_long_ago_has_a_successor_in_its_directory(root
     terms = replace(terms_of(anchor), token="its successor's")
     env = dict(os.environ)
     WarmProcess.of_the_application(env, terms).close()
-    directory = Path(warm._directory(env, terms.token))
+    directory = Path(warm_process._directory(env, terms.token))
     assert until(lambda: (directory / "alive").read_text() != "")
     os.kill(int((directory / "alive").read_text()), signal.SIGKILL)
-    assert until(lambda: not warm._is_served(directory))
+    assert until(lambda: not warm_process._is_served(directory))
     os.utime(directory, (0, 0))
-    assert warm.state_on_this_host(env, terms.token) == "cold"
+    assert warm_process.state_on_this_host(env, terms.token) == "cold"
     WarmProcess.of_the_application(env, terms).close()
-    assert until(lambda: warm.state_on_this_host(env, terms.token) == "warm")
+    assert until(lambda: warm_process.state_on_this_host(env, terms.token) == "warm")
     os.kill(int((directory / "alive").read_text()), signal.SIGTERM)
 
 
@@ -350,10 +350,10 @@ def test_a_worker_of_spark_that_has_applied_a_model_asks_for_the_same_server(run
 def test_a_lock_whose_holder_was_stopped_is_not_waited_for_without_an_end(
     root: Path, anchor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warm, "_LOCKED_WITHIN", 0.5)
+    monkeypatch.setattr(warm_process, "_LOCKED_WITHIN", 0.5)
     terms = replace(terms_of(anchor), token="the holder's")
-    directory = warm._directory(dict(os.environ), terms.token)
-    warm._make_private(directory)
+    directory = warm_process._directory(dict(os.environ), terms.token)
+    warm_process._make_private(directory)
     with open(os.path.join(directory, "lock"), "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(TimeoutError, match=r"has held .* for 0.5 s"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tfos_nb.errors import PlanError
 from tfos_nb.magics.report import Finding
 from tfos_nb.ports import allowed_ports
-from tfos_nb.runtime.probe import PROBE_SECONDS, Probe
+from tfos_nb.runtime.node.executor_probe import PROBE_SECONDS, Probe
 from tfos_nb.widgets.hosts import Host, proxied_url
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ class NodeJob:
     ``payload`` is the pickled function and its arguments (:mod:`tfos_nb.runtime.code.payload`). ``host`` is where the
     other nodes reach this one, if that is not the address that it has on its way to the driver. ``relayed``: the door
     is reached by a relay. ``warm_token`` and ``anchor`` are for the application's warm server; none without a token
-    (:class:`tfos_nb.runtime.warm.ServerTerms`).
+    (:class:`tfos_nb.runtime.node.warm_process.ServerTerms`).
     """
 
     node: str

@@ -1,7 +1,7 @@
 """Processes that do not outlive the one that started them, and the channel between the two.
 
 A node is never a fork of a process in which TensorFlow has run an operation: it would hang for ever in its first
-``tf.function``. It may be one of a process that has imported TensorFlow (:mod:`tfos_nb.runtime.warm`).
+``tf.function``. It may be one of a process that has imported TensorFlow (:mod:`tfos_nb.runtime.node.warm_process`).
 """
 
 from __future__ import annotations

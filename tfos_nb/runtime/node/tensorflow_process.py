@@ -1,8 +1,8 @@
 """The node itself: a process that has TensorFlow and calls the user's ``main``.
 
-Its supervisor (:mod:`tfos_nb.runtime.supervisor`) has it forked by a warm process, or starts it as ``python -m
-tfos_nb.runtime.tfprocess``, with one socket for messages and one for reports. Where TensorFlow has to be imported yet,
-that is done while the cluster still gathers.
+Its supervisor (:mod:`tfos_nb.runtime.node.supervisor`) has it forked by a warm process, or starts it as ``python -m
+tfos_nb.runtime.node.tensorflow_process``, with one socket for messages and one for reports. Where TensorFlow has to be
+imported yet, that is done while the cluster still gathers.
 
 The process stays after ``main`` has returned, until the driver says farewell: its peers may still need its server.
 """
@@ -56,6 +56,7 @@ from tfos_nb.runtime.feed.transfer import FeedServer
 from tfos_nb.runtime.inference.data_feed import NodeRows
 from tfos_nb.runtime.inference.serving import RequestDesk
 from tfos_nb.runtime.keras.fit import NODE_VARIABLE
+from tfos_nb.runtime.node.tensorboard import make_log_dir
 from tfos_nb.runtime.program.context import NodeContext
 from tfos_nb.runtime.program.peers import Peers
 from tfos_nb.runtime.recovery.memory_state import LastState
@@ -63,7 +64,6 @@ from tfos_nb.runtime.storage.log_mirror import mirrored
 from tfos_nb.runtime.storage.paths import spill_directory
 from tfos_nb.runtime.storage.remote import check_places
 from tfos_nb.runtime.storage.shared_directory import PlaceSeen
-from tfos_nb.runtime.tensorboard import make_log_dir
 
 logger = logging.getLogger("tfos_nb")  # not __name__: this module is __main__
 
@@ -74,7 +74,7 @@ _COLLATERAL = re.compile(
 # What else may have lost its connection, to a database for one, says the same: of TensorFlow's own errors alone.
 _DISCONNECTED = re.compile(r"Connection reset by peer|failed to connect to all addresses|Socket closed")
 _FEED_STATUS_EVERY = 0.5
-_OURS = str(Path(__file__).parents[1])
+_OURS = str(Path(__file__).parents[2])
 
 
 @dataclass

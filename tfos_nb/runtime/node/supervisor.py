@@ -10,7 +10,7 @@
 It starts the TF process at once, so that TensorFlow is imported while the cluster gathers; holds the port open until
 TensorFlow has it (SO_REUSEPORT, and ``TF_GRPC_REUSE_PORT=1``); passes messages on; sends heartbeats; and sees to it
 that the process ends: with SIGKILL after a grace, since TensorFlow swallows SIGTERM. When the driver's stream is gone,
-it ends the process and itself. Spark's task may go before it (see :mod:`tfos_nb.runtime.node`).
+it ends the process and itself. Spark's task may go before it (see :mod:`tfos_nb.runtime.node.spark_task`).
 
 A cluster that may gather again has supervisors that outlive their processes: told to, they start the next one, on
 another port, and reserve anew. They also hold the memory that a state is kept in meanwhile.
@@ -49,11 +49,11 @@ from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelEnd
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.host.gpu_claims import GpuClaims, GpusTaken
-from tfos_nb.runtime.nodeprocess import Exited, Heard, NodeProcess, environment_of
+from tfos_nb.runtime.node.process import Exited, Heard, NodeProcess, environment_of
+from tfos_nb.runtime.node.tensorboard import TensorBoard
+from tfos_nb.runtime.node.warm_process import ServerTerms, WarmProcess, can_fork
 from tfos_nb.runtime.recovery.memory_state import StateMemory
 from tfos_nb.runtime.storage.shared_directory import PlaceSeen
-from tfos_nb.runtime.tensorboard import TensorBoard
-from tfos_nb.runtime.warm import ServerTerms, WarmProcess, can_fork
 
 _HEARTBEAT_EVERY = 1.0
 _AFTER_FAREWELL = 3.0

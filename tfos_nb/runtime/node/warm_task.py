@@ -1,7 +1,7 @@
 """What a short task does for the cluster to come: it begins to warm its host, or looks how far that is.
 
-It holds its slot for as long as it takes to start a process; what that imports (:mod:`tfos_nb.runtime.warm`), it
-imports beside Spark.
+It holds its slot for as long as it takes to start a process; what that imports
+(:mod:`tfos_nb.runtime.node.warm_process`), it imports beside Spark.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from tfos_nb.runtime.control.processes import path_variable
-from tfos_nb.runtime.node import executor_process
-from tfos_nb.runtime.nodeprocess import environment_of
-from tfos_nb.runtime.warm import ServerTerms, WarmProcess, can_fork, state_on_this_host
+from tfos_nb.runtime.node.process import environment_of
+from tfos_nb.runtime.node.spark_task import executor_process
+from tfos_nb.runtime.node.warm_process import ServerTerms, WarmProcess, can_fork, state_on_this_host
 
 __all__ = ["WARMTH_SCHEMA", "WarmTask"]
 

@@ -212,7 +212,7 @@ class NodeTask:
         """Run a supervisor to its end, and return its code; None if it goes on without this task."""
         with tempfile.TemporaryFile() as complaints:
             supervisor = start_module(
-                "tfos_nb.runtime.supervisor",
+                "tfos_nb.runtime.node.supervisor",
                 env={**os.environ, "PYTHONPATH": path_variable()},
                 stdin=subprocess.PIPE,
                 stderr=complaints.fileno() if self.hold else subprocess.DEVNULL,

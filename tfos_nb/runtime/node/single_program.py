@@ -7,8 +7,9 @@
          └── SoloEnded ──▶ door ──▶ driver (tfos_nb.parallel)
 
 The program has a process of its own with its own environment, which ends with the task. It has no peers and takes no
-rows. It is forked from the application's warm process (:mod:`tfos_nb.runtime.warm`). On a host with GPUs, without
-``warm``, and where that process cannot be reached, it is a fresh interpreter, which imports TensorFlow if it wants it.
+rows. It is forked from the application's warm process (:mod:`tfos_nb.runtime.node.warm_process`). On a host with GPUs,
+without ``warm``, and where that process cannot be reached, it is a fresh interpreter, which imports TensorFlow if it
+wants it.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ from tfos_nb.runtime.control.processes import (
 from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.host.gpu import gpu_variables, host_has_gpus
 from tfos_nb.runtime.host.gpu_claims import GpuClaims, GpusTaken
-from tfos_nb.runtime.node import executor_process
-from tfos_nb.runtime.nodeprocess import environment_of
-from tfos_nb.runtime.warm import PROGRAMS, Fork, ForkedProcess, ServerTerms, WarmProcess, can_fork
+from tfos_nb.runtime.node.process import environment_of
+from tfos_nb.runtime.node.spark_task import executor_process
+from tfos_nb.runtime.node.warm_process import PROGRAMS, Fork, ForkedProcess, ServerTerms, WarmProcess, can_fork
 
 __all__ = ["SoloContext", "SoloEnded", "SoloJob", "SoloTask"]
 

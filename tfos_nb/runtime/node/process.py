@@ -17,7 +17,7 @@ from tfos_nb.runtime.control.reports import Heartbeat, LogLines, ReportBox
 from tfos_nb.runtime.host.gpu import GpuWatch, gpu_variables
 from tfos_nb.runtime.host.output import Output
 from tfos_nb.runtime.host.usage import ProcessUse
-from tfos_nb.runtime.warm import PROGRAMS, Fork, ForkedProcess, WarmProcess
+from tfos_nb.runtime.node.warm_process import PROGRAMS, Fork, ForkedProcess, WarmProcess
 
 __all__ = ["Exited", "Heard", "NodeProcess", "Wrote", "environment_of"]
 
@@ -190,7 +190,7 @@ def _forked(warm: WarmProcess, directory: str, host: str, fds: tuple[int, int]) 
 
 def _started(job: NodeJob, temporary: str, directory: str, host: str, fds: tuple[int, int]) -> subprocess.Popen[bytes]:
     return start_module(
-        "tfos_nb.runtime.tfprocess",
+        "tfos_nb.runtime.node.tensorflow_process",
         env=environment_of(temporary, job.env, job.gpus),
         fds=fds,
         arguments=(str(fds[0]), str(fds[1]), directory, host),

@@ -70,7 +70,7 @@ __all__ = [
     "state_on_this_host",
 ]
 
-PROGRAMS = ("tfos_nb.runtime.tfprocess", "tfos_nb.runtime.solo")
+PROGRAMS = ("tfos_nb.runtime.node.tensorflow_process", "tfos_nb.runtime.node.single_program")
 """What is forked: a node's process, and a program of :mod:`tfos_nb.parallel`."""
 
 _MOST = 1 << 16  # bytes of a message
@@ -244,7 +244,7 @@ class WarmProcess:
         """
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         process = start_module(
-            "tfos_nb.runtime.warm",
+            "tfos_nb.runtime.node.warm_process",
             env=env,
             fds=(theirs.fileno(),),
             arguments=("fork", str(theirs.fileno())),
@@ -392,7 +392,7 @@ def _start_server(directory: str, path: str, env: Mapping[str, str], terms: Serv
             fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(alive, 0)  # the number in it is that of one that was killed
             starting = start_module(
-                "tfos_nb.runtime.warm",
+                "tfos_nb.runtime.node.warm_process",
                 env={**env, "TMPDIR": tempfile.gettempdir()},
                 fds=(listener.fileno(), alive),
                 arguments=("serve", str(listener.fileno()), str(alive), directory),
@@ -745,6 +745,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     # By its own name: what it imports imports it, and a message that both had registered would be another's.
-    from tfos_nb.runtime import warm
+    from tfos_nb.runtime.node import warm_process
 
-    warm.main()
+    warm_process.main()

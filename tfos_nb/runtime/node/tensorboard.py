@@ -70,7 +70,7 @@ class TensorBoard:
     def start(self) -> None:
         """Start the process; it listens some seconds later."""
         self._process = start_module(
-            "tfos_nb.runtime.tensorboard",
+            "tfos_nb.runtime.node.tensorboard",
             # Its arguments are shown to every user of the machine, and a URL may hold a password.
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3", _LOG_DIR: self._log_dir},
             arguments=(self._path, "--reload_interval", "5", "--load_fast", "false"),
