@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from tests.conftest import RunScript
 
 ROOT = Path(__file__).parents[1]
+MOST_MODULES = 15
 NOTEBOOK = ("IPython", "anywidget", "ipykernel", "ipywidgets", "jupyter_server", "sparkmonitor", "traitlets")
 
 IMPORTED = """
@@ -22,8 +24,9 @@ IMPORTED = """
 
 
 def modules_of(package: str) -> list[str]:
-    folder = ROOT.joinpath(*package.split("."))
-    return [package, *(f"{package}.{file.stem}" for file in folder.glob("*.py") if not file.stem.startswith("__"))]
+    files = ROOT.joinpath(*package.split(".")).rglob("*.py")
+    named = (".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files if file.stem != "__main__")
+    return [name.removesuffix(".__init__") for name in named]
 
 
 def imported(run_script: RunScript, modules: list[str], watched: tuple[str, ...]) -> str:
@@ -49,6 +52,16 @@ def test_the_layers_hold() -> None:
         pytest.skip("import-linter is not installed here; make check runs it")
     ended = subprocess.run([str(linter), "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout
+
+
+ROOMS = sorted(file.parent for file in (ROOT / "tfos_nb").rglob("__init__.py"))
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: str(room.relative_to(ROOT)))
+def test_a_room_is_small_and_says_what_it_is_for(room: Path) -> None:
+    modules = [file for file in room.glob("*.py") if file.name != "__init__.py"]
+    assert len(modules) <= MOST_MODULES
+    assert ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
 
 
 @pytest.mark.parametrize("name", ["helpers", "utils", "common", "misc"])
