@@ -4,22 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
-from tfos_nb.state import LogLine
+__all__ = ["clip", "clip_lines", "clip_telling", "sendable", "size", "without_password"]
 
-__all__ = ["brief_line", "clip", "clip_lines", "clip_telling", "sendable", "size", "without_password"]
-
-_NODE_BYTES, _TEXT_BYTES = 24, 400
 _TELLING_BYTES = len("… ( more characters)".encode())
-
-
-def brief_line(line: LogLine) -> list[Any]:
-    """Write a line of the log as a page gets it, by whichever way: the time to a tenth, the text cut.
-
-    The two ways must agree, since the page tells by the whole line which ones it has already.
-    """
-    return [round(line.time, 1), clip(line.node, _NODE_BYTES), clip_telling(line.text, _TEXT_BYTES)]
 
 
 def clip(text: str, room: int, more: str = "…") -> str:

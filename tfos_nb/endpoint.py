@@ -34,11 +34,12 @@ import aiohttp
 from aiohttp import web
 
 from tfos_nb import connection
-from tfos_nb.brief import brief_line, without_password
+from tfos_nb.brief import without_password
 from tfos_nb.connection import Place
 from tfos_nb.errors import TfosError
 from tfos_nb.frontpage import SCRIPT, front_page, script
 from tfos_nb.guests import Guests
+from tfos_nb.logbook import brief_line
 from tfos_nb.pages import page
 from tfos_nb.ports import allowed_ports
 from tfos_nb.runtime.control.processes import private_directory, remove_directory

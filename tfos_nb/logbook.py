@@ -6,11 +6,14 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import Any
 
+from tfos_nb.brief import clip, clip_telling
 from tfos_nb.state import LogLine
 
-__all__ = ["LogBook"]
+__all__ = ["LogBook", "brief_line"]
 
+_NODE_BYTES, _TEXT_BYTES = 24, 400  # of a line, as a page gets it
 _LINES_KEPT, _CHARACTERS_KEPT = 10_000, 1 << 21  # of each node, but
 _LINES_OF_ALL, _CHARACTERS_OF_ALL = 1_000_000, 1 << 28  # shared out among many, and
 _LINES_AT_LEAST, _CHARACTERS_AT_LEAST = 200, 1 << 16
@@ -102,3 +105,11 @@ class LogBook:
             return list(islice(self._newest, max(0, len(self._newest) - count), None))
         every = [LogLine(at, node, text) for node, lines in self._lines.items() for at, text in lines.kept]
         return sorted(every, key=lambda line: line.time)[-count:]
+
+
+def brief_line(line: LogLine) -> list[Any]:
+    """Write a line of the log as a page gets it, by whichever way: the time to a tenth, the text cut.
+
+    The two ways must agree, since the page tells by the whole line which ones it has already.
+    """
+    return [round(line.time, 1), clip(line.node, _NODE_BYTES), clip_telling(line.text, _TEXT_BYTES)]
