@@ -34,7 +34,6 @@ import aiohttp
 from aiohttp import web
 
 from tfos_nb import connection
-from tfos_nb.brief import without_password
 from tfos_nb.connection import Place
 from tfos_nb.errors import TfosError
 from tfos_nb.frontpage import SCRIPT, front_page, script
@@ -45,6 +44,7 @@ from tfos_nb.ports import allowed_ports
 from tfos_nb.runtime.control.processes import private_directory, remove_directory
 from tfos_nb.runtime.node.tensorboard import TensorBoard
 from tfos_nb.state import ClusterState, LogLine
+from tfos_nb.truncate import without_password
 
 __all__ = ["Endpoint", "Served", "the_endpoint"]
 

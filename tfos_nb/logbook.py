@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from tfos_nb.brief import clip, clip_telling
 from tfos_nb.state import LogLine
+from tfos_nb.truncate import clip, clip_telling
 
 __all__ = ["LogBook", "brief_line"]
 

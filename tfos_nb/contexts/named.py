@@ -6,8 +6,8 @@ import os
 import re
 import socket
 
-from tfos_nb.brief import without_password
 from tfos_nb.errors import PlanError
+from tfos_nb.truncate import without_password
 
 __all__ = ["check_server", "named_spark", "server_of"]
 

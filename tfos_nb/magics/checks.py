@@ -11,11 +11,11 @@ from importlib import metadata
 from typing import Any
 
 from tfos_nb import monitor
-from tfos_nb.brief import without_password
 from tfos_nb.errors import PlanError
 from tfos_nb.magics.arguments import nearest
 from tfos_nb.magics.report import Finding
 from tfos_nb.ports import allowed_ports
+from tfos_nb.truncate import without_password
 from tfos_nb.widgets.hosts import Host, check_proxy_url
 from tfos_nb.widgets.screens import CHOICES, choose_rendering
 

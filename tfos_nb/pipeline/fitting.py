@@ -18,8 +18,8 @@ from tfos_nb.cluster import Cluster, launch
 from tfos_nb.errors import ClusterClosed
 from tfos_nb.interrupts import interruptible
 from tfos_nb.metric_order import in_order
-from tfos_nb.pipeline.admission import Need, Place, admitted
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
+from tfos_nb.spark.admission import Need, Place, admitted
 from tfos_nb.state import ClusterStatus
 
 __all__ = ["Fit", "Fitted", "Rows"]

@@ -12,7 +12,6 @@ from pyspark.ml.param.shared import HasLabelCol
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, StringType
 
-from tfos_nb.brief import without_password
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.library import is_keras_model, keras_bytes
 from tfos_nb.matching import depth_of, feeds_of
@@ -30,6 +29,7 @@ from tfos_nb.runtime.models.keras_inputs import input_tensors
 from tfos_nb.runtime.models.keras_outputs import Label, Outputs, label_columns, takes_any_shape
 from tfos_nb.runtime.program.keras_estimator_program import Columns, Compiling, KerasProgram
 from tfos_nb.runtime.storage.remote import file_system
+from tfos_nb.truncate import without_password
 
 __all__ = ["KerasEstimator"]
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from IPython.display import HTML, display
 
-from tfos_nb.brief import without_password
 from tfos_nb.endpoint import Endpoint, Served, the_endpoint
 from tfos_nb.errors import PlanError
 from tfos_nb.state import ClusterState, ClusterStatus, LogLine
+from tfos_nb.truncate import without_password
 from tfos_nb.widgets.extension import ask_extension
 from tfos_nb.widgets.hosts import Host, detect_host, parent_server, proxied_url
 

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfos_nb.brief import without_password
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control.plan import Node, Role
 from tfos_nb.runtime.control.reports import Reporter
@@ -25,6 +24,7 @@ from tfos_nb.runtime.recovery.keras_resume import save_whole_epochs, watch_resto
 from tfos_nb.runtime.storage.one_writer import WRITER
 from tfos_nb.runtime.storage.remote import Draft, writing
 from tfos_nb.runtime.storage.uploads import SavingFlag, Uploads
+from tfos_nb.truncate import without_password
 
 if TYPE_CHECKING:
     import tensorflow as tf

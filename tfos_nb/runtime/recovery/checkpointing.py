@@ -29,13 +29,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfos_nb.brief import without_password
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.feed.supply import Supply
 from tfos_nb.runtime.storage.paths import is_local
 from tfos_nb.runtime.storage.remote import file_system, put_whole, rename_over, writing
 from tfos_nb.runtime.storage.shared_directory import mark_in
 from tfos_nb.runtime.storage.uploads import SavingFlag, Uploads
+from tfos_nb.truncate import without_password
 
 __all__ = ["Checkpointing", "Resumed"]
 

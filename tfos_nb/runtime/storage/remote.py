@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from tfos_nb.brief import without_password
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.storage.paths import hadoop_conf_dirs, is_forbidden, is_local
+from tfos_nb.truncate import without_password
 
 __all__ = [
     "Draft",
