@@ -23,7 +23,7 @@ from benchmarks.table import Ratio, Result, median
 if TYPE_CHECKING:
     from benchmarks.settings import Settings
     from tfos_nb.runtime.control.tunnel import OpenTunnel
-    from tfos_nb.state import ClusterState, LogLine
+    from tfos_nb.state.cluster_state import ClusterState, LogLine
 
 __all__ = ["run"]
 
@@ -61,7 +61,7 @@ class _Running:
 
     def snapshot(self) -> ClusterState:
         """Return a state with a log directory."""
-        from tfos_nb.state import ClusterState, ClusterStatus
+        from tfos_nb.state.cluster_state import ClusterState, ClusterStatus
 
         return ClusterState("bench", self.id, status=ClusterStatus.RUNNING, log_dir=self._log_dir)
 

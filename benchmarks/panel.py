@@ -18,7 +18,7 @@ from benchmarks.table import Ratio, Result
 
 if TYPE_CHECKING:
     from benchmarks.settings import Settings
-    from tfos_nb.state import ClusterState
+    from tfos_nb.state.cluster_state import ClusterState
 
 __all__ = ["count_messages", "run"]
 
@@ -36,7 +36,15 @@ class _Busy:
 
     def snapshot(self) -> ClusterState:
         """Return how it looks now."""
-        from tfos_nb.state import ClusterState, ClusterStatus, FeedProgress, GpuUse, LogLine, NodeState, NodeStatus
+        from tfos_nb.state.cluster_state import (
+            ClusterState,
+            ClusterStatus,
+            FeedProgress,
+            GpuUse,
+            LogLine,
+            NodeState,
+            NodeStatus,
+        )
 
         elapsed = time.monotonic() - self._began
         step = int(40 * elapsed)

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from tfos_nb import Cluster
-from tfos_nb.state import ClusterState
+from tfos_nb.state.cluster_state import ClusterState
 
 PRIME = 1_000_003
 ROWS = 3000

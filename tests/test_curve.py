@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfos_nb.curve import POINTS, Curve
+from tfos_nb.state.curve import POINTS, Curve
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 ANY = st.lists(st.floats(), max_size=600)

@@ -16,7 +16,7 @@ from tfos_nb.feeding import FeedDesk, FeedOf, feed_job
 from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.feed import ledger
-from tfos_nb.state import FeedProgress
+from tfos_nb.state.cluster_state import FeedProgress
 
 SCHEMA = pa.schema([("x", pa.list_(pa.float32()))]).serialize().to_pybytes()
 

@@ -21,7 +21,6 @@ from benchmarks.fleet_driver import Driver
 from benchmarks.fleet_nodes import Fleet
 from tfos_nb.errors import NodeFailed
 from tfos_nb.feeding import FeedDesk
-from tfos_nb.logbook import LogBook
 from tfos_nb.members import Everyone
 from tfos_nb.roster import Roster
 from tfos_nb.runtime.control import wire
@@ -38,7 +37,8 @@ from tfos_nb.runtime.control.reports import (
     tick_among,
 )
 from tfos_nb.runtime.feed import ledger
-from tfos_nb.state import NodeState, NodeStatus
+from tfos_nb.state.cluster_state import NodeState, NodeStatus
+from tfos_nb.state.log_buffer import LogBook
 from tfos_nb.widgets.trouble import trouble_first
 
 NODES, SECONDS = 100, 30.0

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tfos_nb import living, logbook
-from tfos_nb.logbook import LogBook
-from tfos_nb.state import LogLine
+from tfos_nb import living
+from tfos_nb.state import log_buffer
+from tfos_nb.state.cluster_state import LogLine
+from tfos_nb.state.log_buffer import LogBook
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr(logbook.time, "time", lambda: now[0])
+    monkeypatch.setattr(log_buffer.time, "time", lambda: now[0])
     return now
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tfos_nb.pace import Pace
 from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER, StepReport
+from tfos_nb.state.progress_estimate import Pace
 
 
 @dataclass

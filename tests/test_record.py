@@ -10,7 +10,7 @@ from tfos_nb.record import Record
 from tfos_nb.runtime.control.lifecycle import Reservation
 from tfos_nb.runtime.control.plan import Node
 from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER, GpuFigures, Heartbeat, StepReport
-from tfos_nb.state import GpuUse, NodeState, NodeStatus
+from tfos_nb.state.cluster_state import GpuUse, NodeState, NodeStatus
 
 
 def after(*reports: StepReport, **changes: Any) -> NodeState:

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from tests.faults import Killer, counting_steps, its_supervisor, itself
 from tfos_nb import Cluster, launch
-from tfos_nb.state import ClusterState
+from tfos_nb.state.cluster_state import ClusterState
 
 ROWS = 3000
 

@@ -39,7 +39,7 @@ from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.reports import FeedStatus, Heartbeat, LogLines, StepReport
 from tfos_nb.runtime.feed.ledger import PassDone, WherePlaces, WorkerThrough
 from tfos_nb.runtime.node.spark_task import SupervisorEnded
-from tfos_nb.state import NodeState, NodeStatus
+from tfos_nb.state.cluster_state import NodeState, NodeStatus
 
 SECONDS = 20.0
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from tests.faults import ROWS, counting_fit, counting_loop, counting_steps, sum_of_ids
 from tests.waiting import until
 from tfos_nb import Cluster, errors, launch
-from tfos_nb.state import NodeState
+from tfos_nb.state.cluster_state import NodeState
 
 COORDINATED: dict[str, Any] = {"workers": 1, "ps": 1, "driver_ps_nodes": True, "restarts": 1}
 """A cluster that leaves two of four slots."""

@@ -24,7 +24,7 @@ from tfos_nb import connection
 from tfos_nb.connection import Place
 from tfos_nb.endpoint import Endpoint
 from tfos_nb.runtime.node.tensorboard import make_log_dir
-from tfos_nb.state import ClusterState, ClusterStatus, LogLine, NodeState
+from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine, NodeState
 
 __all__ = ["a_server"]
 

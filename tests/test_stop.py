@@ -19,7 +19,7 @@ from tfos_nb import Cluster, launch, parallel
 from tfos_nb.errors import ClusterClosed
 from tfos_nb.life import close_when_quiet
 from tfos_nb.session import slots_busy
-from tfos_nb.state import ClusterStatus, NodeStatus
+from tfos_nb.state.cluster_state import ClusterStatus, NodeStatus
 
 SECONDS = 60.0
 

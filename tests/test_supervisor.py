@@ -19,7 +19,7 @@ from tfos_nb.runtime.control.lifecycle import Farewell, NodeJob
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.processes import kill_group, start_module, write_frame
 from tfos_nb.runtime.control.reports import Heartbeat
-from tfos_nb.state import NodeState, NodeStatus
+from tfos_nb.state.cluster_state import NodeState, NodeStatus
 
 SECONDS = 120.0
 NODE = "worker:0"

@@ -12,7 +12,7 @@ from tfos_nb.life import Life
 from tfos_nb.roster import Roster
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.reports import History
-from tfos_nb.state import ClusterState, ClusterStatus, LogLine
+from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine
 
 __all__ = ["ClusterView"]
 

@@ -38,12 +38,12 @@ from tfos_nb.connection import Place
 from tfos_nb.errors import TfosError
 from tfos_nb.frontpage import SCRIPT, front_page, script
 from tfos_nb.guests import Guests
-from tfos_nb.logbook import brief_line
 from tfos_nb.pages import page
 from tfos_nb.ports import allowed_ports
 from tfos_nb.runtime.control.processes import private_directory, remove_directory
 from tfos_nb.runtime.node.tensorboard import TensorBoard
-from tfos_nb.state import ClusterState, LogLine
+from tfos_nb.state.cluster_state import ClusterState, LogLine
+from tfos_nb.state.log_buffer import brief_line
 from tfos_nb.truncate import without_password
 
 __all__ = ["Endpoint", "Served", "the_endpoint"]

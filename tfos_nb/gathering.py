@@ -21,7 +21,7 @@ from tfos_nb.runtime.control.lifecycle import FeedPlace, Moved, Regather, Start,
 from tfos_nb.runtime.control.plan import ClusterPlan, Role
 from tfos_nb.runtime.control.reports import History
 from tfos_nb.runtime.node.spark_task import HoldsSlot, SlotUse
-from tfos_nb.state import JOINED, LEAVING, NodeStatus
+from tfos_nb.state.cluster_state import JOINED, LEAVING, NodeStatus
 
 __all__ = ["Failure", "Gathering", "Replaced"]
 

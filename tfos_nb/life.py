@@ -18,7 +18,7 @@ from tfos_nb.roster import Roster
 from tfos_nb.runtime.control.door import Door, DoorAddress
 from tfos_nb.runtime.control.lifecycle import Farewell, Stop
 from tfos_nb.settings import Settings
-from tfos_nb.state import WITHOUT, ClusterStatus
+from tfos_nb.state.cluster_state import WITHOUT, ClusterStatus
 
 __all__ = ["Life", "close_when_quiet"]
 

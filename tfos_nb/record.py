@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from tfos_nb.curve import Curve
-from tfos_nb.metric_order import in_order, rank
-from tfos_nb.pace import Pace
 from tfos_nb.runtime.control.door import Link
 from tfos_nb.runtime.control.lifecycle import MainRaised, NodeEnded, NodeUp, Reservation
 from tfos_nb.runtime.control.plan import Node
 from tfos_nb.runtime.control.processes import host_and_port
 from tfos_nb.runtime.control.reports import EVALUATE, OVER, GpuFigures, Heartbeat, StepReport
-from tfos_nb.state import GpuUse, NodeState, NodeStatus
+from tfos_nb.state.cluster_state import GpuUse, NodeState, NodeStatus
+from tfos_nb.state.curve import Curve
+from tfos_nb.state.metric_order import in_order, rank
+from tfos_nb.state.progress_estimate import Pace
 
 __all__ = ["Record"]
 

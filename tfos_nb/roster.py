@@ -42,7 +42,7 @@ from tfos_nb.runtime.feed.ledger import FeedFrom, PassDone, WorkerThrough
 from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.node.spark_task import HoldsSlot, NodeThere, NodeWanted, SupervisorEnded
 from tfos_nb.runtime.storage.shared_directory import PlaceSeen, PlacesSeen
-from tfos_nb.state import NodeStatus
+from tfos_nb.state.cluster_state import NodeStatus
 
 __all__ = ["Roster"]
 

@@ -32,7 +32,7 @@ from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.node.single_program import SoloEnded
 from tfos_nb.runtime.node.spark_task import SupervisorEnded
 from tfos_nb.sidecar import EvaluatorDesk
-from tfos_nb.state import ClusterState, ClusterStatus, NodeStatus
+from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, NodeStatus
 from tfos_nb.widgets.html import render_html
 from tfos_nb.widgets.model import page_model
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfos_nb.state import ClusterState, ClusterStatus, LogLine
+from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine
 
 __all__ = ["Board", "Raw", "RunningCluster", "ask_raw"]
 

@@ -17,7 +17,7 @@ from traitlets.config import Config
 import tfos_nb.magics
 from tfos_nb.errors import ClusterClosed
 from tfos_nb.runtime.control.plan import ClusterPlan
-from tfos_nb.state import ClusterState, ClusterStatus, NodeState, NodeStatus
+from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, NodeState, NodeStatus
 
 DEADLINE = 20
 

@@ -15,7 +15,7 @@ from traitlets.config import Config
 import tfos_nb.magics
 from tests.waiting import until
 from tfos_nb.errors import NodeFailed, PlanError
-from tfos_nb.state import ClusterStatus, NodeStatus
+from tfos_nb.state.cluster_state import ClusterStatus, NodeStatus
 
 MAIN = """\
 def main(args, ctx):

@@ -10,7 +10,7 @@ from tests.magics.conftest import DEADLINE, interrupt_when
 from tfos_nb.errors import NodeFailed, PlanError
 from tfos_nb.magics.cluster import TfosMagics
 from tfos_nb.magics.course import StoppedByUser
-from tfos_nb.state import ClusterStatus
+from tfos_nb.state.cluster_state import ClusterStatus
 
 MAIN = "def main(args, ctx):\n    return args\n"
 

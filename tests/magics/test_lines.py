@@ -12,7 +12,7 @@ from tfos_nb.magics.course import StoppedByUser
 from tfos_nb.magics.lines import _overlap
 from tfos_nb.matching import LINE, feeds_of, fields_added
 from tfos_nb.runtime.models.model import Tensor
-from tfos_nb.state import ClusterStatus
+from tfos_nb.state.cluster_state import ClusterStatus
 
 
 @pytest.fixture

@@ -9,7 +9,15 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from tfos_nb.state import ClusterState, ClusterStatus, FeedProgress, GpuUse, LogLine, NodeState, NodeStatus
+from tfos_nb.state.cluster_state import (
+    ClusterState,
+    ClusterStatus,
+    FeedProgress,
+    GpuUse,
+    LogLine,
+    NodeState,
+    NodeStatus,
+)
 
 TRACEBACK = """Traceback (most recent call last):
   File "Cell In[4]", line 12, in main

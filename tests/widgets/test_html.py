@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tfos_nb import widgets
-from tfos_nb.state import ClusterStatus, FeedProgress, GpuUse, LogLine
+from tfos_nb.state.cluster_state import ClusterStatus, FeedProgress, GpuUse, LogLine
 from tfos_nb.widgets import render_html
 
 NASTY = """<script>alert("1")</script>&'"""

@@ -11,7 +11,7 @@ from traitlets import Any
 from traitlets.config import Config
 
 from tfos_nb.errors import PlanError
-from tfos_nb.state import ClusterStatus, NodeStatus
+from tfos_nb.state.cluster_state import ClusterStatus, NodeStatus
 from tfos_nb.widgets.live import LiveView, show_panel
 from tfos_nb.widgets.panel import PanelScreen
 from tfos_nb.widgets.plain import PlainScreen

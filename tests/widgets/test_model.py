@@ -6,7 +6,7 @@ import pytest
 from jupyter_client.session import json_packer
 
 from tests.widgets.conftest import TRACEBACK, falling
-from tfos_nb.state import ClusterState, ClusterStatus, GpuUse, LogLine, NodeState, NodeStatus
+from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, GpuUse, LogLine, NodeState, NodeStatus
 from tfos_nb.widgets.curves import quantise, svg_lines
 from tfos_nb.widgets.model import BUDGET, change_key, page_model
 

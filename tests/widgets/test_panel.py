@@ -6,7 +6,7 @@ import pytest
 from comm.base_comm import BaseComm
 from IPython.utils.capture import capture_output
 
-from tfos_nb.state import ClusterStatus, NodeStatus
+from tfos_nb.state.cluster_state import ClusterStatus, NodeStatus
 from tfos_nb.widgets import output
 from tfos_nb.widgets.live import LiveView
 from tfos_nb.widgets.output import KEPT, answer_on_any_shell

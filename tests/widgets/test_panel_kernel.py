@@ -12,7 +12,7 @@ ROOT = str(Path(__file__).parents[2])
 SHOW = """
 import threading
 from dataclasses import replace
-from tfos_nb.state import ClusterState, ClusterStatus, NodeState, NodeStatus
+from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, NodeState, NodeStatus
 from tfos_nb.widgets.panel import PanelScreen
 
 pressed = threading.Event()

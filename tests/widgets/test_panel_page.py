@@ -8,7 +8,7 @@ import pytest
 
 from tests.widgets.browser import BASE, chromium, serving
 from tests.widgets.conftest import node
-from tfos_nb.state import ClusterStatus, FeedProgress, GpuUse, LogLine, NodeStatus
+from tfos_nb.state.cluster_state import ClusterStatus, FeedProgress, GpuUse, LogLine, NodeStatus
 from tfos_nb.widgets import render_html, wording
 from tfos_nb.widgets.curves import LEVELS
 from tfos_nb.widgets.model import page_model

@@ -2,7 +2,15 @@ from dataclasses import replace
 
 import pytest
 
-from tfos_nb.state import JOINED, WITHOUT, ClusterState, ClusterStatus, FeedProgress, NodeState, NodeStatus
+from tfos_nb.state.cluster_state import (
+    JOINED,
+    WITHOUT,
+    ClusterState,
+    ClusterStatus,
+    FeedProgress,
+    NodeState,
+    NodeStatus,
+)
 from tfos_nb.widgets import render_text
 from tfos_nb.widgets.wording import duration, number, rate, sentence
 

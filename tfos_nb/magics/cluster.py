@@ -16,7 +16,7 @@ from tfos_nb.magics.course import Course, StoppedByUser
 from tfos_nb.magics.defaults import Defaults
 from tfos_nb.magics.options import LaunchOptions, describe, parse_options
 from tfos_nb.runtime.control.plan import InputMode
-from tfos_nb.state import ClusterStatus
+from tfos_nb.state.cluster_state import ClusterStatus
 from tfos_nb.widgets.hosts import detect_host
 from tfos_nb.widgets.live import LiveView
 

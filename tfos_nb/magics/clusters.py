@@ -9,7 +9,7 @@ from tfos_nb.errors import PlanError
 from tfos_nb.living import living
 from tfos_nb.magics.arguments import find_variable
 from tfos_nb.runtime.control.plan import ClusterPlan
-from tfos_nb.state import ClusterState, NodeState
+from tfos_nb.state.cluster_state import ClusterState, NodeState
 
 __all__ = ["Launch", "PlannedCluster", "RunningCluster", "check_free", "clusters_of", "pick", "say_stopped"]
 

@@ -23,7 +23,7 @@ from tfos_nb.magics.defaults import Defaults
 from tfos_nb.magics.options import parse_options
 from tfos_nb.magics.preflight import preflight
 from tfos_nb.magics.sparks import session_settings
-from tfos_nb.state import ClusterStatus
+from tfos_nb.state.cluster_state import ClusterStatus
 from tfos_nb.widgets.hosts import detect_host
 from tfos_nb.widgets.live import LiveView, show
 

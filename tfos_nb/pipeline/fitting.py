@@ -17,10 +17,10 @@ from pyspark.sql import DataFrame, SparkSession
 from tfos_nb.cluster import Cluster, launch
 from tfos_nb.errors import ClusterClosed
 from tfos_nb.interrupts import interruptible
-from tfos_nb.metric_order import in_order
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.spark.admission import Need, Place, admitted
-from tfos_nb.state import ClusterStatus
+from tfos_nb.state.cluster_state import ClusterStatus
+from tfos_nb.state.metric_order import in_order
 
 __all__ = ["Fit", "Fitted", "Rows"]
 

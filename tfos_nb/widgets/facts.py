@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from tfos_nb.metric_order import in_order
-from tfos_nb.state import ClusterState, ClusterStatus, NodeState
+from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, NodeState
+from tfos_nb.state.metric_order import in_order
 from tfos_nb.widgets import wording
 
 __all__ = ["Gpu", "Steps", "Tile", "gpu", "has_gpus", "machine", "metric_names", "room", "steps", "tiles", "title"]

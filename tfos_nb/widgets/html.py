@@ -14,7 +14,7 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
-from tfos_nb.state import ClusterState, ClusterStatus, NodeState
+from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, NodeState
 from tfos_nb.truncate import clip, clip_lines, clip_telling
 from tfos_nb.widgets import facts, wording
 from tfos_nb.widgets.html_table import bar, curve, render_table

@@ -7,7 +7,7 @@ from functools import partial
 from html import escape
 from typing import NamedTuple
 
-from tfos_nb.state import ClusterState, ClusterStatus, NodeState
+from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, NodeState
 from tfos_nb.truncate import clip
 from tfos_nb.widgets import facts, wording
 from tfos_nb.widgets.curves import span, svg_lines, thin

@@ -19,7 +19,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from tfos_nb.errors import TfosError
-from tfos_nb.state import ClusterState
+from tfos_nb.state.cluster_state import ClusterState
 from tfos_nb.widgets import wording
 from tfos_nb.widgets.html import render_html
 from tfos_nb.widgets.screens import LastLineScreen, NoScreen, Screen, choose_rendering, choose_screen

@@ -13,8 +13,8 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
-from tfos_nb.logbook import brief_line
-from tfos_nb.state import ClusterState, ClusterStatus, LogLine, NodeState, NodeStatus
+from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine, NodeState, NodeStatus
+from tfos_nb.state.log_buffer import brief_line
 from tfos_nb.truncate import clip, clip_lines, size, without_password
 from tfos_nb.widgets import facts, wording
 from tfos_nb.widgets.curves import quantise, span

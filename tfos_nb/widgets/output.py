@@ -15,7 +15,7 @@ from typing import Any
 
 from IPython.display import DisplayHandle, display
 
-from tfos_nb.state import ClusterState
+from tfos_nb.state.cluster_state import ClusterState
 from tfos_nb.widgets.screens import NotebookScreen, Screen, snapshot_bundle
 
 __all__ = ["WidgetScreen", "answer_on_any_shell"]

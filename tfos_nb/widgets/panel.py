@@ -10,7 +10,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from tfos_nb.state import ClusterState
+from tfos_nb.state.cluster_state import ClusterState
 from tfos_nb.widgets.model import key_of, page_model
 from tfos_nb.widgets.output import WidgetScreen, answer_on_any_shell
 from tfos_nb.widgets.screens import snapshot_bundle

@@ -6,7 +6,7 @@ from typing import Any
 
 import ipywidgets
 
-from tfos_nb.state import ClusterState, ClusterStatus
+from tfos_nb.state.cluster_state import ClusterState, ClusterStatus
 from tfos_nb.widgets.html import render_html
 from tfos_nb.widgets.model import STOPPABLE, change_key
 from tfos_nb.widgets.output import WidgetScreen, answer_on_any_shell

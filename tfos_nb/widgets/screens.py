@@ -13,7 +13,7 @@ from typing import TextIO
 from IPython.display import DisplayHandle, clear_output, display
 
 from tfos_nb.errors import PlanError
-from tfos_nb.state import ClusterState, NodeState
+from tfos_nb.state.cluster_state import ClusterState, NodeState
 from tfos_nb.widgets import terminal, wording
 from tfos_nb.widgets.hosts import Host, detect_host
 from tfos_nb.widgets.html import render_html

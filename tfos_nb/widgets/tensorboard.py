@@ -20,7 +20,7 @@ from IPython.display import HTML, display
 
 from tfos_nb.endpoint import Endpoint, Served, the_endpoint
 from tfos_nb.errors import PlanError
-from tfos_nb.state import ClusterState, ClusterStatus, LogLine
+from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine
 from tfos_nb.truncate import without_password
 from tfos_nb.widgets.extension import ask_extension
 from tfos_nb.widgets.hosts import Host, detect_host, parent_server, proxied_url

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tfos_nb.state import ClusterState, ClusterStatus, NodeState
+from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, NodeState
 from tfos_nb.widgets import facts, terminal, wording
 from tfos_nb.widgets.trouble import headline, trouble_first
 

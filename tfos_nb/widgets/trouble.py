@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tfos_nb.errors import SPARK_ENDED
 from tfos_nb.runtime.control.reports import silent_after
-from tfos_nb.state import ClusterState, ClusterStatus, NodeState, NodeStatus
+from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, NodeState, NodeStatus
 
 __all__ = ["NO_NUMBER", "OwnLine", "aside", "headline", "own_line", "trouble_first"]
 

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from tfos_nb.state import JOINED, LEAVING, WITHOUT, ClusterState, ClusterStatus, NodeState, NodeStatus
+from tfos_nb.state.cluster_state import JOINED, LEAVING, WITHOUT, ClusterState, ClusterStatus, NodeState, NodeStatus
 from tfos_nb.widgets.trouble import NO_NUMBER, headline, trouble_first
 
 __all__ = [

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from tfos_nb.state import LogLine
+from tfos_nb.state.cluster_state import LogLine
 from tfos_nb.truncate import clip, clip_telling
 
 __all__ = ["LogBook", "brief_line"]
