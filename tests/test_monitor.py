@@ -17,8 +17,8 @@ import sparkmonitor
 from sparkmonitor import kernelextension
 
 from tests.conftest import ENVIRONMENT
-from tfos_nb import monitor
-from tfos_nb.monitor import LISTENER, Listener, listener, listener_jar
+from tfos_nb.spark import monitor
+from tfos_nb.spark.monitor import LISTENER, Listener, listener, listener_jar
 
 JARS = Path(sparkmonitor.__file__).parent
 

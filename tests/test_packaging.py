@@ -70,7 +70,7 @@ def test_the_wheel_leaves_no_file_of_the_package_behind(built: Path) -> None:
 def test_the_sdist_can_be_built_without_the_repository(built: Path) -> None:
     with tarfile.open(only(built, "*.tar.gz")) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
-    needed = {"LICENSE", "README.md", "pyproject.toml", "setup.py", "tfos_nb/session.py", "tfos_nb/py.typed"}
+    needed = {"LICENSE", "README.md", "pyproject.toml", "setup.py", "tfos_nb/spark/session.py", "tfos_nb/py.typed"}
     assert needed | {"jupyter-config/jupyter_server_config.d/tfos_nb.json"} <= names
     to_work_with = {"CHANGELOG.md", "Makefile", "constraints.txt", "docs/_toc.yml", "benchmarks/fleet.py"}
     assert to_work_with | {"tests/conftest.py", "tests/clusters/programs/train_on_shared.py"} <= names

@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 from tests.conftest import RunScript
 from tests.faults import its_warm_process
 from tfos_nb import launch, prewarm
-from tfos_nb.contexts import context_of
 from tfos_nb.errors import PlanError
-from tfos_nb.session import SparkJobs
+from tfos_nb.spark.contexts import context_of
+from tfos_nb.spark.session import SparkJobs
 
 SECONDS = 90.0
 
@@ -148,7 +148,7 @@ def test_a_spark_that_takes_no_jobs_of_several_threads_is_left_cold(
     def refuse(self: Any) -> None:
         raise PlanError("PYSPARK_PIN_THREAD=false: unset it")
 
-    monkeypatch.setattr("tfos_nb.contexts.classic.Classic.check_threads", refuse)
+    monkeypatch.setattr("tfos_nb.spark.contexts.classic.Classic.check_threads", refuse)
     prewarm.begin(spark)
     assert prewarm._begun == {}
 

@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.conftest import RunScript
 from tests.versions import profiles
 from tfos_nb.errors import PlanError
-from tfos_nb.promises import Promised, promise, still_promised
-from tfos_nb.session import (
+from tfos_nb.spark.pending_slots import Promised, promise, still_promised
+from tfos_nb.spark.session import (
     Busy,
     SparkJobs,
     active_session,
@@ -269,7 +269,7 @@ EMBEDDED = """
     import json, os, sys, warnings
     warnings.simplefilter("ignore")
     from tfos_nb.errors import PlanError
-    from tfos_nb.session import active_session, is_stopped, resource_profile, slots_total, spark_session
+    from tfos_nb.spark.session import active_session, is_stopped, resource_profile, slots_total, spark_session
 
     before = dict(os.environ)
     nothing = active_session()
@@ -323,7 +323,7 @@ def test_dynamic_allocation_that_keeps_too_few_executors_is_refused(spark_home: 
         import warnings
         warnings.simplefilter("ignore")
         from tfos_nb.errors import PlanError
-        from tfos_nb.session import check_dynamic_allocation, spark_session
+        from tfos_nb.spark.session import check_dynamic_allocation, spark_session
 
         spark = spark_session(conf={
             "spark.master": "local-cluster[1,2,1024]", "spark.dynamicAllocation.enabled": "true",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tfos_nb.promises import Busy, Promised, promise
-from tfos_nb.slots import Room
+from tfos_nb.spark.pending_slots import Busy, Promised, promise
+from tfos_nb.spark.slots import Room
 from tfos_nb.standstill import Standstill, WithoutSlot
 
 TIMEOUT = 10.0

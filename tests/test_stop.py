@@ -18,7 +18,7 @@ from tests import waiting
 from tfos_nb import Cluster, launch, parallel
 from tfos_nb.errors import ClusterClosed
 from tfos_nb.life import close_when_quiet
-from tfos_nb.session import slots_busy
+from tfos_nb.spark.session import slots_busy
 from tfos_nb.state.cluster_state import ClusterStatus, NodeStatus
 
 SECONDS = 60.0

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from tests.waiting import until
 from tfos_nb import Cluster, errors, launch
-from tfos_nb.session import slots_busy
+from tfos_nb.spark.session import slots_busy
 
 ROWS, WIDTH, BATCH = 512, 8, 32
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tfos_nb import monitor
+from tfos_nb.spark import monitor
 
 _COMMANDS: dict[str, tuple[Callable[[Path], str], str]] = {
     "enable-sparkmonitor": (monitor.enable, "let the kernels of an IPython profile load sparkmonitor"),

@@ -32,9 +32,9 @@ from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.lifecycle import Stop
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.control.processes import private_directory, remove_directory
-from tfos_nb.session import SparkJobs, spark_session, usable_session
 from tfos_nb.settings import Settings, checked_env, deadline_after
 from tfos_nb.sidecar import EvaluatorDesk
+from tfos_nb.spark.session import SparkJobs, spark_session, usable_session
 from tfos_nb.streaming import StreamTraining, is_stream, refuse_stream
 from tfos_nb.training import Training
 

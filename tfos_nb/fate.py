@@ -15,7 +15,7 @@ from tfos_nb.launching import error_of_job
 from tfos_nb.roster import Roster
 from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.control.lifecycle import Stop
-from tfos_nb.session import Job
+from tfos_nb.spark.session import Job
 
 __all__ = ["Fate"]
 

@@ -17,7 +17,7 @@ from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.feed.feed_task import SUMMARY_SCHEMA, FeedTask
 from tfos_nb.runtime.feed.positions import HeldPositions, PositionHeld
-from tfos_nb.session import places_beside_exchanges
+from tfos_nb.spark.session import places_beside_exchanges
 from tfos_nb.state.cluster_state import FeedProgress
 
 __all__ = ["Feed", "FeedDesk", "FeedOf", "check_feedable", "feed_job"]

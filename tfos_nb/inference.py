@@ -28,7 +28,7 @@ from tfos_nb.matching import PREDICT, Inputs, Outputs, Words, feeds_of, fields_a
 from tfos_nb.runtime.models.inputs import Feed
 from tfos_nb.runtime.models.model import Use, near
 from tfos_nb.runtime.models.scoring import ScoreTask
-from tfos_nb.session import usable_session
+from tfos_nb.spark.session import usable_session
 
 __all__ = ["Asked", "predict", "score"]
 

@@ -13,7 +13,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tfos_nb.contexts import context_of
 from tfos_nb.errors import SPARK_ENDED, FeedFailed, PlanError, TfosError
 from tfos_nb.ports import allowed_ports
 from tfos_nb.relaying import RelayedDoor, check_relay, needs_relay, stated_relay
@@ -26,7 +25,9 @@ from tfos_nb.runtime.keras.versions import advice, installed_keras, is_tested, u
 from tfos_nb.runtime.node.spark_task import NodeTask
 from tfos_nb.runtime.program.keras_check import CHECK_SCHEMA, KerasProbe
 from tfos_nb.runtime.program.strategies import PROTOCOL_SCHEMA, PROTOCOL_VARIABLE, ProtocolProbe
-from tfos_nb.session import (
+from tfos_nb.settings import Settings
+from tfos_nb.spark.contexts import context_of
+from tfos_nb.spark.session import (
     check_dynamic_allocation,
     check_local_python,
     check_slots,
@@ -34,7 +35,6 @@ from tfos_nb.session import (
     resource_profile,
     slots_total,
 )
-from tfos_nb.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile

@@ -25,7 +25,6 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from tfos_nb.contexts import context_of
 from tfos_nb.errors import PlanError
 from tfos_nb.launching import error_of_job
 from tfos_nb.runtime.code.custom_objects import Baggage, pack
@@ -36,7 +35,8 @@ from tfos_nb.runtime.models.model import ModelUnusable, Signature, Use, check_di
 from tfos_nb.runtime.models.model_cache import Parcel, Place, Source
 from tfos_nb.runtime.models.outputs import SPARK_TYPES
 from tfos_nb.runtime.models.scoring import LOOK_SCHEMA, Looked, LookTask
-from tfos_nb.session import SparkJobs, slots_busy
+from tfos_nb.spark.contexts import context_of
+from tfos_nb.spark.session import SparkJobs, slots_busy
 from tfos_nb.truncate import without_password
 
 __all__ = ["Known", "find", "is_keras_model", "keras_bytes", "look", "shown"]

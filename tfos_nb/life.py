@@ -31,7 +31,7 @@ _AFTER_SAVING = 3.0  # seconds in which main must return when its model is writt
 
 
 class Jobs(Protocol):
-    """What a life asks of its cluster's Spark jobs; :class:`tfos_nb.session.SparkJobs` are such."""
+    """What a life asks of its cluster's Spark jobs; :class:`tfos_nb.spark.session.SparkJobs` are such."""
 
     def cancel_all(self) -> bool:
         """Cancel what runs; whether all of it has ended."""

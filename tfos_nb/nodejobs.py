@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from tfos_nb.hosting import HostedNode
 from tfos_nb.launching import Launching, NodeTasks
-from tfos_nb.promises import Promised, promise
 from tfos_nb.roster import Roster
 from tfos_nb.runtime.control.plan import ClusterPlan, Node
 from tfos_nb.runtime.node.spark_task import SUMMARY_SCHEMA
-from tfos_nb.session import Job, SparkJobs, run_to_the_end
+from tfos_nb.spark.pending_slots import Promised, promise
+from tfos_nb.spark.session import Job, SparkJobs, run_to_the_end
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile

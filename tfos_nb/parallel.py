@@ -21,7 +21,8 @@ from tfos_nb.runtime.control.door import Link
 from tfos_nb.runtime.control.plan import check_count
 from tfos_nb.runtime.control.processes import python_path
 from tfos_nb.runtime.node.single_program import SUMMARY_SCHEMA, SoloEnded, SoloTask
-from tfos_nb.session import (
+from tfos_nb.settings import Settings, checked_env
+from tfos_nb.spark.session import (
     SparkJobs,
     check_dynamic_allocation,
     check_local_python,
@@ -33,7 +34,6 @@ from tfos_nb.session import (
     spark_session,
     usable_session,
 )
-from tfos_nb.settings import Settings, checked_env
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -25,14 +25,14 @@ from typing import ParamSpec
 
 from pyspark.sql import SparkSession
 
-from tfos_nb import session
-from tfos_nb.contexts import context_of
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.node.warm_task import WARMTH_SCHEMA, WarmTask
 from tfos_nb.runtime.program.strategies import PROTOCOL_VARIABLE
-from tfos_nb.session import Job, SparkJobs, slots_total
 from tfos_nb.settings import Settings
-from tfos_nb.slots import gives_gpus
+from tfos_nb.spark import session
+from tfos_nb.spark.contexts import context_of
+from tfos_nb.spark.session import Job, SparkJobs, slots_total
+from tfos_nb.spark.slots import gives_gpus
 
 __all__ = ["VARIABLE", "begin", "look", "settle", "spark_session", "warm_token"]
 

@@ -18,10 +18,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tfos_nb.contexts import context_of, is_connect
 from tfos_nb.errors import PlanError, TfosError
 from tfos_nb.ports import allowed_ports
-from tfos_nb.reach import look_from_executor
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.admission import descriptors_left
 from tfos_nb.runtime.control.door import Desk, Door, DoorAddress, Link
@@ -37,7 +35,9 @@ from tfos_nb.runtime.control.relay import (
     RelayTask,
     Taken,
 )
-from tfos_nb.session import SparkJobs
+from tfos_nb.spark.contexts import context_of, is_connect
+from tfos_nb.spark.reachability import look_from_executor
+from tfos_nb.spark.session import SparkJobs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

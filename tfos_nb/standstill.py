@@ -9,7 +9,7 @@ from typing import Any
 
 from tfos_nb.feeding import Feed
 from tfos_nb.roster import Roster
-from tfos_nb.session import Job, Room, SparkJobs
+from tfos_nb.spark.session import Job, Room, SparkJobs
 
 __all__ = ["Standstill", "WithoutSlot"]
 

@@ -19,8 +19,8 @@ from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.feed.feed_task import NOT_SENT
 from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE
-from tfos_nb.session import Job, SparkJobs
 from tfos_nb.settings import check_seconds
+from tfos_nb.spark.session import Job, SparkJobs
 from tfos_nb.standstill import Standstill, WithoutSlot
 
 __all__ = ["Call", "Regathered", "Training"]

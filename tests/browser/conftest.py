@@ -19,7 +19,7 @@ import pytest
 from tests.conftest import ENVIRONMENT
 from tests.jupyter import TOKEN, an_unused_port, await_answer
 from tests.widgets.browser import chromium
-from tfos_nb.java import find_java
+from tfos_nb.spark.java import find_java
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Locator, Page, Response

@@ -24,7 +24,7 @@ from typing import Any
 
 from tests.clusters import daemons
 from tests.waiting import until
-from tfos_nb.java import find_java
+from tfos_nb.spark.java import find_java
 
 JARS = Path(os.environ.get("TFOS_NB_HADOOP", Path(__file__).parents[2] / ".venv" / "hadoop"))
 PATIENCE = 180.0

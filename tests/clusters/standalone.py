@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.clusters import daemons
 from tests.clusters.hosts import Network
 from tests.conftest import ENVIRONMENT
-from tfos_nb.java import find_java
+from tfos_nb.spark.java import find_java
 
 
 @dataclass(frozen=True)

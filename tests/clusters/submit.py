@@ -13,7 +13,7 @@ import pyspark
 
 from tests.clusters import daemons
 from tests.conftest import ENVIRONMENT
-from tfos_nb.java import find_java
+from tfos_nb.spark.java import find_java
 
 PROGRAMS = Path(__file__).parent / "programs"
 SECONDS = 420.0

@@ -18,9 +18,9 @@ from tests.clusters.submit import PROGRAMS
 from tests.conftest import ENVIRONMENT
 from tests.versions import SPARK, connect_client
 from tests.waiting import until
-from tfos_nb.contexts import connect
-from tfos_nb.contexts.connect import Connect
 from tfos_nb.errors import PlanError
+from tfos_nb.spark.contexts import connect
+from tfos_nb.spark.contexts.connect import Connect
 
 SECONDS = 300
 
@@ -111,7 +111,7 @@ def profile(**wanted: float) -> Any:
 
 
 def test_a_server_that_does_not_answer_is_not_waited_for_nor_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfos_nb.contexts.connect._ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr("tfos_nb.spark.contexts.connect._ANSWER_SECONDS", 0.05)
     asked, back = context(), threading.Event()
     assert asked.in_time(lambda: 12) == 12
     assert asked.in_time(back.wait) is None

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ENVIRONMENT
-from tfos_nb.java import find_java
+from tfos_nb.spark.java import find_java
 
 PROGRAMS = Path(__file__).parent / "programs"
 MASTER = "local-cluster[2,1,1024]"

@@ -17,7 +17,7 @@ from benchmarks.__main__ import _parser as parser_of_benchmarks
 from tests.conftest import ENVIRONMENT
 from tests.docs.reading import CHECKOUT
 from tfos_nb.__main__ import _COMMANDS
-from tfos_nb.java import find_java
+from tfos_nb.spark.java import find_java
 
 __all__ = ["faults_of"]
 

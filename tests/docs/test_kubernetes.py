@@ -39,8 +39,8 @@ from tests.docs.manifests import (
     variables,
 )
 from tests.docs.reading import CHECKOUT, PAGES, blocks_of
-from tfos_nb.contexts.named import named_spark
 from tfos_nb.ports import allowed_ports
+from tfos_nb.spark.contexts.named import named_spark
 
 VERSIONS = ("1.30", kubernetes_validate.latest_version())
 SPARK_ROLE = {"spark-role": "executor"}

@@ -309,9 +309,9 @@ def test_the_html_escapes_what_was_found_and_links_only_addresses() -> None:
 
 
 def test_the_doctor_reports_and_starts_no_spark(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tfos_nb.session
+    import tfos_nb.spark.session
 
-    monkeypatch.setattr(tfos_nb.session, "active_session", lambda: None)
+    monkeypatch.setattr(tfos_nb.spark.session, "active_session", lambda: None)
     result, shown = run("%tfos_doctor")
     assert result.success
     assert shown.startswith("tfos_nb doctor · All that tfos_nb needs is there")

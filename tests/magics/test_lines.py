@@ -191,9 +191,9 @@ def test_plan_of_a_cluster_is_the_one_that_it_was_launched_with(run, mnist):
 
 @pytest.fixture
 def run_nothing_of_spark(monkeypatch):
-    import tfos_nb.session
+    import tfos_nb.spark.session
 
-    monkeypatch.setattr(tfos_nb.session, "active_session", lambda: None)
+    monkeypatch.setattr(tfos_nb.spark.session, "active_session", lambda: None)
 
 
 # --- train

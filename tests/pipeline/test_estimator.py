@@ -18,8 +18,8 @@ from tests.pipeline.conftest import column
 from tests.waiting import until
 from tfos_nb import TFEstimator, TFModel
 from tfos_nb.errors import NodeFailed, PlanError
-from tfos_nb.session import slots_busy
 from tfos_nb.spark.admission import Need, Place, admitted
+from tfos_nb.spark.session import slots_busy
 
 MAPPING = {"sl": "x", "sw": "x", "pl": "x", "pw": "x", "label": "y"}
 

@@ -15,9 +15,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tfos_nb import launch, launching
-from tfos_nb.contexts import context_of
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.keras.versions import installed_keras, is_tested
+from tfos_nb.spark.contexts import context_of
 
 CHECKOUT = Path(__file__).parents[2]
 PROBE = (

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.strategies.programs import refusal
 from tests.waiting import until
 from tfos_nb import Cluster, errors, launch
-from tfos_nb.session import slots_busy
+from tfos_nb.spark.session import slots_busy
 
 ROWS, WIDTH = 600, 4
 HAS_TF_KERAS = importlib.util.find_spec("tf_keras") is not None

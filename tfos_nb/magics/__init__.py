@@ -15,7 +15,7 @@ from tfos_nb.magics.clusters import Launch
 from tfos_nb.magics.completion import install, remove
 from tfos_nb.magics.lines import ClusterLines
 from tfos_nb.magics.spark import SparkLines
-from tfos_nb.monitor import keep_quiet
+from tfos_nb.spark.monitor import keep_quiet
 
 __all__ = ["load", "unload"]
 
@@ -49,7 +49,7 @@ def _use_session(prewarm: bool) -> None:
     if "pyspark" not in sys.modules:
         return
     from tfos_nb.prewarm import begin
-    from tfos_nb.session import active_session
+    from tfos_nb.spark.session import active_session
     from tfos_nb.tfrecord.registration import register_quietly
 
     with contextlib.suppress(Exception):  # of a Spark that has died, which is no reason to have no magics

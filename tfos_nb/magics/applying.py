@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from tfos_nb.inference import Asked, check_frame, score
 from tfos_nb.library import find
 from tfos_nb.matching import LINE
-from tfos_nb.session import usable_session
+from tfos_nb.spark.session import usable_session
 
 __all__ = ["predict"]
 

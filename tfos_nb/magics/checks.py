@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from tfos_nb import monitor
 from tfos_nb.errors import PlanError
 from tfos_nb.magics.arguments import nearest
 from tfos_nb.magics.report import Finding
 from tfos_nb.ports import allowed_ports
+from tfos_nb.spark import monitor
 from tfos_nb.truncate import without_password
 from tfos_nb.widgets.hosts import Host, check_proxy_url
 from tfos_nb.widgets.screens import CHOICES, choose_rendering
@@ -90,7 +90,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def look_at_java() -> list[Finding]:
     """Look for the Java that an embedded Spark would take."""
-    from tfos_nb.java import find_java
+    from tfos_nb.spark.java import find_java
 
     try:
         return [Finding("Java", "ok", str(find_java()))]

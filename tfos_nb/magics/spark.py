@@ -49,7 +49,7 @@ class SparkLines(Magics):
             self._stop()
             return
         from tfos_nb import prewarm  # here, since it brings Spark with it
-        from tfos_nb.session import active_session, spark_session
+        from tfos_nb.spark.session import active_session, spark_session
 
         host = detect_host()
         if host.refusal:
@@ -94,7 +94,7 @@ class SparkLines(Magics):
 
     def _name(self, spark: Any) -> str:
         """Make the session the variable ``spark`` if nothing has that name; say so, or nothing if it is another's."""
-        from tfos_nb.session import is_stopped
+        from tfos_nb.spark.session import is_stopped
 
         value = self._namespace.get("spark")
         if value is not None and value is not spark and not is_stopped(value):
@@ -103,7 +103,7 @@ class SparkLines(Magics):
         return "spark"
 
     def _stop(self) -> None:
-        from tfos_nb.session import active_session
+        from tfos_nb.spark.session import active_session
 
         running = [name for name, one in clusters_of(self._namespace).items() if not one.snapshot().status.ended]
         if running:

@@ -28,8 +28,8 @@ _DOOR = "driver's port"
 
 def session_settings() -> dict[str, str] | None:
     """Return the configuration of the session that is there; None if there is none."""
-    from tfos_nb.contexts import context_of
-    from tfos_nb.session import active_session
+    from tfos_nb.spark.contexts import context_of
+    from tfos_nb.spark.session import active_session
 
     spark = active_session()
     return None if spark is None else context_of(spark).settings()
@@ -37,8 +37,8 @@ def session_settings() -> dict[str, str] | None:
 
 def describe_session(spark: SparkSession, host: Host, proxy_url: str = "") -> list[Finding]:
     """Say which Spark this is, how much of it is busy, and where its UI and its log are."""
-    from tfos_nb.contexts import context_of, is_connect
-    from tfos_nb.session import LOG_CONF, slots_busy, slots_total
+    from tfos_nb.spark.contexts import context_of, is_connect
+    from tfos_nb.spark.session import LOG_CONF, slots_busy, slots_total
 
     context = context_of(spark)
     conf = context.settings()
@@ -71,7 +71,7 @@ def _through_proxy(url: str, host: Host, conf: Mapping[str, str], template: str)
 
 def look_at_spark(host: Host, proxy_url: str = "") -> list[Finding]:
     """Look at the session, at its executors' Python, and at the driver's port as they see it."""
-    from tfos_nb.session import active_session
+    from tfos_nb.spark.session import active_session
 
     spark = active_session()
     if spark is None:
@@ -85,7 +85,7 @@ def look_at_spark(host: Host, proxy_url: str = "") -> list[Finding]:
 
 def _look_for_spark() -> Finding:
     """Say which Spark there will be, where there is no session yet; knock at a server of Spark Connect."""
-    from tfos_nb.contexts.named import check_server, named_spark
+    from tfos_nb.spark.contexts.named import check_server, named_spark
 
     named = named_spark()
     try:
@@ -97,7 +97,7 @@ def _look_for_spark() -> Finding:
 
 
 def _dynamic_allocation(spark: SparkSession) -> Finding:
-    from tfos_nb.contexts import context_of
+    from tfos_nb.spark.contexts import context_of
 
     what, context = "dynamic allocation", context_of(spark)
     if not context.has_dynamic_allocation:
@@ -109,7 +109,7 @@ def _dynamic_allocation(spark: SparkSession) -> Finding:
 
 def _addresses(spark: SparkSession | None) -> tuple[str, str, range]:
     """Return by which name a cluster's driver is reached, where it listens, and the ports it may take."""
-    from tfos_nb.contexts import context_of
+    from tfos_nb.spark.contexts import context_of
 
     own = os.environ.get("TFOS_SERVER_HOST") or "127.0.0.1"
     host, bind = (own, own) if spark is None else context_of(spark).address()
@@ -118,7 +118,7 @@ def _addresses(spark: SparkSession | None) -> tuple[str, str, range]:
 
 def _look_at_door(spark: SparkSession | None) -> Finding:
     """Look whether the driver could listen, and reach itself, where no executor can be asked."""
-    from tfos_nb.reach import listening
+    from tfos_nb.spark.reachability import listening
 
     try:
         host, bind, ports = _addresses(spark)
@@ -140,8 +140,8 @@ def _look_from_executor(spark: SparkSession) -> list[Finding]:
     """Send one task, if a slot is free for it."""
     from tfos_nb.launching import error_of_job
     from tfos_nb.prewarm import look as look_at_hosts
-    from tfos_nb.reach import look_from_executor
-    from tfos_nb.session import slots_busy, slots_total
+    from tfos_nb.spark.reachability import look_from_executor
+    from tfos_nb.spark.session import slots_busy, slots_total
 
     what = "executors' Python"
     if sum(stage.tasks for stage in slots_busy(spark)) >= slots_total(spark, timeout=REGISTER_SECONDS):

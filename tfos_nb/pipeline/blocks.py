@@ -25,7 +25,7 @@ from tfos_nb.runtime.models.blocks import Function, MapTask, ReduceTask
 from tfos_nb.runtime.models.inputs import Feed
 from tfos_nb.runtime.models.model import Signature, Tensor, near
 from tfos_nb.runtime.models.scoring import ScoreTask
-from tfos_nb.session import usable_session
+from tfos_nb.spark.session import usable_session
 
 __all__ = ["map_batches", "reduce_batches"]
 

@@ -27,7 +27,7 @@ from tfos_nb.pipeline.params import (
 from tfos_nb.pipeline.scorer import HasRows
 from tfos_nb.pipeline.selection import parted
 from tfos_nb.pipeline.storage import ScorerReader, ScorerWriter
-from tfos_nb.session import usable_session
+from tfos_nb.spark.session import usable_session
 
 __all__ = ["Fitting", "absolute", "new_home"]
 

@@ -17,7 +17,7 @@ from tfos_nb.matching import Words, column_type, depth_of
 from tfos_nb.pipeline.params import HasBatchSize, HasExportDir
 from tfos_nb.pipeline.scorer import Scorer, one_place
 from tfos_nb.runtime.models.model import Use
-from tfos_nb.session import usable_session
+from tfos_nb.spark.session import usable_session
 
 __all__ = ["TFFeaturizer", "featurize"]
 

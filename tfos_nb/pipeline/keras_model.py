@@ -23,7 +23,7 @@ from tfos_nb.pipeline.params import HasBatchSize, HasInputMapping
 from tfos_nb.pipeline.scorer import Scorer, one_place
 from tfos_nb.runtime.models.classifier_outputs import Head, Task
 from tfos_nb.runtime.models.model import Use
-from tfos_nb.session import usable_session
+from tfos_nb.spark.session import usable_session
 
 __all__ = ["BY_FEATURES", "BY_MAPPING", "HasPredictionColumns", "KerasModel"]
 

@@ -22,7 +22,7 @@ from tfos_nb.pipeline.params import (
 )
 from tfos_nb.pipeline.scorer import Scorer, one_place
 from tfos_nb.runtime.models.model import Use
-from tfos_nb.session import usable_session
+from tfos_nb.spark.session import usable_session
 
 __all__ = ["TFModel"]
 

@@ -12,7 +12,6 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import SparkSession
 
-from tfos_nb.contexts import context_of
 from tfos_nb.errors import PlanError
 from tfos_nb.inference import NULLS
 from tfos_nb.library import Known, find, is_keras_model, keras_bytes
@@ -21,6 +20,7 @@ from tfos_nb.pipeline.history import History
 from tfos_nb.pipeline.storage import ScorerReader, ScorerWriter
 from tfos_nb.runtime.code.user_classes import own_objects
 from tfos_nb.runtime.models.model import Use
+from tfos_nb.spark.contexts import context_of
 
 __all__ = ["HasRows", "Scorer", "one_place"]
 

@@ -17,7 +17,7 @@ from tfos_nb.library import find
 from tfos_nb.matching import column_type
 from tfos_nb.runtime.models.model import Use
 from tfos_nb.runtime.models.scoring import ScoreTask
-from tfos_nb.session import usable_session
+from tfos_nb.spark.session import usable_session
 
 __all__ = ["register_udf"]
 

@@ -18,9 +18,9 @@ from typing import Any
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 from pyspark.sql import SparkSession
 
-from tfos_nb.contexts import is_connect
 from tfos_nb.errors import PlanError
 from tfos_nb.pipeline.history import History
+from tfos_nb.spark.contexts import is_connect
 
 __all__ = ["ScorerReader", "ScorerWriter"]
 

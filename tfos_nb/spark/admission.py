@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
 
-from tfos_nb.contexts import context_of
 from tfos_nb.errors import PlanError
-from tfos_nb.session import check_slots, resource_profile, slots_total
+from tfos_nb.spark.contexts import context_of
+from tfos_nb.spark.session import check_slots, resource_profile, slots_total
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile

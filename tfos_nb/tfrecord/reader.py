@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfos_nb.contexts import context_of
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.tfrecord.files import DataFile, NoFileSystem, Opener, absolute, found, open_file
 from tfos_nb.runtime.tfrecord.plan import SAMPLE, Asked, ask, plan
 from tfos_nb.runtime.tfrecord.reading import ReadTask, shares
+from tfos_nb.spark.contexts import context_of
 from tfos_nb.tfrecord import hadoop
 from tfos_nb.tfrecord.registration import register_if_possible
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tfos_nb.contexts import is_connect
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.tfrecord.files import plain
 from tfos_nb.runtime.tfrecord.reading import Damage
+from tfos_nb.spark.contexts import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

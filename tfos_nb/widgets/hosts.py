@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import Any, Literal
 from urllib.parse import quote
 
-from tfos_nb.contexts import is_connect
 from tfos_nb.errors import PlanError
+from tfos_nb.spark.contexts import is_connect
 
 __all__ = ["Host", "Rendering", "check_proxy_url", "detect_host", "parent_server", "proxied_url"]
 

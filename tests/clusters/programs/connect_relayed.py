@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 import tfos_nb
 from tests.clusters.programs.connect_train import ROWS, exact_passes, idle, write_down
-from tfos_nb.contexts.connect import Connect
 from tfos_nb.errors import NodeFailed, PlanError
+from tfos_nb.spark.contexts.connect import Connect
 
 NOWHERE = "192.0.2.1"  # an address of documentation's (RFC 5737): nobody has it
 

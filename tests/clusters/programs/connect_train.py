@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 import tfos_nb
 from tfos_nb.errors import NodeFailed, PlanError
-from tfos_nb.session import active_session, is_stopped, slots_busy, slots_total
+from tfos_nb.spark.session import active_session, is_stopped, slots_busy, slots_total
 
 ROWS = 4000
 

@@ -6,15 +6,15 @@
                           ├── Classic     PySpark's SparkContext, and Scala's behind it
                           └── Connect     a client of Spark Connect: what its protocol tells
 
-Everything that needs a SparkContext is in :mod:`tfos_nb.contexts.classic`, and so is nearly every call of PySpark's
-inner parts; what runs on the executors needs neither.
+Everything that needs a SparkContext is in :mod:`tfos_nb.spark.contexts.classic`, and so is nearly every call of
+PySpark's inner parts; what runs on the executors needs neither.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tfos_nb.contexts.base import Context, is_connect
+from tfos_nb.spark.contexts.base import Context, is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,9 +25,9 @@ __all__ = ["Context", "context_of", "is_connect"]
 def context_of(spark: SparkSession) -> Context:
     """Return what answers for a session; it is cheap, and is not kept."""
     if is_connect(spark):
-        from tfos_nb.contexts.connect import Connect
+        from tfos_nb.spark.contexts.connect import Connect
 
         return Connect(spark)
-    from tfos_nb.contexts.classic import Classic
+    from tfos_nb.spark.contexts.classic import Classic
 
     return Classic(spark.sparkContext)

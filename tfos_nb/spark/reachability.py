@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import PlanError, TfosError
 from tfos_nb.runtime.node.executor_probe import GREETING, PROBE_SCHEMA, PROBE_SECONDS, Probe
-from tfos_nb.session import SparkJobs
+from tfos_nb.spark.session import SparkJobs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

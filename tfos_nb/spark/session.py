@@ -1,7 +1,7 @@
 """The Spark session, and the Spark jobs of a cluster.
 
-What a Spark tells of itself, and how its jobs are marked and cancelled, is in :mod:`tfos_nb.contexts`; preflight's
-questions are in :mod:`tfos_nb.slots`, and are handed on from here.
+What a Spark tells of itself, and how its jobs are marked and cancelled, is in :mod:`tfos_nb.spark.contexts`;
+preflight's questions are in :mod:`tfos_nb.spark.slots`, and are handed on from here.
 
 ::
 
@@ -32,14 +32,14 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from tfos_nb.contexts import Context, context_of, is_connect
-from tfos_nb.contexts.named import check_server, named_spark
 from tfos_nb.errors import PlanError
-from tfos_nb.java import find_java
-from tfos_nb.monitor import PORT, listener
-from tfos_nb.promises import ending
 from tfos_nb.runtime.control.processes import left_behind, owner
-from tfos_nb.slots import (
+from tfos_nb.spark.contexts import Context, context_of, is_connect
+from tfos_nb.spark.contexts.named import check_server, named_spark
+from tfos_nb.spark.java import find_java
+from tfos_nb.spark.monitor import PORT, listener
+from tfos_nb.spark.pending_slots import ending
+from tfos_nb.spark.slots import (
     Busy,
     Room,
     Slots,
@@ -129,7 +129,7 @@ def spark_session(
 def active_session() -> SparkSession | None:
     """Give the Spark session that is there, and start none."""
     if "SPARK_CONNECT_MODE_ENABLED" in os.environ:  # PySpark sets it with the first session of that kind
-        from tfos_nb.contexts.connect import default_session
+        from tfos_nb.spark.contexts.connect import default_session
 
         return default_session()
     active = SparkSession.getActiveSession()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tfos_nb.promises import Busy
+from tfos_nb.spark.pending_slots import Busy
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile

@@ -1,7 +1,7 @@
 """Preflight's questions to Spark: what a task may have, how many run at once, and who holds the places.
 
-Part of the room :mod:`tfos_nb.session`, which hands these names on. What Spark answers comes from
-:mod:`tfos_nb.contexts`; here is what it means.
+Part of the room :mod:`tfos_nb.spark.session`, which hands these names on. What Spark answers comes from
+:mod:`tfos_nb.spark.contexts`; here is what it means.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import pyspark
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import DataFrame
 
-from tfos_nb.contexts import Context, context_of
 from tfos_nb.errors import PlanError
-from tfos_nb.promises import Busy, are_nodes, still_ending, still_promised
+from tfos_nb.spark.contexts import Context, context_of
+from tfos_nb.spark.pending_slots import Busy, are_nodes, still_ending, still_promised
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

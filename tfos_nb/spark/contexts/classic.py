@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from py4j.clientserver import ClientServer
 from pyspark import InheritableThread, SparkContext
 
-from tfos_nb.contexts.base import Context
 from tfos_nb.errors import PlanError
-from tfos_nb.promises import Busy
+from tfos_nb.spark.contexts.base import Context
+from tfos_nb.spark.pending_slots import Busy
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
