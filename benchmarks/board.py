@@ -109,7 +109,7 @@ def _both_ways() -> Iterator[tuple[Connect, Connect, str]]:
     """Start TensorBoard and all that is between it and a page; yield two ways to connect, and the second's prefix."""
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-    from tfos_nb.endpoint import Endpoint
+    from tfos_nb.jupyter.endpoint import Endpoint
     from tfos_nb.runtime.node.tensorboard import TensorBoard
 
     with tempfile.TemporaryDirectory(prefix="tfos-board-") as name:

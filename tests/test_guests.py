@@ -15,9 +15,9 @@ import pytest
 from tests.events import write_a_number
 from tests.jupyter import TOKEN, JupyterServer, a_server
 from tests.waiting import until
-from tfos_nb.endpoint import Endpoint
 from tfos_nb.errors import PlanError, TfosError
-from tfos_nb.guests import Guests
+from tfos_nb.jupyter.access_links import Guests
+from tfos_nb.jupyter.endpoint import Endpoint
 from tfos_nb.widgets.tensorboard import LogDirectory
 
 __all__ = ["a_server"]

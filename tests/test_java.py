@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import RunScript
-from tfos_nb import connection
 from tfos_nb.errors import PlanError
+from tfos_nb.jupyter import connection
 from tfos_nb.runtime.storage.paths import tf_path
 from tfos_nb.spark import java
 

@@ -20,9 +20,9 @@ from tests.conftest import RunScript
 from tests.events import write_a_number
 from tests.jupyter import TOKEN, Answer, JupyterServer, a_server
 from tests.waiting import until
-from tfos_nb import connection
-from tfos_nb.connection import Place
-from tfos_nb.endpoint import Endpoint
+from tfos_nb.jupyter import connection
+from tfos_nb.jupyter.connection import Place
+from tfos_nb.jupyter.endpoint import Endpoint
 from tfos_nb.runtime.node.tensorboard import make_log_dir
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine, NodeState
 
@@ -135,7 +135,7 @@ def test_says_that_the_kernel_has_ended(a_server: JupyterServer, runtime_dir: st
     run_script(
         """
         import os
-        from tfos_nb.connection import Place, publish
+        from tfos_nb.jupyter.connection import Place, publish
         publish(Place("deadbeefdead", "mnist", "/tmp/no-such-socket", os.getpid()))
         """,
         JUPYTER_RUNTIME_DIR=runtime_dir,
@@ -251,7 +251,7 @@ def test_files_of_another_machines_kernels_go_by_their_age(tmp_path: Path, monke
 def test_tensorboards_that_nobody_asks_for_end_and_start_again_when_somebody_does(
     a_server: JupyterServer, endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tfos_nb.endpoint._BOARDS", 1)
+    monkeypatch.setattr("tfos_nb.jupyter.endpoint._BOARDS", 1)
     clusters = {"aaaabbbb7777": str(tmp_path / "one"), "aaaabbbb8888": str(tmp_path / "two")}
     for name, log_dir in clusters.items():
         os.mkdir(log_dir)
@@ -273,7 +273,7 @@ def test_tensorboards_that_nobody_asks_for_end_and_start_again_when_somebody_doe
 def test_clusters_that_ended_long_ago_are_forgotten(
     a_server: JupyterServer, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tfos_nb.endpoint._ENDED_KEPT", 2)
+    monkeypatch.setattr("tfos_nb.jupyter.endpoint._ENDED_KEPT", 2)
     running = EndedCluster("aaaabbbb0000", status=ClusterStatus.RUNNING)
     names = [f"aaaacccc000{number}" for number in range(4)]
     for cluster in (running, *map(EndedCluster, names)):

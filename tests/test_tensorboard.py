@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 from tests.jupyter import Answer, JupyterServer, a_server
 from tfos_nb import launch
-from tfos_nb.endpoint import Endpoint
 from tfos_nb.errors import NodeFailed
+from tfos_nb.jupyter.endpoint import Endpoint
 from tfos_nb.state.cluster_state import ClusterStatus
 
 __all__ = ["a_server"]

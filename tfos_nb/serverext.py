@@ -7,8 +7,9 @@
     GET  {base_url}tfos-nb/api/clusters/<id>/log?node=   a node's newest lines
     any  {base_url}tfos-nb/tb/<id>/…                     TensorBoard
 
-All but the first are asked of the kernel, through the unix socket that :mod:`tfos_nb.connection` names. Cookies, tokens
-and authorization headers stay here: only the headers that it lists go on. Bodies are passed on piece by piece.
+All but the first are asked of the kernel, through the unix socket that :mod:`tfos_nb.jupyter.connection` names.
+Cookies, tokens and authorization headers stay here: only the headers that it lists go on. Bodies are passed on piece by
+piece.
 
 This module is loaded into the Jupyter server: it imports neither pyspark nor TensorFlow.
 """
@@ -25,9 +26,10 @@ from jupyter_server.base.handlers import APIHandler, JupyterHandler
 from jupyter_server.utils import url_path_join
 from tornado import iostream, web
 
-from tfos_nb import __version__, connection
-from tfos_nb.connection import Place
-from tfos_nb.pages import page
+from tfos_nb import __version__
+from tfos_nb.jupyter import connection
+from tfos_nb.jupyter.connection import Place
+from tfos_nb.jupyter.message_page import page
 
 if TYPE_CHECKING:
     from jupyter_server.serverapp import ServerApp

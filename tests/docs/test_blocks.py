@@ -22,7 +22,7 @@ from tests.docs.commands import faults_of
 from tests.docs.hidden import FIRST, OF_PAGE
 from tests.docs.reading import BLOCKS, CHECKOUT, PAGES, Block, blocks_of
 from tests.waiting import until
-from tfos_nb import endpoint
+from tfos_nb.jupyter import endpoint
 
 LANGUAGES = {"python", "bash", "diff", "text"}
 ELSEWHERE = ("hdfs:///", "s3://bucket/")

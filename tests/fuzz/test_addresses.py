@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from tests.fuzz.inputs import examples
 from tests.fuzz.web import Board, Raw, RunningCluster, ask_raw
 from tests.jupyter import TOKEN, JupyterServer, a_server
-from tfos_nb import connection
-from tfos_nb.endpoint import Endpoint
-from tfos_nb.pages import page
+from tfos_nb.jupyter import connection
+from tfos_nb.jupyter.endpoint import Endpoint
+from tfos_nb.jupyter.message_page import page
 
 __all__ = ["a_server"]
 

@@ -12,9 +12,9 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
-from tfos_nb import endpoint as endpoint_module
-from tfos_nb.endpoint import Endpoint
 from tfos_nb.errors import PlanError
+from tfos_nb.jupyter import endpoint as endpoint_module
+from tfos_nb.jupyter.endpoint import Endpoint
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus
 from tfos_nb.widgets.hosts import Host
 from tfos_nb.widgets.tensorboard import show_tensorboard

@@ -163,7 +163,7 @@ class TFCluster:
         """Return a link to TensorBoard on this machine, which opens once; None if there is none."""
         if not self.native.snapshot().log_dir:
             return None
-        from tfos_nb.endpoint import the_endpoint
+        from tfos_nb.jupyter.endpoint import the_endpoint
 
         endpoint = the_endpoint()
         endpoint.serve(self.native)

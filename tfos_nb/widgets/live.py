@@ -208,7 +208,7 @@ class LiveView:
 def _let_the_page_ask(cluster: Any) -> None:
     """Answer the page through the Jupyter server: it reaches a kernel that is busy with a cell."""
     try:
-        from tfos_nb.endpoint import the_endpoint  # here, since aiohttp comes with it
+        from tfos_nb.jupyter.endpoint import the_endpoint  # here, since aiohttp comes with it
 
         the_endpoint().serve(cluster)
     except (ImportError, OSError, RuntimeError, TfosError):

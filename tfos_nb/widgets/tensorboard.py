@@ -18,8 +18,8 @@ from typing import Any
 
 from IPython.display import HTML, display
 
-from tfos_nb.endpoint import Endpoint, Served, the_endpoint
 from tfos_nb.errors import PlanError
+from tfos_nb.jupyter.endpoint import Endpoint, Served, the_endpoint
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine
 from tfos_nb.truncate import without_password
 from tfos_nb.widgets.extension import ask_extension

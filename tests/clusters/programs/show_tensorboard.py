@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.waiting import until
 from tfos_nb import launch, spark_session
-from tfos_nb.endpoint import Endpoint
+from tfos_nb.jupyter.endpoint import Endpoint
 
 
 def write_until_stopped(args: Any, ctx: Any) -> str:

@@ -14,7 +14,7 @@ import json
 import aiohttp
 from aiohttp import web
 
-from tfos_nb import connection
+from tfos_nb.jupyter import connection
 
 __all__ = ["SCRIPT", "front_page", "script"]
 

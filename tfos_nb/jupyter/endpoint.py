@@ -33,12 +33,12 @@ from typing import Protocol
 import aiohttp
 from aiohttp import web
 
-from tfos_nb import connection
-from tfos_nb.connection import Place
 from tfos_nb.errors import TfosError
-from tfos_nb.frontpage import SCRIPT, front_page, script
-from tfos_nb.guests import Guests
-from tfos_nb.pages import page
+from tfos_nb.jupyter import connection
+from tfos_nb.jupyter.access_links import Guests
+from tfos_nb.jupyter.connection import Place
+from tfos_nb.jupyter.message_page import page
+from tfos_nb.jupyter.tensorboard_page import SCRIPT, front_page, script
 from tfos_nb.ports import allowed_ports
 from tfos_nb.runtime.control.processes import private_directory, remove_directory
 from tfos_nb.runtime.node.tensorboard import TensorBoard
