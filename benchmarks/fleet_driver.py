@@ -26,14 +26,14 @@ import psutil
 from benchmarks.fleet_nodes import Fleet
 from benchmarks.panel import count_messages
 from tfos_nb.cluster_view import ClusterView
-from tfos_nb.fate import Fate
-from tfos_nb.life import Life
-from tfos_nb.roster import Roster
+from tfos_nb.driver.cluster_lifecycle import Life
+from tfos_nb.driver.membership import Roster
+from tfos_nb.driver.outcome import Fate
+from tfos_nb.driver.settings import Settings
 from tfos_nb.runtime.control.door import Door, Link
 from tfos_nb.runtime.control.lifecycle import Stop
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.reports import Heartbeat
-from tfos_nb.settings import Settings
 
 __all__ = ["Driver", "main"]
 

@@ -91,7 +91,7 @@ def _empty_job_seconds(spark: SparkSession) -> float:
 
 def _prewarm(spark: SparkSession) -> None:
     """Warm the executors, and wait until they are."""
-    from tfos_nb import prewarm
+    from tfos_nb.driver import prewarm
 
     prewarm.begin(spark)
     deadline = time.monotonic() + WARM_SECONDS

@@ -11,8 +11,8 @@ import pytest
 
 from tests.test_roster import Cluster, clock, ended, make
 from tfos_nb.deliveries import Deliveries
+from tfos_nb.driver.outcome import Fate
 from tfos_nb.errors import FeedFailed
-from tfos_nb.fate import Fate
 from tfos_nb.feeding import Feed, FeedDesk
 from tfos_nb.runtime.control.lifecycle import FeedPlace, Following, MainStarted, NodeUp, Reservation, Serving
 from tfos_nb.runtime.feed.ledger import ClaimRows, FeedFrom, StillFed

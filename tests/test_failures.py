@@ -23,10 +23,10 @@ from tests.conftest import RunScript
 from tests.faults import its_supervisor
 from tests.waiting import until
 from tfos_nb import Cluster, errors, launch, parallel
-from tfos_nb.launching import error_of_job
-from tfos_nb.nodejobs import NodeJobs
+from tfos_nb.driver.launching import error_of_job
+from tfos_nb.driver.node_jobs import NodeJobs
+from tfos_nb.driver.settings import Settings
 from tfos_nb.runtime.control.processes import private_directory
-from tfos_nb.settings import Settings
 from tfos_nb.spark.session import slots_busy
 
 

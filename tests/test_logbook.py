@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfos_nb import living
+from tfos_nb.driver import active_clusters
 from tfos_nb.state import log_buffer
 from tfos_nb.state.cluster_state import LogLine
 from tfos_nb.state.log_buffer import LogBook
@@ -81,7 +81,7 @@ class Ended:
 def test_clusters_that_have_ended_keep_so_much_of_their_lines_together() -> None:
     ended = [Ended(f"cluster-{number}") for number in range(4)]
     for cluster in ended:
-        living.end(cluster)
+        active_clusters.end(cluster)
     sizes = [cluster.log_bytes for cluster in ended]
     assert sizes[-1] > 16 << 20
     assert sum(sizes) <= 32 << 20

@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 
 from tests.conftest import RunScript
 from tests.faults import its_warm_process
-from tfos_nb import launch, prewarm
+from tfos_nb import launch
+from tfos_nb.driver import prewarm
 from tfos_nb.errors import PlanError
 from tfos_nb.spark.contexts import context_of
 from tfos_nb.spark.session import SparkJobs

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tfos_nb.record import Record
+from tfos_nb.driver.node_record import Record
 from tfos_nb.runtime.control.lifecycle import Reservation
 from tfos_nb.runtime.control.plan import Node
 from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER, GpuFigures, Heartbeat, StepReport

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from tfos_nb import gathering as gathering_module
-from tfos_nb import members as members_module
-from tfos_nb import roster as roster_module
+from tfos_nb.driver import members as members_module
+from tfos_nb.driver import membership as roster_module
+from tfos_nb.driver import rendezvous as gathering_module
+from tfos_nb.driver.membership import Roster
 from tfos_nb.errors import NodeFailed, PlanError
-from tfos_nb.roster import Roster
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Attendance, Door, DoorClient
 from tfos_nb.runtime.control.lifecycle import (

@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from tests import waiting
 from tfos_nb import Cluster, launch, parallel
+from tfos_nb.driver.cluster_lifecycle import close_when_quiet
 from tfos_nb.errors import ClusterClosed
-from tfos_nb.life import close_when_quiet
 from tfos_nb.spark.session import slots_busy
 from tfos_nb.state.cluster_state import ClusterStatus, NodeStatus
 

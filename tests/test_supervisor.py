@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import PYTHONPATH
-from tfos_nb.roster import Roster
+from tfos_nb.driver.membership import Roster
 from tfos_nb.runtime.code.payload import pack
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Door

@@ -50,7 +50,7 @@ _PLACES = {
     "predict": "tfos_nb.inference",
     "reduce_batches": "tfos_nb.pipeline.blocks",
     "register_udf": "tfos_nb.pipeline.sql",
-    "spark_session": "tfos_nb.prewarm",
+    "spark_session": "tfos_nb.driver.prewarm",
 }
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
     from tfos_nb import errors, parallel, tfrecord
     from tfos_nb.cluster import Cluster, launch
+    from tfos_nb.driver.prewarm import spark_session
     from tfos_nb.inference import predict
     from tfos_nb.pipeline.blocks import map_batches, reduce_batches
     from tfos_nb.pipeline.estimator import TFEstimator
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from tfos_nb.pipeline.keras_model import KerasModel
     from tfos_nb.pipeline.model import TFModel
     from tfos_nb.pipeline.sql import register_udf
-    from tfos_nb.prewarm import spark_session
     from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 
 

@@ -1,6 +1,7 @@
 """A TensorFlow cluster on Spark, seen from the driver: :func:`launch` and :class:`Cluster`.
 
-The calls here only ask and wait: how a cluster ends is decided in its own thread (:mod:`tfos_nb.life`).
+The calls here only ask and wait: how a cluster ends is decided in its own thread
+(:mod:`tfos_nb.driver.cluster_lifecycle`).
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tfos_nb import living
 from tfos_nb.cluster_inference import Inferring, check_queue
 from tfos_nb.cluster_scale import Scaling
 from tfos_nb.deliveries import Deliveries
+from tfos_nb.driver import active_clusters
+from tfos_nb.driver.cluster_lifecycle import Life
+from tfos_nb.driver.evaluator import EvaluatorDesk
+from tfos_nb.driver.launching import NodeTasks, check_door_variables, check_keras, open_door, survey
+from tfos_nb.driver.membership import Roster
+from tfos_nb.driver.node_jobs import NodeJobs
+from tfos_nb.driver.outcome import Fate
+from tfos_nb.driver.prewarm import settle, warm_token
+from tfos_nb.driver.settings import Settings, checked_env, deadline_after
 from tfos_nb.errors import PlanError
-from tfos_nb.fate import Fate
 from tfos_nb.interrupts import interruptible
-from tfos_nb.launching import NodeTasks, check_door_variables, check_keras, open_door, survey
-from tfos_nb.life import Life
-from tfos_nb.nodejobs import NodeJobs
-from tfos_nb.prewarm import settle, warm_token
-from tfos_nb.roster import Roster
 from tfos_nb.runtime.code.payload import pack
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.lifecycle import Stop
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.control.processes import private_directory, remove_directory
-from tfos_nb.settings import Settings, checked_env, deadline_after
-from tfos_nb.sidecar import EvaluatorDesk
 from tfos_nb.spark.session import SparkJobs, spark_session, usable_session
 from tfos_nb.streaming import StreamTraining, is_stream, refuse_stream
 from tfos_nb.training import Training
@@ -257,10 +258,10 @@ class Cluster(Inferring, Scaling):
         except BaseException:
             self._life.never_began(door)
             raise
-        living.begin(self)
+        active_clusters.begin(self)
         self._life.at_end(self._deliveries.forget)
         self._life.at_end(nodes.forget)
-        self._life.at_end(partial(living.end, self))
+        self._life.at_end(partial(active_clusters.end, self))
         self._life.run(door, self._address)
 
     def _open_tunnel(self, door: Door) -> None:

@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.cluster_view import ClusterView
+from tfos_nb.driver.settings import Settings, check_seconds
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.control.plan import InputMode
 from tfos_nb.runtime.inference.serving import InferTask
-from tfos_nb.settings import Settings, check_seconds
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

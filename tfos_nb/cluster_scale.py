@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tfos_nb.cluster_view import ClusterView
+from tfos_nb.driver.launching import survey
+from tfos_nb.driver.node_jobs import NodeJobs
+from tfos_nb.driver.settings import Settings
 from tfos_nb.errors import PlanError
 from tfos_nb.interrupts import interruptible
-from tfos_nb.launching import survey
-from tfos_nb.nodejobs import NodeJobs
-from tfos_nb.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

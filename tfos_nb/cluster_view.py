@@ -6,10 +6,10 @@ import functools
 import threading
 from collections.abc import Sequence
 
+from tfos_nb.driver.cluster_lifecycle import Life
+from tfos_nb.driver.membership import Roster
+from tfos_nb.driver.outcome import Fate
 from tfos_nb.errors import ClusterClosed
-from tfos_nb.fate import Fate
-from tfos_nb.life import Life
-from tfos_nb.roster import Roster
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.reports import History
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine

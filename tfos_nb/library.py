@@ -25,8 +25,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from tfos_nb.driver.launching import error_of_job
 from tfos_nb.errors import PlanError
-from tfos_nb.launching import error_of_job
 from tfos_nb.runtime.code.custom_objects import Baggage, pack
 from tfos_nb.runtime.code.user_classes import own_objects
 from tfos_nb.runtime.control import wire

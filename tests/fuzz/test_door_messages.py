@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 from tests.fuzz.inputs import KINDS, any_message, bytes_of_any_kind, examples, messages
 from tests.runtime.test_door import raw_channel
+from tfos_nb.driver.evaluator import EvaluatorDesk
+from tfos_nb.driver.membership import Roster
 from tfos_nb.parallel import _Desk
-from tfos_nb.roster import Roster
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import _CARRY, ASK, ATTEND, Attendance, Door, DoorAddress, DoorClient
 from tfos_nb.runtime.control.lifecycle import FeedPlace, MainStarted, NodeUp, Refused, Reservation
@@ -31,7 +32,6 @@ from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER, FeedStatus, Hea
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.node.single_program import SoloEnded
 from tfos_nb.runtime.node.spark_task import SupervisorEnded
-from tfos_nb.sidecar import EvaluatorDesk
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, NodeStatus
 from tfos_nb.widgets.html import render_html
 from tfos_nb.widgets.model import page_model

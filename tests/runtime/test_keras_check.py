@@ -14,7 +14,8 @@ import keras
 import pytest
 from pyspark.sql import SparkSession
 
-from tfos_nb import launch, launching
+from tfos_nb import launch
+from tfos_nb.driver import launching
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.keras.versions import installed_keras, is_tested
 from tfos_nb.spark.contexts import context_of

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from tests.runtime.test_door import RecordingDesk, still_open
 from tests.waiting import until
-from tfos_nb import relaying
+from tfos_nb.driver import relaying
+from tfos_nb.driver.relaying import Carrier, check_relay
 from tfos_nb.errors import PlanError, TfosError
-from tfos_nb.relaying import Carrier, check_relay
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Door, DoorAddress, DoorClient
 from tfos_nb.runtime.control.lifecycle import Farewell
@@ -112,7 +112,7 @@ def test_a_question_of_megabytes_and_its_answer_come_by_a_relay() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_nothing_is_lost_or_comes_twice_where_exchanges_are(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr("tfos_nb.relaying._AGAIN_AFTER", 0.01)
+    monkeypatch.setattr("tfos_nb.driver.relaying._AGAIN_AFTER", 0.01)
     pick = random.Random(seed)
     with relayed(RecordingDesk(), lambda well: badly(well, pick)) as address, DoorClient(address) as client:
         for number in range(5):

@@ -16,6 +16,7 @@ import fsspec
 import pytest
 
 from tests.waiting import until
+from tfos_nb.driver.settings import Settings
 from tfos_nb.errors import PlanError, TfosError
 from tfos_nb.runtime.storage import log_mirror
 from tfos_nb.runtime.storage.log_mirror import LogMirror, mirrored
@@ -27,7 +28,6 @@ from tfos_nb.runtime.storage.remote import (
     rename_over,
     tensorflow_opens,
 )
-from tfos_nb.settings import Settings
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from typing import Any
 
 from tfos_nb.cluster import Cluster, launch
 from tfos_nb.compat._program import Program
+from tfos_nb.driver.launching import error_of_job
 from tfos_nb.errors import ClusterClosed, PlanError
-from tfos_nb.launching import error_of_job
 
 __all__ = ["InputMode", "TFCluster", "reserve", "run"]
 

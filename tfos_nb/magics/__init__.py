@@ -48,7 +48,7 @@ def _use_session(prewarm: bool) -> None:
     """Warm the executors of the session that is there already, if any; let it read and write TFRecord files by name."""
     if "pyspark" not in sys.modules:
         return
-    from tfos_nb.prewarm import begin
+    from tfos_nb.driver.prewarm import begin
     from tfos_nb.spark.session import active_session
     from tfos_nb.tfrecord.registration import register_quietly
 

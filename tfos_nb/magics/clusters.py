@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from tfos_nb.driver.active_clusters import living
 from tfos_nb.errors import PlanError
-from tfos_nb.living import living
 from tfos_nb.magics.arguments import find_variable
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.state.cluster_state import ClusterState, NodeState

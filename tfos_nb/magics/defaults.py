@@ -12,9 +12,9 @@ from typing import Any
 from traitlets import Bool, Enum, Float, Int, TraitError, Unicode, validate
 from traitlets.config import Configurable
 
+from tfos_nb.driver.settings import Settings
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.control.plan import ClusterPlan
-from tfos_nb.settings import Settings
 from tfos_nb.widgets.hosts import check_proxy_url
 from tfos_nb.widgets.live import NoScreen, Screen, choose_screen
 

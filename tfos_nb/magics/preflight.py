@@ -14,7 +14,7 @@ def preflight(plan: ClusterPlan) -> str:
     refusal = detect_host().refusal
     if refusal:
         return f"Spark would refuse it: {refusal}"
-    from tfos_nb.launching import survey
+    from tfos_nb.driver.launching import survey
     from tfos_nb.spark.contexts import context_of  # here, since they bring Spark with them
     from tfos_nb.spark.contexts.named import named_spark
     from tfos_nb.spark.session import active_session, slots_busy, slots_total

@@ -48,7 +48,7 @@ class SparkLines(Magics):
                 raise PlanError(f"--stop: it takes no --{next(iter(asked))}; start a session in a line of its own")
             self._stop()
             return
-        from tfos_nb import prewarm  # here, since it brings Spark with it
+        from tfos_nb.driver import prewarm  # here, since it brings Spark with it
         from tfos_nb.spark.session import active_session, spark_session
 
         host = detect_host()

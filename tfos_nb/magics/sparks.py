@@ -138,8 +138,8 @@ def _door_finding(host: str, port: int, reason: str, whose: str) -> Finding:
 
 def _look_from_executor(spark: SparkSession) -> list[Finding]:
     """Send one task, if a slot is free for it."""
-    from tfos_nb.launching import error_of_job
-    from tfos_nb.prewarm import look as look_at_hosts
+    from tfos_nb.driver.launching import error_of_job
+    from tfos_nb.driver.prewarm import look as look_at_hosts
     from tfos_nb.spark.reachability import look_from_executor
     from tfos_nb.spark.session import slots_busy, slots_total
 

@@ -1,7 +1,7 @@
 """What a cluster looks like at one moment: immutable, and all that a rendering needs.
 
-The driver changes its own records (:mod:`tfos_nb.roster`) and hands out a new :class:`ClusterState` whenever somebody
-looks. Nothing here knows Spark, gRPC or a notebook.
+The driver changes its own records (:mod:`tfos_nb.driver.membership`) and hands out a new :class:`ClusterState` whenever
+somebody looks. Nothing here knows Spark, gRPC or a notebook.
 """
 
 from __future__ import annotations

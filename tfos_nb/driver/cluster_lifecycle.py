@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from tfos_nb.driver.membership import Roster
+from tfos_nb.driver.outcome import Fate
+from tfos_nb.driver.settings import Settings
 from tfos_nb.errors import ClusterClosed, TfosError
-from tfos_nb.fate import Fate
-from tfos_nb.roster import Roster
 from tfos_nb.runtime.control.door import Door, DoorAddress
 from tfos_nb.runtime.control.lifecycle import Farewell, Stop
-from tfos_nb.settings import Settings
 from tfos_nb.state.cluster_state import WITHOUT, ClusterStatus
 
 __all__ = ["Life", "close_when_quiet"]

@@ -13,9 +13,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tfos_nb.driver.relaying import RelayedDoor, check_relay, needs_relay, stated_relay
+from tfos_nb.driver.settings import Settings
 from tfos_nb.errors import SPARK_ENDED, FeedFailed, PlanError, TfosError
 from tfos_nb.ports import allowed_ports
-from tfos_nb.relaying import RelayedDoor, check_relay, needs_relay, stated_relay
 from tfos_nb.runtime.control.admission import make_room
 from tfos_nb.runtime.control.door import Desk, Door, DoorAddress
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
@@ -25,7 +26,6 @@ from tfos_nb.runtime.keras.versions import advice, installed_keras, is_tested, u
 from tfos_nb.runtime.node.spark_task import NodeTask
 from tfos_nb.runtime.program.keras_check import CHECK_SCHEMA, KerasProbe
 from tfos_nb.runtime.program.strategies import PROTOCOL_SCHEMA, PROTOCOL_VARIABLE, ProtocolProbe
-from tfos_nb.settings import Settings
 from tfos_nb.spark.contexts import context_of
 from tfos_nb.spark.session import (
     check_dynamic_allocation,

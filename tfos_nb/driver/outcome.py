@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tfos_nb.driver.launching import error_of_job
+from tfos_nb.driver.membership import Roster
+from tfos_nb.driver.rendezvous import Failure
 from tfos_nb.errors import SPARK_ENDED, ClusterClosed, NodeFailed, RendezvousTimeout, TfosError
-from tfos_nb.gathering import Failure
-from tfos_nb.launching import error_of_job
-from tfos_nb.roster import Roster
 from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.control.lifecycle import Stop
 from tfos_nb.spark.session import Job

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tfos_nb.hosting import HostedNode
-from tfos_nb.launching import Launching, NodeTasks
-from tfos_nb.roster import Roster
+from tfos_nb.driver.launching import Launching, NodeTasks
+from tfos_nb.driver.local_nodes import HostedNode
+from tfos_nb.driver.membership import Roster
 from tfos_nb.runtime.control.plan import ClusterPlan, Node
 from tfos_nb.runtime.node.spark_task import SUMMARY_SCHEMA
 from tfos_nb.spark.pending_slots import Promised, promise

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
-from tfos_nb.record import Record
+from tfos_nb.driver.node_record import Record
 from tfos_nb.runtime.control.door import broadcast
 from tfos_nb.runtime.control.plan import ClusterPlan, Node, Role
 from tfos_nb.state.cluster_state import LogLine, NodeState, NodeStatus

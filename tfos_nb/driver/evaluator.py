@@ -10,7 +10,7 @@ import logging
 import time
 from typing import Any
 
-from tfos_nb.roster import Roster
+from tfos_nb.driver.membership import Roster
 from tfos_nb.runtime.control.door import Desk, Link
 from tfos_nb.runtime.control.lifecycle import MainRaised, MainReturned, NodeEnded, NodeUp, Serving
 from tfos_nb.runtime.control.plan import Role

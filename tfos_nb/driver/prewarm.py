@@ -25,10 +25,10 @@ from typing import ParamSpec
 
 from pyspark.sql import SparkSession
 
+from tfos_nb.driver.settings import Settings
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.node.warm_task import WARMTH_SCHEMA, WarmTask
 from tfos_nb.runtime.program.strategies import PROTOCOL_VARIABLE
-from tfos_nb.settings import Settings
 from tfos_nb.spark import session
 from tfos_nb.spark.contexts import context_of
 from tfos_nb.spark.session import Job, SparkJobs, slots_total
@@ -59,7 +59,7 @@ def begin(spark: SparkSession) -> None:
     """Begin to warm a session's executors in the background, once; ``TFOS_NB_PREWARM=0`` says not to.
 
     Returns at once. What goes wrong is no reason to bother anybody: the nodes of the first cluster start as they would
-    have. It is in the log of ``tfos_nb.prewarm``.
+    have. It is in the log of ``tfos_nb.driver.prewarm``.
     """
     key = context_of(spark).key
     with _lock:

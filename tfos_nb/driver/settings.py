@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tfos_nb.driver.active_clusters import living
 from tfos_nb.errors import PlanError
-from tfos_nb.living import living
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.storage.remote import Unreachable, refuse_unknown
 
