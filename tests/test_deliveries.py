@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 
 from tests.test_roster import Cluster, clock, ended, make
-from tfos_nb.deliveries import Deliveries
+from tfos_nb.driver.feeding.feed_desk import Feed, FeedDesk
+from tfos_nb.driver.feeding.training import Call, Regathered
+from tfos_nb.driver.feeding.training_calls import Deliveries
 from tfos_nb.driver.outcome import Fate
 from tfos_nb.errors import FeedFailed
-from tfos_nb.feeding import Feed, FeedDesk
 from tfos_nb.runtime.control.lifecycle import FeedPlace, Following, MainStarted, NodeUp, Reservation, Serving
 from tfos_nb.runtime.feed.ledger import ClaimRows, FeedFrom, StillFed
-from tfos_nb.training import Call, Regathered
 
 __all__ = ["clock", "make"]
 

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from benchmarks.fleet_driver import Driver
 from benchmarks.fleet_nodes import Fleet
+from tfos_nb.driver.feeding.feed_desk import FeedDesk
 from tfos_nb.driver.members import Everyone
 from tfos_nb.driver.membership import Roster
 from tfos_nb.errors import NodeFailed
-from tfos_nb.feeding import FeedDesk
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Link
 from tfos_nb.runtime.control.lifecycle import FeedPlace, MainReturned, MainStarted, NodeUp, Reservation, Start

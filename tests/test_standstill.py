@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tfos_nb.driver.feeding.watchdog import Standstill, WithoutSlot
 from tfos_nb.spark.pending_slots import Busy, Promised, promise
 from tfos_nb.spark.slots import Room
-from tfos_nb.standstill import Standstill, WithoutSlot
 
 TIMEOUT = 10.0
 
@@ -43,7 +43,7 @@ class Nodes:
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
     nodes = Nodes()
-    monkeypatch.setattr("tfos_nb.standstill.time", SimpleNamespace(monotonic=nodes.monotonic))
+    monkeypatch.setattr("tfos_nb.driver.feeding.watchdog.time", SimpleNamespace(monotonic=nodes.monotonic))
     return nodes
 
 
@@ -129,7 +129,7 @@ class Spark:
 @pytest.fixture
 def spark_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spark]:
     spark = Spark()
-    monkeypatch.setattr("tfos_nb.standstill.time", SimpleNamespace(monotonic=spark.monotonic))
+    monkeypatch.setattr("tfos_nb.driver.feeding.watchdog.time", SimpleNamespace(monotonic=spark.monotonic))
     yield spark
     spark.over = True
 

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from tfos_nb.cluster_inference import Inferring, check_queue
 from tfos_nb.cluster_scale import Scaling
-from tfos_nb.deliveries import Deliveries
 from tfos_nb.driver import active_clusters
 from tfos_nb.driver.cluster_lifecycle import Life
 from tfos_nb.driver.evaluator import EvaluatorDesk
+from tfos_nb.driver.feeding.streaming import StreamTraining, is_stream, refuse_stream
+from tfos_nb.driver.feeding.training import Training
+from tfos_nb.driver.feeding.training_calls import Deliveries
 from tfos_nb.driver.launching import NodeTasks, check_door_variables, check_keras, open_door, survey
 from tfos_nb.driver.membership import Roster
 from tfos_nb.driver.node_jobs import NodeJobs
@@ -36,8 +38,6 @@ from tfos_nb.runtime.control.lifecycle import Stop
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.control.processes import private_directory, remove_directory
 from tfos_nb.spark.session import SparkJobs, spark_session, usable_session
-from tfos_nb.streaming import StreamTraining, is_stream, refuse_stream
-from tfos_nb.training import Training
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -28,8 +28,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import ENVIRONMENT
+from tfos_nb.driver.feeding.feed_desk import Feed, FeedDesk
 from tfos_nb.errors import FeedFailed
-from tfos_nb.feeding import Feed, FeedDesk
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Door, DoorAddress, DoorClient, Link
 from tfos_nb.runtime.control.identity import SERVER_NAME

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from tfos_nb.driver.feeding.feed_desk import FeedDesk
 from tfos_nb.driver.node_record import Record
 from tfos_nb.driver.placements import Answering
 from tfos_nb.driver.rendezvous import JOINS, Failure, Gathering
 from tfos_nb.errors import NodeFailed, PlanError, TfosError
-from tfos_nb.feeding import FeedDesk
 from tfos_nb.runtime.control.door import Link
 from tfos_nb.runtime.control.lifecycle import (
     Coordinating,

@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tfos_nb.driver.feeding.feed_desk import FeedDesk
 from tfos_nb.driver.members import Members
 from tfos_nb.driver.node_record import Record
 from tfos_nb.errors import TfosError
-from tfos_nb.feeding import FeedDesk
 from tfos_nb.runtime.control.lifecycle import FeedPlace, Moved, Regather, Start, Stop
 from tfos_nb.runtime.control.plan import ClusterPlan, Role
 from tfos_nb.runtime.control.reports import History

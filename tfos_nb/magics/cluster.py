@@ -7,8 +7,8 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
+from tfos_nb.driver.feeding.feedable import check_table
 from tfos_nb.errors import ClusterClosed, PlanError
-from tfos_nb.feedable import check_table
 from tfos_nb.magics.arguments import find_data, find_variable
 from tfos_nb.magics.cell import CellProgram, parse_cell
 from tfos_nb.magics.clusters import Launch, PlannedCluster, RunningCluster, check_free

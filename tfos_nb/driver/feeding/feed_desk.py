@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tfos_nb.driver.feeding.feedable import feedable, read_schema, refuse_ended, unlike_schemas
 from tfos_nb.errors import FeedFailed, PlanError
-from tfos_nb.feedable import feedable, read_schema, refuse_ended, unlike_schemas
 from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.feed import ledger

@@ -12,11 +12,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tfos_nb.driver.feeding.training import Call, Regathered
 from tfos_nb.driver.membership import Roster
 from tfos_nb.driver.outcome import Fate
 from tfos_nb.errors import FeedFailed, TfosError
 from tfos_nb.runtime.feed.ledger import FeedFrom
-from tfos_nb.training import Call, Regathered
 
 __all__ = ["Deliveries"]
 

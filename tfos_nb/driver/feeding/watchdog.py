@@ -7,8 +7,8 @@ import math
 import time
 from typing import Any
 
+from tfos_nb.driver.feeding.feed_desk import Feed
 from tfos_nb.driver.membership import Roster
-from tfos_nb.feeding import Feed
 from tfos_nb.spark.session import Job, Room, SparkJobs
 
 __all__ = ["Standstill", "WithoutSlot"]
