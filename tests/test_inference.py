@@ -21,7 +21,7 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 from tests.conftest import ENVIRONMENT, SCRIPT_SECONDS, RunScript
 from tests.versions import SPARK, arrow_udfs
 from tfos_nb.errors import PlanError
-from tfos_nb.inference import predict
+from tfos_nb.inference.frames import predict
 from tfos_nb.magics import applying
 
 ROWS = 50
@@ -544,7 +544,7 @@ def test_a_column_that_spark_cannot_hand_to_python_stays_where_it_is(frame, mode
 
 
 def test_without_arrow_udfs_all_columns_go_through_python(frame, models, expected, monkeypatch):
-    monkeypatch.setattr("tfos_nb.applying.has_arrow_udfs", lambda: False)  # as before Spark 4.1
+    monkeypatch.setattr("tfos_nb.inference.model_task.has_arrow_udfs", lambda: False)  # as before Spark 4.1
     none = frame.withColumn("x", F.when(frame.id != 7, frame.x))
     scored = predict(none, models / "pair", inputs=["x", "b"], nulls="skip", keep=["id"], batch_size=7)
     assert scored.columns == ["id", "prediction_output_0", "prediction_output_1"]

@@ -46,10 +46,10 @@ _PLACES = {
     "TFModel": "tfos_nb.pipeline.model",
     "featurize": "tfos_nb.pipeline.features",
     "launch": "tfos_nb.cluster",
-    "map_batches": "tfos_nb.pipeline.blocks",
-    "predict": "tfos_nb.inference",
-    "reduce_batches": "tfos_nb.pipeline.blocks",
-    "register_udf": "tfos_nb.pipeline.sql",
+    "map_batches": "tfos_nb.inference.blocks",
+    "predict": "tfos_nb.inference.frames",
+    "reduce_batches": "tfos_nb.inference.blocks",
+    "register_udf": "tfos_nb.inference.sql",
     "spark_session": "tfos_nb.driver.prewarm",
 }
 
@@ -59,14 +59,14 @@ if TYPE_CHECKING:
     from tfos_nb import errors, parallel, tfrecord
     from tfos_nb.cluster import Cluster, launch
     from tfos_nb.driver.prewarm import spark_session
-    from tfos_nb.inference import predict
-    from tfos_nb.pipeline.blocks import map_batches, reduce_batches
+    from tfos_nb.inference.blocks import map_batches, reduce_batches
+    from tfos_nb.inference.frames import predict
+    from tfos_nb.inference.sql import register_udf
     from tfos_nb.pipeline.estimator import TFEstimator
     from tfos_nb.pipeline.features import TFFeaturizer, featurize
     from tfos_nb.pipeline.keras_estimator import KerasEstimator
     from tfos_nb.pipeline.keras_model import KerasModel
     from tfos_nb.pipeline.model import TFModel
-    from tfos_nb.pipeline.sql import register_udf
     from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 
 

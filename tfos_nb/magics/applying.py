@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
 
-from tfos_nb.inference import Asked, check_frame, score
-from tfos_nb.library import find
-from tfos_nb.matching import LINE
+from tfos_nb.inference.column_matching import LINE
+from tfos_nb.inference.frames import Asked, check_frame, score
+from tfos_nb.inference.model_library import find
 from tfos_nb.spark.session import usable_session
 
 __all__ = ["predict"]

@@ -12,9 +12,9 @@ _PLACES = {
     "TFFeaturizer": "tfos_nb.pipeline.features",
     "TFModel": "tfos_nb.pipeline.model",
     "featurize": "tfos_nb.pipeline.features",
-    "map_batches": "tfos_nb.pipeline.blocks",
-    "reduce_batches": "tfos_nb.pipeline.blocks",
-    "register_udf": "tfos_nb.pipeline.sql",
+    "map_batches": "tfos_nb.inference.blocks",
+    "reduce_batches": "tfos_nb.inference.blocks",
+    "register_udf": "tfos_nb.inference.sql",
 }
 
 __all__ = [
@@ -30,13 +30,13 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from tfos_nb.pipeline.blocks import map_batches, reduce_batches
+    from tfos_nb.inference.blocks import map_batches, reduce_batches
+    from tfos_nb.inference.sql import register_udf
     from tfos_nb.pipeline.estimator import TFEstimator
     from tfos_nb.pipeline.features import TFFeaturizer, featurize
     from tfos_nb.pipeline.keras_estimator import KerasEstimator
     from tfos_nb.pipeline.keras_model import KerasModel
     from tfos_nb.pipeline.model import TFModel
-    from tfos_nb.pipeline.sql import register_udf
 
 
 def __getattr__(name: str) -> Any:

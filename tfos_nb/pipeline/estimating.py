@@ -11,7 +11,7 @@ from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 
 from tfos_nb.errors import PlanError
-from tfos_nb.inference import check_frame
+from tfos_nb.inference.frames import check_frame
 from tfos_nb.pipeline.conversion import TFParams
 from tfos_nb.pipeline.fitting import Fit
 from tfos_nb.pipeline.fitting_params import HasFeed, HasProgress, HasRecovery, HasResources, HasRowRoles

@@ -12,8 +12,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from tfos_nb.errors import PlanError
-from tfos_nb.inference import Asked, check_frame, score
-from tfos_nb.matching import Words, column_type, depth_of
+from tfos_nb.inference.column_matching import Words, column_type, depth_of
+from tfos_nb.inference.frames import Asked, check_frame, score
 from tfos_nb.pipeline.params import HasBatchSize, HasExportDir
 from tfos_nb.pipeline.scorer import Scorer, one_place
 from tfos_nb.runtime.models.model import Use

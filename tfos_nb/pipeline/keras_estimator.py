@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, StringType
 
 from tfos_nb.errors import FeedFailed, PlanError
-from tfos_nb.library import is_keras_model, keras_bytes
-from tfos_nb.matching import depth_of, feeds_of
+from tfos_nb.inference.column_matching import depth_of, feeds_of
+from tfos_nb.inference.model_library import is_keras_model, keras_bytes
 from tfos_nb.pipeline.compiling import check_names, describe
 from tfos_nb.pipeline.conversion import Namespace, to_number
 from tfos_nb.pipeline.estimating import Fitting, absolute, new_home

@@ -17,8 +17,8 @@ from pyspark.ml.param.shared import (
 from pyspark.sql import DataFrame
 
 from tfos_nb.errors import PlanError
-from tfos_nb.inference import Asked, check_frame, score
-from tfos_nb.matching import Words
+from tfos_nb.inference.column_matching import Words
+from tfos_nb.inference.frames import Asked, check_frame, score
 from tfos_nb.pipeline.params import HasBatchSize, HasInputMapping
 from tfos_nb.pipeline.scorer import Scorer, one_place
 from tfos_nb.runtime.models.classifier_outputs import Head, Task

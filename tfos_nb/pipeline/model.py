@@ -9,8 +9,8 @@ from pyspark.ml import Model
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.sql import DataFrame
 
-from tfos_nb.inference import Asked, check_frame, score
-from tfos_nb.matching import Words
+from tfos_nb.inference.column_matching import Words
+from tfos_nb.inference.frames import Asked, check_frame, score
 from tfos_nb.pipeline.params import (
     HasBatchSize,
     HasExportDir,

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 
 from tfos_nb import tfrecord
 from tfos_nb.errors import FeedFailed, PlanError
-from tfos_nb.matching import depth_of
+from tfos_nb.inference.column_matching import depth_of
 from tfos_nb.pipeline.fitting import Rows
 from tfos_nb.runtime.tfrecord.files import NoFileSystem, absolute, file_system
 

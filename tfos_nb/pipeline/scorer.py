@@ -13,8 +13,8 @@ from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import SparkSession
 
 from tfos_nb.errors import PlanError
-from tfos_nb.inference import NULLS
-from tfos_nb.library import Known, find, is_keras_model, keras_bytes
+from tfos_nb.inference.frames import NULLS
+from tfos_nb.inference.model_library import Known, find, is_keras_model, keras_bytes
 from tfos_nb.pipeline.conversion import Namespace, TFParams
 from tfos_nb.pipeline.history import History
 from tfos_nb.pipeline.storage import ScorerReader, ScorerWriter

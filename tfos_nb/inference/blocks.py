@@ -15,11 +15,11 @@ from pyspark.sql import Column, DataFrame, types
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, MapType, StructField, StructType
 
-from tfos_nb.applying import applied
 from tfos_nb.errors import FeedFailed, PlanError
-from tfos_nb.inference import NULLS, check_fill, check_frame
-from tfos_nb.library import is_keras_model
-from tfos_nb.matching import column_type, depth_of
+from tfos_nb.inference.column_matching import column_type, depth_of
+from tfos_nb.inference.frames import NULLS, check_fill, check_frame
+from tfos_nb.inference.model_library import is_keras_model
+from tfos_nb.inference.model_task import applied
 from tfos_nb.runtime.code.custom_objects import Baggage, pack
 from tfos_nb.runtime.models.blocks import Function, MapTask, ReduceTask
 from tfos_nb.runtime.models.inputs import Feed

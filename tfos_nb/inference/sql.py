@@ -10,11 +10,11 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructField, StructType
 
-from tfos_nb.applying import has_arrow_udfs
 from tfos_nb.errors import PlanError
-from tfos_nb.inference import Asked
-from tfos_nb.library import find
-from tfos_nb.matching import column_type
+from tfos_nb.inference.column_matching import column_type
+from tfos_nb.inference.frames import Asked
+from tfos_nb.inference.model_library import find
+from tfos_nb.inference.model_task import has_arrow_udfs
 from tfos_nb.runtime.models.model import Use
 from tfos_nb.runtime.models.scoring import ScoreTask
 from tfos_nb.spark.session import usable_session
