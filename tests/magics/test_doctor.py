@@ -17,10 +17,10 @@ from tests.conftest import RunScript
 from tests.magics.conftest import DEADLINE
 from tests.test_serverext import TOKEN, a_server  # noqa: F401 - a fixture
 from tfos_nb.errors import PlanError
-from tfos_nb.magics import checks, sparks
-from tfos_nb.magics.doctor import Check, examine
-from tfos_nb.magics.report import Finding, render_findings_html, render_findings_text
-from tfos_nb.magics.server import ask_server
+from tfos_nb.magics.diagnosis import checks, sparks
+from tfos_nb.magics.diagnosis.doctor import Check, examine
+from tfos_nb.magics.diagnosis.report import Finding, render_findings_html, render_findings_text
+from tfos_nb.magics.diagnosis.server import ask_server
 from tfos_nb.widgets.hosts import Host
 
 JUPYTER = Host("jupyter", "widget")
@@ -68,7 +68,7 @@ def test_the_packages_are_told_without_importing_any(run_script: RunScript) -> N
     ended = run_script(
         """
         import sys
-        from tfos_nb.magics.checks import look_at_packages
+        from tfos_nb.magics.diagnosis.checks import look_at_packages
         found = {one.what: one for one in look_at_packages()}
         print(sorted({name.partition(".")[0] for name in sys.modules} & {"tensorflow", "keras", "pyspark"}))
         print(found["TensorFlow"].state, found["PySpark"].state, found["Python"].told.endswith(sys.executable))

@@ -20,9 +20,9 @@ from tfos_nb.magics.arguments import check_identifier, find_data, find_variable,
 from tfos_nb.magics.clusters import PlannedCluster, RunningCluster, clusters_of, pick, say_stopped
 from tfos_nb.magics.course import Course
 from tfos_nb.magics.defaults import Defaults
+from tfos_nb.magics.diagnosis.preflight import preflight
+from tfos_nb.magics.diagnosis.sparks import session_settings
 from tfos_nb.magics.options import parse_options
-from tfos_nb.magics.preflight import preflight
-from tfos_nb.magics.sparks import session_settings
 from tfos_nb.state.cluster_state import ClusterStatus
 from tfos_nb.widgets.hosts import detect_host
 from tfos_nb.widgets.live import LiveView, show

@@ -10,11 +10,12 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from tfos_nb.errors import PlanError
-from tfos_nb.magics import checks, parsers, sparks
+from tfos_nb.magics import parsers
 from tfos_nb.magics.clusters import clusters_of
 from tfos_nb.magics.defaults import Defaults
-from tfos_nb.magics.doctor import Check, examine
-from tfos_nb.magics.report import Finding, show_findings
+from tfos_nb.magics.diagnosis import checks, sparks
+from tfos_nb.magics.diagnosis.doctor import Check, examine
+from tfos_nb.magics.diagnosis.report import Finding, show_findings
 from tfos_nb.widgets.hosts import Host, detect_host, parent_server
 
 __all__ = ["SparkLines"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import tfos_nb
-from tfos_nb.magics.report import Finding
+from tfos_nb.magics.diagnosis.report import Finding
 from tfos_nb.widgets.extension import ask_extension
 
 __all__ = ["ask_server"]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tfos_nb.magics.report import Finding
+from tfos_nb.magics.diagnosis.report import Finding
 
 __all__ = ["Check", "examine"]
 

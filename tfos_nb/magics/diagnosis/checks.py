@@ -12,7 +12,7 @@ from typing import Any
 
 from tfos_nb.errors import PlanError
 from tfos_nb.magics.arguments import nearest
-from tfos_nb.magics.report import Finding
+from tfos_nb.magics.diagnosis.report import Finding
 from tfos_nb.ports import allowed_ports
 from tfos_nb.spark import monitor
 from tfos_nb.truncate import without_password
@@ -200,6 +200,6 @@ _ANEW = "restart the kernel, and let %tfos_spark start the session"
 
 def look_at_server(info: Mapping[str, Any]) -> Sequence[Finding]:
     """Ask the Jupyter server that started this kernel whether it has tfos_nb's extension."""
-    from tfos_nb.magics.server import ask_server
+    from tfos_nb.magics.diagnosis.server import ask_server
 
     return [ask_server(info)]

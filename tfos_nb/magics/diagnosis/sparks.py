@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import PlanError
-from tfos_nb.magics.report import Finding
+from tfos_nb.magics.diagnosis.report import Finding
 from tfos_nb.ports import allowed_ports
 from tfos_nb.runtime.node.executor_probe import PROBE_SECONDS, Probe
 from tfos_nb.widgets.hosts import Host, proxied_url
