@@ -39,7 +39,7 @@ from tfos_nb.runtime.control.reports import (
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.state.cluster_state import NodeState, NodeStatus
 from tfos_nb.state.log_buffer import LogBook
-from tfos_nb.widgets.trouble import trouble_first
+from tfos_nb.widgets.words.trouble import trouble_first
 
 NODES, SECONDS = 100, 30.0
 SCHEMA = pa.schema([("x", pa.float32())]).serialize().to_pybytes()

@@ -7,8 +7,8 @@ from jupyter_client.session import json_packer
 
 from tests.widgets.conftest import TRACEBACK, falling
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, GpuUse, LogLine, NodeState, NodeStatus
-from tfos_nb.widgets.curves import quantise, svg_lines
 from tfos_nb.widgets.model import BUDGET, change_key, page_model
+from tfos_nb.widgets.words.curves import quantise, svg_lines
 
 LONG = f"worker:1 on hdp-c02: ValueError: no\n{TRACEBACK}\n" + "\n".join(f"  frame {i}" for i in range(900))
 

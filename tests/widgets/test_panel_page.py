@@ -9,9 +9,10 @@ import pytest
 from tests.widgets.browser import BASE, chromium, serving
 from tests.widgets.conftest import node
 from tfos_nb.state.cluster_state import ClusterStatus, FeedProgress, GpuUse, LogLine, NodeStatus
-from tfos_nb.widgets import render_html, wording
-from tfos_nb.widgets.curves import LEVELS
+from tfos_nb.widgets import render_html
 from tfos_nb.widgets.model import page_model
+from tfos_nb.widgets.words import wording
+from tfos_nb.widgets.words.curves import LEVELS
 
 pytestmark = pytest.mark.browser
 

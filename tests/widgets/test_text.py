@@ -12,7 +12,7 @@ from tfos_nb.state.cluster_state import (
     NodeStatus,
 )
 from tfos_nb.widgets import render_text
-from tfos_nb.widgets.wording import duration, number, rate, sentence
+from tfos_nb.widgets.words.wording import duration, number, rate, sentence
 
 
 def test_shows_each_node_with_role_host_state_epoch_step_loss_and_rate(running):

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, NodeState
 from tfos_nb.truncate import clip, clip_lines, clip_telling
-from tfos_nb.widgets import facts, wording
 from tfos_nb.widgets.html_table import bar, curve, render_table
-from tfos_nb.widgets.trouble import aside, headline, own_line, trouble_first
+from tfos_nb.widgets.words import facts, wording
+from tfos_nb.widgets.words.trouble import aside, headline, own_line, trouble_first
 
 __all__ = ["render_html"]
 

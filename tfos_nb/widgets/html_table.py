@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, NodeState
 from tfos_nb.truncate import clip
-from tfos_nb.widgets import facts, wording
-from tfos_nb.widgets.curves import span, svg_lines, thin
+from tfos_nb.widgets.words import facts, wording
+from tfos_nb.widgets.words.curves import span, svg_lines, thin
 
 __all__ = ["bar", "curve", "render_table"]
 

@@ -20,10 +20,10 @@ from IPython.display import display
 
 from tfos_nb.errors import TfosError
 from tfos_nb.state.cluster_state import ClusterState
-from tfos_nb.widgets import wording
 from tfos_nb.widgets.html import render_html
 from tfos_nb.widgets.screens import LastLineScreen, NoScreen, Screen, choose_rendering, choose_screen
 from tfos_nb.widgets.text import WIDTH, render_text
+from tfos_nb.widgets.words import wording
 
 __all__ = ["LiveView", "NoScreen", "Observed", "Screen", "choose_screen", "show", "show_panel"]
 

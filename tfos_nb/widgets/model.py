@@ -1,8 +1,8 @@
 """What the page gets of a cluster: a small dictionary that holds all that the panel shows.
 
 It is sent anew whenever something changes, so it is kept small: at most :data:`BUDGET` bytes, whatever the cluster's
-size and whatever the nodes wrote. Words and numbers come written out from :mod:`tfos_nb.widgets.wording`; the page only
-counts time. A node is a list, whose places ``fields`` names.
+size and whatever the nodes wrote. Words and numbers come written out from :mod:`tfos_nb.widgets.words.wording`; the
+page only counts time. A node is a list, whose places ``fields`` names.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine, NodeState, NodeStatus
 from tfos_nb.state.log_buffer import brief_line
 from tfos_nb.truncate import clip, clip_lines, size, without_password
-from tfos_nb.widgets import facts, wording
-from tfos_nb.widgets.curves import quantise, span
-from tfos_nb.widgets.trouble import NO_NUMBER, aside, headline, own_line, trouble_first
+from tfos_nb.widgets.words import facts, wording
+from tfos_nb.widgets.words.curves import quantise, span
+from tfos_nb.widgets.words.trouble import NO_NUMBER, aside, headline, own_line, trouble_first
 
 __all__ = ["BUDGET", "FIELDS", "IN_DETAIL", "STOPPABLE", "change_key", "key_of", "page_model"]
 

@@ -14,10 +14,11 @@ from IPython.display import DisplayHandle, clear_output, display
 
 from tfos_nb.errors import PlanError
 from tfos_nb.state.cluster_state import ClusterState, NodeState
-from tfos_nb.widgets import terminal, wording
+from tfos_nb.widgets import terminal
 from tfos_nb.widgets.hosts import Host, detect_host
 from tfos_nb.widgets.html import render_html
 from tfos_nb.widgets.text import WIDTH, render_text
+from tfos_nb.widgets.words import wording
 
 __all__ = [
     "ClearingScreen",

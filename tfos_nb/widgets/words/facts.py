@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, NodeState
 from tfos_nb.state.metric_order import in_order
-from tfos_nb.widgets import wording
+from tfos_nb.widgets.words import wording
 
 __all__ = ["Gpu", "Steps", "Tile", "gpu", "has_gpus", "machine", "metric_names", "room", "steps", "tiles", "title"]
 

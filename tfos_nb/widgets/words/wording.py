@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tfos_nb.state.cluster_state import JOINED, LEAVING, WITHOUT, ClusterState, ClusterStatus, NodeState, NodeStatus
-from tfos_nb.widgets.trouble import NO_NUMBER, headline, trouble_first
+from tfos_nb.widgets.words.trouble import NO_NUMBER, headline, trouble_first
 
 __all__ = [
     "LONGEST",
