@@ -50,7 +50,7 @@ def _use_session(prewarm: bool) -> None:
         return
     from tfos_nb.driver.prewarm import begin
     from tfos_nb.spark.session import active_session
-    from tfos_nb.tfrecord.registration import register_quietly
+    from tfos_nb.spark.tfrecord_source import register_quietly
 
     with contextlib.suppress(Exception):  # of a Spark that has died, which is no reason to have no magics
         session = active_session()

@@ -160,7 +160,7 @@ def usable_session(spark: SparkSession) -> SparkSession:
 
 def _with_format(spark: SparkSession) -> SparkSession:
     """Let a session read and write TFRecord files by the format's name, if its Spark can."""
-    from tfos_nb.tfrecord.registration import register_quietly
+    from tfos_nb.spark.tfrecord_source import register_quietly
 
     register_quietly(spark)
     return spark

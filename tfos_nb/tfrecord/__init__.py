@@ -11,9 +11,9 @@
 
 from __future__ import annotations
 
+from tfos_nb.spark.tfrecord_source import register
 from tfos_nb.tfrecord.outcome import Saved
 from tfos_nb.tfrecord.reader import infer_schema, read
-from tfos_nb.tfrecord.registration import register
 from tfos_nb.tfrecord.skipped import Skipped
 from tfos_nb.tfrecord.writer import write
 

@@ -10,8 +10,8 @@ from tfos_nb.runtime.tfrecord.files import DataFile, NoFileSystem, Opener, absol
 from tfos_nb.runtime.tfrecord.plan import SAMPLE, Asked, ask, plan
 from tfos_nb.runtime.tfrecord.reading import ReadTask, shares
 from tfos_nb.spark.contexts import context_of
+from tfos_nb.spark.tfrecord_source import register_if_possible
 from tfos_nb.tfrecord import hadoop
-from tfos_nb.tfrecord.registration import register_if_possible
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,9 +11,9 @@ from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.tfrecord.files import NoFileSystem, absolute, file_system, plain
 from tfos_nb.runtime.tfrecord.schema import near, record_type_of
 from tfos_nb.runtime.tfrecord.writing import RecordsWritten, WriteJob, WriteTask, encoding_of, may_write
+from tfos_nb.spark.tfrecord_source import register_if_possible
 from tfos_nb.tfrecord import hadoop
 from tfos_nb.tfrecord.outcome import Saved, cause_of
-from tfos_nb.tfrecord.registration import register_if_possible
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
