@@ -12,6 +12,7 @@ from traitlets.config import Config
 
 from tfos_nb.errors import PlanError
 from tfos_nb.state.cluster_state import ClusterStatus, NodeStatus
+from tfos_nb.widgets.choice import choose_screen
 from tfos_nb.widgets.live import LiveView, show_panel
 from tfos_nb.widgets.panel import PanelScreen
 from tfos_nb.widgets.plain import PlainScreen
@@ -22,7 +23,6 @@ from tfos_nb.widgets.screens import (
     NoScreen,
     NotebookScreen,
     TerminalScreen,
-    choose_screen,
 )
 
 DEADLINE = 20

@@ -164,7 +164,7 @@ def _screen(progress: str) -> Any:
         return None
     if progress == "auto" and threading.current_thread() is not threading.main_thread():
         return None
-    from tfos_nb.widgets.screens import choose_screen
+    from tfos_nb.widgets.choice import choose_screen
 
     return choose_screen() if progress == "auto" else choose_screen({**os.environ, "TFOS_NB_PROGRESS": progress})
 

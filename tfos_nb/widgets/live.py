@@ -20,8 +20,9 @@ from IPython.display import display
 
 from tfos_nb.errors import TfosError
 from tfos_nb.state.cluster_state import ClusterState
+from tfos_nb.widgets.choice import choose_rendering, choose_screen
 from tfos_nb.widgets.html import render_html
-from tfos_nb.widgets.screens import LastLineScreen, NoScreen, Screen, choose_rendering, choose_screen
+from tfos_nb.widgets.screens import LastLineScreen, NoScreen, Screen
 from tfos_nb.widgets.text import WIDTH, render_text
 from tfos_nb.widgets.words import wording
 

@@ -1,21 +1,16 @@
-"""Where a cluster may be drawn, apart from widgets: a notebook's output, a terminal, a log; and which one to take."""
+"""Where a cluster may be drawn, apart from widgets: a notebook's output, a terminal, a log."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TextIO
 
 from IPython.display import DisplayHandle, clear_output, display
 
-from tfos_nb.errors import PlanError
 from tfos_nb.state.cluster_state import ClusterState, NodeState
 from tfos_nb.widgets import terminal
-from tfos_nb.widgets.hosts import Host, detect_host
 from tfos_nb.widgets.html import render_html
 from tfos_nb.widgets.text import WIDTH, render_text
 from tfos_nb.widgets.words import wording
@@ -28,13 +23,8 @@ __all__ = [
     "NotebookScreen",
     "Screen",
     "TerminalScreen",
-    "choose_rendering",
-    "choose_screen",
     "snapshot_bundle",
 ]
-
-CHOICES = ("auto", "widget", "html", "text", "none")
-"""What ``TFOS_NB_PROGRESS`` may be."""
 
 
 class Screen(ABC):
@@ -182,51 +172,6 @@ class NoScreen(Screen):
 
     def draw(self, state: ClusterState, note: str, left: float | None) -> None:
         """Do nothing."""
-
-
-def choose_rendering(environ: Mapping[str, str] | None = None, host: Host | None = None) -> tuple[str, Host]:
-    """Choose what to show, by ``TFOS_NB_PROGRESS`` or by where the code runs: ``widget``, ``html``, ``text``, ``none``.
-
-    Raises
-    ------
-    PlanError
-        If the variable has none of its five values.
-    """
-    environ = os.environ if environ is None else environ
-    wanted = environ.get("TFOS_NB_PROGRESS", "").strip().lower() or "auto"
-    if wanted not in CHOICES:
-        raise PlanError(f"TFOS_NB_PROGRESS must be one of {', '.join(CHOICES)}, got {wanted}")
-    host = detect_host(environ) if host is None else host
-    if wanted == "auto":
-        wanted = "html" if host.rendering == "widget" and host.headless else host.rendering
-    return wanted, host
-
-
-def choose_screen(environ: Mapping[str, str] | None = None, stream: TextIO | None = None) -> Screen:
-    """Choose where to draw: see :func:`choose_rendering`."""
-    out = stream or sys.stdout
-    rendering, host = choose_rendering(environ)
-    if rendering == "none":
-        return NoScreen()
-    if rendering == "widget":
-        return _widget_screen(anywidget=host.name != "databricks")
-    if rendering == "html":
-        return ClearingScreen() if host.replaces_by_clearing else NotebookScreen()
-    return TerminalScreen(out) if out.isatty() else LogScreen(out)
-
-
-def _widget_screen(*, anywidget: bool) -> Screen:
-    """Return the best of the widgets that can be imported; where none can, HTML."""
-    if anywidget:
-        with contextlib.suppress(ImportError):
-            from tfos_nb.widgets.panel import PanelScreen
-
-            return PanelScreen()
-    with contextlib.suppress(ImportError):
-        from tfos_nb.widgets.plain import PlainScreen
-
-        return PlainScreen()
-    return NotebookScreen()
 
 
 def _changes(before: ClusterState, now: ClusterState) -> list[str]:

@@ -16,8 +16,8 @@ from tfos_nb.magics.diagnosis.report import Finding
 from tfos_nb.ports import allowed_ports
 from tfos_nb.spark import monitor
 from tfos_nb.truncate import without_password
+from tfos_nb.widgets.choice import CHOICES, choose_rendering
 from tfos_nb.widgets.hosts import Host, check_proxy_url
-from tfos_nb.widgets.screens import CHOICES, choose_rendering
 
 __all__ = [
     "look_at_gpus",

@@ -69,10 +69,10 @@ class _Leaf:
 
         if self.is_number:
             weight = self._weight(replica)
-            whole = _added_up(replica, self.tensor * weight)
-            return whole if self.size is None else tf.math.divide_no_nan(whole, _added_up(replica, weight))
+            whole = replica.added_up(self.tensor * weight)
+            return whole if self.size is None else tf.math.divide_no_nan(whole, replica.added_up(weight))
         if self.summed:
-            return tf.cast(_added_up(replica, tf.cast(self.tensor, tf.int64)), self.tensor.dtype)
+            return tf.cast(replica.added_up(tf.cast(self.tensor, tf.int64)), self.tensor.dtype)
         return self.tensor  # a counter or a flag, which is the same on all
 
     def part(self, replica: Replica) -> Any:
@@ -85,7 +85,7 @@ class _Leaf:
         weight = self._weight(replica)
         over = tf.cast(replica.share, weight.dtype)
         if self.size is not None:
-            over *= _added_up(replica, weight)
+            over *= replica.added_up(weight)
         return tf.math.divide_no_nan(weight, over)
 
     def _weight(self, replica: Replica) -> Any:
@@ -177,14 +177,6 @@ def targets_of_all_rows(replica: Replica, targets: list[Any], upstream: list[Any
 
 def _wholes(replica: Replica, formula: _Formula) -> dict[str, Any]:
     return {name: leaf.whole(replica) for name, leaf in formula.leaves.items()}
-
-
-def _added_up(replica: Replica, own: Any) -> Any:
-    from tfos_nb.runtime.keras.replica import sum_over_replicas
-
-    if not own.dtype.is_floating:
-        return sum_over_replicas(replica.selected(own))
-    return replica.all_reduced(lambda values: list(sum_over_replicas(values)), [own])[0]
 
 
 def _formula(value: Any) -> _Formula | None:

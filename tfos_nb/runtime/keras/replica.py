@@ -210,6 +210,12 @@ class Replica:
         """
         return all_reduced(reduce, values, own=self.selected, part=self._part, back=self._back)
 
+    def added_up(self, own: Any) -> Any:
+        """Return the sum over all replicas, with such a gradient where they are floating-point numbers."""
+        if not own.dtype.is_floating:
+            return sum_over_replicas(self.selected(own))
+        return self.all_reduced(_summed, [own])[0]
+
     def _part(self, upstream: Any) -> Any:
         """Return a gradient as it counts beside those of the other replicas."""
         import tensorflow as tf
