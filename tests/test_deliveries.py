@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from tests.test_roster import Cluster, clock, ended, make
-from tfos_nb.driver.feeding.feed_desk import Feed, FeedDesk
+from tfos_nb.driver.feed_desk import Feed, FeedDesk
 from tfos_nb.driver.feeding.training import Call, Regathered
 from tfos_nb.driver.feeding.training_calls import Deliveries
 from tfos_nb.driver.outcome import Fate

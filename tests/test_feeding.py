@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession, types
 
-from tfos_nb.driver.feeding.feed_desk import FeedDesk, FeedOf, feed_job
-from tfos_nb.driver.feeding.feedable import feedable
+from tfos_nb.driver.feed_desk import FeedDesk, FeedOf, feed_job
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.feed import ledger
+from tfos_nb.spark.feedable import feedable
 from tfos_nb.state.cluster_state import FeedProgress
 
 SCHEMA = pa.schema([("x", pa.list_(pa.float32()))]).serialize().to_pybytes()

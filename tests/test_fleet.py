@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from benchmarks.fleet_driver import Driver
 from benchmarks.fleet_nodes import Fleet
-from tfos_nb.driver.feeding.feed_desk import FeedDesk
+from tfos_nb.driver.feed_desk import FeedDesk
 from tfos_nb.driver.members import Everyone
 from tfos_nb.driver.membership import Roster
 from tfos_nb.errors import NodeFailed

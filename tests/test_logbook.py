@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfos_nb.driver import active_clusters
-from tfos_nb.state import log_buffer
+from tfos_nb.state import active_clusters, log_buffer
 from tfos_nb.state.cluster_state import LogLine
 from tfos_nb.state.log_buffer import LogBook
 

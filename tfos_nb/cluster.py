@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from tfos_nb.cluster_inference import Inferring, check_queue
 from tfos_nb.cluster_scale import Scaling
-from tfos_nb.driver import active_clusters
 from tfos_nb.driver.cluster_lifecycle import Life
 from tfos_nb.driver.evaluator import EvaluatorDesk
 from tfos_nb.driver.feeding.streaming import StreamTraining, is_stream, refuse_stream
@@ -38,6 +37,7 @@ from tfos_nb.runtime.control.lifecycle import Stop
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.control.processes import private_directory, remove_directory
 from tfos_nb.spark.session import SparkJobs, spark_session, usable_session
+from tfos_nb.state import active_clusters
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

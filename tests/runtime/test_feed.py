@@ -28,7 +28,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import ENVIRONMENT
-from tfos_nb.driver.feeding.feed_desk import Feed, FeedDesk
+from tfos_nb.driver.feed_desk import Feed, FeedDesk
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Door, DoorAddress, DoorClient, Link

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.runtime.test_feed import Driver, cut, driver_of, ids_of_partition, send
 from tests.runtime.test_supply import Node, block_of, node
-from tfos_nb.driver.feeding.feed_desk import Feed
+from tfos_nb.driver.feed_desk import Feed
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.feed.ledger import ClaimRows, FeedEnds, FeedFrom, FeedLedger, HeldRows, KnownRows, Reached
 from tfos_nb.runtime.feed.positions import HeldPositions, PositionHeld

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tfos_nb.driver.feeding.feed_desk import FeedDesk
+from tfos_nb.driver.feed_desk import FeedDesk
 from tfos_nb.driver.node_record import Record
 from tfos_nb.driver.placements import Answering
 from tfos_nb.driver.rendezvous import JOINS, Failure, Gathering

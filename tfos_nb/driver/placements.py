@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfos_nb.driver.feeding.feed_desk import FeedDesk
+from tfos_nb.driver.feed_desk import FeedDesk
 from tfos_nb.driver.node_record import Record
 from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.control.placement import PlacementDesk

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tfos_nb.driver.feeding.feed_desk import FeedDesk
+from tfos_nb.driver.feed_desk import FeedDesk
 from tfos_nb.driver.members import Members
 from tfos_nb.driver.node_record import Record
 from tfos_nb.errors import TfosError

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tfos_nb.driver.active_clusters import living
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.storage.remote import Unreachable, refuse_unknown
+from tfos_nb.state.active_clusters import living
 
 __all__ = ["Settings", "check_seconds", "checked_env", "deadline_after"]
 

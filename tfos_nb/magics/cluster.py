@@ -7,7 +7,6 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
-from tfos_nb.driver.feeding.feedable import check_table
 from tfos_nb.errors import ClusterClosed, PlanError
 from tfos_nb.magics.arguments import find_data, find_variable
 from tfos_nb.magics.cell import CellProgram, parse_cell
@@ -16,6 +15,7 @@ from tfos_nb.magics.course import Course, StoppedByUser
 from tfos_nb.magics.defaults import Defaults
 from tfos_nb.magics.options import LaunchOptions, describe, parse_options
 from tfos_nb.runtime.control.plan import InputMode
+from tfos_nb.spark.feedable import check_table
 from tfos_nb.state.cluster_state import ClusterStatus
 from tfos_nb.widgets.hosts import detect_host
 from tfos_nb.widgets.live import LiveView

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from tfos_nb.driver.active_clusters import living
 from tfos_nb.errors import PlanError
 from tfos_nb.magics.arguments import find_variable
 from tfos_nb.runtime.control.plan import ClusterPlan
+from tfos_nb.state.active_clusters import living
 from tfos_nb.state.cluster_state import ClusterState, NodeState
 
 __all__ = ["Launch", "PlannedCluster", "RunningCluster", "check_free", "clusters_of", "pick", "say_stopped"]

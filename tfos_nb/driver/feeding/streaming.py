@@ -17,12 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tfos_nb.driver.feeding.feed_desk import FeedOf, check_feedable
-from tfos_nb.driver.feeding.feedable import check_alike, feedable
+from tfos_nb.driver.feed_desk import FeedOf, check_feedable
 from tfos_nb.driver.feeding.training import Training
 from tfos_nb.driver.launching import error_of_job
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.spark.contexts import is_connect
+from tfos_nb.spark.feedable import check_alike, feedable
 
 __all__ = ["StreamTraining", "is_stream", "refuse_stream"]
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tfos_nb.driver.feeding.feed_desk import Feed, FeedOf, check_feedable, feed_job
-from tfos_nb.driver.feeding.feedable import check_alike
+from tfos_nb.driver.feed_desk import Feed, FeedOf, check_feedable, feed_job
 from tfos_nb.driver.feeding.watchdog import Standstill, WithoutSlot
 from tfos_nb.driver.launching import error_of_job
 from tfos_nb.driver.membership import Roster
@@ -21,6 +20,7 @@ from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.feed.feed_task import NOT_SENT
 from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE
+from tfos_nb.spark.feedable import check_alike
 from tfos_nb.spark.session import Job, SparkJobs
 
 __all__ = ["Call", "Regathered", "Training"]

@@ -7,7 +7,7 @@ import math
 import time
 from typing import Any
 
-from tfos_nb.driver.feeding.feed_desk import Feed
+from tfos_nb.driver.feed_desk import Feed
 from tfos_nb.driver.membership import Roster
 from tfos_nb.spark.session import Job, Room, SparkJobs
 

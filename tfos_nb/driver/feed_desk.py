@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tfos_nb.driver.feeding.feedable import feedable, read_schema, refuse_ended, unlike_schemas
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.feed.feed_task import SUMMARY_SCHEMA, FeedTask
 from tfos_nb.runtime.feed.positions import HeldPositions, PositionHeld
+from tfos_nb.spark.feedable import feedable, read_schema, refuse_ended, unlike_schemas
 from tfos_nb.spark.session import places_beside_exchanges
 from tfos_nb.state.cluster_state import FeedProgress
 
