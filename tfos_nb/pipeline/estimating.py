@@ -14,14 +14,18 @@ from tfos_nb.errors import PlanError
 from tfos_nb.inference.frames import check_frame
 from tfos_nb.pipeline.conversion import TFParams
 from tfos_nb.pipeline.fitting import Fit
-from tfos_nb.pipeline.fitting_params import HasFeed, HasProgress, HasRecovery, HasResources, HasRowRoles
 from tfos_nb.pipeline.params import (
     HasBatchSize,
     HasClusterSize,
     HasEpochs,
+    HasFeed,
     HasGraceSecs,
     HasInputMapping,
     HasModelDir,
+    HasProgress,
+    HasRecovery,
+    HasResources,
+    HasRowRoles,
     HasTensorboard,
 )
 from tfos_nb.pipeline.scorer import HasRows
