@@ -17,7 +17,7 @@ import nbformat
 import pytest
 
 from tests.conftest import ENVIRONMENT
-from tests.jupyter import TOKEN, an_unused_port, await_answer
+from tests.jupyter_server import TOKEN, an_unused_port, await_answer
 from tests.widgets.browser import chromium
 from tfos_nb.spark.java import find_java
 

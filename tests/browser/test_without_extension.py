@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from tests.browser.conftest import Lab, Tab
-from tests.jupyter import TOKEN
+from tests.jupyter_server import TOKEN
 
 pytest.importorskip("playwright")
 from playwright.sync_api import BrowserContext, expect

@@ -30,8 +30,8 @@ from tests.clusters.submit import (
 )
 from tests.docs.reading import CHECKOUT
 from tests.faults import sum_of_ids
-from tests.jupyter import JupyterServer, a_server
-from tests.test_tensorboard import ask_until
+from tests.jupyter.test_tensorboard import ask_until
+from tests.jupyter_server import JupyterServer, a_server
 from tests.waiting import until
 
 __all__ = ["a_server"]

@@ -278,7 +278,7 @@ def streamed(args: Any, ctx: Any) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore:DStream is deprecated:FutureWarning")
-@pytest.mark.slow  # tests/test_streaming.py feeds one too
+@pytest.mark.slow  # tests/driver/feeding/test_streaming.py feeds one too
 def test_a_dstream_is_fed_until_the_nodes_have_enough(spark: SparkSession) -> None:
     from pyspark.streaming import StreamingContext
 

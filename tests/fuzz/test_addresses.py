@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.inputs import examples
 from tests.fuzz.web import Board, Raw, RunningCluster, ask_raw
-from tests.jupyter import TOKEN, JupyterServer, a_server
+from tests.jupyter_server import TOKEN, JupyterServer, a_server
 from tfos_nb.jupyter import connection
 from tfos_nb.jupyter.endpoint import Endpoint
 from tfos_nb.jupyter.message_page import page

@@ -19,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.fuzz.inputs import KINDS, any_message, bytes_of_any_kind, examples, messages
-from tests.runtime.test_door import raw_channel
+from tests.runtime.control.test_door import raw_channel
 from tfos_nb.driver.evaluator import EvaluatorDesk
 from tfos_nb.driver.membership import Roster
 from tfos_nb.parallel import _Desk

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.inputs import examples
-from tests.runtime.test_door import RecordingDesk
-from tests.runtime.test_tunnel import Tunnel, board, get
+from tests.runtime.control.test_door import RecordingDesk
+from tests.runtime.control.test_tunnel import Tunnel, board, get
 from tests.waiting import until
 from tfos_nb.runtime.control.door import _CARRY, _NUMBER, Door, DoorClient, dial, metadata_of
 from tfos_nb.runtime.control.tunnel import OpenTunnel

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 import tfos_nb
 from tests.conftest import RunScript
+from tests.jupyter.test_serverext import TOKEN, a_server  # noqa: F401 - a fixture
 from tests.magics.conftest import DEADLINE
-from tests.test_serverext import TOKEN, a_server  # noqa: F401 - a fixture
 from tfos_nb.errors import PlanError
 from tfos_nb.magics.diagnosis import checks, sparks
 from tfos_nb.magics.diagnosis.doctor import Check, examine

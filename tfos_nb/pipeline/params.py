@@ -402,7 +402,7 @@ class HasInputMode(Params):
         return InputMode(self.getOrDefault(self.input_mode))
 
 
-# --- how an Estimator fits ----------------------------------------------------------------------------------------------
+# --- how an Estimator fits --------------------------------------------------------------------------------------------
 
 PROGRESS = ("auto", "widget", "html", "text", "none")
 

@@ -1,0 +1,209 @@
+"""In which order the calls of ``train`` are delivered when nodes are lost at awkward moments."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from tests.driver.test_membership import Cluster, clock, ended, make
+from tfos_nb.driver.feed_desk import Feed, FeedDesk
+from tfos_nb.driver.feeding.training import Call, Regathered
+from tfos_nb.driver.feeding.training_calls import Deliveries
+from tfos_nb.driver.outcome import Fate
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.control.lifecycle import FeedPlace, Following, MainStarted, NodeUp, Reservation, Serving
+from tfos_nb.runtime.feed.ledger import ClaimRows, FeedFrom, StillFed
+
+__all__ = ["clock", "make"]
+
+NODES = ("chief:0", "worker:0", "worker:1", "ps:0")
+
+
+@dataclass
+class Told:
+    """A call of ``train`` that writes down what is asked of it, and where ``upset`` says so, is broken off."""
+
+    epochs: int = 2
+    before: int = 0
+    made: int = 0
+    upset: dict[str, Callable[[], object]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    feeds: list[Feed] = field(default_factory=list)
+
+    def _note(self, what: str, *details: Any) -> None:
+        self.asked.append(" ".join(map(str, (what, *details))))
+        if what in self.upset:
+            self.upset.pop(what)()
+            raise Regathered
+
+    def begin_anew(self) -> None:
+        self._note("begin anew")
+
+    def keep_validation(self) -> None:
+        self._note("validation")
+
+    def go_on(self, gathering: int) -> None:
+        self._note("go on", gathering)
+
+    def refill(self, node: str, through: int, since: int) -> None:
+        self._note("refill", node, through, since)
+
+    def deliver(self) -> None:
+        self._note("deliver from", self.made)
+        self.made = self.epochs
+
+
+@pytest.fixture
+def coordinated(make: Callable[..., Cluster]) -> Cluster:
+    """A chief that coordinates two workers and a parameter server."""
+    cluster = make(workers=2, ps=1, chief=True)
+    cluster.roster.restarts_left = 2
+    come_up(cluster)
+    return cluster
+
+
+def come_up(cluster: Cluster) -> None:
+    cluster.bring_up(*NODES)
+    for node in NODES[1:]:
+        cluster.say(Serving(node))
+    cluster.say(Following("chief:0"))
+
+
+def come_again(cluster: Cluster, *nodes: str) -> None:
+    generation = cluster.roster.generation
+    for number, node in enumerate(nodes):
+        cluster.say(Reservation(node, "10.0.0.9", 3000 + number, "7", 0, 77, (), generation))
+    for node in nodes:
+        cluster.say(NodeUp(node, 7, "2.21", "3.15", FeedPlace("/s", "h", 1, b""), "a note"))
+        cluster.say(MainStarted(node))
+        if node != "chief:0":
+            cluster.say(Serving(node))
+
+
+def lose(cluster: Cluster, node: str) -> bool:
+    cluster.say(ended(node, None, "SIGKILL"))
+    return cluster.roster.gather_again(f"{node} was killed")
+
+
+def deliver(cluster: Cluster, call: Told) -> None:
+    Deliveries(Fate("c", cluster.roster), cluster.roster).train(cast(Call, call))
+
+
+def test_a_worker_replaced_while_a_new_generation_is_met_is_met_with_it(coordinated: Cluster) -> None:
+    def lose_the_ps() -> None:
+        assert lose(coordinated, "ps:0")
+        come_again(coordinated, *NODES)
+        coordinated.say(Following("chief:0"))
+        coordinated.say(FeedFrom("chief:0", 1))
+
+    def lose_a_worker() -> None:
+        assert not lose(coordinated, "worker:1")
+        come_again(coordinated, "worker:1")
+
+    call = Told(upset={"deliver from": lose_the_ps, "validation": lose_a_worker})
+    deliver(coordinated, call)
+    meeting = ["begin anew", "validation"]
+    assert call.asked == ["deliver from 0", *meeting, *meeting, "deliver from 1"]
+    assert coordinated.roster.replaced == {}
+
+
+def test_feeds_go_on_when_the_replacement_takes_rows(coordinated: Cluster) -> None:
+    """Until then a cancelled task that still lives is to hear that they are over."""
+    taken: list[bool] = []
+
+    class Watched(Told):
+        def go_on(self, gathering: int) -> None:
+            taken.append(coordinated.roster.all_take_rows)
+
+    def lose_a_worker() -> None:
+        assert not lose(coordinated, "worker:1")
+        later.start()
+
+    later = threading.Timer(0.2, come_again, (coordinated, "worker:1"))
+    deliver(coordinated, Watched(upset={"deliver from": lose_a_worker}))
+    later.join()
+    assert taken == [True]
+
+
+def test_a_worker_replaced_later_is_fed_again_alone(coordinated: Cluster) -> None:
+    def lose_a_worker() -> None:
+        assert not lose(coordinated, "worker:1")
+        come_again(coordinated, "worker:1")
+
+    call = Told(upset={"deliver from": lose_a_worker})
+    deliver(coordinated, call)
+    assert call.asked == ["deliver from 0", "go on 2", "refill worker:1 0 2", "deliver from 0"]
+
+
+@pytest.mark.parametrize(("restarts", "kept"), [(0, 0), (2, 4)])
+def test_whose_rows_were_is_forgotten_when_nobody_can_ask_again(coordinated: Cluster, restarts: int, kept: int) -> None:
+    """Where nodes may be gathered anew, those of the last calls are known: a state that a node tells of is behind."""
+    coordinated.roster.restarts_left = restarts
+    deliveries = Deliveries(Fate("c", coordinated.roster), coordinated.roster)
+    desk: FeedDesk = coordinated.roster.feeds
+    feeds = []
+    for _ in range(6):
+        feed = desk.begin(1, False, 1, 1)
+        feed.ledger.claim(ClaimRows(feed.number, 0, 0, 10))
+        feed.ledger.finish(0, 10)
+        feeds.append(feed)
+        deliveries.train(cast(Call, Told(feeds=[feed])))
+    assert [feed.ledger.closed for feed in feeds] == [True] * (6 - kept) + [False] * kept
+    assert [feed.progress.rows for feed in feeds] == [10] * 6
+    for feed in feeds[:-1]:
+        desk.end(feed, 0)
+    broken_off = feeds[-1]
+    deliveries.forget()
+    assert all(feed.ledger.closed for feed in feeds[:-1])
+    assert broken_off.ledger.closed == (not kept)
+    assert desk.current is broken_off
+    assert broken_off.progress.rows == 10
+    desk.over = True
+    for feed in feeds:
+        assert desk.asked(StillFed(feed.number)) is False, "a task that asks late hears that it is over"
+    if kept:
+        assert desk.asked(ClaimRows(broken_off.number, 0, 0, 10)).ends, "and one that is under way has its answer"
+
+
+def test_rows_are_kept_for_a_generation_that_begins_as_the_last_pass_ends(coordinated: Cluster) -> None:
+    """With the last restart: the call has returned from delivering, and does not know of it yet."""
+    coordinated.roster.restarts_left = 1
+    call = Told()
+    deliveries = Deliveries(Fate("c", coordinated.roster), coordinated.roster)
+    deliver_once, call.deliver = call.deliver, lambda: (deliver_once(), lose(coordinated, "ps:0"))  # type: ignore[assignment, return-value]
+    deliveries.train(cast(Call, call))
+    come_again(coordinated, *NODES)
+    coordinated.say(FeedFrom("chief:0", 1))
+    call.deliver = deliver_once  # type: ignore[method-assign]
+    deliveries._catch_up()
+    assert call.asked == ["deliver from 0", "begin anew", "validation", "deliver from 1"]
+
+
+@pytest.mark.parametrize("other", [FeedFrom("worker:0", 0), FeedFrom("worker:0", 1, "00000001-0001-000003")])
+def test_nodes_that_go_on_from_different_states_are_fed_nothing(coordinated: Cluster, other: FeedFrom) -> None:
+    def lose_the_ps() -> None:
+        assert lose(coordinated, "ps:0")
+        come_again(coordinated, *NODES)
+        coordinated.say(FeedFrom("chief:0", 1))
+        coordinated.say(other)
+
+    call = Told(upset={"deliver from": lose_the_ps})
+    with pytest.raises(FeedFailed, match="different states: chief:0 after 1 epochs and worker:0 after . epochs"):
+        deliver(coordinated, call)
+    assert call.asked == ["deliver from 0", "begin anew", "validation"]
+
+
+def test_a_node_that_says_late_that_its_state_is_another_ends_the_feed(coordinated: Cluster) -> None:
+    feeds = coordinated.roster.feeds
+    feed = feeds.begin(1, False, 1, 1)
+    feeds.wants_from(FeedFrom("worker:0", 1))
+    feeds.wants_from(FeedFrom("worker:1", 1))
+    assert feed.error is None
+    feeds.wants_from(FeedFrom("chief:0", 2))
+    assert "chief:0 after 2 epochs" in str(feed.error)
+    feeds.regathered(2)
+    assert feeds.disagreement is None

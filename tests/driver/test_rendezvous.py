@@ -1,0 +1,431 @@
+"""Who comes again after a loss: all nodes, or where a coordinator gives out the steps, the lost ones alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.driver.test_membership import Cluster, clock, ended, make
+from tfos_nb.runtime.control.lifecycle import (
+    Following,
+    Moved,
+    Refused,
+    Regather,
+    Reservation,
+    Serving,
+    Start,
+    StateHeld,
+    Stop,
+)
+from tfos_nb.runtime.feed.ledger import WorkerThrough
+from tfos_nb.runtime.node.spark_task import HoldsSlot, NodeWanted, SupervisorEnded
+
+__all__ = ["clock", "make"]
+
+NODES = ("chief:0", "worker:0", "worker:1", "ps:0")
+
+
+@pytest.fixture
+def coordinated(make: Callable[..., Cluster]) -> Cluster:
+    """A chief that coordinates two workers and a parameter server, which serve."""
+    cluster = make(workers=2, ps=1, chief=True)
+    cluster.roster.restarts_left = 2
+    cluster.bring_up(*NODES)
+    for node in NODES[1:]:
+        cluster.say(Serving(node))
+    cluster.say(Following("chief:0"))
+    return cluster
+
+
+@pytest.fixture
+def pair(make: Callable[..., Cluster]) -> Cluster:
+    """Two workers that train together."""
+    cluster = make(workers=2)
+    cluster.roster.restarts_left = 2
+    cluster.bring_up("worker:0", "worker:1")
+    return cluster
+
+
+def heard(cluster: Cluster, node: str, kind: type) -> list[Any]:
+    """Return what a node has been told of one kind, when all that was on its way is there."""
+    cluster.roster.send("the end of it", [node])
+    found = []
+    for message in cluster.streams[node]:
+        if message == "the end of it":
+            return found
+        found += [message] if isinstance(message, kind) else []
+    raise AssertionError(f"{node}'s stream has ended")
+
+
+def come_again(cluster: Cluster, node: str, port: int) -> None:
+    cluster.streams[node].send(Reservation(node, "10.0.0.9", port, "7", 0, 77, (), cluster.roster.generation))
+    cluster.until(lambda: node not in cluster.roster.missing)
+
+
+def test_a_lost_worker_alone_is_asked_for_anew_and_its_coordinator_is_told_where_it_is(coordinated: Cluster) -> None:
+    coordinated.say(WorkerThrough("worker:1", 3), by="chief:0")
+    coordinated.say(ended("worker:1", None, "SIGKILL"))
+    assert not coordinated.roster.gather_again("it was killed")
+    assert coordinated.roster.missing == ("worker:1",)
+    assert coordinated.roster.generation == 1
+    assert coordinated.roster.replaced["worker:1"].through == 3
+    come_again(coordinated, "worker:1", 5000)
+    coordinated.say(Serving("worker:1"))
+
+    told = heard(coordinated, "worker:1", (Regather, Start))  # type: ignore[arg-type]
+    assert [type(message) for message in told] == [Start, Regather, Start]
+    assert told[-1].cluster_spec["worker"] == ["10.0.0.1:1001", "10.0.0.9:5000"]
+    assert (told[-1].generation, told[-1].passes) == (1, 3)
+    assert heard(coordinated, "chief:0", Moved) == [Moved("worker:1", "10.0.0.9:5000")]
+    for node in ("worker:0", "ps:0"):
+        assert heard(coordinated, node, (Regather, Moved)) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("node", ["ps:0", "chief:0"])
+def test_a_lost_parameter_server_or_chief_means_that_all_come_again(coordinated: Cluster, node: str) -> None:
+    coordinated.say(ended(node, None, "SIGKILL"))
+    assert coordinated.roster.gather_again("it was killed")
+    assert coordinated.roster.generation == 2
+    assert set(coordinated.roster.missing) == set(NODES)
+
+
+def test_all_come_again_where_no_coordinator_follows(make: Callable[..., Cluster]) -> None:
+    cluster = make(workers=2, ps=1, chief=True)
+    cluster.bring_up(*NODES)
+    cluster.say(Serving("worker:1"))
+    cluster.say(ended("worker:1", None, "SIGKILL"))
+    assert cluster.roster.gather_again("it was killed")
+
+
+def test_a_worker_that_is_silent_means_that_all_come_again(coordinated: Cluster) -> None:
+    """Its process may live, and TensorFlow waits for its answer for ever."""
+    coordinated.clock.now += 100.0
+    for node in ("chief:0", "worker:0", "ps:0"):
+        coordinated.say(Serving(node))
+    coordinated.roster.ticked()
+    assert [failure.node for failure in coordinated.roster.failures] == ["worker:1"]
+    assert coordinated.roster.gather_again("no heartbeat")
+    assert coordinated.roster.generation == 2
+
+
+def test_a_supervisor_that_falls_silent_while_it_is_waited_for_is_given_up(pair: Cluster) -> None:
+    """It has no reservation then, and its task must still be told that it is to end it."""
+    pair.say(ended("worker:0", None, "SIGKILL"))
+    assert pair.roster.gather_again("it was killed")
+    come_again(pair, "worker:1", 5001)
+    pair.clock.now += 100.0
+    pair.say(StateHeld("worker:1"))
+    pair.roster.ticked()
+    assert [failure.node for failure in pair.roster.failures] == ["worker:0"]
+    assert pair.roster.asked(HoldsSlot("worker:0", 77)) == "hold"
+    assert pair.roster.gather_again("no heartbeat")
+    assert pair.roster.asked(HoldsSlot("worker:0", 77)) == "end"
+    assert pair.roster.asked(HoldsSlot("worker:1", 77)) == "hold"
+    come_late(pair, "worker:0")
+    come_again(pair, "worker:1", 5002)
+    assert pair.roster.all_reserved
+
+
+def test_a_supervisor_in_another_container_may_have_the_number_of_one_that_was_given_up(pair: Cluster) -> None:
+    def come(machine: str) -> None:
+        stream = pair.streams["worker:1"] = pair.client.attend()
+        stream.send(Reservation("worker:1", "10.0.0.9", 5001, "7", 0, 77, (), pair.roster.generation, machine))
+        pair.until(lambda: "worker:1" not in pair.roster.missing)
+
+    pair.streams["worker:1"].end()
+    pair.until(lambda: pair.roster.failures)
+    assert pair.roster.gather_again("its host is gone")
+    come("pod-b")
+    pair.clock.now += 100.0
+    pair.say(StateHeld("worker:0"))
+    pair.roster.ticked()
+    assert pair.roster.gather_again("no heartbeat")
+    come("pod-c")
+    assert pair.roster.asked(HoldsSlot("worker:1", 77, "pod-b")) == "end"
+    assert pair.roster.asked(HoldsSlot("worker:1", 77, "pod-c")) == "hold"
+
+
+# --- a slot for the rows
+
+
+def test_a_slot_that_the_rows_need_is_left_by_the_first_task_that_asks(make: Callable[..., Cluster]) -> None:
+    cluster = make(workers=2)
+    cluster.bring_up("worker:0", "worker:1")
+    assert cluster.roster.asked(HoldsSlot("worker:1")) == "hold"
+    cluster.roster.want_slot()
+    assert [cluster.roster.asked(HoldsSlot(node, 77)) for node in ("worker:1", "worker:0")] == ["leave", "hold"]
+    assert cluster.roster.left_slots == ("worker:1",)
+    cluster.roster.want_slot()
+    cluster.clock.now += 100.0
+    assert cluster.roster.asked(HoldsSlot("worker:0", 77)) == "hold", "it may be wanted no more"
+
+
+def test_a_node_that_has_not_come_leaves_no_slot_nor_one_with_a_gpu_while_others_wait(
+    make: Callable[..., Cluster],
+) -> None:
+    cluster = make(workers=2, gpus=1)
+    cluster.reserve("worker:0")
+    cluster.roster.want_slot()
+    assert cluster.roster.asked(HoldsSlot("worker:1", 77)) == "hold", "nobody would notice if it never came"
+    assert cluster.roster.asked(HoldsSlot("worker:0", 77)) == "hold", "worker:1 would be given its GPU"
+    cluster.reserve("worker:1")
+    assert cluster.roster.asked(HoldsSlot("worker:0", 77)) == "leave"
+
+
+def test_a_node_without_a_task_is_asked_for_anew_when_its_supervisor_is_gone(pair: Cluster) -> None:
+    pair.roster.want_slot()
+    assert pair.roster.asked(HoldsSlot("worker:1", 77)) == "leave"
+    pair.say(ended("worker:1", None, "SIGKILL"))
+    assert pair.roster.gather_again("it was killed")
+    assert pair.roster.untended == (), "its supervisor starts the next process"
+    come_again(pair, "worker:0", 5000)
+    come_again(pair, "worker:1", 5001)
+    pair.streams["worker:1"].end()
+    pair.until(lambda: pair.roster.failures)
+    assert pair.roster.gather_again("its host is gone")
+    assert pair.roster.untended == ("worker:1",)
+    pair.roster.tend(["worker:1"], hold=True)
+    assert (pair.roster.untended, pair.roster.left_slots) == ((), ())
+
+
+def test_an_absent_node_that_nobody_brings_is_asked_for_until_it_was_lost_thrice(pair: Cluster) -> None:
+    """Its task has left its slot, or every slot is a node; no gathering comes that would ask for it."""
+    pair.roster.tend(["worker:1"], hold=False)
+    pair.say(ended("worker:1", None, "SIGKILL"))
+    assert pair.roster.gather_again("it was killed")
+    come_again(pair, "worker:0", 5000)
+    assert pair.roster.take_alone() == []
+    pair.roster.go_on_without_missing()  # its supervisor, which has been too slow, is let go
+    for left in (True, True, False):
+        assert pair.roster.take_alone() == ["worker:1"]
+        come_late(pair, "worker:1")
+        pair.streams["worker:1"].end()
+        pair.until(lambda: "worker:1" in pair.roster.missing)
+        assert bool(pair.roster.alone) is left
+    assert pair.roster.missing == ("worker:1",)
+
+
+@pytest.mark.parametrize("refused", [True, False], ids=["it is refused", "it dies"])
+def test_an_absent_node_that_never_reserves_is_wanted_three_times(pair: Cluster, refused: bool) -> None:
+    pair.say(ended("worker:1", None, "SIGKILL"))
+    assert pair.roster.gather_again("it was killed")
+    come_again(pair, "worker:0", 5000)
+    pair.roster.go_on_without_missing()
+    for number in range(3):
+        assert pair.roster.asked(NodeWanted("worker:1"))
+        if refused:
+            late = pair.streams[f"late {number}"] = pair.client.attend()
+            late.send(Refused("worker:1", "10.0.0.9", "it has no TensorFlow"))
+            pair.until(lambda number=number: pair.roster._records["worker:1"].failed_joins > number)
+        else:
+            pair.roster.asked(SupervisorEnded("worker:1", 1, "No module named 'tensorflow'", 100 + number))
+    assert not pair.roster.asked(NodeWanted("worker:1"))
+    assert not pair.roster.failures, "the others go on"
+
+
+# --- fewer nodes than the plan has
+
+
+@pytest.fixture
+def three(make: Callable[..., Cluster]) -> Cluster:
+    """Three workers that train together, of which the first has been lost, and the others have come again."""
+    cluster = make(workers=3)
+    cluster.roster.restarts_left = 2
+    cluster.bring_up("worker:0", "worker:1", "worker:2")
+    cluster.say(ended("worker:0", None, "SIGKILL"))
+    assert cluster.roster.gather_again("it was killed")
+    come_again(cluster, "worker:1", 5001)
+    assert not cluster.roster.are_enough(2)
+    assert cluster.roster.some_are_coming
+    come_again(cluster, "worker:2", 5002)
+    return cluster
+
+
+def start_told(cluster: Cluster, node: str) -> Start:
+    told: list[Start] = heard(cluster, node, Start)
+    return told[-1]
+
+
+def test_the_others_go_on_without_a_worker_that_does_not_come(three: Cluster) -> None:
+    assert three.roster.are_enough(2)
+    assert not three.roster.are_enough(3)
+    assert three.roster.go_on_without_missing() == ("worker:0",)
+    assert three.roster.all_reserved
+    told = start_told(three, "worker:2")
+    assert told == Start({"worker": ["10.0.0.9:5001", "10.0.0.9:5002"]}, 2, 0, (1, 2))
+    assert three.roster.first == "worker:1"
+    assert three.roster.feeds.nodes == ["worker:1", "worker:2"]
+
+
+def come_late(cluster: Cluster, node: str) -> None:
+    """Come as a new supervisor."""
+    cluster.reserve(node, port=6000)
+
+
+def test_a_worker_that_comes_late_joins_when_a_state_has_been_saved(three: Cluster) -> None:
+    three.roster.go_on_without_missing()
+    three.say(StateHeld("worker:1"))
+    assert three.roster.changing == "", "it has not come"
+    come_late(three, "worker:0")
+    assert three.roster.changing == "", "it would undo what has been trained since the last state"
+    assert three.roster.failures == []
+    three.say(StateHeld("worker:2"))
+    assert three.roster.changing == "", "that is not who saves"
+    three.say(StateHeld("worker:1"))
+    assert three.roster.changing == "worker:0 joined"
+
+    three.roster.gather_with(three.roster.changing)
+    assert three.roster.missing == ("worker:1", "worker:2")
+    assert three.roster.restarts_left == 1, "that was no loss"
+    come_again(three, "worker:1", 5003)
+    come_again(three, "worker:2", 5004)
+    told = start_told(three, "worker:0")
+    assert told == Start({"worker": ["10.0.0.1:6000", "10.0.0.9:5003", "10.0.0.9:5004"]}, 3)
+    assert three.roster.first == "worker:0"
+    assert three.roster.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
+
+
+def test_a_worker_that_is_lost_before_it_can_join_is_no_failure_and_wanted_three_times(three: Cluster) -> None:
+    three.roster.go_on_without_missing()
+    for wanted in (True, True, False):
+        come_late(three, "worker:0")
+        three.say(ended("worker:0", None, "SIGKILL"))
+        assert three.roster.failures == []
+        assert three.roster.asked(NodeWanted("worker:0")) is wanted
+    assert three.roster.all_reserved, "the others go on"
+
+
+def test_nobody_goes_on_without_a_chief_or_with_too_few(make: Callable[..., Cluster]) -> None:
+    cluster = make(workers=2, chief=True)
+    cluster.roster.restarts_left = 1
+    cluster.bring_up("chief:0", "worker:0", "worker:1")
+    cluster.say(ended("chief:0", None, "SIGKILL"))
+    cluster.roster.gather_again("it was killed")
+    for node in ("worker:0", "worker:1"):
+        come_again(cluster, node, 5000)
+    assert not cluster.roster.are_enough(1)
+
+
+# --- more nodes than there were, or fewer
+
+
+def scale(cluster: Cluster, workers: int) -> tuple[str, ...]:
+    """Have the plan say another number of workers; return whom it takes."""
+    plan = dataclasses.replace(cluster.roster.plan, workers=workers)
+    lacking = cluster.roster.lacking(plan)
+    cluster.roster.scale(plan)
+    return lacking
+
+
+def test_new_workers_are_started_in_their_order_and_taken_in_when_the_coordinator_says_so(coordinated: Cluster) -> None:
+    assert scale(coordinated, 4) == ("worker:2", "worker:3")
+    assert [state.node for state in coordinated.roster.snapshot()] == [*NODES[:3], "worker:2", "worker:3", "ps:0"]
+    coordinated.reserve("worker:3", port=7003)
+    assert heard(coordinated, "worker:3", Start) == [], "TensorFlow numbers the workers without gaps"
+    coordinated.reserve("worker:2", port=7002)
+    everybody = ["10.0.0.1:1001", "10.0.0.1:1002", "10.0.0.1:7002", "10.0.0.1:7003"]
+    assert start_told(coordinated, "worker:2").cluster_spec["worker"] == everybody[:3]
+    assert start_told(coordinated, "worker:3").cluster_spec["worker"] == everybody
+
+    for node in ("worker:2", "worker:3"):
+        coordinated.say(Serving(node))
+    assert [one.node for one in heard(coordinated, "chief:0", Moved)] == ["worker:2", "worker:3"]
+    assert coordinated.roster.feeds.nodes == ["worker:0", "worker:1"]
+    coordinated.say(WorkerThrough("worker:2", 3), by="chief:0")
+    assert coordinated.roster.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
+    assert (coordinated.roster.taken_in, coordinated.roster.replaced["worker:2"].through) == (["worker:2"], 3)
+    assert (coordinated.roster.generation, coordinated.roster.gatherings) == (1, 2)
+    assert coordinated.roster.changing == ""
+    for node in NODES[1:]:
+        assert heard(coordinated, node, (Regather, Moved)) == []  # type: ignore[arg-type]
+
+
+def test_a_new_worker_that_is_lost_before_it_is_taken_in_comes_again(coordinated: Cluster) -> None:
+    scale(coordinated, 3)
+    coordinated.reserve("worker:2", port=7002)
+    coordinated.say(Serving("worker:2"))
+    coordinated.say(ended("worker:2", None, "SIGKILL"))
+    assert coordinated.roster.failures == []
+    assert coordinated.roster.asked(NodeWanted("worker:2")) is True
+    coordinated.reserve("worker:2", port=7009)
+    coordinated.say(Serving("worker:2"))
+    assert [one.address for one in heard(coordinated, "chief:0", Moved)] == ["10.0.0.1:7002", "10.0.0.1:7009"]
+
+
+def test_new_workers_that_wait_for_the_coordinator_are_gathered_with_all_when_it_is_lost(coordinated: Cluster) -> None:
+    scale(coordinated, 3)
+    coordinated.reserve("worker:2", port=7002)
+    coordinated.say(ended("chief:0", None, "SIGKILL"))
+    assert coordinated.roster.gather_again("it was killed")
+    assert [one.generation for one in heard(coordinated, "worker:2", Regather)] == [2]
+    assert set(coordinated.roster.missing) == {*NODES, "worker:2"}
+    assert coordinated.roster.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
+
+
+def test_who_trains_in_step_with_others_joins_them_when_a_state_has_been_saved(make: Callable[..., Cluster]) -> None:
+    cluster = make(workers=1)
+    cluster.bring_up("worker:0")
+    assert scale(cluster, 2) == ("worker:1",)
+    cluster.say(StateHeld("worker:0"))
+    cluster.reserve("worker:1", port=7001)
+    assert cluster.roster.changing == ""
+    cluster.say(StateHeld("worker:0"))
+    assert cluster.roster.changing == "worker:1 joined"
+    cluster.roster.gather_with("worker:1 joined")
+    come_again(cluster, "worker:0", 5000)
+    told = Start({"worker": ["10.0.0.9:5000", "10.0.0.1:7001"]}, 2)
+    assert [start_told(cluster, node) for node in ("worker:0", "worker:1")] == [told, told]
+
+
+def test_a_worker_that_the_plan_has_no_more_goes_when_a_state_has_been_saved(make: Callable[..., Cluster]) -> None:
+    cluster = make(workers=2)
+    cluster.roster.restarts_left = 1
+    cluster.bring_up("worker:0", "worker:1")
+    assert scale(cluster, 1) == ()
+    assert cluster.roster.changing == ""
+    cluster.say(StateHeld("worker:0"))
+    assert cluster.roster.changing == "worker:1 not wanted any more"
+    cluster.roster.gather_with(cluster.roster.changing)
+    assert [one.grace for one in heard(cluster, "worker:1", Stop)] == [0.0]
+    assert heard(cluster, "worker:1", Regather) == []
+    assert cluster.roster.missing == ("worker:0",)
+    cluster.streams["worker:1"].end()
+    cluster.until(lambda: cluster.state("worker:1").status.ended)
+    assert cluster.roster.asked(NodeWanted("worker:1")) is False
+    come_again(cluster, "worker:0", 5000)
+    assert cluster.roster.all_reserved
+    assert cluster.roster.feeds.nodes == ["worker:0"]
+    assert cluster.roster.failures == []
+
+    again = cluster.client.attend()
+    again.send(Reservation("worker:1", "10.0.0.1", 7000, "1", 0, 77, ()))
+    assert list(again) == [], "Spark runs its task again, and it is sent away"
+    again.end()
+
+    assert scale(cluster, 2) == ("worker:1",), "it may come back"
+    cluster.reserve("worker:1", port=7001)
+    cluster.say(StateHeld("worker:0"))
+    assert cluster.roster.changing == "worker:1 joined"
+
+
+def test_one_that_is_wanted_again_before_it_has_gone_stays(make: Callable[..., Cluster]) -> None:
+    cluster = make(workers=2)
+    cluster.bring_up("worker:0", "worker:1")
+    scale(cluster, 1)
+    assert scale(cluster, 2) == ()
+    cluster.say(StateHeld("worker:0"))
+    assert cluster.roster.changing == ""
+
+
+def test_a_new_one_that_is_not_wanted_any_more_before_it_has_joined_is_sent_away(make: Callable[..., Cluster]) -> None:
+    cluster = make(workers=1)
+    cluster.bring_up("worker:0")
+    scale(cluster, 2)
+    cluster.reserve("worker:1", port=7001)
+    scale(cluster, 1)
+    assert len(heard(cluster, "worker:1", Stop)) == 1
+    cluster.say(StateHeld("worker:0"))
+    assert cluster.roster.changing == ""

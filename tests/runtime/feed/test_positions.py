@@ -1,0 +1,270 @@
+"""A state saved in the middle of a pass: what follows it is every row that it does not hold, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.runtime.feed.test_supply import Node, block_of, node
+from tests.runtime.feed.test_transfer import Driver, cut, driver_of, ids_of_partition, send
+from tfos_nb.driver.feed_desk import Feed
+from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.feed.ledger import ClaimRows, FeedEnds, FeedFrom, FeedLedger, HeldRows, KnownRows, Reached
+from tfos_nb.runtime.feed.positions import HeldPositions, PositionHeld
+from tfos_nb.runtime.rows.spans import end_of_span, merged, next_span, rows_within
+
+__all__ = ["node"]
+
+# --- which rows are fed again ---------------------------------------------------------------------
+
+sizes = st.lists(st.integers(0, 60), max_size=8)
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    rows=st.lists(st.integers(0, 700), min_size=1, max_size=4),
+    generations=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    data=st.data(),
+)
+def test_every_row_is_in_the_state_once_however_often_training_goes_on(
+    rows: list[int], generations: list[int], data: st.DataObject
+) -> None:
+    """Each generation has its own number of nodes, goes some way into the pass, is saved and lost."""
+    held_rows = HeldRows()
+    held: list[int] = []
+    for nodes in (*generations, 2):
+        with driver_of(nodes, buffer_bytes=1 << 30) as driver:
+            feed = driver.desk.begin(1, False, 1, 1, held=held_rows)
+            feed_all(driver, feed, rows, data)
+            seen = {name: one.seen[0] for name, one in driver.nodes.items()}
+            assert {name: len(ids) for name, ids in seen.items()} == feed.ledger.shares()
+            everything = [one for number, count in enumerate(rows) for one in ids_of_partition(number, count)]
+            assert sorted([*held, *(one for ids in seen.values() for one in ids)]) == everything
+            taken = {name: data.draw(st.integers(0, len(ids)), f"rows of {name}") for name, ids in seen.items()}
+            held += [one for name, ids in seen.items() for one in ids[: taken[name]]]
+            held_rows = held_by(driver, feed, taken)
+
+
+def held_by(driver: Driver, feed: Feed, taken: Mapping[str, int]) -> HeldRows:
+    """What a state holds, of which each node says that it has been through so many rows."""
+    held = HeldPositions()
+    for name, rows in taken.items():
+        reached, known = driver.nodes[name].passes.intake(feed.number).reached(rows)
+        held.take(PositionHeld(name, feed.number, "state", reached, known), taken.keys(), feed.ledger)
+    return held.rows_of("state")
+
+
+def feed_all(driver: Driver, feed: Feed, rows: list[int], data: st.DataObject) -> None:
+    driver.read()
+    for number, count in enumerate(rows):
+        batches = cut(ids_of_partition(number, count), data.draw(sizes, "batches"))
+        assert send(driver, feed, batches, number) == count
+    assert feed.ledger.rows == sum(rows)
+    driver.finish(feed)
+    driver.await_readers()
+
+
+def test_a_retried_partition_skips_the_same_rows() -> None:
+    ids = ids_of_partition(0, 1000)
+    with driver_of(2, buffer_bytes=1 << 30) as driver:
+        feed = driver.desk.begin(1, False, 1, 1, held=HeldRows({0: ((0, 100), (130, 131), (640, 900))}))
+        driver.read()
+        for sizes_of_batches in ([37] * 27, [500]):
+            assert send(driver, feed, cut(ids, sizes_of_batches)) == 1000
+        driver.finish(feed)
+        driver.await_readers()
+        seen = sorted(row for one in driver.nodes.values() for row in one.seen[0])
+    assert seen == [*ids[100:130], *ids[131:640], *ids[900:]]
+
+
+def test_a_pass_of_which_the_state_holds_all_rows_is_empty() -> None:
+    with driver_of(2) as driver:
+        feed = driver.desk.begin(1, False, 1, 1, held=HeldRows({0: ((0, 50),)}))
+        driver.read()
+        assert send(driver, feed, cut(ids_of_partition(0, 50), ())) == 50
+        driver.finish(feed)
+        driver.await_readers()
+        assert [one.seen for one in driver.nodes.values()] == [[[]], [[]]]
+
+
+def held_after(nodes: int, batches: list[int], taken: int) -> HeldRows:
+    """What a state holds in which each node has been through so many rows of partition 0, which has 200."""
+    with driver_of(nodes, buffer_bytes=1 << 30) as driver:
+        feed = driver.desk.begin(1, False, 1, 1)
+        driver.read()
+        send(driver, feed, cut(ids_of_partition(0, 200), batches))
+        driver.finish(feed)
+        driver.await_readers()
+        return held_by(driver, feed, dict.fromkeys(driver.nodes, taken))
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("batches", [[], [50] * 4], ids=["at once", "one after the other"])
+def test_rows_that_a_state_holds_are_refused_where_they_have_become_others(nodes: int, batches: list[int]) -> None:
+    ids, held = ids_of_partition(0, 200), held_after(nodes, batches, 10)
+    assert [rows_within(spans, 0, 200) for spans in held.spans.values()] == [10 * nodes]
+    swapped = [*ids[3:0:-1], ids[0], *ids[4:]]
+    with driver_of(nodes, buffer_bytes=1 << 30) as driver:
+        for others in (ids[::-1], swapped, [*ids[:5], 999, *ids[6:]]):
+            feed = driver.desk.begin(1, False, 1, 1, held=held)
+            with pytest.raises(FeedFailed, match=r"partition 0 gave other rows when Spark read it again: those before"):
+                send(driver, feed, cut(others, [7] * 30))
+            assert feed.ledger.partitions_done == 0
+    assert_taken(nodes, held, ids)
+
+
+def assert_taken(nodes: int, held: HeldRows, ids: list[int]) -> None:
+    with driver_of(nodes, buffer_bytes=1 << 30) as driver:
+        feed = driver.desk.begin(1, False, 1, 1, held=held)
+        driver.read()
+        assert send(driver, feed, cut(ids, [7] * 30)) == len(ids)
+        driver.finish(feed)
+        driver.await_readers()
+        seen = sorted(row for one in driver.nodes.values() for row in one.seen[0])
+        assert seen == sorted(set(ids) - {ids[row] for start, end in held.spans[0] for row in range(start, end)})
+        assert feed.ledger.cut_short() is None
+
+
+def test_rows_far_behind_those_that_a_state_holds_may_come_in_another_order() -> None:
+    held, ids = held_after(1, [50] * 4, 10), ids_of_partition(0, 200)
+    (known,) = held.known[0]
+    assert known.spans == ((0, 50),)
+    assert_taken(1, held, [*ids[:50], *ids[:49:-1]])
+
+
+def test_a_partition_that_has_fewer_rows_than_a_state_holds_is_told_of() -> None:
+    ledger = FeedLedger(
+        1, ["worker:0"], HeldRows({0: ((0, 5),), 1: (), 2: ((3, 9),)}, {2: (KnownRows(((3, 12),), 1),)})
+    )
+    assert ledger.cut_short() == (0, 0, 5)
+    ledger.finish(0, 5)
+    ledger.finish(2, 11)
+    assert ledger.cut_short() == (2, 11, 12)
+    ledger.finish(2, 12)
+    assert ledger.cut_short() is None
+
+
+def test_a_fingerprint_of_other_rows_than_those_that_a_node_was_sent_says_nothing() -> None:
+    ledger = FeedLedger(1, ["worker:0", "worker:1"])
+    ledger.claim(ClaimRows(1, 0, 0, 16))
+    known = ledger.known_rows({"worker:0": {0: Reached(8, 8, 5)}, "worker:1": {0: Reached(16, 7, 6)}})
+    assert known == {0: (KnownRows(((0, 8),), 5),)}
+
+
+# --- intervals ------------------------------------------------------------------------------------
+
+intervals = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=6)
+
+
+@given(intervals, st.integers(0, 45), st.integers(0, 45))
+def test_spans_hold_the_rows_of_their_intervals(pairs: list[tuple[int, int]], row: int, other: int) -> None:
+    rows = {one for start, end in pairs for one in range(start, end)}
+    spans = merged(pairs)
+    assert [one for start, end in spans for one in range(start, end)] == sorted(rows)
+    assert rows_within(spans, row, other) == len(rows & set(range(row, other)))
+    assert end_of_span(spans, row) == next(one for one in range(row, 99) if one not in rows)
+    behind = [start for start, _ in spans if start > row]
+    assert next_span(spans, row) == (behind[0] if behind else None)
+
+
+# --- what the nodes say ---------------------------------------------------------------------------
+
+
+def said(node: str, state: str, reached: Mapping[int, int] | None = None) -> PositionHeld:
+    return PositionHeld(node, 1, state, dict(reached or {0: 10}))
+
+
+def test_a_state_is_gone_on_from_when_every_node_has_said_what_it_holds() -> None:
+    held, nodes = HeldPositions(), ("worker:0", "worker:1")
+    book = FeedLedger(1, nodes)
+    assert book.claim(ClaimRows(1, 0, 0, 16)).ends == [8, 16]
+    held.take(said("worker:0", "first", {0: 5}), nodes, book)
+    held.take(said("worker:0", "second", {0: 8}), nodes, book)  # it is ahead
+    assert held.states == ()
+    held.take(said("worker:1", "first", {0: 11}), nodes, book)
+    assert held.states == ("first",)
+    assert held.rows_of("first").spans == {0: ((0, 5), (8, 11))}
+    held.take(said("worker:1", "second", {0: 3}), nodes, book)  # its rows are behind that
+    assert held.rows_of("second").spans == {0: ((0, 8),)}
+
+
+def test_what_a_lost_node_has_not_said_is_not_waited_for() -> None:
+    held, nodes = HeldPositions(), ("worker:0", "worker:1")
+    book = FeedLedger(1, nodes)
+    held.take(said("worker:0", "half"), nodes, book)
+    held.forget_parts()
+    held.take(said("worker:1", "half"), nodes, book)
+    assert held.states == ()
+
+
+def test_the_books_do_not_grow() -> None:
+    held, nodes = HeldPositions(), ("worker:0", "worker:1")
+    book = FeedLedger(1, nodes)
+    for number in range(100):
+        held.take(said("worker:0", f"of one {number}"), nodes, book)
+        held.take(said("worker:0", f"{number:03d}"), ("worker:0",), book)
+    assert held.states[-1] == "099"
+    assert len(held.states) == len(held._parts) == 16
+
+
+# --- the node's end -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("replays", [0, 1], ids=["as they come", "from disk"])
+def test_a_node_tells_how_far_a_state_is_in_each_partition(node: Node, replays: int) -> None:
+    node.begin(1, 1 + replays, bool(replays))
+    intake = node.supply.intake(1)
+    for partition, start, count in ((3, 0, 10), (1, 100, 10), (3, 10, 10)):
+        intake.accept(partition, ((start, start + count),), block_of(start, count))
+    node.supply.end(FeedEnds(1, 30, replays))
+    for _ in range(1 + replays):
+        assert len(node.take()) == 30
+    for rows, reached in ((0, {}), (4, {3: 4}), (10, {3: 10}), (25, {3: 15, 1: 110}), (30, {3: 20, 1: 110})):
+        node.supply.hold("half", replays, rows)
+        known = {partition: Reached(-(-row // 10) * 10) for partition, row in reached.items()}
+        assert told(node)[-1] == PositionHeld("worker:0", 1, "half", reached, known)
+
+
+def told(node: Node) -> list[Any]:
+    return list(node.told)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "rows", "why"),
+    [
+        (1, 5, "main goes through the rows after 0 epochs"),
+        (0, 31, "30 rows have come in this pass, 1 less than that"),
+    ],
+)
+def test_a_place_that_main_is_not_at_is_refused(node: Node, epoch: int, rows: int, why: str) -> None:
+    node.feed(1, 0, 30)
+    node.take()
+    with pytest.raises(ValueError, match=rf"ctx.checkpoint\(epoch={epoch}, rows={rows}\): {why}"):
+        node.supply.hold("half", epoch, rows)
+
+
+def test_rows_that_were_shuffled_are_refused(node: Node) -> None:
+    node.feed(1, 0, 30)
+    node.take()
+    node.supply.shuffled = True
+    with pytest.raises(ValueError, match="with shuffle= the first rows of a pass may be any"):
+        node.supply.hold("half", 0, 3)
+
+
+def test_without_rows_there_is_no_place_among_them(node: Node) -> None:
+    with pytest.raises(ValueError, match="none has begun"):
+        node.supply.hold("half", 0, 0)
+
+
+def test_a_node_that_goes_on_names_the_state_and_counts_from_it(node: Node) -> None:
+    node.supply.regathered()
+    node.supply.resume(2, "00000002-0001-000004")
+    node.feed(1, 0, 10)
+    assert len(node.take()) == 10
+    assert told(node)[0] == FeedFrom("worker:0", 2, "00000002-0001-000004")
+    node.supply.hold("half", 2, 10)
+    assert told(node)[-1] == PositionHeld("worker:0", 1, "half", {0: 10}, {0: Reached(10)})

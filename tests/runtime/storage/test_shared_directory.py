@@ -1,0 +1,84 @@
+"""Whether what one host has saved will be found on another is known before anything has to be found."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.recovery.test_checkpointing import Node
+from tests.waiting import until
+from tfos_nb.errors import TfosError
+from tfos_nb.runtime.storage.shared_directory import PlaceSeen, PlacesSeen, mark_in
+
+
+def seen(node: str, directory: Path, mark: str | None = None) -> PlaceSeen:
+    return PlaceSeen(node, f"host of {node}", str(directory), mark_in(str(directory)) if mark is None else mark)
+
+
+def test_all_that_look_at_one_directory_find_one_mark(tmp_path: Path) -> None:
+    places = PlacesSeen()
+    for index in range(3):
+        assert not places.unlike(seen(f"worker:{index}", tmp_path / "models"))
+
+
+def test_where_several_have_made_the_mark_at_once_all_find_the_last_one(tmp_path: Path) -> None:
+    """As where an object store is mounted, which tells each of them that it was the first."""
+    mark, found = tmp_path / ".tfos_nb-mark", []
+    looking = threading.Thread(target=lambda: found.append(mark_in(str(tmp_path))))
+    looking.start()
+    assert until(mark.exists)
+    mark.write_text("b" * 32)
+    looking.join()
+    assert found == ["b" * 32]
+
+
+def test_each_host_s_own_disk_under_one_path_is_told(tmp_path: Path) -> None:
+    places = PlacesSeen()
+    assert not places.unlike(PlaceSeen("worker:0", "a", "/models", mark_in(str(tmp_path / "disk of a"))))
+    told = places.unlike(PlaceSeen("worker:1", "b", "/models", mark_in(str(tmp_path / "disk of b"))))
+    assert told.startswith("worker:0 on a and worker:1 on b see different directories at /models: after a loss")
+    assert "model_dir= as a directory that all hosts share, or as a URL" in told
+
+
+def test_different_paths_are_told_both(tmp_path: Path) -> None:
+    places = PlacesSeen()
+    assert not places.unlike(seen("worker:0", tmp_path / "0"))
+    told = places.unlike(seen("worker:1", tmp_path / "1"))
+    assert f"different directories, {tmp_path / '0'} and {tmp_path / '1'}:" in told
+
+
+@pytest.mark.parametrize("there", ["", "half of a mark"])
+def test_a_mark_that_is_being_written_says_nothing(tmp_path: Path, there: str) -> None:
+    (tmp_path / ".tfos_nb-mark").write_text(there)
+    assert mark_in(str(tmp_path)) == ""
+    places = PlacesSeen()
+    assert not places.unlike(seen("worker:0", tmp_path, "a" * 32))
+    assert not places.unlike(seen("worker:1", tmp_path))
+
+
+@pytest.mark.parametrize("is_chief", [True, False])
+def test_where_nothing_can_be_written_who_will_write_says_so_and_what_to_do(tmp_path: Path, is_chief: bool) -> None:
+    (tmp_path / "file").touch()
+    node = Node()
+    node.is_chief, node.model_dir, node.restarts = is_chief, str(tmp_path / "file" / "models"), 1
+    says_so = pytest.raises(TfosError, match=r"file/models/.* cannot be written on .*Give a model_dir")
+    with says_so if is_chief else contextlib.nullcontext():
+        assert node.resume(counter=object()).epoch == 0
+
+
+@pytest.mark.parametrize(("restarts", "looks"), [(1, 1), (0, 0)])
+def test_a_node_looks_once_and_only_if_another_may_have_to_find_it(tmp_path: Path, restarts: int, looks: int) -> None:
+    import tensorflow as tf
+
+    node, counter = Node(), tf.Variable(3)
+    node.model_dir, node.restarts = str(tmp_path), restarts
+    assert node.resume(counter=counter).epoch == 0
+    node.checkpoint(counter=counter, epoch=1)
+    told: list[Any] = [words for words in node.told if words[0] == node.checkpoint_dir]
+    assert told == [(node.checkpoint_dir, mark_in(node.checkpoint_dir))] * looks
+    node.generation = 2
+    assert node.resume(counter=counter).epoch == 1
