@@ -25,7 +25,7 @@ import psutil
 
 from benchmarks.fleet_nodes import Fleet
 from benchmarks.panel import count_messages
-from tfos_nb.cluster_view import ClusterView
+from tfos_nb.cluster import Cluster
 from tfos_nb.driver.cluster_lifecycle import Life
 from tfos_nb.driver.membership import Roster
 from tfos_nb.driver.outcome import Fate
@@ -72,7 +72,7 @@ class _NoSpark:
         """Nothing holds one."""
 
 
-class Driver(ClusterView):
+class Driver(Cluster):
     """A cluster without Spark: it opens the door, lives, and can be looked at.
 
     Parameters
@@ -87,7 +87,7 @@ class Driver(ClusterView):
         plan = ClusterPlan(nodes, name="fleet")
         self.id = uuid.uuid4().hex[:12]
         self._master, self._log_dir, self._tunnel = "simulated", "", ""
-        settings = Settings(rendezvous_timeout=_PATIENCE, heartbeat_timeout=heartbeat_timeout)
+        self._settings = settings = Settings(rendezvous_timeout=_PATIENCE, heartbeat_timeout=heartbeat_timeout)
         self.roster = self._roster = _Watched(plan, heartbeat_timeout)
         self.fate = self._fate = Fate(self.plan.name, self.roster)
         self._life = Life(self.plan.name, self.roster, self.fate, _NoSpark(), settings)
@@ -102,14 +102,9 @@ class Driver(ClusterView):
             if not self.roster.changed.wait_for(reached, timeout):
                 raise TimeoutError(f"not {what} within {timeout:g} s")
 
-    def stop(self, grace: float) -> None:
-        """Ask for the end."""
+    def ask_to_stop(self, grace: float) -> None:
+        """Ask for the end, and do not wait for it."""
         self.fate.ask_to_stop(Stop("stopped by the user", grace))
-
-    def close(self) -> None:
-        """End at once whatever is left."""
-        self.stop(0.0)
-        self._life.join()
 
 
 @dataclass
@@ -243,7 +238,7 @@ def _feed(driver: Driver, fleet: Fleet) -> dict[str, Any]:
 def _stop(driver: Driver, fleet: Fleet) -> dict[str, Any]:
     """Press Stop."""
     began = time.time()
-    driver.stop(30.0)
+    driver.ask_to_stop(30.0)
     stopped = fleet.hear("stopped", _PATIENCE)
     driver.fate.over.wait(_PATIENCE)
     return {"stop": max(one["at"] for one in stopped) - began, "over": time.time() - began}

@@ -62,7 +62,7 @@ def gathered(nodes: int) -> Iterator[tuple[Driver, Fleet]]:
 
 def test_a_hundred_nodes_come_and_a_polite_stop_reaches_all_of_them() -> None:
     with gathered(NODES) as (driver, fleet):
-        driver.stop(SECONDS)
+        driver.ask_to_stop(SECONDS)
         fleet.hear("stopped", SECONDS)
         assert driver.fate.over.wait(SECONDS)
         assert {node.status for node in driver.snapshot().nodes} == {NodeStatus.DONE}

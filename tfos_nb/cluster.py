@@ -7,8 +7,10 @@ The calls here only ask and wait: how a cluster ends is decided in its own threa
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tfos_nb.cluster_inference import Inferring, check_queue
-from tfos_nb.cluster_scale import Scaling
+from tfos_nb.cluster_inference import answered, check_queue
 from tfos_nb.driver.cluster_lifecycle import Life
 from tfos_nb.driver.evaluator import EvaluatorDesk
 from tfos_nb.driver.feeding.streaming import StreamTraining, is_stream, refuse_stream
@@ -28,25 +29,32 @@ from tfos_nb.driver.membership import Roster
 from tfos_nb.driver.node_jobs import NodeJobs
 from tfos_nb.driver.outcome import Fate
 from tfos_nb.driver.prewarm import settle, warm_token
-from tfos_nb.driver.settings import Settings, checked_env, deadline_after
-from tfos_nb.errors import PlanError
+from tfos_nb.driver.settings import Settings, check_seconds, checked_env, deadline_after
+from tfos_nb.errors import ClusterClosed, PlanError
 from tfos_nb.interrupts import interruptible
 from tfos_nb.runtime.code.payload import pack
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.lifecycle import Stop
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.control.processes import private_directory, remove_directory
+from tfos_nb.runtime.control.reports import History
+from tfos_nb.runtime.inference.serving import InferTask
 from tfos_nb.spark.session import SparkJobs, spark_session, usable_session
 from tfos_nb.state import active_clusters
+from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
     from tfos_nb.runtime.control.door import Door
 
 __all__ = ["Cluster", "launch"]
 
 logger = logging.getLogger(__name__)
+
+_LOG_SHOWN = 60  # lines of all nodes in a snapshot
+_text_of = functools.lru_cache(str)  # a panel shows a plan again and again
 
 
 def launch(
@@ -201,7 +209,7 @@ def launch(
     return cluster
 
 
-class Cluster(Inferring, Scaling):
+class Cluster:
     """A running (or ended) TensorFlow cluster. Made by :func:`launch`; a context manager.
 
     Leaving its ``with`` block without an error tells the nodes that no more data come and waits for every ``main`` to
@@ -273,6 +281,17 @@ class Cluster(Inferring, Scaling):
         atexit.register(remove)  # a program that is interrupted may not wait for the cluster's end
         self._life.at_end(remove)
         self._life.at_end(partial(atexit.unregister, remove))
+
+    def wait_until_up(self) -> None:
+        """Wait until ``main`` has been called on every node; raise what went wrong instead."""
+        while True:
+            gathering = self._roster.gatherings
+            with self._changed:
+                self._changed.wait_for(lambda: self._fate.over.is_set() or self._roster.all_up or self._roster.failures)
+            if not self._roster.failures and self._fate.error is None:
+                return
+            if not self._fate.await_decision(gathering):
+                self._fate.raise_outcome()
 
     def announce_train(self) -> None:
         """Say that another thread is about to call :meth:`train`: a :meth:`wait` that comes before waits for that."""
@@ -360,6 +379,108 @@ class Cluster(Inferring, Scaling):
             self._deliveries.train(training.call(data, epochs, spill, validation))
             training.tell_if_unread()
 
+    def inference(
+        self,
+        data: Any,
+        schema: str | StructType | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        keep: bool = True,
+        qname: str = "input",
+        feed_timeout: float | None = None,
+    ) -> Any:
+        """Have the rows of a DataFrame or an RDD answered by ``main``: one result a row.
+
+        Nothing happens before somebody asks for the results; then the cluster has to be running still. The rows of a
+        partition go to one node, on the same host if there is one, and the results come back in the rows' order, in the
+        same partition. A task that Spark repeats has its rows answered anew.
+
+        Parameters
+        ----------
+        data : pyspark.sql.DataFrame or pyspark.RDD
+            The rows. Of an RDD: Rows, dictionaries, tuples or single values.
+        schema : str or StructType
+            The columns of the results, such as ``"prediction double"``. For a DataFrame only.
+        columns : list of str, optional
+            The columns that ``main`` gets; all by default. For a DataFrame only.
+        keep : bool
+            Whether the DataFrame's own columns stand before those of the results.
+        qname : str
+            The queue from which ``main`` takes the rows.
+        feed_timeout : float, optional
+            Seconds for which rows may wait while ``main`` neither takes nor answers any; the cluster's by default.
+
+        Returns
+        -------
+        DataFrame or RDD
+            Of the results, lazy. An RDD's elements are what ``main`` gave.
+
+        Raises
+        ------
+        PlanError
+            If the data are neither, the schema is missing or none, or a column is not there.
+        ClusterClosed, NodeFailed
+            If the cluster has ended.
+
+        Examples
+        --------
+        >>> def main(args, ctx):  # doctest: +SKIP
+        ...     model = keras.models.load_model(args["model"])
+        ...     for batch in ctx.requests(512):
+        ...         batch.reply({"prediction": model(batch["pixels"])[:, 0]})
+        >>> with launch(main, args, workers=2) as cluster:  # doctest: +SKIP
+        ...     cluster.inference(df, "prediction float").write.parquet("scored")
+        """
+        if self.plan.input_mode is InputMode.TENSORFLOW:
+            raise PlanError(
+                "this cluster reads files itself (input_mode='tensorflow'): launch it with input_mode='spark'"
+            )
+        check_queue(qname, self._settings)
+        timeout = self._settings.feed_timeout if feed_timeout is None else feed_timeout
+        timeout = check_seconds("feed_timeout", timeout, above=0)
+        self._refuse_if_over("inference")
+        task = InferTask(self._address, self.plan.name, uuid.uuid4().hex, qname, timeout)
+        return answered(task, data, schema, columns, keep)
+
+    def scale(self, *, workers: int) -> None:
+        """Have more workers, or fewer. Returns when Spark was asked for them; the cluster trains on meanwhile.
+
+        A coordinator (:meth:`~tfos_nb.runtime.program.context.NodeContext.coordinator_dataset`) gives a new worker
+        steps from its next pass on, and nothing else stops; what is left of a :meth:`train` is shared out anew. In any
+        other cluster, and where there are to be fewer workers, the nodes are gathered anew when a state has been saved
+        from which all can go on: Keras' ``fit`` keeps one after each epoch, a loop of one's own by ``ctx.checkpoint``.
+        The workers with the highest numbers go.
+
+        Parameters
+        ----------
+        workers : int
+            How many there are to be.
+
+        Raises
+        ------
+        PlanError
+            If there can be no such cluster, Spark has too few free slots, or no restart is left: the cluster needs
+            ``restarts=1`` or more for its nodes to be gathered anew.
+        ClusterClosed
+            If the cluster has ended.
+
+        Examples
+        --------
+        >>> cluster = launch(main, workers=2, restarts=1)  # doctest: +SKIP
+        >>> cluster.scale(workers=3)  # doctest: +SKIP
+        """
+        self._refuse_if_over("scale")
+        plan = replace(self.plan, workers=workers)
+        self._settings.check(plan)
+        if self._roster.restarts_left <= 0:
+            left = "none is left" if self._settings.restarts else "launch the cluster with restarts=1 or more"
+            raise PlanError(f"scale(workers={workers}): nodes are gathered anew, which takes restarts; {left}")
+        with interruptible():
+            found = survey(self._spark, plan, more) if (more := self._roster.lacking(plan)) else None
+        self._roster.scale(plan)
+        if found is not None:
+            self._nodes.submit_more(plan, found)
+
     def wait(self, timeout: float | None = None) -> None:
         """Tell the nodes that no more data come, and wait until every ``main`` has returned.
 
@@ -437,3 +558,110 @@ class Cluster(Inferring, Scaling):
             self.wait()
         else:
             self.close()
+
+    # --- what it shows of itself ---
+
+    @property
+    def plan(self) -> ClusterPlan:
+        """What was asked for, by :func:`tfos_nb.launch` or :meth:`Cluster.scale`."""
+        return self._roster.plan
+
+    @property
+    def model_dir(self) -> str:
+        """Where ``ctx.save`` writes."""
+        return self._model_dir
+
+    @property
+    def state(self) -> ClusterStatus:
+        """Where the cluster is in its life."""
+        with self._changed:
+            status = self._life.status
+            if status not in (ClusterStatus.STARTING, ClusterStatus.RECOVERING):
+                return status
+            # Whether others fail for the same cause is awaited before anything is done.
+            if any(one.lost for one in self._roster.failures) and self._fate.may_go_on:
+                return ClusterStatus.RECOVERING
+            return ClusterStatus.RUNNING if self._roster.all_up else status
+
+    def _cause(self, status: ClusterStatus) -> str:
+        """Say what ended the cluster, or what it recovers from."""
+        if self._fate.error is not None or status is not ClusterStatus.RECOVERING:
+            return str(self._fate.error or "")
+        lost = [failure.error for failure in self._roster.failures if failure.lost]
+        return str(lost[0]) if lost else self._life.cause
+
+    @property
+    def history(self) -> History:
+        """The metrics of each epoch, as the chief reported them: ``cluster.history["loss"]``."""
+        return self._roster.history
+
+    def logs(self, node: str = "") -> str:
+        """Return what a node wrote of late to its output, such as ``logs("worker:1")``; the chief's by default."""
+        return "\n".join(self._roster.logs(self._node_named(node)))
+
+    def log_lines(self, node: str = "", limit: int = 500) -> Sequence[LogLine]:
+        """Return a node's newest lines, each with its time; the chief's by default."""
+        return self._roster.log_lines(self._node_named(node), limit=limit)
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of memory that the kept lines of all nodes take, about."""
+        return self._roster.log_bytes
+
+    def shorten_logs(self) -> None:
+        """Keep some of each node's last lines only."""
+        self._roster.shorten_logs()
+
+    def _node_named(self, node: str) -> str:
+        names = [str(known) for known in self.plan.nodes]
+        wanted = node or str(self.plan.chief_node)
+        if wanted not in names:
+            raise ValueError(f"no node {wanted!r}: the cluster has {', '.join(names)}")
+        return wanted
+
+    @property
+    def tensorboard_socket(self) -> str:
+        """The unix socket that leads to TensorBoard on the chief's executor; empty if there is none, or none now."""
+        return self._tunnel if self._tunnel and not self._life.status.ended else ""
+
+    def snapshot(self) -> ClusterState:
+        """Return how the cluster looks now."""
+        with self._changed:
+            feed, status = self._roster.feeds.current, self.state
+            return ClusterState(
+                name=self.plan.name,
+                id=self.id,
+                generation=self._roster.generation,
+                status=status,
+                nodes=self._roster.snapshot(),
+                feed=feed.progress if feed is not None else None,
+                elapsed=self._life.elapsed,
+                error=self._cause(status),
+                spark_master=self._master,
+                log=tuple(self._roster.log_tail(_LOG_SHOWN)),
+                log_dir=self._log_dir,
+                plan=_text_of(self.plan),
+            )
+
+    def __repr__(self) -> str:
+        state = self.snapshot()
+        minutes, seconds = divmod(int(state.elapsed), 60)
+        count = "1 node" if len(self.plan.nodes) == 1 else f"{len(self.plan.nodes)} nodes"
+        return f"<Cluster {self.plan.name} {state.status.value} {count} {minutes}:{seconds:02}>"
+
+    @property
+    def _changed(self) -> threading.Condition:
+        return self._roster.changed
+
+    def _refuse_if_over(self, call: str) -> None:
+        if self._fate.error is not None:
+            raise self._fate.error
+        if self._roster.failures and not self._fate.await_decision(self._roster.gatherings):
+            self._fate.raise_outcome()
+        if self._roster.feeds.closed and not self._life.status.ended and self._fate.stop is None:
+            raise ClusterClosed(
+                f"cluster {self.plan.name}: {self._roster.feeds.closed}; launch it anew to {call} again"
+            )
+        if self._life.status.ended or self._fate.failing:
+            state = self.state.value
+            raise ClusterClosed(f"cluster {self.plan.name} is {state}: {call} needs a running one; launch it anew")

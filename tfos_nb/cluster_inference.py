@@ -10,22 +10,18 @@ The driver carries no row. It tells the tasks where the nodes are (:mod:`tfos_nb
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tfos_nb.cluster_view import ClusterView
-from tfos_nb.driver.settings import Settings, check_seconds
+from tfos_nb.driver.settings import Settings
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.control.door import DoorAddress
-from tfos_nb.runtime.control.plan import InputMode
 from tfos_nb.runtime.inference.serving import InferTask
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["Inferring", "check_queue"]
+__all__ = ["answered", "check_queue"]
 
 
 def check_queue(name: str, settings: Settings) -> str:
@@ -42,76 +38,11 @@ def check_queue(name: str, settings: Settings) -> str:
     return name
 
 
-class Inferring(ClusterView):
-    """The part of :class:`tfos_nb.Cluster` that has rows answered."""
-
-    _settings: Settings
-    _address: DoorAddress
-
-    def inference(
-        self,
-        data: Any,
-        schema: str | StructType | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        keep: bool = True,
-        qname: str = "input",
-        feed_timeout: float | None = None,
-    ) -> Any:
-        """Have the rows of a DataFrame or an RDD answered by ``main``: one result a row.
-
-        Nothing happens before somebody asks for the results; then the cluster has to be running still. The rows of a
-        partition go to one node, on the same host if there is one, and the results come back in the rows' order, in the
-        same partition. A task that Spark repeats has its rows answered anew.
-
-        Parameters
-        ----------
-        data : pyspark.sql.DataFrame or pyspark.RDD
-            The rows. Of an RDD: Rows, dictionaries, tuples or single values.
-        schema : str or StructType
-            The columns of the results, such as ``"prediction double"``. For a DataFrame only.
-        columns : list of str, optional
-            The columns that ``main`` gets; all by default. For a DataFrame only.
-        keep : bool
-            Whether the DataFrame's own columns stand before those of the results.
-        qname : str
-            The queue from which ``main`` takes the rows.
-        feed_timeout : float, optional
-            Seconds for which rows may wait while ``main`` neither takes nor answers any; the cluster's by default.
-
-        Returns
-        -------
-        DataFrame or RDD
-            Of the results, lazy. An RDD's elements are what ``main`` gave.
-
-        Raises
-        ------
-        PlanError
-            If the data are neither, the schema is missing or none, or a column is not there.
-        ClusterClosed, NodeFailed
-            If the cluster has ended.
-
-        Examples
-        --------
-        >>> def main(args, ctx):  # doctest: +SKIP
-        ...     model = keras.models.load_model(args["model"])
-        ...     for batch in ctx.requests(512):
-        ...         batch.reply({"prediction": model(batch["pixels"])[:, 0]})
-        >>> with launch(main, args, workers=2) as cluster:  # doctest: +SKIP
-        ...     cluster.inference(df, "prediction float").write.parquet("scored")
-        """
-        if self.plan.input_mode is InputMode.TENSORFLOW:
-            raise PlanError(
-                "this cluster reads files itself (input_mode='tensorflow'): launch it with input_mode='spark'"
-            )
-        check_queue(qname, self._settings)
-        timeout = self._settings.feed_timeout if feed_timeout is None else feed_timeout
-        timeout = check_seconds("feed_timeout", timeout, above=0)
-        self._refuse_if_over("inference")
-        task = InferTask(self._address, self.plan.name, uuid.uuid4().hex, qname, timeout)
-        if hasattr(data, "mapInArrow"):
-            return _of_frame(task, data, schema, columns, keep)
-        return _of_rdd(task, data, schema, columns)
+def answered(task: InferTask, data: Any, schema: Any, columns: Sequence[str] | None, keep: bool) -> Any:
+    """Return the results of a DataFrame's or an RDD's rows, lazy: see :meth:`tfos_nb.Cluster.inference`."""
+    if hasattr(data, "mapInArrow"):
+        return _of_frame(task, data, schema, columns, keep)
+    return _of_rdd(task, data, schema, columns)
 
 
 def _of_rdd(task: InferTask, data: Any, schema: Any, columns: Any) -> Any:

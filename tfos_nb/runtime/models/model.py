@@ -1,10 +1,4 @@
-"""A saved model as a function of arrays: what it takes and gives, and which kind of file becomes one by which reader.
-
-::
-
-    .keras, .h5                      Keras 3; tf_keras where Keras 2 wrote it        keras_models.py
-    directory with saved_model.pb    one signature, or tensors by their names        saved_models.py
-    directory with checkpoints       with a .keras file or the model function        checkpoints.py
+"""A saved model as a function of arrays: what it takes and gives, and which kinds of files become one.
 
 TensorFlow is imported here inside functions: in Spark's Python worker, never before that was forked, and never on the
 driver.
@@ -14,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
 import os
 import re
 import sys
@@ -44,7 +37,7 @@ __all__ = [
     "check_file",
     "constant",
     "described",
-    "load",
+    "is_saved_model",
     "near",
     "tensor_of",
     "why_not_loaded",
@@ -146,32 +139,6 @@ class Model:
     signature: Signature
     apply: Callable[[Sequence[Array]], list[Output]]
     close: Callable[[], object] = lambda: None
-
-
-def load(path: str, use: Use = WHOLE) -> Model:
-    """Load a Keras file, a SavedModel or a checkpoint.
-
-    Raises
-    ------
-    ModelUnusable
-        If it is none of them, or does not say what it takes and gives.
-    """
-    if not os.path.isdir(path):
-        check_file(path)
-        kind, function = "keras_models", "load_keras"
-    else:
-        check_directory(path)
-        kind, function = (
-            ("saved_models", "load_saved_model") if is_saved_model(path) else ("checkpoints", "load_checkpoint")
-        )
-    # The readers, and the heads, refer to this module.
-    read: Callable[[str, Use], Model] = getattr(importlib.import_module(f"tfos_nb.runtime.{kind}"), function)
-    if not use.heads:
-        return read(path, use)
-    model: Model = importlib.import_module("tfos_nb.runtime.models.classifier_outputs").with_heads(
-        read(path, use), use.heads
-    )
-    return model
 
 
 def check_file(path: str) -> None:

@@ -1,0 +1,37 @@
+"""Which kind of file becomes a model by which reader.
+
+::
+
+    .keras, .h5                      Keras 3; tf_keras where Keras 2 wrote it        keras_model.py
+    directory with saved_model.pb    one signature, or tensors by their names        saved_model.py
+    directory with checkpoints       with a .keras file or the model function        checkpoint_model.py
+"""
+
+from __future__ import annotations
+
+import os
+
+from tfos_nb.runtime.models.checkpoint_model import load_checkpoint
+from tfos_nb.runtime.models.classifier_outputs import with_heads
+from tfos_nb.runtime.models.keras_model import load_keras
+from tfos_nb.runtime.models.model import WHOLE, Model, Use, check_directory, check_file, is_saved_model
+from tfos_nb.runtime.models.saved_model import load_saved_model
+
+__all__ = ["load"]
+
+
+def load(path: str, use: Use = WHOLE) -> Model:
+    """Load a Keras file, a SavedModel or a checkpoint.
+
+    Raises
+    ------
+    ModelUnusable
+        If it is none of them, or does not say what it takes and gives.
+    """
+    if not os.path.isdir(path):
+        check_file(path)
+        model = load_keras(path, use)
+    else:
+        check_directory(path)
+        model = load_saved_model(path, use) if is_saved_model(path) else load_checkpoint(path, use)
+    return with_heads(model, use.heads) if use.heads else model
