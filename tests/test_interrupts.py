@@ -14,10 +14,14 @@ from pyspark.sql import SparkSession
 
 from tests.test_stop import until
 from tfos_nb import launch
+from tfos_nb.cluster import Cluster
+from tfos_nb.driver.membership import Roster
+from tfos_nb.errors import ClusterClosed
 from tfos_nb.interrupts import interruptible
 from tfos_nb.spark.contexts import context_of
 from tfos_nb.spark.contexts.classic import Classic
 from tfos_nb.spark.session import SparkJobs, slots_busy
+from tfos_nb.state import active_clusters
 
 py4j = types.ModuleType("py4j.a_connection")
 exec(  # a function of that package's, by its globals
@@ -117,3 +121,62 @@ def test_a_job_is_known_before_it_begins(spark: SparkSession, monkeypatch: pytes
         with pytest.raises(KeyboardInterrupt):
             jobs.run(lambda: 1, "never begun")
     assert [job.description for job in jobs.running()] == ["never begun"]
+
+
+def until_it_should_stop(args: Any, ctx: Any) -> None:
+    while not ctx.should_stop:
+        time.sleep(0.05)
+
+
+def interrupted_after(owner: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the interrupt come when a method has asked the JVM: it is raised where the public call ends."""
+    asked = getattr(owner, name)
+
+    def and_interrupted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = asked(self, *args, **kwargs)
+        assert py4j.ask(0.0) == "answered"
+        return found
+
+    monkeypatch.setattr(owner, name, and_interrupted)
+
+
+@pytest.mark.parametrize("wait_until_up", [False, True])
+def test_an_interrupt_of_launch_leaves_no_cluster_that_nobody_holds(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, wait_until_up: bool
+) -> None:
+    interrupted_after(Cluster, "start", monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        launch(until_it_should_stop, spark=spark, workers=2, name="nobodys", wait_until_up=wait_until_up)
+    assert [one.plan.name for one in active_clusters.living()] == []
+    assert slots_busy(spark) == ()
+
+
+def test_an_interrupt_at_the_end_of_train_stops_the_cluster(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = launch(take_slowly, spark=spark, workers=2, name="fed", grace=10)
+    with monkeypatch.context() as patch:
+        interrupted_after(Cluster, "_feed", patch)
+        with pytest.raises(KeyboardInterrupt):
+            cluster.train(spark.range(0, 40, 1, 4))
+    until(cluster, lambda: cluster.snapshot().status.ended)
+    with pytest.raises(ClusterClosed):
+        cluster.train(spark.range(0, 40, 1, 4))
+
+
+def test_an_interrupt_of_scale_comes_when_spark_was_asked(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    with launch(until_it_should_stop, spark=spark, workers=1, restarts=1, name="wider", grace=10) as cluster:
+        interrupted_after(Roster, "scale", monkeypatch)
+        with pytest.raises(KeyboardInterrupt):
+            cluster.scale(workers=2)
+        until(cluster, lambda: all(node.host for node in cluster.snapshot().nodes))
+        assert len(cluster.snapshot().nodes) == 2
+        cluster.stop()
+
+
+def test_an_interrupt_at_the_end_of_a_with_block_stops_the_cluster(spark: SparkSession) -> None:
+    main_thread = threading.main_thread().ident
+    with pytest.raises(KeyboardInterrupt), launch(until_it_should_stop, spark=spark, workers=2, grace=10) as cluster:
+        threading.Timer(0.5, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
+    assert cluster.snapshot().status.ended
+    assert slots_busy(spark) == ()

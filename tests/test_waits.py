@@ -82,7 +82,6 @@ KNOWN = {
     "runtime.program.peers: Peers.take_in": _TENSORFLOW,
     "runtime.program.roles: Roles.serve": _TENSORFLOW,
     "runtime.storage.save_notices: NoticeReader.latest": "the notice of a save, or the loss of who would send it",
-    "runtime.storage.uploads: Uploads.finish": "a save that is under way: its file system's own limits",
 }
 
 

@@ -198,14 +198,14 @@ def launch(
     check_door_variables()
     session = spark_session(len(plan.spark_nodes) + 2) if spark is None else usable_session(spark)
     cluster = Cluster(plan, settings, payload, session)
-    with interruptible():
-        cluster.start()
-        if wait_until_up:
-            try:
+    try:
+        with interruptible():
+            cluster.start()
+            if wait_until_up:
                 cluster.wait_until_up()
-            except BaseException:  # an interrupt too: the caller has no cluster yet that could be stopped
-                cluster.close()
-                raise
+    except BaseException:  # an interrupt too, which may come at the block's end: the caller has no cluster yet to stop
+        cluster.close()
+        raise
     return cluster
 
 
@@ -213,7 +213,7 @@ class Cluster:
     """A running (or ended) TensorFlow cluster. Made by :func:`launch`; a context manager.
 
     Leaving its ``with`` block without an error tells the nodes that no more data come and waits for every ``main`` to
-    return; leaving it with an error stops them.
+    return; leaving it with an error stops them, and so does an interrupt of that waiting.
 
     Attributes
     ----------
@@ -351,24 +351,31 @@ class Cluster:
         check_queue(qname, self._settings)
         refuse_stream(validation, "validation")
         self._refuse_if_over("train")
-        with interruptible(), self._deliveries.lock:
-            self._deliveries.begin()
-            self.wait_until_up()
-            timeout = self._settings.feed_timeout if feed_timeout is None else feed_timeout
-            training = Training(self._fate, self._roster, self._jobs, timeout, self._address, qname)
-            before = self._roster.feeds.current
-            try:
-                self._feed(training, data, epochs, spill, validation)
-            except BaseException as error:
-                begun = self._roster.feeds.is_half_fed and self._roster.feeds.current is not before
-                if not isinstance(error, Exception) or (begun and not training.ending):
-                    self._interrupted()
-                raise
+        try:
+            with interruptible(), self._deliveries.lock:
+                self._deliveries.begin()
+                self.wait_until_up()
+                timeout = self._settings.feed_timeout if feed_timeout is None else feed_timeout
+                training = Training(self._fate, self._roster, self._jobs, timeout, self._address, qname)
+                self._feed_or_stop(training, data, epochs, spill, validation)
+        except KeyboardInterrupt:  # it may come at the block's end
+            self._interrupted()
+            raise
+
+    def _feed_or_stop(self, training: Training, data: Any, epochs: int, spill: bool, validation: Any) -> None:
+        before = self._roster.feeds.current
+        try:
+            self._feed(training, data, epochs, spill, validation)
+        except BaseException as error:
+            begun = self._roster.feeds.is_half_fed and self._roster.feeds.current is not before
+            if not isinstance(error, Exception) or (begun and not training.ending):
+                self._interrupted()
+            raise
 
     def _interrupted(self) -> None:
         """Stop, once: a part of the rows is no pass, and could not be taken back."""
-        if self._fate.stop is None:
-            logger.warning("train() was interrupted before all rows were fed: %s", self.request_stop())
+        if self._fate.stop is None and not self._life.status.ended:
+            logger.warning("train() was interrupted: %s", self.request_stop())
 
     def _feed(self, training: Training, data: Any, epochs: int, spill: bool, validation: Any) -> None:
         if is_stream(data):
@@ -475,11 +482,12 @@ class Cluster:
         if self._roster.restarts_left <= 0:
             left = "none is left" if self._settings.restarts else "launch the cluster with restarts=1 or more"
             raise PlanError(f"scale(workers={workers}): nodes are gathered anew, which takes restarts; {left}")
+        # An interrupt while Spark is asked comes when it was: what is half asked for would never come.
         with interruptible():
             found = survey(self._spark, plan, more) if (more := self._roster.lacking(plan)) else None
-        self._roster.scale(plan)
-        if found is not None:
-            self._nodes.submit_more(plan, found)
+            self._roster.scale(plan)
+            if found is not None:
+                self._nodes.submit_more(plan, found)
 
     def wait(self, timeout: float | None = None) -> None:
         """Tell the nodes that no more data come, and wait until every ``main`` has returned.
@@ -554,10 +562,14 @@ class Cluster:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is None:
-            self.wait()
-        else:
+        if kind is not None:
             self.close()
+            return
+        try:
+            self.wait()
+        except KeyboardInterrupt:  # nobody else may hold it
+            self.close()
+            raise
 
     # --- what it shows of itself ---
 
@@ -608,9 +620,9 @@ class Cluster:
         """Bytes of memory that the kept lines of all nodes take, about."""
         return self._roster.log_bytes
 
-    def shorten_logs(self) -> None:
-        """Keep some of each node's last lines only."""
-        self._roster.shorten_logs()
+    def shorten_logs(self, most: int | None = None) -> None:
+        """Keep some of each node's last lines only; so many that they take at most these bytes, all together."""
+        self._roster.shorten_logs(most)
 
     def _node_named(self, node: str) -> str:
         names = [str(known) for known in self.plan.nodes]

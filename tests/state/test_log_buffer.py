@@ -66,10 +66,10 @@ def test_a_node_that_writes_without_end_takes_bounded_memory() -> None:
 class Ended:
     """A cluster's lines, when it has ended."""
 
-    def __init__(self, name: str) -> None:
-        self.id, self.book = name, LogBook([f"worker:{number}" for number in range(8)])
+    def __init__(self, name: str, nodes: int = 8, lines: int = 10_000, size: int = 94) -> None:
+        self.id, self.book = name, LogBook([f"worker:{number}" for number in range(nodes)])
         for node in self.book._lines:
-            self.book.add(node, ["x" * 94] * 10_000)
+            self.book.add(node, ["x" * size] * lines)
         self.shorten_logs = self.book.shorten
 
     @property
@@ -87,6 +87,19 @@ def test_clusters_that_have_ended_keep_so_much_of_their_lines_together() -> None
     assert len(ended[-1].book.texts("worker:7")) == 10_000
     assert ended[0].book.texts("worker:7") == ["x" * 94] * 50
     assert len(ended[0].book.tail(100)) == 50
+
+
+def test_a_large_cluster_leaves_those_before_it_their_lines_and_keeps_what_fits() -> None:
+    small = [Ended(f"small-{number}", nodes=2, lines=300) for number in range(3)]
+    large = Ended("large", nodes=10, lines=10_000, size=4000)
+    for cluster in (*small, large):
+        active_clusters.end(cluster)
+    assert 8 << 20 < large.log_bytes <= 32 << 20
+    assert min(len(large.book.texts(f"worker:{number}")) for number in range(10)) > 300
+    newest = Ended("newest", nodes=2, lines=300)
+    active_clusters.end(newest)
+    assert len(newest.book.texts("worker:0")) == 300
+    assert sum(cluster.log_bytes for cluster in (*small, large, newest)) <= 32 << 20
 
 
 def test_an_unknown_node_is_an_error() -> None:

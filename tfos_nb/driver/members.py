@@ -218,10 +218,10 @@ class Members:
         with self.changed:
             return self._log.size
 
-    def shorten_logs(self) -> None:
-        """Keep some of each node's last lines only."""
+    def shorten_logs(self, most: int | None = None) -> None:
+        """Keep some of each node's last lines only; so many that they take at most these bytes, all together."""
         with self.changed:
-            self._log.shorten()
+            self._log.shorten(most)
 
     def log_tail(self, count: int) -> list[LogLine]:
         """Return the newest lines of all nodes, the oldest first."""

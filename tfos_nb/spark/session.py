@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import pwd
 import sys
 import tempfile
 import threading
@@ -182,7 +183,20 @@ def _embedded_conf(slots: int | None, app_name: str, conf: Mapping[str, str]) ->
     return SparkConf().setAll(list({**ours, **conf}.items()))
 
 
+def _refuse_nobody() -> None:
+    """Refuse a user whose number has no name here: Hadoop's login in Spark fails on it, behind a page of Java."""
+    number = os.geteuid()
+    try:
+        pwd.getpwuid(number)
+    except KeyError:
+        raise PlanError(
+            f"this process runs as user {number}, who has no entry in /etc/passwd, and Spark does not start without: "
+            f"add one, such as 'spark:x:{number}:0::/tmp:/bin/sh' where the container starts, or run as another user"
+        ) from None
+
+
 def _start_embedded(conf: SparkConf) -> SparkSession:
+    _refuse_nobody()
     java = find_java()
     settings = {
         "JAVA_HOME": str(java.home),

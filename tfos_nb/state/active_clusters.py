@@ -18,7 +18,7 @@ class _Ended(Protocol):
     @property
     def log_bytes(self) -> int: ...
 
-    def shorten_logs(self) -> None: ...
+    def shorten_logs(self, most: int | None = None) -> None: ...
 
 
 _LOGS_OF_ENDED = 32 << 20  # bytes, about, of all clusters that have ended; of the oldest ones little is left
@@ -42,10 +42,9 @@ def end(cluster: Any) -> None:
         _ended[:] = map(weakref.ref, ended)
     left = _LOGS_OF_ENDED
     for one in reversed(ended):
-        size = one.log_bytes
-        if size > left:
-            one.shorten_logs()
-        left -= min(size, left)
+        if one.log_bytes > left:  # of the newest one, of which somebody may just have seen the end, as much as can be
+            one.shorten_logs(left if one is cluster else None)
+        left -= min(one.log_bytes, left)
 
 
 def living() -> tuple[Any, ...]:

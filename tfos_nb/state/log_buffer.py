@@ -80,10 +80,14 @@ class LogBook:
         """Bytes that it takes, about."""
         return sum(lines.size for lines in self._lines.values())
 
-    def shorten(self) -> None:
-        """Keep some of each node's last lines only."""
+    def shorten(self, most: int | None = None) -> None:
+        """Keep some of each node's last lines only; so many that they take at most these bytes, all together."""
+        kept = _OF_ENDED, _CHARACTERS_OF_ENDED
+        if most is not None:
+            of_each = most // max(1, len(self._lines)) // 2
+            kept = of_each // _OF_A_LINE, of_each
         for lines in self._lines.values():
-            lines.shorten(_OF_ENDED, _CHARACTERS_OF_ENDED)
+            lines.shorten(*kept)
         self._newest = deque(self.tail(_OF_ENDED), maxlen=_NEWEST_KEPT)
 
     def texts(self, node: str) -> list[str]:

@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import ENVIRONMENT
@@ -832,16 +832,19 @@ def test_a_fingerprint_is_of_the_rows_and_their_order_however_they_are_cut(
     assert (fingerprint_of(*other.to_batches()) == fingerprint_of(rows)) == same
 
 
+UNLIKE = (list(range(8)), [7, 6, 5, 4, 3, 2, 1, 0], False)
+
+
 class Turns:
     """Has attempts read their next batch in an order, as far as they are not waiting for each other."""
 
-    def __init__(self, order: list[int]) -> None:
-        self._left, self._changed = order, threading.Condition()
+    def __init__(self, order: list[int], patience: float) -> None:
+        self._left, self._changed, self._patience = list(order), threading.Condition(), patience
 
     def batches(self, who: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             with self._changed:
-                self._changed.wait_for(lambda: not self._left or self._left[0] == who, 0.03)
+                self._changed.wait_for(lambda: not self._left or self._left[0] == who, self._patience)
                 if self._left and self._left[0] == who:
                     self._left.pop(0)
                 self._changed.notify_all()
@@ -854,16 +857,25 @@ class Turns:
     sizes=st.tuples(st.lists(st.integers(1, 4), max_size=5), st.lists(st.integers(1, 4), max_size=5)),
     turns=st.lists(st.sampled_from([0, 1]), max_size=12),
     nodes=st.integers(1, 2),
+    patience=st.just(0.03),
 )
+# The second comes when the first has sent four rows, or six, and is through before it: it has other rows, or alike.
+@example(UNLIKE, ([4], [4]), [0, *[1] * 12], 1, 1.0)
+@example(UNLIKE, ([3, 3], [2, 2, 2]), [0, 0, *[1] * 12], 2, 1.0)
+@example((*UNLIKE[:2], True), ([4], [3, 3]), [0, *[1] * 12], 1, 1.0)
 def test_two_attempts_at_once_with_any_orders_of_rows_give_each_once_or_are_refused(
-    orders: tuple[list[int], list[int], bool], sizes: tuple[list[int], list[int]], turns: list[int], nodes: int
+    orders: tuple[list[int], list[int], bool],
+    sizes: tuple[list[int], list[int]],
+    turns: list[int],
+    nodes: int,
+    patience: float,
 ) -> None:
     """As where Spark speculates on input without an order."""
     first, second, alike = orders
     with driver_of(nodes) as driver, pytest.MonkeyPatch.context() as patch:
         patch.setattr(feed_task, "_WAIT", 0.0)  # each batch is sent as it comes
         patch.setattr(feed_task, "_TURN_EVERY", 0.02)
-        feed, order = driver.begin(), Turns(turns)
+        feed, order = driver.begin(), Turns(turns, patience)
         numbers = [next(attempt_numbers) for _ in range(2)]
 
         def attempt(who: int) -> Any:

@@ -145,7 +145,8 @@ class Checkpointing:
             if self.is_chief and not shelf.local:
                 scratch = tempfile.mkdtemp(prefix="tfos_nb-checkpoint-")
                 _write(state, scratch, epoch, self.generation)
-                self._uploads.begin(_Upload(shelf, scratch, name, self._from, max_to_keep, held))
+                upload = _Upload(shelf, scratch, name, self._from, max_to_keep, held)
+                self._uploads.begin(upload, without_password(self.checkpoint_dir))
             elif self.is_chief:
                 with writing(shelf.place):
                     part = shelf.part()

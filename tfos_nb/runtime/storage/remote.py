@@ -16,9 +16,11 @@ import re
 import shutil
 import socket
 import tempfile
+import threading
+import time
 import uuid
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from tfos_nb.errors import TfosError
@@ -28,8 +30,10 @@ from tfos_nb.truncate import without_password
 __all__ = [
     "Draft",
     "Unreachable",
+    "answered_within",
     "check_places",
     "file_system",
+    "last_sign",
     "put_whole",
     "refuse_unknown",
     "rename_over",
@@ -46,6 +50,10 @@ _REPLY_SECONDS = 1.0
 _HTTP_QUESTION = b"GET / HTTP/1.0\r\n\r\n"
 _WRONG_DOOR = b"Hadoop IPC port"  # "It looks like you are making an HTTP request to your Hadoop IPC port."
 _SAVED_MODEL = "saved_model.pb"  # a directory without it is no SavedModel
+_LOOK_SECONDS = 60.0  # in which a place must answer before a program begins
+
+_T = TypeVar("_T")
+_sign_at = time.monotonic()
 
 
 class Unreachable(TfosError, OSError):
@@ -191,6 +199,67 @@ def _said_to_a_browser(there: socket.socket) -> bytes:
     return said
 
 
+def answered_within(seconds: float, place: str, call: Callable[[], _T]) -> _T:
+    """Return what a call of a file system returns, or say that the place does not answer.
+
+    Raises
+    ------
+    Unreachable
+        If it has not returned within so many seconds. The call is left to itself, in a thread that nobody waits for.
+    """
+    found: list[_T] = []
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="tfos_nb look", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if raised:
+        raise raised[0]
+    if not found:
+        raise Unreachable(
+            f"{without_password(place)} has not answered on {socket.gethostname()} for {seconds:g} s. See that the "
+            "store is up and that this host reaches it, or give another place"
+        )
+    return found[0]
+
+
+def last_sign() -> float:
+    """Return when a place that this process copies to has answered last, by the monotonic clock."""
+    return _sign_at
+
+
+def _note_sign() -> None:
+    global _sign_at
+    _sign_at = time.monotonic()
+
+
+@functools.cache
+def _signs() -> Any:
+    """Return what fsspec calls for each part of a file that has gone, and for each file."""
+    from fsspec.callbacks import Callback
+
+    class Signs(Callback):  # type: ignore[misc]
+        def call(self, hook_name: Any = None, **kwargs: Any) -> None:
+            _note_sign()
+
+        def branched(self, path_1: str, path_2: str, **kwargs: Any) -> Any:
+            return self
+
+    return Signs()
+
+
+def _put(system: Any, source: str, place: str, *, recursive: bool) -> None:
+    """Copy a local file or directory to a place, noting each sign of life."""
+    system.put(source, place, recursive=recursive, callback=_signs())
+    _note_sign()
+
+
 def rename_over(system: Any, source: str, place: str) -> None:
     """Rename what was written beside its place. What is there gives way: HDFS has to be told so."""
     if system.isdir(source) and system.exists(place):  # otherwise it would get into the one that is there
@@ -215,10 +284,11 @@ def put_whole(system: Any, folder: str, part: str, place: str, last: str) -> Non
     """
     with tempfile.TemporaryDirectory(prefix="tfos_nb-last-", dir=os.path.dirname(folder)) as aside:
         os.rename(os.path.join(folder, last), os.path.join(aside, last))
-        system.put(folder, part, recursive=True)
+        _put(system, folder, part, recursive=True)
         if system.exists(f"{place}/{last}"):
             system.rm_file(f"{place}/{last}")
         rename_over(system, part, place)
+        _note_sign()
         system.put_file(os.path.join(aside, last), f"{place}/{last}")
 
 
@@ -260,13 +330,13 @@ def check_places(model_dir: str, log_dir: str, *, writes: bool) -> None:
     Raises
     ------
     TfosError
-        If one cannot be opened on this host, or not be written: the message says why.
+        If one cannot be opened on this host, or not be written, or does not answer: the message says why.
     """
     for place in (model_dir, log_dir):
         if not tensorflow_opens(place):
-            file_system(place)
+            answered_within(_LOOK_SECONDS, place, functools.partial(file_system, place))
     if model_dir and writes and (scheme_of(model_dir) in ("", "file") or not tensorflow_opens(model_dir)):
-        _try_to_write(model_dir)
+        answered_within(_LOOK_SECONDS, model_dir, functools.partial(_try_to_write, model_dir))
 
 
 def _try_to_write(place: str) -> None:
@@ -345,5 +415,5 @@ class Draft:
         elif os.path.isfile(os.path.join(self.path, _SAVED_MODEL)):
             put_whole(self._system, self.path, self._part, self._place, _SAVED_MODEL)
         else:
-            self._system.put(self.path, self._part, recursive=os.path.isdir(self.path))
+            _put(self._system, self.path, self._part, recursive=os.path.isdir(self.path))
             rename_over(self._system, self._part, self._place)

@@ -1,16 +1,23 @@
 """Writing what was saved to a place that is far, while the training goes on.
 
 One upload at a time, in the order in which they were begun. An error of one is raised where the next is begun, or at
-the end of ``main``.
+the end of ``main``. A place that has taken nothing for minutes is waited for no longer.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as WaitedTooLong
+
+from tfos_nb.errors import TfosError
+from tfos_nb.runtime.storage.remote import last_sign
 
 __all__ = ["SavingFlag", "Uploads"]
+
+_SILENT = 300.0  # seconds: object stores try each request again for a minute or two
 
 
 class SavingFlag:
@@ -59,24 +66,54 @@ class Uploads:
 
     def __init__(self, saving: SavingFlag) -> None:
         self._saving = saving
-        self._thread: ThreadPoolExecutor | None = None
         self._last: Future[None] | None = None
+        self._begun_at = 0.0
+        self._place = ""
 
-    def begin(self, upload: Callable[[], object]) -> None:
+    def begin(self, upload: Callable[[], object], place: str = "") -> None:
         """Run an upload in the background, once the one before it is through; raise that one's error."""
         self.finish()
-        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="tfos_nb upload")
+        self._last, self._begun_at, self._place = Future(), time.monotonic(), place
+        run = threading.Thread(target=self._run, args=(upload, self._last), name="tfos_nb upload", daemon=True)
         self._saving.__enter__()
-        self._last = self._thread.submit(self._run, upload)
+        run.start()
 
     def finish(self) -> None:
-        """Wait until all is written; raise the error of the last upload."""
-        last, self._last = self._last, None
-        if last is not None:
-            last.result()
+        """Wait until all is written.
 
-    def _run(self, upload: Callable[[], object]) -> None:
+        Raises
+        ------
+        TfosError
+            If the place has taken nothing for :data:`_SILENT` seconds. The upload is given up.
+        Exception
+            Of the last upload.
+        """
+        last, self._last = self._last, None
+        if last is None:
+            return
+        while not last.done():
+            left = max(self._begun_at, last_sign()) + _SILENT - time.monotonic()
+            try:
+                last.result(max(0.0, left))
+            except WaitedTooLong:
+                if left <= 0 and last.cancel():
+                    self._saving.__exit__()
+                    raise TfosError(
+                        f"what was saved is not at {self._place or 'its place'}: the store has taken nothing for "
+                        f"{_SILENT:g} s. See that it is up and that this host reaches it"
+                    ) from None
+        last.result(0)
+
+    def _run(self, upload: Callable[[], object], done: Future[None]) -> None:
+        error: BaseException | None = None
         try:
             upload()
-        finally:
-            self._saving.__exit__()
+        except BaseException as raised:  # noqa: BLE001 - it is raised where somebody waits
+            error = raised
+        if not done.set_running_or_notify_cancel():  # nobody waits any more
+            return
+        self._saving.__exit__()
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
