@@ -1,0 +1,203 @@
+"""What docs/architecture.md says stands in the code: modules, imports, classes, functions and constants."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+import pytest
+from markdown_it import MarkdownIt
+
+from tests.docs.reading import CHECKOUT, PAGES, blocks_of
+
+TEXT = PAGES["architecture"].read_text(encoding="utf-8")
+LINES = [line for block in blocks_of("architecture") for line in block.text.splitlines()]
+PACKAGE = "tfos_nb."
+
+WORDS = {"ctx", "evaluate", "fit", "main"}
+"""What the page has in lower case and is no module."""
+THEIRS = {"DataFrame"}
+
+NAME = r"[a-z_][a-z0-9_]*"
+MODULE = re.compile(rf"{NAME}(?:\.{NAME})*")
+LINE = re.compile(rf"{MODULE.pattern}(?: (?:->|~>) {MODULE.pattern})+(?P<why> +# \S.*)?")
+CLASS = re.compile(rf"(?P<name>[A-Z]\w*[a-z]\w*)(?:\.(?P<member>{NAME})(?:\(\))?)?")
+FUNCTION = re.compile(rf"(?P<ctx>ctx\.)?(?P<name>{NAME})\(\)")
+CONSTANT = re.compile(r"_?[A-Z][A-Z_]+")
+
+
+# --- the page
+
+
+def code_in(text: str) -> list[str]:
+    """Return what stands between backticks, outside blocks."""
+    inline = (child for token in MarkdownIt("commonmark").parse(text) for child in token.children or ())
+    return [child.content for child in inline if child.type == "code_inline"]
+
+
+def hops(line: str) -> list[tuple[str, str, str]]:
+    """Return a line's neighbouring modules, each pair with what is between: an import, or another way."""
+    modules = re.split(r" ([-~]>) ", line.partition("#")[0].strip())
+    return list(zip(modules[:-2:2], modules[1::2], modules[2::2], strict=True))
+
+
+def modules_in(line: str) -> set[str]:
+    return {module for one, _, other in hops(line) for module in (one, other)}
+
+
+# --- the code
+
+
+@functools.cache
+def code() -> dict[str, ast.Module]:
+    """Return all modules and rooms, by their names behind ``tfos_nb.``."""
+    root = CHECKOUT / PACKAGE.rstrip(".")
+    files = {file: ".".join(file.relative_to(root).with_suffix("").parts) for file in root.rglob("*.py")}
+    return {name.removesuffix(".__init__"): ast.parse(file.read_text("utf-8")) for file, name in files.items()}
+
+
+@functools.cache
+def imported_by(module: str) -> frozenset[str]:
+    """Return what a module imports, at its top, within functions, or for type checking alone."""
+    found: set[str] = set()
+    for node in ast.walk(code()[module]):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
+    return frozenset(name.removeprefix(PACKAGE) for name in found if name.startswith(PACKAGE)) & code().keys()
+
+
+@functools.cache
+def members() -> dict[str, set[str]]:
+    """Return the methods and attributes of every class, with those of its base classes."""
+    own: dict[str, set[str]] = defaultdict(set)
+    bases: dict[str, set[str]] = defaultdict(set)
+    for node in itertools.chain.from_iterable(map(ast.walk, code().values())):
+        if isinstance(node, ast.ClassDef):
+            own[node.name].update(_names_in(node))
+            bases[node.name].update(base.id for base in node.bases if isinstance(base, ast.Name))
+
+    def all_of(name: str) -> set[str]:
+        return own[name].union(*(all_of(base) for base in bases[name] if base in own and base != name))
+
+    return {name: all_of(name) for name in tuple(own)}
+
+
+def _names_in(node: ast.AST) -> Iterator[str]:
+    """Give the names that are defined, or given a value, in a class or a module and below."""
+    for one in ast.walk(node):
+        if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield one.name
+        elif isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
+            yield one.id
+        elif isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store):
+            yield one.attr
+
+
+@functools.cache
+def names() -> frozenset[str]:
+    """Return what is defined anywhere."""
+    return frozenset(itertools.chain.from_iterable(map(_names_in, code().values())))
+
+
+# --- what is wrong
+
+
+def missing_modules(text: str) -> list[str]:
+    """Return the modules that a text names, in blocks or between backticks, and that are not there."""
+    blocks = (token.content for token in MarkdownIt("commonmark").parse(text) if token.type == "fence")
+    shown = {module for block in blocks for line in block.splitlines() for module in modules_in(line)}
+    told = {one for one in code_in(text) if MODULE.fullmatch(one)} - WORDS
+    return sorted((shown | told) - code().keys())
+
+
+def is_imported(one: str, other: str) -> bool:
+    return one in code() and other in imported_by(one)
+
+
+def missing_names(text: str) -> list[str]:
+    """Return the classes, functions and constants between backticks that are not there."""
+    return [one for one in code_in(text) if one not in THEIRS and not _is_there(one)]
+
+
+def _is_there(one: str) -> bool:
+    if found := CLASS.fullmatch(one):
+        return found["name"] in members() and found["member"] in {None, *members()[found["name"]]}
+    if found := FUNCTION.fullmatch(one):
+        return found["name"] in (members()["NodeContext"] if found["ctx"] else names())
+    return not CONSTANT.fullmatch(one) or one in names()
+
+
+# --- the tests
+
+
+def test_every_module_that_the_page_names_is_there() -> None:
+    assert len({one for one in code_in(TEXT) if one in code()}) > 40
+    assert missing_modules(TEXT) == []
+
+
+def test_every_line_of_a_block_is_a_chain_and_says_how_it_goes_on_without_an_import() -> None:
+    assert len(LINES) > 30
+    found = {line: LINE.fullmatch(line) for line in LINES}
+    assert [line for line, match in found.items() if not match or ("~>" in line) != bool(match["why"])] == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), sorted({(one, other) for line in LINES for one, arrow, other in hops(line) if arrow == "->"})
+)
+def test_an_import_that_the_page_shows_is_in_the_code(one: str, other: str) -> None:
+    assert is_imported(one, other)
+
+
+def test_each_line_of_a_block_goes_on_from_one_above_it() -> None:
+    for block in blocks_of("architecture"):
+        first, *others = block.text.splitlines()
+        seen = modules_in(first)
+        for line in others:
+            assert modules_in(line) & seen, f"{block}: {line}"
+            seen |= modules_in(line)
+
+
+def test_every_class_function_and_constant_that_the_page_names_is_there() -> None:
+    assert missing_names(TEXT) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("`driver.roster`", "driver.roster"),
+        ("`clusters`", "clusters"),
+        ("```text\ndriver.membership -> driver.roster\n```", "driver.roster"),
+        ("```text\ndriver.roster ~> driver.membership  # gRPC\n```", "driver.roster"),
+    ],
+)
+def test_a_module_that_is_not_there_is_found(text: str, fault: str) -> None:
+    assert missing_modules(text) == [fault]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "there"),
+    [
+        ("driver.membership", "driver.feed_desk", True),
+        ("driver.membership", "driver.outcome", False),
+        ("driver.roster", "driver.feed_desk", False),
+        ("magics.cluster", "cluster", True),  # within a function
+        ("cluster_inference", "runtime.control.door", True),
+        ("runtime.program.roles", "runtime.program.coordinator_steps", True),  # for type checking too
+        ("runtime.feed.transfer", "runtime.control.wire", True),  # from runtime.control import wire
+    ],
+)
+def test_an_import_is_found_wherever_it_stands_and_one_that_is_gone_is_not(one: str, other: str, there: bool) -> None:
+    assert is_imported(one, other) is there
+
+
+@pytest.mark.parametrize(
+    "name", ["Rooster", "Roster.heard()", "Fate.sealed", "feed_jobs()", "ctx.datasets()", "HANDED_ON"]
+)
+def test_a_name_that_is_not_there_is_found(name: str) -> None:
+    assert missing_names(f"`{name}`") == [name]
