@@ -187,7 +187,7 @@ def test_a_module_that_is_not_there_is_found(text: str, fault: str) -> None:
         ("driver.membership", "driver.outcome", False),
         ("driver.roster", "driver.feed_desk", False),
         ("magics.cluster", "cluster", True),  # within a function
-        ("cluster_inference", "runtime.control.door", True),
+        ("cluster_inference", "runtime.inference.serving", True),
         ("runtime.program.roles", "runtime.program.coordinator_steps", True),  # for type checking too
         ("runtime.feed.transfer", "runtime.control.wire", True),  # from runtime.control import wire
     ],
