@@ -43,7 +43,10 @@ def test_star_import_gives_the_names_of_all() -> None:
     [
         ("tfos_nb.__version__", []),
         ("tfos_nb.errors.PlanError", ["tfos_nb.errors"]),
-        ("tfos_nb.ClusterPlan", ["tfos_nb.errors", "tfos_nb.runtime", "tfos_nb.runtime.control.plan"]),
+        (
+            "tfos_nb.ClusterPlan",
+            ["tfos_nb.errors", "tfos_nb.runtime", "tfos_nb.runtime.control", "tfos_nb.runtime.control.plan"],
+        ),
     ],
 )
 def test_a_name_loads_no_more_than_it_needs(run_script: RunScript, use: str, loaded: list[str]) -> None:

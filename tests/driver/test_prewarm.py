@@ -117,8 +117,7 @@ def test_a_session_of_ones_own_and_the_extension_begin_it(run_script: RunScript)
     ended = run_script(
         """
         from IPython.core.interactiveshell import InteractiveShell
-        from tfos_nb import prewarm
-        from tfos_nb import session as plain
+        from tfos_nb.driver import prewarm
 
         begun = []
         prewarm.begin = begun.append

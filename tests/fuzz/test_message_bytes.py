@@ -192,7 +192,7 @@ def in_one_another(code: int, depth: int) -> bytes:
 @pytest.mark.parametrize("depth", [21, 150, 300, 5000])
 def test_a_message_nested_without_end_is_refused_and_the_process_lives(depth: int) -> None:
     """In a process of its own: each level takes 44 KiB of the stack, and two hundred of them took the process."""
-    script = "import sys; from tfos_nb.runtime import wire; wire.decode(sys.stdin.buffer.read())"
+    script = "import sys; from tfos_nb.runtime.control import wire; wire.decode(sys.stdin.buffer.read())"
     ended = subprocess.run(
         [sys.executable, "-c", script],
         input=in_one_another(2, depth),

@@ -28,7 +28,8 @@ SETTERS = {
     "Tensorboard": (True, "yes"),
 }  # fmt: skip
 
-MIXINS = [getattr(params, name) for name in params.__all__]
+OF_A_FIT = {"HasFeed", "HasProgress", "HasRecovery", "HasResources", "HasRowRoles"}
+MIXINS = [getattr(params, name) for name in params.__all__ if name not in OF_A_FIT]
 
 
 class Everything(*MIXINS, TFParams):  # type: ignore[misc]

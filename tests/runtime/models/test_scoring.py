@@ -231,7 +231,7 @@ PREPARE = """
     from concurrent.futures import ProcessPoolExecutor
     import pyarrow as pa
     from tfos_nb.errors import FeedFailed
-    from tfos_nb.runtime import shelf
+    from tfos_nb.runtime.models import model_cache as shelf
     from tfos_nb.runtime.models.model import Signature, Tensor, Use
     from tfos_nb.runtime.models.inputs import Feed
     from tfos_nb.runtime.models.scoring import ScoreTask

@@ -300,17 +300,19 @@ def test_what_a_killed_server_left_is_removed_by_the_next(root: Path, anchor: su
 def test_who_is_told_of_a_fork_can_end_its_group(run_script: RunScript) -> None:
     said = run_script("""
         import os, socket, time
-        from tfos_nb.runtime import tfprocess, warm, wire
+        from tfos_nb.runtime.control import wire
+        from tfos_nb.runtime.node import tensorflow_process, warm_process
 
-        lead, tfprocess.main = os.setsid, lambda: time.sleep(1000)
+        lead, tensorflow_process.main = os.setsid, lambda: time.sleep(1000)
         os.setsid = lambda: (time.sleep(0.5), lead())  # as a machine may do that has other work
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork() == 0:
             ours.close()
-            warm._Forker(theirs).run()
+            warm_process._Forker(theirs).run()
             os._exit(0)
         theirs.close()
-        socket.send_fds(ours, [wire.encode(warm.Fork(warm.PROGRAMS[0]))], [0, 1, os.open(os.devnull, os.O_WRONLY)])
+        order = warm_process.Fork(warm_process.PROGRAMS[0])
+        socket.send_fds(ours, [wire.encode(order)], [0, 1, os.open(os.devnull, os.O_WRONLY)])
         forked = wire.decode(ours.recv(65536))
         print(os.getpgid(forked.pid) == forked.pid)
         """).stdout
@@ -334,13 +336,14 @@ def test_a_server_that_was_killed_long_ago_has_a_successor_in_its_directory(root
 
 def test_a_worker_of_spark_that_has_applied_a_model_asks_for_the_same_server(run_script: RunScript) -> None:
     said = run_script("""
-        from tfos_nb.runtime import nodeprocess, shelf, warm
+        from tfos_nb.runtime.models import model_cache
+        from tfos_nb.runtime.node import process, warm_process
 
         def directory():
-            return warm._directory(nodeprocess.environment_of("/tmp", {}), "the application's")
+            return warm_process._directory(process.environment_of("/tmp", {}), "the application's")
 
         before = directory()
-        shelf._set_up(shelf.Share())
+        model_cache._set_up(model_cache.Share())
         import keras
         print(before == directory())
         """).stdout

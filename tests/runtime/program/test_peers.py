@@ -161,7 +161,7 @@ def test_a_worker_whose_network_comes_back_is_found_where_it_was(monkeypatch: py
 
 ASKING = """
 import sys, threading, time
-from tfos_nb.runtime import peers
+from tfos_nb.runtime.program import peers
 from tfos_nb.runtime.control.lifecycle import Moved
 
 peers._STANDS_STILL = 0.5
