@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from benchmarks.fleet_driver import Driver
 from benchmarks.fleet_nodes import Fleet
+from tfos_nb.driver.cluster_desk import ClusterDesk
 from tfos_nb.driver.feed_desk import FeedDesk
-from tfos_nb.driver.members import Everyone
-from tfos_nb.driver.membership import Roster
+from tfos_nb.driver.membership import Everyone
 from tfos_nb.errors import NodeFailed
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Link
@@ -54,7 +54,7 @@ def gathered(nodes: int) -> Iterator[tuple[Driver, Fleet]]:
             fleet.order("come")
             fleet.hear("started", SECONDS)
             fleet.order("up")
-            driver.until(lambda: driver.roster.all_up, "all up", SECONDS)
+            driver.until(lambda: driver.desk.all_up, "all up", SECONDS)
             yield driver, fleet
     finally:
         driver.close()
@@ -129,15 +129,15 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
-def come(roster: Roster, loop: asyncio.AbstractEventLoop) -> list[Link]:
+def come(desk: ClusterDesk, loop: asyncio.AbstractEventLoop) -> list[Link]:
     """Let all nodes reserve and come up."""
-    links = [Link(loop) for _ in roster.plan.nodes]
-    for number, (link, node) in enumerate(zip(links, roster.plan.nodes, strict=True)):
-        roster.arrived(link, Reservation(str(node), "10.0.0.1", 1000 + number, str(number), 0, 7))
+    links = [Link(loop) for _ in desk.plan.nodes]
+    for number, (link, node) in enumerate(zip(links, desk.plan.nodes, strict=True)):
+        desk.arrived(link, Reservation(str(node), "10.0.0.1", 1000 + number, str(number), 0, 7))
     for link in links:
         place = FeedPlace("/s", "10.0.0.1", 1, b"")
-        roster.received(link, NodeUp(link.node or "", 7, "2.21", "3.15", place))
-        roster.received(link, MainStarted(link.node or ""))
+        desk.received(link, NodeUp(link.node or "", 7, "2.21", "3.15", place))
+        desk.received(link, MainStarted(link.node or ""))
     return links
 
 
@@ -150,24 +150,24 @@ def test_a_message_to_all_is_encoded_once(monkeypatch: pytest.MonkeyPatch, loop:
         return encode(message)
 
     monkeypatch.setattr(wire, "encode", counting)
-    come(Roster(ClusterPlan(50)), loop)
+    come(ClusterDesk(ClusterPlan(50)), loop)
     assert [type(message) for message in encoded if isinstance(message, Start)] == [Start]
 
 
 def test_heartbeats_and_lines_wake_nobody_and_a_main_that_returns_does(loop: asyncio.AbstractEventLoop) -> None:
-    roster = Roster(ClusterPlan(3))
-    links = come(roster, loop)
+    desk = ClusterDesk(ClusterPlan(3))
+    links = come(desk, loop)
     looked = threading.Semaphore(0)
     looks: list[int] = []
 
     def look() -> bool:
         looks.append(len(looks))
         looked.release()
-        return roster.all_returned
+        return desk.all_returned
 
     def wait() -> None:
-        with roster.changed:
-            roster.changed.wait_for(look, SECONDS)
+        with desk.changed:
+            desk.changed.wait_for(look, SECONDS)
 
     waiter = threading.Thread(target=wait)
     waiter.start()
@@ -175,11 +175,11 @@ def test_heartbeats_and_lines_wake_nobody_and_a_main_that_returns_does(loop: asy
     for step in range(20):
         for link in links:
             name = link.node or ""
-            roster.received(link, Heartbeat(name, 1.0, 1, (StepReport(1, 1, step),), FeedStatus(step, step)))
-            roster.received(link, LogLines(name, ("a line",)))
+            desk.received(link, Heartbeat(name, 1.0, 1, (StepReport(1, 1, step),), FeedStatus(step, step)))
+            desk.received(link, LogLines(name, ("a line",)))
     for link in links:
-        with roster.changed:  # the waiter looks before the next one returns, or with it
-            roster.received(link, MainReturned(link.node or "", b""))
+        with desk.changed:  # the waiter looks before the next one returns, or with it
+            desk.received(link, MainReturned(link.node or "", b""))
     waiter.join(SECONDS)
     assert not waiter.is_alive()
     assert len(looks) <= 1 + len(links)
@@ -204,12 +204,12 @@ def test_what_plans_print_and_who_takes_rows_is_worked_out_once_a_question(monke
 def test_hungry_heartbeats_do_not_ask_the_plan(
     monkeypatch: pytest.MonkeyPatch, loop: asyncio.AbstractEventLoop
 ) -> None:
-    roster = Roster(ClusterPlan(20))
-    links = come(roster, loop)
+    desk = ClusterDesk(ClusterPlan(20))
+    links = come(desk, loop)
     monkeypatch.setattr(ClusterPlan, "nodes", property(lambda plan: pytest.fail("it has as many nodes as beat")))
     for link in links:
-        roster.received(link, Heartbeat(link.node or "", 1.0, 1, (), FeedStatus(hungry=True)))
-    assert {state.status for state in roster.snapshot()} == {NodeStatus.FEEDING}
+        desk.received(link, Heartbeat(link.node or "", 1.0, 1, (), FeedStatus(hungry=True)))
+    assert {state.status for state in desk.snapshot()} == {NodeStatus.FEEDING}
 
 
 # --- the ledger -----------------------------------------------------------------------------------

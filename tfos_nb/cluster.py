@@ -19,13 +19,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.cluster_inference import answered, check_queue
+from tfos_nb.driver.cluster_desk import ClusterDesk, ClusterEvent
 from tfos_nb.driver.cluster_lifecycle import Life
 from tfos_nb.driver.evaluator import EvaluatorDesk
 from tfos_nb.driver.feeding.streaming import StreamTraining, is_stream, refuse_stream
 from tfos_nb.driver.feeding.training import Training
 from tfos_nb.driver.feeding.training_calls import Deliveries
 from tfos_nb.driver.launching import NodeTasks, check_door_variables, check_keras, open_door, survey
-from tfos_nb.driver.membership import Roster
 from tfos_nb.driver.node_jobs import NodeJobs
 from tfos_nb.driver.outcome import Fate
 from tfos_nb.driver.prewarm import settle, warm_token
@@ -229,13 +229,13 @@ class Cluster:
         self._master = str(spark.conf.get("spark.master", ""))
         self._payload = payload
         self.id = uuid.uuid4().hex[:12]
-        self._roster = Roster(plan, settings.restarts, settings.heartbeat_timeout)
+        self._desk = ClusterDesk(plan, settings.restarts, settings.heartbeat_timeout)
         self._jobs = SparkJobs(spark, f"tfos_nb-{self.id}")
-        self._fate = Fate(plan.name, self._roster)
-        self._life = Life(plan.name, self._roster, self._fate, self._jobs, settings)
+        self._fate = Fate(plan.name, self._desk)
+        self._life = Life(plan.name, self._desk, self._fate, self._jobs, settings)
         self._model_dir, self._log_dir = settings.model_dir_for(plan.name), settings.log_dir_for(plan.name)
         self._tunnel = ""
-        self._deliveries = Deliveries(self._fate, self._roster)
+        self._deliveries = Deliveries(self._fate, self._desk)
 
     # --- what the user calls ---
 
@@ -246,7 +246,7 @@ class Cluster:
         check_keras(self._spark, self.plan, self._settings.env)
         hold, claim = launching.hold, launching.claim
         token = warm_token(self._spark) if self._settings.warm else ""
-        door, address = open_door(self._spark, EvaluatorDesk.before(self._roster, self._settings.grace))
+        door, address = open_door(self._spark, EvaluatorDesk.before(self._desk, self._settings.grace))
         try:
             self._address = replace(address, patience=self._settings.heartbeat_timeout)
             self._life.begin()
@@ -256,13 +256,13 @@ class Cluster:
                 self._open_tunnel(door)
             description = f"tfos_nb cluster {self.plan.name}"
             self._nodes = nodes = NodeJobs(
-                self._spark, self._jobs, launching, tasks, description, self._roster, self._fate.wake
+                self._spark, self._jobs, launching, tasks, description, self._desk, self._fate.wake
             )
             nodes.submit()
             self._fate.jobs = lambda: nodes.running
-            self._life.at_regathering(nodes.submit_again)
+            self._life.at_rendezvous(nodes.submit_again)
             self._life.at_lone_node(nodes.submit_again)
-            self._life.at_regathering(self._deliveries.rewind)
+            self._life.at_rendezvous(self._deliveries.rewind)
         except BaseException:
             self._life.never_began(door)
             raise
@@ -275,7 +275,7 @@ class Cluster:
     def _open_tunnel(self, door: Door) -> None:
         directory = private_directory("tunnel")
         path = os.path.join(directory, "tensorboard")
-        door.open_tunnel(path, partial(self._roster.send_to, str(self.plan.chief_node)))
+        door.open_tunnel(path, partial(self._desk.send_to, str(self.plan.chief_node)))
         self._tunnel = path
         remove = partial(remove_directory, directory)
         atexit.register(remove)  # a program that is interrupted may not wait for the cluster's end
@@ -285,12 +285,12 @@ class Cluster:
     def wait_until_up(self) -> None:
         """Wait until ``main`` has been called on every node; raise what went wrong instead."""
         while True:
-            gathering = self._roster.gatherings
+            rendezvous = self._desk.rendezvous
             with self._changed:
-                self._changed.wait_for(lambda: self._fate.over.is_set() or self._roster.all_up or self._roster.failures)
-            if not self._roster.failures and self._fate.error is None:
+                self._changed.wait_for(lambda: self._fate.over.is_set() or self._desk.all_up or self._desk.failures)
+            if not self._desk.failures and self._fate.error is None:
                 return
-            if not self._fate.await_decision(gathering):
+            if not self._fate.await_decision(rendezvous):
                 self._fate.raise_outcome()
 
     def announce_train(self) -> None:
@@ -356,18 +356,18 @@ class Cluster:
                 self._deliveries.begin()
                 self.wait_until_up()
                 timeout = self._settings.feed_timeout if feed_timeout is None else feed_timeout
-                training = Training(self._fate, self._roster, self._jobs, timeout, self._address, qname)
+                training = Training(self._fate, self._desk, self._jobs, timeout, self._address, qname)
                 self._feed_or_stop(training, data, epochs, spill, validation)
         except KeyboardInterrupt:  # it may come at the block's end
             self._interrupted()
             raise
 
     def _feed_or_stop(self, training: Training, data: Any, epochs: int, spill: bool, validation: Any) -> None:
-        before = self._roster.feeds.current
+        before = self._desk.feeds.current
         try:
             self._feed(training, data, epochs, spill, validation)
         except BaseException as error:
-            begun = self._roster.feeds.is_half_fed and self._roster.feeds.current is not before
+            begun = self._desk.feeds.is_half_fed and self._desk.feeds.current is not before
             if not isinstance(error, Exception) or (begun and not training.ending):
                 self._interrupted()
             raise
@@ -479,13 +479,13 @@ class Cluster:
         self._refuse_if_over("scale")
         plan = replace(self.plan, workers=workers)
         self._settings.check(plan)
-        if self._roster.restarts_left <= 0:
+        if self._desk.restarts_left <= 0:
             left = "none is left" if self._settings.restarts else "launch the cluster with restarts=1 or more"
             raise PlanError(f"scale(workers={workers}): nodes are gathered anew, which takes restarts; {left}")
         # An interrupt while Spark is asked comes when it was: what is half asked for would never come.
         with interruptible():
-            found = survey(self._spark, plan, more) if (more := self._roster.lacking(plan)) else None
-            self._roster.scale(plan)
+            found = survey(self._spark, plan, more) if (more := self._desk.lacking(plan)) else None
+            self._desk.scale(plan)
             if found is not None:
                 self._nodes.submit_more(plan, found)
 
@@ -522,12 +522,12 @@ class Cluster:
 
     def result(self) -> Any:
         """Return what the chief's ``main`` returned, once it is done."""
-        return self.results().get(self._roster.first)
+        return self.results().get(self._desk.first)
 
     def results(self) -> dict[str, Any]:
         """Return what every node's ``main`` returned, as ``{"worker:0": …}``, once all are done."""
         self.wait()
-        return {node: wire.decode(data) for node, data in self._roster.results().items()}
+        return {node: wire.decode(data) for node, data in self._desk.results().items()}
 
     def stop(self, grace: float | None = None) -> None:
         """Stop the training and free the slots: politely at first, by force after ``grace`` seconds.
@@ -576,7 +576,7 @@ class Cluster:
     @property
     def plan(self) -> ClusterPlan:
         """What was asked for, by :func:`tfos_nb.launch` or :meth:`Cluster.scale`."""
-        return self._roster.plan
+        return self._desk.plan
 
     @property
     def model_dir(self) -> str:
@@ -591,38 +591,51 @@ class Cluster:
             if status not in (ClusterStatus.STARTING, ClusterStatus.RECOVERING):
                 return status
             # Whether others fail for the same cause is awaited before anything is done.
-            if any(one.lost for one in self._roster.failures) and self._fate.may_go_on:
+            if any(one.lost for one in self._desk.failures) and self._fate.may_go_on:
                 return ClusterStatus.RECOVERING
-            return ClusterStatus.RUNNING if self._roster.all_up else status
+            return ClusterStatus.RUNNING if self._desk.all_up else status
 
     def _cause(self, status: ClusterStatus) -> str:
         """Say what ended the cluster, or what it recovers from."""
         if self._fate.error is not None or status is not ClusterStatus.RECOVERING:
             return str(self._fate.error or "")
-        lost = [failure.error for failure in self._roster.failures if failure.lost]
+        lost = [failure.error for failure in self._desk.failures if failure.lost]
         return str(lost[0]) if lost else self._life.cause
 
     @property
     def history(self) -> History:
         """The metrics of each epoch, as the chief reported them: ``cluster.history["loss"]``."""
-        return self._roster.history
+        return self._desk.history
+
+    def events(self) -> list[ClusterEvent]:
+        """Return what has happened to the nodes, the oldest first: who came, what each said, who was lost.
+
+        A report of a fault needs it. The newest 2,000 are kept, or 20 a node. A heartbeat that changed nothing is left
+        out, and so are results.
+
+        Examples
+        --------
+        >>> for one in cluster.events()[-20:]:  # doctest: +SKIP
+        ...     print(f"{one.seconds:8.2f} s  {one.event}")
+        """
+        return self._desk.events()
 
     def logs(self, node: str = "") -> str:
         """Return what a node wrote of late to its output, such as ``logs("worker:1")``; the chief's by default."""
-        return "\n".join(self._roster.logs(self._node_named(node)))
+        return "\n".join(self._desk.logs(self._node_named(node)))
 
     def log_lines(self, node: str = "", limit: int = 500) -> Sequence[LogLine]:
         """Return a node's newest lines, each with its time; the chief's by default."""
-        return self._roster.log_lines(self._node_named(node), limit=limit)
+        return self._desk.log_lines(self._node_named(node), limit=limit)
 
     @property
     def log_bytes(self) -> int:
         """Bytes of memory that the kept lines of all nodes take, about."""
-        return self._roster.log_bytes
+        return self._desk.log_bytes
 
     def shorten_logs(self, most: int | None = None) -> None:
         """Keep some of each node's last lines only; so many that they take at most these bytes, all together."""
-        self._roster.shorten_logs(most)
+        self._desk.shorten_logs(most)
 
     def _node_named(self, node: str) -> str:
         names = [str(known) for known in self.plan.nodes]
@@ -639,18 +652,18 @@ class Cluster:
     def snapshot(self) -> ClusterState:
         """Return how the cluster looks now."""
         with self._changed:
-            feed, status = self._roster.feeds.current, self.state
+            feed, status = self._desk.feeds.current, self.state
             return ClusterState(
                 name=self.plan.name,
                 id=self.id,
-                generation=self._roster.generation,
+                generation=self._desk.generation,
                 status=status,
-                nodes=self._roster.snapshot(),
+                nodes=self._desk.snapshot(),
                 feed=feed.progress if feed is not None else None,
                 elapsed=self._life.elapsed,
                 error=self._cause(status),
                 spark_master=self._master,
-                log=tuple(self._roster.log_tail(_LOG_SHOWN)),
+                log=tuple(self._desk.log_tail(_LOG_SHOWN)),
                 log_dir=self._log_dir,
                 plan=_text_of(self.plan),
             )
@@ -663,17 +676,15 @@ class Cluster:
 
     @property
     def _changed(self) -> threading.Condition:
-        return self._roster.changed
+        return self._desk.changed
 
     def _refuse_if_over(self, call: str) -> None:
         if self._fate.error is not None:
             raise self._fate.error
-        if self._roster.failures and not self._fate.await_decision(self._roster.gatherings):
+        if self._desk.failures and not self._fate.await_decision(self._desk.rendezvous):
             self._fate.raise_outcome()
-        if self._roster.feeds.closed and not self._life.status.ended and self._fate.stop is None:
-            raise ClusterClosed(
-                f"cluster {self.plan.name}: {self._roster.feeds.closed}; launch it anew to {call} again"
-            )
+        if self._desk.feeds.closed and not self._life.status.ended and self._fate.stop is None:
+            raise ClusterClosed(f"cluster {self.plan.name}: {self._desk.feeds.closed}; launch it anew to {call} again")
         if self._life.status.ended or self._fate.failing:
             state = self.state.value
             raise ClusterClosed(f"cluster {self.plan.name} is {state}: {call} needs a running one; launch it anew")

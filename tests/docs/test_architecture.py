@@ -13,6 +13,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from tests.docs.reading import CHECKOUT, PAGES, blocks_of
+from tfos_nb.driver.membership import TRANSITIONS
 
 TEXT = PAGES["architecture"].read_text(encoding="utf-8")
 LINES = [line for block in blocks_of("architecture") for line in block.text.splitlines()]
@@ -183,8 +184,8 @@ def test_a_module_that_is_not_there_is_found(text: str, fault: str) -> None:
 @pytest.mark.parametrize(
     ("one", "other", "there"),
     [
-        ("driver.membership", "driver.feed_desk", True),
-        ("driver.membership", "driver.outcome", False),
+        ("driver.cluster_desk", "driver.feed_desk", True),
+        ("driver.cluster_desk", "driver.outcome", False),
         ("driver.roster", "driver.feed_desk", False),
         ("magics.cluster", "cluster", True),  # within a function
         ("cluster_inference", "runtime.inference.serving", True),
@@ -201,3 +202,9 @@ def test_an_import_is_found_wherever_it_stands_and_one_that_is_gone_is_not(one: 
 )
 def test_a_name_that_is_not_there_is_found(name: str) -> None:
     assert missing_names(f"`{name}`") == [name]
+
+
+def test_the_table_of_statuses_is_that_of_the_code() -> None:
+    made = [f"| {one.value} | {to.value} | {why} |" for one, after in TRANSITIONS.items() for to, why in after.items()]
+    rows = [line for line in TEXT.splitlines() if line.startswith("| ")]
+    assert rows == ["| from | to | when |", *made]

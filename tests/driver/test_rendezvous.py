@@ -32,7 +32,7 @@ NODES = ("chief:0", "worker:0", "worker:1", "ps:0")
 def coordinated(make: Callable[..., Cluster]) -> Cluster:
     """A chief that coordinates two workers and a parameter server, which serve."""
     cluster = make(workers=2, ps=1, chief=True)
-    cluster.roster.restarts_left = 2
+    cluster.desk.members.restarts_left = 2
     cluster.bring_up(*NODES)
     for node in NODES[1:]:
         cluster.say(Serving(node))
@@ -44,14 +44,14 @@ def coordinated(make: Callable[..., Cluster]) -> Cluster:
 def pair(make: Callable[..., Cluster]) -> Cluster:
     """Two workers that train together."""
     cluster = make(workers=2)
-    cluster.roster.restarts_left = 2
+    cluster.desk.members.restarts_left = 2
     cluster.bring_up("worker:0", "worker:1")
     return cluster
 
 
 def heard(cluster: Cluster, node: str, kind: type) -> list[Any]:
     """Return what a node has been told of one kind, when all that was on its way is there."""
-    cluster.roster.send("the end of it", [node])
+    cluster.desk.send("the end of it", [node])
     found = []
     for message in cluster.streams[node]:
         if message == "the end of it":
@@ -61,17 +61,17 @@ def heard(cluster: Cluster, node: str, kind: type) -> list[Any]:
 
 
 def come_again(cluster: Cluster, node: str, port: int) -> None:
-    cluster.streams[node].send(Reservation(node, "10.0.0.9", port, "7", 0, 77, (), cluster.roster.generation))
-    cluster.until(lambda: node not in cluster.roster.missing)
+    cluster.streams[node].send(Reservation(node, "10.0.0.9", port, "7", 0, 77, (), cluster.desk.generation))
+    cluster.until(lambda: node not in cluster.desk.missing)
 
 
 def test_a_lost_worker_alone_is_asked_for_anew_and_its_coordinator_is_told_where_it_is(coordinated: Cluster) -> None:
     coordinated.say(WorkerThrough("worker:1", 3), by="chief:0")
     coordinated.say(ended("worker:1", None, "SIGKILL"))
-    assert not coordinated.roster.gather_again("it was killed")
-    assert coordinated.roster.missing == ("worker:1",)
-    assert coordinated.roster.generation == 1
-    assert coordinated.roster.replaced["worker:1"].through == 3
+    assert not coordinated.desk.come_again("it was killed")
+    assert coordinated.desk.missing == ("worker:1",)
+    assert coordinated.desk.generation == 1
+    assert coordinated.desk.replaced["worker:1"].through == 3
     come_again(coordinated, "worker:1", 5000)
     coordinated.say(Serving("worker:1"))
 
@@ -87,9 +87,9 @@ def test_a_lost_worker_alone_is_asked_for_anew_and_its_coordinator_is_told_where
 @pytest.mark.parametrize("node", ["ps:0", "chief:0"])
 def test_a_lost_parameter_server_or_chief_means_that_all_come_again(coordinated: Cluster, node: str) -> None:
     coordinated.say(ended(node, None, "SIGKILL"))
-    assert coordinated.roster.gather_again("it was killed")
-    assert coordinated.roster.generation == 2
-    assert set(coordinated.roster.missing) == set(NODES)
+    assert coordinated.desk.come_again("it was killed")
+    assert coordinated.desk.generation == 2
+    assert set(coordinated.desk.missing) == set(NODES)
 
 
 def test_all_come_again_where_no_coordinator_follows(make: Callable[..., Cluster]) -> None:
@@ -97,7 +97,7 @@ def test_all_come_again_where_no_coordinator_follows(make: Callable[..., Cluster
     cluster.bring_up(*NODES)
     cluster.say(Serving("worker:1"))
     cluster.say(ended("worker:1", None, "SIGKILL"))
-    assert cluster.roster.gather_again("it was killed")
+    assert cluster.desk.come_again("it was killed")
 
 
 def test_a_worker_that_is_silent_means_that_all_come_again(coordinated: Cluster) -> None:
@@ -105,47 +105,47 @@ def test_a_worker_that_is_silent_means_that_all_come_again(coordinated: Cluster)
     coordinated.clock.now += 100.0
     for node in ("chief:0", "worker:0", "ps:0"):
         coordinated.say(Serving(node))
-    coordinated.roster.ticked()
-    assert [failure.node for failure in coordinated.roster.failures] == ["worker:1"]
-    assert coordinated.roster.gather_again("no heartbeat")
-    assert coordinated.roster.generation == 2
+    coordinated.desk.ticked()
+    assert [failure.node for failure in coordinated.desk.failures] == ["worker:1"]
+    assert coordinated.desk.come_again("no heartbeat")
+    assert coordinated.desk.generation == 2
 
 
 def test_a_supervisor_that_falls_silent_while_it_is_waited_for_is_given_up(pair: Cluster) -> None:
     """It has no reservation then, and its task must still be told that it is to end it."""
     pair.say(ended("worker:0", None, "SIGKILL"))
-    assert pair.roster.gather_again("it was killed")
+    assert pair.desk.come_again("it was killed")
     come_again(pair, "worker:1", 5001)
     pair.clock.now += 100.0
     pair.say(StateHeld("worker:1"))
-    pair.roster.ticked()
-    assert [failure.node for failure in pair.roster.failures] == ["worker:0"]
-    assert pair.roster.asked(HoldsSlot("worker:0", 77)) == "hold"
-    assert pair.roster.gather_again("no heartbeat")
-    assert pair.roster.asked(HoldsSlot("worker:0", 77)) == "end"
-    assert pair.roster.asked(HoldsSlot("worker:1", 77)) == "hold"
+    pair.desk.ticked()
+    assert [failure.node for failure in pair.desk.failures] == ["worker:0"]
+    assert pair.desk.asked(HoldsSlot("worker:0", 77)) == "hold"
+    assert pair.desk.come_again("no heartbeat")
+    assert pair.desk.asked(HoldsSlot("worker:0", 77)) == "end"
+    assert pair.desk.asked(HoldsSlot("worker:1", 77)) == "hold"
     come_late(pair, "worker:0")
     come_again(pair, "worker:1", 5002)
-    assert pair.roster.all_reserved
+    assert pair.desk.all_reserved
 
 
 def test_a_supervisor_in_another_container_may_have_the_number_of_one_that_was_given_up(pair: Cluster) -> None:
     def come(machine: str) -> None:
         stream = pair.streams["worker:1"] = pair.client.attend()
-        stream.send(Reservation("worker:1", "10.0.0.9", 5001, "7", 0, 77, (), pair.roster.generation, machine))
-        pair.until(lambda: "worker:1" not in pair.roster.missing)
+        stream.send(Reservation("worker:1", "10.0.0.9", 5001, "7", 0, 77, (), pair.desk.generation, machine))
+        pair.until(lambda: "worker:1" not in pair.desk.missing)
 
     pair.streams["worker:1"].end()
-    pair.until(lambda: pair.roster.failures)
-    assert pair.roster.gather_again("its host is gone")
+    pair.until(lambda: pair.desk.failures)
+    assert pair.desk.come_again("its host is gone")
     come("pod-b")
     pair.clock.now += 100.0
     pair.say(StateHeld("worker:0"))
-    pair.roster.ticked()
-    assert pair.roster.gather_again("no heartbeat")
+    pair.desk.ticked()
+    assert pair.desk.come_again("no heartbeat")
     come("pod-c")
-    assert pair.roster.asked(HoldsSlot("worker:1", 77, "pod-b")) == "end"
-    assert pair.roster.asked(HoldsSlot("worker:1", 77, "pod-c")) == "hold"
+    assert pair.desk.asked(HoldsSlot("worker:1", 77, "pod-b")) == "end"
+    assert pair.desk.asked(HoldsSlot("worker:1", 77, "pod-c")) == "hold"
 
 
 # --- a slot for the rows
@@ -154,13 +154,13 @@ def test_a_supervisor_in_another_container_may_have_the_number_of_one_that_was_g
 def test_a_slot_that_the_rows_need_is_left_by_the_first_task_that_asks(make: Callable[..., Cluster]) -> None:
     cluster = make(workers=2)
     cluster.bring_up("worker:0", "worker:1")
-    assert cluster.roster.asked(HoldsSlot("worker:1")) == "hold"
-    cluster.roster.want_slot()
-    assert [cluster.roster.asked(HoldsSlot(node, 77)) for node in ("worker:1", "worker:0")] == ["leave", "hold"]
-    assert cluster.roster.left_slots == ("worker:1",)
-    cluster.roster.want_slot()
+    assert cluster.desk.asked(HoldsSlot("worker:1")) == "hold"
+    cluster.desk.want_slot()
+    assert [cluster.desk.asked(HoldsSlot(node, 77)) for node in ("worker:1", "worker:0")] == ["leave", "hold"]
+    assert cluster.desk.left_slots == ("worker:1",)
+    cluster.desk.want_slot()
     cluster.clock.now += 100.0
-    assert cluster.roster.asked(HoldsSlot("worker:0", 77)) == "hold", "it may be wanted no more"
+    assert cluster.desk.asked(HoldsSlot("worker:0", 77)) == "hold", "it may be wanted no more"
 
 
 def test_a_node_that_has_not_come_leaves_no_slot_nor_one_with_a_gpu_while_others_wait(
@@ -168,62 +168,62 @@ def test_a_node_that_has_not_come_leaves_no_slot_nor_one_with_a_gpu_while_others
 ) -> None:
     cluster = make(workers=2, gpus=1)
     cluster.reserve("worker:0")
-    cluster.roster.want_slot()
-    assert cluster.roster.asked(HoldsSlot("worker:1", 77)) == "hold", "nobody would notice if it never came"
-    assert cluster.roster.asked(HoldsSlot("worker:0", 77)) == "hold", "worker:1 would be given its GPU"
+    cluster.desk.want_slot()
+    assert cluster.desk.asked(HoldsSlot("worker:1", 77)) == "hold", "nobody would notice if it never came"
+    assert cluster.desk.asked(HoldsSlot("worker:0", 77)) == "hold", "worker:1 would be given its GPU"
     cluster.reserve("worker:1")
-    assert cluster.roster.asked(HoldsSlot("worker:0", 77)) == "leave"
+    assert cluster.desk.asked(HoldsSlot("worker:0", 77)) == "leave"
 
 
 def test_a_node_without_a_task_is_asked_for_anew_when_its_supervisor_is_gone(pair: Cluster) -> None:
-    pair.roster.want_slot()
-    assert pair.roster.asked(HoldsSlot("worker:1", 77)) == "leave"
+    pair.desk.want_slot()
+    assert pair.desk.asked(HoldsSlot("worker:1", 77)) == "leave"
     pair.say(ended("worker:1", None, "SIGKILL"))
-    assert pair.roster.gather_again("it was killed")
-    assert pair.roster.untended == (), "its supervisor starts the next process"
+    assert pair.desk.come_again("it was killed")
+    assert pair.desk.untended == (), "its supervisor starts the next process"
     come_again(pair, "worker:0", 5000)
     come_again(pair, "worker:1", 5001)
     pair.streams["worker:1"].end()
-    pair.until(lambda: pair.roster.failures)
-    assert pair.roster.gather_again("its host is gone")
-    assert pair.roster.untended == ("worker:1",)
-    pair.roster.tend(["worker:1"], hold=True)
-    assert (pair.roster.untended, pair.roster.left_slots) == ((), ())
+    pair.until(lambda: pair.desk.failures)
+    assert pair.desk.come_again("its host is gone")
+    assert pair.desk.untended == ("worker:1",)
+    pair.desk.tend(["worker:1"], hold=True)
+    assert (pair.desk.untended, pair.desk.left_slots) == ((), ())
 
 
 def test_an_absent_node_that_nobody_brings_is_asked_for_until_it_was_lost_thrice(pair: Cluster) -> None:
     """Its task has left its slot, or every slot is a node; no gathering comes that would ask for it."""
-    pair.roster.tend(["worker:1"], hold=False)
+    pair.desk.tend(["worker:1"], hold=False)
     pair.say(ended("worker:1", None, "SIGKILL"))
-    assert pair.roster.gather_again("it was killed")
+    assert pair.desk.come_again("it was killed")
     come_again(pair, "worker:0", 5000)
-    assert pair.roster.take_alone() == []
-    pair.roster.go_on_without_missing()  # its supervisor, which has been too slow, is let go
+    assert pair.desk.take_alone() == []
+    pair.desk.go_on_without_missing()  # its supervisor, which has been too slow, is let go
     for left in (True, True, False):
-        assert pair.roster.take_alone() == ["worker:1"]
+        assert pair.desk.take_alone() == ["worker:1"]
         come_late(pair, "worker:1")
         pair.streams["worker:1"].end()
-        pair.until(lambda: "worker:1" in pair.roster.missing)
-        assert bool(pair.roster.alone) is left
-    assert pair.roster.missing == ("worker:1",)
+        pair.until(lambda: "worker:1" in pair.desk.missing)
+        assert bool(pair.desk.members.alone) is left
+    assert pair.desk.missing == ("worker:1",)
 
 
 @pytest.mark.parametrize("refused", [True, False], ids=["it is refused", "it dies"])
 def test_an_absent_node_that_never_reserves_is_wanted_three_times(pair: Cluster, refused: bool) -> None:
     pair.say(ended("worker:1", None, "SIGKILL"))
-    assert pair.roster.gather_again("it was killed")
+    assert pair.desk.come_again("it was killed")
     come_again(pair, "worker:0", 5000)
-    pair.roster.go_on_without_missing()
+    pair.desk.go_on_without_missing()
     for number in range(3):
-        assert pair.roster.asked(NodeWanted("worker:1"))
+        assert pair.desk.asked(NodeWanted("worker:1"))
         if refused:
             late = pair.streams[f"late {number}"] = pair.client.attend()
             late.send(Refused("worker:1", "10.0.0.9", "it has no TensorFlow"))
-            pair.until(lambda number=number: pair.roster._records["worker:1"].failed_joins > number)
+            pair.until(lambda number=number: pair.desk.members.members["worker:1"].failed_joins > number)
         else:
-            pair.roster.asked(SupervisorEnded("worker:1", 1, "No module named 'tensorflow'", 100 + number))
-    assert not pair.roster.asked(NodeWanted("worker:1"))
-    assert not pair.roster.failures, "the others go on"
+            pair.desk.asked(SupervisorEnded("worker:1", 1, "No module named 'tensorflow'", 100 + number))
+    assert not pair.desk.asked(NodeWanted("worker:1"))
+    assert not pair.desk.failures, "the others go on"
 
 
 # --- fewer nodes than the plan has
@@ -233,13 +233,13 @@ def test_an_absent_node_that_never_reserves_is_wanted_three_times(pair: Cluster,
 def three(make: Callable[..., Cluster]) -> Cluster:
     """Three workers that train together, of which the first has been lost, and the others have come again."""
     cluster = make(workers=3)
-    cluster.roster.restarts_left = 2
+    cluster.desk.members.restarts_left = 2
     cluster.bring_up("worker:0", "worker:1", "worker:2")
     cluster.say(ended("worker:0", None, "SIGKILL"))
-    assert cluster.roster.gather_again("it was killed")
+    assert cluster.desk.come_again("it was killed")
     come_again(cluster, "worker:1", 5001)
-    assert not cluster.roster.are_enough(2)
-    assert cluster.roster.some_are_coming
+    assert not cluster.desk.are_enough(2)
+    assert cluster.desk.some_are_coming
     come_again(cluster, "worker:2", 5002)
     return cluster
 
@@ -250,14 +250,14 @@ def start_told(cluster: Cluster, node: str) -> Start:
 
 
 def test_the_others_go_on_without_a_worker_that_does_not_come(three: Cluster) -> None:
-    assert three.roster.are_enough(2)
-    assert not three.roster.are_enough(3)
-    assert three.roster.go_on_without_missing() == ("worker:0",)
-    assert three.roster.all_reserved
+    assert three.desk.are_enough(2)
+    assert not three.desk.are_enough(3)
+    assert three.desk.go_on_without_missing() == ("worker:0",)
+    assert three.desk.all_reserved
     told = start_told(three, "worker:2")
     assert told == Start({"worker": ["10.0.0.9:5001", "10.0.0.9:5002"]}, 2, 0, (1, 2))
-    assert three.roster.first == "worker:1"
-    assert three.roster.feeds.nodes == ["worker:1", "worker:2"]
+    assert three.desk.first == "worker:1"
+    assert three.desk.feeds.nodes == ["worker:1", "worker:2"]
 
 
 def come_late(cluster: Cluster, node: str) -> None:
@@ -266,47 +266,47 @@ def come_late(cluster: Cluster, node: str) -> None:
 
 
 def test_a_worker_that_comes_late_joins_when_a_state_has_been_saved(three: Cluster) -> None:
-    three.roster.go_on_without_missing()
+    three.desk.go_on_without_missing()
     three.say(StateHeld("worker:1"))
-    assert three.roster.changing == "", "it has not come"
+    assert three.desk.changing == "", "it has not come"
     come_late(three, "worker:0")
-    assert three.roster.changing == "", "it would undo what has been trained since the last state"
-    assert three.roster.failures == []
+    assert three.desk.changing == "", "it would undo what has been trained since the last state"
+    assert three.desk.failures == []
     three.say(StateHeld("worker:2"))
-    assert three.roster.changing == "", "that is not who saves"
+    assert three.desk.changing == "", "that is not who saves"
     three.say(StateHeld("worker:1"))
-    assert three.roster.changing == "worker:0 joined"
+    assert three.desk.changing == "worker:0 joined"
 
-    three.roster.gather_with(three.roster.changing)
-    assert three.roster.missing == ("worker:1", "worker:2")
-    assert three.roster.restarts_left == 1, "that was no loss"
+    three.desk.come_with(three.desk.changing)
+    assert three.desk.missing == ("worker:1", "worker:2")
+    assert three.desk.restarts_left == 1, "that was no loss"
     come_again(three, "worker:1", 5003)
     come_again(three, "worker:2", 5004)
     told = start_told(three, "worker:0")
     assert told == Start({"worker": ["10.0.0.1:6000", "10.0.0.9:5003", "10.0.0.9:5004"]}, 3)
-    assert three.roster.first == "worker:0"
-    assert three.roster.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
+    assert three.desk.first == "worker:0"
+    assert three.desk.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
 
 
 def test_a_worker_that_is_lost_before_it_can_join_is_no_failure_and_wanted_three_times(three: Cluster) -> None:
-    three.roster.go_on_without_missing()
+    three.desk.go_on_without_missing()
     for wanted in (True, True, False):
         come_late(three, "worker:0")
         three.say(ended("worker:0", None, "SIGKILL"))
-        assert three.roster.failures == []
-        assert three.roster.asked(NodeWanted("worker:0")) is wanted
-    assert three.roster.all_reserved, "the others go on"
+        assert three.desk.failures == []
+        assert three.desk.asked(NodeWanted("worker:0")) is wanted
+    assert three.desk.all_reserved, "the others go on"
 
 
 def test_nobody_goes_on_without_a_chief_or_with_too_few(make: Callable[..., Cluster]) -> None:
     cluster = make(workers=2, chief=True)
-    cluster.roster.restarts_left = 1
+    cluster.desk.members.restarts_left = 1
     cluster.bring_up("chief:0", "worker:0", "worker:1")
     cluster.say(ended("chief:0", None, "SIGKILL"))
-    cluster.roster.gather_again("it was killed")
+    cluster.desk.come_again("it was killed")
     for node in ("worker:0", "worker:1"):
         come_again(cluster, node, 5000)
-    assert not cluster.roster.are_enough(1)
+    assert not cluster.desk.are_enough(1)
 
 
 # --- more nodes than there were, or fewer
@@ -314,15 +314,15 @@ def test_nobody_goes_on_without_a_chief_or_with_too_few(make: Callable[..., Clus
 
 def scale(cluster: Cluster, workers: int) -> tuple[str, ...]:
     """Have the plan say another number of workers; return whom it takes."""
-    plan = dataclasses.replace(cluster.roster.plan, workers=workers)
-    lacking = cluster.roster.lacking(plan)
-    cluster.roster.scale(plan)
+    plan = dataclasses.replace(cluster.desk.plan, workers=workers)
+    lacking = cluster.desk.lacking(plan)
+    cluster.desk.scale(plan)
     return lacking
 
 
 def test_new_workers_are_started_in_their_order_and_taken_in_when_the_coordinator_says_so(coordinated: Cluster) -> None:
     assert scale(coordinated, 4) == ("worker:2", "worker:3")
-    assert [state.node for state in coordinated.roster.snapshot()] == [*NODES[:3], "worker:2", "worker:3", "ps:0"]
+    assert [state.node for state in coordinated.desk.snapshot()] == [*NODES[:3], "worker:2", "worker:3", "ps:0"]
     coordinated.reserve("worker:3", port=7003)
     assert heard(coordinated, "worker:3", Start) == [], "TensorFlow numbers the workers without gaps"
     coordinated.reserve("worker:2", port=7002)
@@ -333,12 +333,12 @@ def test_new_workers_are_started_in_their_order_and_taken_in_when_the_coordinato
     for node in ("worker:2", "worker:3"):
         coordinated.say(Serving(node))
     assert [one.node for one in heard(coordinated, "chief:0", Moved)] == ["worker:2", "worker:3"]
-    assert coordinated.roster.feeds.nodes == ["worker:0", "worker:1"]
+    assert coordinated.desk.feeds.nodes == ["worker:0", "worker:1"]
     coordinated.say(WorkerThrough("worker:2", 3), by="chief:0")
-    assert coordinated.roster.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
-    assert (coordinated.roster.taken_in, coordinated.roster.replaced["worker:2"].through) == (["worker:2"], 3)
-    assert (coordinated.roster.generation, coordinated.roster.gatherings) == (1, 2)
-    assert coordinated.roster.changing == ""
+    assert coordinated.desk.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
+    assert (coordinated.desk.members.taken_in, coordinated.desk.replaced["worker:2"].through) == (["worker:2"], 3)
+    assert (coordinated.desk.generation, coordinated.desk.rendezvous) == (1, 2)
+    assert coordinated.desk.changing == ""
     for node in NODES[1:]:
         assert heard(coordinated, node, (Regather, Moved)) == []  # type: ignore[arg-type]
 
@@ -348,8 +348,8 @@ def test_a_new_worker_that_is_lost_before_it_is_taken_in_comes_again(coordinated
     coordinated.reserve("worker:2", port=7002)
     coordinated.say(Serving("worker:2"))
     coordinated.say(ended("worker:2", None, "SIGKILL"))
-    assert coordinated.roster.failures == []
-    assert coordinated.roster.asked(NodeWanted("worker:2")) is True
+    assert coordinated.desk.failures == []
+    assert coordinated.desk.asked(NodeWanted("worker:2")) is True
     coordinated.reserve("worker:2", port=7009)
     coordinated.say(Serving("worker:2"))
     assert [one.address for one in heard(coordinated, "chief:0", Moved)] == ["10.0.0.1:7002", "10.0.0.1:7009"]
@@ -359,10 +359,10 @@ def test_new_workers_that_wait_for_the_coordinator_are_gathered_with_all_when_it
     scale(coordinated, 3)
     coordinated.reserve("worker:2", port=7002)
     coordinated.say(ended("chief:0", None, "SIGKILL"))
-    assert coordinated.roster.gather_again("it was killed")
+    assert coordinated.desk.come_again("it was killed")
     assert [one.generation for one in heard(coordinated, "worker:2", Regather)] == [2]
-    assert set(coordinated.roster.missing) == {*NODES, "worker:2"}
-    assert coordinated.roster.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
+    assert set(coordinated.desk.missing) == {*NODES, "worker:2"}
+    assert coordinated.desk.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
 
 
 def test_who_trains_in_step_with_others_joins_them_when_a_state_has_been_saved(make: Callable[..., Cluster]) -> None:
@@ -371,10 +371,10 @@ def test_who_trains_in_step_with_others_joins_them_when_a_state_has_been_saved(m
     assert scale(cluster, 2) == ("worker:1",)
     cluster.say(StateHeld("worker:0"))
     cluster.reserve("worker:1", port=7001)
-    assert cluster.roster.changing == ""
+    assert cluster.desk.changing == ""
     cluster.say(StateHeld("worker:0"))
-    assert cluster.roster.changing == "worker:1 joined"
-    cluster.roster.gather_with("worker:1 joined")
+    assert cluster.desk.changing == "worker:1 joined"
+    cluster.desk.come_with("worker:1 joined")
     come_again(cluster, "worker:0", 5000)
     told = Start({"worker": ["10.0.0.9:5000", "10.0.0.1:7001"]}, 2)
     assert [start_told(cluster, node) for node in ("worker:0", "worker:1")] == [told, told]
@@ -382,23 +382,23 @@ def test_who_trains_in_step_with_others_joins_them_when_a_state_has_been_saved(m
 
 def test_a_worker_that_the_plan_has_no_more_goes_when_a_state_has_been_saved(make: Callable[..., Cluster]) -> None:
     cluster = make(workers=2)
-    cluster.roster.restarts_left = 1
+    cluster.desk.members.restarts_left = 1
     cluster.bring_up("worker:0", "worker:1")
     assert scale(cluster, 1) == ()
-    assert cluster.roster.changing == ""
+    assert cluster.desk.changing == ""
     cluster.say(StateHeld("worker:0"))
-    assert cluster.roster.changing == "worker:1 not wanted any more"
-    cluster.roster.gather_with(cluster.roster.changing)
+    assert cluster.desk.changing == "worker:1 not wanted any more"
+    cluster.desk.come_with(cluster.desk.changing)
     assert [one.grace for one in heard(cluster, "worker:1", Stop)] == [0.0]
     assert heard(cluster, "worker:1", Regather) == []
-    assert cluster.roster.missing == ("worker:0",)
+    assert cluster.desk.missing == ("worker:0",)
     cluster.streams["worker:1"].end()
     cluster.until(lambda: cluster.state("worker:1").status.ended)
-    assert cluster.roster.asked(NodeWanted("worker:1")) is False
+    assert cluster.desk.asked(NodeWanted("worker:1")) is False
     come_again(cluster, "worker:0", 5000)
-    assert cluster.roster.all_reserved
-    assert cluster.roster.feeds.nodes == ["worker:0"]
-    assert cluster.roster.failures == []
+    assert cluster.desk.all_reserved
+    assert cluster.desk.feeds.nodes == ["worker:0"]
+    assert cluster.desk.failures == []
 
     again = cluster.client.attend()
     again.send(Reservation("worker:1", "10.0.0.1", 7000, "1", 0, 77, ()))
@@ -408,7 +408,7 @@ def test_a_worker_that_the_plan_has_no_more_goes_when_a_state_has_been_saved(mak
     assert scale(cluster, 2) == ("worker:1",), "it may come back"
     cluster.reserve("worker:1", port=7001)
     cluster.say(StateHeld("worker:0"))
-    assert cluster.roster.changing == "worker:1 joined"
+    assert cluster.desk.changing == "worker:1 joined"
 
 
 def test_one_that_is_wanted_again_before_it_has_gone_stays(make: Callable[..., Cluster]) -> None:
@@ -417,7 +417,7 @@ def test_one_that_is_wanted_again_before_it_has_gone_stays(make: Callable[..., C
     scale(cluster, 1)
     assert scale(cluster, 2) == ()
     cluster.say(StateHeld("worker:0"))
-    assert cluster.roster.changing == ""
+    assert cluster.desk.changing == ""
 
 
 def test_a_new_one_that_is_not_wanted_any_more_before_it_has_joined_is_sent_away(make: Callable[..., Cluster]) -> None:
@@ -428,4 +428,16 @@ def test_a_new_one_that_is_not_wanted_any_more_before_it_has_joined_is_sent_away
     scale(cluster, 1)
     assert len(heard(cluster, "worker:1", Stop)) == 1
     cluster.say(StateHeld("worker:0"))
-    assert cluster.roster.changing == ""
+    assert cluster.desk.changing == ""
+
+
+def test_a_new_worker_waits_while_a_lost_one_is_on_its_way_back(coordinated: Cluster) -> None:
+    """Nobody can be told where that one is."""
+    coordinated.say(ended("worker:1", None, "SIGKILL"))
+    assert not coordinated.desk.come_again("it was killed")
+    assert scale(coordinated, 3) == ("worker:2",)
+    coordinated.reserve("worker:2", port=7002)
+    assert heard(coordinated, "worker:2", Start) == []
+    come_again(coordinated, "worker:1", 5000)
+    everybody = ["10.0.0.1:1001", "10.0.0.9:5000", "10.0.0.1:7002"]
+    assert start_told(coordinated, "worker:2").cluster_spec["worker"] == everybody

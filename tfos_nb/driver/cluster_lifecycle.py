@@ -1,7 +1,7 @@
 """The thread that lives as long as a cluster and alone decides how it ends.
 
 It waits for the nodes to come, to return or to fail, then dismisses them, frees their slots and closes the door. The
-user's calls wait for what it finds, all on the roster's one condition.
+user's calls wait for what it finds, all on the desk's one condition.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from tfos_nb.driver.membership import Roster
+from tfos_nb.driver.cluster_desk import ClusterDesk
 from tfos_nb.driver.outcome import Fate
 from tfos_nb.driver.settings import Settings
 from tfos_nb.errors import ClusterClosed, TfosError
@@ -47,7 +47,7 @@ class Life:
     ----------
     name : str
         The cluster's.
-    roster, fate, jobs, settings
+    desk, fate, jobs, settings
         What it watches, where it writes down how it ends, what it frees, and how long it waits.
 
     Attributes
@@ -58,12 +58,12 @@ class Life:
         Why the members were gathered anew the last time; empty if they were not.
     """
 
-    def __init__(self, name: str, roster: Roster, fate: Fate, jobs: Jobs, settings: Settings) -> None:
+    def __init__(self, name: str, desk: ClusterDesk, fate: Fate, jobs: Jobs, settings: Settings) -> None:
         self.status = ClusterStatus.PLANNED
         self.cause = ""
         self._name = name
-        self._roster = roster
-        self._changed = roster.changed
+        self._desk = desk
+        self._changed = desk.changed
         self._fate = fate
         self._jobs = jobs
         self._settings = settings
@@ -71,7 +71,7 @@ class Life:
         self._ended_at: float | None = None
         self._stopped = False
         self._at_end: list[Callable[[], object]] = []
-        self._at_regathering: list[Callable[[], object]] = []
+        self._at_rendezvous: list[Callable[[], object]] = []
         self._at_lone_node: list[Callable[[], object]] = []
         self._thread = threading.Thread(target=self._live, name=f"tfos_nb cluster {name}", daemon=True)
 
@@ -79,9 +79,9 @@ class Life:
         """Have something done when the door is closed."""
         self._at_end.append(action)
 
-    def at_regathering(self, action: Callable[[], object]) -> None:
+    def at_rendezvous(self, action: Callable[[], object]) -> None:
         """Have something done whenever the members have been told to gather anew."""
-        self._at_regathering.append(action)
+        self._at_rendezvous.append(action)
 
     def at_lone_node(self, action: Callable[[], object]) -> None:
         """Have something done whenever an absent node has neither a task nor a supervisor that would bring it."""
@@ -136,20 +136,20 @@ class Life:
             if error is None and self._bring_back():
                 continue
             with self._changed:
-                unchanged = not self._roster.changing and not self._roster.taken_in
-                if error is None and (unchanged or self._fate.failing or self._roster.all_returned):
+                unchanged = not self._desk.has_late_news
+                if error is None and (unchanged or self._fate.failing or self._desk.all_returned):
                     return None
                 if error is not None and not self._fate.may_go_on:
                     return error
                 what = self._go_on(error)
             logger.warning("cluster %s %s", self._name, what)
-            for action in self._at_regathering:
+            for action in self._at_rendezvous:
                 action()
 
     def _bring_back(self) -> bool:
         """Have Spark asked for absent nodes that nobody else would bring; whether there are some."""
-        alone = self._roster.take_alone()
-        if not alone or self._fate.failing or self._roster.all_returned:
+        alone = self._desk.take_alone()
+        if not alone or self._fate.failing or self._desk.all_returned:
             return False
         logger.info("cluster %s asks Spark for %s anew", self._name, ", ".join(alone))
         for action in self._at_lone_node:
@@ -158,35 +158,34 @@ class Life:
 
     def _go_on(self, error: TfosError | None) -> str:
         """Go on behind a loss, or with other nodes; say how. The lock is held."""
-        late, changing = self._roster.taken_in, self._roster.changing
-        self._roster.taken_in = []
+        late, changing = self._desk.take_late(), self._desk.changing
         if error is None and late:
             return f"gives steps to {', '.join(late)}"
         self.status, self.cause = ClusterStatus.RECOVERING, str(error or changing)
         if error is None:
-            self._roster.gather_with(changing)
+            self._desk.come_with(changing)
             return f"changes: {changing}"
-        if self._roster.gather_again(self.cause):
+        if self._desk.come_again(self.cause):
             return f"gathers its nodes anew: {error}"
         return f"goes on, and replaces what it has lost: {error}"
 
     def _until_failure(self) -> TfosError | None:
         """Wait until the nodes are done, one has failed, or others can join or leave."""
         timeout = self._settings.rendezvous_timeout
-        if self._settings.min_workers and self._roster.gatherings > 1:
+        if self._settings.min_workers and self._desk.rendezvous > 1:
             self._shrink(self._settings.min_workers, timeout)
-        if not self._fate.wait_for(lambda: self._roster.all_reserved, timeout):
+        if not self._fate.wait_for(lambda: self._desk.all_reserved, timeout):
             return self._fate.rendezvous_timeout(timeout, self._address)
-        roster = self._roster
-        self._fate.wait_for(lambda: roster.all_returned or roster.has_news, None)
+        desk = self._desk
+        self._fate.wait_for(lambda: desk.all_returned or desk.has_news, None)
         return self._fate.first_failure()
 
     def _shrink(self, least: int, timeout: float) -> None:
         """Go on without nodes that do not come again soon, as soon as the others are enough."""
-        self._fate.wait_for(lambda: not self._roster.some_are_coming, _PATIENCE)
-        enough = self._fate.wait_for(lambda: self._roster.are_enough(least), timeout)
+        self._fate.wait_for(lambda: not self._desk.some_are_coming, _PATIENCE)
+        enough = self._fate.wait_for(lambda: self._desk.are_enough(least), timeout)
         if enough and not self._fate.failing and self._fate.lost_job is None:
-            without = ", ".join(self._roster.go_on_without_missing())
+            without = ", ".join(self._desk.go_on_without_missing())
             if without:
                 first, *rest = self.cause.splitlines()
                 self.cause = "\n".join([f"{first}{WITHOUT}{without}", *rest])
@@ -197,20 +196,20 @@ class Life:
             self.status = ClusterStatus.STOPPING
             self._changed.notify_all()
         grace, stop = 0.0, self._fate.stop
-        if not self._roster.all_reserved:
+        if not self._desk.all_reserved:
             self._jobs.cancel_all()  # tasks that wait for a slot would become nodes of nothing
         if error is not None:
-            self._roster.dismiss(Stop("another node failed", 0.0))
+            self._desk.dismiss(Stop("another node failed", 0.0))
         elif stop is not None:
             self._stopped = True  # a wish that comes later finds every main returned: there is nothing to stop
             grace = self._stop_politely(stop)
         else:
-            self._roster.dismiss(Farewell())
+            self._desk.dismiss(Farewell())
         with self._changed:
-            self._changed.wait_for(lambda: self._roster.all_gone, grace + _LEAVING)
+            self._changed.wait_for(lambda: self._desk.all_gone, grace + _LEAVING)
             # A node's task ends after its supervisor: only then are the process gone and the slot free.
-            patience = _LEAVING * (3 if self._roster.all_gone else 2)
-            self._roster.give_up_all()  # one that is stopped hears nothing: its task ends it, when it next asks
+            patience = _LEAVING * (3 if self._desk.all_gone else 2)
+            self._desk.give_up_all()  # one that is stopped hears nothing: its task ends it, when it next asks
             self._changed.wait_for(lambda: all(job.done.is_set() for job in self._fate.jobs()), patience)
         self._jobs.cancel_all()
         self._jobs.wait_for_slots(_LEAVING)
@@ -223,7 +222,7 @@ class Life:
         if error is None:
             self._door.close()
         else:
-            close_when_quiet(self._door.close, lambda: self._roster.answering.quiet_for, _TELLING_WHY)
+            close_when_quiet(self._door.close, lambda: self._desk.answering.quiet_for, _TELLING_WHY)
 
     def _stop_politely(self, stop: Stop) -> float:
         """Have every main come to its end; nobody goes before, since a peer that saves may still need the others.
@@ -231,24 +230,24 @@ class Life:
         Returns the seconds of the grace that are left.
         """
         deadline = time.monotonic() + stop.grace
-        self._roster.dismiss(stop)
+        self._desk.dismiss(stop)
         with self._changed:
-            self._changed.wait_for(lambda: self._roster.all_through or self._fate.at_once, stop.grace)
+            self._changed.wait_for(lambda: self._desk.all_through or self._fate.at_once, stop.grace)
             # However long it takes to write a model, half of one is worth nothing; the user can still end it at once.
-            if self._roster.saving:
-                self._changed.wait_for(lambda: not self._roster.saving or self._fate.at_once)
-                self._changed.wait_for(lambda: self._roster.all_through or self._fate.at_once, _AFTER_SAVING)
+            if self._desk.saving:
+                self._changed.wait_for(lambda: not self._desk.saving or self._fate.at_once)
+                self._changed.wait_for(lambda: self._desk.all_through or self._fate.at_once, _AFTER_SAVING)
         if not self._fate.at_once:
-            self._roster.send(Farewell())
+            self._desk.send(Farewell())
         return max(0.0, deadline - time.monotonic())
 
     def _finish(self, error: TfosError | None) -> None:
-        self._roster.mark_stopped()
+        self._desk.mark_stopped()
         stopped = error is None and self._stopped
         with self._changed:
             self._fate.error = error
             self._ended_at = time.monotonic()
-            if stopped and not self._roster.all_returned:
+            if stopped and not self._desk.all_returned:
                 self._fate.error = ClusterClosed(f"cluster {self._name} was stopped before its nodes were done")
             failed = ClusterStatus.FAILED if error is not None else ClusterStatus.DONE
             self.status = ClusterStatus.STOPPED if stopped else failed

@@ -1,6 +1,6 @@
 """What goes on beside the training: the evaluator, which ends after it and may be allowed to fail.
 
-An :class:`EvaluatorDesk` stands before the roster, behind the door. It tells the evaluator when the training is over,
+An :class:`EvaluatorDesk` stands before the desk, behind the door. It tells the evaluator when the training is over,
 gives it a time to come to its end, and takes its failure out of the cluster's where the plan says so.
 """
 
@@ -10,11 +10,10 @@ import logging
 import time
 from typing import Any
 
-from tfos_nb.driver.membership import Roster
+from tfos_nb.driver.cluster_desk import ClusterDesk
 from tfos_nb.runtime.control.door import Desk, Link
 from tfos_nb.runtime.control.lifecycle import MainRaised, MainReturned, NodeEnded, NodeUp, Serving
 from tfos_nb.runtime.control.plan import Role
-from tfos_nb.runtime.control.reports import LogLines
 from tfos_nb.runtime.feed.ledger import NoMoreFeeds
 
 __all__ = ["EvaluatorDesk"]
@@ -23,20 +22,20 @@ logger = logging.getLogger(__name__)
 
 
 class EvaluatorDesk:
-    """The roster of a cluster that has an evaluator, as the door sees it.
+    """The desk of a cluster that has an evaluator, as the door sees it.
 
     The evaluator's ``main`` has to return for the cluster to be done. When the chief and the workers are through it is
     told so, which ends ``ctx.checkpoints()``, and after ``grace`` seconds it is waited for no longer.
 
     Parameters
     ----------
-    desk : Roster
+    desk : ClusterDesk
         Takes all that is heard here.
     grace : float
         Seconds between the training's end and the evaluator's.
     """
 
-    def __init__(self, desk: Roster, grace: float) -> None:
+    def __init__(self, desk: ClusterDesk, grace: float) -> None:
         plan = desk.plan
         self._desk = desk
         self._grace = grace
@@ -60,7 +59,7 @@ class EvaluatorDesk:
     @staticmethod
     def before(desk: Desk, grace: float) -> Desk:
         """Return what stands behind the door: a desk of this kind, if the plan has an evaluator."""
-        return EvaluatorDesk(desk, grace) if isinstance(desk, Roster) and desk.plan.evaluator else desk
+        return EvaluatorDesk(desk, grace) if isinstance(desk, ClusterDesk) and desk.plan.evaluator else desk
 
     def arrived(self, link: Link, message: Any) -> None:
         """Take the first message of a stream."""
@@ -131,7 +130,7 @@ class EvaluatorDesk:
     def _wait_no_more(self, link: Link) -> None:
         if link.node not in self._serve:
             self._serve.add(link.node or "")
-            self._desk.received(link, Serving(link.node or ""))
+            self._desk.count_as_serving(link.node or "")
 
     @property
     def _forgiven(self) -> set[str]:
@@ -140,7 +139,7 @@ class EvaluatorDesk:
 
     def _forgive(self) -> None:
         for failure in [failure for failure in self._desk.failures if failure.node in self._forgiven]:
-            self._desk.failures.remove(failure)
+            self._desk.forgive(failure.node)
             if failure.node not in self._said:
                 self._said.add(failure.node)
                 self._say(failure.node, f"failed, and the training goes on: {failure.error}")
@@ -148,5 +147,4 @@ class EvaluatorDesk:
 
     def _say(self, node: str, text: str) -> None:
         logger.warning("cluster %s: %s %s", self._name, node, text)
-        link = self._links[node]
-        self._desk.received(link, LogLines(node, tuple(f"{node} {text}".splitlines())))
+        self._desk.write_log(node, f"{node} {text}".splitlines())

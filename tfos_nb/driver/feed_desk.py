@@ -66,7 +66,7 @@ class Feed:
     partitions: int = 0
     moved: int = 0
     told: set[str] = field(default_factory=set)  # the nodes that know of it
-    gathering: int = 1  # of the cluster's members, for which it holds
+    rendezvous: int = 1  # of the cluster's members, for which it holds
     before: int = 0  # passes over the rows before its first, of all calls of train
     replays: int | None = None  # when it is delivered: how often the nodes go through it again
     skipped: dict[str, int] = field(default_factory=dict)  # passes that a node's predecessor has been through
@@ -84,7 +84,7 @@ class FeedDesk:
     Parameters
     ----------
     changed : threading.Condition
-        The roster's.
+        The cluster's.
     nodes : iterable of str
         The nodes that are fed.
     send : callable
@@ -108,7 +108,7 @@ class FeedDesk:
         self._places = places
         self._feeds: dict[int, Feed] = {}
         self._count = self._calls = 0
-        self._gathering = 1
+        self._rendezvous = 1
         self._enough: dict[int, set[str]] = {}
         self._by_host: tuple[int, dict[str, list[str]]] | None = None
         self.closed = ""
@@ -144,7 +144,7 @@ class FeedDesk:
         with self._changed:
             self._count = number = self._count + 1
             book = ledger.FeedLedger(number, self.nodes, held)
-            feed = Feed(number, passes, spill, epoch, epochs, book, place or FeedOf(), gathering=self._gathering)
+            feed = Feed(number, passes, spill, epoch, epochs, book, place or FeedOf(), rendezvous=self._rendezvous)
             if feed.place.batch is not None:
                 self._feeds.pop(number - _BATCHES_KNOWN, None)
             self._forget_old(keep=feed.place.validation)
@@ -154,19 +154,19 @@ class FeedDesk:
             self._changed.notify_all()
             return feed
 
-    def regathered(self, gathering: int) -> None:
+    def come_again(self, rendezvous: int) -> None:
         """Forget how far the nodes had come: they say anew from where on they want rows."""
         with self._changed:
-            self._gathering = gathering
+            self._rendezvous = rendezvous
             self.wanted_from.clear()
             self.held.forget_parts()
             for enough in self._enough.values():
                 enough.clear()
 
-    def go_on(self, gathering: int) -> None:
+    def go_on(self, rendezvous: int) -> None:
         """Learn that some nodes have been replaced, and all others go on."""
         with self._changed:
-            self._gathering = gathering
+            self._rendezvous = rendezvous
 
     def begin_again(self, feed: Feed, node: str, skipped: int) -> None:
         """Announce a feed to a node in another's place, which has been through some of the passes."""
@@ -207,7 +207,7 @@ class FeedDesk:
         with self._changed:
             self.wanted_from[message.node] = message
             error = self.disagreement
-            if error is not None and self.current is not None and self.current.gathering == self._gathering:
+            if error is not None and self.current is not None and self.current.rendezvous == self._rendezvous:
                 self.current.error = error
             self._changed.notify_all()
 
@@ -292,7 +292,7 @@ class FeedDesk:
                 self._enough.setdefault(feed.place.call, set()).add(message.node)
 
     def _goes_on(self, feed: Feed) -> bool:
-        return not self.over and feed.gathering == self._gathering and not feed.ledger.closed
+        return not self.over and feed.rendezvous == self._rendezvous and not feed.ledger.closed
 
     @property
     def is_half_fed(self) -> bool:
@@ -338,12 +338,12 @@ class FeedDesk:
 
     def _on_host(self, host: str) -> list[str]:
         """Return the nodes at an address. Where they are is known anew when the members have been gathered anew."""
-        if self._by_host is None or self._by_host[0] != self._gathering:
+        if self._by_host is None or self._by_host[0] != self._rendezvous:
             hosts: dict[str, list[str]] = {}
             for name, place in self._places().items():
                 if name in self._names:
                     hosts.setdefault(place.host, []).append(name)
-            self._by_host = self._gathering, hosts
+            self._by_host = self._rendezvous, hosts
         return self._by_host[1].get(host, [])
 
     def _where(self, feed: Feed, question: ledger.WherePlaces) -> ledger.Places:

@@ -1,24 +1,26 @@
-"""The driver's records of a cluster's nodes: who came, what each does, who failed first.
+"""Who is a member of a cluster: a state machine, which events go into and commands come out of.
 
-The :class:`Roster` sits behind the door. Its Desk methods are called in the door's thread; everything else may be
-called from any thread. There is one lock, and one condition that is notified of each change that somebody waits for.
+::
+
+    reserved, lost, returned, stop asked, scaled, …  ──▶  Membership.apply  ──▶  tell nodes, share rows, end a stream, …
+
+It has no lock, no clock, no thread and no stream of its own, and asks nobody: the same events make the same state.
+:class:`tfos_nb.driver.cluster_desk.ClusterDesk` is its one owner, which hears the nodes, applies what it hears and does
+what comes out.
+
+After a loss all nodes start new processes, which is a new generation; or, where a coordinator gives out the steps, the
+lost workers alone are replaced and all others go on. Where that is allowed the others go on without those of which
+nothing is heard, which join them later, when a state has been saved.
 """
 
 from __future__ import annotations
 
-import logging
-import math
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
 
-from tfos_nb.driver.feed_desk import FeedDesk
-from tfos_nb.driver.node_record import Record
-from tfos_nb.driver.placements import Answering
-from tfos_nb.driver.rendezvous import JOINS, Failure, Gathering
 from tfos_nb.errors import NodeFailed, PlanError, TfosError
-from tfos_nb.runtime.control.door import Link
 from tfos_nb.runtime.control.lifecycle import (
     Coordinating,
     FeedPlace,
@@ -26,60 +28,488 @@ from tfos_nb.runtime.control.lifecycle import (
     MainRaised,
     MainReturned,
     MainStarted,
+    Moved,
     NodeEnded,
     NodeUp,
     Refused,
+    Regather,
     Reservation,
     Saving,
     Serving,
     StateHeld,
+    Stop,
 )
-from tfos_nb.runtime.control.placement import QUESTIONS
-from tfos_nb.runtime.control.plan import ClusterPlan, Role
-from tfos_nb.runtime.control.processes import signal_name
-from tfos_nb.runtime.control.reports import Heartbeat, History, LogLines
-from tfos_nb.runtime.feed.ledger import FeedFrom, PassDone, WorkerThrough
-from tfos_nb.runtime.feed.positions import PositionHeld
-from tfos_nb.runtime.node.spark_task import HoldsSlot, NodeThere, NodeWanted, SupervisorEnded
+from tfos_nb.runtime.control.plan import ClusterPlan, Node, Role
+from tfos_nb.runtime.control.processes import host_and_port, signal_name
+from tfos_nb.runtime.feed.ledger import WorkerThrough
+from tfos_nb.runtime.node.spark_task import HoldsSlot, SlotUse, SupervisorEnded
 from tfos_nb.runtime.storage.shared_directory import PlaceSeen, PlacesSeen
-from tfos_nb.state.cluster_state import NodeStatus
+from tfos_nb.state.cluster_state import JOINED, LEAVING, NodeStatus
 
-__all__ = ["Roster"]
+__all__ = ["JOINS", "TRANSITIONS", "Everyone", "Failure", "Member", "Membership", "Replaced", "replay"]
 
-logger = logging.getLogger(__name__)
+JOINS = 3
+"""An absent node that was lost so often before it could join is not waited for any more."""
 
-_STOOD_STILL = 1.0  # seconds: this process was stopped, or its lock was held by somebody
-_NEWS = (Heartbeat, LogLines)  # there are many of them, and whoever waits for what they tell looks once a second
+TRANSITIONS: Mapping[NodeStatus, Mapping[NodeStatus, str]] = MappingProxyType(
+    {
+        NodeStatus.PLANNED: {
+            NodeStatus.RESERVED: "its supervisor has reserved",
+            NodeStatus.FAILED: "its executor cannot run it, or its supervisor ended first",
+            NodeStatus.LOST: "it is silent, or the others go on without it",
+            NodeStatus.STOPPED: "it is not wanted any more",
+        },
+        NodeStatus.RESERVED: {
+            NodeStatus.STARTING: "all have reserved",
+            NodeStatus.PLANNED: "the nodes come again",
+            NodeStatus.FAILED: "its process failed",
+            NodeStatus.LOST: "it is silent, or its supervisor is gone",
+            NodeStatus.STOPPED: "it is not wanted any more",
+        },
+        NodeStatus.STARTING: {
+            NodeStatus.TRAINING: "main was called",
+            NodeStatus.PLANNED: "the nodes come again",
+            NodeStatus.FAILED: "its process failed",
+            NodeStatus.LOST: "it is silent, or its supervisor is gone",
+            NodeStatus.STOPPED: "it is not wanted any more",
+        },
+        NodeStatus.FEEDING: {
+            NodeStatus.TRAINING: "it has rows, or does not wait for any",
+            NodeStatus.DONE: "main has returned",
+            NodeStatus.PLANNED: "the nodes come again",
+            NodeStatus.FAILED: "main raised, or its process failed",
+            NodeStatus.LOST: "it is silent, or its supervisor is gone",
+            NodeStatus.STOPPED: "it is not wanted any more",
+        },
+        NodeStatus.TRAINING: {
+            NodeStatus.FEEDING: "it waits for its first rows",
+            NodeStatus.DONE: "main has returned",
+            NodeStatus.PLANNED: "the nodes come again",
+            NodeStatus.FAILED: "main raised, or its process failed",
+            NodeStatus.LOST: "it is silent, or its supervisor is gone",
+            NodeStatus.STOPPED: "it is not wanted any more",
+        },
+        NodeStatus.DONE: {
+            NodeStatus.PLANNED: "the nodes come again",
+            NodeStatus.FAILED: "its process failed while others needed it",
+            NodeStatus.LOST: "the others go on without it",
+            NodeStatus.STOPPED: "it is not wanted any more",
+        },
+        NodeStatus.FAILED: {
+            NodeStatus.PLANNED: "the nodes come again",
+            NodeStatus.LOST: "the others go on without it",
+            NodeStatus.STOPPED: "it is not wanted any more",
+        },
+        NodeStatus.LOST: {
+            NodeStatus.PLANNED: "the nodes come again",
+            NodeStatus.RESERVED: "it is back, and joins the others",
+            NodeStatus.STOPPED: "it is not wanted any more",
+        },
+        NodeStatus.STOPPED: {NodeStatus.PLANNED: "it is wanted again"},
+    }
+)
+"""What a node's status may become, and when. Nothing else changes it: a message that comes too late has no effect."""
+
+_Item = TypeVar("_Item")
 
 
-class Roster(Gathering):
-    """The records of one cluster.
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The first event: who should come, and how often they may come again."""
+
+    plan: ClusterPlan
+    restarts: int
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A supervisor's first message on a stream of this number."""
+
+    stream: int
+    message: Reservation | Refused
+
+
+@dataclass(frozen=True)
+class Said:
+    """A later message of a node."""
+
+    node: str
+    message: Any
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A node's heartbeat, as far as it says what the node does: ``hungry`` is None where it is not fed."""
+
+    node: str
+    began: bool
+    hungry: bool | None
+
+
+@dataclass(frozen=True)
+class StreamEnded:
+    """A stream has ended, for whatever reason."""
+
+    stream: int
+
+
+@dataclass(frozen=True)
+class FellSilent:
+    """Nothing was heard of a node for so many seconds."""
+
+    node: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TaskReported:
+    """A Spark task tells how its supervisor has ended."""
+
+    message: SupervisorEnded
+
+
+@dataclass(frozen=True)
+class SlotAsked:
+    """A Spark task asks what its slot is for; ``wanted``: rows wait for one."""
+
+    question: HoldsSlot
+    wanted: bool
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """Spark is asked for these nodes; ``hold``: their tasks keep their slots."""
+
+    nodes: tuple[str, ...]
+    hold: bool
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """The cluster is to become what a plan says, as soon as that can be."""
+
+    plan: ClusterPlan
+
+
+@dataclass(frozen=True)
+class ComeAgain:
+    """Lost nodes are to come again: all nodes, or the lost ones alone where a coordinator goes on with the others."""
+
+    cause: str
+
+
+@dataclass(frozen=True)
+class ComeWith:
+    """All nodes are to come again, with those that were absent and without those that leave."""
+
+    cause: str
+
+
+@dataclass(frozen=True)
+class GoOnWithout:
+    """The nodes that have come are to go on without the others."""
+
+
+@dataclass(frozen=True)
+class NewsTaken:
+    """The owner has taken up which late nodes were taken in, or of which no task is left."""
+
+    late: bool = False
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class FedAgain:
+    """The rows of these nodes, which are in lost ones' places, have been fed again; None: of all."""
+
+    nodes: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Aborted:
+    """An error of the whole cluster."""
+
+    error: TfosError
+
+
+@dataclass(frozen=True)
+class Forgiven:
+    """A node's failure is not the cluster's."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class Dismissed:
+    """Every node is told to go; from now on its end is no failure."""
+
+    message: Any
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """Every supervisor that has not gone is done without."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Nothing of the cluster runs any more."""
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Send a message to nodes."""
+
+    nodes: tuple[str, ...]
+    message: Any
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Have nodes start: ``Start`` with these addresses, and the states that can be gone on from."""
+
+    nodes: tuple[str, ...]
+    spec: dict[str, list[str]]
+    generation: int
+    passes: int
+    workers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class EndStream:
+    """End a stream after what was sent."""
+
+    stream: int
+
+
+@dataclass(frozen=True)
+class BeginAnew:
+    """Forget the process that a node was: its figures and its result."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class WriteLog:
+    """Write lines into a node's log."""
+
+    node: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Note:
+    """Write a line into the driver's log."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class DescribeRows:
+    """Tell nodes what the rows look like."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FeedsGoOn:
+    """Have feeds hold for this rendezvous: some nodes were replaced, the others go on."""
+
+    rendezvous: int
+
+
+@dataclass(frozen=True)
+class FeedsBeginAnew:
+    """Have feeds forget how far the nodes had come: all come again, for this rendezvous."""
+
+    rendezvous: int
+
+
+@dataclass(frozen=True)
+class ShareRows:
+    """Have these nodes share the rows."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FollowHistory:
+    """Have the history be what a node reports; None: forget the epochs that are trained again."""
+
+    node: str | None
+
+
+# --- state ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One node's failure.
+
+    ``collateral`` marks one that only happened because a peer had gone; ``lost`` one of the node itself, its process,
+    its host or its network, and not of the program.
+    """
+
+    error: TfosError
+    node: str
+    collateral: bool
+    lost: bool = False
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A node in a lost one's place, ``since`` a rendezvous: the lost one had been ``through`` so many passes."""
+
+    through: int
+    since: int
+
+
+@dataclass
+class Member:
+    """What is known of a node's life."""
+
+    node: Node
+    status: NodeStatus = NodeStatus.PLANNED
+    stream: int | None = None  # to its supervisor
+    supervisor: tuple[str, int] = ("", 0)  # the process at its other end, which outlives its reservations
+    reservation: Reservation | None = None
+    up: NodeUp | None = None
+    began: bool = False  # it has taken a row or reported a step
+    returned: bool = False
+    unread: bool = False
+    serving: bool = False
+    saving: bool = False
+    following: bool = False  # it coordinates, and goes on with workers that come back elsewhere
+    through: int = 0  # passes of its rows that a coordinator has been through, in this generation
+    started: bool = False  # it was told who its peers are
+    absent: bool = False  # the others go on without it
+    failed_joins: int = 0  # how often it was lost before it could join them
+    left_slot: bool = False  # Spark's task has gone, and no other sees to it
+    moved: bool = False  # it has come back, and its coordinator does not know where
+    raised: MainRaised | None = None
+    ended: NodeEnded | None = None
+    parting: bool = False  # it has been told to go, so its end is no failure
+
+    @property
+    def address(self) -> str:
+        """What its TensorFlow listens on."""
+        assert self.reservation is not None, "it has reserved"
+        return host_and_port(self.reservation.host, self.reservation.port)
+
+    def become(self, status: NodeStatus) -> None:
+        """Change the status, where :data:`TRANSITIONS` has that change."""
+        if status in TRANSITIONS[self.status]:
+            self.status = status
+
+    def begin_anew(self) -> None:
+        """Forget the process that was: another one will be the node."""
+        self.become(NodeStatus.PLANNED)
+        self.reservation = self.up = self.raised = self.ended = None
+        self.began = self.returned = self.unread = self.serving = self.saving = False
+        self.following = self.started = self.moved = False
+        self.through = 0
+
+
+class Everyone(Generic[_Item]):
+    """Whether something holds for every one of some items, asked again and again while it comes to hold for them.
+
+    The one for which it did not hold is asked first the next time. So while one holds all up, a question costs one
+    look, and a thousand nodes that come one after another cost three thousand looks at the most, not a million.
+    """
+
+    def __init__(self, items: Sequence[_Item], holds: Callable[[_Item], object]) -> None:
+        self._items = items
+        self._holds = holds
+        self._place = 0
+
+    def __call__(self) -> bool:
+        """Ask."""
+        for _ in self._items:
+            if not self._holds(self._items[self._place]):
+                return False
+            self._place = (self._place + 1) % len(self._items)
+        return True
+
+
+class Membership:
+    """The members of one cluster, as the events so far have made them.
 
     Parameters
     ----------
     plan : ClusterPlan
         Who should come.
     restarts : int
-        How often the members may be gathered again.
-    heartbeat_timeout : float
-        Seconds of silence after which a node is held to be lost.
+        How often they may come again.
+
+    Attributes
+    ----------
+    members : dict of str to Member
+        By their names.
+    generation : int
+        How often all of them came together, from 1: what their ``main`` is told.
+    rendezvous : int
+        How often any of them did: whoever waits for something of theirs looks whether it has changed.
+    failures : list of Failure
+        Since the last rendezvous, the first one first.
+    replaced : dict of str to Replaced
+        Nodes in lost ones' places, whose rows have not been fed again yet.
+    taken_in : list of str
+        Late nodes that a coordinator has taken in of late.
+    alone : list of str
+        Absent nodes of which no task and no supervisor is left.
     """
 
-    def __init__(self, plan: ClusterPlan, restarts: int = 0, heartbeat_timeout: float = 15.0) -> None:
-        super().__init__(plan, restarts)
-        self.heartbeat_timeout = heartbeat_timeout
-        self.history = History(str(plan.chief_node), len(plan.nodes))
-        self.feeds = FeedDesk(self.changed, [str(node) for node in plan.fed_nodes], self.send, self._place)
-        self.answering = Answering(self._records, self._place, self.failures, self.feeds)
-        self._places_seen = PlacesSeen()
-        self._dismissed = False
+    def __init__(self, plan: ClusterPlan, restarts: int = 0) -> None:
+        self.plan = plan
+        self.members = {str(node): Member(node) for node in plan.nodes}
+        self.generation = self.rendezvous = 1
+        self.restarts_left = restarts
+        self.failures: list[Failure] = []
+        self.replaced: dict[str, Replaced] = {}
+        self.taken_in: list[str] = []
+        self.alone: list[str] = []
+        self.feed_places: dict[str, FeedPlace] = {}
+        self.dismissed = False
+        self._commands: list[Any] = []
+        self._can_join = False  # a state was saved since those that are absent have come
+        self._leaving: set[str] = set()
+        self._given_up: set[tuple[str, str, int]] = set()
         self._known: set[tuple[str, str, int]] = set()  # supervisors that have come, by node, machine and process
-        self._answers: dict[type, Callable[[Record, Any], bool | str | None]] = {
-            NodeThere: self._is_there,
-            NodeWanted: self._is_wanted,
-            HoldsSlot: lambda record, question: self._slot_use(record, question).value,
+        self._by_stream: dict[int, Member] = {}
+        self._coordinators: dict[str, Member] = {}  # they need the servers of the others
+        self._leavers: dict[str, Member] = {}  # main has returned, and there is no server
+        self._places_seen = PlacesSeen()
+        self._fed = frozenset(plan.fed_nodes)
+        self._gone = Everyone(list(self.members.values()), lambda one: one.stream is None)
+        self._count_on(self.members.values())
+        self._events: dict[type, Callable[[Any], object]] = {
+            Arrived: self._arrived,
+            Said: self._said,
+            Beat: self._beat,
+            StreamEnded: self._stream_ended,
+            FellSilent: self._fell_silent,
+            TaskReported: self._supervisor_ended,
+            SlotAsked: self._slot_asked,
+            Submitted: self._submitted,
+            Scaled: self._scaled,
+            ComeAgain: self._come_again,
+            ComeWith: self._come_with,
+            GoOnWithout: self._go_on_without,
+            NewsTaken: self._news_taken,
+            FedAgain: self._fed_again,
+            Aborted: self._aborted,
+            Forgiven: self._forgiven,
+            Dismissed: self._dismissed,
+            GivenUp: self._all_given_up,
+            Ended: self._ended,
         }
-        self._handlers: dict[type, Callable[[Record, Any], None]] = {
+        self._messages: dict[type, Callable[[Member, Any], None]] = {
             NodeUp: self._node_up,
             MainStarted: self._main_started,
             Serving: self._serving,
@@ -90,156 +520,292 @@ class Roster(Gathering):
             MainReturned: self._main_returned,
             MainRaised: self._main_raised,
             NodeEnded: self._node_ended,
-            Heartbeat: self._heartbeat,
-            LogLines: self._log_lines,
-            PassDone: self._pass_done,
-            FeedFrom: self._feed_from,
-            PositionHeld: self._position_held,
             PlaceSeen: self._place_seen,
             WorkerThrough: self._worker_through,
             Reservation: self._reserved_anew,
         }
 
-    # --- the Desk: called in the door's thread ---
+    def apply(self, event: Any) -> tuple[Any, list[Any]]:
+        """Take an event; return the answer, where it is a question, and what is to be done, in this order."""
+        answer = self._events[type(event)](event)
+        commands, self._commands = self._commands, []
+        return answer, commands
 
-    def arrived(self, link: Link, message: Reservation | Refused) -> None:
-        """Take a supervisor's reservation, or its word that its executor cannot run a node."""
-        if not isinstance(message, (Reservation, Refused)):
-            raise ValueError(f"a node's stream begins with its reservation, not with a {type(message).__name__}")
-        with self.changed:
-            record = self._records.get(message.node)
-            if record is None:
-                raise ValueError(f"{message.node} is not in the plan")
-            if record.reservation is not None:
-                logger.info("a second %s came from %s and was sent away", message.node, message.host)
-                link.end()
-            elif isinstance(message, Refused):
-                self._fail(record, PlanError(f"{message.node} on {message.host}: {message.reason}"))
-                link.end()
-            elif self._dismissed or record.parting:  # before it had come: its main is not to be called any more
-                link.end()
-            else:
-                link.node = message.node
-                self._let_go(record)  # what this attempt comes in place of
-                record.link, record.supervisor = link, (message.machine, message.pid)
-                self._reserve(record, message)
-            self.changed.notify_all()
+    def hears(self, message: Any) -> bool:
+        """Return whether a node's message is one of its life."""
+        return type(message) in self._messages
 
-    def received(self, link: Link, message: Any) -> None:
-        """Take any later message of a node."""
-        with self.changed:
-            record = self._records[link.node or ""]
-            self._refuse_pretence(link.node, message)
-            record.heard_at = time.monotonic()
-            if record.reservation is not None or isinstance(message, (Reservation, LogLines)):
-                self._handlers[type(message)](record, message)  # the rest is of the generation before
-            elif isinstance(message, Heartbeat):
-                for report in message.reports:
-                    self.history.record_late(str(record.node), report)
-            if not isinstance(message, _NEWS):
-                self.changed.notify_all()
+    # --- what can be seen ---
 
-    def left(self, link: Link) -> None:
-        """Learn that a node's stream is gone: without its last word, the node is lost."""
-        with self.changed:
-            record = self._records.get(link.node or "")
-            if record is not None and record.link is link:
-                record.link = None
-                if record.ended is None:
-                    self._lose(record, "its supervisor is gone: it was killed, or its host or its container has ended")
-            self.changed.notify_all()
+    @property
+    def first(self) -> Member:
+        """The node that saves, and whose result is the cluster's: the chief, or who has its place."""
+        return self._first
 
-    def asked(self, message: Any) -> Any:
-        """Answer a task."""
-        if isinstance(message, SupervisorEnded):
-            return self._supervisor_ended(message)
-        if type(message) in self._answers:
-            with self.changed:
-                return self._answers[type(message)](self._records[message.node], message)
-        if isinstance(message, QUESTIONS):
-            with self.changed:
-                return self.answering.asked(message)
-        return self.feeds.asked(message)
+    @property
+    def present(self) -> Sequence[Member]:
+        """The nodes that the cluster counts on."""
+        return self._present
 
-    def ticked(self, late: float = 0.0) -> None:
-        """Look for nodes that have been silent for too long; not for what this process was too late to hear."""
-        now = time.monotonic()
-        with self.changed:
-            for record in self._records.values():
-                if late > _STOOD_STILL and record.heard_at is not None:
-                    record.heard_at = min(now, record.heard_at + late)
-                silent = record.heard_at is not None and now - record.heard_at > self.heartbeat_timeout
-                if silent and record.link is not None and not record.status.ended:
-                    self._lose(
-                        record,
-                        f"no heartbeat for {self.heartbeat_timeout:g} s: its host or network is gone, or it is stopped",
-                    )
-            self.changed.notify_all()
+    @property
+    def training(self) -> Sequence[Member]:
+        """Those of them that train."""
+        return self._training
 
-    # --- what happens to a node; the lock is held ---
+    @property
+    def fed(self) -> Sequence[Member]:
+        """Those of them that are fed."""
+        return self._fed_members
 
-    def _refuse_pretence(self, node: str | None, message: Any) -> None:
-        """Hear of a node from itself alone; how far the workers are, from the coordinator too."""
-        spoken_of = getattr(message, "node", node)
-        coordinates = isinstance(message, WorkerThrough) and node == str(self.plan.chief_node)
-        if spoken_of != node and not (coordinates and spoken_of in self._records):
-            raise ValueError(f"{node} sent a {type(message).__name__} of {spoken_of!r}")
+    def is_fed(self, node: Node) -> bool:
+        """Return whether the plan has a node fed."""
+        return node in self._fed
 
-    def _is_there(self, record: Record, question: NodeThere) -> bool:
-        return record.link is not None and (record.ended is None or self.restarts_left > 0)
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The nodes that have not reserved."""
+        return tuple(name for name, one in self.members.items() if one.reservation is None and not one.parting)
 
-    def _is_wanted(self, record: Record, question: NodeWanted) -> bool | None:
-        if self._dismissed or record.link is not None or record.parting:
+    @property
+    def all_take_rows(self) -> bool:
+        """Whether every node that is fed has said where it takes rows."""
+        return self._take_rows()
+
+    @property
+    def all_reserved(self) -> bool:
+        """Whether every node has reserved."""
+        return self._reserved()
+
+    @property
+    def all_up(self) -> bool:
+        """Whether ``main`` has been called on every node."""
+        return self._up()
+
+    @property
+    def all_returned(self) -> bool:
+        """Whether ``main`` has returned on every node that has to."""
+        return self._first.returned and self._returned()
+
+    @property
+    def all_through(self) -> bool:
+        """Whether no ``main`` runs any more, however it ended; one that serves counts as if it did not."""
+        return self._through()
+
+    @property
+    def saving(self) -> bool:
+        """Whether a node is writing a model."""
+        return not self._at_rest()
+
+    @property
+    def all_gone(self) -> bool:
+        """Whether no node has a stream any more."""
+        return self._gone()
+
+    @property
+    def unread(self) -> bool:
+        """Whether ``main`` has returned on every node that is fed, and has asked for rows on none."""
+        return all(one.returned and one.unread for one in self._fed_members)
+
+    @property
+    def left_slots(self) -> tuple[str, ...]:
+        """The nodes whose tasks have left their slots."""
+        return tuple(name for name, one in self.members.items() if one.left_slot)
+
+    @property
+    def untended(self) -> tuple[str, ...]:
+        """Those of them that are to come again, and have no supervisor more that would bring them."""
+        left = set(self.left_slots)
+        return tuple(name for name in self.missing if name in left and self.members[name].stream is None)
+
+    @property
+    def some_are_coming(self) -> bool:
+        """Whether a node that has not come again has a supervisor, which starts its next process at once."""
+        return any(one.reservation is None and one.stream is not None for one in self._present)
+
+    def are_enough(self, least: int) -> bool:
+        """Return whether all nodes have come, or all but workers of which at least so many have."""
+        gone = [one for one in self._present if one.reservation is None]
+        came = sum(one.node.role is Role.WORKER for one in self._present) - len(gone)
+        return not gone or (came >= least and all(one.node.role is Role.WORKER for one in gone))
+
+    def lacking(self, plan: ClusterPlan) -> tuple[str, ...]:
+        """Return the nodes of a plan that would have to be started."""
+        found = {str(node): self.members.get(str(node)) for node in plan.nodes}
+        return tuple(name for name, one in found.items() if one is None or one.parting)
+
+    @property
+    def changing(self) -> str:
+        """Who joins or leaves, when a state is held from which the others can go on; empty if nobody does."""
+        joining = [str(one.node) for one in self._joining()]
+        if not self._can_join or len(self._leaving) == len(self._present):
+            return ""
+        said = [", ".join(joining) + JOINED if joining else ""]
+        said += [", ".join(sorted(self._leaving)) + LEAVING if self._leaving else ""]
+        return "; ".join(filter(None, said))
+
+    def is_there(self, node: str) -> bool:
+        """Return whether a node is in the cluster, started by another attempt of its task."""
+        one = self.members[node]
+        return one.stream is not None and (one.ended is None or self.restarts_left > 0)
+
+    def is_wanted(self, node: str) -> bool | None:
+        """Return whether a task whose supervisor has ended is to start another; None: that is not decided yet."""
+        one = self.members[node]
+        if self.dismissed or one.stream is not None or one.parting:
             return False
-        if record.reservation is None and (self.gatherings > 1 or record.absent):
-            return record.failed_joins < JOINS
+        if one.reservation is None and (self.rendezvous > 1 or one.absent):
+            return one.failed_joins < JOINS
         return None if self.restarts_left > 0 else False
 
-    def _reserve(self, record: Record, message: Reservation) -> None:
-        record.reservation = message
-        self._known.add((message.node, message.machine, message.pid))
-        record.status, record.heard_at = NodeStatus.RESERVED, time.monotonic()
-        if record.absent:
-            self._start_late()
+    # --- whom the cluster counts on ---
+
+    def _count_on(self, members: Iterable[Member]) -> None:
+        """Have these nodes be the cluster, all of them or those that are left."""
+        self._present = list(members)
+        finishing = [one for one in self._present if one.node.role is not Role.PS]
+        self._training = [one for one in self._present if one.node.role is not Role.EVALUATOR]
+        self._fed_members = [one for one in self._present if one.node in self._fed]
+        self._first = finishing[0]
+        self._reserved = Everyone(self._present, lambda one: one.reservation)
+        self._up = Everyone(self._present, lambda one: one.up and one.status is not NodeStatus.STARTING)
+        self._take_rows = Everyone(self._fed_members, lambda one: one.up)
+        self._returned = Everyone(finishing, lambda one: one.returned or one.serving)
+        self._through = Everyone(self._present, lambda one: one.status.ended or one.serving)
+        self._at_rest = Everyone(self._present, lambda one: not one.saving or one.stream is None)
+
+    def _count_on_and_feed(self, present: list[Member]) -> None:
+        self._count_on(present)
+        self._do(ShareRows(tuple(str(one.node) for one in self._fed_members)))
+
+    def _count_on_late(self, late: Sequence[Member]) -> None:
+        for one in late:
+            one.absent = False
+        self._count_on_and_feed([one for one in self.members.values() if not one.absent])
+
+    def _do(self, command: Any) -> None:
+        self._commands.append(command)
+
+    def _tell(self, nodes: Iterable[str], message: Any) -> None:
+        self._do(Tell(tuple(nodes), message))
+
+    # --- a node comes ---
+
+    def _arrived(self, event: Arrived) -> None:
+        message = event.message
+        one = self.members[message.node]
+        if one.reservation is not None:
+            self._do(Note(f"a second {message.node} came from {message.host} and was sent away"))
+            self._do(EndStream(event.stream))
+        elif isinstance(message, Refused):
+            self._fail(one, PlanError(f"{message.node} on {message.host}: {message.reason}"))
+            self._do(EndStream(event.stream))
+        elif self.dismissed or one.parting:  # before it had come: its main is not to be called any more
+            self._do(EndStream(event.stream))
         else:
+            self._let_go(one)  # what this attempt comes in place of
+            one.stream, one.supervisor = event.stream, (message.machine, message.pid)
+            self._by_stream[event.stream] = one
+            self._reserve(one, message)
+
+    def _reserve(self, one: Member, message: Reservation) -> None:
+        one.reservation = message
+        self._known.add((message.node, message.machine, message.pid))
+        one.become(NodeStatus.RESERVED)
+        if not one.absent:
             self._start_if_complete()
+        self._start_late()
 
-    def _reserved_anew(self, record: Record, message: Reservation) -> None:
-        if message.generation == self.generation and record.reservation is None:
-            self._reserve(record, message)
+    def _reserved_anew(self, one: Member, message: Reservation) -> None:
+        if message.generation == self.generation and one.reservation is None:
+            self._reserve(one, message)
 
-    def _node_up(self, record: Record, message: NodeUp) -> None:
-        record.up = message
+    def _start_if_complete(self) -> None:
+        if not self._reserved():
+            return
+        spec = self._spec()
+        starting = [one for one in self._present if not one.started]
+        if self.rendezvous > 1:  # before main is called, which may want to know at once
+            self._do(DescribeRows(tuple(str(one.node) for one in starting if one.node in self._fed)))
+        behind: dict[int, list[str]] = {}
+        for one in starting:
+            one.become(NodeStatus.STARTING)
+            one.started = True
+            behind.setdefault(one.through, []).append(str(one.node))
+        for passes, nodes in behind.items():  # as a rule all at once: a thousand addresses are encoded once
+            self._do(Begin(tuple(nodes), spec, self.generation, passes, self._workers_left()))
+
+    def _spec(self) -> dict[str, list[str]]:
+        spec: dict[str, list[str]] = {}
+        for one in self._present:
+            spec.setdefault(one.node.role.value, []).append(one.address)
+        return spec
+
+    def _workers_left(self) -> tuple[int, ...]:
+        """Return the workers' indices, if some are absent: each node has its rank by its place among them."""
+        if len(self._present) == len(self.members):
+            return ()
+        return tuple(one.node.index for one in self._present if one.node.role is Role.WORKER)
+
+    def _start_late(self) -> None:
+        """Start workers that come after the others have begun, where a coordinator can take them in.
+
+        It knows them by their numbers, which have no gaps. It is told where one is when that serves, and the others
+        count on it when it has said that it gives it steps.
+        """
+        if not self.members[str(self.plan.chief_node)].following or not self._reserved():
+            return  # while one is on its way back, nobody can be told where it is
+        spec = self._spec()
+        for one in self.members.values():
+            if not one.absent or one.parting:
+                continue
+            if one.reservation is None:
+                return
+            spec[one.node.role.value].append(one.address)
+            if not one.started:
+                one.become(NodeStatus.STARTING)
+                one.started = one.moved = True
+                addresses = {role: list(at) for role, at in spec.items()}
+                self._do(Begin((str(one.node),), addresses, self.generation, 0, ()))
+
+    # --- what a node says ---
+
+    def _said(self, event: Said) -> None:
+        self._messages[type(event.message)](self.members[event.node], event.message)
+
+    def _node_up(self, one: Member, message: NodeUp) -> None:
+        one.up = message
         if message.feed is not None:
-            self._feed_places[message.node] = message.feed
+            self.feed_places[message.node] = message.feed
 
-    def _main_started(self, record: Record, message: MainStarted) -> None:
-        record.status = NodeStatus.TRAINING  # that it waits for rows, its heartbeat tells
+    def _main_started(self, one: Member, message: MainStarted) -> None:
+        one.become(NodeStatus.TRAINING)  # that it waits for rows, its heartbeat tells
 
-    def _serving(self, record: Record, message: Serving) -> None:
-        record.serving, record.status = True, NodeStatus.TRAINING
-        self._tell_where(record)
+    def _serving(self, one: Member, message: Serving) -> None:
+        one.serving = True
+        one.become(NodeStatus.TRAINING)
+        if one.moved:  # a worker that has come back: its coordinator is told where it is
+            one.moved = False
+            self._tell([str(self.plan.chief_node)], Moved(str(one.node), one.address))
 
-    def _saving(self, record: Record, message: Saving) -> None:
-        record.saving = message.going_on
+    def _saving(self, one: Member, message: Saving) -> None:
+        one.saving = message.going_on
 
-    def _state_held(self, record: Record, message: StateHeld) -> None:
-        self._can_join |= record is self._first and bool(self._joining() or self._leaving)
+    def _state_held(self, one: Member, message: StateHeld) -> None:
+        self._can_join |= one is self._first and bool(self._joining() or self._leaving)
 
-    def _main_returned(self, record: Record, message: MainReturned) -> None:
-        record.result, record.returned, record.unread = message.result, True, not message.read
-        record.status = NodeStatus.DONE
-        record.forget_rate()
-        if not message.serves and record.node.role is not Role.EVALUATOR:
-            self._leavers[message.node] = record
+    def _main_returned(self, one: Member, message: MainReturned) -> None:
+        one.returned, one.unread = True, not message.read
+        one.become(NodeStatus.DONE)
+        if not message.serves and one.node.role is not Role.EVALUATOR:
+            self._leavers[message.node] = one
             self._check_servers()
 
-    def _coordinates(self, record: Record, message: Coordinating) -> None:
-        self._coordinators[message.node] = record
+    def _coordinates(self, one: Member, message: Coordinating) -> None:
+        self._coordinators[message.node] = one
         self._check_servers()
 
-    def _follows(self, record: Record, message: Following) -> None:
-        record.following = True
+    def _follows(self, one: Member, message: Following) -> None:
+        one.following = True
         self._start_late()
 
     def _check_servers(self) -> None:
@@ -250,130 +816,111 @@ class Roster(Gathering):
             cause = f"its main has returned and left no TensorFlow server, for which {waiting.node} waits: begin main "
             self._fail(left, self._error_of(left, cause + "with `if not ctx.is_chief: return ctx.serve()`"))
 
-    def _main_raised(self, record: Record, message: MainRaised) -> None:
-        record.raised = message
-        self._fail(record, self._error_of(record, message.summary), message.collateral)
+    def _main_raised(self, one: Member, message: MainRaised) -> None:
+        one.raised = message
+        self._fail(one, self._error_of(one, message.summary), message.collateral)
 
-    def _node_ended(self, record: Record, message: NodeEnded) -> None:
-        record.ended = message
-        if record.parting:
-            if not record.status.ended:
-                record.status = NodeStatus.STOPPED
-        elif record.raised is None:
-            how = message.note or (
-                f"killed by {message.signal}" if message.signal else f"exited with code {message.exit_code}"
-            )
-            memory = (
-                f" at {message.memory_bytes / 2**30:.1f} GiB"
-                if message.memory_bytes and message.signal == "SIGKILL"
-                else ""
-            )
-            when = " after main had returned" if record.returned else ""
-            unexplained = message.signal == "SIGKILL" and not message.note
-            hint = "; if nobody did, the host was out of memory" if unexplained else ""
-            self._fail(record, self._error_of(record, f"{how}{memory}{when}{hint}"), lost=True)
+    def _node_ended(self, one: Member, message: NodeEnded) -> None:
+        one.ended = message
+        if one.parting:
+            if not one.status.ended:
+                one.become(NodeStatus.STOPPED)
+        elif one.raised is None:
+            self._fail(one, self._error_of(one, _how_ended(one, message)), lost=True)
 
-    def _heartbeat(self, record: Record, message: Heartbeat) -> None:
-        now = time.monotonic()
-        record.beat(message, now)
-        for report in message.reports:
-            record.take(report)
-            self._look_at_loss(record)
-            self.history.record(str(record.node), report)
-        self._reports += len(message.reports) if record.node.role is not Role.EVALUATOR else 0
-        if message.feed is not None:
-            self._rows -= record.rows
-            record.count_rows(message.feed.rows_out, now)
-            self._rows += record.rows
-        record.began |= record.rows > 0 or any(report.step != 0 for report in message.reports)  # 0 says what comes
-        if record.status in (NodeStatus.FEEDING, NodeStatus.TRAINING):
-            hungry = message.feed is not None and message.feed.hungry and record.node in self._fed
-            waits = hungry and not record.began and not record.serving
-            record.status = NodeStatus.FEEDING if waits else NodeStatus.TRAINING
-
-    def _look_at_loss(self, record: Record) -> None:
-        """Note in a node's log, once, that its loss has become NaN, and what it is elsewhere."""
-        if record.told_of_nan or not math.isnan(record.metrics.get("loss", 0.0)):
-            return
-        record.told_of_nan = True
-        report = record.report
-        at = f" in epoch {report.epoch}" if report.epoch else f" at step {report.step}" if report.step else ""
-        others = [
-            f"; that of {other.node} is {other.metrics['loss']:g}"
-            for other in self._records.values()
-            if not math.isnan(other.metrics.get("loss", math.nan))
-        ]
-        self._log.add(str(record.node), (f"tfos_nb: the loss became NaN{at}{''.join(others[:1])}",))
-
-    def _log_lines(self, record: Record, message: LogLines) -> None:
-        self._log.add(str(record.node), message.lines)
-
-    def _pass_done(self, record: Record, message: PassDone) -> None:
-        self.feeds.pass_done(message)
-
-    def _feed_from(self, record: Record, message: FeedFrom) -> None:
-        self.feeds.wants_from(message)
-
-    def _position_held(self, record: Record, message: PositionHeld) -> None:
-        self.feeds.position_held(message)
-
-    def _place_seen(self, record: Record, message: PlaceSeen) -> None:
+    def _place_seen(self, one: Member, message: PlaceSeen) -> None:
         if told := self._places_seen.unlike(message):
-            self._fail(record, PlanError(told))
+            self._fail(one, PlanError(told))
 
-    def _worker_through(self, record: Record, message: WorkerThrough) -> None:
-        worker = self._records[message.node]
+    def _worker_through(self, one: Member, message: WorkerThrough) -> None:
+        worker = self.members[message.node]
         worker.through = message.passes
         if worker.absent:
             self._take_in(worker)
 
-    def _supervisor_ended(self, message: SupervisorEnded) -> None:
-        with self.changed:
-            record = self._records[message.node]
-            said = message.text.splitlines()
-            self._log.add(message.node, [f"[its supervisor ended with code {message.code}]", *said])
-            if record.status is NodeStatus.LOST and message.code != 0:
-                self._explain_loss(record, message)
-            had_reserved = (message.node, message.machine, message.pid) in self._known
-            counts = record.absent and not record.parting  # one that never comes is not wanted for ever
-            if record.reservation is None and not had_reserved and (counts or not record.status.ended):
-                cause = f"its supervisor ended with code {message.code} before it had reserved"
-                error = NodeFailed(cause, node=message.node, log_tail=message.text)
-                self._fail(record, error, lost=self.gatherings > 1)
-            self.changed.notify_all()
+    def _take_in(self, worker: Member) -> None:
+        """Count on a late worker, to which the coordinator gives steps; it has a share in the rows of later feeds."""
+        name = str(worker.node)
+        self.rendezvous += 1
+        self._count_on_late([worker])
+        self._do(FeedsGoOn(self.rendezvous))
+        self._do(DescribeRows((name,)))  # a coordinator asks for rows as soon as it has taken one in
+        self.replaced[name] = Replaced(worker.through, self.rendezvous)
+        self.taken_in.append(name)
 
-    def _explain_loss(self, record: Record, message: SupervisorEnded) -> None:
-        """The stream broke first; now its task tells how its supervisor ended."""
+    def _beat(self, event: Beat) -> None:
+        one = self.members[event.node]
+        one.began |= event.began
+        if one.status in (NodeStatus.FEEDING, NodeStatus.TRAINING):
+            waits = event.hungry and one.node in self._fed and not one.began and not one.serving
+            one.become(NodeStatus.FEEDING if waits else NodeStatus.TRAINING)
+
+    # --- a node is lost, or fails ---
+
+    def _stream_ended(self, event: StreamEnded) -> None:
+        """Take note that a node's stream is gone: without its last word, the node is lost."""
+        one = self._by_stream.pop(event.stream, None)
+        if one is not None and one.stream == event.stream:
+            one.stream = None
+            if one.ended is None:
+                self._lose(one, "its supervisor is gone: it was killed, or its host or its container has ended")
+
+    def _fell_silent(self, event: FellSilent) -> None:
+        one = self.members[event.node]
+        if one.stream is not None and not one.status.ended:
+            cause = f"no heartbeat for {event.seconds:g} s: its host or network is gone, or it is stopped"
+            self._lose(one, cause)
+
+    def _supervisor_ended(self, event: TaskReported) -> None:
+        message = event.message
+        one = self.members[message.node]
+        said = message.text.splitlines()
+        self._do(WriteLog(message.node, (f"[its supervisor ended with code {message.code}]", *said)))
+        if one.status is NodeStatus.LOST and message.code != 0:
+            self._explain_loss(one, message)
+        had_reserved = (message.node, message.machine, message.pid) in self._known
+        counts = one.absent and not one.parting  # one that never comes is not wanted for ever
+        if one.reservation is None and not had_reserved and (counts or not one.status.ended):
+            cause = f"its supervisor ended with code {message.code} before it had reserved"
+            error = NodeFailed(cause, node=message.node, log_tail=message.text)
+            self._fail(one, error, lost=self.rendezvous > 1)
+
+    def _explain_loss(self, one: Member, message: SupervisorEnded) -> None:
+        """Say how the supervisor ended: the stream broke first, and now its task tells."""
         how = signal_name(message.code) or f"code {message.code}"
         for index, failure in enumerate(self.failures):
-            if failure.node == str(record.node):
-                error = self._error_of(record, f"its supervisor ended with {how}", message.text)
+            if failure.node == str(one.node):
+                error = self._error_of(one, f"its supervisor ended with {how}", message.text)
                 self.failures[index] = replace(failure, error=error)
 
-    def _lose(self, record: Record, cause: str) -> None:
-        if record.parting or record.status.ended:
-            if not record.status.ended:
-                record.status = NodeStatus.STOPPED
-            record.saving = False  # nobody waits for what it was about to write
-            return
-        self._fail(record, self._error_of(record, cause), lost=True)
-        if not record.absent:
-            record.status = NodeStatus.LOST
+    def _lose(self, one: Member, cause: str) -> None:
+        if one.parting or one.status.ended:
+            if not one.status.ended:
+                one.become(NodeStatus.STOPPED)
+            one.saving = False  # nobody waits for what it was about to write
+        else:
+            self._fail(one, self._error_of(one, cause), lost=True, status=NodeStatus.LOST)
 
-    def _fail(self, record: Record, error: TfosError, collateral: bool = False, lost: bool = False) -> None:
-        if record.absent:
-            logger.info("%s could not join: %s", record.node, error)
-            self._do_without(record)
+    def _fail(
+        self,
+        one: Member,
+        error: TfosError,
+        collateral: bool = False,
+        lost: bool = False,
+        status: NodeStatus = NodeStatus.FAILED,
+    ) -> None:
+        if one.absent:
+            self._do(Note(f"{one.node} could not join: {error}"))
+            self._do_without(one)
             return
-        record.status = NodeStatus.FAILED
-        record.forget_rate()
-        self.failures.append(Failure(error, str(record.node), collateral, lost))
+        one.become(status)
+        self.failures.append(Failure(error, str(one.node), collateral, lost))
 
-    def _error_of(self, record: Record, cause: str, log_tail: str = "") -> NodeFailed:
-        place, ended, raised = record.reservation, record.ended, record.raised
+    def _error_of(self, one: Member, cause: str, log_tail: str = "") -> NodeFailed:
+        place, ended, raised = one.reservation, one.ended, one.raised
         return NodeFailed(
             cause,
-            node=str(record.node),
+            node=str(one.node),
             host=place.host if place else "",
             executor=place.executor if place else "",
             exit_code=ended.exit_code if ended else None,
@@ -382,26 +929,232 @@ class Roster(Gathering):
             log_tail=log_tail or (ended.log_tail if ended else ""),
         )
 
-    def _place(self) -> Mapping[str, FeedPlace]:
-        return self._feed_places
+    def _aborted(self, event: Aborted) -> None:
+        self.failures.append(Failure(event.error, "", collateral=False))
 
-    # --- for the driver's threads ---
+    def _forgiven(self, event: Forgiven) -> None:
+        self.failures = [failure for failure in self.failures if failure.node != event.node]
 
-    def dismiss(self, message: Any) -> None:
-        """Tell every node to go; from now on its end is no failure, and one that has not come is sent away."""
-        with self.changed:
-            self._dismissed = self.feeds.over = True
-            for record in self._records.values():
-                record.parting = True
-                if record.reservation is None and not record.status.ended:
-                    record.status = NodeStatus.STOPPED
-            self.send(message)
+    # --- the nodes come again ---
 
-    def mark_stopped(self) -> None:
+    def _come_again(self, event: ComeAgain) -> bool:
+        """Have lost nodes come again; return whether it is all nodes."""
+        lost = self._replaceable()
+        self.rendezvous += 1
+        self.restarts_left -= 1
+        self._can_join = False
+        self.failures.clear()
+        if lost:
+            self._replace(lost, event.cause)
+        else:
+            self._regather(event.cause)
+        return not lost
+
+    def _come_with(self, event: ComeWith) -> None:
+        self.rendezvous += 1
+        self._can_join = False
+        self._regather(event.cause)
+
+    def _replaceable(self) -> list[Member]:
+        """Return the lost nodes, if all others go on without them: workers of a coordinator that follows them."""
+        chief = self.members[str(self.plan.chief_node)]
+        failed = [self.members[name] for name in dict.fromkeys(failure.node for failure in self.failures) if name]
+        if not chief.following or chief.status.ended or not all(failure.node for failure in self.failures):
+            return []
+        workers = all(one.node.role is Role.WORKER and one.serving for one in failed)
+        # Of a peer that is silent, and whose process may live, TensorFlow waits for an answer for ever.
+        gone = all(one.stream is None or one.ended is not None for one in failed)
+        return failed if workers and gone else []
+
+    def _replace(self, lost: list[Member], cause: str) -> None:
+        self._do(FeedsGoOn(self.rendezvous))
+        for one in lost:
+            name, through = str(one.node), one.through
+            self._begin_anew(one)
+            one.through, one.moved = through, True
+            self.replaced[name] = Replaced(through, self.rendezvous)
+            self._tell([name], Regather(self.generation, cause))
+
+    def _regather(self, cause: str) -> None:
+        self.generation += 1
+        self.replaced.clear()
+        self.alone.clear()  # Spark is asked for all that are missing
+        self._do(FeedsBeginAnew(self.rendezvous))
+        self._do(FollowHistory(None))
+        if late := [one for one in self.members.values() if one.absent and one.started]:
+            self._count_on_late(late)  # they cannot wait any more for the coordinator that was
+        for one in self._present:
+            if one.status is NodeStatus.LOST:
+                self._let_go(one)
+            self._begin_anew(one)
+        for name in self._leaving:
+            self._send_away(self.members[name])
+        staying = [str(one.node) for one in self._present if not one.parting]
+        joining = [str(one.node) for one in self._joining()]  # they have only just come, and wait to be started
+        self._tell(staying, Regather(self.generation, cause))
+        if self._leaving or joining:
+            self._leaving = set()
+            names = {*staying, *joining}
+            self._share_out([one for name, one in self.members.items() if name in names])
+
+    def _begin_anew(self, one: Member) -> None:
+        one.begin_anew()
+        self._do(BeginAnew(str(one.node)))
+        for known in (self.feed_places, self._coordinators, self._leavers):
+            known.pop(str(one.node), None)
+
+    def _let_go(self, one: Member) -> None:
+        """Do without a supervisor, if there is one. One that was frozen and wakes hears that; its task ends it."""
+        if one.stream is not None:
+            self._given_up.add((str(one.node), *one.supervisor))
+            self._by_stream.pop(one.stream, None)
+            self._do(EndStream(one.stream))
+            one.stream = None
+
+    # --- fewer nodes than the plan has, or another plan ---
+
+    def _scaled(self, event: Scaled) -> None:
+        plan = event.plan
+        self._widen(plan)
+        wanted = {str(node) for node in plan.nodes}
+        self._leaving = {str(one.node) for one in self._present} - wanted
+        for one in [one for one in self.members.values() if one.absent]:
+            if str(one.node) not in wanted:
+                self._send_away(one)
+            elif one.parting:
+                one.parting, one.failed_joins = False, 0
+                one.become(NodeStatus.PLANNED)
+
+    def _widen(self, plan: ClusterPlan) -> None:
+        """Know of the nodes of another plan; the cluster does not count on the new ones yet."""
+        self.plan = plan
+        known = dict(self.members)
+        self.members.clear()  # in its place: others hold on to it
+        for name in map(str, plan.nodes):
+            self.members[name] = known.pop(name) if name in known else Member(Node.parse(name), absent=True)
+        self.members.update(known)
+        self._fed = frozenset(plan.fed_nodes)
+        self._gone = Everyone(list(self.members.values()), lambda one: one.stream is None)
+
+    def _go_on_without(self, event: GoOnWithout) -> tuple[str, ...]:
+        """Go on with the nodes that have come; return the names of the others."""
+        gone = tuple(str(one.node) for one in self._present if one.reservation is None)
+        if gone:
+            self._share_out([one for one in self._present if one.reservation is not None])
+            self._start_if_complete()
+        return gone
+
+    def _joining(self) -> list[Member]:
+        return [one for one in self.members.values() if one.absent and one.reservation and not one.started]
+
+    def _share_out(self, present: list[Member]) -> None:
+        """Have these nodes be the cluster, and share the rows."""
+        names = {str(one.node) for one in present}
+        for name, one in self.members.items():
+            one.absent, one.failed_joins = name not in names, 0
+            if one.parting:  # it has been told to go
+                continue
+            if one.absent:
+                one.become(NodeStatus.LOST)
+                self._let_go(one)
+                self._bring_back(one)
+        self._count_on_and_feed(present)
+        self._do(FollowHistory(str(self._first.node)))
+
+    def _bring_back(self, one: Member) -> None:
+        """Have Spark asked for an absent node again, if its task has left it, and would not start it anew."""
+        if one.left_slot and one.failed_joins < JOINS:
+            self.alone.append(str(one.node))
+
+    def _send_away(self, one: Member) -> None:
+        """Have a node end: the plan has it no more."""
+        self._begin_anew(one)
+        one.parting = True
+        one.become(NodeStatus.STOPPED)
+        self._tell([str(one.node)], Stop("the cluster has fewer workers now", 0.0))
+
+    def _do_without(self, one: Member) -> None:
+        """Let go of an absent node that was lost before it could join."""
+        self._let_go(one)
+        one.failed_joins += 1
+        self._bring_back(one)
+        self._begin_anew(one)
+        one.become(NodeStatus.LOST)
+
+    # --- slots, and the end ---
+
+    def _slot_asked(self, event: SlotAsked) -> SlotUse:
+        question = event.question
+        one = self.members[question.node]
+        if (question.node, question.machine, question.pid) in self._given_up:
+            return SlotUse.END
+        if one.node in self.plan.driver_nodes:  # it has none of Spark's
+            return SlotUse.HOLD
+        # With the slot goes its GPU, which Spark would give to a node that waits for one.
+        lends = bool(self.plan.gpus_of(one.node)) and bool(self.missing)
+        if lends or one.stream is None or not event.wanted:
+            return SlotUse.HOLD
+        one.left_slot = True
+        self._do(Note(f"{one.node} leaves its slot, so that the rows have one"))
+        return SlotUse.LEAVE
+
+    def _submitted(self, event: Submitted) -> None:
+        for name in event.nodes:
+            self.members[name].left_slot = not event.hold
+
+    def _news_taken(self, event: NewsTaken) -> list[str]:
+        """Return what was taken up, and forget it."""
+        taken = (self.taken_in if event.late else []) + (self.alone if event.alone else [])
+        if event.late:
+            self.taken_in = []
+        if event.alone:
+            self.alone = []
+        return taken
+
+    def _fed_again(self, event: FedAgain) -> None:
+        for name in list(self.replaced) if event.nodes is None else event.nodes:
+            self.replaced.pop(name, None)
+
+    def _dismissed(self, event: Dismissed) -> None:
+        self.dismissed = True
+        for one in self.members.values():
+            one.parting = True
+            if one.reservation is None and not one.status.ended:
+                one.become(NodeStatus.STOPPED)
+        self._tell(self.members, event.message)
+
+    def _all_given_up(self, event: GivenUp) -> None:
+        for one in self.members.values():
+            self._let_go(one)
+
+    def _ended(self, event: Ended) -> None:
         """Give the nodes that were not done a final state."""
-        with self.changed:
-            for record in self._records.values():
-                if not record.status.ended:
-                    record.status = NodeStatus.STOPPED
-                record.forget_rate()
-            self.changed.notify_all()
+        for one in self.members.values():
+            if not one.status.ended:
+                one.become(NodeStatus.STOPPED)
+
+
+def _how_ended(one: Member, message: NodeEnded) -> str:
+    how = message.note or (f"killed by {message.signal}" if message.signal else f"exited with code {message.exit_code}")
+    killed = message.signal == "SIGKILL"
+    memory = f" at {message.memory_bytes / 2**30:.1f} GiB" if message.memory_bytes and killed else ""
+    when = " after main had returned" if one.returned else ""
+    hint = "; if nobody did, the host was out of memory" if killed and not message.note else ""
+    return f"{how}{memory}{when}{hint}"
+
+
+def replay(events: Iterable[Any]) -> Membership:
+    """Return the state that a cluster's events make, the first of which is :class:`Planned`.
+
+    Raises
+    ------
+    ValueError
+        If the first events are not there any more.
+    """
+    first, *later = list(events) or [None]
+    if not isinstance(first, Planned):
+        raise ValueError("the events do not begin with the cluster's plan: the first ones are forgotten")
+    membership = Membership(first.plan, first.restarts)
+    for event in later:
+        membership.apply(event)
+    return membership

@@ -9,9 +9,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tfos_nb.driver.cluster_desk import ClusterDesk
 from tfos_nb.driver.launching import error_of_job
-from tfos_nb.driver.membership import Roster
-from tfos_nb.driver.rendezvous import Failure
 from tfos_nb.errors import SPARK_ENDED, ClusterClosed, NodeFailed, RendezvousTimeout, TfosError
 from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.control.lifecycle import Stop
@@ -38,19 +37,19 @@ class Fate:
         Returns the nodes' Spark jobs.
     """
 
-    def __init__(self, name: str, roster: Roster) -> None:
+    def __init__(self, name: str, desk: ClusterDesk) -> None:
         self.name = name
         self.over = threading.Event()
         self.error: TfosError | None = None
         self.stop: Stop | None = None
         self.jobs: Callable[[], Sequence[Job[Any]]] = tuple
-        self._roster = roster
-        self._changed = roster.changed
+        self._desk = desk
+        self._changed = desk.changed
 
     @property
     def failing(self) -> bool:
         """Whether the cluster is about to end before its nodes are done."""
-        return bool(self._roster.failures) or self.stop is not None
+        return bool(self._desk.failures) or self.stop is not None
 
     @property
     def at_once(self) -> bool:
@@ -71,16 +70,14 @@ class Fate:
         """Wish for the end; a later wish counts if it is more urgent."""
         with self._changed:
             if self.stop is not None and stop.grace < self.stop.grace:
-                self._roster.send(stop)
+                self._desk.send(stop)
             if self.stop is None or stop.grace < self.stop.grace:
                 self.stop = stop
             self._changed.notify_all()
 
     def abort(self, error: TfosError) -> None:
         """Make an error of the whole cluster one of its failures."""
-        with self._changed:
-            self._roster.failures.append(Failure(error, "", collateral=False))
-            self._changed.notify_all()
+        self._desk.abort(error)
 
     def wait_for(self, reached: Callable[[], bool], timeout: float | None) -> bool:
         """Wait for something, a failure, a stop, or a node job's error; False if the time is over."""
@@ -92,26 +89,26 @@ class Fate:
         self.over.wait()
         raise self.error or ClusterClosed(f"cluster {self.name} has ended")
 
-    def await_decision(self, gathering: int) -> bool:
+    def await_decision(self, rendezvous: int) -> bool:
         """Wait until it is known how a failure after a gathering ends; whether members are gathered anew."""
         with self._changed:
-            self._changed.wait_for(lambda: self.over.is_set() or self._roster.gatherings != gathering)
-            return self._roster.gatherings != gathering
+            self._changed.wait_for(lambda: self.over.is_set() or self._desk.rendezvous != rendezvous)
+            return self._desk.rendezvous != rendezvous
 
     @property
     def may_go_on(self) -> bool:
         """Whether all that failed did so for the loss of nodes, and they may be gathered once more."""
-        own = [failure for failure in self._roster.failures if not failure.collateral]
-        if self.stop is not None or self._roster.restarts_left <= 0:
+        own = [failure for failure in self._desk.failures if not failure.collateral]
+        if self.stop is not None or self._desk.restarts_left <= 0:
             return False
-        if not self._roster.failures:
+        if not self._desk.failures:
             ended = self._error_of_lost_job()
             return ended is not None and not str(ended).startswith(SPARK_ENDED)
         return all(failure.lost for failure in own)
 
     def rendezvous_timeout(self, timeout: float, address: DoorAddress) -> RendezvousTimeout:
         """Say which nodes never came."""
-        missing, total = self._roster.missing, len(self._roster.plan.nodes)
+        missing, total = self._desk.missing, len(self._desk.plan.nodes)
         return RendezvousTimeout(
             f"{total - len(missing)} of {total} nodes reserved within {timeout:g} s; missing: {', '.join(missing)}. "
             f"Spark did not start their tasks, or their executors cannot reach the driver at {address.host}:"
@@ -122,7 +119,7 @@ class Fate:
 
     def first_failure(self) -> TfosError | None:
         """Choose the failure to show: the first of those that no peer caused. None if there is none."""
-        failures = self._roster.failures
+        failures = self._desk.failures
         if not failures:
             return self._error_of_lost_job()
         with self._changed:
@@ -135,10 +132,10 @@ class Fate:
         return first.error.counting(others) if others and isinstance(first.error, NodeFailed) else first.error
 
     def _has_own_cause(self) -> bool:
-        return any(not failure.collateral for failure in self._roster.failures)
+        return any(not failure.collateral for failure in self._desk.failures)
 
     def _error_of_lost_job(self) -> TfosError | None:
         job = self.lost_job
-        if job is None or job.error is None or self._roster.all_returned or self.stop is not None:
+        if job is None or job.error is None or self._desk.all_returned or self.stop is not None:
             return None
         return error_of_job(job.error, "Spark ended the nodes' job")

@@ -4,7 +4,7 @@
 
     notebook's kernel = Spark driver                     executor
     ────────────────────────────────                     ────────
-    Cluster ── Roster, FeedDesk                          NodeTask (Spark task)
+    Cluster ── ClusterDesk, FeedDesk                          NodeTask (Spark task)
                   │                                         │ starts, and waits for
                 Door ◀═══ one TLS port: gRPC ═══════════ supervisor ── heartbeats, output
                   ▲                                         │ socket pair

@@ -69,7 +69,7 @@ def test_a_cancelled_task_that_still_lives_ends_no_feed_that_goes_on_without_it(
     assert box.desk.asked(ledger.WherePlaces(1, ("worker:1",))) == ledger.Places()
     box.desk.asked(ledger.PartitionFailed(1, 1, "no rows are taken by worker:1"))
     assert feed.error is None
-    feed.gathering = 2
+    feed.rendezvous = 2
     box.places["worker:1"] = FeedPlace("/another", "h", 1, b"")
     assert box.open(1).nodes == 2
 

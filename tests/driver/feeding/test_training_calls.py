@@ -11,7 +11,7 @@ import pytest
 
 from tests.driver.test_membership import Cluster, clock, ended, make
 from tfos_nb.driver.feed_desk import Feed, FeedDesk
-from tfos_nb.driver.feeding.training import Call, Regathered
+from tfos_nb.driver.feeding.training import Call, NodesComeAgain
 from tfos_nb.driver.feeding.training_calls import Deliveries
 from tfos_nb.driver.outcome import Fate
 from tfos_nb.errors import FeedFailed
@@ -38,7 +38,7 @@ class Told:
         self.asked.append(" ".join(map(str, (what, *details))))
         if what in self.upset:
             self.upset.pop(what)()
-            raise Regathered
+            raise NodesComeAgain
 
     def begin_anew(self) -> None:
         self._note("begin anew")
@@ -46,8 +46,8 @@ class Told:
     def keep_validation(self) -> None:
         self._note("validation")
 
-    def go_on(self, gathering: int) -> None:
-        self._note("go on", gathering)
+    def go_on(self, rendezvous: int) -> None:
+        self._note("go on", rendezvous)
 
     def refill(self, node: str, through: int, since: int) -> None:
         self._note("refill", node, through, since)
@@ -61,7 +61,7 @@ class Told:
 def coordinated(make: Callable[..., Cluster]) -> Cluster:
     """A chief that coordinates two workers and a parameter server."""
     cluster = make(workers=2, ps=1, chief=True)
-    cluster.roster.restarts_left = 2
+    cluster.desk.members.restarts_left = 2
     come_up(cluster)
     return cluster
 
@@ -74,7 +74,7 @@ def come_up(cluster: Cluster) -> None:
 
 
 def come_again(cluster: Cluster, *nodes: str) -> None:
-    generation = cluster.roster.generation
+    generation = cluster.desk.generation
     for number, node in enumerate(nodes):
         cluster.say(Reservation(node, "10.0.0.9", 3000 + number, "7", 0, 77, (), generation))
     for node in nodes:
@@ -86,11 +86,11 @@ def come_again(cluster: Cluster, *nodes: str) -> None:
 
 def lose(cluster: Cluster, node: str) -> bool:
     cluster.say(ended(node, None, "SIGKILL"))
-    return cluster.roster.gather_again(f"{node} was killed")
+    return cluster.desk.come_again(f"{node} was killed")
 
 
 def deliver(cluster: Cluster, call: Told) -> None:
-    Deliveries(Fate("c", cluster.roster), cluster.roster).train(cast(Call, call))
+    Deliveries(Fate("c", cluster.desk), cluster.desk).train(cast(Call, call))
 
 
 def test_a_worker_replaced_while_a_new_generation_is_met_is_met_with_it(coordinated: Cluster) -> None:
@@ -108,7 +108,7 @@ def test_a_worker_replaced_while_a_new_generation_is_met_is_met_with_it(coordina
     deliver(coordinated, call)
     meeting = ["begin anew", "validation"]
     assert call.asked == ["deliver from 0", *meeting, *meeting, "deliver from 1"]
-    assert coordinated.roster.replaced == {}
+    assert coordinated.desk.replaced == {}
 
 
 def test_feeds_go_on_when_the_replacement_takes_rows(coordinated: Cluster) -> None:
@@ -116,8 +116,8 @@ def test_feeds_go_on_when_the_replacement_takes_rows(coordinated: Cluster) -> No
     taken: list[bool] = []
 
     class Watched(Told):
-        def go_on(self, gathering: int) -> None:
-            taken.append(coordinated.roster.all_take_rows)
+        def go_on(self, rendezvous: int) -> None:
+            taken.append(coordinated.desk.all_take_rows)
 
     def lose_a_worker() -> None:
         assert not lose(coordinated, "worker:1")
@@ -142,9 +142,9 @@ def test_a_worker_replaced_later_is_fed_again_alone(coordinated: Cluster) -> Non
 @pytest.mark.parametrize(("restarts", "kept"), [(0, 0), (2, 4)])
 def test_whose_rows_were_is_forgotten_when_nobody_can_ask_again(coordinated: Cluster, restarts: int, kept: int) -> None:
     """Where nodes may be gathered anew, those of the last calls are known: a state that a node tells of is behind."""
-    coordinated.roster.restarts_left = restarts
-    deliveries = Deliveries(Fate("c", coordinated.roster), coordinated.roster)
-    desk: FeedDesk = coordinated.roster.feeds
+    coordinated.desk.members.restarts_left = restarts
+    deliveries = Deliveries(Fate("c", coordinated.desk), coordinated.desk)
+    desk: FeedDesk = coordinated.desk.feeds
     feeds = []
     for _ in range(6):
         feed = desk.begin(1, False, 1, 1)
@@ -171,9 +171,9 @@ def test_whose_rows_were_is_forgotten_when_nobody_can_ask_again(coordinated: Clu
 
 def test_rows_are_kept_for_a_generation_that_begins_as_the_last_pass_ends(coordinated: Cluster) -> None:
     """With the last restart: the call has returned from delivering, and does not know of it yet."""
-    coordinated.roster.restarts_left = 1
+    coordinated.desk.members.restarts_left = 1
     call = Told()
-    deliveries = Deliveries(Fate("c", coordinated.roster), coordinated.roster)
+    deliveries = Deliveries(Fate("c", coordinated.desk), coordinated.desk)
     deliver_once, call.deliver = call.deliver, lambda: (deliver_once(), lose(coordinated, "ps:0"))  # type: ignore[assignment, return-value]
     deliveries.train(cast(Call, call))
     come_again(coordinated, *NODES)
@@ -198,12 +198,12 @@ def test_nodes_that_go_on_from_different_states_are_fed_nothing(coordinated: Clu
 
 
 def test_a_node_that_says_late_that_its_state_is_another_ends_the_feed(coordinated: Cluster) -> None:
-    feeds = coordinated.roster.feeds
+    feeds = coordinated.desk.feeds
     feed = feeds.begin(1, False, 1, 1)
     feeds.wants_from(FeedFrom("worker:0", 1))
     feeds.wants_from(FeedFrom("worker:1", 1))
     assert feed.error is None
     feeds.wants_from(FeedFrom("chief:0", 2))
     assert "chief:0 after 2 epochs" in str(feed.error)
-    feeds.regathered(2)
+    feeds.come_again(2)
     assert feeds.disagreement is None

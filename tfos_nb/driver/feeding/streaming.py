@@ -94,7 +94,7 @@ class StreamTraining:
         self._tell_outcome(source)
 
     def _wait(self, source: _Structured | _DStream) -> None:
-        changed = self.training.roster.changed
+        changed = self.training.desk.changed
         while source.active and not self.is_over:
             with changed:
                 if not self.is_over:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tfos_nb.driver.cluster_desk import ClusterDesk
 from tfos_nb.driver.feed_desk import Feed, FeedOf, check_feedable, feed_job
 from tfos_nb.driver.feeding.watchdog import Standstill, WithoutSlot
 from tfos_nb.driver.launching import error_of_job
-from tfos_nb.driver.membership import Roster
 from tfos_nb.driver.outcome import Fate
 from tfos_nb.driver.settings import check_seconds
 from tfos_nb.errors import FeedFailed, FeedTimeout, PlanError, TfosError
@@ -23,7 +23,7 @@ from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE
 from tfos_nb.spark.feedable import check_alike
 from tfos_nb.spark.session import Job, SparkJobs
 
-__all__ = ["Call", "Regathered", "Training"]
+__all__ = ["Call", "NodesComeAgain", "Training"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _UNTIL_LOST = 5.0  # seconds beyond the limit of its silence within which a node
 _UNREACHED = re.compile(r"Flight\w*Error|hung up while|[Cc]onnection (refused|reset|closed)|failed to connect")
 
 
-class Regathered(Exception):
+class NodesComeAgain(Exception):
     """The members of the cluster are gathered anew: what was under way is void."""
 
 
@@ -57,7 +57,7 @@ class Training:
     """Delivers passes over some data to the nodes of one cluster."""
 
     fate: Fate
-    roster: Roster
+    desk: ClusterDesk
     jobs: SparkJobs
     timeout: float
     door: DoorAddress = field(repr=False)
@@ -78,12 +78,12 @@ class Training:
 
     def begin_call(self, validation: Any = None) -> FeedOf:
         """Number a call of ``train``, and send its validation rows, of which is known that they can be."""
-        place = FeedOf(self.roster.feeds.begin_call(), queue=self.queue)
+        place = FeedOf(self.desk.feeds.begin_call(), queue=self.queue)
         return place if validation is None else replace(place, validation=self._keep(validation, place))
 
     def _keep(self, validation: Any, place: FeedOf) -> int:
         """Send the validation rows, which the nodes keep; return the feed's number."""
-        feed = self.roster.feeds.begin(2, True, 1, 1, replace(place, validates=True))
+        feed = self.desk.feeds.begin(2, True, 1, 1, replace(place, validates=True))
         with self._job(validation, feed, "feed validation rows") as job:
             self._await(feed, job.done.is_set, job)
             self._check(feed, job, "the validation data have no rows")
@@ -95,8 +95,8 @@ class Training:
                     ),
                     feed,
                 )
-            self.roster.feeds.end(feed, 0)
-            self.roster.feeds.close_ledgers([feed])
+            self.desk.feeds.end(feed, 0)
+            self.desk.feeds.close_ledgers([feed])
         return feed.number
 
     def begin_feed(self, epoch: int, epochs: int, spill: bool, place: FeedOf, held: ledger.HeldRows) -> Feed:
@@ -105,7 +105,7 @@ class Training:
         What is left of an epoch does not make the next one.
         """
         passes = 1 if held else epochs - epoch + 1
-        return self.roster.feeds.begin(passes, spill and passes > 1, epoch, epochs, place, held=held)
+        return self.desk.feeds.begin(passes, spill and passes > 1, epoch, epochs, place, held=held)
 
     def feed_once(self, data: Any, feed: Feed) -> int:
         """Send the rows through Spark once; return how many passes that made."""
@@ -116,7 +116,7 @@ class Training:
                     return feed.passes
                 self._check(feed, job)
                 kept = feed.spill and feed.ledger.spilled and feed.ledger.claimed.keys() >= set(self._nodes)
-                self.roster.feeds.end(feed, feed.passes - 1 if kept else 0)
+                self.desk.feeds.end(feed, feed.passes - 1 if kept else 0)
         made = 1 + (feed.replays or 0)
         if feed.epoch + made - 1 == feed.epochs:
             self._await(feed, lambda: self._made(feed, made))
@@ -130,26 +130,26 @@ class Training:
         The places of all rows are remembered, and the other nodes know which ones they have.
         """
         if node not in feed.ledger.claimed:  # it came late, and has no share
-            self.roster.feeds.end_again(feed, node)
+            self.desk.feeds.end_again(feed, node)
             return
         with self._job(data, feed, f"feed {node} again") as job:
             self._await(feed, job.done.is_set, job)
             if job.done.is_set():
                 self._check(feed, job)
-                self.roster.feeds.end_again(feed, node)
+                self.desk.feeds.end_again(feed, node)
 
     def feed_batch(self, data: Any, place: FeedOf) -> bool:
         """Send a stream's micro-batch; return whether every node has been through it and has asked for the next one.
 
         It may have no row. False: the nodes have had enough before its end.
         """
-        feed = self.roster.feeds.begin(1, False, 1, 1, place)
+        feed = self.desk.feeds.begin(1, False, 1, 1, place)
         with self._job(data, feed, f"feed batch {place.batch}") as job:
             self._await(feed, job.done.is_set, job)
             if feed.error is None and not job.done.is_set():
                 return False
             self._check(feed, job, "")
-            self.roster.feeds.end(feed, 0)
+            self.desk.feeds.end(feed, 0)
             self._await(feed, lambda: self._made(feed, 1))
             return not self.nobody_wants(place.call) or all(feed.passes_done.get(node) for node in self._nodes)
 
@@ -173,8 +173,8 @@ class Training:
         Regathered
             If the members are gathered anew.
         """
-        standstill = Standstill(self.roster, feed, self.timeout)
-        without_slot = None if job is None else WithoutSlot(self.roster, self.jobs, job, feed, self.timeout)
+        standstill = Standstill(self.desk, feed, self.timeout)
+        without_slot = None if job is None else WithoutSlot(self.desk, self.jobs, job, feed, self.timeout)
         while not self._over_or(reached, feed, without_slot.pause if without_slot is not None else 1.0):
             if job is not None and feed.moved and not feed.partitions:  # now the last stage runs
                 feed.partitions = job.partitions()
@@ -183,28 +183,28 @@ class Training:
             seconds = standstill.look()
             if standstill.for_good:
                 self.fate.abort(FeedTimeout(self._stall(feed)))
-            elif seconds > _STANDS_STILL and self.roster.starved():
+            elif seconds > _STANDS_STILL and self.desk.starved():
                 # The full ones may wait for those, which wait for rows.
-                self.roster.send(ledger.MakeRoom(feed.number), self.roster.sated())
-        self.raise_if_ended(feed.gathering)
+                self.desk.send(ledger.MakeRoom(feed.number), self.desk.sated())
+        self.raise_if_ended(feed.rendezvous)
 
-    def raise_if_ended(self, gathering: int | None = None) -> None:
+    def raise_if_ended(self, rendezvous: int | None = None) -> None:
         """Raise what ends the cluster; that every ``main`` has returned is no error, and only the end of the feed."""
-        of = self.roster.gatherings if gathering is None else gathering
-        if self.roster.gatherings != of or (self.fate.failing and self.fate.await_decision(of)):
-            raise Regathered
+        of = self.desk.rendezvous if rendezvous is None else rendezvous
+        if self.desk.rendezvous != of or (self.fate.failing and self.fate.await_decision(of)):
+            raise NodesComeAgain
         if self.fate.failing or (self.fate.over.is_set() and self.fate.error is not None):
             self.fate.raise_outcome()
 
     def _over_or(self, reached: Callable[[], bool], feed: Feed, seconds: float) -> bool:
         """Look, then wait for a change, so many seconds at the most, and look again."""
-        with self.roster.changed:
+        with self.desk.changed:
             if not self._enough(reached, feed):
-                self.roster.changed.wait(seconds)
+                self.desk.changed.wait(seconds)
             return self._enough(reached, feed)
 
     def _enough(self, reached: Callable[[], bool], feed: Feed) -> bool:
-        ending = self.ending or self.roster.gatherings != feed.gathering
+        ending = self.ending or self.desk.rendezvous != feed.rendezvous
         return bool(reached() or feed.error or self.nobody_wants(feed.place.call) or ending)
 
     @property
@@ -233,27 +233,27 @@ class Training:
             error = FeedFailed(empty)
         if error is not None:
             unreached = given_up or (job.error is not None and _UNREACHED.search(str(job.error)))
-            if self.roster.restarts_left > 0 and unreached:
+            if self.desk.restarts_left > 0 and unreached:
                 # The tasks miss a node before its silence has lasted long enough.
-                self.fate.wait_for(lambda: False, self.roster.heartbeat_timeout + _UNTIL_LOST)
+                self.fate.wait_for(lambda: False, self.desk.heartbeat_timeout + _UNTIL_LOST)
             self._fail(error, feed)
 
     def _fail(self, error: TfosError, feed: Feed) -> None:
-        if not self.fate.failing and self.roster.gatherings == feed.gathering:
+        if not self.fate.failing and self.desk.rendezvous == feed.rendezvous:
             self.fate.abort(error)
-        self.raise_if_ended(feed.gathering)
+        self.raise_if_ended(feed.rendezvous)
         raise error
 
     def _stall(self, feed: Feed) -> str:
-        if starved := self.roster.starved():
+        if starved := self.desk.starved():
             return (
-                f"{', '.join(starved)} waited {self.timeout:g} s for rows, and {', '.join(self.roster.sated())} took "
+                f"{', '.join(starved)} waited {self.timeout:g} s for rows, and {', '.join(self.desk.sated())} took "
                 f"none of those that were waiting, nor computed, in epoch {feed.epoch}. If the nodes train in step: "
                 "the rows of one node lie behind more of another's than fit into its memory. Cut the DataFrame into "
                 "more partitions, or raise buffer_bytes"
             )
         return (
-            f"{', '.join(self.roster.sated())} took no row for {self.timeout:g} s, while rows of epoch {feed.epoch} "
+            f"{', '.join(self.desk.sated())} took no row for {self.timeout:g} s, while rows of epoch {feed.epoch} "
             f"were waiting ({feed.ledger.rows} delivered so far), and no node computed. Does main go through "
             f"ctx.dataset() as often as epochs={feed.epochs}? Where it waits longer for something else, raise "
             "feed_timeout"
@@ -265,11 +265,11 @@ class Training:
         return all(done.get(node, 0) >= count or self._is_through(node, feed) for node in nodes)
 
     def _is_through(self, node: str, feed: Feed) -> bool:
-        return self.roster.is_over(node) or self.roster.feeds.has_enough(node, feed.place.call)
+        return self.desk.is_over(node) or self.desk.feeds.has_enough(node, feed.place.call)
 
     def tell_if_unread(self) -> None:
         """Say so if no row of all that were fed was taken: nothing was trained on, and nothing has failed."""
-        if self.roster.unread and self.fate.stop is None and self.roster.generation == 1:
+        if self.desk.unread and self.fate.stop is None and self.desk.generation == 1:
             logger.warning(
                 "cluster %s: every main has returned, and none has taken a row of what train() fed. It takes them with "
                 "ctx.dataset(64, …), or ctx.get_data_feed()",
@@ -278,12 +278,12 @@ class Training:
 
     def nobody_wants(self, call: int) -> bool:
         """Whether no node takes rows of this call of ``train`` any more."""
-        feeds = self.roster.feeds
-        return all(self.roster.is_over(node) or feeds.has_enough(node, call) for node in self._nodes)
+        feeds = self.desk.feeds
+        return all(self.desk.is_over(node) or feeds.has_enough(node, call) for node in self._nodes)
 
     @property
     def _nodes(self) -> list[str]:
-        return self.roster.feeds.nodes
+        return self.desk.feeds.nodes
 
 
 @dataclass
@@ -332,17 +332,17 @@ class Call:
             self.made += self.training.feed_once(self.data, self._under_way)
             self._under_way, self.held = None, ledger.HeldRows()
 
-    def go_on(self, gathering: int) -> None:
+    def go_on(self, rendezvous: int) -> None:
         """Hold on to what was fed: others have been replaced, and these nodes go on."""
         for feed in self.feeds:
-            feed.gathering = gathering
+            feed.rendezvous = rendezvous
 
     def refill(self, node: str, through: int, since: int) -> None:
         """Feed a node that took another's place, which had been ``through`` so many passes of all calls.
 
         The feed that is under way is only announced to it: its rows are sent when it goes on.
         """
-        desk = self.training.roster.feeds
+        desk = self.training.desk.feeds
         for feed in self.feeds:
             skipped = max(0, through - feed.before)
             if node not in feed.ledger.claimed:  # it came late: what is left is shared out anew

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tfos_nb.driver.feeding.training import Call, Regathered
-from tfos_nb.driver.membership import Roster
+from tfos_nb.driver.cluster_desk import ClusterDesk
+from tfos_nb.driver.feeding.training import Call, NodesComeAgain
 from tfos_nb.driver.outcome import Fate
 from tfos_nb.errors import FeedFailed, TfosError
 from tfos_nb.runtime.feed.ledger import FeedFrom
@@ -32,16 +32,16 @@ class Deliveries:
     lock : threading.Lock
         Held by whoever delivers.
     announced : bool
-        Whether another thread is about to deliver; guarded by the roster's lock.
+        Whether another thread is about to deliver; guarded by the desk's lock.
     """
 
     fate: Fate
-    roster: Roster
+    desk: ClusterDesk
     lock: threading.Lock = field(default_factory=threading.Lock)
     announced: bool = False
     _calls: list[Call] = field(default_factory=list)
     _index: int = 0
-    _gathering: int = 1
+    _rendezvous: int = 1
     _generation: int = 1  # that has been met
     _from: int = 0  # passes that the state held with which this generation began
 
@@ -51,37 +51,37 @@ class Deliveries:
         call.before = sum(one.epochs for one in self._calls)
         self._calls.append(call)
         self._deliver()
-        with self.roster.changed:
-            if self._gathering != self.roster.gatherings:
+        with self.desk.changed:
+            if self._rendezvous != self.desk.rendezvous:
                 return
-            last = self.roster.restarts_left <= 0  # nobody will ask for these rows again
+            last = self.desk.restarts_left <= 0  # nobody will ask for these rows again
             for call in self._calls if last else self._calls[:-_LEDGERS_KEPT]:
-                self.roster.feeds.close_ledgers(call.feeds)
+                self.desk.feeds.close_ledgers(call.feeds)
             if last:
                 self._calls.clear()
                 self._index = 0
 
     def forget(self) -> None:
         """Let go of all rows and books: the cluster has ended."""
-        with self.roster.changed:
+        with self.desk.changed:
             self._calls.clear()
-            self.roster.feeds.forget()
+            self.desk.feeds.forget()
 
     def announce(self) -> None:
         """Learn that another thread is about to deliver."""
-        with self.roster.changed:
+        with self.desk.changed:
             self.announced = True
 
     def begin(self) -> None:
         """Learn that what was announced has begun. The lock is held, so whoever comes waits for that."""
-        with self.roster.changed:
+        with self.desk.changed:
             self.announced = False
-            self.roster.changed.notify_all()
+            self.desk.changed.notify_all()
 
     def await_announced(self, timeout: float | None) -> bool:
         """Wait until what was announced has begun, or never will; False if the time is over."""
-        with self.roster.changed:
-            return self.roster.changed.wait_for(lambda: not self.announced or self.fate.over.is_set(), timeout)
+        with self.desk.changed:
+            return self.desk.changed.wait_for(lambda: not self.announced or self.fate.over.is_set(), timeout)
 
     def close(self, reason: str) -> None:
         """Tell the nodes that no more rows come, when all have been delivered. The lock is held."""
@@ -89,10 +89,10 @@ class Deliveries:
             self._catch_up()
 
     def _closed_now(self, reason: str) -> bool:
-        with self.roster.changed:
-            if self._gathering != self.roster.gatherings and not self.fate.over.is_set():
+        with self.desk.changed:
+            if self._rendezvous != self.desk.rendezvous and not self.fate.over.is_set():
                 return False
-            self.roster.feeds.close(reason)
+            self.desk.feeds.close(reason)
             return True
 
     def rewind(self) -> None:
@@ -103,14 +103,14 @@ class Deliveries:
         try:
             with self.lock:
                 self._catch_up()
-                if self.roster.feeds.closed:
-                    self.roster.feeds.announce_end()
+                if self.desk.feeds.closed:
+                    self.desk.feeds.announce_end()
         except TfosError as error:
             if not self.fate.failing and not self.fate.over.is_set():
                 self.fate.abort(error)
 
     def _catch_up(self) -> None:
-        if self._gathering != self.roster.gatherings:
+        if self._rendezvous != self.desk.rendezvous:
             self._take_up()
             self._deliver()
 
@@ -118,56 +118,54 @@ class Deliveries:
         while self._index < len(self._calls):
             try:
                 self._calls[self._index].deliver()
-            except Regathered:
+            except NodesComeAgain:
                 self._take_up()
             else:
                 self._index += 1
 
     def _take_up(self) -> None:
         """Wait for those that are gathered anew, and learn from where on they want rows."""
-        while self._gathering != self.roster.gatherings:
-            with self.roster.changed:
-                gathering = self._gathering = self.roster.gatherings
-                generation = self.roster.generation
-            with contextlib.suppress(Regathered):
+        while self._rendezvous != self.desk.rendezvous:
+            with self.desk.changed:
+                rendezvous = self._rendezvous = self.desk.rendezvous
+                generation = self.desk.generation
+            with contextlib.suppress(NodesComeAgain):
                 if generation == self._generation:
-                    self._refill(gathering)
+                    self._refill(rendezvous)
                 else:
-                    self._meet(gathering)
+                    self._meet(rendezvous)
                     self._generation = generation  # not before: who is replaced meanwhile is met like the others
 
-    def _refill(self, gathering: int) -> None:
+    def _refill(self, rendezvous: int) -> None:
         """Feed those nodes that took the places of lost ones, while the others go on.
 
         The feeds go on when all nodes take rows: a cancelled task that still lives hears until then that they are over.
         """
-        all_there = self._await(lambda: self.roster.all_reserved and self.roster.all_take_rows, gathering)
+        all_there = self._await(lambda: self.desk.all_reserved and self.desk.all_take_rows, rendezvous)
         for call in self._calls:
-            call.go_on(gathering)
+            call.go_on(rendezvous)
         if not all_there:
             return
-        for node, place in dict(self.roster.replaced).items():
+        for node, place in dict(self.desk.replaced).items():
             for call in self._calls[: self._index + 1]:
                 call.refill(node, self._from + place.through, place.since)
-            with self.roster.changed:
-                self.roster.replaced.pop(node, None)
+            self.desk.fed_again(node)
 
-    def _meet(self, gathering: int) -> None:
+    def _meet(self, rendezvous: int) -> None:
         """Learn from where on a new generation wants rows; it has been fed none yet."""
-        with self.roster.changed:
-            self.roster.replaced.clear()
+        self.desk.fed_again()
         for call in self._calls:
             call.begin_anew()
-        if not self._calls or not self._await(lambda: self.roster.all_reserved, gathering):
+        if not self._calls or not self._await(lambda: self.desk.all_reserved, rendezvous):
             return
         self._calls[min(self._index, len(self._calls) - 1)].keep_validation()
-        wanted = self.roster.feeds.wanted_from
-        if self._await(lambda: bool(wanted) and self.roster.all_take_rows, gathering):
-            if error := self.roster.feeds.disagreement:
+        wanted = self.desk.feeds.wanted_from
+        if self._await(lambda: bool(wanted) and self.desk.all_take_rows, rendezvous):
+            if error := self.desk.feeds.disagreement:
                 raise error
             self._go_to(next(iter(wanted.values())))
 
-    def _await(self, reached: Callable[[], bool], gathering: int) -> bool:
+    def _await(self, reached: Callable[[], bool], rendezvous: int) -> bool:
         """Wait for something of those that were gathered; False if every main has returned before.
 
         Raises
@@ -177,21 +175,21 @@ class Deliveries:
         TfosError
             If the cluster fails.
         """
-        changed = self.roster.changed
+        changed = self.desk.changed
         with changed:
             changed.wait_for(
                 lambda: (
                     reached()
                     or self.fate.failing
                     or self.fate.over.is_set()
-                    or self.roster.gatherings != gathering
-                    or self.roster.all_returned
+                    or self.desk.rendezvous != rendezvous
+                    or self.desk.all_returned
                 )
             )
-            if self.roster.gatherings == gathering and reached() and not self.fate.failing:
+            if self.desk.rendezvous == rendezvous and reached() and not self.fate.failing:
                 return True
-        if self.roster.gatherings != gathering or (self.fate.failing and self.fate.await_decision(gathering)):
-            raise Regathered
+        if self.desk.rendezvous != rendezvous or (self.fate.failing and self.fate.await_decision(rendezvous)):
+            raise NodesComeAgain
         if self.fate.over.is_set() and self.fate.error is not None:
             self.fate.raise_outcome()
         return False
@@ -204,7 +202,7 @@ class Deliveries:
                 self._index = index
                 call.made = left
                 if wanted.state:
-                    call.held = self.roster.feeds.held.rows_of(wanted.state)
+                    call.held = self.desk.feeds.held.rows_of(wanted.state)
                 for later in self._calls[index + 1 :]:
                     later.made = 0
                 return

@@ -7,8 +7,8 @@ import math
 import time
 from typing import Any
 
+from tfos_nb.driver.cluster_desk import ClusterDesk
 from tfos_nb.driver.feed_desk import Feed
-from tfos_nb.driver.membership import Roster
 from tfos_nb.spark.session import Job, Room, SparkJobs
 
 __all__ = ["Standstill", "WithoutSlot"]
@@ -25,8 +25,8 @@ _TELL = 10.0  # seconds without a slot, after which it is said
 class Standstill:
     """Whether rows wait in vain: not where the nodes that leave them compute, report or save, however long a step."""
 
-    def __init__(self, roster: Roster, feed: Feed, timeout: float) -> None:
-        self._roster, self._feed, self._timeout = roster, feed, timeout
+    def __init__(self, desk: ClusterDesk, feed: Feed, timeout: float) -> None:
+        self._desk, self._feed, self._timeout = desk, feed, timeout
         self._moved = self._since = time.monotonic()
         self._mark = self._progress()
         self._worked: dict[str, float] | None = None  # asked of a thousand nodes only when nothing has moved
@@ -35,13 +35,13 @@ class Standstill:
     def look(self) -> float:
         """Look; return the seconds for which no row was taken, or sent, while some were waiting."""
         now, mark = time.monotonic(), self._progress()
-        moved = mark[:2] != self._mark[:2] or not self._roster.sated()
+        moved = mark[:2] != self._mark[:2] or not self._desk.sated()
         if moved:
             self._moved, self._told = now, False
         if moved or mark != self._mark:
             self._since, self._mark, self._worked = now, mark, None
         elif self._worked is None:
-            self._worked = self._roster.worked()
+            self._worked = self._desk.worked()
         elif now - self._since > self._timeout:
             self.for_good = not self._has_worked(now - self._since)
             self._since, self._worked = now, None
@@ -53,7 +53,7 @@ class Standstill:
             self._told = True
             logger.warning(
                 "%s took no row for %g s, in epoch %d; but the nodes compute, so they are waited for",
-                ", ".join(self._roster.sated()),
+                ", ".join(self._desk.sated()),
                 self._timeout,
                 self._feed.epoch,
             )
@@ -61,12 +61,12 @@ class Standstill:
     def _has_worked(self, seconds: float) -> bool:
         """Whether a node has computed for a part of this time, or is writing a model."""
         least, before = _WORKS * seconds, self._worked or {}
-        return self._roster.saving or any(
-            worked - before.get(node, worked) >= least for node, worked in self._roster.worked().items()
+        return self._desk.saving or any(
+            worked - before.get(node, worked) >= least for node, worked in self._desk.worked().items()
         )
 
     def _progress(self) -> tuple[int, ...]:
-        return self._feed.moved, *self._roster.progress
+        return self._feed.moved, *self._desk.progress
 
 
 class WithoutSlot:
@@ -77,14 +77,14 @@ class WithoutSlot:
 
     Parameters
     ----------
-    roster, jobs, job, feed
+    desk, jobs, job, feed
         Whose nodes may leave a slot, who asks Spark, and for what.
     timeout : float
         Seconds for which the rows wait for Spark to have an executor, if it has none.
     """
 
-    def __init__(self, roster: Roster, jobs: SparkJobs, job: Job[Any], feed: Feed, timeout: float) -> None:
-        self._roster, self._jobs, self._job, self._feed, self._timeout = roster, jobs, job, feed, timeout
+    def __init__(self, desk: ClusterDesk, jobs: SparkJobs, job: Job[Any], feed: Feed, timeout: float) -> None:
+        self._desk, self._jobs, self._job, self._feed, self._timeout = desk, jobs, job, feed, timeout
         self._begun = self._since = time.monotonic()
         self._asked_at = -math.inf
         self._moved = feed.moved
@@ -110,7 +110,7 @@ class WithoutSlot:
             self._since = now
             return ""
         if room.is_for_nodes:
-            self._roster.want_slot()
+            self._desk.want_slot()
         seconds = now - self._since
         if seconds > _TELL and not self._told:
             self._told = True

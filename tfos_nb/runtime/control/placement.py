@@ -61,7 +61,7 @@ QUESTIONS = (AskPlaces, ClaimNode, ReleaseNode)
 
 
 class PlacementDesk:
-    """Behind the door: who answers what. Called with the roster's lock held.
+    """Behind the door: who answers what. Called with the lock of its owner held.
 
     Parameters
     ----------

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tfos_nb.driver.node_record import Record
+from tfos_nb.driver.membership import Member
+from tfos_nb.driver.node_figures import NodeFigures
 from tfos_nb.runtime.control.lifecycle import Reservation
 from tfos_nb.runtime.control.plan import Node
 from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER, GpuFigures, Heartbeat, StepReport
@@ -14,12 +15,12 @@ from tfos_nb.state.cluster_state import GpuUse, NodeState, NodeStatus
 
 
 def after(*reports: StepReport, **changes: Any) -> NodeState:
-    record = Record(Node.parse("worker:0"), status=NodeStatus.TRAINING)
+    figures, member = NodeFigures(), Member(Node.parse("worker:0"), status=NodeStatus.TRAINING)
     for report in reports:
-        record.take(report)
+        figures.take(report)
     for name, value in changes.items():
-        setattr(record, name, value)
-    return record.state(0.0)
+        setattr(member if hasattr(member, name) else figures, name, value)
+    return figures.state(member, 0.0)
 
 
 def fit(epoch: int, step: int, time: float = 0.0, **metrics: float) -> StepReport:

@@ -1,21 +1,18 @@
-"""What the driver knows of one node, and how it looks from outside."""
+"""What a node says of its work, and how it looks from outside."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from tfos_nb.runtime.control.door import Link
-from tfos_nb.runtime.control.lifecycle import MainRaised, NodeEnded, NodeUp, Reservation
-from tfos_nb.runtime.control.plan import Node
-from tfos_nb.runtime.control.processes import host_and_port
+from tfos_nb.driver.membership import Member
 from tfos_nb.runtime.control.reports import EVALUATE, OVER, GpuFigures, Heartbeat, StepReport
 from tfos_nb.state.cluster_state import GpuUse, NodeState, NodeStatus
 from tfos_nb.state.curve import Curve
 from tfos_nb.state.metric_order import in_order, rank
 from tfos_nb.state.progress_estimate import Pace
 
-__all__ = ["Record"]
+__all__ = ["NodeFigures"]
 
 _RATE_OVER = 3.0  # seconds over which rows per second are averaged
 _CURVES = 3  # beside that of the loss
@@ -24,15 +21,9 @@ _METRICS = 100  # a program that gives each step's metric another name is not fo
 
 
 @dataclass
-class Record:
-    """What is known of one node."""
+class NodeFigures:
+    """A node's rows, steps, metrics and use of its host."""
 
-    node: Node
-    status: NodeStatus = NodeStatus.PLANNED
-    link: Link | None = None
-    supervisor: tuple[str, int] = ("", 0)  # the process at the link's other end, which outlives its reservations
-    reservation: Reservation | None = None
-    up: NodeUp | None = None
     heartbeat: Heartbeat | None = None
     beat_at: float | None = None
     worked: float = 0.0  # seconds of a core, by its heartbeats
@@ -45,43 +36,17 @@ class Record:
     rows: int = 0
     rate: float | None = None
     rated: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
-    result: bytes | None = None
-    began: bool = False  # it has taken a row or reported a step
-    returned: bool = False
-    unread: bool = False
-    serving: bool = False
-    saving: bool = False
-    following: bool = False  # it coordinates, and goes on with workers that come back elsewhere
-    through: int = 0  # passes of its rows that a coordinator has been through, in this generation
-    started: bool = False  # it was told who its peers are
-    absent: bool = False  # the others go on without it
-    failed_joins: int = 0  # how often it was lost before it could join them
-    left_slot: bool = False  # Spark's task has gone, and no other sees to it
     told_of_nan: bool = False  # that its loss became NaN is in its log
-    moved: bool = False  # it has come back, and its coordinator does not know where
-    raised: MainRaised | None = None
-    ended: NodeEnded | None = None
-    parting: bool = False  # it has been told to go, so its end is no failure
-
-    @property
-    def address(self) -> str:
-        """What its TensorFlow listens on."""
-        assert self.reservation is not None, "it has reserved"
-        return host_and_port(self.reservation.host, self.reservation.port)
 
     @property
     def sated(self) -> bool:
         """Whether rows wait for it."""
-        feed = self.heartbeat.feed if self.heartbeat is not None and not self.status.ended else None
+        feed = self.heartbeat.feed if self.heartbeat is not None else None
         return feed is not None and not feed.hungry
 
     def begin_anew(self) -> None:
-        """Forget the process that was: another one will be the node. Its figures stay until there are newer ones."""
-        self.status = NodeStatus.PLANNED
-        self.reservation = self.up = self.heartbeat = self.result = self.raised = self.ended = None
-        self.began = self.returned = self.unread = self.serving = self.saving = False
-        self.following = self.started = self.moved = self.told_of_nan = False
-        self.through = 0
+        """Forget the process that was. Its figures stay until there are newer ones."""
+        self.heartbeat, self.told_of_nan = None, False
         self.forget_rate()
 
     def beat(self, heartbeat: Heartbeat, now: float) -> None:
@@ -102,7 +67,7 @@ class Record:
         while len(self.rated) > 2 and now - self.rated[0][0] > _RATE_OVER:
             self.rated.popleft()
         then, before = self.rated[0]
-        if now > then and not self.status.ended:
+        if now > then:
             self.rate = (rows - before) / max(now - then, 0.1)
 
     def take(self, report: StepReport) -> None:
@@ -143,25 +108,19 @@ class Record:
         del self.curves[last]
         return True
 
-    def _how_it_starts(self) -> str:
-        """Say why a node that starts takes no time, or some."""
-        if self.reservation is None or self.status not in (NodeStatus.RESERVED, NodeStatus.STARTING):
-            return ""
-        return "from a warm process" if self.reservation.warm else "imports TensorFlow"
-
-    def state(self, now: float) -> NodeState:
+    def state(self, member: Member, now: float) -> NodeState:
         """Return how the node looks at a moment of the monotonic clock."""
-        place, beat, report = self.reservation, self.heartbeat, self.report
-        alive = not self.status.ended
+        place, beat, report = member.reservation, self.heartbeat, self.report
+        alive = not member.status.ended
         gpus = beat.gpus if beat else ()
         if not alive:  # what it trained on is still worth telling
             gpus = tuple(GpuFigures(one.name) for one in gpus if one.name)
         return NodeState(
-            node=str(self.node),
-            status=self.status,
+            node=str(member.node),
+            status=member.status,
             host=place.host if place else "",
             executor=place.executor if place else "",
-            pid=self.up.pid if self.up else None,
+            pid=member.up.pid if member.up else None,
             gpus=place.gpus if place else (),
             gpu_use=tuple(GpuUse(one.name, one.percent, one.memory_used, one.memory_total) for one in gpus),
             phase=report.phase if alive and report.phase != OVER else "",
@@ -177,5 +136,12 @@ class Record:
             cpu_percent=beat.cpu_percent if beat and alive else None,
             memory_bytes=beat.memory_bytes if beat and alive else None,
             heartbeat_age=now - self.heard_at if self.heard_at is not None and alive else None,
-            detail=self._how_it_starts(),
+            detail=_how_it_starts(member),
         )
+
+
+def _how_it_starts(member: Member) -> str:
+    """Say why a node that starts takes no time, or some."""
+    if member.reservation is None or member.status not in (NodeStatus.RESERVED, NodeStatus.STARTING):
+        return ""
+    return "from a warm process" if member.reservation.warm else "imports TensorFlow"

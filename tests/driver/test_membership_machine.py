@@ -1,0 +1,363 @@
+"""Whatever happens to a cluster's nodes, in whatever order: each counts once, and the cluster trains or ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tfos_nb.driver.membership import (
+    TRANSITIONS,
+    Arrived,
+    Beat,
+    Begin,
+    ComeAgain,
+    ComeWith,
+    Dismissed,
+    Ended,
+    EndStream,
+    FellSilent,
+    GivenUp,
+    GoOnWithout,
+    Member,
+    Membership,
+    NewsTaken,
+    Planned,
+    Said,
+    Scaled,
+    ShareRows,
+    SlotAsked,
+    StreamEnded,
+    Submitted,
+    TaskReported,
+    Tell,
+    replay,
+)
+from tfos_nb.runtime.control.lifecycle import (
+    Coordinating,
+    Farewell,
+    FeedPlace,
+    Following,
+    MainRaised,
+    MainReturned,
+    MainStarted,
+    NodeEnded,
+    NodeUp,
+    Refused,
+    Reservation,
+    Saving,
+    Serving,
+    StateHeld,
+)
+from tfos_nb.runtime.control.plan import ClusterPlan, Node
+from tfos_nb.runtime.feed.ledger import WorkerThrough
+from tfos_nb.runtime.node.spark_task import HoldsSlot, SlotUse, SupervisorEnded
+from tfos_nb.state.cluster_state import NodeStatus
+
+PLACE = FeedPlace("/s", "h", 1, b"")
+NODES = st.integers(0, 7)
+
+
+def state_of(membership: Membership) -> Any:
+    """Everything that is known, to be compared."""
+    return (
+        membership.plan,
+        membership.members,
+        membership.generation,
+        membership.rendezvous,
+        membership.restarts_left,
+        [(str(one.error), one.node, one.collateral, one.lost) for one in membership.failures],
+        membership.replaced,
+        membership.taken_in,
+        membership.alone,
+        membership.feed_places,
+        [str(one.node) for one in membership.present],
+        membership.dismissed,
+    )
+
+
+class Lives(RuleBasedStateMachine):
+    """Nodes that come, work, fall silent and die at any moment, several at once, and say things twice."""
+
+    @initialize(
+        workers=st.integers(1, 3),
+        ps=st.integers(0, 1),
+        chief=st.booleans(),
+        evaluator=st.booleans(),
+        restarts=st.integers(0, 3),
+    )
+    def plan(self, workers: int, ps: int, chief: bool, evaluator: bool, restarts: int) -> None:
+        plan = ClusterPlan(workers, ps, chief or ps > 0, evaluator)
+        self.membership = Membership(plan, restarts)
+        self.events: list[Any] = [Planned(plan, restarts)]
+        self.streams: dict[int, str] = {}  # that are open, and whose they are
+        self.ended_streams: set[int] = set()
+        self.count = 0
+        self.dismissed = self.over = False
+        self.silent: dict[str, int] = {}  # nodes that fell silent, and their streams then
+
+    def apply(self, event: Any) -> Any:
+        before = self.membership.generation, self.membership.rendezvous
+        self.events.append(event)
+        answer, commands = self.membership.apply(event)
+        assert self.membership.generation >= before[0]
+        assert self.membership.rendezvous >= before[1]
+        for command in commands:
+            self.do(command)
+        return answer
+
+    def do(self, command: Any) -> None:
+        if isinstance(command, EndStream):
+            assert command.stream not in self.ended_streams, "it was ended before"
+            self.ended_streams.add(command.stream)
+            self.streams.pop(command.stream, None)
+        elif isinstance(command, Begin):
+            assert len(set(command.nodes)) == len(command.nodes)
+            for name in command.nodes:
+                one = self.membership.members[name]
+                assert one.stream is None or one.stream not in self.ended_streams
+            addresses = [address for role in command.spec.values() for address in role]
+            assert len(set(addresses)) == len(addresses), "a node is counted twice"
+        elif isinstance(command, Tell):
+            assert set(command.nodes) <= self.membership.members.keys()
+        elif isinstance(command, ShareRows):
+            assert len(set(command.nodes)) == len(command.nodes)
+
+    def node(self, place: int) -> Member:
+        members = list(self.membership.members.values())
+        return members[place % len(members)]
+
+    def is_heard(self, one: Member) -> bool:
+        return one.stream in self.streams and one.reservation is not None
+
+    def say(self, one: Member, message: Any) -> None:
+        if self.is_heard(one):
+            self.silent.pop(str(one.node), None)
+            self.apply(Said(str(one.node), message))
+
+    # --- what happens ---
+
+    @rule(place=NODES, refused=st.integers(0, 9))
+    def a_supervisor_comes(self, place: int, refused: int) -> None:
+        one, self.count = self.node(place), self.count + 1
+        name = str(one.node)
+        message: Any = Refused(name, "h", "no TensorFlow")
+        if refused:
+            message = Reservation(name, "10.0.0.1", 1000 + self.count, "0", 0, self.count)
+        self.streams[self.count] = name
+        goes = self.dismissed or one.parting or one.reservation is not None
+        self.apply(Arrived(self.count, message))
+        assert (self.count in self.ended_streams) is (goes or not refused or one.stream != self.count)
+
+    @rule(place=NODES, generation=st.integers(0, 1))
+    def a_supervisor_reserves_for_its_next_process(self, place: int, generation: int) -> None:
+        one, self.count = self.node(place), self.count + 1
+        if one.stream in self.streams:
+            message = Reservation(
+                str(one.node), "10.0.0.2", 5000 + self.count, "0", 0, one.supervisor[1],
+                generation=self.membership.generation - generation,
+            )  # fmt: skip
+            before = one.reservation
+            self.silent.pop(str(one.node), None)
+            self.apply(Said(str(one.node), message))
+            assert one.reservation is before or (before is None and generation == 0), "it is of the generation before"
+
+    @precondition(lambda self: not self.dismissed)
+    @rule()
+    def all_come_that_are_missing(self) -> None:
+        for name in self.membership.missing:
+            place = list(self.membership.members).index(name)
+            if self.membership.members[name].stream is None:
+                self.a_supervisor_comes(place, 1)
+            else:
+                self.a_supervisor_reserves_for_its_next_process(place, 0)
+            self.a_process_is_up(place)
+
+    @rule()
+    def a_coordinator_follows_workers_that_serve(self) -> None:
+        chief = str(self.membership.plan.chief_node)
+        for place, name in enumerate(self.membership.members):
+            self.main_says_what_it_does(place, Following if name == chief else Serving)
+
+    @rule(place=NODES)
+    def a_process_is_up(self, place: int) -> None:
+        one = self.node(place)
+        self.say(one, NodeUp(str(one.node), 7, "2.21", "3.15", PLACE))
+        self.say(one, MainStarted(str(one.node)))
+
+    @rule(place=NODES, kind=st.sampled_from([Serving, Coordinating, Following, StateHeld]))
+    def main_says_what_it_does(self, place: int, kind: Any) -> None:
+        one = self.node(place)
+        if one.started:
+            self.say(one, kind(str(one.node)))
+
+    @rule(place=NODES, going_on=st.booleans())
+    def main_saves(self, place: int, going_on: bool) -> None:
+        self.say(self.node(place), Saving(str(self.node(place).node), going_on))
+
+    @rule(place=NODES, serves=st.booleans())
+    def main_returns(self, place: int, serves: bool) -> None:
+        one = self.node(place)
+        if one.started:
+            self.say(one, MainReturned(str(one.node), b"", serves))
+
+    @rule(place=NODES, collateral=st.booleans())
+    def main_raises(self, place: int, collateral: bool) -> None:
+        one = self.node(place)
+        if one.started:
+            self.say(one, MainRaised(str(one.node), "ValueError", "Traceback", collateral))
+
+    @rule(place=NODES)
+    def a_process_is_killed(self, place: int) -> None:
+        one = self.node(place)
+        self.say(one, NodeEnded(str(one.node), None, "SIGKILL", ""))
+
+    @rule(place=NODES, of=NODES, passes=st.integers(0, 3))
+    def a_coordinator_tells_how_far_a_worker_is(self, place: int, of: int, passes: int) -> None:
+        chief = self.membership.members[str(self.membership.plan.chief_node)]
+        worker = self.node(of)
+        if worker.started:
+            self.say(chief, WorkerThrough(str(worker.node), passes))
+
+    @rule(place=NODES, began=st.booleans(), hungry=st.sampled_from([True, False, None]))
+    def a_heart_beats(self, place: int, began: bool, hungry: bool | None) -> None:
+        one = self.node(place)
+        if self.is_heard(one):
+            self.apply(Beat(str(one.node), began, hungry))
+
+    @rule(pick=NODES)
+    def a_stream_breaks(self, pick: int) -> None:
+        if self.streams:
+            number = sorted(self.streams)[pick % len(self.streams)]
+            del self.streams[number]
+            self.apply(StreamEnded(number))
+
+    @rule(place=NODES)
+    def a_node_falls_silent(self, place: int) -> None:
+        one = self.node(place)
+        if one.stream is not None and not one.status.ended and not one.absent:
+            self.silent[str(one.node)] = one.stream
+        self.apply(FellSilent(str(one.node), 15.0))
+
+    @rule(place=NODES, code=st.sampled_from([0, 1, -9]), known=st.booleans())
+    def a_task_tells_that_its_supervisor_has_ended(self, place: int, code: int, known: bool) -> None:
+        one = self.node(place)
+        pid = one.supervisor[1] if known else 1_000_000
+        self.apply(TaskReported(SupervisorEnded(str(one.node), code, "killed", pid)))
+
+    @rule(place=NODES, wanted=st.booleans())
+    def a_task_asks_what_its_slot_is_for(self, place: int, wanted: bool) -> None:
+        one = self.node(place)
+        use = self.apply(SlotAsked(HoldsSlot(str(one.node), one.supervisor[1]), wanted))
+        assert use is not SlotUse.LEAVE or wanted
+        assert use is not SlotUse.END or one.stream is None or one.stream not in self.streams
+
+    @rule(place=NODES, hold=st.booleans())
+    def spark_is_asked_for_a_node(self, place: int, hold: bool) -> None:
+        self.apply(Submitted((str(self.node(place).node),), hold))
+
+    # --- what the driver decides ---
+
+    @precondition(lambda self: self.membership.failures and self.membership.restarts_left > 0 and not self.dismissed)
+    @rule()
+    def they_come_again(self) -> None:
+        generation, left = self.membership.generation, self.membership.restarts_left
+        all_anew = self.apply(ComeAgain("it was killed"))
+        assert self.membership.restarts_left == left - 1
+        assert self.membership.generation == generation + all_anew
+        assert not self.membership.failures
+        if all_anew:
+            for name, stream in self.silent.items():
+                assert self.membership.members[name].stream != stream, "its task would wait for it for ever"
+            self.silent.clear()
+
+    @precondition(lambda self: self.membership.changing and not self.dismissed and not self.membership.failures)
+    @rule()
+    def they_come_with_others(self) -> None:
+        self.apply(ComeWith(self.membership.changing))
+
+    @precondition(lambda self: self.membership.rendezvous > 1 and self.membership.are_enough(1) and not self.dismissed)
+    @rule()
+    def they_go_on_without(self) -> None:
+        gone = self.apply(GoOnWithout())
+        assert not {str(one.node) for one in self.membership.present} & set(gone)
+
+    @precondition(lambda self: not self.dismissed and self.membership.restarts_left > 0)
+    @rule(workers=st.integers(1, 4))
+    def it_is_scaled(self, workers: int) -> None:
+        self.apply(Scaled(replace(self.membership.plan, workers=workers)))
+
+    @rule(late=st.booleans(), alone=st.booleans())
+    def the_news_are_taken_up(self, late: bool, alone: bool) -> None:
+        self.apply(NewsTaken(late, alone))
+
+    @precondition(lambda self: len(self.events) > 20)
+    @rule()
+    def all_are_dismissed(self) -> None:
+        self.dismissed = True
+        self.apply(Dismissed(Farewell()))
+
+    # --- what holds ---
+
+    @invariant()
+    def each_node_counts_once(self) -> None:
+        present = [str(one.node) for one in self.membership.present]
+        assert len(set(present)) == len(present)
+        assert all(self.membership.members[name].absent is False for name in present)
+        assert all(name == str(one.node) for name, one in self.membership.members.items())
+
+    @invariant()
+    def nobody_speaks_on_a_stream_that_has_ended(self) -> None:
+        streams = [one.stream for one in self.membership.members.values() if one.stream is not None]
+        assert len(set(streams)) == len(streams)
+        assert not set(streams) & self.ended_streams
+        assert set(streams) == self.streams.keys(), "whom nobody counts on is sent away"
+
+    @invariant()
+    def when_all_have_come_all_are_started(self) -> None:
+        if self.membership.all_reserved:
+            assert all(one.started for one in self.membership.present)
+
+    @invariant()
+    def a_node_that_was_started_has_reserved(self) -> None:
+        assert all(one.reservation for one in self.membership.members.values() if one.started)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "membership"):
+            return
+        assert state_of(replay(self.events)) == state_of(self.membership)
+        self.apply(Dismissed(Farewell()))
+        self.apply(GivenUp())
+        assert self.membership.all_gone, "every supervisor was done without"
+        self.apply(Ended())
+        assert all(one.status.ended for one in self.membership.members.values())
+
+
+TestLives = Lives.TestCase
+TestLives.settings = settings(
+    max_examples=500, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
+)
+
+
+def test_every_status_can_be_reached_and_left_but_for_a_stop_that_is_final_until_it_is_wanted_again() -> None:
+    assert set(TRANSITIONS) == set(NodeStatus)
+    reached = {NodeStatus.PLANNED} | {status for after in TRANSITIONS.values() for status in after}
+    assert reached == set(NodeStatus)
+    assert all(NodeStatus.PLANNED in after for status, after in TRANSITIONS.items() if status is not NodeStatus.PLANNED)
+
+
+@pytest.mark.parametrize("status", list(NodeStatus))
+def test_a_status_changes_as_the_table_says_and_not_otherwise(status: NodeStatus) -> None:
+    for after in NodeStatus:
+        one = Member(Node.parse("worker:0"), status)
+        one.become(after)
+        assert one.status is (after if after in TRANSITIONS[status] else status)
+
+
+def test_events_of_which_the_first_are_forgotten_are_not_replayed() -> None:
+    with pytest.raises(ValueError, match="do not begin with the cluster's plan"):
+        replay([Ended()])

@@ -1,0 +1,638 @@
+"""What stands behind the door: it hears the nodes, and is the one owner of what is known of them.
+
+:class:`ClusterDesk` applies what it hears to the :class:`~tfos_nb.driver.membership.Membership` and does what comes out
+of that. Its Desk methods are called in the door's thread; everything else may be called from any thread. There is one
+lock, and one condition that is notified of each change that somebody waits for.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tfos_nb.driver.feed_desk import FeedDesk
+from tfos_nb.driver.membership import (
+    Aborted,
+    Arrived,
+    Beat,
+    Begin,
+    BeginAnew,
+    ComeAgain,
+    ComeWith,
+    DescribeRows,
+    Dismissed,
+    Ended,
+    EndStream,
+    Failure,
+    FedAgain,
+    FeedsBeginAnew,
+    FeedsGoOn,
+    FellSilent,
+    FollowHistory,
+    Forgiven,
+    GivenUp,
+    GoOnWithout,
+    Member,
+    Membership,
+    NewsTaken,
+    Note,
+    Planned,
+    Replaced,
+    Said,
+    Scaled,
+    ShareRows,
+    SlotAsked,
+    StreamEnded,
+    Submitted,
+    TaskReported,
+    Tell,
+    WriteLog,
+)
+from tfos_nb.driver.node_figures import NodeFigures
+from tfos_nb.driver.placements import Answering
+from tfos_nb.errors import TfosError
+from tfos_nb.runtime.control.door import Link, broadcast
+from tfos_nb.runtime.control.lifecycle import FeedPlace, MainReturned, Refused, Reservation, Serving, Start
+from tfos_nb.runtime.control.placement import QUESTIONS
+from tfos_nb.runtime.control.plan import ClusterPlan, Role
+from tfos_nb.runtime.control.reports import Heartbeat, History, LogLines
+from tfos_nb.runtime.feed.ledger import FeedFrom, PassDone, WorkerThrough
+from tfos_nb.runtime.feed.positions import PositionHeld
+from tfos_nb.runtime.node.spark_task import HoldsSlot, NodeThere, NodeWanted, SlotUse, SupervisorEnded
+from tfos_nb.state.cluster_state import LogLine, NodeState
+from tfos_nb.state.log_buffer import LogBook
+
+__all__ = ["ClusterDesk", "ClusterEvent"]
+
+logger = logging.getLogger(__name__)
+
+_STOOD_STILL = 1.0  # seconds: this process was stopped, or its lock was held by somebody
+_NEWS = (Heartbeat, LogLines)  # there are many of them, and whoever waits for what they tell looks once a second
+_ASKED_WITHIN = 6.0  # seconds, in which some task asks what its slot is for
+_EVENTS_KEPT, _EVENTS_OF_A_NODE = 2_000, 20
+
+
+@dataclass(frozen=True)
+class ClusterEvent:
+    """Something that has happened to a cluster's members: when, in seconds since it was planned, and what."""
+
+    seconds: float
+    event: Any
+
+
+class ClusterDesk:
+    """The nodes of one cluster, as the driver hears of them.
+
+    Parameters
+    ----------
+    plan : ClusterPlan
+        Who should come.
+    restarts : int
+        How often the members may come again.
+    heartbeat_timeout : float
+        Seconds of silence after which a node is held to be lost.
+
+    Attributes
+    ----------
+    changed : threading.Condition
+        Its lock guards all that is here; it is notified of every change that somebody may wait for.
+    members : Membership
+        Who is a member. To be looked at while the lock is held.
+    feeds : FeedDesk
+        What is asked about rows.
+    history : History
+        The metrics of each epoch.
+    """
+
+    def __init__(self, plan: ClusterPlan, restarts: int = 0, heartbeat_timeout: float = 15.0) -> None:
+        self.changed = threading.Condition(threading.RLock())
+        self.heartbeat_timeout = heartbeat_timeout
+        self.members = Membership(plan, restarts)
+        self.history = History(str(plan.chief_node), len(plan.nodes))
+        self.feeds = FeedDesk(self.changed, [str(node) for node in plan.fed_nodes], self.send, self._places)
+        self.answering = Answering(self.members, self.feeds)
+        self._figures = {name: NodeFigures() for name in self.members.members}
+        self._log = LogBook(self._figures)
+        self._results: dict[str, bytes] = {}
+        self._rows = self._reports = 0
+        self._slot_wanted_until = -math.inf
+        self._links: dict[int, Link] = {}
+        self._streams: dict[Link, int] = {}
+        self._count = 0
+        self._planned_at = time.monotonic()
+        self._events: deque[ClusterEvent] = deque(maxlen=max(_EVENTS_KEPT, _EVENTS_OF_A_NODE * len(plan.nodes)))
+        self._note_event(Planned(plan, restarts))
+        self._commands: dict[type, Callable[[Any], object]] = {
+            Tell: lambda command: self.send(command.message, command.nodes),
+            Begin: self._begin,
+            EndStream: self._end_stream,
+            BeginAnew: self._begin_anew,
+            WriteLog: lambda command: self._log.add(command.node, command.lines),
+            Note: lambda command: logger.info("%s", command.text),
+            DescribeRows: lambda command: self.feeds.describe_again(command.nodes),
+            FeedsGoOn: lambda command: self.feeds.go_on(command.rendezvous),
+            FeedsBeginAnew: lambda command: self.feeds.come_again(command.rendezvous),
+            ShareRows: lambda command: self.feeds.feed(command.nodes),
+            FollowHistory: self._follow_history,
+        }
+        self._handlers: dict[type, Callable[[str, Any], None]] = {
+            Heartbeat: self._heartbeat,
+            LogLines: lambda node, message: self._log.add(node, message.lines),
+            PassDone: lambda node, message: self.feeds.pass_done(message),
+            FeedFrom: lambda node, message: self.feeds.wants_from(message),
+            PositionHeld: lambda node, message: self.feeds.position_held(message),
+            MainReturned: self._main_returned,
+        }
+
+    # --- the Desk: called in the door's thread ---
+
+    def arrived(self, link: Link, message: Reservation | Refused) -> None:
+        """Take a supervisor's reservation, or its word that its executor cannot run a node."""
+        if not isinstance(message, (Reservation, Refused)):
+            raise ValueError(f"a node's stream begins with its reservation, not with a {type(message).__name__}")
+        with self.changed:
+            if message.node not in self.members.members:
+                raise ValueError(f"{message.node} is not in the plan")
+            number = self._count = self._count + 1
+            self._links[number], self._streams[link] = link, number
+            self._apply(Arrived(number, message))
+            if number in self._links:
+                link.node = message.node
+                self._figures[message.node].heard_at = time.monotonic()
+            self.changed.notify_all()
+
+    def received(self, link: Link, message: Any) -> None:
+        """Take any later message of a node."""
+        with self.changed:
+            if link not in self._streams:  # it was done without, and wakes
+                return
+            node = link.node or ""
+            member = self.members.members[node]
+            self._refuse_pretence(node, message)
+            self._figures[node].heard_at = time.monotonic()
+            if member.reservation is not None or isinstance(message, (Reservation, LogLines)):
+                self._take(node, message)  # the rest is of the generation before
+            elif isinstance(message, Heartbeat):
+                for report in message.reports:
+                    self.history.record_late(node, report)
+            if not isinstance(message, _NEWS):
+                self.changed.notify_all()
+
+    def left(self, link: Link) -> None:
+        """Learn that a node's stream is gone: without its last word, the node is lost."""
+        with self.changed:
+            number = self._streams.pop(link, None)
+            if number is not None and self._links.pop(number, None) is not None:
+                self._apply(StreamEnded(number))
+            self.changed.notify_all()
+
+    def asked(self, message: Any) -> Any:
+        """Answer a task."""
+        with self.changed:
+            if isinstance(message, SupervisorEnded):
+                self._apply(TaskReported(message))
+                self.changed.notify_all()
+                return None
+            if isinstance(message, NodeThere):
+                return self.members.is_there(message.node)
+            if isinstance(message, NodeWanted):
+                return self.members.is_wanted(message.node)
+            if isinstance(message, HoldsSlot):
+                return self._slot_use(message).value
+            if isinstance(message, QUESTIONS):
+                return self.answering.asked(message)
+            return self.feeds.asked(message)
+
+    def ticked(self, late: float = 0.0) -> None:
+        """Look for nodes that have been silent for too long; not for what this process was too late to hear."""
+        now = time.monotonic()
+        with self.changed:
+            for name, figures in self._figures.items():
+                if figures.heard_at is None:
+                    continue
+                if late > _STOOD_STILL:
+                    figures.heard_at = min(now, figures.heard_at + late)
+                member = self.members.members[name]
+                silent = now - figures.heard_at > self.heartbeat_timeout
+                if silent and member.stream is not None and not member.status.ended:
+                    self._apply(FellSilent(name, self.heartbeat_timeout))
+            self.changed.notify_all()
+
+    # --- what a node says; the lock is held ---
+
+    def _refuse_pretence(self, node: str, message: Any) -> None:
+        """Hear of a node from itself alone; how far the workers are, from the coordinator too."""
+        spoken_of = getattr(message, "node", node)
+        coordinates = isinstance(message, WorkerThrough) and node == str(self.members.plan.chief_node)
+        if spoken_of != node and not (coordinates and spoken_of in self.members.members):
+            raise ValueError(f"{node} sent a {type(message).__name__} of {spoken_of!r}")
+
+    def _take(self, node: str, message: Any) -> None:
+        handler = self._handlers.get(type(message))
+        if handler is not None:
+            handler(node, message)
+        elif self.members.hears(message):
+            self._apply(Said(node, message))
+        else:
+            raise ValueError(f"{node} sent a {type(message).__name__}, which no node does")
+
+    def _main_returned(self, node: str, message: MainReturned) -> None:
+        self._results[node] = message.result
+        self._apply(Said(node, replace(message, result=b"")))
+
+    def _heartbeat(self, node: str, message: Heartbeat) -> None:
+        now, figures = time.monotonic(), self._figures[node]
+        member = self.members.members[node]
+        figures.beat(message, now)
+        for report in message.reports:
+            figures.take(report)
+            self._look_at_loss(node, figures)
+            self.history.record(node, report)
+        self._reports += len(message.reports) if member.node.role is not Role.EVALUATOR else 0
+        if message.feed is not None:
+            self._rows -= figures.rows
+            figures.count_rows(message.feed.rows_out, now)
+            self._rows += figures.rows
+        began = figures.rows > 0 or any(report.step != 0 for report in message.reports)  # 0 says what comes
+        self._apply(Beat(node, began, message.feed.hungry if message.feed is not None else None))
+
+    def _look_at_loss(self, node: str, figures: NodeFigures) -> None:
+        """Note in a node's log, once, that its loss has become NaN, and what it is elsewhere."""
+        if figures.told_of_nan or not math.isnan(figures.metrics.get("loss", 0.0)):
+            return
+        figures.told_of_nan = True
+        report = figures.report
+        at = f" in epoch {report.epoch}" if report.epoch else f" at step {report.step}" if report.step else ""
+        others = [
+            f"; that of {name} is {other.metrics['loss']:g}"
+            for name, other in self._figures.items()
+            if not math.isnan(other.metrics.get("loss", math.nan))
+        ]
+        self._log.add(node, (f"tfos_nb: the loss became NaN{at}{''.join(others[:1])}",))
+
+    def _slot_use(self, question: HoldsSlot) -> SlotUse:
+        use: SlotUse = self._apply(SlotAsked(question, time.monotonic() <= self._slot_wanted_until))
+        if use is SlotUse.LEAVE:
+            self._slot_wanted_until = -math.inf
+        return use
+
+    # --- events and commands; the lock is held ---
+
+    def _apply(self, event: Any) -> Any:
+        """Have the membership take an event, and do what comes out of it; return its answer."""
+        before = self._of_beat(event)
+        answer, commands = self.members.apply(event)
+        if before is None or before != self._of_beat(event):
+            self._note_event(event)
+        for command in commands:
+            self._commands[type(command)](command)
+        return answer
+
+    def _of_beat(self, event: Any) -> Any:
+        """Return what a heartbeat may change, twice a second: one that changes nothing is no event to keep."""
+        if isinstance(event, SlotAsked):
+            return self.members.members[event.question.node].left_slot
+        if not isinstance(event, Beat):
+            return None
+        member = self.members.members[event.node]
+        return member.status, member.began
+
+    def _note_event(self, event: Any) -> None:
+        self._events.append(ClusterEvent(time.monotonic() - self._planned_at, event))
+
+    def _begin(self, command: Begin) -> None:
+        held = self.feeds.held.states
+        self.send(Start(command.spec, command.generation, command.passes, command.workers, held), command.nodes)
+
+    def _end_stream(self, command: EndStream) -> None:
+        link = self._links.pop(command.stream, None)
+        if link is not None:
+            self._streams.pop(link, None)
+            link.end()
+
+    def _begin_anew(self, command: BeginAnew) -> None:
+        self._figures[command.node].begin_anew()
+        self._results.pop(command.node, None)
+
+    def _follow_history(self, command: FollowHistory) -> None:
+        if command.node is None:
+            self.history.begin_anew()
+        else:
+            self.history.follow(command.node)
+
+    def _places(self) -> Mapping[str, FeedPlace]:
+        return self.members.feed_places
+
+    def _change(self, event: Any) -> Any:
+        """Apply an event of the driver's own, and have all who wait look again."""
+        with self.changed:
+            answer = self._apply(event)
+            self.changed.notify_all()
+            return answer
+
+    # --- for the driver's threads: what happens ---
+
+    def send(self, message: Any, nodes: Iterable[str] | None = None) -> None:
+        """Send a message to the named nodes, or to all."""
+        with self.changed:
+            members = self.members.members
+            named = [members[name] for name in (members if nodes is None else nodes)]
+            broadcast([self._links[one.stream] for one in named if one.stream in self._links], message)
+
+    def send_to(self, node: str, message: Any) -> bool:
+        """Send a message to one node; return whether it has a stream."""
+        with self.changed:
+            link = self._links.get(self.members.members[node].stream or 0)
+            if link is not None:
+                link.send(message)
+            return link is not None
+
+    def dismiss(self, message: Any) -> None:
+        """Tell every node to go; from now on its end is no failure, and one that has not come is sent away."""
+        with self.changed:
+            self.feeds.over = True
+            self._change(Dismissed(message))
+
+    def mark_stopped(self) -> None:
+        """Give the nodes that were not done a final state."""
+        self._change(Ended())
+
+    def give_up_all(self) -> None:
+        """Do without every supervisor that has not gone."""
+        self._change(GivenUp())
+
+    def abort(self, error: TfosError) -> None:
+        """Make an error of the whole cluster one of its failures."""
+        self._change(Aborted(error))
+
+    def forgive(self, node: str) -> None:
+        """Let a node's failure not be the cluster's."""
+        self._change(Forgiven(node))
+
+    def count_as_serving(self, node: str) -> None:
+        """Wait for a node's main no longer."""
+        self._change(Said(node, Serving(node)))
+
+    def write_log(self, node: str, lines: Iterable[str]) -> None:
+        """Write lines into a node's log."""
+        with self.changed:
+            self._log.add(node, tuple(lines))
+
+    def want_slot(self) -> None:
+        """Have one node's task leave its slot: the first that asks within some seconds."""
+        with self.changed:
+            self._slot_wanted_until = time.monotonic() + _ASKED_WITHIN
+
+    def tend(self, nodes: Iterable[str], hold: bool) -> None:
+        """Learn that Spark is asked for these nodes, and whether their tasks hold slots."""
+        self._change(Submitted(tuple(nodes), hold))
+
+    def take_alone(self) -> list[str]:
+        """Return the absent nodes of which no task and no supervisor is left, and forget them."""
+        with self.changed:
+            return list(self._apply(NewsTaken(alone=True))) if self.members.alone else []
+
+    def take_late(self) -> list[str]:
+        """Return the late nodes that a coordinator has taken in, and forget them."""
+        with self.changed:
+            return list(self._apply(NewsTaken(late=True))) if self.members.taken_in else []
+
+    def go_on_without_missing(self) -> tuple[str, ...]:
+        """Go on with the nodes that have come; return the names of the others."""
+        return tuple(self._change(GoOnWithout()))
+
+    def scale(self, plan: ClusterPlan) -> None:
+        """Become what a plan says, as soon as that can be."""
+        with self.changed:
+            new = [str(node) for node in plan.nodes if str(node) not in self._figures]
+            self._figures.update((name, NodeFigures()) for name in new)
+            self._log.expect(self._figures)
+            self._change(Scaled(plan))
+
+    def come_with(self, cause: str) -> None:
+        """Have the nodes come again, with those that were absent and without those that leave."""
+        self._change(ComeWith(cause))
+
+    def come_again(self, cause: str) -> bool:
+        """Have lost nodes come again: all nodes anew, or the lost ones alone; return whether it is all."""
+        return bool(self._change(ComeAgain(cause)))
+
+    def fed_again(self, node: str | None = None) -> None:
+        """Learn that the rows of a node in a lost one's place have been fed again; those of all, if none is named."""
+        self._change(FedAgain(None if node is None else (node,)))
+
+    # --- for the driver's threads: what can be seen ---
+
+    @property
+    def plan(self) -> ClusterPlan:
+        """Who should come."""
+        return self.members.plan
+
+    @property
+    def generation(self) -> int:
+        """How often all nodes came together, from 1."""
+        return self.members.generation
+
+    @property
+    def rendezvous(self) -> int:
+        """How often any nodes came together, from 1."""
+        return self.members.rendezvous
+
+    @property
+    def restarts_left(self) -> int:
+        """How often they may come again."""
+        return self.members.restarts_left
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The failures since the last rendezvous, the first one first."""
+        return self.members.failures
+
+    @property
+    def replaced(self) -> dict[str, Replaced]:
+        """The nodes in lost ones' places whose rows have not been fed again yet."""
+        return self.members.replaced
+
+    @property
+    def first(self) -> str:
+        """The node that saves, and whose result is the cluster's: the chief, or who has its place."""
+        with self.changed:
+            return str(self.members.first.node)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The nodes that have not reserved."""
+        with self.changed:
+            return self.members.missing
+
+    @property
+    def left_slots(self) -> tuple[str, ...]:
+        """The nodes whose tasks have left their slots."""
+        with self.changed:
+            return self.members.left_slots
+
+    @property
+    def untended(self) -> tuple[str, ...]:
+        """Those of them that are to come again, and have no supervisor more that would bring them."""
+        with self.changed:
+            return self.members.untended
+
+    @property
+    def all_take_rows(self) -> bool:
+        """Whether every node that is fed has said where it takes rows."""
+        with self.changed:
+            return self.members.all_take_rows
+
+    @property
+    def all_reserved(self) -> bool:
+        """Whether every node has reserved."""
+        with self.changed:
+            return self.members.all_reserved
+
+    @property
+    def all_up(self) -> bool:
+        """Whether ``main`` has been called on every node."""
+        with self.changed:
+            return self.members.all_up
+
+    @property
+    def all_returned(self) -> bool:
+        """Whether ``main`` has returned on every node that has to."""
+        with self.changed:
+            return self.members.all_returned
+
+    @property
+    def all_through(self) -> bool:
+        """Whether no ``main`` runs any more, however it ended; one that serves counts as if it did not."""
+        with self.changed:
+            return self.members.all_through
+
+    @property
+    def saving(self) -> bool:
+        """Whether a node is writing a model."""
+        with self.changed:
+            return self.members.saving
+
+    @property
+    def all_gone(self) -> bool:
+        """Whether no node has a stream any more."""
+        with self.changed:
+            return self.members.all_gone
+
+    @property
+    def some_are_coming(self) -> bool:
+        """Whether a node that has not come again has a supervisor, which starts its next process at once."""
+        with self.changed:
+            return self.members.some_are_coming
+
+    def are_enough(self, least: int) -> bool:
+        """Return whether all nodes have come, or all but workers of which at least so many have."""
+        with self.changed:
+            return self.members.are_enough(least)
+
+    def lacking(self, plan: ClusterPlan) -> tuple[str, ...]:
+        """Return the nodes of a plan that would have to be started."""
+        with self.changed:
+            return self.members.lacking(plan)
+
+    @property
+    def changing(self) -> str:
+        """Who joins or leaves, when a state is held from which the others can go on; empty if nobody does."""
+        with self.changed:
+            return self.members.changing
+
+    @property
+    def has_late_news(self) -> bool:
+        """Whether others can join or leave, or have been taken in."""
+        with self.changed:
+            return bool(self.members.taken_in or self.members.changing)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether others can join or leave, have been taken in, or are to be asked for."""
+        with self.changed:
+            return bool(self.members.taken_in or self.members.changing or self.members.alone)
+
+    @property
+    def unread(self) -> bool:
+        """Whether ``main`` has returned on every node that is fed, and has asked for rows on none."""
+        with self.changed:
+            return self.members.unread
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How many rows all nodes have taken, and how often those that train have said how far they are."""
+        with self.changed:
+            return self._rows, self._reports
+
+    def worked(self) -> dict[str, float]:
+        """Return for how many seconds of a core each node that trains has computed so far."""
+        with self.changed:
+            return {str(one.node): self._figures[str(one.node)].worked for one in self.members.training}
+
+    def sated(self) -> tuple[str, ...]:
+        """Return the fed nodes for which rows wait."""
+        with self.changed:
+            return tuple(str(one.node) for one in self.members.fed if self._is_sated(one))
+
+    def starved(self) -> tuple[str, ...]:
+        """Return the fed nodes that wait for rows."""
+        with self.changed:
+            fed = self.members.fed
+            return tuple(str(one.node) for one in fed if not self._is_sated(one) and not one.status.ended)
+
+    def _is_sated(self, member: Member) -> bool:
+        return self._figures[str(member.node)].sated and not member.status.ended
+
+    def is_over(self, node: str) -> bool:
+        """Return whether a node takes no more rows: its main has returned, or it has ended."""
+        with self.changed:
+            return self.members.members[node].status.ended
+
+    def results(self) -> dict[str, bytes]:
+        """Return what came back from each node, still encoded."""
+        with self.changed:
+            return {name: self._results[name] for name in self.members.members if name in self._results}
+
+    def events(self) -> list[ClusterEvent]:
+        """Return what has happened to the members, the oldest first: the newest ones, if it is much."""
+        with self.changed:
+            return list(self._events)
+
+    def logs(self, node: str) -> list[str]:
+        """Return the lines that a node wrote of late."""
+        with self.changed:
+            return self._log.texts(node)
+
+    def log_lines(self, node: str, after: float | None = None, limit: int | None = None) -> list[LogLine]:
+        """Return a node's kept lines: the newest ones, or the first ones after the time of a line."""
+        with self.changed:
+            return self._log.lines(node, after, limit)
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes that the kept lines take, about."""
+        with self.changed:
+            return self._log.size
+
+    def shorten_logs(self, most: int | None = None) -> None:
+        """Keep some of each node's last lines only; so many that they take at most these bytes, all together."""
+        with self.changed:
+            self._log.shorten(most)
+
+    def log_tail(self, count: int) -> list[LogLine]:
+        """Return the newest lines of all nodes, the oldest first."""
+        with self.changed:
+            return self._log.tail(count)
+
+    def snapshot(self) -> tuple[NodeState, ...]:
+        """Return every node's state now."""
+        now = time.monotonic()
+        with self.changed:
+            return tuple(self._figures[name].state(one, now) for name, one in self.members.members.items())
