@@ -91,7 +91,7 @@ def test_an_empty_environment_runs_the_quickstart(built: Path, tmp_path: Path) -
         return ended.stdout
 
     run(sys.executable, "-m", "venv", python.parents[1])
-    run(python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", wheel)
+    run(python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", f"{wheel}[demo]")
     assert "held-out digits are right" in run(python, "-m", "tfos_nb.demo")
     assert run(python, "-m", "tfos_nb.demo", "--copy", ".") == "jupyter lab 01_quickstart.ipynb\n"
     assert (empty / "01_quickstart.ipynb").is_file()
