@@ -1,7 +1,7 @@
 """The driver's side of the fleet, in a process of its own: door, desk, ledger, life and panel are the real ones.
 
 Spark is not there, and neither are executors: the nodes are those of :mod:`benchmarks.fleet_nodes`. Prints one line of
-JSON. The cluster that shows a steady state is ended by Stop; another one, gathered anew, loses a node.
+JSON. The cluster that shows a steady state is ended by Stop; another one, whose nodes start again, loses a node.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def _hurt(cluster: Cluster, kind: _Kind) -> tuple[float, float]:
         if not back and _pid(cluster) not in (0, pid) and is_whole(cluster):
             back = now - began
         if cluster.snapshot().generation != generation:
-            raise RuntimeError("the nodes were gathered anew")
+            raise RuntimeError("the nodes started again")
         never.wait(0.01)
     return pause, back
 

@@ -136,7 +136,7 @@ def launch(
         Names of queues of rows, each of which is fed and read apart: ``train(df, qname="valid")``, and
         ``ctx.dataset(…, queue="valid")`` in ``main``.
     restarts : int, optional
-        How often the nodes are gathered anew, and ``main`` is called again on all of them, when one was lost: its
+        How often the nodes start again, and ``main`` is called again on all of them, when one was lost: its
         process, its supervisor, its executor or its host. An exception in ``main`` is not tried again. ``main`` goes
         on from what it has saved: see ``ctx.resume`` and Keras' ``BackupAndRestore``; rows that its state does not
         hold yet are fed again.
@@ -454,7 +454,7 @@ class Cluster:
 
         A coordinator (:meth:`~tfos_nb.runtime.program.context.NodeContext.coordinator_dataset`) gives a new worker
         steps from its next pass on, and nothing else stops; what is left of a :meth:`train` is shared out anew. In any
-        other cluster, and where there are to be fewer workers, the nodes are gathered anew when a state has been saved
+        other cluster, and where there are to be fewer workers, the nodes start again when a state has been saved
         from which all can go on: Keras' ``fit`` keeps one after each epoch, a loop of one's own by ``ctx.checkpoint``.
         The workers with the highest numbers go.
 
@@ -467,7 +467,7 @@ class Cluster:
         ------
         PlanError
             If there can be no such cluster, Spark has too few free slots, or no restart is left: the cluster needs
-            ``restarts=1`` or more for its nodes to be gathered anew.
+            ``restarts=1`` or more for its nodes to start again.
         ClusterClosed
             If the cluster has ended.
 
@@ -481,7 +481,7 @@ class Cluster:
         self._settings.check(plan)
         if self._desk.restarts_left <= 0:
             left = "none is left" if self._settings.restarts else "launch the cluster with restarts=1 or more"
-            raise PlanError(f"scale(workers={workers}): nodes are gathered anew, which takes restarts; {left}")
+            raise PlanError(f"scale(workers={workers}): the nodes start again for it, which takes a restart; {left}")
         # An interrupt while Spark is asked comes when it was: what is half asked for would never come.
         with interruptible():
             found = survey(self._spark, plan, more) if (more := self._desk.lacking(plan)) else None

@@ -192,7 +192,7 @@ def test_a_node_without_a_task_is_asked_for_anew_when_its_supervisor_is_gone(pai
 
 
 def test_an_absent_node_that_nobody_brings_is_asked_for_until_it_was_lost_thrice(pair: Cluster) -> None:
-    """Its task has left its slot, or every slot is a node; no gathering comes that would ask for it."""
+    """Its task has left its slot, or every slot is a node; no rendezvous comes that would ask for it."""
     pair.desk.tend(["worker:1"], hold=False)
     pair.say(ended("worker:1", None, "SIGKILL"))
     assert pair.desk.come_again("it was killed")

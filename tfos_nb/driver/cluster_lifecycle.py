@@ -55,7 +55,7 @@ class Life:
     status : ClusterStatus
         Where the cluster is in it.
     cause : str
-        Why the members were gathered anew the last time; empty if they were not.
+        Why the nodes started again the last time; empty if they have not.
     """
 
     def __init__(self, name: str, desk: ClusterDesk, fate: Fate, jobs: Jobs, settings: Settings) -> None:
@@ -80,7 +80,7 @@ class Life:
         self._at_end.append(action)
 
     def at_rendezvous(self, action: Callable[[], object]) -> None:
-        """Have something done whenever the members have been told to gather anew."""
+        """Have something done whenever the nodes have been told to start again."""
         self._at_rendezvous.append(action)
 
     def at_lone_node(self, action: Callable[[], object]) -> None:
@@ -130,7 +130,7 @@ class Life:
             self._finish(error)
 
     def _until_done(self) -> TfosError | None:
-        """Wait until the nodes are done, or have failed for good; gather them anew as often as that may help."""
+        """Wait until the nodes are done, or have failed for good; start them again as often as that may help."""
         while True:
             error = self._until_failure()
             if error is None and self._bring_back():
@@ -166,7 +166,7 @@ class Life:
             self._desk.come_with(changing)
             return f"changes: {changing}"
         if self._desk.come_again(self.cause):
-            return f"gathers its nodes anew: {error}"
+            return f"starts its nodes again: {error}"
         return f"goes on, and replaces what it has lost: {error}"
 
     def _until_failure(self) -> TfosError | None:

@@ -70,7 +70,7 @@ class Feed:
     before: int = 0  # passes over the rows before its first, of all calls of train
     replays: int | None = None  # when it is delivered: how often the nodes go through it again
     skipped: dict[str, int] = field(default_factory=dict)  # passes that a node's predecessor has been through
-    again: dict[str, int] = field(default_factory=dict)  # since which gathering a node was told of it again
+    again: dict[str, int] = field(default_factory=dict)  # since which rendezvous a node was told of it again
 
     @property
     def progress(self) -> FeedProgress:
@@ -337,7 +337,7 @@ class FeedDesk:
         return ledger.Places({name: places[name] for name in near}, nodes=len(self.nodes), skip=skip, known=known)
 
     def _on_host(self, host: str) -> list[str]:
-        """Return the nodes at an address. Where they are is known anew when the members have been gathered anew."""
+        """Return the nodes at an address. Where they are is known anew when the nodes have started again."""
         if self._by_host is None or self._by_host[0] != self._rendezvous:
             hosts: dict[str, list[str]] = {}
             for name, place in self._places().items():

@@ -90,7 +90,7 @@ class Fate:
         raise self.error or ClusterClosed(f"cluster {self.name} has ended")
 
     def await_decision(self, rendezvous: int) -> bool:
-        """Wait until it is known how a failure after a gathering ends; whether members are gathered anew."""
+        """Wait until it is known how a failure after a rendezvous ends; whether nodes start again."""
         with self._changed:
             self._changed.wait_for(lambda: self.over.is_set() or self._desk.rendezvous != rendezvous)
             return self._desk.rendezvous != rendezvous

@@ -286,7 +286,7 @@ def _add_course(group: argparse._ArgumentGroup, told: _Told) -> None:
         "--restarts",
         metavar="N",
         type=whole,
-        help=told("restarts", "how often the nodes are gathered anew when one was lost"),
+        help=told("restarts", "how often the nodes start again when one was lost"),
     )
     group.add_argument(
         "--min-workers",

@@ -539,7 +539,7 @@ class HasRecovery(Params):
     restarts: Param[int] = Param(
         Params._dummy(),
         "restarts",
-        "how often the nodes are gathered anew when one was lost, and train on from what they have saved",
+        "how often the nodes start again when one was lost, and train on from what they have saved",
         to_number,
     )
     min_workers: Param[int | None] = Param(

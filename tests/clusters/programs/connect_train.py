@@ -96,7 +96,7 @@ def stopped(spark: SparkSession) -> str:
 
 
 def losing(spark: SparkSession) -> list[int]:
-    """Kill an executor under two nodes; return how often each was gathered anew."""
+    """Kill an executor under two nodes; return how often each started again."""
     application = spark.conf.get("spark.app.id")
     with tfos_nb.launch(wait_once, spark=spark, workers=2, restarts=1, input_mode="tensorflow") as cluster:
         lines = {one: one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])}

@@ -141,7 +141,7 @@ def test_a_worker_replaced_later_is_fed_again_alone(coordinated: Cluster) -> Non
 
 @pytest.mark.parametrize(("restarts", "kept"), [(0, 0), (2, 4)])
 def test_whose_rows_were_is_forgotten_when_nobody_can_ask_again(coordinated: Cluster, restarts: int, kept: int) -> None:
-    """Where nodes may be gathered anew, those of the last calls are known: a state that a node tells of is behind."""
+    """Where nodes may start again, those of the last calls are known: a state that a node tells of is behind."""
     coordinated.desk.members.restarts_left = restarts
     deliveries = Deliveries(Fate("c", coordinated.desk), coordinated.desk)
     desk: FeedDesk = coordinated.desk.feeds

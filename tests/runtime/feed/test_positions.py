@@ -261,7 +261,7 @@ def test_without_rows_there_is_no_place_among_them(node: Node) -> None:
 
 
 def test_a_node_that_goes_on_names_the_state_and_counts_from_it(node: Node) -> None:
-    node.supply.regathered()
+    node.supply.come_again()
     node.supply.resume(2, "00000002-0001-000004")
     node.feed(1, 0, 10)
     assert len(node.take()) == 10

@@ -43,7 +43,7 @@ def generation(memory: StateMemory, flavour: Any, tmp_path: Any) -> Callable[[in
     def begin(number: int) -> Supply:
         supply = Supply("worker:0", str(tmp_path), 1 << 20, 1 << 20, lambda message: None)
         if number > 1:
-            supply.regathered()
+            supply.come_again()
         flavour.Model.fit = own
         keep_fits(LastState(memory.places), supply, lambda: None, generation=number, workers=1)
         return supply

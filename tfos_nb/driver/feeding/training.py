@@ -33,7 +33,7 @@ _UNREACHED = re.compile(r"Flight\w*Error|hung up while|[Cc]onnection (refused|re
 
 
 class NodesComeAgain(Exception):
-    """The members of the cluster are gathered anew: what was under way is void."""
+    """The nodes start again: what was under way is void."""
 
 
 @dataclass(frozen=True)
@@ -170,8 +170,8 @@ class Training:
 
         Raises
         ------
-        Regathered
-            If the members are gathered anew.
+        NodesComeAgain
+            If the nodes start again.
         """
         standstill = Standstill(self.desk, feed, self.timeout)
         without_slot = None if job is None else WithoutSlot(self.desk, self.jobs, job, feed, self.timeout)

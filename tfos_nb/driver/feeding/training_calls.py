@@ -1,6 +1,6 @@
 """All calls of :meth:`tfos_nb.Cluster.train`, in order, and how far the nodes have come with them.
 
-While nothing fails a call is delivered and done with. When the members of the cluster are gathered anew, the nodes'
+While nothing fails a call is delivered and done with. When the nodes start again, the nodes'
 state is of an earlier moment, and they say of which: so many passes. What follows these is delivered again, by the call
 of ``train`` that is under way, or by a thread if there is none.
 """
@@ -96,7 +96,7 @@ class Deliveries:
             return True
 
     def rewind(self) -> None:
-        """Deliver again what the nodes that are gathered anew want, in a thread of its own."""
+        """Deliver again what the nodes that start again want, in a thread of its own."""
         threading.Thread(target=self._rewind, name=f"tfos_nb feed {self.fate.name}", daemon=True).start()
 
     def _rewind(self) -> None:
@@ -124,7 +124,7 @@ class Deliveries:
                 self._index += 1
 
     def _take_up(self) -> None:
-        """Wait for those that are gathered anew, and learn from where on they want rows."""
+        """Wait for those that start again, and learn from where on they want rows."""
         while self._rendezvous != self.desk.rendezvous:
             with self.desk.changed:
                 rendezvous = self._rendezvous = self.desk.rendezvous
@@ -170,8 +170,8 @@ class Deliveries:
 
         Raises
         ------
-        Regathered
-            If another gathering follows.
+        NodesComeAgain
+            If the nodes start again once more.
         TfosError
             If the cluster fails.
         """

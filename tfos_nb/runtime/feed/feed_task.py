@@ -40,7 +40,7 @@ _DECIDED_WITHIN, _LOOKS_EVERY = 20.0, 0.1  # seconds
 _TURN_EVERY = 0.2  # seconds between two questions whether it is this attempt's turn
 SUMMARY_SCHEMA = "partition long, rows long"
 NOT_SENT = -1
-"""The rows of a partition that was given up: the cluster is over, or its members are gathered anew."""
+"""The rows of a partition that was given up: the cluster is over, or its nodes start again."""
 
 
 @dataclass(frozen=True)

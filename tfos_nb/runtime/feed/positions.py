@@ -62,7 +62,7 @@ class HeldPositions:
         _leave_newest(self._whole)
 
     def forget_parts(self) -> None:
-        """Learn that the nodes are gathered anew: who has not said it will not."""
+        """Learn that the nodes start again: who has not said it will not."""
         self._parts.clear()
 
     @property

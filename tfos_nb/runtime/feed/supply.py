@@ -152,7 +152,7 @@ class Supply(Passes):
 
     # --- what main says ---
 
-    def regathered(self) -> None:
+    def come_again(self) -> None:
         """Learn that this is a later generation: the driver feeds when it hears from where on."""
         with self._changed:
             self._asked = False

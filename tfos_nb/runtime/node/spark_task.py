@@ -10,8 +10,8 @@ tasks while that task's Python starts ("Lost connection to Python daemon, attemp
 query of the user's that fails would end the training. Spark then runs this task again, somewhere; the driver tells it
 that its node is there, and it holds the slot for it.
 
-Where the cluster may gather again, a task whose supervisor has ended asks whether another is wanted, and starts it. A
-supervisor also ends where it is cut off from the driver; the task goes on asking for a while.
+Where the cluster may start its nodes again, a task whose supervisor has ended asks whether another is wanted, and
+starts it. A supervisor also ends where it is cut off from the driver; the task goes on asking for a while.
 """
 
 from __future__ import annotations

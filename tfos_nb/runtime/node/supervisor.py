@@ -12,8 +12,8 @@ TensorFlow has it (SO_REUSEPORT, and ``TF_GRPC_REUSE_PORT=1``); passes messages 
 that the process ends: with SIGKILL after a grace, since TensorFlow swallows SIGTERM. When the driver's stream is gone,
 it ends the process and itself. Spark's task may go before it (see :mod:`tfos_nb.runtime.node.spark_task`).
 
-A cluster that may gather again has supervisors that outlive their processes: told to, they start the next one, on
-another port, and reserve anew. They also hold the memory that a state is kept in meanwhile.
+A cluster that may start its nodes again has supervisors that outlive their processes: told to, they start the next one,
+on another port, and reserve anew. They also hold the memory that a state is kept in meanwhile.
 
 It never imports TensorFlow, and is the same whether Spark's task waits for it or leaves it behind.
 """

@@ -298,7 +298,7 @@ class TensorFlowProcess:
         self._signals.cluster_spec, self._signals.generation = message.cluster_spec, message.generation
         self._signals.workers, self._signals.held = message.workers, message.held
         if message.generation > 1:
-            self._passes.regathered()
+            self._passes.come_again()
         self._passes.take_place(message.passes)
         self._signals.start.set()
 

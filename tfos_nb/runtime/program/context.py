@@ -61,7 +61,7 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
     generation : int
         How often the cluster's nodes were gathered, from 1: above it, ``main`` is called again after a loss.
     restarts : int
-        How often they may be gathered anew, as the cluster was launched.
+        How often they may be started again, as the cluster was launched.
     """
 
     def __init__(
