@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,7 +98,7 @@ class Kernel:
 def kernel() -> Iterator[Kernel]:
     manager = KernelManager(kernel_name="python3")
     manager.kernel_spec.argv[0] = sys.executable
-    manager.start_kernel(env=ENVIRONMENT)
+    manager.start_kernel(env={**ENVIRONMENT, "TEST_KERNEL": uuid.uuid4().hex})
     client = manager.client()
     client.start_channels()
     client.wait_for_ready(timeout=60)
@@ -110,12 +111,14 @@ def kernel() -> Iterator[Kernel]:
 
 def no_node_is_left(kernel: Kernel) -> bool:
     code = """
-import psutil
+import os, psutil
 mine = psutil.Process().children(recursive=True)
 def runs(process):
     try:
         forked = process.name().startswith("tfos_nb ") and process.name() != "tfos_nb warm"
-        return forked or (process in mine and any("tfos_nb.runtime" in part for part in process.cmdline()))
+        if forked:  # of the warm process that this kernel's executors have: other tests have their own
+            return process.environ().get("TEST_KERNEL") == os.environ["TEST_KERNEL"]
+        return process in mine and any("tfos_nb.runtime" in part for part in process.cmdline())
     except psutil.Error:  # it has just ended, whatever it was
         return False
 print("left:", [p.pid for p in psutil.process_iter() if runs(p)],
