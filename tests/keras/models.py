@@ -490,6 +490,8 @@ class SumStep(OwnStep):
         super().__init__()
         self.loss_of = loss_of
         self.close = M.Sum(name="close")
+        self.seen = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="seen")
+        self.average = self.add_weight(shape=(), initializer="zeros", trainable=False, name="average")
 
     @property
     def metrics(self) -> list[Any]:
@@ -501,16 +503,25 @@ class SumStep(OwnStep):
             p = tf.squeeze(self(x, training=True), -1)
             loss = self.loss_of(y, p, self)
             scaled = self.optimizer.scale_loss(loss)
+            loss = tf.reduce_sum(loss)
         gradients = tape.gradient(scaled, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         self.tracker.update_state(loss)
         near = tf.cast(tf.abs(y - p) < 1.0, tf.float32)
         self.close.update_state(tf.reduce_sum(near))
-        return {"loss": self.tracker.result(), "close": self.close.result(), "part": tf.sqrt(tf.reduce_mean(near))}
+        self.seen.assign_add(tf.shape(x)[0])
+        self.average.assign(0.9 * self.average + 0.1 * tf.reduce_sum(y))
+        return {
+            "loss": self.tracker.result(),
+            "close": self.close.result(),
+            "part": tf.sqrt(tf.reduce_mean(near)),
+            "rows": tf.shape(x)[0],
+            "near": tf.reduce_sum(tf.cast(near, tf.int32)),
+        }
 
     def test_step(self, data: Any) -> dict[str, Any]:
         x, y = data
-        return {"loss": self.loss_of(y, tf.squeeze(self(x), -1), self)}
+        return {"loss": tf.reduce_sum(self.loss_of(y, tf.squeeze(self(x), -1), self))}
 
 
 def _dice(y: Any, p: Any, model: Any) -> Any:
@@ -530,7 +541,45 @@ def _masked_mean(y: Any, p: Any, model: Any) -> Any:
     return tf.reduce_sum(tf.square(y - p) * mask) / tf.maximum(tf.reduce_sum(mask), 1.0)
 
 
+def _by_class(y: Any, e: Any) -> Any:
+    """The mean of each of three classes, of which a worker may have no row."""
+    which = tf.cast(tf.clip_by_value(y, -1.0, 1.0) > 0, tf.int32)
+    sums, counts = (tf.math.unsorted_segment_sum(v, which, 2) for v in (e, tf.ones_like(e)))
+    return tf.math.divide_no_nan(sums, counts)
+
+
 SUMS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "a norm": lambda y, p, _: tf.norm(y - p) / 6,
+    "squeezed sums": lambda y, p, _: tf.squeeze(tf.sqrt(tf.reduce_mean(tf.square(y - p)[:, None], axis=0))),
+    "tensordot": lambda y, p, _: tf.tensordot(y - p, y - p, 1) / 37,
+    "einsum": lambda y, p, _: tf.einsum("i,i->", y - p, y - p) / 37,
+    "a matrix of rows": lambda y, p, _: tf.reduce_sum(
+        tf.square(tf.matmul(tf.stack([y, p], 1), tf.stack([y - p, p], 1), transpose_a=True) / 37)
+    ),
+    "unstacked sizes": lambda y, p, _: tf.reduce_sum(tf.square(y - p)) / tf.cast(tf.unstack(tf.shape(y))[0], "float32"),
+    "the last size": lambda y, p, _: tf.reduce_sum(tf.square(y - p)) / tf.cast(tf.shape(y)[-1] // 2 + 1, "float32"),
+    "checked sums": lambda y, p, _: tf.debugging.check_numerics(_masked_mean(y, p, _), "of the loss"),
+    "the worst class": lambda y, p, _: tf.reduce_max(_by_class(y, tf.square(y - p))),
+    "classes that are weighed": lambda y, p, _: tf.tensordot(_by_class(y, tf.square(y - p)), [0.3, 0.7], 1),
+    "one of the classes": lambda y, p, _: tf.gather(_by_class(y, tf.square(y - p)), 1) + tf.reduce_mean(tf.abs(p)),
+    "the worst row": lambda y, p, _: tf.reduce_max(tf.square(y - p)),
+    "a mean if there is one": lambda y, p, _: (
+        tf.where(
+            tf.reduce_any(y > 2.0),
+            tf.reduce_sum((y - p) ** 2 * tf.cast(y > 2.0, "float32")),
+            tf.reduce_mean(tf.abs(y - p)),
+        )
+        / 10
+    ),
+    "a mean of few": lambda y, p, _: (
+        0.1 * tf.reduce_mean((y - p) ** 2)
+        + tf.reduce_sum(tf.math.divide_no_nan(tf.reduce_sum(tf.boolean_mask((y - p) ** 2, y > 2.5)), 3.0))
+    ),
+    "values of a sparse tensor": lambda y, p, _: tf.reduce_mean(tf.sparse.from_dense(tf.square(y - p)).values),
+    "a number a row": lambda y, p, _: 0.02 * tf.square(y - p),
+    "a loss of some rows": lambda y, p, _: C.MeanSquaredError()(
+        tf.boolean_mask(y, y > -1.0)[:, None], tf.boolean_mask(p, y > -1.0)[:, None]
+    ),
     "a sum": lambda y, p, _: 0.02 * tf.reduce_sum(tf.square(y - p)),
     "a sum by a number": lambda y, p, _: tf.reduce_sum(tf.square(y - p)) / 37,
     "a sum by the rows": lambda y, p, _: tf.reduce_sum(tf.square(y - p)) / tf.cast(tf.shape(y)[0], tf.float32),
@@ -575,6 +624,55 @@ class DecoratedStep(OwnStep):
             self.batches.update_state(1.0)
         self.tracker.update_state(loss)
         return {"loss": self.tracker.result(), "batches": self.batches.result()}
+
+
+class GradientStep(OwnStep):
+    """Makes something of its gradients, by numbers of its rows, and adds up those of two steps before it takes one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums = [self.add_weight(shape=s, initializer="zeros", trainable=False) for s in ((4, 1), (1,))]
+        self.count = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(tf.squeeze(self(x, training=True), -1) - y))
+        mask = tf.reduce_mean(tf.cast(y > 0, tf.float32))
+        gradients = [one / tf.cast(tf.shape(x)[0], tf.float32) for one in tape.gradient(loss, self.trainable_variables)]
+        for total, one in zip(self.sums, gradients, strict=True):
+            total.assign(0.5 * total + one * (0.5 + mask))
+        self.count.assign_add(1)
+        steps = [total * tf.cast(self.count % 2 + 1, tf.float32) for total in self.sums]
+        self.optimizer.apply_gradients(zip(steps, self.trainable_variables, strict=True))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+class LoopStep(OwnStep):
+    """Takes losses of Keras in a loop of TensorFlow's, and counts under a condition."""
+
+    @tf.function
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            p, loss = self(x, training=True), tf.constant(0.0)
+            for _ in tf.range(2):
+                loss += 0.5 * C.MeanSquaredError()(y[:, None], p)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        if loss < 1000.0:
+            self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+class _OfOthers(C.Loss):
+    """A number a row that depends on the other rows, as detectors divide by the number of positives."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        y, p = tf.reshape(y_true, (-1,)), tf.reshape(y_pred, (-1,))
+        mask = tf.cast(y > -1.0, tf.float32)
+        return tf.square(y - p) * mask / tf.reduce_sum(mask)
 
 
 class SumLoss(keras.Model):
@@ -768,6 +866,9 @@ def _ways() -> list[Case]:
             lambda: own(partial(SumStep, SUMS["a sum"]), optimizer=O.LossScaleOptimizer(O.SGD(0.05), 64.0)),
         ),
         Case("a step that is a tf.function", lambda: own(DecoratedStep)),
+        Case("a step that changes gradients", lambda: own(GradientStep)),
+        Case("a step with losses in a loop", lambda: own(LoopStep)),
+        Case("a loss of each row that depends on the others", lambda: plain(_OfOthers(reduction="sum"))),
         Case("a step of MAML with sums", lambda: own(SumMetaStep)),
         Case("a compute_loss with a masked mean", lambda: _own_loss(SumLoss, _AddsSum())),
         Case("adds a sum", lambda: _headed("x", (4,), lambda: [_AddsSum()])),

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tfos_nb.errors import PlanError
 from tfos_nb.runtime.keras.reductions import is_of_rows, targets_of_all_rows
 from tfos_nb.runtime.keras.replica import (
     Replica,
@@ -170,8 +171,13 @@ def _warn_of_sums(target: Any) -> None:
 
 def _of_global_batch(gradients: list[Any]) -> list[Any]:
     replica = replica_of_step()
+    if replica is not None and not replica.is_in_its_graph:
+        raise PlanError(
+            "an optimizer is applied within a loop or a condition of a train_step, where TensorFlow adds up no "
+            "gradients of several workers: take it out of there, or let Python run the loop (for step in range(3))"
+        )
     if replica is not None and replica.has_whole_gradients:
-        return gradients
+        return replica.alike(gradients)
     if replica is not None:
         gradients = replica.gradients(gradients)
     places = [place for place, gradient in enumerate(gradients) if gradient is not None]

@@ -13,27 +13,32 @@ that is linear in means, such as the usual ``tf.reduce_mean``, is right without 
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfos_nb.runtime.keras.replica import Replica
 
-__all__ = ["is_of_rows", "of_all_rows", "targets_of_all_rows"]
+__all__ = ["agreed", "is_even", "is_of_rows", "needs_no_level", "of_all_rows", "reduces_rows", "targets_of_all_rows"]
 
 _LINEAR = {
-    "Add", "AddN", "AddV2", "Cast", "ConcatV2", "ExpandDims", "Identity", "Mean", "Neg", "Pack", "Reshape", "Squeeze",
-    "StopGradient", "StridedSlice", "Sub", "Sum",
+    "Add", "AddN", "AddV2", "BroadcastTo", "Cast", "ConcatV2", "ExpandDims", "GatherV2", "Identity", "Mean", "Neg",
+    "Pack", "Reshape", "Slice", "Squeeze", "StopGradient", "StridedSlice", "Sub", "Sum", "Tile", "Transpose", "Unpack",
 }  # fmt: skip
 _PRODUCTS = {"Mul": (0, 1), "MulNoNan": (0, 1), "RealDiv": (0,), "Div": (0,), "DivNoNan": (0,), "Xdivy": (0,)}
 """What is linear in an operand if the other has no rows, and which operands that may be."""
-_OTHERS = {
-    "Abs", "Equal", "Exp", "Expm1", "Greater", "GreaterEqual", "Inv", "Less", "LessEqual", "Log", "Log1p", "LogicalAnd",
-    "LogicalNot", "LogicalOr", "Maximum", "Minimum", "NotEqual", "Pow", "Prod", "Reciprocal", "Relu", "Rsqrt", "Select",
-    "SelectV2", "Sigmoid", "Softplus", "Sqrt", "Square", "SquaredDifference", "Tanh",
+_SUMS = {
+    "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "DenseBincount", "Einsum", "L2Loss", "MatMul", "SegmentSum",
+    "Size", "SparseSegmentSum", "Sum", "UnsortedSegmentSum",
 }  # fmt: skip
-_KNOWN = _LINEAR | _OTHERS | set(_PRODUCTS)
+"""What adds up over rows, where what comes of it has none."""
+_OTHERS = {"Mean": "mean", "Max": "max", "Min": "min", "Any": "any", "All": "all", "EuclideanNorm": "norm"}
+_CALLS = {
+    "Case", "If", "IdentityN", "PartitionedCall", "Placeholder", "StatefulPartitionedCall", "StatelessCase",
+    "StatelessIf", "StatelessWhile", "While",
+}  # fmt: skip
+"""What is not computed anew: functions, loops, and what has a gradient of the program's own."""
 _SELECTING = {"DynamicPartition", "RaggedGather", "RaggedRange", "SparseReshape", "Unique", "UniqueV2", "Where"}
 """After these a tensor need not have equally many numbers for each row."""
 _MOST = 4096  # numbers of a tensor: what has more is no loss
@@ -47,15 +52,15 @@ class _Leaf:
     ----------
     tensor : tensor
         It has no rows any more.
-    summed : bool
-        Whether it is a sum over rows. Else it is a mean over them, or what is no such thing: that of the replicas is
-        their mean, weighted by rows.
+    kind : str
+        ``sum``, ``mean``, ``max``, ``min``, ``any``, ``all`` or ``norm`` over rows, or the ``shape`` of what has rows;
+        ``same`` is what all replicas have alike. ``other`` things come to their mean over replicas, weighted by rows.
     size : tensor, optional
         Of how many numbers it is the mean, where these need not be equally many a row.
     """
 
     tensor: Any
-    summed: bool = False
+    kind: str = "other"
     size: Any = None
 
     @property
@@ -63,38 +68,90 @@ class _Leaf:
         """Whether there is a gradient by it."""
         return bool(self.tensor.dtype.is_floating)
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether it is made of rows, in a known way."""
+        return self.kind not in ("same", "other")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the mean of the replicas' own, weighted by rows, is that of all rows."""
+        return self.kind in ("same", "other") or (self.kind == "mean" and self.size is None)
+
     def whole(self, replica: Replica) -> Any:
         """Return its value on the rows of all replicas."""
         import tensorflow as tf
 
-        if self.is_number:
-            weight = self._weight(replica)
-            whole = replica.added_up(self.tensor * weight)
-            return whole if self.size is None else tf.math.divide_no_nan(whole, replica.added_up(weight))
-        if self.summed:
-            return tf.cast(replica.added_up(tf.cast(self.tensor, tf.int64)), self.tensor.dtype)
-        return self.tensor  # a counter or a flag, which is the same on all
+        kind = self.tensor.dtype
+        if self.kind == "same" or (self.kind == "other" and not self.is_number):
+            return self.tensor
+        if self.kind == "shape":
+            return self._shape(replica)
+        if self.kind in ("any", "all"):
+            own = self.tensor if self.kind == "any" else tf.logical_not(self.tensor)
+            some = replica.added_up(tf.cast(own, tf.int32)) > 0
+            return some if self.kind == "any" else tf.logical_not(some)
+        if self.kind in ("max", "min"):
+            return self._extreme(replica)
+        if self.kind == "norm":
+            return tf.sqrt(replica.added_up(tf.square(self.tensor)))
+        if not self.is_number:
+            return tf.cast(replica.added_up(tf.cast(self.tensor, tf.int64)), kind)
+        weight = self._weight(replica)
+        # where, not a product alone: the mean of no numbers is NaN, and must count nothing.
+        whole = replica.added_up(tf.where(weight > 0, self.tensor * weight, tf.zeros_like(self.tensor)))
+        return whole if self.size is None else tf.math.divide_no_nan(whole, replica.added_up(weight))
 
-    def part(self, replica: Replica) -> Any:
+    def part(self, replica: Replica, whole: Any) -> Any:
         """Return the derivative of the whole by this replica's own, divided by its share of the rows.
 
         Gradients are weighted by the share when they are added up.
         """
         import tensorflow as tf
 
+        share = tf.cast(replica.share, self.tensor.dtype)
+        if self.kind == "same":
+            return tf.ones_like(share)
+        if self.kind in ("max", "min"):
+            attains = tf.cast(self.tensor == whole, self.tensor.dtype)
+            return tf.math.divide_no_nan(attains, share * replica.added_up(attains))
+        if self.kind == "norm":
+            return tf.math.divide_no_nan(self.tensor, share * whole)
         weight = self._weight(replica)
-        over = tf.cast(replica.share, weight.dtype)
-        if self.size is not None:
-            over *= replica.added_up(weight)
+        over = share if self.size is None else share * replica.added_up(weight)
         return tf.math.divide_no_nan(weight, over)
 
     def _weight(self, replica: Replica) -> Any:
         """Return by what it is multiplied before it is added up."""
         import tensorflow as tf
 
-        if self.summed:
+        if self.kind == "sum":
             return tf.ones([], self.tensor.dtype)
         return tf.cast(replica.share if self.size is None else self.size, self.tensor.dtype)
+
+    def _shape(self, replica: Replica) -> Any:
+        """Return the shape of all rows: the first size that is not known counts them."""
+        import tensorflow as tf
+
+        sizes = list(self.tensor.op.inputs[0].shape)
+        counts = [place == sizes.index(None) for place in range(len(sizes))]
+        whole = tf.cast(replica.added_up(tf.cast(self.tensor, tf.int64)), self.tensor.dtype)
+        return tf.where(counts, whole, self.tensor)
+
+    def _extreme(self, replica: Replica) -> Any:
+        """Return the largest or the least of those of the replicas that have a row."""
+        import tensorflow as tf
+
+        context = tf.distribute.get_replica_context()
+        here = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync, True, False, dtype=tf.bool)
+        here = tf.reshape(here, [-1, *[1] * self.tensor.shape.rank])
+        kind = self.tensor.dtype if self.is_number else tf.int64
+        own = tf.cast(self.tensor, kind)[None]
+        each = replica.added_up(tf.where(here, own, tf.zeros_like(own)))
+        there = replica.added_up(tf.cast(here, tf.int32)) > 0
+        reduce = tf.reduce_max if self.kind == "max" else tf.reduce_min
+        worst = kind.min if self.kind == "max" else kind.max
+        return tf.cast(reduce(tf.where(there, each, worst), axis=0), self.tensor.dtype)
 
 
 @dataclass
@@ -108,19 +165,34 @@ class _Formula:
     differs: bool
     """Whether it is other than the mean of what each replica makes of its own rows, weighted by rows."""
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether it is made of rows, in a known way."""
+        return any(leaf.has_rows for leaf in self.leaves.values())
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all replicas come to the same, when they know each other's sums and means."""
+        return all(leaf.kind != "other" for leaf in self.leaves.values())
+
     def of(self, wholes: dict[str, Any]) -> Any:
         """Compute the value anew, of other values of the leaves."""
         import tensorflow as tf
 
         made = {name: tf.constant(constant) for name, constant in self.constants.items()} | wholes
         for operation in self.operations:
-            made[operation.outputs[0].name] = _made_anew(operation, [made[one.name] for one in operation.inputs])
+            anew = _made_anew(operation, [made[one.name] for one in operation.inputs])
+            made.update((old.name, new) for old, new in zip(operation.outputs, anew, strict=True))
         return made[self.value.name]
 
 
 def is_of_rows(value: Any) -> bool:
-    """Return whether a tensor of a graph is not what the mean of each replica's own comes to."""
-    return (formula := _formula(value)) is not None and formula.differs
+    """Return whether a tensor of a graph is not what the mean of each replica's own comes to, or has rows."""
+    import tensorflow as tf
+
+    if tf.executing_eagerly() or not isinstance(value, tf.Tensor) or not value.dtype.is_floating:
+        return False
+    return _has_rows(value) or ((formula := _formula(value)) is not None and formula.differs)
 
 
 def of_all_rows(replica: Replica, value: Any) -> Any:
@@ -129,13 +201,44 @@ def of_all_rows(replica: Replica, value: Any) -> Any:
     Returns
     -------
     tensor
-        ``value`` itself where it is made of nothing that sums over rows, or where this cannot be seen: outside of
+        ``value`` itself where the mean of the replicas' own comes to the same, or where this cannot be seen: outside of
         graphs, and in a loop or a condition of the step.
     """
     formula = _formula(value) if replica.is_in_its_graph else None
     if formula is None or not formula.differs:
         return value
     return formula.of(_wholes(replica, formula))
+
+
+def agreed(replica: Replica, value: Any, known: Sequence[str] = (), most: float = _MOST) -> Any:
+    """Return ``value`` as all replicas have it, where no replica has to tell the others more than sums and means.
+
+    Parameters
+    ----------
+    replica : Replica
+        This replica.
+    value : tensor
+        What is assigned, or a gradient.
+    known : sequence of str
+        Names of tensors that are alike on all replicas.
+    most : float
+        Of how many numbers it is at the most.
+
+    Returns
+    -------
+    tensor or None
+        None where it is made of rows in another way, or cannot be seen.
+    """
+    formula = _formula(value, known, most) if replica.is_in_its_graph else None
+    if formula is None or not formula.is_known:
+        return None
+    return formula.of(_wholes(replica, formula)) if formula.has_rows else value
+
+
+def needs_no_level(value: Any, known: Sequence[str] = ()) -> bool:
+    """Return whether a value that is assigned is to be made of whole sums, or has no rows in it."""
+    formula = _formula(value, known)
+    return formula is not None and formula.is_known and (formula.differs or not formula.has_rows)
 
 
 def targets_of_all_rows(replica: Replica, targets: list[Any], upstream: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -157,10 +260,13 @@ def targets_of_all_rows(replica: Replica, targets: list[Any], upstream: list[Any
 
     found: tuple[list[Any], list[Any]] = ([], [])
     for target, above in zip(targets, upstream, strict=True):
+        above = tf.ones_like(target) if above is None else above
+        if _has_rows(target):  # of a number a row the tape adds up the gradients
+            above = tf.math.divide_no_nan(above, tf.cast(replica.share, above.dtype))
         formula = _formula(target) if replica.is_in_its_graph else None
         if formula is None or not formula.differs:
             found[0].append(target)
-            found[1].append(tf.ones_like(target) if above is None else above)
+            found[1].append(above)
             continue
         numbers = {name: leaf for name, leaf in formula.leaves.items() if leaf.is_number}
         wholes = _wholes(replica, formula)
@@ -168,79 +274,145 @@ def targets_of_all_rows(replica: Replica, targets: list[Any], upstream: list[Any
         with tf.GradientTape() as tape:
             tape.watch(by)
             made = formula.of(wholes)
-        for leaf, slope in zip(numbers.values(), tape.gradient(made, by, output_gradients=above), strict=True):
+        slopes = tape.gradient(made, by, output_gradients=above)
+        for whole, leaf, slope in zip(by, numbers.values(), slopes, strict=True):
             if slope is not None:
                 found[0].append(leaf.tensor)
-                found[1].append(slope * leaf.part(replica))
+                found[1].append(slope * leaf.part(replica, whole))
     return found
 
 
+def reduces_rows(value: Any) -> bool:
+    """Return whether a sum or mean over rows has a part in a tensor of a graph."""
+    left, seen = [value], set()
+    while left:
+        tensor = left.pop()
+        if tensor.name not in seen:
+            seen.add(tensor.name)
+            leaf = _of_rows(tensor)
+            if leaf is not None and leaf.kind != "shape" and tensor.op.type != "Size":
+                return True
+            left.extend(tensor.op.inputs)
+    return False
+
+
 def _wholes(replica: Replica, formula: _Formula) -> dict[str, Any]:
+    """Return the sums and means over the rows of all replicas, by the tensors that hold this replica's."""
     return {name: leaf.whole(replica) for name, leaf in formula.leaves.items()}
 
 
-def _formula(value: Any) -> _Formula | None:
+def _formula(value: Any, known: Sequence[str] = (), most: float = _MOST) -> _Formula | None:
     """Return how a tensor is made; None if it is none of a graph, or not of a few numbers."""
     import tensorflow as tf
 
-    if tf.executing_eagerly() or not isinstance(value, tf.Tensor) or not value.dtype.is_floating or not _is_few(value):
+    if tf.executing_eagerly() or not isinstance(value, tf.Tensor) or not _is_few(value, most):
         return None
-    operations, leaves = _walk(value)
-    found, of_rows = _Formula(value, leaves, {}, [], differs=False), set(leaves)
+    if not value.dtype.is_floating and not value.dtype.is_integer:
+        return None
+    operations, leaves = _walk(value, known, most)
+    of_rows = set(leaves)
     for operation in operations:
         if any(one.name in of_rows for one in operation.inputs):
-            of_rows.add(operation.outputs[0].name)
-    found.operations = [one for one in operations if one.outputs[0].name in of_rows]
+            of_rows.update(one.name for one in operation.outputs)
+    found = _Formula(value, leaves, {}, [one for one in operations if one.outputs[0].name in of_rows], differs=False)
     for operation in found.operations:
         for one in operation.inputs:
             if one.name not in of_rows and (constant := tf.get_static_value(one)) is not None:
                 found.constants[one.name] = constant
             elif one.name not in of_rows:
-                found.leaves[one.name] = _Leaf(one)
-    found.differs = not all(_is_linear(one, of_rows) for one in found.operations) or any(
-        leaf.summed or leaf.size is not None for leaf in found.leaves.values()
+                found.leaves[one.name] = _Leaf(one, "same" if _is_made_of_same(one, known) else "other")
+    if not found.operations and not leaves:
+        found.leaves[value.name] = _Leaf(value, "same" if _is_made_of_same(value, known) else "other")
+    found.differs = not all(_is_linear(one, of_rows) for one in found.operations) or not all(
+        leaf.is_plain for leaf in found.leaves.values()
     )
     return found
 
 
-def _walk(value: Any) -> tuple[list[Any], dict[str, _Leaf]]:
+def _walk(value: Any, known: Sequence[str], most: float) -> tuple[list[Any], dict[str, _Leaf]]:
     """Return the operations that make ``value``, each after those that it takes from, and the sums and means."""
     operations: list[Any] = []
     leaves: dict[str, _Leaf] = {}
     seen: set[str] = set()
+    done_already: set[str] = set()  # an operation may make several of the tensors
     left = [(value, False)]
     while left:
         tensor, done = left.pop()
         if done:
-            operations.append(tensor.op)
+            if tensor.op.name not in done_already:
+                done_already.add(tensor.op.name)
+                operations.append(tensor.op)
         elif tensor.name not in seen:
             seen.add(tensor.name)
             if (leaf := _of_rows(tensor)) is not None:
                 leaves[tensor.name] = leaf
-            elif tensor.op.type in _KNOWN and all(map(_is_few, tensor.op.inputs)):
+            elif tensor.name not in known and _is_made_anew(tensor.op, most):
                 left.append((tensor, True))
                 left.extend((one, False) for one in tensor.op.inputs)
     return operations, leaves
 
 
+def _is_made_anew(operation: Any, most: float) -> bool:
+    """Return whether an operation can be computed again, on other inputs of the same shapes."""
+    definition = operation.op_def
+    if operation.type in _CALLS or definition is None or definition.is_stateful or not operation.inputs:
+        return False
+    if any(argument.type_list_attr for argument in definition.input_arg):
+        return False
+    return all(_is_few(one, most) for one in operation.inputs)
+
+
+def _is_same(tensor: Any, known: Sequence[str]) -> bool:
+    """Return whether all replicas have a tensor alike: a variable, or what is known to be so."""
+    return tensor.op.type in ("ReadVariableOp", "Const") or tensor.name in known
+
+
+def _is_made_of_same(tensor: Any, known: Sequence[str]) -> bool:
+    """Return whether a tensor is made of nothing but what all replicas have alike, by operations without chance."""
+    left, seen = [tensor], set()
+    while left:
+        one = left.pop()
+        if one.name in seen or _is_same(one, known):
+            continue
+        seen.add(one.name)
+        if not _is_made_anew(one.op, float("inf")):
+            return False
+        left.extend(one.op.inputs)
+    return True
+
+
 def _of_rows(tensor: Any) -> _Leaf | None:
-    """Return how a tensor is a sum or mean over rows, or a number of rows; None if it is none of these."""
+    """Return how a tensor is a sum or mean over rows, or their number; None if it is none of these."""
     import tensorflow as tf
 
     operation = tensor.op
-    if not operation.inputs or not _is_few(tensor):
+    if not _is_few(tensor, _MOST) or not any(map(_has_rows, operation.inputs)):
         return None
     given = operation.inputs[0]
-    if operation.type in ("StridedSlice", "Prod") and given.op.type == "Shape":  # tf.shape(x)[0], tf.size(x)
-        first = operation.type == "Prod" or _is_first(operation)
-        return _Leaf(tensor, summed=True) if first and _has_rows(given.op.inputs[0]) else None
-    if not _has_rows(given):
+    if operation.type == "Shape":
+        return _Leaf(tensor, "shape") if given.shape.rank is not None else None
+    if operation.type == "Einsum" and not _adds_up_one_size(operation):
         return None
-    if operation.type in ("L2Loss", "Size", "Sum"):
-        return _Leaf(tensor, summed=True)
-    if operation.type != "Mean":
+    if operation.type in _SUMS:
+        return _Leaf(tensor, "sum")
+    kind = _OTHERS.get(operation.type)
+    if kind is None or (kind == "mean" and not tensor.dtype.is_floating):
         return None
-    return _Leaf(tensor, size=None if _is_even(given) else tf.size(given))
+    return _Leaf(tensor, kind, tf.size(given) if kind == "mean" and not is_even(given) else None)
+
+
+def _adds_up_one_size(operation: Any) -> bool:
+    """Return whether an ``Einsum`` adds up over one size that is not known, the same of all that have it."""
+    labels = operation.get_attr("equation").decode().partition("->")[0].split(",")
+    if "." in "".join(labels) or any(one.shape.rank is None for one in operation.inputs):
+        return False
+    unknown = [
+        label
+        for of_input, one in zip(labels, operation.inputs, strict=True)
+        for label, size in zip(of_input, one.shape, strict=True)
+        if size is None
+    ]
+    return len(set(unknown)) == 1
 
 
 def _has_rows(tensor: Any) -> bool:
@@ -248,16 +420,7 @@ def _has_rows(tensor: Any) -> bool:
     return not tensor.shape.is_fully_defined()
 
 
-def _is_first(operation: Any) -> bool:
-    """Return whether a slice is that of the first size of a shape, and the first is that of rows."""
-    import tensorflow as tf
-
-    begin = tf.get_static_value(operation.inputs[1])
-    shape = operation.inputs[0].op.inputs[0].shape
-    return begin is not None and list(begin) == [0] and (shape.rank is None or shape[0] is None)
-
-
-def _is_even(tensor: Any) -> bool:
+def is_even(tensor: Any) -> bool:
     """Return whether a tensor has equally many numbers for each row, as far as its graph shows."""
     if tensor.shape.rank is None or sum(size is None for size in tensor.shape) != 1:
         return False
@@ -272,27 +435,33 @@ def _is_even(tensor: Any) -> bool:
     return True
 
 
-def _is_few(tensor: Any) -> bool:
-    return bool(tensor.shape.is_fully_defined()) and tensor.shape.num_elements() <= _MOST
+def _is_few(tensor: Any, most: float) -> bool:
+    return bool(tensor.shape.is_fully_defined()) and tensor.shape.num_elements() <= most
 
 
 def _is_linear(operation: Any, of_rows: set[str]) -> bool:
     """Return whether the mean of what an operation makes is what it makes of the mean."""
     places = [place for place, one in enumerate(operation.inputs) if one.name in of_rows]
+    if operation.type in ("GatherV2", "Slice", "StridedSlice", "Tile", "BroadcastTo", "Reshape", "Transpose"):
+        return places == [0]  # and not in where to look
     return operation.type in _LINEAR or (len(places) == 1 and places[0] in _PRODUCTS.get(operation.type, ()))
 
 
-def _made_anew(operation: Any, inputs: list[Any]) -> Any:
-    """Run an operation on other inputs, as a tape can see it."""
-    import tensorflow as tf
+def _made_anew(operation: Any, inputs: list[Any]) -> list[Any]:
+    """Run an operation on other inputs, as a tape can see it: what TensorFlow's own functions for operations do."""
+    from tensorflow.python.eager import execute
+    from tensorflow.python.framework import op_def_library
 
-    function, given, left = getattr(tf.raw_ops, operation.type), [], list(inputs)
+    given, left = {}, list(inputs)
     kinds = set()  # attributes that the inputs say
     for argument in operation.op_def.input_arg:
-        kinds |= {argument.type_attr, argument.number_attr, argument.type_list_attr}
+        kinds |= {argument.type_attr, argument.number_attr}
         count = operation.get_attr(argument.number_attr) if argument.number_attr else 1
-        given.append(left[:count] if argument.number_attr else left[0])
+        given[argument.name] = left[:count] if argument.number_attr else left[0]
         left = left[count:]
-    names = list(inspect.signature(function).parameters)  # TensorFlow calls some inputs otherwise than its operation
-    named = {attr.name: operation.get_attr(attr.name) for attr in operation.op_def.attr if attr.name not in kinds}
-    return function(**dict(zip(names, given, strict=False)), **named)
+    names = [attr.name for attr in operation.op_def.attr]
+    named = {name: operation.get_attr(name) for name in names if name not in kinds}
+    _, _, made, _ = op_def_library._apply_op_helper(operation.type, **given, **named)
+    attributes = tuple(part for name in names for part in (name, made.get_attr(name)))
+    execute.record_gradient(operation.type, made.inputs, attributes, list(made.outputs))
+    return list(made.outputs)

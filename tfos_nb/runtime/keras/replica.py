@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfos_nb.runtime.keras.reductions import of_all_rows
+from tfos_nb.runtime.keras.reductions import agreed, is_even, needs_no_level, of_all_rows, reduces_rows
 
 __all__ = [
     "Replica",
@@ -141,6 +141,7 @@ class Replica:
     applying: bool = False
     _graph: Any = None
     moves: dict[int, _Move] = field(default_factory=dict)
+    known: list[str] = field(default_factory=list)  # names of tensors that all replicas have alike: whole gradients
     results: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # of metrics: by its id, a value and its metric
 
     @contextlib.contextmanager
@@ -316,7 +317,13 @@ class Replica:
             if places:
                 for place, whole in zip(places, add_up([parts[i] for i in places]), strict=True):
                     parts[place] = whole
+        self.known += [one.name for one in parts if isinstance(one, tf.Tensor) and not tf.executing_eagerly()]
         return parts
+
+    def alike(self, gradients: Sequence[Any]) -> list[Any]:
+        """Return gradients that a program has made of whole ones and of numbers of its rows, as all have them."""
+        found = [agreed(self, one, self.known, float("inf")) for one in gradients]
+        return [one if whole is None else whole for one, whole in zip(gradients, found, strict=True)]
 
     def kept(self, variable: Any, value: Any) -> Any:
         """Return what ``variable`` is assigned: what it is already, where this replica has no row."""
@@ -326,6 +333,9 @@ class Replica:
             return value
         current = tf.convert_to_tensor(variable._value)
         of_layer = getattr(variable._value, "synchronization", None) != tf.VariableSynchronization.ON_READ
+        if of_layer and self.is_in_its_graph and needs_no_level(value, self.known):
+            whole = agreed(self, value, self.known)
+            return value if whole is None else whole
         if of_layer and value.dtype != tf.string:
             self.moves.setdefault(id(variable), _Move(variable, current))
         if self.has_rows is None:
@@ -480,7 +490,7 @@ def _reduced(original: Callable[..., Any]) -> Callable[..., Any]:
         import tensorflow as tf
 
         replica = _thread.replica
-        if replica is None or reduction in (None, "none"):
+        if replica is None or reduction in (None, "none") or not replica.is_in_its_graph:
             return original(values, sample_weight, reduction)
         if values.shape.rank == 0:  # a loss function that has made a number of the batch itself
             return replica.mean(of_all_rows(replica, values))
@@ -514,9 +524,9 @@ def _called_on_all(original: Callable[[Any, Any, Any], Any]) -> Callable[[Any, A
         import tensorflow as tf
 
         replica, function, given = _thread.replica, functools.partial(original, self), (y_true, y_pred)
-        if replica is None or replica.compiled:
+        if replica is None or replica.compiled or not replica.is_in_its_graph:
             return function(*given)
-        if isinstance(self, keras.losses.Circle):
+        if isinstance(self, keras.losses.Circle) or _compares_rows(self, function, given):
             return replica.on_all_rows(function, given, number=False)
         if not _is_of_batch(self, function, given):
             return function(*given)
@@ -538,12 +548,40 @@ def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
         import tensorflow as tf
 
         replica, function = _thread.replica, functools.partial(self._fn, **self._fn_kwargs)
-        if replica is None or replica.compiled or not _is_of_batch(self, function, (y_true, y_pred)):
+        here = replica is not None and replica.is_in_its_graph and not replica.compiled
+        if replica is None or not here or not _is_of_batch(self, function, (y_true, y_pred)):
             return original(self, y_true, y_pred, sample_weight=sample_weight)
         value = replica.on_all_rows(function, (y_true, y_pred), number=True)
         return keras.metrics.Mean.update_state(self, tf.reduce_mean(value), sample_weight=sample_weight)
 
     return update_state
+
+
+def _compares_rows(holder: Any, function: Callable[..., Any], arguments: Any) -> bool:
+    """Return whether a loss of the program's own gives a number a row that depends on the others; seen once."""
+    import keras
+    import tensorflow as tf
+
+    owner = next(c for c in type(holder).__mro__ if "call" in vars(c))
+    fn = getattr(holder, "fn", None)
+    theirs = owner.__module__.startswith("keras.") and (fn is None or str(fn.__module__).startswith("keras."))
+    leaves = keras.tree.flatten(arguments)
+    if theirs or not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank for leaf in leaves):
+        return False
+    known = vars(holder).setdefault("_tfos_compares", {})
+    key = tuple((leaf.dtype.name, leaf.shape.rank) for leaf in leaves)
+    if key not in known:
+        try:
+            with tf.Graph().as_default(), as_one_process():
+                given = keras.tree.map_structure(
+                    lambda leaf: tf.compat.v1.placeholder(leaf.dtype, (None, *leaf.shape[1:])), arguments
+                )
+                made = function(*given)
+                rows = not made.shape.is_fully_defined()
+                known[key] = rows and made.shape[0] is None and reduces_rows(made)
+        except Exception:  # noqa: BLE001 - whatever it needs that is not there, such as a variable
+            known[key] = False
+    return bool(known[key])
 
 
 def _is_of_batch(holder: Any, function: Callable[..., Any], arguments: Any) -> bool:
@@ -578,7 +616,7 @@ def _divisor(replica: Replica, values: Any, sample_weight: Any) -> Any:
     if sample_weight is not None:
         return sum_over_replicas(replica.selected(tf.cast(tf.reduce_sum(sample_weight), values.dtype)))
     own = tf.cast(tf.size(values), values.dtype)
-    if values.shape[1:].is_fully_defined():  # as many a row everywhere
+    if values.shape[1:].is_fully_defined() and (tf.executing_eagerly() or is_even(values)):  # as many a row
         return tf.math.divide_no_nan(own, tf.cast(replica.share, values.dtype))
     return sum_over_replicas(replica.selected(own))
 
@@ -592,7 +630,8 @@ def _masked(original: Callable[..., Any]) -> Callable[..., Any]:
 
         replica = _thread.replica
         weights = original(sample_weight, mask, dtype, reduction)
-        if replica is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
+        elsewhere = replica is None or not replica.is_in_its_graph
+        if replica is None or elsewhere or mask is None or reduction not in ("mean", "sum_over_batch_size"):
             return weights
         valid = tf.reduce_sum(tf.cast(mask, tf.float32))
         total = tf.cast(tf.size(mask), tf.float32)
@@ -613,7 +652,7 @@ def _scaled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def scale_loss_for_distribution(value: Any) -> Any:
         replica = _thread.replica
         if replica is not None:
-            return replica.mean(of_all_rows(replica, value))
+            return replica.mean(of_all_rows(replica, value)) if replica.is_in_its_graph else value
         return original(value) if _has_replicas() else value
 
     return scale_loss_for_distribution
