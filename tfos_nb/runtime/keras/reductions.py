@@ -42,6 +42,7 @@ _CALLS = {
 _SELECTING = {"DynamicPartition", "RaggedGather", "RaggedRange", "SparseReshape", "Unique", "UniqueV2", "Where"}
 """After these a tensor need not have equally many numbers for each row."""
 _MOST = 4096  # numbers of a tensor: what has more is no loss
+_ANY = float("inf")
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ def of_all_rows(replica: Replica, value: Any) -> Any:
     return formula.of(_wholes(replica, formula))
 
 
-def agreed(replica: Replica, value: Any, known: Sequence[str] = (), most: float = _MOST) -> Any:
+def agreed(replica: Replica, value: Any, known: Sequence[str] = ()) -> Any:
     """Return ``value`` as all replicas have it, where no replica has to tell the others more than sums and means.
 
     Parameters
@@ -221,15 +222,13 @@ def agreed(replica: Replica, value: Any, known: Sequence[str] = (), most: float 
         What is assigned, or a gradient.
     known : sequence of str
         Names of tensors that are alike on all replicas.
-    most : float
-        Of how many numbers it is at the most.
 
     Returns
     -------
     tensor or None
         None where it is made of rows in another way, or cannot be seen.
     """
-    formula = _formula(value, known, most) if replica.is_in_its_graph else None
+    formula = _formula(value, known, _ANY) if replica.is_in_its_graph else None
     if formula is None or not formula.is_known:
         return None
     return formula.of(_wholes(replica, formula)) if formula.has_rows else value
@@ -237,7 +236,7 @@ def agreed(replica: Replica, value: Any, known: Sequence[str] = (), most: float 
 
 def needs_no_level(value: Any, known: Sequence[str] = ()) -> bool:
     """Return whether a value that is assigned is to be made of whole sums, or has no rows in it."""
-    formula = _formula(value, known)
+    formula = _formula(value, known, _ANY)
     return formula is not None and formula.is_known and (formula.differs or not formula.has_rows)
 
 
@@ -375,7 +374,7 @@ def _is_made_of_same(tensor: Any, known: Sequence[str]) -> bool:
         if one.name in seen or _is_same(one, known):
             continue
         seen.add(one.name)
-        if not _is_made_anew(one.op, float("inf")):
+        if not _is_made_anew(one.op, _ANY):
             return False
         left.extend(one.op.inputs)
     return True

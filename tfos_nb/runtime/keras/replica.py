@@ -322,7 +322,7 @@ class Replica:
 
     def alike(self, gradients: Sequence[Any]) -> list[Any]:
         """Return gradients that a program has made of whole ones and of numbers of its rows, as all have them."""
-        found = [agreed(self, one, self.known, float("inf")) for one in gradients]
+        found = [agreed(self, one, self.known) for one in gradients]
         return [one if whole is None else whole for one, whole in zip(gradients, found, strict=True)]
 
     def kept(self, variable: Any, value: Any) -> Any:
