@@ -649,6 +649,34 @@ class GradientStep(OwnStep):
         return {"loss": self.tracker.result()}
 
 
+class AccumulatingStep(GradientStep):
+    """Takes a step of the optimizer under a condition, by the gradients that it has added up."""
+
+    @tf.function
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y[:, None], self(x, training=True))
+        for total, one in zip(self.sums, tape.gradient(loss, self.trainable_variables), strict=True):
+            total.assign_add(one)
+        self.count.assign_add(1)
+        if self.count.value % 2 == 0:
+            self.optimizer.apply_gradients(
+                zip([total.value for total in self.sums], self.trainable_variables, strict=True)
+            )
+            for total in self.sums:
+                total.assign(tf.zeros_like(total.value))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+def _balanced(y: Any, p: Any) -> Any:
+    """A number a row, weighed by how many rows are of its class."""
+    y, p = tf.reshape(y, (-1,)), tf.reshape(p, (-1,))
+    positive = tf.reduce_mean(tf.cast(y > 0, tf.float32))
+    return tf.square(y - p) * tf.where(y > 0, 1.0 - positive, positive)
+
+
 class LoopStep(OwnStep):
     """Takes losses of Keras in a loop of TensorFlow's, and counts under a condition."""
 
@@ -868,6 +896,8 @@ def _ways() -> list[Case]:
         Case("a step that is a tf.function", lambda: own(DecoratedStep)),
         Case("a step that changes gradients", lambda: own(GradientStep)),
         Case("a step with losses in a loop", lambda: own(LoopStep)),
+        Case("a step that accumulates", lambda: own(AccumulatingStep)),
+        Case("a balanced loss and metric", lambda: plain(_balanced, metrics=[_balanced])),
         Case("a loss of each row that depends on the others", lambda: plain(_OfOthers(reduction="sum"))),
         Case("a step of MAML with sums", lambda: own(SumMetaStep)),
         Case("a compute_loss with a masked mean", lambda: _own_loss(SumLoss, _AddsSum())),

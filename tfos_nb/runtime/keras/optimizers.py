@@ -135,6 +135,8 @@ def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
             else:
                 _warn_of_sums(target)
         gradients = original(self, target, sources, output_gradients, *args, **kwargs)
+        if not replica.is_in_its_graph:
+            replica.has_own_gradients |= any(by)
         if not replica.own_step or not replica.is_in_its_graph:
             return gradients
         flat = tf.nest.flatten(gradients)
@@ -171,7 +173,7 @@ def _warn_of_sums(target: Any) -> None:
 
 def _of_global_batch(gradients: list[Any]) -> list[Any]:
     replica = replica_of_step()
-    if replica is not None and not replica.is_in_its_graph:
+    if replica is not None and not replica.is_in_its_graph and (replica.has_own_gradients or not replica.own_step):
         raise PlanError(
             "an optimizer is applied within a loop or a condition of a train_step, where TensorFlow adds up no "
             "gradients of several workers: take it out of there, or let Python run the loop (for step in range(3))"

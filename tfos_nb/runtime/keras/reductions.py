@@ -228,10 +228,12 @@ def agreed(replica: Replica, value: Any, known: Sequence[str] = ()) -> Any:
     tensor or None
         None where it is made of rows in another way, or cannot be seen.
     """
-    formula = _formula(value, known, _ANY) if replica.is_in_its_graph else None
+    formula = _formula(value, known, _ANY)
     if formula is None or not formula.is_known:
         return None
-    return formula.of(_wholes(replica, formula)) if formula.has_rows else value
+    if not formula.has_rows:
+        return value
+    return formula.of(_wholes(replica, formula)) if replica.is_in_its_graph else None
 
 
 def needs_no_level(value: Any, known: Sequence[str] = ()) -> bool:

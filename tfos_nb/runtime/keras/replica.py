@@ -141,6 +141,7 @@ class Replica:
     applying: bool = False
     _graph: Any = None
     moves: dict[int, _Move] = field(default_factory=dict)
+    has_own_gradients: bool = False  # a tape has given some within a loop or a condition: of this replica's rows
     known: list[str] = field(default_factory=list)  # names of tensors that all replicas have alike: whole gradients
     results: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # of metrics: by its id, a value and its metric
 
@@ -333,9 +334,10 @@ class Replica:
             return value
         current = tf.convert_to_tensor(variable._value)
         of_layer = getattr(variable._value, "synchronization", None) != tf.VariableSynchronization.ON_READ
-        if of_layer and self.is_in_its_graph and needs_no_level(value, self.known):
+        if of_layer and needs_no_level(value, self.known):
             whole = agreed(self, value, self.known)
-            return value if whole is None else whole
+            if whole is not None:
+                return whole
         if of_layer and value.dtype != tf.string:
             self.moves.setdefault(id(variable), _Move(variable, current))
         if self.has_rows is None:
@@ -526,7 +528,7 @@ def _called_on_all(original: Callable[[Any, Any, Any], Any]) -> Callable[[Any, A
         replica, function, given = _thread.replica, functools.partial(original, self), (y_true, y_pred)
         if replica is None or replica.compiled or not replica.is_in_its_graph:
             return function(*given)
-        if isinstance(self, keras.losses.Circle) or _compares_rows(self, function, given):
+        if isinstance(self, keras.losses.Circle) or _compares_rows(self, _is_theirs(self), function, given):
             return replica.on_all_rows(function, given, number=False)
         if not _is_of_batch(self, function, given):
             return function(*given)
@@ -549,6 +551,9 @@ def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
 
         replica, function = _thread.replica, functools.partial(self._fn, **self._fn_kwargs)
         here = replica is not None and replica.is_in_its_graph and not replica.compiled
+        if replica is not None and here and _compares_rows(self, _is_of_keras(self._fn), function, (y_true, y_pred)):
+            values = replica.on_all_rows(function, (y_true, y_pred), number=False)
+            return keras.metrics.Mean.update_state(self, values, sample_weight=sample_weight)
         if replica is None or not here or not _is_of_batch(self, function, (y_true, y_pred)):
             return original(self, y_true, y_pred, sample_weight=sample_weight)
         value = replica.on_all_rows(function, (y_true, y_pred), number=True)
@@ -557,14 +562,22 @@ def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
     return update_state
 
 
-def _compares_rows(holder: Any, function: Callable[..., Any], arguments: Any) -> bool:
-    """Return whether a loss of the program's own gives a number a row that depends on the others; seen once."""
+def _is_theirs(loss: Any) -> bool:
+    """Return whether a loss is Keras' own, and not the program's."""
+    owner = next(c for c in type(loss).__mro__ if "call" in vars(c))
+    fn = getattr(loss, "fn", None)
+    return owner.__module__.startswith("keras.") and (fn is None or _is_of_keras(fn))
+
+
+def _is_of_keras(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("keras.")
+
+
+def _compares_rows(holder: Any, theirs: bool, function: Callable[..., Any], arguments: Any) -> bool:
+    """Return whether a function of the program's own gives a number a row that depends on the others; seen once."""
     import keras
     import tensorflow as tf
 
-    owner = next(c for c in type(holder).__mro__ if "call" in vars(c))
-    fn = getattr(holder, "fn", None)
-    theirs = owner.__module__.startswith("keras.") and (fn is None or str(fn.__module__).startswith("keras."))
     leaves = keras.tree.flatten(arguments)
     if theirs or not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank for leaf in leaves):
         return False
