@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["agreed", "is_even", "is_of_rows", "needs_no_level", "of_all_rows", "reduces_rows", "targets_of_all_rows"]
 
 _LINEAR = {
-    "Add", "AddN", "AddV2", "BroadcastTo", "Cast", "ConcatV2", "ExpandDims", "GatherV2", "Identity", "Mean", "Neg",
-    "Pack", "Reshape", "Slice", "Squeeze", "StopGradient", "StridedSlice", "Sub", "Sum", "Tile", "Transpose", "Unpack",
+    "Add", "AddN", "AddV2", "BroadcastTo", "Cast", "CheckNumerics", "ConcatV2", "ExpandDims", "GatherV2", "Identity",
+    "Mean", "Neg", "Pack", "Reshape", "Slice", "Squeeze", "StopGradient", "StridedSlice", "Sub", "Sum", "Tile",
+    "Transpose", "Unpack",
 }  # fmt: skip
 _PRODUCTS = {"Mul": (0, 1), "MulNoNan": (0, 1), "RealDiv": (0,), "Div": (0,), "DivNoNan": (0,), "Xdivy": (0,)}
 """What is linear in an operand if the other has no rows, and which operands that may be."""
@@ -356,7 +357,9 @@ def _walk(value: Any, known: Sequence[str], most: float) -> tuple[list[Any], dic
 def _is_made_anew(operation: Any, most: float) -> bool:
     """Return whether an operation can be computed again, on other inputs of the same shapes."""
     definition = operation.op_def
-    if operation.type in _CALLS or definition is None or definition.is_stateful or not operation.inputs:
+    if operation.type in _CALLS or definition is None or not operation.inputs:
+        return False
+    if definition.is_stateful and operation.type not in ("CheckNumerics", "CheckNumericsV2"):
         return False
     if any(argument.type_list_attr for argument in definition.input_arg):
         return False
@@ -394,7 +397,8 @@ def _of_rows(tensor: Any) -> _Leaf | None:
         return _Leaf(tensor, "shape") if given.shape.rank is not None else None
     if operation.type == "Einsum" and not _adds_up_one_size(operation):
         return None
-    if operation.type in _SUMS:
+    of_product = operation.type == "Reshape" and given.op.type == "MatMul"  # as tf.tensordot has it
+    if operation.type in _SUMS or of_product:
         return _Leaf(tensor, "sum")
     kind = _OTHERS.get(operation.type)
     if kind is None or (kind == "mean" and not tensor.dtype.is_floating):
