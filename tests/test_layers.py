@@ -54,14 +54,14 @@ def test_the_layers_hold() -> None:
     assert ended.returncode == 0, ended.stdout
 
 
-ROOMS = sorted(file.parent for file in (ROOT / "tfos_nb").rglob("__init__.py"))
+PACKAGES = sorted(file.parent for file in (ROOT / "tfos_nb").rglob("__init__.py"))
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=lambda room: str(room.relative_to(ROOT)))
-def test_a_room_is_small_and_says_what_it_is_for(room: Path) -> None:
-    modules = [file for file in room.glob("*.py") if file.name != "__init__.py"]
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: str(package.relative_to(ROOT)))
+def test_a_package_is_small_and_says_what_it_is_for(package: Path) -> None:
+    modules = [file for file in package.glob("*.py") if file.name != "__init__.py"]
     assert len(modules) <= MOST_MODULES
-    assert ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
+    assert ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
 
 
 @pytest.mark.parametrize("name", ["helpers", "utils", "common", "misc"])

@@ -30,6 +30,8 @@ OF_FEW_ROWS = (
     "counts its steps",
     "own train_step",
     "a masked mean",
+    "a step that changes gradients",
+    "a step that accumulates",
     "run_eagerly",
     "mixed_float16",
 )

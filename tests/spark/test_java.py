@@ -7,12 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pyspark import SparkConf
 
 from tests.conftest import RunScript
 from tfos_nb.errors import PlanError
 from tfos_nb.jupyter import connection
 from tfos_nb.runtime.storage.paths import tf_path
-from tfos_nb.spark import java
+from tfos_nb.spark import java, session
 
 # What Spark's own scripts call.
 COMMANDS = (
@@ -174,3 +175,15 @@ def test_a_home_that_cannot_be_written_has_its_directory_in_the_temporary_one(
     assert connection.runtime_directory() == tmp_path / f"tfos_nb-runtime-{os.getuid()}"
     (home / "share" / "jupyter" / "tfos_nb").mkdir(parents=True)
     assert connection.runtime_directory() == home / "share" / "jupyter" / "tfos_nb"
+
+
+def test_a_user_whose_number_has_no_name_is_told_so_before_spark_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hadoop's login in Spark fails on it, behind a page of Java."""
+
+    def nobody(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.setattr("os.geteuid", lambda: 54321)
+    with pytest.raises(PlanError, match=r"runs as user 54321, who has no entry in /etc/passwd.*'spark:x:54321:0::"):
+        session._start_embedded(SparkConf())

@@ -170,19 +170,8 @@ class ClusterDesk:
     def received(self, link: Link, message: Any) -> None:
         """Take any later message of a node."""
         with self.changed:
-            if link not in self._streams:  # it was done without, and wakes
-                return
-            node = link.node or ""
-            member = self.members.members[node]
-            self._refuse_pretence(node, message)
-            self._figures[node].heard_at = time.monotonic()
-            if member.reservation is not None or isinstance(message, (Reservation, LogLines)):
-                self._take(node, message)  # the rest is of the generation before
-            elif isinstance(message, Heartbeat):
-                for report in message.reports:
-                    self.history.record_late(node, report)
-            if not isinstance(message, _NEWS):
-                self.changed.notify_all()
+            if link in self._streams:  # else it was done without, and wakes
+                self._hear(link.node or "", message)
 
     def left(self, link: Link) -> None:
         """Learn that a node's stream is gone: without its last word, the node is lost."""
@@ -225,6 +214,18 @@ class ClusterDesk:
             self.changed.notify_all()
 
     # --- what a node says; the lock is held ---
+
+    def _hear(self, node: str, message: Any) -> None:
+        member = self.members.members[node]
+        self._refuse_pretence(node, message)
+        self._figures[node].heard_at = time.monotonic()
+        if member.reservation is not None or isinstance(message, (Reservation, LogLines)):
+            self._take(node, message)  # the rest is of the generation before
+        elif isinstance(message, Heartbeat):
+            for report in message.reports:
+                self.history.record_late(node, report)
+        if not isinstance(message, _NEWS):
+            self.changed.notify_all()
 
     def _refuse_pretence(self, node: str, message: Any) -> None:
         """Hear of a node from itself alone; how far the workers are, from the coordinator too."""

@@ -190,8 +190,8 @@ def _refuse_nobody() -> None:
         pwd.getpwuid(number)
     except KeyError:
         raise PlanError(
-            f"this process runs as user {number}, who has no entry in /etc/passwd, and Spark does not start without: "
-            f"add one, such as 'spark:x:{number}:0::/tmp:/bin/sh' where the container starts, or run as another user"
+            f"this process runs as user {number}, who has no entry in /etc/passwd. Spark does not start without one. "
+            f"Add it where the container starts, such as 'spark:x:{number}:0::/tmp:/bin/sh', or run as another user"
         ) from None
 
 

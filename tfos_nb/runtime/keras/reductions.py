@@ -13,14 +13,14 @@ that is linear in means, such as the usual ``tf.reduce_mean``, is right without 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfos_nb.runtime.keras.replica import Replica
 
-__all__ = ["agreed", "is_even", "is_of_rows", "needs_no_level", "of_all_rows", "reduces_rows", "targets_of_all_rows"]
+__all__ = ["agreed", "is_even", "is_of_rows", "of_all_rows", "reduces_rows", "targets_of_all_rows"]
 
 _LINEAR = {
     "Add", "AddN", "AddV2", "BroadcastTo", "Cast", "CheckNumerics", "ConcatV2", "ExpandDims", "GatherV2", "Identity",
@@ -212,7 +212,7 @@ def of_all_rows(replica: Replica, value: Any) -> Any:
     return formula.of(_wholes(replica, formula))
 
 
-def agreed(replica: Replica, value: Any, known: Sequence[str] = ()) -> Any:
+def agreed(replica: Replica, value: Any, known: Sequence[str] = (), *, plain: bool = True) -> Any:
     """Return ``value`` as all replicas have it, where no replica has to tell the others more than sums and means.
 
     Parameters
@@ -223,6 +223,8 @@ def agreed(replica: Replica, value: Any, known: Sequence[str] = ()) -> Any:
         What is assigned, or a gradient.
     known : sequence of str
         Names of tensors that are alike on all replicas.
+    plain : bool
+        Whether to do so too where the mean of the replicas' own comes to the same, as states do when they are levelled.
 
     Returns
     -------
@@ -234,13 +236,9 @@ def agreed(replica: Replica, value: Any, known: Sequence[str] = ()) -> Any:
         return None
     if not formula.has_rows:
         return value
-    return formula.of(_wholes(replica, formula)) if replica.is_in_its_graph else None
-
-
-def needs_no_level(value: Any, known: Sequence[str] = ()) -> bool:
-    """Return whether a value that is assigned is to be made of whole sums, or has no rows in it."""
-    formula = _formula(value, known, _ANY)
-    return formula is not None and formula.is_known and (formula.differs or not formula.has_rows)
+    if not replica.is_in_its_graph or not (plain or formula.differs):
+        return None
+    return formula.of(_wholes(replica, formula))
 
 
 def targets_of_all_rows(replica: Replica, targets: list[Any], upstream: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -286,16 +284,22 @@ def targets_of_all_rows(replica: Replica, targets: list[Any], upstream: list[Any
 
 def reduces_rows(value: Any) -> bool:
     """Return whether a sum or mean over rows has a part in a tensor of a graph."""
+    return any(
+        (leaf := _of_rows(tensor)) is not None and leaf.kind != "shape" and tensor.op.type != "Size"
+        for tensor in _behind(value)
+    )
+
+
+def _behind(value: Any, further: Callable[[Any], bool] = lambda tensor: True) -> Iterator[Any]:
+    """Walk through the tensors that a tensor is made of, itself first, and not past those that ``further`` denies."""
     left, seen = [value], set()
     while left:
         tensor = left.pop()
         if tensor.name not in seen:
             seen.add(tensor.name)
-            leaf = _of_rows(tensor)
-            if leaf is not None and leaf.kind != "shape" and tensor.op.type != "Size":
-                return True
-            left.extend(tensor.op.inputs)
-    return False
+            yield tensor
+            if further(tensor):
+                left.extend(tensor.op.inputs)
 
 
 def _wholes(replica: Replica, formula: _Formula) -> dict[str, Any]:
@@ -373,16 +377,8 @@ def _is_same(tensor: Any, known: Sequence[str]) -> bool:
 
 def _is_made_of_same(tensor: Any, known: Sequence[str]) -> bool:
     """Return whether a tensor is made of nothing but what all replicas have alike, by operations without chance."""
-    left, seen = [tensor], set()
-    while left:
-        one = left.pop()
-        if one.name in seen or _is_same(one, known):
-            continue
-        seen.add(one.name)
-        if not _is_made_anew(one.op, _ANY):
-            return False
-        left.extend(one.op.inputs)
-    return True
+    behind = _behind(tensor, lambda one: not _is_same(one, known))
+    return all(_is_same(one, known) or _is_made_anew(one.op, _ANY) for one in behind)
 
 
 def _of_rows(tensor: Any) -> _Leaf | None:
@@ -429,15 +425,7 @@ def is_even(tensor: Any) -> bool:
     """Return whether a tensor has equally many numbers for each row, as far as its graph shows."""
     if tensor.shape.rank is None or sum(size is None for size in tensor.shape) != 1:
         return False
-    left, seen = [tensor.op], set()
-    while left:
-        operation = left.pop()
-        if operation.name not in seen:
-            seen.add(operation.name)
-            if operation.type in _SELECTING:
-                return False
-            left.extend(one.op for one in operation.inputs)
-    return True
+    return not any(one.op.type in _SELECTING for one in _behind(tensor))
 
 
 def _is_few(tensor: Any, most: float) -> bool:

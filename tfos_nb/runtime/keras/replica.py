@@ -27,13 +27,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfos_nb.runtime.keras.reductions import agreed, is_even, needs_no_level, of_all_rows, reduces_rows
+from tfos_nb.runtime.keras.reductions import agreed, is_even, of_all_rows, reduces_rows
 
 __all__ = [
     "Replica",
     "all_reduced",
     "are_numbers",
     "as_python",
+    "is_of_keras",
     "is_synchronous",
     "keeper_of_states",
     "mend_replicas",
@@ -334,10 +335,9 @@ class Replica:
             return value
         current = tf.convert_to_tensor(variable._value)
         of_layer = getattr(variable._value, "synchronization", None) != tf.VariableSynchronization.ON_READ
-        if of_layer and needs_no_level(value, self.known):
-            whole = agreed(self, value, self.known)
-            if whole is not None:
-                return whole
+        whole = agreed(self, value, self.known, plain=False) if of_layer else None
+        if whole is not None:
+            return whole
         if of_layer and value.dtype != tf.string:
             self.moves.setdefault(id(variable), _Move(variable, current))
         if self.has_rows is None:
@@ -551,7 +551,7 @@ def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
 
         replica, function = _thread.replica, functools.partial(self._fn, **self._fn_kwargs)
         here = replica is not None and replica.is_in_its_graph and not replica.compiled
-        if replica is not None and here and _compares_rows(self, _is_of_keras(self._fn), function, (y_true, y_pred)):
+        if replica is not None and here and _compares_rows(self, is_of_keras(self._fn), function, (y_true, y_pred)):
             values = replica.on_all_rows(function, (y_true, y_pred), number=False)
             return keras.metrics.Mean.update_state(self, values, sample_weight=sample_weight)
         if replica is None or not here or not _is_of_batch(self, function, (y_true, y_pred)):
@@ -566,11 +566,12 @@ def _is_theirs(loss: Any) -> bool:
     """Return whether a loss is Keras' own, and not the program's."""
     owner = next(c for c in type(loss).__mro__ if "call" in vars(c))
     fn = getattr(loss, "fn", None)
-    return owner.__module__.startswith("keras.") and (fn is None or _is_of_keras(fn))
+    return is_of_keras(owner) and (fn is None or is_of_keras(fn))
 
 
-def _is_of_keras(function: Any) -> bool:
-    return str(getattr(function, "__module__", "")).startswith("keras.")
+def is_of_keras(thing: Any) -> bool:
+    """Return whether a class or a function is Keras' own, and not the program's."""
+    return str(getattr(thing, "__module__", "")).startswith("keras.")
 
 
 def _compares_rows(holder: Any, theirs: bool, function: Callable[..., Any], arguments: Any) -> bool:

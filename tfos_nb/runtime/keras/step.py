@@ -8,7 +8,14 @@ from typing import Any
 
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.keras.reductions import of_all_rows
-from tfos_nb.runtime.keras.replica import Replica, as_python, is_synchronous, note_results, sum_over_replicas
+from tfos_nb.runtime.keras.replica import (
+    Replica,
+    as_python,
+    is_of_keras,
+    is_synchronous,
+    note_results,
+    sum_over_replicas,
+)
 from tfos_nb.runtime.keras.scope import refuse_losses_by_row, refuse_what_is_outside
 from tfos_nb.runtime.keras.stand_in import StandIn, first_rows, rows_of
 
@@ -33,7 +40,7 @@ class StepFunction:
         self.step = as_python(step)
         self.strategy = model.distribute_strategy
         self.stand_in = StandIn()
-        self.own_step = not _is_of_keras(self.step)
+        self.own_step = not is_of_keras(self.step)
         self.metrics: dict[str, Any] = {}  # of which a step returns the results, by the names under which it does
         note_results(model.metrics)
         refuse_what_is_outside(model)  # all is built by now
@@ -152,11 +159,6 @@ def _read(result: Any) -> Any:
     import tensorflow as tf
 
     return tf.convert_to_tensor(result.value) if isinstance(result, keras.Variable) else result
-
-
-def _is_of_keras(step: Any) -> bool:
-    """Return whether a model's step is Keras' own, and not the program's."""
-    return str(getattr(step, "__module__", "")).startswith("keras.")
 
 
 def _refuse_xla(model: Any) -> None:
