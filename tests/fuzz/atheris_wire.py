@@ -18,7 +18,8 @@ import atheris  # type: ignore[import-not-found]
 
 with atheris.instrument_imports(include=["msgpack.fallback", "tfos_nb.runtime.control.wire"]):
     from tfos_nb.runtime.control import wire
-    from tfos_nb.runtime.feed.passes import Intake
+    from tfos_nb.runtime.feed.feed_rows import FeedRows
+    from tfos_nb.runtime.feed.pass_schedule import FeedState
 
 import pyarrow as pa
 
@@ -44,16 +45,16 @@ def try_message(data: bytes) -> None:
 
 def try_chunk(data: bytes) -> None:
     """Announce rows in any words: they are taken from where it says, or refused by name."""
-    intake = Intake(FeedBegins(1, 1, False), threading.Condition(), 1 << 40, None)
+    feed = FeedRows(FeedState(FeedBegins(1, 1, False)), threading.Condition(), 1 << 40, None)
     try:
         chunk = wire.expect(_Chunk, data)
-        intake.accept(0, chunk.spans, ROWS, known=chunk.known)
+        feed.accept(0, chunk.spans, ROWS, known=chunk.known)
     except (ValueError, FeedFailed):
-        assert intake.rows_in == 0
+        assert feed.rows_in == 0
         return
     assert chunk.spans == merged(chunk.spans)
     assert rows_within(chunk.spans, 0, chunk.spans[-1][1]) == 5
-    assert intake.lane(0).reached == Reached(chunk.spans[-1][1], *chunk.known)
+    assert feed.lane(0).reached == Reached(chunk.spans[-1][1], *chunk.known)
 
 
 def try_one(data: bytes) -> None:

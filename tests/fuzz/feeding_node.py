@@ -11,9 +11,9 @@ import threading
 from typing import Any
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.feed import passes as passes_module
+from tfos_nb.runtime.feed import row_queue as queue_module
 from tfos_nb.runtime.feed.ledger import FeedBegins
-from tfos_nb.runtime.feed.passes import Passes
+from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.feed.transfer import FeedServer
 from tfos_nb.runtime.inference.serving import RequestDesk
 from tfos_nb.runtime.rows.columns import arrays_of, columns_of, first_lengths
@@ -28,18 +28,18 @@ def say(words: Any) -> None:
 def main() -> None:
     """Serve until the input ends."""
     directory, token = sys.argv[1:]
-    passes_module._ANNOUNCED_WITHIN = 0.05
-    passes = Passes("worker:0", directory, BUFFER, 1 << 20, lambda told: None)
+    queue_module._ANNOUNCED_WITHIN = 0.05
+    passes = RowQueue("worker:0", directory, BUFFER, 1 << 20, lambda told: None)
     server = FeedServer(passes, directory=directory, host="127.0.0.1", token=token)
     server.answer_with(RequestDesk("worker:0", ["input"], 1 << 20).exchange)
     passes.begin(FeedBegins(1, 1, False))
     place = server.place
     say({"socket": place.socket, "port": place.port, "certificate": place.certificate.decode()})
-    intake = passes.intake(1)
+    rows = passes.feed_rows(1)
     for _ in sys.stdin:
         ids: list[int] = []
-        while intake.queued_bytes or intake._queue:
-            batch = intake._take()
+        while rows.queued_bytes or rows._queue:
+            batch = rows._take()
             assert batch is not None
             try:
                 arrays = arrays_of(batch, columns_of(batch.schema, first_lengths(batch)).values())
@@ -47,7 +47,7 @@ def main() -> None:
                 continue
             ids += [int(one) for one in arrays.get("id", ())]
         results = sum(thread.name == "tfos_nb results" for thread in threading.enumerate())
-        say({"rows": intake.rows_in, "ids": ids, "results_threads": results})
+        say({"rows": rows.rows_in, "ids": ids, "results_threads": results})
     passes.stop()
     server.close()
 

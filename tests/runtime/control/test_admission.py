@@ -17,7 +17,7 @@ from tests.waiting import until
 from tfos_nb.runtime.control import admission
 from tfos_nb.runtime.control.admission import Strangers
 from tfos_nb.runtime.control.lifecycle import FeedPlace
-from tfos_nb.runtime.feed.passes import Passes
+from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.feed.transfer import FeedServer
 
 SECONDS = 20.0
@@ -26,7 +26,7 @@ SECONDS = 20.0
 @pytest.fixture
 def server() -> Iterator[FeedServer]:
     with tempfile.TemporaryDirectory(prefix="feed-") as directory:
-        passes = Passes("worker:0", directory, 1 << 20, 0, lambda message: None)
+        passes = RowQueue("worker:0", directory, 1 << 20, 0, lambda message: None)
         made = FeedServer(passes, directory=directory, host="127.0.0.1", token="right")
         yield made
         passes.stop()

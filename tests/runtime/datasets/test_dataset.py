@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.datasets.dataset import DatasetOptions, build_dataset
 from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema
-from tfos_nb.runtime.feed.passes import Passes
+from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.rows.columns import first_lengths
 
 SECONDS = 20.0
@@ -39,14 +39,14 @@ class Share:
     """A node's passes, filled as the driver and the tasks do it."""
 
     def __init__(self, directory: Path) -> None:
-        self.passes = Passes("worker:0", str(directory), 1 << 20, 1 << 20, lambda _: None)
+        self.passes = RowQueue("worker:0", str(directory), 1 << 20, 1 << 20, lambda _: None)
         self.failures: list[FeedFailed] = []
         self.feeds = 0
 
     def feed(self, blocks: list[pa.RecordBatch], epochs: int = 1) -> None:
         self.feeds += 1
         self.passes.begin(FeedBegins(self.feeds, epochs, epochs > 1))
-        intake, row = self.passes.intake(self.feeds), 0
+        intake, row = self.passes.feed_rows(self.feeds), 0
         for block in blocks:
             if self.feeds == 1 and row == 0:
                 schema = block.schema.serialize().to_pybytes()
@@ -139,11 +139,11 @@ def test_a_second_feed_is_the_next_pass(share: Share) -> None:
 
 def test_an_iteration_that_is_left_frees_the_sender_and_the_next_has_all_rows(tmp_path: Path) -> None:
     share = Share(tmp_path)
-    share.passes = Passes("worker:0", str(tmp_path), 1, 1 << 20, lambda _: None)  # one block waits, no more
+    share.passes = RowQueue("worker:0", str(tmp_path), 1, 1 << 20, lambda _: None)  # one block waits, no more
     share.passes.begin(FeedBegins(1, 2, True))
     first = rows_of(0, 10)
     share.passes.describe(FeedSchema(1, first.schema.serialize().to_pybytes(), first_lengths(first)))
-    intake = share.passes.intake(1)
+    intake = share.passes.feed_rows(1)
 
     def send() -> None:
         for start in range(0, 1000, 10):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.runtime.feed.test_supply import Node, block_of, node
+from tests.runtime.feed.test_row_queue import Node, block_of, node
 from tests.runtime.feed.test_transfer import Driver, cut, driver_of, ids_of_partition, send
 from tfos_nb.driver.feed_desk import Feed
 from tfos_nb.errors import FeedFailed
@@ -53,7 +53,7 @@ def held_by(driver: Driver, feed: Feed, taken: Mapping[str, int]) -> HeldRows:
     """What a state holds, of which each node says that it has been through so many rows."""
     held = HeldPositions()
     for name, rows in taken.items():
-        reached, known = driver.nodes[name].passes.intake(feed.number).reached(rows)
+        reached, known = driver.nodes[name].passes.feed_rows(feed.number).reached(rows)
         held.take(PositionHeld(name, feed.number, "state", reached, known), taken.keys(), feed.ledger)
     return held.rows_of("state")
 
@@ -217,14 +217,14 @@ def test_the_books_do_not_grow() -> None:
 @pytest.mark.parametrize("replays", [0, 1], ids=["as they come", "from disk"])
 def test_a_node_tells_how_far_a_state_is_in_each_partition(node: Node, replays: int) -> None:
     node.begin(1, 1 + replays, bool(replays))
-    intake = node.supply.intake(1)
+    rows_in_feed = node.queue.feed_rows(1)
     for partition, start, count in ((3, 0, 10), (1, 100, 10), (3, 10, 10)):
-        intake.accept(partition, ((start, start + count),), block_of(start, count))
-    node.supply.end(FeedEnds(1, 30, replays))
+        rows_in_feed.accept(partition, ((start, start + count),), block_of(start, count))
+    node.queue.end(FeedEnds(1, 30, replays))
     for _ in range(1 + replays):
         assert len(node.take()) == 30
     for rows, reached in ((0, {}), (4, {3: 4}), (10, {3: 10}), (25, {3: 15, 1: 110}), (30, {3: 20, 1: 110})):
-        node.supply.hold("half", replays, rows)
+        node.queue.hold("half", replays, rows)
         known = {partition: Reached(-(-row // 10) * 10) for partition, row in reached.items()}
         assert told(node)[-1] == PositionHeld("worker:0", 1, "half", reached, known)
 
@@ -244,27 +244,27 @@ def test_a_place_that_main_is_not_at_is_refused(node: Node, epoch: int, rows: in
     node.feed(1, 0, 30)
     node.take()
     with pytest.raises(ValueError, match=rf"ctx.checkpoint\(epoch={epoch}, rows={rows}\): {why}"):
-        node.supply.hold("half", epoch, rows)
+        node.queue.hold("half", epoch, rows)
 
 
 def test_rows_that_were_shuffled_are_refused(node: Node) -> None:
     node.feed(1, 0, 30)
     node.take()
-    node.supply.shuffled = True
+    node.queue.shuffled = True
     with pytest.raises(ValueError, match="with shuffle= the first rows of a pass may be any"):
-        node.supply.hold("half", 0, 3)
+        node.queue.hold("half", 0, 3)
 
 
 def test_without_rows_there_is_no_place_among_them(node: Node) -> None:
     with pytest.raises(ValueError, match="none has begun"):
-        node.supply.hold("half", 0, 0)
+        node.queue.hold("half", 0, 0)
 
 
 def test_a_node_that_goes_on_names_the_state_and_counts_from_it(node: Node) -> None:
-    node.supply.come_again()
-    node.supply.resume(2, "00000002-0001-000004")
+    node.queue.come_again()
+    node.queue.resume(2, "00000002-0001-000004")
     node.feed(1, 0, 10)
     assert len(node.take()) == 10
     assert told(node)[0] == FeedFrom("worker:0", 2, "00000002-0001-000004")
-    node.supply.hold("half", 2, 10)
+    node.queue.hold("half", 2, 10)
     assert told(node)[-1] == PositionHeld("worker:0", 1, "half", {0: 10}, {0: Reached(10)})

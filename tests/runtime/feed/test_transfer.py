@@ -36,7 +36,7 @@ from tfos_nb.runtime.control.identity import SERVER_NAME
 from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.feed import feed_task, ledger
 from tfos_nb.runtime.feed.feed_task import FeedTask, _send_partition
-from tfos_nb.runtime.feed.passes import Passes
+from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.feed.transfer import FeedServer, FeedTicket, FewerRows, NodeHungUp, NodeStream
 from tfos_nb.runtime.rows.fingerprint import Fingerprint
 from tfos_nb.runtime.rows.spans import Spans
@@ -57,7 +57,7 @@ class NodeInside:
     ) -> None:
         directory = root / name.replace(":", "-")
         directory.mkdir()
-        self.passes = Passes(
+        self.passes = RowQueue(
             name, str(directory), limits.get("buffer_bytes", 1 << 20), limits.get("spill_bytes", 1 << 30), tell
         )
         self.server = FeedServer(self.passes, directory=str(directory), host="127.0.0.1", token=token)
@@ -283,7 +283,7 @@ def test_every_row_arrives_once_in_every_pass_whatever_dies(
         for name, node in driver.nodes.items():
             assert len(node.seen) == epochs
             assert node.seen[1:] == node.seen[:1] * (epochs - 1)
-            assert len(node.seen[0]) == feed.ledger.shares()[name] == node.passes.intake(feed.number).rows_in
+            assert len(node.seen[0]) == feed.ledger.shares()[name] == node.passes.feed_rows(feed.number).rows_in
             assert feed.passes_done[name] == epochs
 
 
@@ -352,7 +352,7 @@ def test_an_attempt_whose_input_breaks_off_leaves_the_partition_to_the_next_one(
 def test_a_node_that_has_fewer_rows_than_were_sent_makes_the_task_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     with driver_of(1) as driver:
         feed = driver.begin()
-        intake = driver.nodes["worker:0"].passes.intake(feed.number)
+        intake = driver.nodes["worker:0"].passes.feed_rows(feed.number)
         monkeypatch.setattr(intake, "accept", lambda *chunk, **known: None)  # what no node does: it loses them
         with pytest.raises(FeedFailed, match="worker:0 has 0 rows of partition 0, not 10"):
             send(driver, feed, cut(ids_of_partition(0, 10), ()))
@@ -370,7 +370,7 @@ def test_a_speculative_task_that_comes_after_the_partition_is_done_sends_nothing
         assert sum(taken) == 300  # Spark's task still reads to its end
         assert feed.ledger.shares() == shares
         assert (feed.ledger.rows, feed.ledger.partitions_done) == (300, 1)
-        assert sum(node.passes.intake(feed.number).rows_in for node in driver.nodes.values()) == 300
+        assert sum(node.passes.feed_rows(feed.number).rows_in for node in driver.nodes.values()) == 300
 
 
 def test_a_speculative_task_that_is_overtaken_ends_well() -> None:
@@ -680,7 +680,7 @@ def test_nodes_have_equally_many_rows_to_a_row(sizes: list[int], nodes: int, far
         driver.finish(feed)
         driver.await_readers()
         seen = [len(node.seen[0]) for node in driver.nodes.values()]
-        ends = [node.passes.intake(1).ended for node in driver.nodes.values()]
+        ends = [node.passes.feed_rows(1).ended for node in driver.nodes.values()]
     assert sum(seen) == sum(sizes)
     assert max(seen) - min(seen) <= 1
     assert ends == [ledger.FeedEnds(1, rows, 0, sum(seen), min(seen), max(seen)) for rows in seen]
@@ -776,7 +776,7 @@ def test_a_nodes_error_reaches_the_task() -> None:
         token = [(b"tfos-token", driver.address.token.encode())]
         node = driver.nodes["worker:0"]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tfos_nb.runtime.feed.passes._ANNOUNCED_WITHIN", 0.05)
+            patch.setattr("tfos_nb.runtime.feed.row_queue._ANNOUNCED_WITHIN", 0.05)
             with pytest.raises(pa.ArrowException, match="was not told of feed 1"):
                 stream_to(node.server.place, near=True, headers=token)
 
@@ -902,7 +902,7 @@ def test_two_attempts_at_once_with_any_orders_of_rows_give_each_once_or_are_refu
 @pytest.mark.parametrize("later", ["breaks off", "is silent", "is through"])
 def test_an_attempt_that_another_overtakes_goes_on_when_it_can(later: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark counts it as no failure: the same may be overtaken as often as it speculates."""
-    monkeypatch.setattr("tfos_nb.runtime.feed.passes._SILENT", 0.5)
+    monkeypatch.setattr("tfos_nb.runtime.feed.feed_rows._SILENT", 0.5)
     monkeypatch.setattr(feed_task, "_WAIT", 0.0)
     ids = ids_of_partition(0, 300)
     with driver_of(2) as driver, ThreadPoolExecutor(2) as pool:

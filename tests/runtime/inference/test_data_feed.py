@@ -20,7 +20,7 @@ from tfos_nb.runtime.control.door import Door, DoorAddress, Link
 from tfos_nb.runtime.control.node_connection import connect
 from tfos_nb.runtime.control.placement import QUESTIONS, PlacementDesk
 from tfos_nb.runtime.feed import ledger
-from tfos_nb.runtime.feed.queues import FeedQueues
+from tfos_nb.runtime.feed.row_queues import RowQueues
 from tfos_nb.runtime.feed.transfer import FeedServer
 from tfos_nb.runtime.inference import serving
 from tfos_nb.runtime.inference.answers import Answers, listed
@@ -43,7 +43,7 @@ class Node:
 
     def __init__(self, root: Path, name: str = "worker:0", queues: tuple[str, ...] = ("input",), buffer: int = 1 << 20):
         self.told: list[Any] = []
-        self.queues = FeedQueues(name, str(root), buffer, 1 << 30, self.told.append, names=queues)
+        self.queues = RowQueues(name, str(root), buffer, 1 << 30, self.told.append, names=queues)
         self.desk = RequestDesk(name, queues, buffer)
         self.ctx = Ctx(NodeRows(name, True, self.queues, self.desk))
 
@@ -54,7 +54,7 @@ class Node:
         self.queues.describe(ledger.FeedSchema(number, schema, {}))
         at = 0
         for block in blocks:
-            self.queues.intake(number).accept(0, ((at, at + block.num_rows),), block)
+            self.queues.feed_rows(number).accept(0, ((at, at + block.num_rows),), block)
             at += block.num_rows
         self.queues.end(ledger.FeedEnds(number, at, replays))
 

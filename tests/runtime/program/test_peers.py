@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from tests.waiting import until
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.lifecycle import Moved
 from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema
-from tfos_nb.runtime.feed.supply import Supply
+from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.program import peers as peers_module
 from tfos_nb.runtime.program.coordinator import LocalFeed, Wanted
 from tfos_nb.runtime.program.coordinator_steps import _Flight, _result_of
@@ -31,13 +30,13 @@ BATCH = pa.RecordBatch.from_pydict({"id": pa.array(range(8), pa.int64())})
 @pytest.fixture
 def served(tmp_path: Path) -> LocalFeed:
     """A worker whose predecessor has been through three passes, with the fourth one's rows."""
-    supply = Supply("worker:1", str(tmp_path), 1 << 20, 1 << 20, lambda message: None)
-    supply.take_place(3)
-    supply.begin(FeedBegins(1, 1, False))
-    supply.describe(FeedSchema(1, BATCH.schema.serialize().to_pybytes(), {}))
-    supply.intake(1).accept(0, ((0, BATCH.num_rows),), BATCH)
-    supply.end(FeedEnds(1, 8, 0))
-    feed = LocalFeed(supply, 1, threading.Event())
+    queue = RowQueue("worker:1", str(tmp_path), 1 << 20, 1 << 20, lambda message: None)
+    queue.take_place(3)
+    queue.begin(FeedBegins(1, 1, False))
+    queue.describe(FeedSchema(1, BATCH.schema.serialize().to_pybytes(), {}))
+    queue.feed_rows(1).accept(0, ((0, BATCH.num_rows),), BATCH)
+    queue.end(FeedEnds(1, 8, 0))
+    feed = LocalFeed(queue, 1, threading.Event())
     feed._learn()
     return feed
 
@@ -64,18 +63,18 @@ def test_a_worker_asked_without_a_number_gives_its_rows(served: LocalFeed) -> No
 
 
 def test_a_worker_leaves_out_what_is_shared_out_anew_and_keeps_what_is_fed_for_the_first_time(tmp_path: Path) -> None:
-    supply = Supply("worker:0", str(tmp_path), 1 << 20, 1 << 20, lambda message: None)
-    feed = LocalFeed(supply, 0, threading.Event())
+    queue = RowQueue("worker:0", str(tmp_path), 1 << 20, 1 << 20, lambda message: None)
+    feed = LocalFeed(queue, 0, threading.Event())
     for number, rows in ((1, 8), (2, 4)):
-        supply.begin(FeedBegins(number, 3, True))
-        supply.describe(FeedSchema(number, BATCH.schema.serialize().to_pybytes(), {}))
-        supply.intake(number).accept(0, ((0, rows),), BATCH.slice(0, rows))
-        supply.end(FeedEnds(number, rows, 2))
+        queue.begin(FeedBegins(number, 3, True))
+        queue.describe(FeedSchema(number, BATCH.schema.serialize().to_pybytes(), {}))
+        queue.feed_rows(number).accept(0, ((0, rows),), BATCH.slice(0, rows))
+        queue.end(FeedEnds(number, rows, 2))
     feed._learn()
     assert rows_of_pass(feed, 1) == 8
     feed.cut()
     assert rows_of_pass(feed, 2) == 4
-    assert supply._queue == deque()
+    assert queue.waiting == ()
 
 
 def greet(listener: socket.socket) -> None:

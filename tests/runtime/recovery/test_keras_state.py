@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfos_nb.runtime.feed.supply import Supply
+from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.recovery.keras_resume import save_whole_epochs
 from tfos_nb.runtime.recovery.keras_state import keep_fits
 from tfos_nb.runtime.recovery.memory_state import LastState, StateMemory
@@ -36,17 +36,17 @@ def memory() -> Iterator[StateMemory]:
 
 
 @pytest.fixture
-def generation(memory: StateMemory, flavour: Any, tmp_path: Any) -> Callable[[int], Supply]:
+def generation(memory: StateMemory, flavour: Any, tmp_path: Any) -> Callable[[int], RowQueue]:
     """Begin a generation: as if by a process of its own, with the memory of the one before."""
     own = flavour.Model.fit
 
-    def begin(number: int) -> Supply:
-        supply = Supply("worker:0", str(tmp_path), 1 << 20, 1 << 20, lambda message: None)
+    def begin(number: int) -> RowQueue:
+        queue = RowQueue("worker:0", str(tmp_path), 1 << 20, 1 << 20, lambda message: None)
         if number > 1:
-            supply.come_again()
+            queue.come_again()
         flavour.Model.fit = own
-        keep_fits(LastState(memory.places), supply, lambda: None, generation=number, workers=1)
-        return supply
+        keep_fits(LastState(memory.places), queue, lambda: None, generation=number, workers=1)
+        return queue
 
     return begin
 
@@ -76,7 +76,7 @@ def lose_in(keras: Any, epoch: int) -> Any:
 
 
 def test_a_fit_ends_with_the_weights_of_one_that_was_not_broken_off(
-    generation: Callable[[int], Supply], flavour: Any
+    generation: Callable[[int], RowQueue], flavour: Any
 ) -> None:
     whole = build(flavour)
     fit(whole, 6)
@@ -91,20 +91,20 @@ def test_a_fit_ends_with_the_weights_of_one_that_was_not_broken_off(
 
 
 def test_the_first_fit_is_not_done_again_when_a_later_one_was_broken_off(
-    generation: Callable[[int], Supply], flavour: Any
+    generation: Callable[[int], RowQueue], flavour: Any
 ) -> None:
     generation(1)
     with pytest.raises(Lost):
         fit(build(flavour), 2)
         fit(build(flavour), 5, callbacks=[lose_in(flavour, 3)])
-    supply = generation(2)
+    queue = generation(2)
     first, second = build(flavour), build(flavour)
     assert fit(first, 2).epoch == []
     assert fit(second, 5).epoch == [0, 1, 2, 3, 4]
-    assert supply.passes_done == 0, "of rows that were not fed, there is no pass"
+    assert queue.passes_done == 0, "of rows that were not fed, there is no pass"
 
 
-def test_a_fit_that_a_callback_ended_is_done_again(generation: Callable[[int], Supply], flavour: Any) -> None:
+def test_a_fit_that_a_callback_ended_is_done_again(generation: Callable[[int], RowQueue], flavour: Any) -> None:
     generation(1)
     stop = flavour.callbacks.EarlyStopping(monitor="loss", patience=0, min_delta=100.0)
     assert len(fit(build(flavour), 9, callbacks=[stop]).epoch) == 2
@@ -112,17 +112,17 @@ def test_a_fit_that_a_callback_ended_is_done_again(generation: Callable[[int], S
     assert fit(build(flavour), 2).epoch == [0, 1]
 
 
-def test_a_fit_after_rows_were_read_begins_anew(generation: Callable[[int], Supply], flavour: Any) -> None:
+def test_a_fit_after_rows_were_read_begins_anew(generation: Callable[[int], RowQueue], flavour: Any) -> None:
     generation(1)
     with pytest.raises(Lost):
         fit(build(flavour), 4, callbacks=[lose_in(flavour, 3)])
-    supply = generation(2)
-    supply.ask()  # as the adaptation of a layer to the rows does
+    queue = generation(2)
+    queue.ask()  # as the adaptation of a layer to the rows does
     assert fit(build(flavour), 4).epoch == [0, 1, 2, 3]
 
 
 def test_the_state_of_another_model_is_left(
-    generation: Callable[[int], Supply], flavour: Any, caplog: pytest.LogCaptureFixture
+    generation: Callable[[int], RowQueue], flavour: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     generation(1)
     with pytest.raises(Lost):
@@ -134,7 +134,7 @@ def test_the_state_of_another_model_is_left(
 
 @pytest.mark.parametrize("options", [{"steps_per_epoch": 2}, {"callbacks": "backup"}])
 def test_a_fit_whose_epochs_are_no_passes_and_one_with_a_backup_of_its_own_keep_nothing(
-    generation: Callable[[int], Supply], flavour: Any, memory: StateMemory, options: dict[str, Any], tmp_path: Any
+    generation: Callable[[int], RowQueue], flavour: Any, memory: StateMemory, options: dict[str, Any], tmp_path: Any
 ) -> None:
     if options.get("callbacks"):
         options = {"callbacks": [flavour.callbacks.BackupAndRestore(str(tmp_path / "backup"))]}

@@ -3,7 +3,7 @@
 A task that has rows in hand asks whose they are. The ledger at the door deals them out so that all nodes have equally
 many, to a row (:mod:`tfos_nb.runtime.rows.balancing`), and remembers it. A retried or speculative task is told the same
 places again, however it cuts its rows into questions, and each node knows how far it has come in each partition
-(:mod:`tfos_nb.runtime.feed.passes`): no row twice, no row lost, whatever the number of slots and however uneven the
+(:mod:`tfos_nb.runtime.feed.feed_rows`): no row twice, no row lost, whatever the number of slots and however uneven the
 partitions.
 
 Nodes on the task's host are preferred where that can be made up for. A task that holds rows back says how many, and

@@ -4,7 +4,7 @@
 
     Spark task "FeedTask" (tfos_nb.runtime.feed.feed_task) ── question: where? ──▶ door (tfos_nb.runtime.feed.ledger)
          │
-         └── Arrow Flight DoPut, one stream a (partition, node) ──▶ FeedServer in the node ──▶ passes.Intake
+         └── Arrow Flight DoPut, one stream a (partition, node) ──▶ FeedServer in the node ──▶ FeedRows
 
 The protocol of one stream: the sender names the partition; the node answers with its position in it (rows that it has
 already, from an earlier attempt); the sender writes record batches, each with the numbers of its rows; when the
@@ -38,8 +38,10 @@ from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.control.node_connection import connect
 from tfos_nb.runtime.control.processes import boot, host_and_port
 from tfos_nb.runtime.control.wire import message
+from tfos_nb.runtime.feed.feed_rows import Superseded
 from tfos_nb.runtime.feed.ledger import Reached
-from tfos_nb.runtime.feed.passes import Passes, Superseded
+from tfos_nb.runtime.feed.row_queue import RowQueue
+from tfos_nb.runtime.feed.row_queues import RowQueues
 from tfos_nb.runtime.feed.shared_memory import BLOCK_BYTES, BlockPool, BlockWriter, Grant, PoolPlace, Written
 from tfos_nb.runtime.rows.batch_validation import sound
 from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE, Fingerprint
@@ -115,11 +117,11 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]
     """One address on which rows come in; a node has two. The near one has a pool of blocks."""
 
     def __init__(
-        self, location: str, passes: Passes, token: str, identity: Identity | None, pool: BlockPool | None
+        self, location: str, queues: RowQueue | RowQueues, token: str, identity: Identity | None, pool: BlockPool | None
     ) -> None:
         tls = [(identity.certificate, identity.key)] if identity else None
         super().__init__(location, middleware={"token": _TokenCheck(token)}, tls_certificates=tls)
-        self._passes = passes
+        self._queues = queues
         self._pool = pool
         self.exchange: Exchange | None = None
         self.strangers = Strangers(self.port) if identity else None
@@ -134,27 +136,27 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]
 
     def _take(self, descriptor: Any, reader: Any, writer: Any) -> None:
         ticket = wire.expect(FeedTicket, descriptor.command)
-        intake = self._passes.intake(ticket.feed)
-        lane = intake.open(ticket.partition, ticket.attempt)
+        feed = self._queues.feed_rows(ticket.feed)
+        lane = feed.open(ticket.partition, ticket.attempt)
         try:
-            self._take_from(ticket, intake, lane, reader, writer)
+            self._take_from(ticket, feed, lane, reader, writer)
         finally:
-            intake.leave(ticket.partition, ticket.attempt)
+            feed.leave(ticket.partition, ticket.attempt)
 
-    def _take_from(self, ticket: FeedTicket, intake: Any, lane: Any, reader: Any, writer: Any) -> None:
-        self._tell(writer, lane, intake)
+    def _take_from(self, ticket: FeedTicket, feed: Any, lane: Any, reader: Any, writer: Any) -> None:
+        self._tell(writer, lane, feed)
         grants = _Grants(self._pool, writer)
         with contextlib.suppress(StopIteration):
             while True:
                 piece = reader.read_chunk()
                 chunk = wire.expect(_Chunk, piece.app_metadata)
                 rows = sound(piece.data if chunk.block < 0 else grants.used(chunk), reader.schema)
-                intake.accept(ticket.partition, chunk.spans, rows, attempt=ticket.attempt, known=chunk.known)
+                feed.accept(ticket.partition, chunk.spans, rows, attempt=ticket.attempt, known=chunk.known)
                 del rows  # or this thread would hold the block until the next batch
                 if chunk.spent:
                     grants.next()
         grants.end()  # not after an error: the sender may be writing into a block yet
-        self._tell(writer, lane, intake)
+        self._tell(writer, lane, feed)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take rows that want answers, and give these: see :mod:`tfos_nb.runtime.inference.serving`."""
@@ -167,8 +169,8 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]
         if self.strangers is not None:
             self.strangers.has_called(context.peer())
 
-    def _tell(self, writer: Any, lane: Any, intake: Any) -> None:
-        kept = intake.spill is not None and intake.spill.whole
+    def _tell(self, writer: Any, lane: Any, feed: Any) -> None:
+        kept = feed.spill is not None and feed.spill.whole
         place = self._pool.place if self._pool is not None else None
         writer.write(pa.py_buffer(wire.encode(_Position(lane.reached, kept, place))))
 
@@ -209,7 +211,7 @@ class FeedServer:
 
     Parameters
     ----------
-    passes : Passes
+    queues : RowQueues, or a RowQueue
         Where the rows go.
     directory : str
         A private directory for the socket.
@@ -219,12 +221,12 @@ class FeedServer:
         The cluster's.
     """
 
-    def __init__(self, passes: Passes, *, directory: str, host: str, token: str) -> None:
+    def __init__(self, queues: RowQueue | RowQueues, *, directory: str, host: str, token: str) -> None:
         identity = Identity.create()
         path = os.path.join(directory, "feed.sock")
-        self._pool = BlockPool.create(passes.buffer_bytes)
-        self._near = _Listener(f"grpc+unix://{path}", passes, token, None, self._pool)
-        self._far = _Listener(f"grpc+tls://{host_and_port(host, 0)}", passes, token, identity, None)
+        self._pool = BlockPool.create(queues.buffer_bytes)
+        self._near = _Listener(f"grpc+unix://{path}", queues, token, None, self._pool)
+        self._far = _Listener(f"grpc+tls://{host_and_port(host, 0)}", queues, token, identity, None)
         self.place = FeedPlace(path, host, self._far.port, identity.certificate, boot())
         self._look_due = 0.0
 

@@ -2,7 +2,7 @@
 
 ::
 
-    train():      Supply ── passes, one after another ──▶ DataFeed.next_batch(n) ──▶ main
+    train():      RowQueue ── passes, one after another ──▶ DataFeed.next_batch(n) ──▶ main
     inference():  RequestQueue ── rows of one partition ──▶ DataFeed.next_batch(n) ──▶ main ──▶ DataFeed.batch_results
                                 └────────────────────────▶ ctx.requests() ──▶ Request ──▶ main ──▶ Request.reply
 
@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.feed.queues import DEFAULT_QUEUE, FeedQueues, check_queue
+from tfos_nb.runtime.feed.row_queues import DEFAULT_QUEUE, RowQueues, check_queue
 from tfos_nb.runtime.inference.requests import Piece, RequestQueue, joined
 from tfos_nb.runtime.inference.serving import RequestDesk
 from tfos_nb.runtime.rows.columns import Column, arrays_of, columns_of
@@ -45,7 +45,7 @@ class _Source(Protocol):
 class _Passes:
     """The rows that ``train`` feeds to a queue: one pass after the other, without a seam."""
 
-    def __init__(self, queues: FeedQueues, queue: str) -> None:
+    def __init__(self, queues: RowQueues, queue: str) -> None:
         self._queues, self._queue = queues, queue
         self._blocks: Iterator[pa.RecordBatch] | None = None
         self._block: pa.RecordBatch | None = None
@@ -246,7 +246,7 @@ class NodeRows:
 
     node: str
     fed: bool
-    queues: FeedQueues
+    queues: RowQueues
     desk: RequestDesk
     _sources: dict[tuple[str, bool, bool], _Source] = field(default_factory=dict)
 

@@ -39,7 +39,7 @@ from tfos_nb.runtime.control.node_connection import connect
 from tfos_nb.runtime.control.placement import AskPlaces, ClaimNode, InferencePlaces, ReleaseNode
 from tfos_nb.runtime.control.processes import is_here
 from tfos_nb.runtime.control.wire import message
-from tfos_nb.runtime.feed.queues import check_queue
+from tfos_nb.runtime.feed.row_queues import check_queue
 from tfos_nb.runtime.inference.answers import PLAIN, listed
 from tfos_nb.runtime.inference.requests import RequestQueue, Stream, joined
 from tfos_nb.runtime.rows.batch_validation import sound

@@ -51,7 +51,7 @@ from tfos_nb.runtime.control.plan import Node, Role
 from tfos_nb.runtime.control.processes import Channel, answers, die_with_parent, name_this_process
 from tfos_nb.runtime.control.reports import Reporter
 from tfos_nb.runtime.feed import ledger
-from tfos_nb.runtime.feed.queues import DEFAULT_QUEUE, FeedQueues
+from tfos_nb.runtime.feed.row_queues import DEFAULT_QUEUE, RowQueues
 from tfos_nb.runtime.feed.transfer import FeedServer
 from tfos_nb.runtime.inference.data_feed import NodeRows
 from tfos_nb.runtime.inference.serving import RequestDesk
@@ -104,7 +104,7 @@ class TensorFlowProcess:
         settings: dict[str, Any] = job.settings
         limits = settings["buffer_bytes"], settings["spill_bytes"]
         queues = tuple(settings.get("queues", (DEFAULT_QUEUE,)))
-        self._passes = FeedQueues(job.node, spill_directory(), *limits, channel.send, names=queues)
+        self._queues = RowQueues(job.node, spill_directory(), *limits, channel.send, names=queues)
         self._requests = RequestDesk(job.node, queues, settings["buffer_bytes"])
         self._peers = Peers()
         self._directory = directory
@@ -117,10 +117,10 @@ class TensorFlowProcess:
         self._handlers: dict[type, Callable[[Any], object]] = {
             Start: self._start,
             Moved: self._peers.moved,
-            ledger.FeedBegins: self._passes.begin,
-            ledger.FeedSchema: self._passes.describe,
-            ledger.FeedEnds: self._passes.end,
-            ledger.MakeRoom: self._passes.make_room,
+            ledger.FeedBegins: self._queues.begin,
+            ledger.FeedSchema: self._queues.describe,
+            ledger.FeedEnds: self._queues.end,
+            ledger.MakeRoom: self._queues.make_room,
             ledger.NoMoreFeeds: self._hear_the_last,
             Stop: self._stop,
             Farewell: self._leave,
@@ -142,7 +142,7 @@ class TensorFlowProcess:
         self._reporter.flush()  # the farewell may come before the last report would have been sent
         self._say_feed()
         self._channel.send(outcome)
-        self._passes.stop()
+        self._queues.stop()
         self._requests.stop(getattr(outcome, "summary", ""))
         self._signals.farewell.wait()
 
@@ -169,7 +169,7 @@ class TensorFlowProcess:
     def _open_feed(self) -> FeedPlace | None:
         if not self._job.settings.get("fed"):
             return None
-        self._feed = FeedServer(self._passes, directory=self._directory, host=self._host, token=self._job.token)
+        self._feed = FeedServer(self._queues, directory=self._directory, host=self._host, token=self._job.token)
         self._feed.answer_with(self._requests.exchange)
         return self._feed.place
 
@@ -187,8 +187,8 @@ class TensorFlowProcess:
             cluster_name=self._job.cluster,
             model_dir=str(self._job.settings["model_dir"]),
             log_dir=self._log_dir,
-            passes=self._passes,
-            rows=NodeRows(self._job.node, bool(self._job.settings.get("fed")), self._passes, self._requests),
+            passes=self._queues.default,
+            rows=NodeRows(self._job.node, bool(self._job.settings.get("fed")), self._queues, self._requests),
             reporter=self._reporter,
             stopping=self._signals.stopping,
             failed=self._remember,
@@ -233,7 +233,7 @@ class TensorFlowProcess:
         from tfos_nb.runtime.program import setup
 
         memory, generation = LastState(places), self._signals.generation
-        setup.keep_fits(memory, self._passes, self._tell_held, generation=generation, workers=workers)
+        setup.keep_fits(memory, self._queues.default, self._tell_held, generation=generation, workers=workers)
 
     def _tell_held(self) -> None:
         if self._job.settings.get("restarts"):
@@ -279,7 +279,7 @@ class TensorFlowProcess:
                 self._feed.look(time.monotonic())
 
     def _say_feed(self) -> None:
-        self._reporter.send(replace(self._passes.status(), dropped=self._reporter.dropped))
+        self._reporter.send(replace(self._queues.status(), dropped=self._reporter.dropped))
 
     def _listen(self) -> None:
         try:
@@ -298,20 +298,20 @@ class TensorFlowProcess:
         self._signals.cluster_spec, self._signals.generation = message.cluster_spec, message.generation
         self._signals.workers, self._signals.held = message.workers, message.held
         if message.generation > 1:
-            self._passes.come_again()
-        self._passes.take_place(message.passes)
+            self._queues.default.come_again()
+        self._queues.default.take_place(message.passes)
         self._signals.start.set()
 
     def _stop(self, message: Stop) -> None:
         """Tell main; the process stays until the farewell, since a peer that saves may need its server."""
         self._signals.stopping.set()
-        self._passes.stop()
+        self._queues.stop()
         self._requests.stop()
         if not self._called:
             os._exit(0)  # main never will be
 
     def _hear_the_last(self, message: ledger.NoMoreFeeds) -> None:
-        self._passes.close()
+        self._queues.close()
         self._requests.close()
 
     def _leave(self, message: Farewell) -> None:

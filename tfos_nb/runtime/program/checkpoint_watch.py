@@ -17,7 +17,7 @@ from tfos_nb.errors import PlanError
 from tfos_nb.runtime.storage.remote import file_system
 
 if TYPE_CHECKING:
-    from tfos_nb.runtime.feed.passes import Passes
+    from tfos_nb.runtime.feed.row_queue import RowQueue
 
 __all__ = ["CheckpointWatch"]
 
@@ -50,7 +50,7 @@ class CheckpointWatch:
         Which files count.
     poll : float
         Seconds between two looks.
-    passes : Passes
+    passes : RowQueue
         Of the evaluator: it is closed when the training is over.
     stopping : threading.Event
         Set when the user wants the end.
@@ -59,7 +59,7 @@ class CheckpointWatch:
     directory: str
     pattern: str
     poll: float
-    passes: Passes
+    passes: RowQueue
     stopping: threading.Event
 
     def __post_init__(self) -> None:

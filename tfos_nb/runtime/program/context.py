@@ -13,8 +13,8 @@ from tfos_nb.runtime.control.plan import Node, Role
 from tfos_nb.runtime.control.reports import Reporter
 from tfos_nb.runtime.datasets.dataset import DatasetOptions, Names
 from tfos_nb.runtime.datasets.deferred_dataset import dataset_of
-from tfos_nb.runtime.feed.queues import DEFAULT_QUEUE
-from tfos_nb.runtime.feed.supply import Supply
+from tfos_nb.runtime.feed.row_queue import RowQueue
+from tfos_nb.runtime.feed.row_queues import DEFAULT_QUEUE
 from tfos_nb.runtime.inference.data_feed import NodeRows, RowFeeds
 from tfos_nb.runtime.keras.early_stop import watch_fit
 from tfos_nb.runtime.program.roles import Roles
@@ -72,7 +72,7 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
         cluster_name: str,
         model_dir: str,
         log_dir: str = "",
-        passes: Supply,
+        passes: RowQueue,
         rows: NodeRows | None = None,
         reporter: Reporter,
         stopping: threading.Event,

@@ -4,7 +4,7 @@
 
     chief                                              worker (ctx.serve())
       coordinator.schedule(step, iterator) ──gRPC──▶     iterator of a tf.data pipeline
-                                                           └─ PyFunc, by name ──▶ LocalFeed ──▶ Passes ◀── Spark
+                                                           └─ PyFunc, by name ──▶ LocalFeed ──▶ RowQueue ◀── Spark
 
 A dataset function of ``ClusterCoordinator.create_per_worker_dataset`` becomes a graph that runs on each worker, where
 no Python of the coordinator's can be called. But TensorFlow's PyFunc operation looks its function up by a token in the
@@ -32,9 +32,8 @@ from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.datasets.dataset import Blocks, DatasetOptions, Pairs, chosen_columns
 from tfos_nb.runtime.datasets.tuning import as_fed
 from tfos_nb.runtime.feed.ledger import FeedSchema
-from tfos_nb.runtime.feed.passes import Passes
+from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.feed.spill import Spill
-from tfos_nb.runtime.feed.supply import Supply
 from tfos_nb.runtime.rows.columns import Column
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class LocalFeed:
 
     Parameters
     ----------
-    passes : Supply
+    passes : RowQueue
         The worker's rows.
     task : int
         The worker's index.
@@ -84,7 +83,7 @@ class LocalFeed:
         Set when the user wants the end.
     """
 
-    def __init__(self, passes: Supply, task: int, stopping: threading.Event) -> None:
+    def __init__(self, passes: RowQueue, task: int, stopping: threading.Event) -> None:
         self._passes = passes
         self._task = task
         self._stopping = stopping
@@ -201,7 +200,7 @@ class _Entry:
 class _Repeated:
     """Passes without an end: all that Spark delivers as one, and then the last one's rows again and again."""
 
-    passes: Passes
+    passes: RowQueue
     stopping: threading.Event
 
     def next_pass(self) -> Iterator[pa.RecordBatch]:
@@ -210,7 +209,7 @@ class _Repeated:
         while (batches := self.passes.next_pass()) is not None:
             if kept is not None:
                 kept.close()
-            kept = Spill(self.passes._directory, self.passes._spill_bytes)
+            kept = self.passes.new_spill()
             for batch in batches:
                 kept.write(batch)
                 yield batch

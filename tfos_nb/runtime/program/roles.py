@@ -15,7 +15,7 @@ from tfos_nb.runtime.program.strategies import Member, mesh
 
 if TYPE_CHECKING:
     from tfos_nb.runtime.control.plan import Node
-    from tfos_nb.runtime.feed.supply import Supply
+    from tfos_nb.runtime.feed.row_queue import RowQueue
     from tfos_nb.runtime.program.coordinator_steps import CoordinatedDataset
 
 __all__ = ["Roles"]
@@ -28,7 +28,7 @@ class Roles:
     cluster_spec: dict[str, list[str]]
     gpus: tuple[str, ...]
     model_dir: str
-    _passes: Supply
+    _passes: RowQueue
     _serving: Callable[[], object]
     _coordinating: Callable[[], object] | None = None
     _coordinated: Callable[[Any], Callable[[int, int], object]] | None = None

@@ -12,9 +12,8 @@ from tfos_nb.runtime.datasets.deferred_dataset import dataset_of
 from tfos_nb.runtime.datasets.files import FileSource, share_of_files
 from tfos_nb.runtime.datasets.formats import reading
 from tfos_nb.runtime.datasets.record_files import WithValues
-from tfos_nb.runtime.feed.queues import DEFAULT_QUEUE
-from tfos_nb.runtime.feed.supply import Supply
-from tfos_nb.runtime.feed.validation_rows import Kept
+from tfos_nb.runtime.feed.row_queue import RowQueue, ValidationRows
+from tfos_nb.runtime.feed.row_queues import DEFAULT_QUEUE
 from tfos_nb.runtime.storage.paths import tf_path
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ logger = logging.getLogger(__name__)
 class Sources:
     """The part of :class:`tfos_nb.runtime.program.context.NodeContext` that gives rows."""
 
-    _passes: Supply
+    _passes: RowQueue
     _node_rows: NodeRows | None = None
     _failed: Callable[[FeedFailed], object]
     cluster_spec: dict[str, list[str]]
@@ -38,7 +37,7 @@ class Sources:
     task_index: int
     num_workers: int
 
-    def _queue(self, name: str) -> Supply:
+    def _queue(self, name: str) -> RowQueue:
         """Return the rows of a queue."""
         if self._node_rows is None:
             return self._passes
@@ -78,7 +77,7 @@ class Sources:
         --------
         >>> model.fit(ctx.dataset(64, x="a", y="b"), validation_data=ctx.validation(64, x="a", y="b"))  # doctest: +SKIP
         """
-        rows, asked = Kept(self._queue(queue)), DatasetOptions(batch_size, **options)
+        rows, asked = ValidationRows(self._queue(queue)), DatasetOptions(batch_size, **options)
         return dataset_of(rows, asked, self._failed, alone=self.num_workers == 1, waits=self._may_be_synchronous)
 
     def stop_feeding(self, queue: str = DEFAULT_QUEUE) -> None:

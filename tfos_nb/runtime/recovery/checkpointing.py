@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfos_nb.errors import TfosError
-from tfos_nb.runtime.feed.supply import Supply
+from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.storage.paths import is_local
 from tfos_nb.runtime.storage.remote import file_system, put_whole, rename_over, writing
 from tfos_nb.runtime.storage.shared_directory import mark_in
@@ -68,7 +68,7 @@ class Checkpointing:
     model_dir: str
     generation: int
     _run: str
-    _passes: Supply
+    _passes: RowQueue
     _saving: SavingFlag
     _uploads: Uploads
     _held: Callable[[], object]

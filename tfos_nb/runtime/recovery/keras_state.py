@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfos_nb.runtime.code.on_import import when_imported
-from tfos_nb.runtime.feed.supply import Supply
+from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.recovery.memory_state import LastState, State
 
 __all__ = ["keep_fits"]
@@ -28,14 +28,14 @@ __all__ = ["keep_fits"]
 _log = logging.getLogger(__name__)
 
 
-def keep_fits(memory: LastState, supply: Supply, held: Callable[[], object], *, generation: int, workers: int) -> None:
+def keep_fits(memory: LastState, queue: RowQueue, held: Callable[[], object], *, generation: int, workers: int) -> None:
     """Have the first ``fit`` of Keras 3 or tf_keras keep its state, and go on from the one that is there.
 
     Parameters
     ----------
     memory : LastState
         Where to keep it.
-    supply : Supply
+    queue : RowQueue
         The rows: it knows how many passes were made, and is told how many are in a state.
     held : callable
         Called after each epoch whose state is kept, here or by Keras' ``BackupAndRestore``.
@@ -44,7 +44,7 @@ def keep_fits(memory: LastState, supply: Supply, held: Callable[[], object], *, 
     workers : int
         How many nodes train.
     """
-    keeping = _Keeping(memory, supply, held, generation, workers)
+    keeping = _Keeping(memory, queue, held, generation, workers)
     for flavour in ("keras", "tf_keras"):
         when_imported(flavour, keeping.watch)
 
@@ -52,7 +52,7 @@ def keep_fits(memory: LastState, supply: Supply, held: Callable[[], object], *, 
 @dataclass
 class _Keeping:
     memory: LastState
-    supply: Supply
+    queue: RowQueue
     held: Callable[[], object]
     generation: int
     workers: int
@@ -128,7 +128,7 @@ class _KeepsState:
 
     def on_train_begin(self, logs: Any = None) -> None:
         keeping = self._keeping
-        if keeping.generation == 1 or keeping.supply.asked or not _build(self.model):
+        if keeping.generation == 1 or keeping.queue.asked or not _build(self.model):
             return
         strategy, variables = self.model.distribute_strategy, _variables(self.model)
         own = _fitting(keeping.memory.newest(), variables)
@@ -136,14 +136,14 @@ class _KeepsState:
         if agreed is not None:
             self.epoch, passes = agreed
             self.model._initial_epoch = self.epoch  # as Keras 3's BackupAndRestore does
-            keeping.supply.resume(passes)
+            keeping.queue.resume(passes)
             _log.info("fit goes on after epoch %d, from memory", self.epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         variables = self._variables = self._variables or _variables(self.model)
         arrays = [_parts(self.model.distribute_strategy, variable)[0].numpy() for variable in variables]
         try:
-            self._keeping.memory.put(epoch + 1, self._keeping.supply.passes_done, arrays)
+            self._keeping.memory.put(epoch + 1, self._keeping.queue.passes_done, arrays)
         except OSError as error:
             _log.warning("the state after epoch %d could not be kept in memory: %s", epoch + 1, error)
         else:

@@ -16,8 +16,9 @@ import pytest
 from tests.waiting import until
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control.reports import FeedStatus
+from tfos_nb.runtime.feed.feed_rows import Superseded
 from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema, MakeRoom, PassDone, Reached
-from tfos_nb.runtime.feed.passes import Passes, Superseded
+from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.feed.spill import Spill
 
 SECONDS = 20.0
@@ -32,18 +33,18 @@ def ids_of(batches: Any) -> list[int]:
 
 
 class Box:
-    """A Passes with its announcements, and threads that are not left behind."""
+    """A queue with its announcements, and threads that are not left behind."""
 
     def __init__(self, directory: Path, buffer_bytes: int = 1 << 20, spill_bytes: int = 1 << 20) -> None:
         self.told: list[PassDone] = []
-        self.passes = Passes("worker:0", str(directory), buffer_bytes, spill_bytes, self.told.append)
+        self.passes = RowQueue("worker:0", str(directory), buffer_bytes, spill_bytes, self.told.append)
         self.threads: list[threading.Thread] = []
 
     def begin(self, feed: int = 1, passes: int = 1) -> None:
         self.passes.begin(FeedBegins(feed, passes, passes > 1))
 
     def accept(self, partition: int, start: int, count: int, feed: int = 1) -> None:
-        self.passes.intake(feed).accept(partition, ((start, start + count),), batch_of(start, count))
+        self.passes.feed_rows(feed).accept(partition, ((start, start + count),), batch_of(start, count))
 
     def start(self, work: Callable[..., object], *args: Any) -> threading.Thread:
         thread = threading.Thread(target=work, args=args, daemon=True)
@@ -106,24 +107,24 @@ def test_rows_that_were_taken_before_or_come_from_an_earlier_attempt_are_refused
     """Who sends leaves out what the node has; an attempt that Spark has cancelled may send all the same."""
     box = make()
     box.begin()
-    intake = box.passes.intake(1)
+    feed = box.passes.feed_rows(1)
     box.accept(0, 0, 5)
     box.accept(0, 64, 2)  # a later piece: what lies between is another node's
     with pytest.raises(FeedFailed, match=r"rows \(\(3, 8\),\) of partition 0 came, and those before 66 had"):
         box.accept(0, 3, 5)
-    assert intake.open(0, 7).reached.row == 66
+    assert feed.open(0, 7).reached.row == 66
     for attempt in (0, 6):
         with pytest.raises(Superseded, match=f"attempt 7 at partition 0 sends its rows, and attempt {attempt} has"):
-            intake.accept(0, ((70, 72),), batch_of(70, 2), attempt=attempt)
+            feed.accept(0, ((70, 72),), batch_of(70, 2), attempt=attempt)
     with pytest.raises(Superseded, match="attempt 6 has to wait"):
-        intake.open(0, 6)
-    intake.leave(0, 6)
+        feed.open(0, 6)
+    feed.leave(0, 6)
     with pytest.raises(Superseded):
-        intake.open(0, 6)
-    intake.leave(0, 7)
-    assert intake.open(0, 6).attempt == 6, "the later one's stream has ended"
-    assert intake.open(0, 7).attempt == 7
-    intake.accept(0, ((70, 72),), batch_of(70, 2), attempt=7)
+        feed.open(0, 6)
+    feed.leave(0, 7)
+    assert feed.open(0, 6).attempt == 6, "the later one's stream has ended"
+    assert feed.open(0, 7).attempt == 7
+    feed.accept(0, ((70, 72),), batch_of(70, 2), attempt=7)
     box.end(9)
     assert box.next_ids() == [0, 1, 2, 3, 4, 64, 65, 70, 71]
 
@@ -143,11 +144,11 @@ def test_more_rows_wait_where_room_is_made_for_them(make: Callable[..., Box]) ->
 def test_several_pieces_come_in_one_batch(make: Callable[..., Box]) -> None:
     box = make()
     box.begin()
-    intake = box.passes.intake(1)
-    intake.accept(0, ((0, 2), (64, 67)), batch_of(0, 5), known=(5, 7))
-    assert intake.lane(0).reached == Reached(67, 5, 7)
-    intake.accept(0, ((67, 70), (128, 130)), batch_of(5, 5), known=(10, 8))
-    assert [intake.reached(rows)[0] for rows in (1, 2, 4, 6, 9)] == [{0: 1}, {0: 2}, {0: 66}, {0: 68}, {0: 129}]
+    feed = box.passes.feed_rows(1)
+    feed.accept(0, ((0, 2), (64, 67)), batch_of(0, 5), known=(5, 7))
+    assert feed.lane(0).reached == Reached(67, 5, 7)
+    feed.accept(0, ((67, 70), (128, 130)), batch_of(5, 5), known=(10, 8))
+    assert [feed.reached(count)[0] for count in (1, 2, 4, 6, 9)] == [{0: 1}, {0: 2}, {0: 66}, {0: 68}, {0: 129}]
     box.end(10)
     assert box.next_ids() == list(range(10))
 
@@ -159,8 +160,8 @@ def test_rows_that_are_not_those_that_were_announced_are_refused(
     box = make()
     box.begin()
     with pytest.raises(FeedFailed, match="there are no rows|were announced, and 5 came"):
-        box.passes.intake(1).accept(0, spans, batch_of(0, 5))
-    assert box.passes.intake(1).rows_in == 0
+        box.passes.feed_rows(1).accept(0, spans, batch_of(0, 5))
+    assert box.passes.feed_rows(1).rows_in == 0
 
 
 @pytest.mark.parametrize(("partition", "start"), [(0, -1), (0, -5), (-1, 0)])
@@ -188,11 +189,11 @@ def test_a_full_buffer_holds_the_sender_until_rows_are_taken(make: Callable[...,
     box.begin()
     box.accept(0, 0, 10)  # 80 bytes
     blocked = box.start(box.accept, 0, 10, 10)
-    intake = box.passes.intake(1)
-    assert until(lambda: intake.lane(0).lock.locked())
+    feed = box.passes.feed_rows(1)
+    assert until(lambda: feed.lane(0).lock.locked())
     blocked.join(0.2)
     assert blocked.is_alive()
-    assert (intake.rows_in, intake.queued_bytes) == (10, 80)
+    assert (feed.rows_in, feed.queued_bytes) == (10, 80)
     assert box.passes.status() == FeedStatus(10, 0, 80, hungry=False)
     blocks = box.passes.next_pass()
     assert blocks is not None
@@ -291,9 +292,9 @@ def test_a_share_of_another_size_than_announced_is_an_error(make: Callable[..., 
 
 
 def test_a_node_that_is_never_told_of_a_feed_says_so(make: Callable[..., Box], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfos_nb.runtime.feed.passes._ANNOUNCED_WITHIN", 0.05)
+    monkeypatch.setattr("tfos_nb.runtime.feed.row_queue._ANNOUNCED_WITHIN", 0.05)
     with pytest.raises(FeedFailed, match="worker:0 was not told of feed 7"):
-        make().passes.intake(7)
+        make().passes.feed_rows(7)
 
 
 def test_the_spill_has_no_name_while_it_is_used(make: Callable[..., Box], tmp_path: Path) -> None:
@@ -372,7 +373,7 @@ def test_a_spill_over_its_limit_gives_up_and_the_pass_goes_on(make: Callable[...
     box = make(spill_bytes=100)
     box.begin(passes=2)
     box.accept(0, 0, 10)
-    spill = box.passes.intake(1).spill
+    spill = box.passes.feed_rows(1).spill
     assert spill is not None
     assert spill.whole
     box.accept(0, 10, 10)

@@ -12,8 +12,7 @@ import pytest
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema, PassDone
-from tfos_nb.runtime.feed.supply import Supply
-from tfos_nb.runtime.feed.validation_rows import Kept
+from tfos_nb.runtime.feed.row_queue import RowQueue, ValidationRows
 
 SECONDS = 20.0
 
@@ -23,29 +22,29 @@ def block_of(start: int, count: int) -> pa.RecordBatch:
 
 
 class Node:
-    """A node's supply, filled as the driver and the tasks do it."""
+    """A node's queue, filled as the driver and the tasks do it."""
 
     def __init__(self, directory: Path) -> None:
         self.told: list[PassDone] = []
-        self.supply = Supply("worker:0", str(directory), 1 << 20, 1 << 20, self.told.append)
+        self.queue = RowQueue("worker:0", str(directory), 1 << 20, 1 << 20, self.told.append)
 
     def begin(self, feed: int, passes: int = 1, spill: bool = False, **place: Any) -> None:
-        self.supply.begin(FeedBegins(feed, passes, spill, **place))
+        self.queue.begin(FeedBegins(feed, passes, spill, **place))
 
     def rows(self, feed: int, start: int, count: int) -> None:
         block = block_of(start, count)
-        self.supply.describe(FeedSchema(feed, block.schema.serialize().to_pybytes(), {}))
-        intake = self.supply.intake(feed)
-        intake.accept(0, ((intake.rows_in, intake.rows_in + count),), block)
+        self.queue.describe(FeedSchema(feed, block.schema.serialize().to_pybytes(), {}))
+        rows = self.queue.feed_rows(feed)
+        rows.accept(0, ((rows.rows_in, rows.rows_in + count),), block)
 
     def feed(self, feed: int, start: int, count: int, replays: int = 0, **place: Any) -> None:
         self.begin(feed, 1 + replays, bool(replays) or place.get("validates", False), **place)
         if count:
             self.rows(feed, start, count)
-        self.supply.end(FeedEnds(feed, count, replays))
+        self.queue.end(FeedEnds(feed, count, replays))
 
     def take(self, source: Any = None) -> list[int]:
-        blocks = (source or self.supply).next_pass()
+        blocks = (source or self.queue).next_pass()
         return [number for block in blocks or () for number in block.column(0).to_pylist()]
 
 
@@ -53,20 +52,24 @@ class Node:
 def node(tmp_path: Path) -> Iterator[Node]:
     node = Node(tmp_path)
     yield node
-    node.supply.stop()
+    node.queue.stop()
 
 
 def test_validation_rows_are_no_pass_and_come_as_often_as_asked(node: Node) -> None:
     node.feed(1, 100, 5, validates=True, call=1)
     node.feed(2, 0, 3, validation=1, call=1)
-    kept = Kept(node.supply)
-    assert kept.schema() is not None
-    assert [node.take(kept), node.take(), node.take(kept)] == [list(range(100, 105)), [0, 1, 2], list(range(100, 105))]
+    validation = ValidationRows(node.queue)
+    assert validation.schema() is not None
+    assert [node.take(validation), node.take(), node.take(validation)] == [
+        list(range(100, 105)),
+        [0, 1, 2],
+        list(range(100, 105)),
+    ]
     assert [done.feed for done in node.told] == [2]
 
 
 def test_validation_rows_are_those_of_the_call_that_is_trained_on(node: Node) -> None:
-    kept = Kept(node.supply)
+    validation = ValidationRows(node.queue)
     node.feed(1, 100, 2, validates=True, call=1)
     node.feed(2, 0, 1, validation=1, call=1)
     node.feed(3, 200, 2, validates=True, call=2)
@@ -74,36 +77,36 @@ def test_validation_rows_are_those_of_the_call_that_is_trained_on(node: Node) ->
     seen = []
     for _ in range(2):
         node.take()
-        seen.append(node.take(kept))
+        seen.append(node.take(validation))
     assert seen == [[100, 101], [200, 201]]
 
 
 def test_without_validation_rows_the_error_says_how_to_give_some(node: Node) -> None:
     node.feed(1, 0, 1, call=1)
     with pytest.raises(FeedFailed, match=r"cluster\.train\(df, validation=df2\)"):
-        Kept(node.supply).schema()
+        ValidationRows(node.queue).schema()
 
 
 def test_a_node_that_validates_is_not_taken_for_one_that_stands_still(node: Node) -> None:
     node.feed(1, 100, 5, validates=True, call=1)
     node.feed(2, 0, 3, validation=1, call=1)
-    before = node.supply.status().hungry
-    rows = Kept(node.supply).next_pass()
+    before = node.queue.status().hungry
+    rows = ValidationRows(node.queue).next_pass()
     assert rows is not None
     next(rows)
-    assert (before, node.supply.status().hungry) == (False, True)
+    assert (before, node.queue.status().hungry) == (False, True)
     list(rows)
-    assert not node.supply.status().hungry
+    assert not node.queue.status().hungry
 
 
 def test_enough_drops_what_waits_and_what_still_comes_of_the_call(node: Node) -> None:
     node.feed(1, 0, 4, replays=2, call=1)
     assert node.take() == [0, 1, 2, 3]
-    node.supply.enough()
+    node.queue.enough()
     node.begin(2, call=1)
     assert [(done.feed, done.enough) for done in node.told] == [(1, False), (1, True), (2, True)]
     node.rows(2, 0, 9)
-    node.supply.end(FeedEnds(2, 9, 0))
+    node.queue.end(FeedEnds(2, 9, 0))
     node.feed(3, 7, 2, call=2)
     assert node.take() == [7, 8]
 
@@ -112,7 +115,7 @@ def test_enough_of_a_pass_leaves_the_next_call_its_rows(node: Node) -> None:
     node.feed(1, 0, 4, call=1)
     node.take()
     node.feed(2, 7, 2, replays=1, call=2)
-    node.supply.enough_of_pass()
+    node.queue.enough_of_pass()
     assert [(done.feed, done.enough) for done in node.told] == [(1, False), (1, True)]
     assert [node.take(), node.take()] == [[7, 8], [7, 8]]
 
@@ -123,52 +126,52 @@ def test_enough_lets_a_dataset_go_that_waits_for_rows(node: Node) -> None:
     taken: list[int] = []
     thread = threading.Thread(target=lambda: taken.extend(node.take()))
     thread.start()
-    with node.supply._changed:
-        assert node.supply._changed.wait_for(lambda: node.supply.begun and not node.supply._intakes[1]._queue, SECONDS)
-    node.supply.enough()
+    with node.queue._changed:
+        assert node.queue._changed.wait_for(lambda: node.queue.begun and not node.queue._rows[1]._queue, SECONDS)
+    node.queue.enough()
     thread.join(SECONDS)
     assert not thread.is_alive()
     assert taken == [0, 1, 2]
 
 
 def test_enough_without_a_feed_is_nothing(node: Node) -> None:
-    node.supply.enough()
+    node.queue.enough()
     node.feed(1, 0, 2, call=1)
     assert node.take() == [0, 1]
-    node.supply.enough()
-    node.supply.enough()
+    node.queue.enough()
+    node.queue.enough()
     assert [done.enough for done in node.told] == [False, True]
 
 
 def test_a_batch_is_done_when_the_next_one_is_asked_for(node: Node) -> None:
     node.feed(1, 0, 2, call=1, batch=7)
     node.feed(2, 2, 2, call=1, batch=8)
-    assert node.supply.next_batch(-1) == 7
-    assert (node.take(), node.supply.batch, node.told) == ([0, 1], 7, [])
-    assert node.supply.next_batch(-1) == 8
+    assert node.queue.next_batch(-1) == 7
+    assert (node.take(), node.queue.batch, node.told) == ([0, 1], 7, [])
+    assert node.queue.next_batch(-1) == 8
     assert [done.feed for done in node.told] == [1]
     assert node.take() == [2, 3]
-    node.supply.enough()
+    node.queue.enough()
     assert [(done.feed, done.enough) for done in node.told] == [(1, False), (2, False), (2, True)]
 
 
 def test_a_batch_that_is_cut_is_not_done(node: Node) -> None:
     node.begin(1, call=1, batch=0)
     node.rows(1, 0, 2)
-    assert node.supply.next_batch(-1) == 0
-    rows = node.supply.next_pass()
+    assert node.queue.next_batch(-1) == 0
+    rows = node.queue.next_pass()
     assert rows is not None
     next(rows)
-    node.supply.enough()
+    node.queue.enough()
     assert list(rows) == []
-    assert node.supply.next_batch(-1) is None
+    assert node.queue.next_batch(-1) is None
     assert [done.enough for done in node.told] == [True]
 
 
 def test_batches_that_the_state_has_are_left_out(node: Node) -> None:
     for batch in range(3):
         node.feed(batch + 1, 10 * batch, 2, call=1, batch=batch, consecutive=True)
-    assert node.supply.next_batch(1) == 2
+    assert node.queue.next_batch(1) == 2
     assert [done.feed for done in node.told] == [1, 2]
     assert node.take() == [20, 21]
 
@@ -180,9 +183,9 @@ def test_a_gap_between_the_state_and_the_stream_is_refused(
     node.feed(1, 0, 2, call=1, batch=5, consecutive=consecutive)
     if refused:
         with pytest.raises(FeedFailed, match="holds the stream's batches to 3, but its checkpoint goes on with 5"):
-            node.supply.next_batch(after)
+            node.queue.next_batch(after)
     else:
-        assert node.supply.next_batch(after) == 5
+        assert node.queue.next_batch(after) == 5
 
 
 def test_an_empty_batch_is_given_out_once_it_is_known_what_rows_are_like(node: Node) -> None:
@@ -190,33 +193,33 @@ def test_an_empty_batch_is_given_out_once_it_is_known_what_rows_are_like(node: N
     assert [done.feed for done in node.told] == [1]  # nobody could make a dataset of it yet
     node.feed(2, 5, 1, call=1, batch=1)
     node.feed(3, 0, 0, call=1, batch=2)
-    assert node.supply.next_batch(-1) == 1
+    assert node.queue.next_batch(-1) == 1
     assert node.take() == [5]
-    assert node.supply.next_batch(-1) == 2
+    assert node.queue.next_batch(-1) == 2
     assert node.take() == []
 
 
 def test_rows_of_no_stream_have_no_batches(node: Node) -> None:
     node.feed(1, 0, 2, call=1)
     with pytest.raises(FeedFailed, match="these rows come from none"):
-        node.supply.next_batch(-1)
-    assert node.supply.batch is None
+        node.queue.next_batch(-1)
+    assert node.queue.batch is None
 
 
 def test_the_books_of_an_endless_stream_do_not_grow(node: Node) -> None:
     for batch in range(60):
         node.feed(batch + 1, batch, 2, call=1, batch=batch, consecutive=True)
-        assert node.supply.next_batch(-1) == batch
+        assert node.queue.next_batch(-1) == batch
         assert node.take() == [batch, batch + 1]
-    assert len(node.supply._intakes) < 20
-    assert node.supply.status().rows_in == node.supply.status().rows_out == 120
+    assert len(node.queue._rows) < 20
+    assert node.queue.status().rows_in == node.queue.status().rows_out == 120
 
 
 def test_where_rows_are_repeated_a_pass_is_made_when_its_rows_are_there(node: Node) -> None:
     """Whoever is ahead waits for more rows, and the one behind it for a step: neither may hold up the driver."""
     node.feed(1, 0, 10, validates=True)
     node.feed(2, 0, 5, replays=1)
-    node.supply.repeat()
+    node.queue.repeat()
     node.feed(3, 5, 7)
-    node.supply.repeat()
+    node.queue.repeat()
     assert node.told == [PassDone("worker:0", 2, 2, 5), PassDone("worker:0", 3, 1, 7)]

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control.reports import FeedStatus
+from tfos_nb.runtime.feed.feed_rows import FeedRows
 from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema, MakeRoom
-from tfos_nb.runtime.feed.passes import Intake
-from tfos_nb.runtime.feed.supply import Supply
+from tfos_nb.runtime.feed.row_queue import RowQueue, Told
 
-__all__ = ["DEFAULT_QUEUE", "FeedQueues", "check_queue"]
+__all__ = ["DEFAULT_QUEUE", "RowQueues", "check_queue"]
 
 DEFAULT_QUEUE = "input"
 _ANNOUNCED_WITHIN = 60.0
@@ -36,15 +35,15 @@ def check_queue(name: str, known: Sequence[str]) -> str:
     return name
 
 
-class FeedQueues(Supply):
-    """The rows of all queues of a node; by itself it is those of ``"input"``.
+class RowQueues:
+    """The rows of all queues of a node.
 
     Parameters
     ----------
     node, directory, buffer_bytes, spill_bytes, tell
-        As :class:`Supply` takes them; the limits are those of each queue.
+        As :class:`RowQueue` takes them; the limits are those of each queue.
     names : sequence of str
-        The queues.
+        The queues. ``"input"`` is there in any case.
     """
 
     def __init__(
@@ -53,28 +52,33 @@ class FeedQueues(Supply):
         directory: str,
         buffer_bytes: int,
         spill_bytes: int,
-        tell: Callable[[Any], object],
+        tell: Callable[[Told], object],
         *,
         names: Sequence[str] = (DEFAULT_QUEUE,),
     ) -> None:
-        super().__init__(node, directory, buffer_bytes, spill_bytes, tell)
         self.names = tuple(names)
-        self._told = threading.Condition()
-        self._others = {
-            name: Supply(node, directory, buffer_bytes, spill_bytes, tell) for name in names if name != DEFAULT_QUEUE
+        self.buffer_bytes = buffer_bytes
+        self._queues = {
+            name: RowQueue(node, directory, buffer_bytes, spill_bytes, tell) for name in {DEFAULT_QUEUE, *names}
         }
-        self._terminated: set[Supply] = set()
-        self._by_feed: dict[int, Supply] = {}
+        self._told = threading.Condition()
+        self._terminated: set[RowQueue] = set()
+        self._by_feed: dict[int, RowQueue] = {}
 
-    def of(self, name: str) -> Supply:
+    @property
+    def default(self) -> RowQueue:
+        """The rows that ``train`` feeds where it names no queue."""
+        return self._queues[DEFAULT_QUEUE]
+
+    def of(self, name: str) -> RowQueue:
         """Return the rows of a queue."""
         check_queue(name, self.names)
-        return self._others.get(name, self)
+        return self._queues[name]
 
     def begin(self, begins: FeedBegins) -> None:
         """Prepare for a feed that the driver announced."""
-        queue = self._others.get(begins.queue, self)
-        Supply.begin(queue, begins)
+        queue = self._queues.get(begins.queue, self.default)
+        queue.begin(begins)
         with self._told:
             self._by_feed[begins.feed] = queue
             self._told.notify_all()
@@ -84,26 +88,27 @@ class FeedQueues(Supply):
 
     def describe(self, schema: FeedSchema) -> None:
         """Learn what the rows of a feed look like."""
-        Supply.describe(self._by_feed.get(schema.feed, self), schema)
+        self._queue_of(schema.feed).describe(schema)
 
     def end(self, ends: FeedEnds) -> None:
         """Learn that the share of a feed is complete."""
-        Supply.end(self._by_feed.get(ends.feed, self), ends)
+        self._queue_of(ends.feed).end(ends)
 
     def make_room(self, message: MakeRoom) -> None:
         """Take in more of a feed than was agreed."""
-        Supply.make_room(self._by_feed.get(message.feed, self), message)
+        self._queue_of(message.feed).make_room(message)
+
+    def _queue_of(self, feed: int) -> RowQueue:
+        return self._by_feed.get(feed, self.default)
 
     def close(self) -> None:
         """Learn that no feed comes any more, to any queue."""
-        super().close()
-        for queue in self._others.values():
+        for queue in self._queues.values():
             queue.close()
 
     def stop(self) -> None:
         """Give out nothing more from any queue, and let every sender go."""
-        super().stop()
-        for queue in self._others.values():
+        for queue in self._queues.values():
             queue.stop()
 
     def terminate(self, name: str) -> None:
@@ -113,16 +118,16 @@ class FeedQueues(Supply):
             self._terminated.add(queue)
         queue.enough()
 
-    def intake(self, feed: int) -> Intake:
-        """Return a feed's intake, waiting for the driver's word of it."""
+    def feed_rows(self, feed: int) -> FeedRows:
+        """Return the rows of a feed, waiting for the driver's word of it."""
         with self._told:
             self._told.wait_for(lambda: feed in self._by_feed, _ANNOUNCED_WITHIN)
-            queue = self._by_feed.get(feed, self)
-        return Supply.intake(queue, feed)
+            queue = self._queue_of(feed)
+        return queue.feed_rows(feed)
 
     def status(self) -> FeedStatus:
         """Return what a heartbeat says of all queues together."""
-        found = [super().status(), *(queue.status() for queue in self._others.values())]
+        found = [queue.status() for queue in self._queues.values()]
         return FeedStatus(
             sum(one.rows_in for one in found),
             sum(one.rows_out for one in found),
