@@ -27,8 +27,8 @@ from benchmarks.fleet_nodes import Fleet
 from benchmarks.panel import count_messages
 from tfos_nb.cluster import Cluster
 from tfos_nb.driver.cluster_desk import ClusterDesk
-from tfos_nb.driver.cluster_lifecycle import Life
-from tfos_nb.driver.outcome import Fate
+from tfos_nb.driver.cluster_lifecycle import ClusterLifecycle
+from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.driver.settings import Settings
 from tfos_nb.runtime.control.door import Door, Link
 from tfos_nb.runtime.control.lifecycle import Stop
@@ -89,12 +89,12 @@ class Driver(Cluster):
         self._master, self._log_dir, self._tunnel = "simulated", "", ""
         self._settings = settings = Settings(rendezvous_timeout=_PATIENCE, heartbeat_timeout=heartbeat_timeout)
         self.desk = self._desk = _Watched(plan, heartbeat_timeout)
-        self.fate = self._fate = Fate(self.plan.name, self.desk)
-        self._life = Life(self.plan.name, self.desk, self.fate, _NoSpark(), settings)
+        self.outcome = self._outcome = ClusterOutcome(self.plan.name, self.desk)
+        self._lifecycle = ClusterLifecycle(self.plan.name, self.desk, self.outcome, _NoSpark(), settings)
         self.door = Door(self.desk, host="127.0.0.1", bind="127.0.0.1")
         self.address = self.door.open()
-        self._life.begin()
-        self._life.run(self.door, self.address)
+        self._lifecycle.begin()
+        self._lifecycle.run(self.door, self.address)
 
     def until(self, reached: Callable[[], Any], what: str, timeout: float = _PATIENCE) -> None:
         """Wait for a change that the desk tells of."""
@@ -104,7 +104,7 @@ class Driver(Cluster):
 
     def ask_to_stop(self, grace: float) -> None:
         """Ask for the end, and do not wait for it."""
-        self.fate.ask_to_stop(Stop("stopped by the user", grace))
+        self.outcome.ask_to_stop(Stop("stopped by the user", grace))
 
 
 @dataclass
@@ -240,7 +240,7 @@ def _stop(driver: Driver, fleet: Fleet) -> dict[str, Any]:
     began = time.time()
     driver.ask_to_stop(30.0)
     stopped = fleet.hear("stopped", _PATIENCE)
-    driver.fate.over.wait(_PATIENCE)
+    driver.outcome.over.wait(_PATIENCE)
     return {"stop": max(one["at"] for one in stopped) - began, "over": time.time() - began}
 
 

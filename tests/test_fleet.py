@@ -64,7 +64,7 @@ def test_a_hundred_nodes_come_and_a_polite_stop_reaches_all_of_them() -> None:
     with gathered(NODES) as (driver, fleet):
         driver.ask_to_stop(SECONDS)
         fleet.hear("stopped", SECONDS)
-        assert driver.fate.over.wait(SECONDS)
+        assert driver.outcome.over.wait(SECONDS)
         assert {node.status for node in driver.snapshot().nodes} == {NodeStatus.DONE}
 
 
@@ -72,9 +72,9 @@ def test_of_a_hundred_nodes_the_one_that_is_lost_is_named_and_the_others_hear_st
     with gathered(NODES) as (driver, fleet):
         fleet.order("lose", name="worker:42")
         fleet.hear("stopped", SECONDS)
-        assert driver.fate.over.wait(SECONDS)
-        assert isinstance(driver.fate.error, NodeFailed)
-        assert "worker:42" in str(driver.fate.error)
+        assert driver.outcome.over.wait(SECONDS)
+        assert isinstance(driver.outcome.error, NodeFailed)
+        assert "worker:42" in str(driver.outcome.error)
         states = {node.node: node.status for node in driver.snapshot().nodes}
         assert states.pop("worker:42") is NodeStatus.LOST
         assert set(states.values()) == {NodeStatus.STOPPED}

@@ -147,7 +147,7 @@ def test_an_interrupt_of_launch_leaves_no_cluster_that_nobody_holds(
     interrupted_after(Cluster, "start", monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         launch(until_it_should_stop, spark=spark, workers=2, name="nobodys", wait_until_up=wait_until_up)
-    assert [one.plan.name for one in active_clusters.living()] == []
+    assert [one.plan.name for one in active_clusters.active_clusters()] == []
     assert slots_busy(spark) == ()
 
 

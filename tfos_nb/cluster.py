@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from tfos_nb.cluster_inference import answered, check_queue
 from tfos_nb.driver.cluster_desk import ClusterDesk, ClusterEvent
-from tfos_nb.driver.cluster_lifecycle import Life
+from tfos_nb.driver.cluster_lifecycle import ClusterLifecycle
 from tfos_nb.driver.evaluator import EvaluatorDesk
 from tfos_nb.driver.feeding.streaming import StreamTraining, is_stream, refuse_stream
 from tfos_nb.driver.feeding.training import Training
-from tfos_nb.driver.feeding.training_calls import Deliveries
+from tfos_nb.driver.feeding.training_calls import TrainingCalls
 from tfos_nb.driver.launching import NodeTasks, check_door_variables, check_keras, open_door, survey
 from tfos_nb.driver.node_jobs import NodeJobs
-from tfos_nb.driver.outcome import Fate
+from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.driver.prewarm import settle, warm_token
 from tfos_nb.driver.settings import Settings, check_seconds, checked_env, deadline_after
 from tfos_nb.errors import ClusterClosed, PlanError
@@ -39,7 +39,7 @@ from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.control.processes import private_directory, remove_directory
 from tfos_nb.runtime.control.reports import History
 from tfos_nb.runtime.inference.serving import InferTask
-from tfos_nb.spark.session import SparkJobs, spark_session, usable_session
+from tfos_nb.spark.session import SparkJobs, session_and_format
 from tfos_nb.state import active_clusters
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine
 
@@ -196,13 +196,14 @@ def launch(
     ).for_plan(plan)
     payload = pack(main, args, sources)
     check_door_variables()
-    session = spark_session(len(plan.spark_nodes) + 2) if spark is None else usable_session(spark)
+    session, await_format = session_and_format(spark, len(plan.spark_nodes) + 2)
     cluster = Cluster(plan, settings, payload, session)
     try:
         with interruptible():
             cluster.start()
             if wait_until_up:
                 cluster.wait_until_up()
+            await_format()
     except BaseException:  # an interrupt too, which may come at the block's end: the caller has no cluster yet to stop
         cluster.close()
         raise
@@ -231,11 +232,11 @@ class Cluster:
         self.id = uuid.uuid4().hex[:12]
         self._desk = ClusterDesk(plan, settings.restarts, settings.heartbeat_timeout)
         self._jobs = SparkJobs(spark, f"tfos_nb-{self.id}")
-        self._fate = Fate(plan.name, self._desk)
-        self._life = Life(plan.name, self._desk, self._fate, self._jobs, settings)
+        self._outcome = ClusterOutcome(plan.name, self._desk)
+        self._lifecycle = ClusterLifecycle(plan.name, self._desk, self._outcome, self._jobs, settings)
         self._model_dir, self._log_dir = settings.model_dir_for(plan.name), settings.log_dir_for(plan.name)
         self._tunnel = ""
-        self._deliveries = Deliveries(self._fate, self._desk)
+        self._training_calls = TrainingCalls(self._outcome, self._desk)
 
     # --- what the user calls ---
 
@@ -249,28 +250,28 @@ class Cluster:
         door, address = open_door(self._spark, EvaluatorDesk.before(self._desk, self._settings.grace))
         try:
             self._address = replace(address, patience=self._settings.heartbeat_timeout)
-            self._life.begin()
+            self._lifecycle.begin()
             tasks = NodeTasks(self.plan, self._settings, self._address, hold, self._payload, claim, self.id, token)
             self._payload = b""
             if self._log_dir:
                 self._open_tunnel(door)
             description = f"tfos_nb cluster {self.plan.name}"
             self._nodes = nodes = NodeJobs(
-                self._spark, self._jobs, launching, tasks, description, self._desk, self._fate.wake
+                self._spark, self._jobs, launching, tasks, description, self._desk, self._outcome.wake
             )
             nodes.submit()
-            self._fate.jobs = lambda: nodes.running
-            self._life.at_rendezvous(nodes.submit_again)
-            self._life.at_lone_node(nodes.submit_again)
-            self._life.at_rendezvous(self._deliveries.rewind)
+            self._outcome.jobs = lambda: nodes.running
+            self._lifecycle.at_rendezvous(nodes.submit_again)
+            self._lifecycle.at_lone_node(nodes.submit_again)
+            self._lifecycle.at_rendezvous(self._training_calls.rewind)
         except BaseException:
-            self._life.never_began(door)
+            self._lifecycle.never_began(door)
             raise
         active_clusters.begin(self)
-        self._life.at_end(self._deliveries.forget)
-        self._life.at_end(nodes.forget)
-        self._life.at_end(partial(active_clusters.end, self))
-        self._life.run(door, self._address)
+        self._lifecycle.at_end(self._training_calls.forget)
+        self._lifecycle.at_end(nodes.forget)
+        self._lifecycle.at_end(partial(active_clusters.end, self))
+        self._lifecycle.run(door, self._address)
 
     def _open_tunnel(self, door: Door) -> None:
         directory = private_directory("tunnel")
@@ -279,23 +280,23 @@ class Cluster:
         self._tunnel = path
         remove = partial(remove_directory, directory)
         atexit.register(remove)  # a program that is interrupted may not wait for the cluster's end
-        self._life.at_end(remove)
-        self._life.at_end(partial(atexit.unregister, remove))
+        self._lifecycle.at_end(remove)
+        self._lifecycle.at_end(partial(atexit.unregister, remove))
 
     def wait_until_up(self) -> None:
         """Wait until ``main`` has been called on every node; raise what went wrong instead."""
         while True:
             rendezvous = self._desk.rendezvous
             with self._changed:
-                self._changed.wait_for(lambda: self._fate.over.is_set() or self._desk.all_up or self._desk.failures)
-            if not self._desk.failures and self._fate.error is None:
+                self._changed.wait_for(lambda: self._outcome.over.is_set() or self._desk.all_up or self._desk.failures)
+            if not self._desk.failures and self._outcome.error is None:
                 return
-            if not self._fate.await_decision(rendezvous):
-                self._fate.raise_outcome()
+            if not self._outcome.await_decision(rendezvous):
+                self._outcome.raise_outcome()
 
     def announce_train(self) -> None:
         """Say that another thread is about to call :meth:`train`: a :meth:`wait` that comes before waits for that."""
-        self._deliveries.announce()
+        self._training_calls.announce()
 
     def train(
         self,
@@ -352,11 +353,11 @@ class Cluster:
         refuse_stream(validation, "validation")
         self._refuse_if_over("train")
         try:
-            with interruptible(), self._deliveries.lock:
-                self._deliveries.begin()
+            with interruptible(), self._training_calls.lock:
+                self._training_calls.begin()
                 self.wait_until_up()
                 timeout = self._settings.feed_timeout if feed_timeout is None else feed_timeout
-                training = Training(self._fate, self._desk, self._jobs, timeout, self._address, qname)
+                training = Training(self._outcome, self._desk, self._jobs, timeout, self._address, qname)
                 self._feed_or_stop(training, data, epochs, spill, validation)
         except KeyboardInterrupt:  # it may come at the block's end
             self._interrupted()
@@ -374,7 +375,7 @@ class Cluster:
 
     def _interrupted(self) -> None:
         """Stop, once: a part of the rows is no pass, and could not be taken back."""
-        if self._fate.stop is None and not self._life.status.ended:
+        if self._outcome.stop is None and not self._lifecycle.status.ended:
             logger.warning("train() was interrupted: %s", self.request_stop())
 
     def _feed(self, training: Training, data: Any, epochs: int, spill: bool, validation: Any) -> None:
@@ -383,7 +384,7 @@ class Cluster:
                 raise PlanError("restarts= does not go with a stream yet: launch without, and let Spark's retry it")
             StreamTraining(training).run(data, epochs, validation, self._interrupted)
         else:
-            self._deliveries.train(training.call(data, epochs, spill, validation))
+            self._training_calls.train(training.call(data, epochs, spill, validation))
             training.tell_if_unread()
 
     def inference(
@@ -503,21 +504,21 @@ class Cluster:
         """
         with interruptible():
             self._wait(timeout)
-        if self._fate.error is not None:
-            raise self._fate.error
+        if self._outcome.error is not None:
+            raise self._outcome.error
 
     def _wait(self, timeout: float | None) -> None:
         deadline = deadline_after(timeout)
-        lock = self._deliveries.lock
-        begun = self._deliveries.await_announced(timeout)
+        lock = self._training_calls.lock
+        begun = self._training_calls.await_announced(timeout)
         if not begun or not lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
             raise TimeoutError(f"cluster {self.plan.name} is still being fed after {timeout:g} s")
         try:
-            self._deliveries.close("wait() has told the nodes that no more rows come")
+            self._training_calls.close("wait() has told the nodes that no more rows come")
         finally:
             lock.release()
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        if not self._fate.over.wait(left):
+        if not self._outcome.over.wait(left):
             raise TimeoutError(f"cluster {self.plan.name} still runs after {timeout:g} s")
 
     def result(self) -> Any:
@@ -536,8 +537,8 @@ class Cluster:
         ``ctx.should_stop``.
         """
         with interruptible():
-            self._fate.ask_to_stop(Stop("stopped by the user", self._settings.grace if grace is None else grace))
-            self._life.join()
+            self._outcome.ask_to_stop(Stop("stopped by the user", self._settings.grace if grace is None else grace))
+            self._lifecycle.join()
 
     def request_stop(self) -> str:
         """Ask for the end and return at once, from any thread; say what happens now.
@@ -545,13 +546,13 @@ class Cluster:
         The first time politely: training ends at its next step, ``main`` goes on to its end, and a ``ctx.save`` under
         way is finished. A second time at once.
         """
-        if self._life.status.ended or self._fate.over.is_set():
+        if self._lifecycle.status.ended or self._outcome.over.is_set():
             return f"{self.plan.name} has ended already"
-        if self._fate.stop is None:
+        if self._outcome.stop is None:
             grace = self._settings.grace
-            self._fate.ask_to_stop(Stop("stopped by the user", grace))
+            self._outcome.ask_to_stop(Stop("stopped by the user", grace))
             return f"stopping {self.plan.name}: its nodes have {grace:g} s to end; ask again to end them at once"
-        self._fate.ask_to_stop(Stop("stopped by the user", 0.0))
+        self._outcome.ask_to_stop(Stop("stopped by the user", 0.0))
         return f"ending {self.plan.name} at once"
 
     def close(self) -> None:
@@ -587,20 +588,20 @@ class Cluster:
     def state(self) -> ClusterStatus:
         """Where the cluster is in its life."""
         with self._changed:
-            status = self._life.status
+            status = self._lifecycle.status
             if status not in (ClusterStatus.STARTING, ClusterStatus.RECOVERING):
                 return status
             # Whether others fail for the same cause is awaited before anything is done.
-            if any(one.lost for one in self._desk.failures) and self._fate.may_go_on:
+            if any(one.lost for one in self._desk.failures) and self._outcome.may_go_on:
                 return ClusterStatus.RECOVERING
             return ClusterStatus.RUNNING if self._desk.all_up else status
 
     def _cause(self, status: ClusterStatus) -> str:
         """Say what ended the cluster, or what it recovers from."""
-        if self._fate.error is not None or status is not ClusterStatus.RECOVERING:
-            return str(self._fate.error or "")
+        if self._outcome.error is not None or status is not ClusterStatus.RECOVERING:
+            return str(self._outcome.error or "")
         lost = [failure.error for failure in self._desk.failures if failure.lost]
-        return str(lost[0]) if lost else self._life.cause
+        return str(lost[0]) if lost else self._lifecycle.cause
 
     @property
     def history(self) -> History:
@@ -647,7 +648,7 @@ class Cluster:
     @property
     def tensorboard_socket(self) -> str:
         """The unix socket that leads to TensorBoard on the chief's executor; empty if there is none, or none now."""
-        return self._tunnel if self._tunnel and not self._life.status.ended else ""
+        return self._tunnel if self._tunnel and not self._lifecycle.status.ended else ""
 
     def snapshot(self) -> ClusterState:
         """Return how the cluster looks now."""
@@ -660,7 +661,7 @@ class Cluster:
                 status=status,
                 nodes=self._desk.snapshot(),
                 feed=feed.progress if feed is not None else None,
-                elapsed=self._life.elapsed,
+                elapsed=self._lifecycle.elapsed,
                 error=self._cause(status),
                 spark_master=self._master,
                 log=tuple(self._desk.log_tail(_LOG_SHOWN)),
@@ -679,12 +680,12 @@ class Cluster:
         return self._desk.changed
 
     def _refuse_if_over(self, call: str) -> None:
-        if self._fate.error is not None:
-            raise self._fate.error
-        if self._desk.failures and not self._fate.await_decision(self._desk.rendezvous):
-            self._fate.raise_outcome()
-        if self._desk.feeds.closed and not self._life.status.ended and self._fate.stop is None:
+        if self._outcome.error is not None:
+            raise self._outcome.error
+        if self._desk.failures and not self._outcome.await_decision(self._desk.rendezvous):
+            self._outcome.raise_outcome()
+        if self._desk.feeds.closed and not self._lifecycle.status.ended and self._outcome.stop is None:
             raise ClusterClosed(f"cluster {self.plan.name}: {self._desk.feeds.closed}; launch it anew to {call} again")
-        if self._life.status.ended or self._fate.failing:
+        if self._lifecycle.status.ended or self._outcome.failing:
             state = self.state.value
             raise ClusterClosed(f"cluster {self.plan.name} is {state}: {call} needs a running one; launch it anew")

@@ -21,7 +21,7 @@ from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Link
 from tfos_nb.runtime.control.plan import check_count
 from tfos_nb.runtime.control.processes import python_path
-from tfos_nb.runtime.node.single_program import SUMMARY_SCHEMA, SoloEnded, SoloTask
+from tfos_nb.runtime.node.single_program import SUMMARY_SCHEMA, SingleProgramEnded, SingleProgramTask
 from tfos_nb.spark.session import (
     SparkJobs,
     check_dynamic_allocation,
@@ -30,9 +30,8 @@ from tfos_nb.spark.session import (
     gives_gpus,
     resource_profile,
     run_to_the_end,
+    session_and_format,
     slots_total,
-    spark_session,
-    usable_session,
 )
 
 if TYPE_CHECKING:
@@ -48,12 +47,12 @@ class _Desk:
 
     def __init__(self, count: int) -> None:
         self.changed = threading.Condition()
-        self.ended: dict[int, SoloEnded] = {}
+        self.ended: dict[int, SingleProgramEnded] = {}
         self.count = count
 
     def asked(self, message: Any) -> None:
         """Take a task's word; that of the first attempt counts."""
-        if isinstance(message, SoloEnded):
+        if isinstance(message, SingleProgramEnded):
             if not 0 <= message.index < self.count:
                 raise ValueError(f"there is no program {message.index}")
             with self.changed:
@@ -66,7 +65,7 @@ class _Desk:
             self.changed.notify_all()
 
     @property
-    def failure(self) -> SoloEnded | None:
+    def failure(self) -> SingleProgramEnded | None:
         """The first program that failed."""
         return next((ended for ended in self.ended.values() if ended.result is None), None)
 
@@ -106,8 +105,8 @@ def run(
     Parameters
     ----------
     main : callable
-        The program: takes ``args`` and a :class:`tfos_nb.runtime.node.single_program.SoloContext`. It travels by value;
-        its result is data.
+        The program: takes ``args`` and a :class:`tfos_nb.runtime.node.single_program.SingleProgramContext`. It travels
+        by value; its result is data.
     args : object, optional
         Handed to ``main``.
     nodes : int
@@ -153,7 +152,7 @@ def run(
     variables = checked_env(env)
     payload = pack(main, args, sources)
     check_door_variables()
-    session = spark_session(nodes) if spark is None else usable_session(spark)
+    session, _ = session_and_format(spark, nodes)
     settle(session)
     check_local_python(session)
     claim = gpus if gpus > 0 and not gives_gpus(session) else 0
@@ -171,7 +170,7 @@ def run(
     try:
         path = python_path()
         token = warm_token(session) if warm else ""
-        task = SoloTask(nodes, address, barrier, variables, path, payload, claim, token, Settings.warm_idle)
+        task = SingleProgramTask(nodes, address, barrier, variables, path, payload, claim, token, Settings.warm_idle)
         extra: dict[str, Any] = {"profile": profile} if profile is not None else {}
         frame = session.range(0, nodes, 1, nodes).mapInArrow(task, SUMMARY_SCHEMA, barrier=barrier, **extra)
         with interruptible():
@@ -197,7 +196,7 @@ def _results(desk: _Desk, jobs: SparkJobs, frame: Any, name: str) -> list[Any]:
     return [wire.decode(desk.ended[index].result or b"") for index in range(desk.count)]
 
 
-def _error_of(failure: SoloEnded) -> NodeFailed:
+def _error_of(failure: SingleProgramEnded) -> NodeFailed:
     return NodeFailed(
         failure.summary,
         node=f"program {failure.index}",

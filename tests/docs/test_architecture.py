@@ -189,7 +189,7 @@ def test_a_module_that_is_not_there_is_found(text: str, fault: str) -> None:
         ("driver.roster", "driver.feed_desk", False),
         ("magics.cluster", "cluster", True),  # within a function
         ("cluster_inference", "runtime.inference.serving", True),
-        ("runtime.program.roles", "runtime.program.coordinator_steps", True),  # for type checking too
+        ("runtime.program.tensorflow_cluster", "runtime.program.coordinator_steps", True),  # for type checking too
         ("runtime.feed.transfer", "runtime.control.wire", True),  # from runtime.control import wire
     ],
 )
@@ -198,7 +198,7 @@ def test_an_import_is_found_wherever_it_stands_and_one_that_is_gone_is_not(one: 
 
 
 @pytest.mark.parametrize(
-    "name", ["Rooster", "Roster.heard()", "Fate.sealed", "feed_jobs()", "ctx.datasets()", "HANDED_ON"]
+    "name", ["Rooster", "Roster.heard()", "ClusterOutcome.sealed", "feed_jobs()", "ctx.datasets()", "HANDED_ON"]
 )
 def test_a_name_that_is_not_there_is_found(name: str) -> None:
     assert missing_names(f"`{name}`") == [name]

@@ -13,10 +13,10 @@ from tfos_nb.runtime.control.lifecycle import (
     Following,
     Moved,
     Refused,
-    Regather,
     Reservation,
     Serving,
     Start,
+    StartAgain,
     StateHeld,
     Stop,
 )
@@ -75,13 +75,13 @@ def test_a_lost_worker_alone_is_asked_for_anew_and_its_coordinator_is_told_where
     come_again(coordinated, "worker:1", 5000)
     coordinated.say(Serving("worker:1"))
 
-    told = heard(coordinated, "worker:1", (Regather, Start))  # type: ignore[arg-type]
-    assert [type(message) for message in told] == [Start, Regather, Start]
+    told = heard(coordinated, "worker:1", (StartAgain, Start))  # type: ignore[arg-type]
+    assert [type(message) for message in told] == [Start, StartAgain, Start]
     assert told[-1].cluster_spec["worker"] == ["10.0.0.1:1001", "10.0.0.9:5000"]
     assert (told[-1].generation, told[-1].passes) == (1, 3)
     assert heard(coordinated, "chief:0", Moved) == [Moved("worker:1", "10.0.0.9:5000")]
     for node in ("worker:0", "ps:0"):
-        assert heard(coordinated, node, (Regather, Moved)) == []  # type: ignore[arg-type]
+        assert heard(coordinated, node, (StartAgain, Moved)) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("node", ["ps:0", "chief:0"])
@@ -340,7 +340,7 @@ def test_new_workers_are_started_in_their_order_and_taken_in_when_the_coordinato
     assert (coordinated.desk.generation, coordinated.desk.rendezvous) == (1, 2)
     assert coordinated.desk.changing == ""
     for node in NODES[1:]:
-        assert heard(coordinated, node, (Regather, Moved)) == []  # type: ignore[arg-type]
+        assert heard(coordinated, node, (StartAgain, Moved)) == []  # type: ignore[arg-type]
 
 
 def test_a_new_worker_that_is_lost_before_it_is_taken_in_comes_again(coordinated: Cluster) -> None:
@@ -360,7 +360,7 @@ def test_new_workers_that_wait_for_the_coordinator_are_gathered_with_all_when_it
     coordinated.reserve("worker:2", port=7002)
     coordinated.say(ended("chief:0", None, "SIGKILL"))
     assert coordinated.desk.come_again("it was killed")
-    assert [one.generation for one in heard(coordinated, "worker:2", Regather)] == [2]
+    assert [one.generation for one in heard(coordinated, "worker:2", StartAgain)] == [2]
     assert set(coordinated.desk.missing) == {*NODES, "worker:2"}
     assert coordinated.desk.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
 
@@ -390,7 +390,7 @@ def test_a_worker_that_the_plan_has_no_more_goes_when_a_state_has_been_saved(mak
     assert cluster.desk.changing == "worker:1 not wanted any more"
     cluster.desk.come_with(cluster.desk.changing)
     assert [one.grace for one in heard(cluster, "worker:1", Stop)] == [0.0]
-    assert heard(cluster, "worker:1", Regather) == []
+    assert heard(cluster, "worker:1", StartAgain) == []
     assert cluster.desk.missing == ("worker:0",)
     cluster.streams["worker:1"].end()
     cluster.until(lambda: cluster.state("worker:1").status.ended)

@@ -30,7 +30,7 @@ from tfos_nb.runtime.control.placement import QUESTIONS, AskPlaces
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER, FeedStatus, Heartbeat, StepReport
 from tfos_nb.runtime.feed import ledger
-from tfos_nb.runtime.node.single_program import SoloEnded
+from tfos_nb.runtime.node.single_program import SingleProgramEnded
 from tfos_nb.runtime.node.spark_task import HoldsSlot, NodeThere, NodeWanted, SupervisorEnded
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, NodeStatus
 from tfos_nb.widgets.html import render_html
@@ -305,15 +305,15 @@ def test_a_task_that_asks_whatever_it_may_not_is_refused_and_the_next_is_answere
 
 
 @examples(40)
-@given(words=st.lists(messages(SoloEnded) | asked, max_size=4))
+@given(words=st.lists(messages(SingleProgramEnded) | asked, max_size=4))
 def test_programs_on_their_own_are_ended_by_no_word_of_another(site: Site, words: list[Any]) -> None:
     """The driver's part in ``parallel``: numbers of programs that there are none of are refused, and not counted."""
     site.door._desk = desk = _Desk(2)
     for word in words:
         assert site.ask(wire.encode(word)) is not grpc.StatusCode.DEADLINE_EXCEEDED
     assert desk.ended.keys() <= {0, 1}
-    site.client.ask(SoloEnded(0, b"first"), SECONDS)
-    site.client.ask(SoloEnded(0, b"second"), SECONDS)
+    site.client.ask(SingleProgramEnded(0, b"first"), SECONDS)
+    site.client.ask(SingleProgramEnded(0, b"second"), SECONDS)
     assert desk.ended[0].result == next(
-        (word.result for word in words if isinstance(word, SoloEnded) and word.index == 0), b"first"
+        (word.result for word in words if isinstance(word, SingleProgramEnded) and word.index == 0), b"first"
     )

@@ -16,7 +16,7 @@ from tests.events import write_a_number
 from tests.jupyter_server import TOKEN, JupyterServer, a_server
 from tests.waiting import until
 from tfos_nb.errors import PlanError, TfosError
-from tfos_nb.jupyter.access_links import Guests
+from tfos_nb.jupyter.access_links import AccessLinks
 from tfos_nb.jupyter.endpoint import Endpoint
 from tfos_nb.widgets.tensorboard import LogDirectory
 
@@ -140,14 +140,14 @@ def test_what_is_no_range_is_refused(endpoint: Endpoint, monkeypatch: pytest.Mon
 
 
 def test_a_code_is_of_one_cluster() -> None:
-    guests = Guests()
+    guests = AccessLinks()
     code = guests.invite("one")
     assert guests.enter("another", code) is None
     assert guests.enter("one", code) is None, "and whoever tried it elsewhere has used it up"
 
 
 def test_a_pass_is_of_one_cluster() -> None:
-    guests = Guests()
+    guests = AccessLinks()
     admitted = guests.enter("one", guests.invite("one"))
     assert admitted is not None
     assert guests.knows("one", admitted)

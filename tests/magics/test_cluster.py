@@ -8,8 +8,8 @@ import pytest
 import tfos_nb.magics
 from tests.magics.conftest import DEADLINE, interrupt_when
 from tfos_nb.errors import NodeFailed, PlanError
+from tfos_nb.magics.cell_work import StoppedByUser
 from tfos_nb.magics.cluster import TfosMagics
-from tfos_nb.magics.course import StoppedByUser
 from tfos_nb.state.cluster_state import ClusterStatus
 
 MAIN = "def main(args, ctx):\n    return args\n"

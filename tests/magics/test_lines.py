@@ -9,7 +9,7 @@ from tests.magics.conftest import DEADLINE, Rows, interrupt_when
 from tests.magics.test_cluster import MAIN, end_of
 from tfos_nb.errors import PlanError
 from tfos_nb.inference.column_matching import LINE, feeds_of, fields_added
-from tfos_nb.magics.course import StoppedByUser
+from tfos_nb.magics.cell_work import StoppedByUser
 from tfos_nb.magics.lines import _overlap
 from tfos_nb.runtime.models.model import Tensor
 from tfos_nb.state.cluster_state import ClusterStatus

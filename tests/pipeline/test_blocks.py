@@ -20,7 +20,7 @@ from tests.conftest import SCRIPT_SECONDS
 from tests.pipeline.conftest import close, column
 from tfos_nb import map_batches, reduce_batches
 from tfos_nb.errors import FeedFailed, PlanError
-from tfos_nb.runtime.code.custom_objects import Baggage, pack
+from tfos_nb.runtime.code.custom_objects import ModelCode, pack
 from tfos_nb.runtime.models.blocks import Function
 from tfos_nb.runtime.models.keras_model import keras_model
 from tfos_nb.runtime.models.model import WHOLE, Signature, Tensor
@@ -106,7 +106,7 @@ def column_given(fn: Any, wanted: tuple[None, ...], kind: str = "string", **how:
     """Return the column that a function of three texts gives, as an executor makes it."""
     given = Tensor("y", kind, wanted)
     source = Function(
-        "fn()", pack(Baggage(function=fn)), Signature((Tensor("t", "string", ()),), (given,)), False, **how
+        "fn()", pack(ModelCode(function=fn)), Signature((Tensor("t", "string", ()),), (given,)), False, **how
     )
     (output,) = source.reader("")().apply([TEXTS])
     found: list[Any] = column_of(output, given, len(TEXTS)).to_pylist()
@@ -248,7 +248,7 @@ def test_results_that_do_not_fit_the_schema_are_told_of(rows):
 def applied(fn: Any, kind: str, **how: Any) -> Any:
     """Apply a function as an executor does, to the numbers 1.0 and 2.5."""
     signature = Signature((Tensor("x", "float32", ()),), (Tensor("y", kind, ()),))
-    source = Function("fn()", pack(Baggage(function=fn)), signature, False, **how)
+    source = Function("fn()", pack(ModelCode(function=fn)), signature, False, **how)
     (given,) = source.reader("")().apply([np.array([1, 2.5], np.float32)])
     return given.tolist()
 

@@ -26,7 +26,7 @@ from tfos_nb.errors import NodeFailed, PlanError
 from tfos_nb.pipeline import fitting
 from tfos_nb.pipeline.history import History
 from tfos_nb.pipeline.selection import filled, without_nulls
-from tfos_nb.runtime.models.classifier_outputs import Head, Task
+from tfos_nb.runtime.models.classifier_outputs import ClassifierOutput, Task
 from tfos_nb.runtime.models.model import ModelUnusable, Tensor
 
 
@@ -296,24 +296,24 @@ def test_the_heads_agree_with_their_definitions() -> None:
     logits = np.array([[1.0, 2.0, -800.0], [700.0, 0.0, 0.0]])
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     softmax = powers / powers.sum(axis=1, keepdims=True)
-    raw, probability, best = Head(Task.CLASSES, logits=True).columns(logits)
+    raw, probability, best = ClassifierOutput(Task.CLASSES, logits=True).columns(logits)
     assert np.array_equal(raw, logits)
     assert np.allclose(probability, softmax)
     assert best.tolist() == [1.0, 0.0]
-    raw, probability, best = Head(Task.CLASSES).columns(np.array([[0.2, 0.8], [1.0, 0.0]]))
+    raw, probability, best = ClassifierOutput(Task.CLASSES).columns(np.array([[0.2, 0.8], [1.0, 0.0]]))
     assert np.isfinite(raw).all()
     assert np.allclose(np.exp(raw), probability)
     yes = np.array([[0.0], [0.25], [1.0]])
-    raw, probability, best = Head(Task.BINARY).columns(yes)
+    raw, probability, best = ClassifierOutput(Task.BINARY).columns(yes)
     assert np.isfinite(raw).all()
     assert probability.tolist() == [[1.0, 0.0], [0.75, 0.25], [0.0, 1.0]]
     assert best.tolist() == [0.0, 0.0, 1.0]
     assert np.allclose(raw[1], [np.log(3), -np.log(3)])
-    (values,) = Head(Task.VALUES).columns(yes)
+    (values,) = ClassifierOutput(Task.VALUES).columns(yes)
     assert values.tolist() == [0.0, 0.25, 1.0]
     with pytest.raises(ModelUnusable, match="a number for each of several classes"):
-        Head(Task.CLASSES).signature(Tensor("y", "float32", (4, 4)))
-    assert pickle.loads(pickle.dumps(Head(Task.BINARY))) == Head(Task.BINARY)
+        ClassifierOutput(Task.CLASSES).signature(Tensor("y", "float32", (4, 4)))
+    assert pickle.loads(pickle.dumps(ClassifierOutput(Task.BINARY))) == ClassifierOutput(Task.BINARY)
 
 
 def test_a_session_of_another_kind_is_refused(spark: SparkSession) -> None:

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.pipeline.conftest import close, column
 from tfos_nb import KerasEstimator, KerasModel, TFModel, predict
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.models.classifier_outputs import Head, Task
+from tfos_nb.runtime.models.classifier_outputs import ClassifierOutput, Task
 from tfos_nb.runtime.models.keras_model import keras_model
 from tfos_nb.runtime.models.keras_outputs import Outputs
 from tfos_nb.runtime.models.model import ModelUnusable, Use
@@ -126,7 +126,7 @@ def test_an_output_without_a_loss_needs_no_label() -> None:
     assert outputs.labels({"price": "paid"}, losses) == [None, "paid"]
     labels = outputs.packed_labels([None, "paid"], {"paid": tf.constant([1.0, 2.0])}, 2)
     assert {name: value.numpy().tolist() for name, value in labels.items()} == {"kind": [0, 0], "price": [1, 2]}
-    assert outputs.heads({"price": "mse"}, None) == (Head(Task.VALUES), Head(Task.VALUES))
+    assert outputs.heads({"price": "mse"}, None) == (ClassifierOutput(Task.VALUES), ClassifierOutput(Task.VALUES))
 
 
 def test_a_model_that_does_not_say_what_it_gives_is_refused(sold: DataFrame) -> None:

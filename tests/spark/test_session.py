@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.conftest import RunScript
 from tests.versions import profiles
 from tfos_nb.errors import PlanError
-from tfos_nb.spark.pending_slots import Promised, promise, still_promised
+from tfos_nb.spark.pending_slots import PendingSlots, expect, still_pending
 from tfos_nb.spark.session import (
     Busy,
     SparkJobs,
@@ -401,16 +401,16 @@ def test_what_no_session_can_be_started_with_is_named(spark: SparkSession, wish:
 
 def test_nodes_that_spark_was_asked_for_hold_their_slots_before_they_run(spark: SparkSession) -> None:
     asked = {"missing": 3, "over": False}
-    promise(Promised("cluster a", 3, 1, 0, lambda: asked["missing"], lambda: 0, lambda: bool(asked["over"])))
+    expect(PendingSlots("cluster a", 3, 1, 0, lambda: asked["missing"], lambda: 0, lambda: bool(asked["over"])))
     with pytest.raises(PlanError, match=r"3 tasks of 'cluster a, about to start'.*stop what runs, or ask for 1 node,"):
         check_slots(spark, 2, feeding=False)
     running = (Busy("cluster a", 2, 2, 0), Busy("other", 2, 2, 0))
-    assert [busy.tasks for busy in still_promised(running)] == [1]
+    assert [busy.tasks for busy in still_pending(running)] == [1]
     asked["missing"] = 1  # two have come, and their two tasks still run
-    assert [busy.tasks for busy in still_promised(running)] == [1]
+    assert [busy.tasks for busy in still_pending(running)] == [1]
     asked["missing"] = 0
     assert check_slots(spark, 4, feeding=False).free == 4
-    promise(Promised("cluster b", 3, 2, 0, lambda: 3, lambda: 0, lambda: bool(asked["over"])))
-    assert still_promised(())[0].cpus == 6
+    expect(PendingSlots("cluster b", 3, 2, 0, lambda: 3, lambda: 0, lambda: bool(asked["over"])))
+    assert still_pending(())[0].cpus == 6
     asked["over"] = True
-    assert still_promised(()) == ()
+    assert still_pending(()) == ()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER, StepReport
-from tfos_nb.state.progress_estimate import Pace
+from tfos_nb.state.progress_estimate import ProgressEstimate
 
 
 @dataclass
@@ -46,9 +46,9 @@ class Run:
         yield StepReport(self.epochs, self.epochs, self.steps, self.steps, time=now, phase=OVER)
 
 
-def reckoned(run: Run, pace: Pace | None = None) -> list[tuple[float, float, float | None]]:
+def reckoned(run: Run, pace: ProgressEstimate | None = None) -> list[tuple[float, float, float | None]]:
     """Where the run was, in epochs, what was truly left, and what was reckoned, at each report but the last."""
-    pace = Pace() if pace is None else pace
+    pace = ProgressEstimate() if pace is None else pace
     reports = list(run.reports())
     found = []
     for report in reports[:-1]:
@@ -91,7 +91,7 @@ def test_it_is_never_negative_and_nothing_is_left_at_the_end(run: Run) -> None:
 
 
 def test_nothing_is_said_before_it_is_known() -> None:
-    pace = Pace()
+    pace = ProgressEstimate()
     assert pace.seconds_left is None
     pace.take(StepReport(1, 3, 1, 100, time=10.0))
     assert pace.seconds_left is None
@@ -114,14 +114,14 @@ def test_nothing_is_said_before_it_is_known() -> None:
     ids=repr,
 )
 def test_a_program_that_does_not_say_how_far_it_goes_has_no_end_in_sight(report: StepReport) -> None:
-    pace = Pace()
+    pace = ProgressEstimate()
     for _ in range(3):
         pace.take(report)
     assert pace.seconds_left is None
 
 
 def test_it_follows_a_pace_that_changes() -> None:
-    pace = Pace()
+    pace = ProgressEstimate()
     for second in range(100):
         pace.take(StepReport(1, 2, 10 * second, 10_000, time=float(second)))
     assert pace.seconds_left == pytest.approx(1900, rel=0.01)
@@ -132,7 +132,7 @@ def test_it_follows_a_pace_that_changes() -> None:
 
 @pytest.mark.parametrize("again", [Run(start=5000.0), Run(epochs=9, start=5000.0), Run(start=100.0)], ids=repr)
 def test_a_training_that_begins_anew_is_reckoned_anew(again: Run) -> None:
-    pace = Pace()
+    pace = ProgressEstimate()
     for report in list(Run(step_seconds=2.0).reports())[:250]:
         pace.take(report)
     for position, truth, left in reckoned(again, pace):
@@ -141,7 +141,7 @@ def test_a_training_that_begins_anew_is_reckoned_anew(again: Run) -> None:
 
 
 def test_an_epoch_that_is_longer_than_the_last_does_not_lead_astray() -> None:
-    pace = Pace()
+    pace = ProgressEstimate()
     for report in list(Run(epochs=3, steps=50).reports())[:-1]:
         if report.epoch == 1:
             pace.take(report)
@@ -153,7 +153,7 @@ def test_an_epoch_that_is_longer_than_the_last_does_not_lead_astray() -> None:
 
 def test_the_first_validation_of_all_is_reckoned_by_how_far_it_is() -> None:
     for steps, left in ((40, 30.0), (None, None)):
-        pace = Pace()
+        pace = ProgressEstimate()
         for step in range(1, 101):
             pace.take(StepReport(1, 1, step, 100, time=step / 10, phase=FIT))
         pace.take(StepReport(1, 1, 0, steps, time=10.0, phase=EVALUATE))
@@ -162,7 +162,7 @@ def test_the_first_validation_of_all_is_reckoned_by_how_far_it_is() -> None:
 
 
 def test_an_evaluation_of_the_users_own_amid_an_epoch_does_not_count_as_slow_training() -> None:
-    pace = Pace()
+    pace = ProgressEstimate()
     for step in range(1, 51):
         pace.take(StepReport(1, 1, step, 100, time=step / 10, phase=FIT))
     pace.take(StepReport(None, None, 1, None, time=5.5, phase=EVALUATE))

@@ -41,8 +41,7 @@ class NodeManager:
             return _Results(self.native)
         if name == "error":
             return _Errors()
-        rows = self.native._rows()
-        return _Rows(self.native, name) if name in rows.queues.names else None
+        return _Rows(self.native, name) if name in self.native.queue_names else None
 
 
 class _Rows:

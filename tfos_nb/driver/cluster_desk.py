@@ -22,7 +22,6 @@ from tfos_nb.driver.membership import (
     Arrived,
     Beat,
     Begin,
-    BeginAnew,
     ComeAgain,
     ComeWith,
     DescribeRows,
@@ -31,10 +30,11 @@ from tfos_nb.driver.membership import (
     EndStream,
     Failure,
     FedAgain,
-    FeedsBeginAnew,
     FeedsGoOn,
+    FeedsStartAgain,
     FellSilent,
     FollowHistory,
+    ForgetProcess,
     Forgiven,
     GivenUp,
     GoOnWithout,
@@ -132,12 +132,12 @@ class ClusterDesk:
             Tell: lambda command: self.send(command.message, command.nodes),
             Begin: self._begin,
             EndStream: self._end_stream,
-            BeginAnew: self._begin_anew,
+            ForgetProcess: self._begin_anew,
             WriteLog: lambda command: self._log.add(command.node, command.lines),
             Note: lambda command: logger.info("%s", command.text),
             DescribeRows: lambda command: self.feeds.describe_again(command.nodes),
             FeedsGoOn: lambda command: self.feeds.go_on(command.rendezvous),
-            FeedsBeginAnew: lambda command: self.feeds.come_again(command.rendezvous),
+            FeedsStartAgain: lambda command: self.feeds.come_again(command.rendezvous),
             ShareRows: lambda command: self.feeds.feed(command.nodes),
             FollowHistory: self._follow_history,
         }
@@ -317,7 +317,7 @@ class ClusterDesk:
             self._streams.pop(link, None)
             link.end()
 
-    def _begin_anew(self, command: BeginAnew) -> None:
+    def _begin_anew(self, command: ForgetProcess) -> None:
         self._figures[command.node].begin_anew()
         self._results.pop(command.node, None)
 

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tfos_nb.driver.cluster_desk import ClusterDesk
-from tfos_nb.driver.outcome import Fate
+from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.driver.settings import Settings
 from tfos_nb.errors import ClusterClosed, TfosError
 from tfos_nb.runtime.control.door import Door, DoorAddress
 from tfos_nb.runtime.control.lifecycle import Farewell, Stop
 from tfos_nb.state.cluster_state import WITHOUT, ClusterStatus
 
-__all__ = ["Life", "close_when_quiet"]
+__all__ = ["ClusterLifecycle", "close_when_quiet"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +40,14 @@ class Jobs(Protocol):
         """Wait until no task holds a slot, ``timeout`` seconds at the most."""
 
 
-class Life:
+class ClusterLifecycle:
     """A cluster's life, from the opened door to the closed one.
 
     Parameters
     ----------
     name : str
         The cluster's.
-    desk, fate, jobs, settings
+    desk, outcome, jobs, settings
         What it watches, where it writes down how it ends, what it frees, and how long it waits.
 
     Attributes
@@ -58,13 +58,13 @@ class Life:
         Why the nodes started again the last time; empty if they have not.
     """
 
-    def __init__(self, name: str, desk: ClusterDesk, fate: Fate, jobs: Jobs, settings: Settings) -> None:
+    def __init__(self, name: str, desk: ClusterDesk, outcome: ClusterOutcome, jobs: Jobs, settings: Settings) -> None:
         self.status = ClusterStatus.PLANNED
         self.cause = ""
         self._name = name
         self._desk = desk
         self._changed = desk.changed
-        self._fate = fate
+        self._outcome = outcome
         self._jobs = jobs
         self._settings = settings
         self._started_at: float | None = None
@@ -115,7 +115,7 @@ class Life:
     def join(self) -> None:
         """Wait for the end, from any other thread."""
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
-            self._fate.over.wait()
+            self._outcome.over.wait()
             self._thread.join()
 
     def _live(self) -> None:
@@ -137,9 +137,9 @@ class Life:
                 continue
             with self._changed:
                 unchanged = not self._desk.has_late_news
-                if error is None and (unchanged or self._fate.failing or self._desk.all_returned):
+                if error is None and (unchanged or self._outcome.failing or self._desk.all_returned):
                     return None
-                if error is not None and not self._fate.may_go_on:
+                if error is not None and not self._outcome.may_go_on:
                     return error
                 what = self._go_on(error)
             logger.warning("cluster %s %s", self._name, what)
@@ -149,7 +149,7 @@ class Life:
     def _bring_back(self) -> bool:
         """Have Spark asked for absent nodes that nobody else would bring; whether there are some."""
         alone = self._desk.take_alone()
-        if not alone or self._fate.failing or self._desk.all_returned:
+        if not alone or self._outcome.failing or self._desk.all_returned:
             return False
         logger.info("cluster %s asks Spark for %s anew", self._name, ", ".join(alone))
         for action in self._at_lone_node:
@@ -174,17 +174,17 @@ class Life:
         timeout = self._settings.rendezvous_timeout
         if self._settings.min_workers and self._desk.rendezvous > 1:
             self._shrink(self._settings.min_workers, timeout)
-        if not self._fate.wait_for(lambda: self._desk.all_reserved, timeout):
-            return self._fate.rendezvous_timeout(timeout, self._address)
+        if not self._outcome.wait_for(lambda: self._desk.all_reserved, timeout):
+            return self._outcome.rendezvous_timeout(timeout, self._address)
         desk = self._desk
-        self._fate.wait_for(lambda: desk.all_returned or desk.has_news, None)
-        return self._fate.first_failure()
+        self._outcome.wait_for(lambda: desk.all_returned or desk.has_news, None)
+        return self._outcome.first_failure()
 
     def _shrink(self, least: int, timeout: float) -> None:
         """Go on without nodes that do not come again soon, as soon as the others are enough."""
-        self._fate.wait_for(lambda: not self._desk.some_are_coming, _PATIENCE)
-        enough = self._fate.wait_for(lambda: self._desk.are_enough(least), timeout)
-        if enough and not self._fate.failing and self._fate.lost_job is None:
+        self._outcome.wait_for(lambda: not self._desk.some_are_coming, _PATIENCE)
+        enough = self._outcome.wait_for(lambda: self._desk.are_enough(least), timeout)
+        if enough and not self._outcome.failing and self._outcome.lost_job is None:
             without = ", ".join(self._desk.go_on_without_missing())
             if without:
                 first, *rest = self.cause.splitlines()
@@ -195,7 +195,7 @@ class Life:
         with self._changed:
             self.status = ClusterStatus.STOPPING
             self._changed.notify_all()
-        grace, stop = 0.0, self._fate.stop
+        grace, stop = 0.0, self._outcome.stop
         if not self._desk.all_reserved:
             self._jobs.cancel_all()  # tasks that wait for a slot would become nodes of nothing
         if error is not None:
@@ -210,7 +210,7 @@ class Life:
             # A node's task ends after its supervisor: only then are the process gone and the slot free.
             patience = _LEAVING * (3 if self._desk.all_gone else 2)
             self._desk.give_up_all()  # one that is stopped hears nothing: its task ends it, when it next asks
-            self._changed.wait_for(lambda: all(job.done.is_set() for job in self._fate.jobs()), patience)
+            self._changed.wait_for(lambda: all(job.done.is_set() for job in self._outcome.jobs()), patience)
         self._jobs.cancel_all()
         self._jobs.wait_for_slots(_LEAVING)
         self._close_door(error)
@@ -232,12 +232,12 @@ class Life:
         deadline = time.monotonic() + stop.grace
         self._desk.dismiss(stop)
         with self._changed:
-            self._changed.wait_for(lambda: self._desk.all_through or self._fate.at_once, stop.grace)
+            self._changed.wait_for(lambda: self._desk.all_through or self._outcome.at_once, stop.grace)
             # However long it takes to write a model, half of one is worth nothing; the user can still end it at once.
             if self._desk.saving:
-                self._changed.wait_for(lambda: not self._desk.saving or self._fate.at_once)
-                self._changed.wait_for(lambda: self._desk.all_through or self._fate.at_once, _AFTER_SAVING)
-        if not self._fate.at_once:
+                self._changed.wait_for(lambda: not self._desk.saving or self._outcome.at_once)
+                self._changed.wait_for(lambda: self._desk.all_through or self._outcome.at_once, _AFTER_SAVING)
+        if not self._outcome.at_once:
             self._desk.send(Farewell())
         return max(0.0, deadline - time.monotonic())
 
@@ -245,13 +245,13 @@ class Life:
         self._desk.mark_stopped()
         stopped = error is None and self._stopped
         with self._changed:
-            self._fate.error = error
+            self._outcome.error = error
             self._ended_at = time.monotonic()
             if stopped and not self._desk.all_returned:
-                self._fate.error = ClusterClosed(f"cluster {self._name} was stopped before its nodes were done")
+                self._outcome.error = ClusterClosed(f"cluster {self._name} was stopped before its nodes were done")
             failed = ClusterStatus.FAILED if error is not None else ClusterStatus.DONE
             self.status = ClusterStatus.STOPPED if stopped else failed
-            self._fate.over.set()
+            self._outcome.over.set()
             self._changed.notify_all()
 
 

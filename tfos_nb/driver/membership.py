@@ -32,10 +32,10 @@ from tfos_nb.runtime.control.lifecycle import (
     NodeEnded,
     NodeUp,
     Refused,
-    Regather,
     Reservation,
     Saving,
     Serving,
+    StartAgain,
     StateHeld,
     Stop,
 )
@@ -289,7 +289,7 @@ class EndStream:
 
 
 @dataclass(frozen=True)
-class BeginAnew:
+class ForgetProcess:
     """Forget the process that a node was: its figures and its result."""
 
     node: str
@@ -325,7 +325,7 @@ class FeedsGoOn:
 
 
 @dataclass(frozen=True)
-class FeedsBeginAnew:
+class FeedsStartAgain:
     """Have feeds forget how far the nodes had come: all come again, for this rendezvous."""
 
     rendezvous: int
@@ -947,13 +947,13 @@ class Membership:
         if lost:
             self._replace(lost, event.cause)
         else:
-            self._regather(event.cause)
+            self._start_again(event.cause)
         return not lost
 
     def _come_with(self, event: ComeWith) -> None:
         self.rendezvous += 1
         self._can_join = False
-        self._regather(event.cause)
+        self._start_again(event.cause)
 
     def _replaceable(self) -> list[Member]:
         """Return the lost nodes, if all others go on without them: workers of a coordinator that follows them."""
@@ -973,13 +973,13 @@ class Membership:
             self._begin_anew(one)
             one.through, one.moved = through, True
             self.replaced[name] = Replaced(through, self.rendezvous)
-            self._tell([name], Regather(self.generation, cause))
+            self._tell([name], StartAgain(self.generation, cause))
 
-    def _regather(self, cause: str) -> None:
+    def _start_again(self, cause: str) -> None:
         self.generation += 1
         self.replaced.clear()
         self.alone.clear()  # Spark is asked for all that are missing
-        self._do(FeedsBeginAnew(self.rendezvous))
+        self._do(FeedsStartAgain(self.rendezvous))
         self._do(FollowHistory(None))
         if late := [one for one in self.members.values() if one.absent and one.started]:
             self._count_on_late(late)  # they cannot wait any more for the coordinator that was
@@ -991,7 +991,7 @@ class Membership:
             self._send_away(self.members[name])
         staying = [str(one.node) for one in self._present if not one.parting]
         joining = [str(one.node) for one in self._joining()]  # they have only just come, and wait to be started
-        self._tell(staying, Regather(self.generation, cause))
+        self._tell(staying, StartAgain(self.generation, cause))
         if self._leaving or joining:
             self._leaving = set()
             names = {*staying, *joining}
@@ -999,7 +999,7 @@ class Membership:
 
     def _begin_anew(self, one: Member) -> None:
         one.begin_anew()
-        self._do(BeginAnew(str(one.node)))
+        self._do(ForgetProcess(str(one.node)))
         for known in (self.feed_places, self._coordinators, self._leavers):
             known.pop(str(one.node), None)
 

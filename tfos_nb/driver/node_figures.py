@@ -10,7 +10,7 @@ from tfos_nb.runtime.control.reports import EVALUATE, OVER, GpuFigures, Heartbea
 from tfos_nb.state.cluster_state import GpuUse, NodeState, NodeStatus
 from tfos_nb.state.curve import Curve
 from tfos_nb.state.metric_order import in_order, rank
-from tfos_nb.state.progress_estimate import Pace
+from tfos_nb.state.progress_estimate import ProgressEstimate
 
 __all__ = ["NodeFigures"]
 
@@ -32,7 +32,7 @@ class NodeFigures:
     trained: StepReport = field(default_factory=StepReport)  # the newest that is of no evaluation
     metrics: dict[str, float] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
-    pace: Pace = field(default_factory=Pace)
+    pace: ProgressEstimate = field(default_factory=ProgressEstimate)
     rows: int = 0
     rate: float | None = None
     rated: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))

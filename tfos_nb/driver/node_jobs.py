@@ -12,7 +12,7 @@ from tfos_nb.driver.launching import Launching, NodeTasks
 from tfos_nb.driver.local_nodes import HostedNode
 from tfos_nb.runtime.control.plan import ClusterPlan, Node
 from tfos_nb.runtime.node.spark_task import SUMMARY_SCHEMA
-from tfos_nb.spark.pending_slots import Promised, promise
+from tfos_nb.spark.pending_slots import PendingSlots, expect
 from tfos_nb.spark.session import Job, SparkJobs, run_to_the_end
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class NodeJobs:
         plan = self.tasks.plan
         gpus = 0 if self.tasks.claim else max(plan.gpus_of(Node.parse(node)) for node in nodes)
         waiting, over = partial(self._missing, nodes), job.done.is_set
-        promise(Promised(job.description, len(nodes), plan.cpus, gpus, waiting, partial(self._left, nodes), over))
+        expect(PendingSlots(job.description, len(nodes), plan.cpus, gpus, waiting, partial(self._left, nodes), over))
         self._submitted.append(_Submitted(nodes, profile, job))
 
     def _missing(self, nodes: tuple[str, ...]) -> int:

@@ -1,6 +1,6 @@
 """How a cluster ends: what is waited for, whose failure is shown, and what every caller then gets to hear.
 
-A :class:`Fate` is shared by a cluster's own thread, which decides, and by the callers that wait for it.
+A :class:`ClusterOutcome` is shared by a cluster's own thread, which decides, and by the callers that wait for it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.control.lifecycle import Stop
 from tfos_nb.spark.session import Job
 
-__all__ = ["Fate"]
+__all__ = ["ClusterOutcome"]
 
 _SETTLE = 0.5  # seconds in which a node that failed for its own reason may come after one that failed because of it
+_SETTLE_LOSS = 0.1  # the same, where all start again: in which others are lost by the same cause, such as a host's end
 _SETTLE_COLLATERAL = 3.0  # the same, when all that failed so far failed because of a peer
 
 
-class Fate:
+class ClusterOutcome:
     """What has been decided of one cluster, and what would decide it.
 
     Attributes
@@ -126,7 +127,7 @@ class Fate:
             if not self._has_own_cause():
                 self._changed.wait_for(self._has_own_cause, _SETTLE_COLLATERAL)
             elif failures[0].node:
-                self._changed.wait_for(lambda: False, _SETTLE)
+                self._changed.wait_for(lambda: False, _SETTLE_LOSS if self.may_go_on else _SETTLE)
         first = next((failure for failure in failures if not failure.collateral), failures[0])
         others = len({failure.node for failure in failures if failure.node} - {first.node})
         return first.error.counting(others) if others and isinstance(first.error, NodeFailed) else first.error

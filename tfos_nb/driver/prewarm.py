@@ -2,7 +2,7 @@
 
 ::
 
-    begin(spark)        a short job of one task an executor, which starts the application's warm process there
+    begin(spark)        a short job of two tasks an executor, which starts the application's warm process there
     settle(spark)       have that job out of the way, before a cluster counts the free slots
     look(spark)         how far each host is, for %tfos_doctor
 
@@ -31,7 +31,7 @@ from tfos_nb.runtime.node.warm_task import WARMTH_SCHEMA, WarmTask
 from tfos_nb.runtime.program.strategies import PROTOCOL_VARIABLE
 from tfos_nb.spark import session
 from tfos_nb.spark.contexts import context_of
-from tfos_nb.spark.session import Job, SparkJobs, slots_total
+from tfos_nb.spark.session import Job, SparkJobs, run_to_the_end, slots_total
 from tfos_nb.spark.slots import gives_gpus
 
 __all__ = ["VARIABLE", "begin", "look", "settle", "spark_session", "warm_token"]
@@ -42,6 +42,7 @@ VARIABLE = "TFOS_NB_PREWARM"
 _DESCRIPTION = "tfos_nb: warm the executors"
 _SETTLE_SECONDS = 5.0  # its tasks take one at the most; where they wait for slots, the cluster comes first
 _LOOK_SECONDS = 20.0
+_WORKERS = 2  # of an executor's Python workers: a node's task is in one of them, and a task that feeds it in another
 
 _of_this_process = secrets.token_bytes(32)
 _lock = threading.Lock()
@@ -106,7 +107,7 @@ def _sent(spark: SparkSession, idle: float) -> Job[dict[str, str]]:
 
 
 class _Warming:
-    """One job's way: it waits for executors, then runs one task on each, which Spark deals to one after the other."""
+    """One job's way: it waits for executors, then runs tasks on each, which Spark deals to one after the other."""
 
     def __init__(self, spark: SparkSession, idle: float) -> None:
         self._spark = spark
@@ -120,13 +121,17 @@ class _Warming:
     def _run(self) -> dict[str, str]:
         """Return what the tasks say of their hosts."""
         spark, context = self._spark, context_of(self._spark)
-        slots_total(spark)  # once those that were asked for have come
-        tasks = 0 if gives_gpus(spark) else context.executors() or int(context.is_local)
+        slots = slots_total(spark)  # once those that were asked for have come
+        executors = 0 if gives_gpus(spark) else context.executors() or int(context.is_local)
+        tasks = min(executors * _WORKERS, slots) if self._idle else executors  # to look, one is enough
         # What a cluster's nodes have by themselves; where the user adds what an import reads, another process is made.
         task = WarmTask(warm_token(spark), self._idle, {PROTOCOL_VARIABLE: "grpc"})
         if not tasks or (self._job is not None and self._job.cancelled):
             return {}
-        rows = spark.range(0, tasks, 1, tasks).mapInArrow(task, WARMTH_SCHEMA).collect()
+        frame = spark.range(0, tasks, 1, tasks).mapInArrow(task, WARMTH_SCHEMA)
+        if self._idle:
+            run_to_the_end(frame)()  # as a node's job is run: what Spark compiles for that, it has for the first cluster
+        rows = frame.collect()
         return {row["host"]: row["state"] for row in rows}
 
     def _say(self) -> None:

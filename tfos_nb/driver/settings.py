@@ -12,7 +12,7 @@ from typing import Any
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.storage.remote import Unreachable, refuse_unknown
-from tfos_nb.state.active_clusters import living
+from tfos_nb.state.active_clusters import active_clusters
 
 __all__ = ["Settings", "check_seconds", "checked_env", "deadline_after"]
 
@@ -111,7 +111,7 @@ class Settings:
         self.check(plan)
         if self.model_dir:
             return self
-        taken, fitting, number = {cluster.model_dir for cluster in living()}, self, 1
+        taken, fitting, number = {cluster.model_dir for cluster in active_clusters()}, self, 1
         while fitting.model_dir_for(plan.name) in taken:
             number += 1
             fitting = replace(self, apart=f"-{number}")

@@ -20,7 +20,7 @@ from tfos_nb.inference.column_matching import column_type, depth_of
 from tfos_nb.inference.frames import NULLS, check_fill, check_frame
 from tfos_nb.inference.model_library import is_keras_model
 from tfos_nb.inference.model_task import applied
-from tfos_nb.runtime.code.custom_objects import Baggage, pack
+from tfos_nb.runtime.code.custom_objects import ModelCode, pack
 from tfos_nb.runtime.models.blocks import Function, MapTask, ReduceTask
 from tfos_nb.runtime.models.inputs import Feed
 from tfos_nb.runtime.models.model import Signature, Tensor, near
@@ -261,7 +261,7 @@ def _function(
     fn: Callable[..., Any], signature: Signature, as_dict: bool, compiled: bool, rows: bool = True
 ) -> Function:
     name = f"{getattr(fn, '__name__', type(fn).__name__)}()"
-    return Function(name, pack(Baggage(function=fn)), signature, as_dict, compiled, rows)
+    return Function(name, pack(ModelCode(function=fn)), signature, as_dict, compiled, rows)
 
 
 def _declared(schema: Any) -> tuple[tuple[Tensor, ...], list[StructField]]:

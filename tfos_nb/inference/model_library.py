@@ -27,14 +27,14 @@ from pyspark.sql import SparkSession
 
 from tfos_nb.driver.launching import error_of_job
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.code.custom_objects import Baggage, pack
+from tfos_nb.runtime.code.custom_objects import ModelCode, pack
 from tfos_nb.runtime.code.user_classes import own_objects
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.models.checkpoint_model import files_of
 from tfos_nb.runtime.models.model import ModelUnusable, Signature, Use, check_directory, check_file, is_saved_model
 from tfos_nb.runtime.models.model_cache import Parcel, Place, Source
 from tfos_nb.runtime.models.outputs import SPARK_TYPES
-from tfos_nb.runtime.models.scoring import LOOK_SCHEMA, Looked, LookTask
+from tfos_nb.runtime.models.scoring import LOOK_SCHEMA, LookTask, ModelLook
 from tfos_nb.spark.contexts import context_of
 from tfos_nb.spark.session import SparkJobs, slots_busy
 from tfos_nb.truncate import without_password
@@ -91,7 +91,7 @@ def find(
     if is_keras_model(model):
         own = {**own_objects(model), **own}
         use = dataclasses.replace(use, trusted=True)
-    code = pack(Baggage(own, model_fn, args))
+    code = pack(ModelCode(own, model_fn, args))
     source, name = _source_of(model, spark, dataclasses.replace(use, code=code))
     return Known(source, look(spark, source, name), name)
 
@@ -200,13 +200,13 @@ def look(spark: SparkSession, source: Source, name: str) -> Signature:
     if job.error is not None or not job.result:
         error = job.error or PlanError("no row came back")
         raise PlanError(f"{name}: {error_of_job(error, 'the look at the model failed')}") from error
-    found = wire.expect(Looked, job.result[0][0])
+    found = wire.expect(ModelLook, job.result[0][0])
     if found.signature is None:
         raise PlanError(_problem(found, source, name))
     return _checked(found.signature, name)
 
 
-def _problem(found: Looked, source: Source, name: str) -> str:
+def _problem(found: ModelLook, source: Source, name: str) -> str:
     told = found.problem
     if isinstance(source, Place):
         told = told.replace(source.url, name)

@@ -11,12 +11,12 @@ import secrets
 import threading
 import time
 
-__all__ = ["Guests"]
+__all__ = ["AccessLinks"]
 
 _CODE_SECONDS = 600.0
 
 
-class Guests:
+class AccessLinks:
     """The codes that were handed out and the passes they were changed for, of one kernel."""
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ from aiohttp import web
 
 from tfos_nb.errors import TfosError
 from tfos_nb.jupyter import connection
-from tfos_nb.jupyter.access_links import Guests
+from tfos_nb.jupyter.access_links import AccessLinks
 from tfos_nb.jupyter.connection import Place
 from tfos_nb.jupyter.message_page import page
 from tfos_nb.jupyter.tensorboard_page import SCRIPT, front_page, script
@@ -142,7 +142,7 @@ class Endpoint:
         self._clusters: dict[str, Served] = {}
         self._boards: dict[str, _Board] = {}  # by log directory, the one that was asked last at the end
         self._sessions: dict[str, aiohttp.ClientSession] = {}
-        self._guests = Guests()
+        self._links = AccessLinks()
         self._port: int | None = None
         self._directory = private_directory("kernel")
         self.socket = os.path.join(self._directory, "http")
@@ -188,7 +188,7 @@ class Endpoint:
 
     def invitation(self, cluster_id: str) -> str:
         """Return the path, below the port's root, of a link to a cluster's TensorBoard: it opens once, for a while."""
-        return f"{cluster_id}/enter?code={self._guests.invite(cluster_id)}"
+        return f"{cluster_id}/enter?code={self._links.invite(cluster_id)}"
 
     def close(self) -> None:
         """Answer no more; end the TensorBoards that were started here. Idempotent."""
@@ -258,14 +258,14 @@ class Endpoint:
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
         cluster = self._cluster(request)
-        admitted = self._guests.enter(cluster.id, request.query.get("code", ""))
+        admitted = self._links.enter(cluster.id, request.query.get("code", ""))
         if admitted is None:
             return _say(403, "This link has been used", "It opens once. Run %tfos_tensorboard again for a new one.")
         # Relative: a proxy before the port may have put something before the path.
         return web.Response(status=302, headers={"Location": f"{admitted}/tb/", "Referrer-Policy": "no-referrer"})
 
     async def _guest(self, request: web.Request) -> web.StreamResponse:
-        if not self._guests.knows(request.match_info["id"], request.match_info["pass"]):
+        if not self._links.knows(request.match_info["id"], request.match_info["pass"]):
             return _say(403, "Not for you", "Run %tfos_tensorboard in the notebook: its link lets you in.")
         return await self.tensorboard(request)
 

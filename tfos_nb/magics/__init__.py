@@ -55,9 +55,9 @@ def _use_session(prewarm: bool) -> None:
     with contextlib.suppress(Exception):  # of a Spark that has died, which is no reason to have no magics
         session = active_session()
         if session is not None:
-            register_quietly(session)
             if prewarm:
                 begin(session)
+            register_quietly(session)
 
 
 def unload(ipython: InteractiveShell) -> None:

@@ -10,8 +10,8 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from tfos_nb.errors import ClusterClosed, PlanError
 from tfos_nb.magics.arguments import find_data, find_variable
 from tfos_nb.magics.cell import CellProgram, parse_cell
+from tfos_nb.magics.cell_work import CellWork, StoppedByUser
 from tfos_nb.magics.clusters import Launch, PlannedCluster, RunningCluster, check_free
-from tfos_nb.magics.course import Course, StoppedByUser
 from tfos_nb.magics.defaults import Defaults
 from tfos_nb.magics.options import LaunchOptions, describe, parse_options
 from tfos_nb.runtime.control.plan import InputMode
@@ -58,7 +58,7 @@ class TfosMagics(Magics, Defaults):
             cluster = self._start(program, args, options)
             self._namespace[options.variable] = cluster
             view.follow(cluster)
-            _CellWork(cluster, view, options, data, held_out).run()
+            _TrainingWork(cluster, view, options, data, held_out).run()
 
     def launcher(self) -> Launch:
         """Return what starts a cluster."""
@@ -83,7 +83,7 @@ class TfosMagics(Magics, Defaults):
             raise StoppedByUser("stopped by you before any node was started") from None
 
 
-class _CellWork:
+class _TrainingWork:
     """Takes a cluster through up, train and wait, and says what comes next where the cell returns before its end."""
 
     def __init__(
@@ -101,7 +101,7 @@ class _CellWork:
         """Go, and return when the cell is to return."""
         if self._data is not None:  # the user may wait for the end before the thread has come so far
             self._cluster.announce_train()
-        course = Course(self._cluster, self, self._view.say, self._options.name)
+        course = CellWork(self._cluster, self, self._view.say, self._options.name)
         name = self._options.variable
         if self._options.background:
             course.start()

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from tfos_nb.errors import PlanError
 from tfos_nb.magics.arguments import find_variable
 from tfos_nb.runtime.control.plan import ClusterPlan
-from tfos_nb.state.active_clusters import living
+from tfos_nb.state.active_clusters import active_clusters
 from tfos_nb.state.cluster_state import ClusterState, NodeState
 
 __all__ = ["Launch", "PlannedCluster", "RunningCluster", "check_free", "clusters_of", "pick", "say_stopped"]
@@ -74,7 +74,7 @@ def clusters_of(namespace: Mapping[str, Any]) -> dict[str, RunningCluster]:
     """
     found = {name: value for name, value in list(namespace.items()) if name[:1] != "_" and is_cluster(value)}
     held = {id(value) for value in found.values()}
-    for cluster in living():
+    for cluster in active_clusters():
         if id(cluster) not in held:
             name = cluster.plan.name
             found[name if name not in found else f"{name}-{cluster.id}"] = cluster

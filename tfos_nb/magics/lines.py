@@ -17,8 +17,8 @@ from tfos_nb.errors import PlanError, TfosError
 from tfos_nb.interrupts import interruptible
 from tfos_nb.magics import parsers
 from tfos_nb.magics.arguments import check_identifier, find_data, find_variable, is_data, nearest
+from tfos_nb.magics.cell_work import CellWork
 from tfos_nb.magics.clusters import PlannedCluster, RunningCluster, clusters_of, pick, say_stopped
-from tfos_nb.magics.course import Course
 from tfos_nb.magics.defaults import Defaults
 from tfos_nb.magics.diagnosis.preflight import preflight
 from tfos_nb.magics.diagnosis.sparks import session_settings
@@ -130,7 +130,7 @@ class ClusterLines(Magics):
         name, cluster = pick("%tfos_train", found.cluster, self._namespace)
         screen = self._defaults.screen()
         with LiveView(cluster, screen=screen) as view:
-            Course(cluster, partial(cluster.train, data, epochs=epochs, **more), view.say, cluster.plan.name).run()
+            CellWork(cluster, partial(cluster.train, data, epochs=epochs, **more), view.say, cluster.plan.name).run()
             view.hint(f"{name} has these rows: %tfos_train feeds it more, {name}.wait() waits for its end.")
             if screen.outlives_cell:  # its output goes on to the cluster's end, as that of the cluster's cell does
                 view.leave()

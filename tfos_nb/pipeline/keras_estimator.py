@@ -22,7 +22,7 @@ from tfos_nb.pipeline.fitting import Fitted, Rows
 from tfos_nb.pipeline.history import History
 from tfos_nb.pipeline.keras_model import BY_FEATURES, BY_MAPPING, HasPredictionColumns, KerasModel
 from tfos_nb.pipeline.selection import check_column, filled, selected, without_nulls
-from tfos_nb.runtime.code.custom_objects import Baggage, pack
+from tfos_nb.runtime.code.custom_objects import ModelCode, pack
 from tfos_nb.runtime.code.user_classes import own_objects, own_objects_of
 from tfos_nb.runtime.models.classifier_outputs import Task
 from tfos_nb.runtime.models.keras_inputs import input_tensors
@@ -303,7 +303,7 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
         task = self.getTask()
         return KerasProgram(
             content,
-            pack(Baggage(own, built, (tuple(self.callbacks),))),
+            pack(ModelCode(own, built, (tuple(self.callbacks),))),
             columns,
             Compiling(
                 self.getOrDefault(self.optimizer),

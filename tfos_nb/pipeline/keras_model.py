@@ -21,7 +21,7 @@ from tfos_nb.inference.column_matching import Words
 from tfos_nb.inference.frames import Asked, check_frame, score
 from tfos_nb.pipeline.params import HasBatchSize, HasInputMapping
 from tfos_nb.pipeline.scorer import Scorer, one_place
-from tfos_nb.runtime.models.classifier_outputs import Head, Task
+from tfos_nb.runtime.models.classifier_outputs import ClassifierOutput, Task
 from tfos_nb.runtime.models.model import Use
 from tfos_nb.spark.session import usable_session
 
@@ -102,9 +102,9 @@ class KerasModel(HasPredictionColumns, HasInputMapping, HasBatchSize, Scorer, Mo
         """What the model is for; of several outputs, the first one."""
         return self._heads()[0].task
 
-    def _heads(self) -> tuple[Head, ...]:
+    def _heads(self) -> tuple[ClassifierOutput, ...]:
         heads = (head.partition(" ") for head in self.getOrDefault(self.head).split(", "))
-        return tuple(Head(Task(task), bool(logits)) for task, _, logits in heads)
+        return tuple(ClassifierOutput(Task(task), bool(logits)) for task, _, logits in heads)
 
     def _place(self) -> Any:
         return one_place(model=self.model)

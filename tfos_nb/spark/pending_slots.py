@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Busy", "Promised", "are_nodes", "ending", "held", "promise", "still_ending", "still_promised"]
+__all__ = ["Busy", "PendingSlots", "are_nodes", "ending", "expect", "held", "still_ending", "still_pending"]
 
 _ENDING_SECONDS = 10.0  # Spark gives a task of Python 2 s to end (spark.python.task.killTimeout), and then ends it
 
@@ -27,7 +27,7 @@ class Busy:
 
 
 @dataclass(frozen=True)
-class Promised:
+class PendingSlots:
     """Nodes that Spark was asked for. Until all of them have come, their slots are taken, busy or not.
 
     ``missing`` tells how many have not come; ``left`` how many of those that have come keep no slot; ``over`` whether
@@ -56,30 +56,30 @@ class Promised:
         return Busy(self.description, here, here * self.cpus, here * self.gpus) if here else None
 
 
-_promised: list[Promised] = []
+_pending: list[PendingSlots] = []
 _ending: dict[str, float] = {}  # what a job is called, and until when its tasks may take to end
 
 
-def promise(promised: Promised) -> None:
+def expect(promised: PendingSlots) -> None:
     """Have slots counted as taken until the nodes have come, or their job has ended."""
-    _promised.append(promised)
+    _pending.append(promised)
 
 
 def held() -> tuple[Busy, ...]:
     """Return what nodes hold that this process has asked for, where Spark does not tell which stages run."""
-    return tuple(filter(None, (one.held() for one in _promised)))
+    return tuple(filter(None, (one.held() for one in _pending)))
 
 
 def are_nodes(stages: tuple[Busy, ...]) -> bool:
     """Whether all that runs are nodes that this process has asked for: they end with their clusters, and no sooner."""
-    nodes = {one.description for one in _promised if not one.over()}
+    nodes = {one.description for one in _pending if not one.over()}
     return all(stage.description in nodes for stage in stages)
 
 
-def still_promised(stages: tuple[Busy, ...]) -> tuple[Busy, ...]:
+def still_pending(stages: tuple[Busy, ...]) -> tuple[Busy, ...]:
     """Return what was promised and is not among the stages that run."""
-    _promised[:] = [one for one in _promised if not one.over()]
-    return tuple(filter(None, (one.still(stages) for one in _promised)))
+    _pending[:] = [one for one in _pending if not one.over()]
+    return tuple(filter(None, (one.still(stages) for one in _pending)))
 
 
 def ending(description: str) -> None:

@@ -71,6 +71,7 @@ __all__ = [
     "places_beside_exchanges",
     "resource_profile",
     "run_to_the_end",
+    "session_and_format",
     "slots_busy",
     "slots_total",
     "spark_session",
@@ -83,6 +84,7 @@ LOG_CONF = "spark.tfos_nb.log"
 _TASK_FAILURES = 4  # as many as on a real cluster; plain local[N] would give a task only one try
 _LOG = "tfos_nb-spark-"
 _POLL_SECONDS = 0.2  # Spark offers Python no event for a job that was submitted
+_FORMAT_SECONDS = 10.0  # in which Spark registers a format; nothing fails without it
 _MEBIBYTE = 1024 * 1024
 _Result = TypeVar("_Result")
 
@@ -120,11 +122,32 @@ def spark_session(
         )
     if conf is not None and not isinstance(conf, Mapping):
         raise PlanError(f"conf must be a dictionary, as in conf={{'spark.executor.memory': '4g'}}, got {conf!r}")
+    return _with_format(_own_session(slots, app_name, conf or {}))
+
+
+def session_and_format(spark: SparkSession | None, slots: int) -> tuple[SparkSession, Callable[[], None]]:
+    """Return the user's session, or one that is started here, and how to wait until it knows TFRecord files by name.
+
+    Spark takes most of a second to tell what formats it knows, since it starts a Python process for the answer. A
+    launch does not need it, and has it asked meanwhile.
+
+    Raises
+    ------
+    PlanError
+        As :func:`spark_session` and :func:`usable_session` raise it.
+    """
+    session = _own_session(slots, "tfos_nb", {}) if spark is None else _checked(spark)
+    asking = threading.Thread(target=_with_format, args=(session,), name="tfos_nb format", daemon=True)
+    asking.start()
+    return session, partial(asking.join, _FORMAT_SECONDS)
+
+
+def _own_session(slots: int | None, app_name: str, conf: Mapping[str, str]) -> SparkSession:
     session = active_session()
     if session is None and named_spark():
         check_server()
         session = SparkSession.builder.getOrCreate()
-    return _with_format(session or _start_embedded(_embedded_conf(slots, app_name, conf or {})))
+    return session or _start_embedded(_embedded_conf(slots, app_name, conf))
 
 
 def active_session() -> SparkSession | None:
@@ -152,11 +175,15 @@ def usable_session(spark: SparkSession) -> SparkSession:
     PlanError
         If it is none, or is stopped.
     """
+    return _with_format(_checked(spark))
+
+
+def _checked(spark: SparkSession) -> SparkSession:
     if not hasattr(spark, "createDataFrame"):
         raise PlanError(f"spark is a {type(spark).__name__}, not a SparkSession: leave it out, or give spark=spark")
     if context_of(spark).stopped:
         raise PlanError("the Spark session was stopped: start one anew, or leave spark out")
-    return _with_format(spark)
+    return spark
 
 
 def _with_format(spark: SparkSession) -> SparkSession:

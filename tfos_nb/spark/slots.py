@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 
 from tfos_nb.errors import PlanError
 from tfos_nb.spark.contexts import Context, context_of
-from tfos_nb.spark.pending_slots import Busy, are_nodes, still_ending, still_promised
+from tfos_nb.spark.pending_slots import Busy, are_nodes, still_ending, still_pending
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -239,7 +239,7 @@ def check_slots(
     while True:
         stages = slots_busy(spark)
         leave = still_ending(stages)
-        stages += still_promised(stages)
+        stages += still_pending(stages)
         held = [math.ceil(stage.gpus / gpus) if gpus else math.ceil(stage.cpus / cpus) for stage in stages]
         total = slots_total(spark, profile, at_least=wanted + sum(held))
         slots = Slots(total, sum(held), stages)

@@ -9,7 +9,7 @@ import threading
 import weakref
 from typing import Any, Protocol
 
-__all__ = ["begin", "end", "living"]
+__all__ = ["active_clusters", "begin", "end"]
 
 
 class _Ended(Protocol):
@@ -47,7 +47,7 @@ def end(cluster: Any) -> None:
         left -= min(one.log_bytes, left)
 
 
-def living() -> tuple[Any, ...]:
+def active_clusters() -> tuple[Any, ...]:
     """Return those that have not ended, the oldest first."""
     with _lock:
         return tuple(_living.values())

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tfos_nb.runtime.control.reports import EVALUATE, OVER, StepReport
 
-__all__ = ["Pace"]
+__all__ = ["ProgressEstimate"]
 
 _OF_LATE = 30.0  # seconds of training over which the pace is measured
 _AT_LEAST = 6  # closings and openings, if there are not as many in that time
@@ -34,7 +34,7 @@ class _Way(NamedTuple):
         return _Way(self.seconds + other.seconds, self.epochs + other.epochs, self.ends + other.ends)
 
 
-class Pace:
+class ProgressEstimate:
     """Reckons from the reports of one node; its clock is the node's own.
 
     Training and what lies between the steps of two epochs are measured apart: the seconds for an epoch's steps by the

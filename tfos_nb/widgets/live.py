@@ -97,7 +97,7 @@ class LiveView:
         self._cluster = cluster
         self._note, self._hint = note, ""
         self._screen = choose_screen() if screen is None else screen
-        self._pace = _Pace()
+        self._pace = _StepRate()
         self._drawing = threading.Lock()
         self._over = threading.Event()
         self._left = False
@@ -216,7 +216,7 @@ def _let_the_page_ask(cluster: Any) -> None:
         _log.warning("the page cannot ask the kernel by HTTP: Stop goes by the widget's own messages", exc_info=True)
 
 
-class _Pace:
+class _StepRate:
     """Measures how fast the training goes, from the first progress seen on."""
 
     def __init__(self) -> None:

@@ -186,5 +186,5 @@ def test_main_hears_of_an_interrupt_while_it_computes_on_a_batch(spark: SparkSes
     interrupt_when(lambda: "computes" in cluster.logs())
     with pytest.raises(KeyboardInterrupt):
         cluster.train(rate)
-    cluster._life.join()
+    cluster._lifecycle.join()
     assert wire.decode(cluster._desk.results()["worker:0"]) is True

@@ -12,8 +12,8 @@ import pytest
 from tests.driver.test_membership import Cluster, clock, ended, make
 from tfos_nb.driver.feed_desk import Feed, FeedDesk
 from tfos_nb.driver.feeding.training import Call, NodesComeAgain
-from tfos_nb.driver.feeding.training_calls import Deliveries
-from tfos_nb.driver.outcome import Fate
+from tfos_nb.driver.feeding.training_calls import TrainingCalls
+from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control.lifecycle import FeedPlace, Following, MainStarted, NodeUp, Reservation, Serving
 from tfos_nb.runtime.feed.ledger import ClaimRows, FeedFrom, StillFed
@@ -90,7 +90,7 @@ def lose(cluster: Cluster, node: str) -> bool:
 
 
 def deliver(cluster: Cluster, call: Told) -> None:
-    Deliveries(Fate("c", cluster.desk), cluster.desk).train(cast(Call, call))
+    TrainingCalls(ClusterOutcome("c", cluster.desk), cluster.desk).train(cast(Call, call))
 
 
 def test_a_worker_replaced_while_a_new_generation_is_met_is_met_with_it(coordinated: Cluster) -> None:
@@ -143,7 +143,7 @@ def test_a_worker_replaced_later_is_fed_again_alone(coordinated: Cluster) -> Non
 def test_whose_rows_were_is_forgotten_when_nobody_can_ask_again(coordinated: Cluster, restarts: int, kept: int) -> None:
     """Where nodes may start again, those of the last calls are known: a state that a node tells of is behind."""
     coordinated.desk.members.restarts_left = restarts
-    deliveries = Deliveries(Fate("c", coordinated.desk), coordinated.desk)
+    training_calls = TrainingCalls(ClusterOutcome("c", coordinated.desk), coordinated.desk)
     desk: FeedDesk = coordinated.desk.feeds
     feeds = []
     for _ in range(6):
@@ -151,13 +151,13 @@ def test_whose_rows_were_is_forgotten_when_nobody_can_ask_again(coordinated: Clu
         feed.ledger.claim(ClaimRows(feed.number, 0, 0, 10))
         feed.ledger.finish(0, 10)
         feeds.append(feed)
-        deliveries.train(cast(Call, Told(feeds=[feed])))
+        training_calls.train(cast(Call, Told(feeds=[feed])))
     assert [feed.ledger.closed for feed in feeds] == [True] * (6 - kept) + [False] * kept
     assert [feed.progress.rows for feed in feeds] == [10] * 6
     for feed in feeds[:-1]:
         desk.end(feed, 0)
     broken_off = feeds[-1]
-    deliveries.forget()
+    training_calls.forget()
     assert all(feed.ledger.closed for feed in feeds[:-1])
     assert broken_off.ledger.closed == (not kept)
     assert desk.current is broken_off
@@ -173,13 +173,13 @@ def test_rows_are_kept_for_a_generation_that_begins_as_the_last_pass_ends(coordi
     """With the last restart: the call has returned from delivering, and does not know of it yet."""
     coordinated.desk.members.restarts_left = 1
     call = Told()
-    deliveries = Deliveries(Fate("c", coordinated.desk), coordinated.desk)
+    training_calls = TrainingCalls(ClusterOutcome("c", coordinated.desk), coordinated.desk)
     deliver_once, call.deliver = call.deliver, lambda: (deliver_once(), lose(coordinated, "ps:0"))  # type: ignore[assignment, return-value]
-    deliveries.train(cast(Call, call))
+    training_calls.train(cast(Call, call))
     come_again(coordinated, *NODES)
     coordinated.say(FeedFrom("chief:0", 1))
     call.deliver = deliver_once  # type: ignore[method-assign]
-    deliveries._catch_up()
+    training_calls._catch_up()
     assert call.asked == ["deliver from 0", "begin anew", "validation", "deliver from 1"]
 
 

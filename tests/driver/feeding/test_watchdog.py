@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tfos_nb.driver.feeding.watchdog import Standstill, WithoutSlot
-from tfos_nb.spark.pending_slots import Busy, Promised, promise
+from tfos_nb.driver.feeding.watchdog import FeedWatchdog, WithoutSlot
+from tfos_nb.spark.pending_slots import Busy, PendingSlots, expect
 from tfos_nb.spark.slots import Room
 
 TIMEOUT = 10.0
@@ -51,7 +51,7 @@ def stood(
     nodes: Nodes, seconds: int, cores: float = 0.0, spike: float = 0.0, **changes: int
 ) -> tuple[float | None, float]:
     """Let seconds pass; return after how many it was for good, and for how long no row has moved."""
-    standstill: Any = Standstill(nodes, nodes, TIMEOUT)  # type: ignore[arg-type]
+    standstill: Any = FeedWatchdog(nodes, nodes, TIMEOUT)  # type: ignore[arg-type]
     quiet = 0.0
     for second in range(1, seconds + 1):
         nodes.now += 1
@@ -112,7 +112,7 @@ class Spark:
         self.over = False
         self.done = SimpleNamespace(is_set=lambda: self.over)
         nodes = Busy("nodes", 2, 2, 0)
-        promise(Promised("nodes", 2, 1, 0, lambda: 0, lambda: 0, lambda: self.over))
+        expect(PendingSlots("nodes", 2, 1, 0, lambda: 0, lambda: 0, lambda: self.over))
         self.found: Room | None = Room(0, 2, 2, (nodes,))
 
     def monotonic(self) -> float:

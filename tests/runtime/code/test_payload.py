@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 from tests.conftest import ENVIRONMENT
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.code.payload import pack, unpack
-from tfos_nb.runtime.code.user_modules import Carried, provide
+from tfos_nb.runtime.code.user_modules import UserModule, provide
 
 Namespace = dict[str, Any]
 
@@ -215,7 +215,7 @@ def provided() -> Iterator[Callable[..., None]]:
     """Give this process modules by their texts, in a package each that is nowhere else."""
 
     def give(**texts: str) -> None:
-        provide({name: Carried(f"/nowhere/{name}.py", text, False) for name, text in texts.items()})
+        provide({name: UserModule(f"/nowhere/{name}.py", text, False) for name, text in texts.items()})
 
     before = list(sys.meta_path)
     yield give
@@ -252,7 +252,7 @@ def test_where_the_same_text_is_found_it_is_taken_with_what_lies_beside_it(
 
 
 def test_a_package_that_came_along_finds_there_what_did_not(beside: Path, provided: Callable[..., None]) -> None:
-    provide({"my_package": Carried("/nowhere/my_package/__init__.py", "CHANGED = True", True)})
+    provide({"my_package": UserModule("/nowhere/my_package/__init__.py", "CHANGED = True", True)})
     package = importlib.import_module("my_package")
     assert (package.CHANGED, importlib.import_module("my_package.most").MOST) == (True, 10)
 

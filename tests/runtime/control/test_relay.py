@@ -59,13 +59,13 @@ def badly(exchange: Callable[[bytes], bytes], pick: random.Random) -> Callable[[
     """Return one that is lost on its way there, or back, or made twice."""
 
     def attempt(question: bytes) -> bytes:
-        fate = pick.choice(["well", "well", "twice", "not there", "not back"])
-        if fate == "not there":
+        outcome = pick.choice(["well", "well", "twice", "not there", "not back"])
+        if outcome == "not there":
             raise TfosError("lost on its way there")
         answer = exchange(question)
-        if fate == "not back":
+        if outcome == "not back":
             raise TfosError("lost on its way back")
-        return exchange(question) if fate == "twice" else answer
+        return exchange(question) if outcome == "twice" else answer
 
     return attempt
 

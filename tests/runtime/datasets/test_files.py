@@ -19,21 +19,43 @@ import pytest
 import tensorflow as tf
 
 from tfos_nb.errors import FeedFailed
+from tfos_nb.runtime.control.plan import Node, Role
+from tfos_nb.runtime.datasets.dataset import DatasetOptions
 from tfos_nb.runtime.datasets.files import list_files
-from tfos_nb.runtime.program.row_sources import Sources
+from tfos_nb.runtime.datasets.formats import reading
+from tfos_nb.runtime.program.row_sources import RowSources
+from tfos_nb.runtime.program.strategies import Member
 from tfos_nb.runtime.storage.paths import tf_path
 
 SIZES = (70, 1, 0, 45, 7)  # rows of each file
 ROWS = sum(SIZES)
 
 
-class Node(Sources):
+class Reader:
     """A worker's ``ctx``, as far as files go."""
 
     def __init__(self, index: int = 0, workers: int = 1) -> None:
-        self.cluster_spec = {"worker": [f"host:{port}" for port in range(workers)]}
-        self.job_name, self.task_index, self.num_workers = "worker", index, workers
-        self._failed = lambda error: error
+        spec = {"worker": [f"host:{port}" for port in range(workers)]}
+        self.failures: list[FeedFailed] = []
+        no_queues: Any = None
+        self._sources = RowSources(Member(Node(Role.WORKER, index), spec), no_queues, self.failures.append)
+        self.files = self._sources.files
+
+    def read(
+        self,
+        pattern: Any,
+        batch_size: int,
+        *,
+        format: str | None = None,
+        shuffle: int = 0,
+        seed: int = 0,
+        share: str = "rows",
+        **options: Any,
+    ) -> Any:
+        """Read as ``ctx.read`` does."""
+        of_format = {name: options.pop(name, None) for name in ("features", "types", "image_size")}
+        kind = reading(pattern, format, **of_format)
+        return self._sources.read(kind, DatasetOptions(batch_size, **options), shuffle=shuffle, seed=seed, share=share)
 
 
 def table_of(start: int, count: int) -> pa.Table:
@@ -86,7 +108,7 @@ KINDS = ("parquet", "csv", "tfrecord", "gzip")
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 @pytest.mark.parametrize("kind", KINDS)
 def test_shares_differ_by_a_row_at_most_and_hold_every_row_once(folder: Path, kind: str, workers: int) -> None:
-    shares = [ids_of(Node(index, workers).read(f"{folder}/{kind}", 16)) for index in range(workers)]
+    shares = [ids_of(Reader(index, workers).read(f"{folder}/{kind}", 16)) for index in range(workers)]
     assert [number for share in shares for number in share] == list(range(ROWS))
     assert {len(share) for share in shares} <= {ROWS // workers, -(-ROWS // workers)}
 
@@ -94,7 +116,7 @@ def test_shares_differ_by_a_row_at_most_and_hold_every_row_once(folder: Path, ki
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_shuffled_pass_is_another_each_time_and_the_same_for_the_same_seed(folder: Path, kind: str) -> None:
     def passes(seed: int) -> list[list[list[int]]]:
-        nodes = [Node(index, 3).read(f"{folder}/{kind}", 16, shuffle=32, seed=seed) for index in range(3)]
+        nodes = [Reader(index, 3).read(f"{folder}/{kind}", 16, shuffle=32, seed=seed) for index in range(3)]
         return [[ids_of(node) for node in nodes] for _ in range(3)]
 
     once, again, other = passes(5), passes(5), passes(6)
@@ -107,22 +129,22 @@ def test_a_shuffled_pass_is_another_each_time_and_the_same_for_the_same_seed(fol
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_files_are_shared_out_if_asked(folder: Path, kind: str) -> None:
-    shares = [ids_of(Node(index, 2).read(f"{folder}/{kind}", 16, share="files")) for index in range(2)]
+    shares = [ids_of(Reader(index, 2).read(f"{folder}/{kind}", 16, share="files")) for index in range(2)]
     assert [len(share) for share in shares] == [SIZES[0] + SIZES[2] + SIZES[4], SIZES[1] + SIZES[3]]
     assert sorted(shares[0] + shares[1]) == list(range(ROWS))
 
 
 def test_files_gives_every_nth_name(folder: Path) -> None:
-    shares = [Node(index, 2).files(f"{folder}/parquet/*.parquet") for index in range(2)]
+    shares = [Reader(index, 2).files(f"{folder}/parquet/*.parquet") for index in range(2)]
     names = [f"{folder}/parquet/part-{number}.parquet" for number in range(5)]
     assert shares == [names[::2], names[1::2]]
     assert [file.url for file in list_files(f"{folder}/parquet")] == names  # without _SUCCESS
     assert [file.url for file in list_files([names[1], names[0], names[1]])] == names[:2]
-    assert Node().files(f"file://{folder}/parquet/part-0.*") == [f"file://{names[0]}"]
+    assert Reader().files(f"file://{folder}/parquet/part-0.*") == [f"file://{names[0]}"]
 
 
 def test_columns_become_what_fit_takes(folder: Path) -> None:
-    x, y, weight = next(iter(Node().read(f"{folder}/csv/part-0.csv", 4, x="x", y="id", class_weight={1: 5.0})))
+    x, y, weight = next(iter(Reader().read(f"{folder}/csv/part-0.csv", 4, x="x", y="id", class_weight={1: 5.0})))
     assert x.numpy().tolist() == [0.0, 0.25, 0.5, 0.75]
     assert (y.numpy().tolist(), weight.numpy().tolist()) == ([0, 1, 2, 3], [1.0, 5.0, 1.0, 1.0])
     for wrong, told in (
@@ -130,17 +152,17 @@ def test_columns_become_what_fit_takes(folder: Path) -> None:
         ({1: "5"}, "'5', which is no number"),
     ):
         with pytest.raises(tf.errors.OpError, match=told):
-            next(iter(Node().read(f"{folder}/csv/part-0.csv", 4, x="x", y="id", class_weight=wrong)))
-    x, y, weight = next(iter(Node().read(f"{folder}/gzip", 3, x=["pair"], y="id", class_weight={2: 5.0})))
+            next(iter(Reader().read(f"{folder}/csv/part-0.csv", 4, x="x", y="id", class_weight=wrong)))
+    x, y, weight = next(iter(Reader().read(f"{folder}/gzip", 3, x=["pair"], y="id", class_weight={2: 5.0})))
     assert x["pair"].numpy().tolist() == [[0.0, 1.0], [0.25, 1.0], [0.5, 1.0]]
     assert weight.numpy().tolist() == [1.0, 1.0, 5.0]
 
 
 def test_records_are_parsed_as_told_or_left_alone(folder: Path) -> None:
     path = f"{folder}/tfrecord/part-0.tfrecord"
-    told = next(iter(Node().read(path, 2, features={"id": tf.io.FixedLenFeature([], tf.int64)})))
+    told = next(iter(Reader().read(path, 2, features={"id": tf.io.FixedLenFeature([], tf.int64)})))
     assert {name: value.numpy().tolist() for name, value in told.items()} == {"id": [0, 1]}
-    raw = next(iter(Node().read(path, 2, features={})))
+    raw = next(iter(Reader().read(path, 2, features={})))
     assert raw["record"].numpy().tolist() == [example_of(0), example_of(1)]
 
 
@@ -150,12 +172,10 @@ def test_a_row_without_values_in_a_ragged_feature_is_refused(tmp_path: Path) -> 
         for number, ids in enumerate([[1, 2], [3], []]):
             writer.write(example_of(number, ids=tf.train.Feature(int64_list=tf.train.Int64List(value=ids))))
     ragged = {"ids": tf.io.RaggedFeature(tf.int64), "id": tf.io.FixedLenFeature([], tf.int64)}
-    node = Node()
-    told: list[FeedFailed] = []
-    node._failed = told.append
+    node = Reader()
     with pytest.raises(tf.errors.OpError):
         list(node.read(str(path), 4, features=ragged, x="ids", y="id"))
-    assert str(told[0]).startswith(
+    assert str(node.failures[0]).startswith(
         "feature 'ids' has no values in row 2 of a batch, and a mean or maximum over none is NaN"
     )
     ((ids, _),) = node.read(str(path), 2, features=ragged, x="ids", y="id").take(1)
@@ -168,7 +188,7 @@ def test_a_row_without_values_in_a_ragged_feature_is_refused(tmp_path: Path) -> 
 
 
 def test_csv_types_are_those_told(folder: Path) -> None:
-    batch = next(iter(Node().read(f"{folder}/csv", 4, types={"id": "float32", "x": "string"})))
+    batch = next(iter(Reader().read(f"{folder}/csv", 4, types={"id": "float32", "x": "string"})))
     assert (batch["id"].dtype, batch["x"].dtype) == (tf.float32, tf.string)
 
 
@@ -186,7 +206,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_images_are_labelled_by_their_directories_and_made_one_size(pictures: Path) -> None:
     seen = []
     for index in range(2):
-        for batch in Node(index, 2).read(str(pictures), 4, image_size=(2, 3)):
+        for batch in Reader(index, 2).read(str(pictures), 4, image_size=(2, 3)):
             assert batch["image"].shape[1:] == (2, 3, 3)
             assert batch["image"].dtype == tf.uint8
             values = batch["image"].numpy()[:, 0, 0, 0] // 10
@@ -196,10 +216,10 @@ def test_images_are_labelled_by_their_directories_and_made_one_size(pictures: Pa
 
 def test_an_image_of_another_size_and_what_is_no_image_are_named(pictures: Path, tmp_path: Path) -> None:
     with pytest.raises(FeedFailed, match=r"3\.png is 5x5, and the first one 4x5: give image_size"):
-        list(source_of(Node().read, str(pictures), format="images"))
+        list(source_of(Reader().read, str(pictures), format="images"))
     (tmp_path / "no.png").write_bytes(b"nothing")
     with pytest.raises(FeedFailed, match=r"no\.png is no image that TensorFlow reads"):
-        Node().read(str(tmp_path), 4)
+        Reader().read(str(tmp_path), 4)
 
 
 def source_of(read: Any, *args: Any, **options: Any) -> Iterator[Any]:
@@ -250,7 +270,7 @@ def site(folder: Path) -> Iterator[str]:
 def test_every_format_is_read_from_a_server(site: str, kind: str) -> None:
     ending = {"gzip": "tfrecord.gz"}.get(kind, kind)
     names = [f"{site}/{kind}/part-{number}.{ending}" for number in range(5)]
-    shares = [ids_of(Node(index, 3).read(names, 16)) for index in range(3)]
+    shares = [ids_of(Reader(index, 3).read(names, 16)) for index in range(3)]
     assert [number for share in shares for number in share] == list(range(ROWS))
     assert list_files(f"{site}/{kind}/*.{ending}")[0].url == names[0]
 
@@ -259,7 +279,7 @@ def test_every_format_is_read_from_a_store_in_memory(folder: Path) -> None:
     memory = fsspec.filesystem("memory")
     for kind in KINDS:
         memory.put(str(folder / kind), f"/shared/{kind}", recursive=True)
-        assert ids_of(Node().read(f"memory://shared/{kind}", 64)) == list(range(ROWS))
+        assert ids_of(Reader().read(f"memory://shared/{kind}", 64)) == list(range(ROWS))
     memory.rm("/shared", recursive=True)
 
 
@@ -281,15 +301,15 @@ def test_every_format_is_read_from_a_store_in_memory(folder: Path) -> None:
 )
 def test_a_pattern_without_files_is_said_to_have_none(pattern: Any, words: str) -> None:
     with pytest.raises(FeedFailed, match=words):
-        Node().read(pattern, 16)
+        Reader().read(pattern, 16)
 
 
 def test_files_of_several_formats_or_of_none_are_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FeedFailed, match=r"several formats: .*\.csv is csv, .*\.parquet is parquet"):
-        Node().read([f"{folder}/csv/part-0.csv", f"{folder}/parquet/part-0.parquet"], 16)
+        Reader().read([f"{folder}/csv/part-0.csv", f"{folder}/parquet/part-0.parquet"], 16)
     (tmp_path / "rows.dat").write_text("1")
     with pytest.raises(FeedFailed, match=r"rows\.dat: its name says no format; give format="):
-        Node().read(str(tmp_path), 16)
+        Reader().read(str(tmp_path), 16)
 
 
 def second_file(tmp_path: Path, name: str, content: Any) -> str:
@@ -323,11 +343,11 @@ def test_a_file_unlike_the_first_is_named(tmp_path: Path, name: str, content: An
 def test_csv_files_without_a_row_are_left_out_wherever_they_are(tmp_path: Path) -> None:
     for name, text in (("a", ""), ("b", "id,x\n"), ("c", "id,x\n1,2.5\n3,4.5\n5,6.5\n"), ("d", "id,x\n")):
         (tmp_path / f"{name}.csv").write_text(text)
-    shares = [ids_of(Node(index, 2).read(str(tmp_path), 2)) for index in range(2)]
+    shares = [ids_of(Reader(index, 2).read(str(tmp_path), 2)) for index in range(2)]
     assert shares == [[1], [3, 5]]
-    assert ids_of(Node().read(str(tmp_path), 2, share="files")) == [1, 3, 5]
+    assert ids_of(Reader().read(str(tmp_path), 2, share="files")) == [1, 3, 5]
     with pytest.raises(FeedFailed, match=r"a\.csv, and all files beside it, have no row"):
-        Node().read([f"{tmp_path}/a.csv", f"{tmp_path}/b.csv"], 2)
+        Reader().read([f"{tmp_path}/a.csv", f"{tmp_path}/b.csv"], 2)
 
 
 @pytest.mark.parametrize("cut", [1, 4, 15, 60])
@@ -354,14 +374,14 @@ def test_a_damaged_record_is_named_by_its_place(tmp_path: Path, place: int) -> N
 
 def test_an_option_of_another_format_and_a_column_that_is_not_there_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"features= is for format='tfrecord', and these files are csv"):
-        Node().read(f"{folder}/csv", 16, features={})
+        Reader().read(f"{folder}/csv", 16, features={})
     with pytest.raises(ValueError, match="format must be one of csv, images"):
-        Node().read(f"{folder}/csv", 16, format="orc")
+        Reader().read(f"{folder}/csv", 16, format="orc")
     with pytest.raises(ValueError, match="share must be 'rows' or 'files'"):
-        Node().read(f"{folder}/csv", 16, share="half")
+        Reader().read(f"{folder}/csv", 16, share="half")
     for kind in ("parquet", "tfrecord"):
         with pytest.raises(FeedFailed, match=r"no column 'idd'.*did you mean 'id'"):
-            Node().read(f"{folder}/{kind}", 16, columns=["idd"])
+            Reader().read(f"{folder}/{kind}", 16, columns=["idd"])
 
 
 def test_without_a_feature_in_a_record_tensorflow_names_it(tmp_path: Path) -> None:
@@ -369,7 +389,7 @@ def test_without_a_feature_in_a_record_tensorflow_names_it(tmp_path: Path) -> No
         writer.write(example_of(0, more=tf.train.Feature(int64_list=tf.train.Int64List(value=[1]))))
         writer.write(example_of(1))
     with pytest.raises(tf.errors.InvalidArgumentError, match="Feature: more"):
-        list(Node().read(str(tmp_path), 16))
+        list(Reader().read(str(tmp_path), 16))
 
 
 # --- paths ------------------------------------------------------------------------------------------------------------
@@ -405,8 +425,8 @@ def test_the_default_file_system_is_that_of_hadoops_configuration(
 ) -> None:
     monkeypatch.delenv("YARN_CONF_DIR", raising=False)
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
-    assert Node().tf_path("/data") == "/data"
+    assert tf_path("/data") == "/data"
     (tmp_path / "core-site.xml").write_text(
         "<configuration><property><name>fs.defaultFS</name><value>hdfs://nn:8020</value></property></configuration>"
     )
-    assert Node().tf_path("/data") == "hdfs://nn:8020/data"
+    assert tf_path("/data") == "hdfs://nn:8020/data"

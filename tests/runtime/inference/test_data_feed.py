@@ -24,7 +24,7 @@ from tfos_nb.runtime.feed.row_queues import RowQueues
 from tfos_nb.runtime.feed.transfer import FeedServer
 from tfos_nb.runtime.inference import serving
 from tfos_nb.runtime.inference.answers import Answers, listed
-from tfos_nb.runtime.inference.data_feed import DataFeed, NodeRows, RowFeeds
+from tfos_nb.runtime.inference.data_feed import DataFeed, RowLists
 from tfos_nb.runtime.inference.requests import RequestQueue
 from tfos_nb.runtime.inference.serving import InferTask, RequestDesk
 from tfos_nb.runtime.rows.rdd_rows import batches_of_rows
@@ -33,9 +33,36 @@ from tfos_nb.runtime.rows.row_lists import FeedRow, RowMaker, columns_by_mapping
 SECONDS = 30.0
 
 
-class Ctx(RowFeeds):
-    def __init__(self, rows: NodeRows) -> None:
-        self._node_rows = rows
+class Ctx:
+    """As much of a ``ctx`` as gives out rows as lists."""
+
+    def __init__(self, rows: RowLists) -> None:
+        self._rows = rows
+
+    def get_data_feed(
+        self,
+        train_mode: bool = True,
+        qname_in: str = "input",
+        qname_out: str = "output",
+        input_mapping: Any = None,
+        *,
+        across_partitions: bool = False,
+        arrays: bool = False,
+    ) -> DataFeed:
+        return self._rows.data_feed(
+            train_mode, qname_in, qname_out, input_mapping, across=across_partitions, arrays=arrays
+        )
+
+    def requests(
+        self,
+        batch_size: int = 1024,
+        *,
+        columns: Any = None,
+        fill: Any = None,
+        qname: str = "input",
+        across_partitions: bool = False,
+    ) -> Any:
+        return self._rows.requests(batch_size, qname, across_partitions, columns, fill)
 
 
 class Node:
@@ -45,7 +72,7 @@ class Node:
         self.told: list[Any] = []
         self.queues = RowQueues(name, str(root), buffer, 1 << 30, self.told.append, names=queues)
         self.desk = RequestDesk(name, queues, buffer)
-        self.ctx = Ctx(NodeRows(name, True, self.queues, self.desk))
+        self.ctx = Ctx(RowLists(name, True, self.queues, self.desk))
 
     def feed(self, number: int, blocks: list[pa.RecordBatch], replays: int = 0, queue: str = "input") -> None:
         """Bring a feed in, as the messages and the Flight server do."""
@@ -209,7 +236,7 @@ def test_each_queue_is_read_apart(tmp_path: Path) -> None:
 
 
 def test_a_node_that_is_not_fed_says_so(node: Node) -> None:
-    ctx = Ctx(NodeRows("ps:0", False, node.queues, node.desk))
+    ctx = Ctx(RowLists("ps:0", False, node.queues, node.desk))
     with pytest.raises(FeedFailed, match="ps:0 gets no rows from Spark"):
         ctx.get_data_feed()
     with pytest.raises(FeedFailed, match="ps:0 gets no rows"):

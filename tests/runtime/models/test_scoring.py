@@ -235,7 +235,7 @@ PREPARE = """
     from tfos_nb.runtime.models.model import Signature, Tensor, Use
     from tfos_nb.runtime.models.inputs import Feed
     from tfos_nb.runtime.models.scoring import ScoreTask
-    from tfos_nb.runtime.models.model_cache import Place, Share, Shelf
+    from tfos_nb.runtime.models.model_cache import Place, Share, ModelCache
     os.chdir(os.path.dirname(os.path.abspath(__file__)))
     assert "tensorflow" not in sys.modules
 """
@@ -244,7 +244,7 @@ PREPARE = """
 SHELF = (
     PREPARE
     + """
-    shelf = Shelf()
+    shelf = ModelCache()
     def save(name, units):
         import keras
         keras.Sequential([keras.Input((2,)), keras.layers.Dense(units)]).save(name)
@@ -333,7 +333,7 @@ def test_a_task_with_other_gpus_than_its_process_uses_another_process(run_script
         model.save("m.keras")
         x = np.arange(8, dtype="float32").reshape(4, 2)
         expected = model.predict(x, verbose=0)
-        kept = Shelf()
+        kept = ModelCache()
         for gpus, processes in ((("0",), 0), (("1",), 1), (("0",), 0)):
             np.testing.assert_allclose(kept.take(Place("m.keras"), Share(gpus)).apply([x])[0], expected, rtol=1e-6)
             assert len(multiprocessing.active_children()) == processes, (gpus, processes)

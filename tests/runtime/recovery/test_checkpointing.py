@@ -14,7 +14,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.waiting import until
-from tfos_nb.runtime.recovery.checkpointing import Checkpointing
+from tfos_nb.runtime.recovery.checkpointing import CheckpointCalls, Checkpoints
 from tfos_nb.runtime.storage.uploads import SavingFlag, Uploads
 
 
@@ -38,27 +38,40 @@ class Far(MemoryFileSystem):
         return super().put(*args, **kwargs)
 
 
-class Node(Checkpointing):
+class Node:
     """As much of a ``ctx`` as saves states."""
 
-    def __init__(self, is_chief: bool = True, generation: int = 1) -> None:
-        self.is_chief, self.model_dir, self.generation, self._run = is_chief, "far://bucket", generation, "a"
-        self.restarts = 1
+    def __init__(self, is_chief: bool = True, generation: int = 1, held_states: tuple[str, ...] = ()) -> None:
         self.saving: list[bool] = []
         self.held = 0
-        self._saving = SavingFlag(self.saving.append)
-        self._uploads = Uploads(self._saving)
-        self._held_states = frozenset()
         self.told: list[Any] = []
-        self._passes: Any = SimpleNamespace(
+        saving = SavingFlag(self.saving.append)
+        self.uploads = Uploads(saving)
+        rows: Any = SimpleNamespace(
             resume=lambda *place: self.told.append(place), hold=lambda *place: self.told.append(place)
         )
+        self.checkpoints = Checkpoints(
+            "far://bucket/checkpoints/a",
+            rows,
+            is_chief=is_chief,
+            generation=generation,
+            restarts=1,
+            held_states=held_states,
+            saving=saving,
+            uploads=self.uploads,
+            calls=CheckpointCalls(self._count_held, lambda place, mark: self.told.append((place, mark))),
+        )
 
-    def _held(self) -> None:
+    def _count_held(self) -> None:
         self.held += 1
 
-    def _seen(self, place: str, mark: str) -> None:
-        self.told.append((place, mark))
+    def checkpoint(
+        self, model: Any = None, *, epoch: int, rows: int | None = None, max_to_keep: int = 3, **objects: Any
+    ) -> str:
+        return self.checkpoints.save(model, objects, epoch=epoch, rows=rows, max_to_keep=max_to_keep)
+
+    def resume(self, model: Any = None, **objects: Any) -> Any:
+        return self.checkpoints.resume(model, objects)
 
 
 @pytest.fixture
@@ -92,7 +105,7 @@ def test_the_training_goes_on_while_a_state_is_uploaded(far: type[Far], counter:
     assert place == "far://bucket/checkpoints/a/00000001"
     assert (checkpoints(), node.saving, node.held) == ([], [True], 0)
     far.let_go.set()
-    node._uploads.finish()
+    node.uploads.finish()
     assert (checkpoints(), node.saving, node.held) == (["00000001"], [True, False], 1)
     assert Node(generation=2).resume(counter=counter).epoch == 1
     assert int(counter.numpy()) == 7
@@ -108,7 +121,7 @@ def test_the_next_state_waits_for_the_one_before(far: type[Far], counter: Any) -
     assert second.is_alive()
     far.let_go.set()
     second.join(30)
-    node._uploads.finish()
+    node.uploads.finish()
     assert checkpoints() == ["00000001", "00000002"]
     assert node.saving in ([True, False], [True, False, True, False])
 
@@ -134,7 +147,7 @@ def test_a_state_whose_upload_was_broken_off_is_none(
         counter.assign_add(1)
         node.checkpoint(counter=counter, epoch=epoch)
         with pytest.raises(OSError, match="the host is gone"):
-            node._uploads.finish()
+            node.uploads.finish()
     assert checkpoints() == ["00000001", "00000002", "00000003"]
     assert Node(generation=2).resume(counter=counter).epoch == 1
     assert int(counter.numpy()) == 1
@@ -150,11 +163,11 @@ def test_a_state_that_could_not_be_uploaded_is_told_and_those_before_it_are_ther
     node = Node()
     far.let_go.set()
     node.checkpoint(counter=counter, epoch=1)
-    node._uploads.finish()
+    node.uploads.finish()
     far.error = OSError("no space in the bucket")
     node.checkpoint(counter=counter, epoch=2)
     with pytest.raises(OSError, match="no space in the bucket"):
-        node.checkpoint(counter=counter, epoch=3) if where == "the next state" else node._uploads.finish()
+        node.checkpoint(counter=counter, epoch=3) if where == "the next state" else node.uploads.finish()
     assert checkpoints() == ["00000001"]
     assert node.held == 1
     assert node.saving[-1] is False
@@ -174,7 +187,7 @@ FIRST, SECOND = "00000002-0001-000001", "00000002-0001-000002"
 def saved(node: Node, counter: Any, **place: Any) -> None:
     counter.assign_add(1)
     node.checkpoint(counter=counter, **place)
-    node._uploads.finish()
+    node.uploads.finish()
 
 
 def test_a_state_amid_a_pass_has_a_name_of_its_own_and_the_driver_hears_of_its_rows(
@@ -202,8 +215,7 @@ def test_it_is_put_back_if_it_is_known_of_every_node_what_it_holds(
     saved(node, counter, epoch=2)
     saved(node, counter, epoch=2, rows=640)
     saved(node, counter, epoch=2, rows=1280)
-    again = Node(generation=2)
-    again._held_states = frozenset(held)
+    again = Node(generation=2, held_states=held)
     assert again.resume(counter=counter).epoch == 2
     assert again.told == [place]
     assert int(counter.numpy()) == value

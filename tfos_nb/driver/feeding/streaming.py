@@ -117,7 +117,7 @@ class StreamTraining:
             self._error = error
             raise
         finally:
-            self.training.fate.wake()
+            self.training.outcome.wake()
         if not whole:
             raise FeedFailed(f"the nodes had enough within batch {number}: it is not noted as done")
 

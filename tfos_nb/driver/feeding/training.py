@@ -11,9 +11,9 @@ from typing import Any
 
 from tfos_nb.driver.cluster_desk import ClusterDesk
 from tfos_nb.driver.feed_desk import Feed, FeedOf, check_feedable, feed_job
-from tfos_nb.driver.feeding.watchdog import Standstill, WithoutSlot
+from tfos_nb.driver.feeding.watchdog import FeedWatchdog, WithoutSlot
 from tfos_nb.driver.launching import error_of_job
-from tfos_nb.driver.outcome import Fate
+from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.driver.settings import check_seconds
 from tfos_nb.errors import FeedFailed, FeedTimeout, PlanError, TfosError
 from tfos_nb.runtime.control.door import DoorAddress
@@ -56,7 +56,7 @@ class _Apart:
 class Training:
     """Delivers passes over some data to the nodes of one cluster."""
 
-    fate: Fate
+    outcome: ClusterOutcome
     desk: ClusterDesk
     jobs: SparkJobs
     timeout: float
@@ -159,7 +159,7 @@ class Training:
         action = feed_job(data, feed, self.door)
         if feed.place.batch is not None:
             action = _Apart(action)
-        job = self.jobs.run(action, f"tfos_nb cluster {self.fate.name}: {what}", self.fate.wake)
+        job = self.jobs.run(action, f"tfos_nb cluster {self.outcome.name}: {what}", self.outcome.wake)
         try:
             yield job
         finally:
@@ -173,16 +173,16 @@ class Training:
         NodesComeAgain
             If the nodes start again.
         """
-        standstill = Standstill(self.desk, feed, self.timeout)
+        standstill = FeedWatchdog(self.desk, feed, self.timeout)
         without_slot = None if job is None else WithoutSlot(self.desk, self.jobs, job, feed, self.timeout)
         while not self._over_or(reached, feed, without_slot.pause if without_slot is not None else 1.0):
             if job is not None and feed.moved and not feed.partitions:  # now the last stage runs
                 feed.partitions = job.partitions()
             if without_slot is not None and (told := without_slot.look()):
-                self.fate.abort(FeedTimeout(told))
+                self.outcome.abort(FeedTimeout(told))
             seconds = standstill.look()
             if standstill.for_good:
-                self.fate.abort(FeedTimeout(self._stall(feed)))
+                self.outcome.abort(FeedTimeout(self._stall(feed)))
             elif seconds > _STANDS_STILL and self.desk.starved():
                 # The full ones may wait for those, which wait for rows.
                 self.desk.send(ledger.MakeRoom(feed.number), self.desk.sated())
@@ -191,10 +191,10 @@ class Training:
     def raise_if_ended(self, rendezvous: int | None = None) -> None:
         """Raise what ends the cluster; that every ``main`` has returned is no error, and only the end of the feed."""
         of = self.desk.rendezvous if rendezvous is None else rendezvous
-        if self.desk.rendezvous != of or (self.fate.failing and self.fate.await_decision(of)):
+        if self.desk.rendezvous != of or (self.outcome.failing and self.outcome.await_decision(of)):
             raise NodesComeAgain
-        if self.fate.failing or (self.fate.over.is_set() and self.fate.error is not None):
-            self.fate.raise_outcome()
+        if self.outcome.failing or (self.outcome.over.is_set() and self.outcome.error is not None):
+            self.outcome.raise_outcome()
 
     def _over_or(self, reached: Callable[[], bool], feed: Feed, seconds: float) -> bool:
         """Look, then wait for a change, so many seconds at the most, and look again."""
@@ -210,7 +210,7 @@ class Training:
     @property
     def ending(self) -> bool:
         """Whether the cluster ends, or has ended."""
-        return self.fate.failing or self.fate.over.is_set()
+        return self.outcome.failing or self.outcome.over.is_set()
 
     def _check(self, feed: Feed, job: Job[Any], empty: str = "the data have no rows") -> None:
         error: TfosError | None = feed.error
@@ -235,12 +235,12 @@ class Training:
             unreached = given_up or (job.error is not None and _UNREACHED.search(str(job.error)))
             if self.desk.restarts_left > 0 and unreached:
                 # The tasks miss a node before its silence has lasted long enough.
-                self.fate.wait_for(lambda: False, self.desk.heartbeat_timeout + _UNTIL_LOST)
+                self.outcome.wait_for(lambda: False, self.desk.heartbeat_timeout + _UNTIL_LOST)
             self._fail(error, feed)
 
     def _fail(self, error: TfosError, feed: Feed) -> None:
-        if not self.fate.failing and self.desk.rendezvous == feed.rendezvous:
-            self.fate.abort(error)
+        if not self.outcome.failing and self.desk.rendezvous == feed.rendezvous:
+            self.outcome.abort(error)
         self.raise_if_ended(feed.rendezvous)
         raise error
 
@@ -269,11 +269,11 @@ class Training:
 
     def tell_if_unread(self) -> None:
         """Say so if no row of all that were fed was taken: nothing was trained on, and nothing has failed."""
-        if self.desk.unread and self.fate.stop is None and self.desk.generation == 1:
+        if self.desk.unread and self.outcome.stop is None and self.desk.generation == 1:
             logger.warning(
                 "cluster %s: every main has returned, and none has taken a row of what train() fed. It takes them with "
                 "ctx.dataset(64, …), or ctx.get_data_feed()",
-                self.fate.name,
+                self.outcome.name,
             )
 
     def nobody_wants(self, call: int) -> bool:

@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 
 from tfos_nb.driver.cluster_desk import ClusterDesk
 from tfos_nb.driver.feeding.training import Call, NodesComeAgain
-from tfos_nb.driver.outcome import Fate
+from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.errors import FeedFailed, TfosError
 from tfos_nb.runtime.feed.ledger import FeedFrom
 
-__all__ = ["Deliveries"]
+__all__ = ["TrainingCalls"]
 
 _LEDGERS_KEPT = 4  # calls whose rows nodes may speak of yet: they read ahead of what they train on
 
 
 @dataclass
-class Deliveries:
+class TrainingCalls:
     """What has been, and is to be, fed to one cluster.
 
     Attributes
@@ -35,7 +35,7 @@ class Deliveries:
         Whether another thread is about to deliver; guarded by the desk's lock.
     """
 
-    fate: Fate
+    outcome: ClusterOutcome
     desk: ClusterDesk
     lock: threading.Lock = field(default_factory=threading.Lock)
     announced: bool = False
@@ -81,7 +81,7 @@ class Deliveries:
     def await_announced(self, timeout: float | None) -> bool:
         """Wait until what was announced has begun, or never will; False if the time is over."""
         with self.desk.changed:
-            return self.desk.changed.wait_for(lambda: not self.announced or self.fate.over.is_set(), timeout)
+            return self.desk.changed.wait_for(lambda: not self.announced or self.outcome.over.is_set(), timeout)
 
     def close(self, reason: str) -> None:
         """Tell the nodes that no more rows come, when all have been delivered. The lock is held."""
@@ -90,14 +90,14 @@ class Deliveries:
 
     def _closed_now(self, reason: str) -> bool:
         with self.desk.changed:
-            if self._rendezvous != self.desk.rendezvous and not self.fate.over.is_set():
+            if self._rendezvous != self.desk.rendezvous and not self.outcome.over.is_set():
                 return False
             self.desk.feeds.close(reason)
             return True
 
     def rewind(self) -> None:
         """Deliver again what the nodes that start again want, in a thread of its own."""
-        threading.Thread(target=self._rewind, name=f"tfos_nb feed {self.fate.name}", daemon=True).start()
+        threading.Thread(target=self._rewind, name=f"tfos_nb feed {self.outcome.name}", daemon=True).start()
 
     def _rewind(self) -> None:
         try:
@@ -106,8 +106,8 @@ class Deliveries:
                 if self.desk.feeds.closed:
                     self.desk.feeds.announce_end()
         except TfosError as error:
-            if not self.fate.failing and not self.fate.over.is_set():
-                self.fate.abort(error)
+            if not self.outcome.failing and not self.outcome.over.is_set():
+                self.outcome.abort(error)
 
     def _catch_up(self) -> None:
         if self._rendezvous != self.desk.rendezvous:
@@ -180,18 +180,18 @@ class Deliveries:
             changed.wait_for(
                 lambda: (
                     reached()
-                    or self.fate.failing
-                    or self.fate.over.is_set()
+                    or self.outcome.failing
+                    or self.outcome.over.is_set()
                     or self.desk.rendezvous != rendezvous
                     or self.desk.all_returned
                 )
             )
-            if self.desk.rendezvous == rendezvous and reached() and not self.fate.failing:
+            if self.desk.rendezvous == rendezvous and reached() and not self.outcome.failing:
                 return True
-        if self.desk.rendezvous != rendezvous or (self.fate.failing and self.fate.await_decision(rendezvous)):
+        if self.desk.rendezvous != rendezvous or (self.outcome.failing and self.outcome.await_decision(rendezvous)):
             raise NodesComeAgain
-        if self.fate.over.is_set() and self.fate.error is not None:
-            self.fate.raise_outcome()
+        if self.outcome.over.is_set() and self.outcome.error is not None:
+            self.outcome.raise_outcome()
         return False
 
     def _go_to(self, wanted: FeedFrom) -> None:

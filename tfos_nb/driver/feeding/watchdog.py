@@ -11,7 +11,7 @@ from tfos_nb.driver.cluster_desk import ClusterDesk
 from tfos_nb.driver.feed_desk import Feed
 from tfos_nb.spark.session import Job, Room, SparkJobs
 
-__all__ = ["Standstill", "WithoutSlot"]
+__all__ = ["FeedWatchdog", "WithoutSlot"]
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _BEGINS = 3.0
 _TELL = 10.0  # seconds without a slot, after which it is said
 
 
-class Standstill:
+class FeedWatchdog:
     """Whether rows wait in vain: not where the nodes that leave them compute, report or save, however long a step."""
 
     def __init__(self, desk: ClusterDesk, feed: Feed, timeout: float) -> None:

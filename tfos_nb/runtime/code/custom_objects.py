@@ -16,11 +16,11 @@ from tfos_nb.errors import PlanError
 from tfos_nb.runtime.code import source_text
 from tfos_nb.runtime.code.payload import taken_along
 
-__all__ = ["Baggage", "pack", "unpack"]
+__all__ = ["ModelCode", "pack", "unpack"]
 
 
 @dataclass(frozen=True)
-class Baggage:
+class ModelCode:
     """What travels.
 
     Parameters
@@ -38,7 +38,7 @@ class Baggage:
     args: tuple[Any, ...] = ()
 
 
-def pack(baggage: Baggage) -> bytes:
+def pack(code: ModelCode) -> bytes:
     """Pickle it by value; nothing is no bytes.
 
     Raises
@@ -46,14 +46,14 @@ def pack(baggage: Baggage) -> bytes:
     PlanError
         If something in it cannot travel.
     """
-    if not baggage.custom_objects and baggage.function is None and not any(baggage.args):
+    if not code.custom_objects and code.function is None and not any(code.args):
         return b""
-    own = [value for value in (*baggage.custom_objects.values(), baggage.function) if value is not None]
+    own = [value for value in (*code.custom_objects.values(), code.function) if value is not None]
     with contextlib.ExitStack() as stack:
         for value in own:
             stack.enter_context(taken_along(value))
         try:
-            data, found = source_text.dumps(baggage)
+            data, found = source_text.dumps(code)
         except Exception as error:
             what = str(error).splitlines()[0] if str(error) else type(error).__name__
             names = ", ".join(getattr(value, "__name__", type(value).__name__) for value in own)
@@ -61,12 +61,12 @@ def pack(baggage: Baggage) -> bytes:
     return pickle.dumps((data, found))
 
 
-def unpack(data: bytes) -> Baggage:
+def unpack(data: bytes) -> ModelCode:
     """Undo :func:`pack`, in the process that applies the model."""
     # The bytes come from Spark's task closure, never from a socket.
     if not data:
-        return Baggage()
+        return ModelCode()
     pickled, found = pickle.loads(data)  # noqa: S301
     source_text.remember(found)
-    baggage: Baggage = pickle.loads(pickled)  # noqa: S301
-    return baggage
+    code: ModelCode = pickle.loads(pickled)  # noqa: S301
+    return code

@@ -126,7 +126,7 @@ def _cloudpickle() -> Any:
     return importlib.import_module("pyspark.cloudpickle")
 
 
-def _dumps(main: Callable[..., Any], args: Any) -> tuple[bytes, source_text.Texts]:
+def _dumps(main: Callable[..., Any], args: Any) -> tuple[bytes, source_text.SourceTexts]:
     try:
         return source_text.dumps((main, args))
     except Exception as error:

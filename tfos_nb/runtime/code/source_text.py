@@ -5,7 +5,7 @@ its lines. Where it arrives no file has them.
 
 ::
 
-    dumps(value) ──▶ bytes, Texts ──▶ remember(texts), then pickle.loads
+    dumps(value) ──▶ bytes, SourceTexts ──▶ remember(texts), then pickle.loads
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfos_nb.runtime.code.on_import import when_imported
-from tfos_nb.runtime.code.user_modules import Carried, gather, is_installed, provide
+from tfos_nb.runtime.code.user_modules import UserModule, gather, is_installed, provide
 
-__all__ = ["Texts", "dumps", "remember"]
+__all__ = ["SourceTexts", "dumps", "remember"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Texts:
+class SourceTexts:
     """What goes along.
 
     Parameters
     ----------
     files : dict of str to str
         By the names of their files, the texts from which the functions that go by value were compiled.
-    modules : dict of str to Carried
+    modules : dict of str to UserModule
         The user's modules that are named: these functions import them, or something in the value is in them.
     """
 
     files: dict[str, str] = field(default_factory=dict)
-    modules: dict[str, Carried] = field(default_factory=dict)
+    modules: dict[str, UserModule] = field(default_factory=dict)
 
 
-def dumps(value: Any) -> tuple[bytes, Texts]:
+def dumps(value: Any) -> tuple[bytes, SourceTexts]:
     """Pickle by PySpark's cloudpickle, which both sides have; what :func:`pickle.loads` takes, and the texts to it."""
     with io.BytesIO() as file:
         pickler = _pickler()(file)
@@ -57,7 +57,7 @@ def dumps(value: Any) -> tuple[bytes, Texts]:
     except Exception:  # somebody's own way of importing; where the executors have the modules, all is well
         logger.warning("modules of yours that a function needs could not be read here, and stay here", exc_info=True)
         modules = {}
-    return data, Texts(files, modules)
+    return data, SourceTexts(files, modules)
 
 
 @functools.cache
@@ -86,7 +86,7 @@ def _pickler() -> Any:
     return Pickler
 
 
-def remember(texts: Texts) -> None:
+def remember(texts: SourceTexts) -> None:
     """Have this process find texts by the names of their files, for its tracebacks and for AutoGraph, and modules."""
     _help_autograph()
     for name, text in texts.files.items():

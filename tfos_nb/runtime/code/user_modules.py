@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any
 
-__all__ = ["Carried", "gather", "is_installed", "provide"]
+__all__ = ["UserModule", "gather", "is_installed", "provide"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _MOST = 16 << 20  # bytes of text that go along
 
 
 @dataclass(frozen=True)
-class Carried:
+class UserModule:
     """A module's text.
 
     Parameters
@@ -59,7 +59,7 @@ def is_installed(file: str) -> bool:
     return any(part in file for part in _PACKAGES) or file.startswith(sysconfig.get_paths()["stdlib"])
 
 
-def gather(names: Iterable[str], texts: Iterable[tuple[str, str]]) -> dict[str, Carried]:
+def gather(names: Iterable[str], texts: Iterable[tuple[str, str]]) -> dict[str, UserModule]:
     """Find the user's modules of these names, what texts import of the user's, and what all these import of it.
 
     Nothing is imported for it: what a text imports inside a function need not be there yet.
@@ -71,7 +71,7 @@ def gather(names: Iterable[str], texts: Iterable[tuple[str, str]]) -> dict[str, 
     texts : iterable of (str, str)
         Each with the package that it is in, from which its relative imports count.
     """
-    found: dict[str, Carried] = {}
+    found: dict[str, UserModule] = {}
     seen: set[str] = set()
     waiting = [*names]
     for text, package in texts:
@@ -131,7 +131,7 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
         return ""
 
 
-def _read(name: str) -> Carried | None:
+def _read(name: str) -> UserModule | None:
     """Return a module of the user's; None for any other, and for what is no text."""
     spec = _spec(name)
     if spec is None:
@@ -140,11 +140,11 @@ def _read(name: str) -> Carried | None:
     file = spec.origin if spec.has_location else None
     if file is None:  # a package without an __init__.py is a folder, or several
         folders = [*(spec.submodule_search_locations or ())]
-        return Carried("", "", True) if folders and not any(map(is_installed, folders)) else None
+        return UserModule("", "", True) if folders and not any(map(is_installed, folders)) else None
     if not file.endswith(".py") or is_installed(file):
         return None
     text = _text(name, spec)
-    return Carried(file, text, package) if text is not None else None
+    return UserModule(file, text, package) if text is not None else None
 
 
 def _text(name: str, spec: importlib.machinery.ModuleSpec) -> str | None:
@@ -183,7 +183,7 @@ def _in_folders(name: str, path: Iterable[str]) -> importlib.machinery.ModuleSpe
     return several
 
 
-def provide(modules: Mapping[str, Carried]) -> None:
+def provide(modules: Mapping[str, UserModule]) -> None:
     """Have this process import modules as they were on the driver."""
     if not modules:
         return
@@ -198,9 +198,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     """Imports modules from the texts that it has been given."""
 
     def __init__(self) -> None:
-        self._modules: dict[str, Carried] = {}
+        self._modules: dict[str, UserModule] = {}
 
-    def take(self, modules: Mapping[str, Carried]) -> None:
+    def take(self, modules: Mapping[str, UserModule]) -> None:
         """Take texts; when one has changed, all are imported anew: the others may hold what it was."""
         if any(self._modules.get(name, carried) != carried for name, carried in modules.items()):
             for name in self._modules:

@@ -6,7 +6,7 @@
     ─────────────                                          ──────
     supervisor ── attend: a stream each way, one a node ─▶ Door ─▶ Desk.arrived / received / left
     FeedTask   ── ask: a question, an answer ────────────▶ Door ─▶ Desk.asked
-    supervisor ── carry: bytes each way ─────────────────▶ Door ─▶ TunnelMouth (tfos_nb.runtime.control.tunnel)
+    supervisor ── carry: bytes each way ─────────────────▶ Door ─▶ TunnelEntrance (tfos_nb.runtime.control.tunnel)
 
 gRPC over TLS. The key is made for this cluster and pinned by the executors, so no certificate authority is needed; a
 256-bit token is in the metadata of every call. Both reach the executors inside Spark's own task closure. Payloads are
@@ -39,7 +39,7 @@ from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.admission import server_options
 from tfos_nb.runtime.control.identity import SERVER_NAME, Identity
 from tfos_nb.runtime.control.processes import host_and_port
-from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelMouth
+from tfos_nb.runtime.control.tunnel import OpenTunnel, TunnelEntrance
 
 __all__ = ["ASK", "ATTEND", "Desk", "Door", "DoorAddress", "DoorClient", "Link", "broadcast", "dial", "metadata_of"]
 
@@ -161,7 +161,7 @@ class Door:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Event | None = None
         self._links: set[Link] = set()
-        self._mouth: TunnelMouth | None = None
+        self._mouth: TunnelEntrance | None = None
         self._thread = threading.Thread(target=self._run, name="tfos_nb door", daemon=True)
 
     def open(self, timeout: float = 10.0) -> DoorAddress:
@@ -171,9 +171,9 @@ class Door:
         return DoorAddress(self._host, port, self._identity.certificate, self._token)
 
     def open_tunnel(self, path: str, ask: Callable[[OpenTunnel], bool], timeout: float = 10.0) -> None:
-        """Listen on a unix socket whose connections come out at a node: see :class:`TunnelMouth`. At most once."""
+        """Listen on a unix socket whose connections come out at a node: see :class:`TunnelEntrance`. At most once."""
         assert self._loop is not None, "the door is open"
-        self._mouth = TunnelMouth(path, ask)
+        self._mouth = TunnelEntrance(path, ask)
         asyncio.run_coroutine_threadsafe(self._mouth.open(), self._loop).result(timeout)
 
     def close(self, timeout: float = 10.0) -> None:

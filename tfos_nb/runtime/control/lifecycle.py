@@ -3,7 +3,7 @@
 ::
 
     TF process ──NodeUp, MainStarted, MainReturned, MainRaised──▶ supervisor ──these, Reservation, NodeEnded──▶ driver
-    TF process ◀──Start, Moved, Stop, Farewell, feed messages─── supervisor ◀──these, Regather────────────── driver
+    TF process ◀──Start, Moved, Stop, Farewell, feed messages─── supervisor ◀──these, StartAgain────────────── driver
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = [
     "NodeJob",
     "NodeUp",
     "Refused",
-    "Regather",
     "Reservation",
     "Saving",
     "Serving",
     "Start",
+    "StartAgain",
     "StateHeld",
     "Stop",
 ]
@@ -103,7 +103,7 @@ class Refused:
 class Start:
     """The rendezvous is complete: ``cluster_spec`` maps each role to its addresses.
 
-    ``generation`` counts how often the cluster's members were gathered, from 1. A node that takes another's place in a
+    ``generation`` counts how often the cluster's nodes were started, from 1. A node that takes another's place in a
     generation that goes on begins behind the ``passes`` that the other one has been through. ``workers`` are the
     indices of those that are there, where some are not: a worker's rank is its place among them. Of the states that
     were saved in the middle of a pass, ``held`` are those that can be gone on from.
@@ -126,7 +126,7 @@ class StateHeld:
 
 @message
 @dataclass(frozen=True)
-class Regather:
+class StartAgain:
     """To supervisors: end the process, start another, and reserve for this generation, which may be the same one."""
 
     generation: int

@@ -2,7 +2,7 @@
 
 ::
 
-    kernel's web server ── unix socket ──▶ TunnelMouth (driver, in the door's loop)
+    kernel's web server ── unix socket ──▶ TunnelEntrance (driver, in the door's loop)
                                                │ OpenTunnel(number), on the node's stream
                                                ▼
     TensorBoard ◀── TCP, loopback ── TunnelEnd (supervisor) ── carry: a stream of bytes each way ──▶ door
@@ -29,7 +29,7 @@ from typing import Protocol
 
 from tfos_nb.runtime.control.wire import message
 
-__all__ = ["OpenTunnel", "TunnelEnd", "TunnelMouth"]
+__all__ = ["OpenTunnel", "TunnelEnd", "TunnelEntrance"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class _Passage:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class TunnelMouth:
+class TunnelEntrance:
     """A unix socket on the driver; every connection to it comes out at the chief's TensorBoard.
 
     Parameters

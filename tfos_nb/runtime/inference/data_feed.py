@@ -20,13 +20,13 @@ import numpy as np
 import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.feed.row_queues import DEFAULT_QUEUE, RowQueues, check_queue
+from tfos_nb.runtime.feed.row_queues import RowQueues, check_queue
 from tfos_nb.runtime.inference.requests import Piece, RequestQueue, joined
 from tfos_nb.runtime.inference.serving import RequestDesk
 from tfos_nb.runtime.rows.columns import Column, arrays_of, columns_of
 from tfos_nb.runtime.rows.row_lists import RowMaker, columns_by_mapping
 
-__all__ = ["DataFeed", "NodeRows", "Request", "RowFeeds"]
+__all__ = ["DataFeed", "Request", "RowLists"]
 
 
 class _Source(Protocol):
@@ -107,7 +107,7 @@ class _Requests:
 
 
 class DataFeed:
-    """The rows of a node as lists. Made by :meth:`RowFeeds.get_data_feed`.
+    """The rows of a node as lists. Made by ``ctx.get_data_feed``.
 
     Attributes
     ----------
@@ -241,8 +241,20 @@ class Request(Mapping[str, "np.ndarray[Any, Any]"]):
 
 
 @dataclass(frozen=True)
-class NodeRows:
-    """A node's ends of all queues."""
+class RowLists:
+    """What ``ctx`` gives out of a node's rows as lists, and of those that want an answer.
+
+    Parameters
+    ----------
+    node : str
+        This node.
+    fed : bool
+        Whether it gets rows from Spark.
+    queues : RowQueues
+        What ``train`` feeds.
+    desk : RequestDesk
+        What ``inference`` asks.
+    """
 
     node: str
     fed: bool
@@ -250,15 +262,37 @@ class NodeRows:
     desk: RequestDesk
     _sources: dict[tuple[str, bool, bool], _Source] = field(default_factory=dict)
 
-    def source(self, name: str, train: bool, across: bool) -> _Source:
-        """Return a queue's rows; for whoever asks again, from where the first was."""
-        self.check(name)
+    def data_feed(
+        self,
+        train_mode: bool,
+        qname_in: str,
+        qname_out: str,
+        input_mapping: Mapping[str, str] | None,
+        *,
+        across: bool,
+        arrays: bool,
+    ) -> DataFeed:
+        """Return rows as lists; for whoever asks again, from where the first was."""
+        if not isinstance(qname_out, str):
+            raise FeedFailed(f"qname_out must be the name of a queue, got {qname_out!r}")
+        return DataFeed(self._source(qname_in, bool(train_mode), across), input_mapping, arrays)
+
+    def _source(self, name: str, train: bool, across: bool) -> _Source:
+        self._check(name)
         key = (name, train, across)
         if key not in self._sources:
             self._sources[key] = _Passes(self.queues, name) if train else _Requests(self.desk.of(name), across)
         return self._sources[key]
 
-    def check(self, name: str) -> None:
+    def requests(
+        self, size: int, qname: str, across: bool, names: Sequence[str] | None, fill: Mapping[str, Any] | None
+    ) -> Iterator[Request]:
+        """Go through the rows of ``cluster.inference`` in batches of arrays, each of which wants a reply."""
+        size = _checked_size("requests", size)
+        self._check(qname)
+        return _requests(self.desk.of(qname), size, across, names, dict(fill or {}))
+
+    def _check(self, name: str) -> None:
         """Refuse a queue that is not there, and a node that gets no rows."""
         if not self.fed:
             raise FeedFailed(
@@ -267,118 +301,6 @@ class NodeRows:
                 "reads files itself (launch it with input_mode='spark')"
             )
         check_queue(name, self.queues.names)
-
-
-class RowFeeds:
-    """The part of ``ctx`` that gives out rows as lists, and rows that want an answer."""
-
-    _node_rows: NodeRows | None = None
-
-    def _rows(self) -> NodeRows:
-        if self._node_rows is None:
-            raise FeedFailed("this program gets no rows from Spark")
-        return self._node_rows
-
-    @property
-    def executor_id(self) -> int:
-        """The node's number among all: parameter servers first, then chief, evaluator and workers."""
-        spec: Mapping[str, Sequence[str]] = getattr(self, "cluster_spec", {})
-        roles = ("ps", "chief", "evaluator", "worker")
-        before = roles[: roles.index(str(getattr(self, "job_name", "ps")))]
-        return sum(len(spec.get(role, ())) for role in before) + int(getattr(self, "task_index", 0))
-
-    worker_num = executor_id
-
-    def get_data_feed(
-        self,
-        train_mode: bool = True,
-        qname_in: str = DEFAULT_QUEUE,
-        qname_out: str = "output",
-        input_mapping: Mapping[str, str] | None = None,
-        *,
-        across_partitions: bool = False,
-        arrays: bool = False,
-    ) -> DataFeed:
-        """Return this node's rows as lists.
-
-        Whoever asks again gets the same rows from where the first was. For tensors :meth:`dataset` and
-        :meth:`requests` are faster by far.
-
-        Parameters
-        ----------
-        train_mode : bool
-            True: the rows of ``cluster.train``, all passes one after the other. False: those of ``cluster.inference``.
-        qname_in : str
-            The queue.
-        qname_out : str
-            Results go back to where their rows came from, so this names nothing; it is taken for older programs.
-        input_mapping : dict of str to str, optional
-            The tensor of each column: batches are then ``{tensor: list}``. Columns are found by name, or, where rows
-            have no names, by place, in the order of the sorted names.
-        across_partitions : bool
-            In inference, let a batch hold rows of several partitions. It then waits for more while any that has begun
-            is not at its end.
-        arrays : bool
-            Have a list of numbers in a row as a NumPy array, which costs less.
-
-        Raises
-        ------
-        FeedFailed
-            If there is no such queue, or this node gets no rows.
-
-        Examples
-        --------
-        >>> feed = ctx.get_data_feed(train_mode=False)  # doctest: +SKIP
-        >>> while not feed.should_stop():  # doctest: +SKIP
-        ...     rows = feed.next_batch(256)
-        ...     feed.batch_results([model(row) for row in rows])
-        """
-        if not isinstance(qname_out, str):
-            raise FeedFailed(f"qname_out must be the name of a queue, got {qname_out!r}")
-        source = self._rows().source(qname_in, bool(train_mode), across_partitions)
-        return DataFeed(source, input_mapping, arrays)
-
-    def requests(
-        self,
-        batch_size: int = 1024,
-        *,
-        columns: Sequence[str] | None = None,
-        fill: Mapping[str, Any] | None = None,
-        qname: str = DEFAULT_QUEUE,
-        across_partitions: bool = False,
-    ) -> Iterator[Request]:
-        """Go through the rows of ``cluster.inference`` in batches of arrays, each of which wants a reply.
-
-        Ends when the driver has said that no more rows come.
-
-        Parameters
-        ----------
-        batch_size : int
-            The most rows in a batch; the last one of a partition may have fewer.
-        columns : list of str, optional
-            Only these columns.
-        fill : mapping, optional
-            What to put in place of a null, by column.
-        qname : str
-            The queue.
-        across_partitions : bool
-            As in :meth:`get_data_feed`.
-
-        Raises
-        ------
-        FeedFailed
-            If a batch was not replied to before the next, or a column is not there or has no tensor.
-
-        Examples
-        --------
-        >>> for batch in ctx.requests(512):  # doctest: +SKIP
-        ...     batch.reply({"prediction": model(batch["pixels"])})
-        """
-        batch_size = _checked_size("requests", batch_size)
-        rows = self._rows()
-        rows.check(qname)
-        queue = rows.desk.of(qname)
-        return _requests(queue, batch_size, across_partitions, columns, dict(fill or {}))
 
 
 def _requests(

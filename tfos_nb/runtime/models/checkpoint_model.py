@@ -117,7 +117,7 @@ def _outline(graph: Any) -> str:
     return ", ".join(shown[:40]) + ", …" * (len(shown) > 40)
 
 
-def _built(built: custom_objects.Baggage) -> Any:
+def _built(built: custom_objects.ModelCode) -> Any:
     assert built.function is not None
     name = getattr(built.function, "__name__", type(built.function).__name__)
     try:

@@ -23,7 +23,7 @@ import numpy as np
 from tfos_nb.runtime.models.model import Model, ModelUnusable, Signature, Tensor, described
 from tfos_nb.runtime.rows.ragged import Output, Ragged
 
-__all__ = ["Head", "Task", "with_heads"]
+__all__ = ["ClassifierOutput", "Task", "with_heads"]
 
 Array = np.ndarray[Any, Any]
 
@@ -42,7 +42,7 @@ class Task(str, enum.Enum):
 
 
 @dataclass(frozen=True)
-class Head:
+class ClassifierOutput:
     """How an output of a model is to be read.
 
     Parameters
@@ -100,14 +100,14 @@ class Head:
         return np.stack([-margin, margin], axis=1), np.stack([1 - yes, yes], axis=1)
 
 
-def with_heads(model: Model, heads: Sequence[Head]) -> Model:
+def with_heads(model: Model, heads: Sequence[ClassifierOutput]) -> Model:
     """Return a model that gives its heads' columns: of several outputs with the output's name behind each.
 
     Parameters
     ----------
     model : Model
         Any.
-    heads : sequence of Head
+    heads : sequence of ClassifierOutput
         One for each output, in their order; or one for all of them.
 
     Raises
@@ -127,6 +127,6 @@ def with_heads(model: Model, heads: Sequence[Head]) -> Model:
     return Model(signature, functools.partial(_apply, model, heads), model.close)
 
 
-def _apply(model: Model, heads: Sequence[Head], arrays: Sequence[Array]) -> list[Output]:
+def _apply(model: Model, heads: Sequence[ClassifierOutput], arrays: Sequence[Array]) -> list[Output]:
     results = zip(heads, model.apply(arrays), strict=True)
     return [column for head, output in results for column in head.columns(output)]

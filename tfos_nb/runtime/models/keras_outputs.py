@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.models.classifier_outputs import Head, Task
+from tfos_nb.runtime.models.classifier_outputs import ClassifierOutput, Task
 from tfos_nb.runtime.models.keras_model import named_outputs, structure_of
 from tfos_nb.runtime.models.model import near
 from tfos_nb.runtime.rows.nested import flattened, leaves, packed
@@ -201,7 +201,7 @@ class Outputs:
         labels = [tf.zeros([rows]) if column is None else values[column] for column in columns]
         return packed(self.structure, labels)
 
-    def heads(self, loss: Any, task: Task | None) -> tuple[Head, ...]:
+    def heads(self, loss: Any, task: Task | None) -> tuple[ClassifierOutput, ...]:
         """Return how each output is read.
 
         Parameters
@@ -248,17 +248,17 @@ def flattened_metrics(metrics: Any) -> list[Any]:
     return [] if metrics is None else [metrics]
 
 
-def _head(loss: Any, shape: tuple[int | None, ...], task: Task | None) -> Head:
+def _head(loss: Any, shape: tuple[int | None, ...], task: Task | None) -> ClassifierOutput:
     name, logits = _loss_of(loss)
     one = not shape or shape == (1,)
     if task is not None:
         binary = task is Task.BINARY or (task is Task.CLASSES and one)
-        return Head(Task.BINARY if binary else task, logits)
+        return ClassifierOutput(Task.BINARY if binary else task, logits)
     if name in _BINARY and one:
-        return Head(Task.BINARY, logits)
+        return ClassifierOutput(Task.BINARY, logits)
     if any(word in name for word in _CLASSES) and len(shape) == 1 and not one:
-        return Head(Task.CLASSES, logits)
-    return Head(Task.VALUES)
+        return ClassifierOutput(Task.CLASSES, logits)
+    return ClassifierOutput(Task.VALUES)
 
 
 def _loss_of(loss: Any) -> tuple[str, bool]:

@@ -22,7 +22,7 @@ from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.rows.ragged import Output
 
 if TYPE_CHECKING:
-    from tfos_nb.runtime.models.classifier_outputs import Head
+    from tfos_nb.runtime.models.classifier_outputs import ClassifierOutput
 
 __all__ = [
     "SERVING",
@@ -99,7 +99,7 @@ class Use:
         Empty: those of the signature.
     layer : str, int or None
         What comes out of this layer of a Keras model, by its name or its place, is the output.
-    heads : tuple of Head
+    heads : tuple of ClassifierOutput
         How each output is read, for a classifier's columns; one for all, or one for each. Empty: as it is.
     code : bytes
         Code of the user's that the model needs, from :func:`tfos_nb.runtime.code.custom_objects.pack`; it comes with
@@ -113,7 +113,7 @@ class Use:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     layer: str | int | None = None
-    heads: tuple[Head, ...] = ()
+    heads: tuple[ClassifierOutput, ...] = ()
     code: bytes = field(default=b"", repr=False)
     trusted: bool = False
 

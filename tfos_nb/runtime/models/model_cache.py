@@ -3,7 +3,7 @@
 ::
 
     Parcel  its bytes came by Spark's broadcast   ┐
-    Place   a URL or a path that executors read   ┴▶ Shelf.take(…) ─▶ Model, the same one until another is asked for
+    Place   a URL or a path that executors read   ┴▶ ModelCache.take(…) ─▶ Model, the same until another is asked for
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tfos_nb.runtime.rows.ragged import Output
 from tfos_nb.runtime.storage.paths import spill_directory
 from tfos_nb.runtime.storage.remote import file_system
 
-__all__ = ["Inline", "ModelAbsent", "Parcel", "Place", "Reader", "Share", "Shelf", "Source"]
+__all__ = ["Inline", "ModelAbsent", "ModelCache", "Parcel", "Place", "Reader", "Share", "Source"]
 
 Array = np.ndarray[Any, Any]
 Reader = Callable[[], Model]
@@ -188,7 +188,7 @@ class Share:
         return cls(tuple(gpus.addresses) if gpus is not None else (), context.cpus())
 
 
-class Shelf:
+class ModelCache:
     """Holds the model that this process used last, and lets go of it when another one is asked for."""
 
     def __init__(self) -> None:

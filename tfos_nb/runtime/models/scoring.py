@@ -23,23 +23,23 @@ from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.models.inputs import Feed, Fill, Where, incomplete_rows
 from tfos_nb.runtime.models.model import Model, ModelUnusable, Signature, described
-from tfos_nb.runtime.models.model_cache import ModelAbsent, Share, Shelf, Source
+from tfos_nb.runtime.models.model_cache import ModelAbsent, ModelCache, Share, Source
 from tfos_nb.runtime.models.outputs import arrow_type, column_of
 from tfos_nb.runtime.rows.ragged import Output
 
-__all__ = ["LOOK_SCHEMA", "LookTask", "Looked", "ScoreTask", "partition_id", "rebatched", "take_model"]
+__all__ = ["LOOK_SCHEMA", "LookTask", "ModelLook", "ScoreTask", "partition_id", "rebatched", "take_model"]
 
 Array = np.ndarray[Any, Any]
 
 LOOK_SCHEMA = "answer binary"
 
-_shelf = Shelf()
+_model_cache = ModelCache()
 """This process' one model: a Spark Python worker is used by one task after another."""
 
 
 @message
 @dataclass(frozen=True)
-class Looked:
+class ModelLook:
     """What a look at a model found: its signature, or why there is none, seen from which host."""
 
     host: str
@@ -60,12 +60,12 @@ class LookTask:
             pass
         yield pa.RecordBatch.from_pydict({"answer": pa.array([wire.encode(self._look())], pa.binary())})
 
-    def _look(self) -> Looked:
+    def _look(self) -> ModelLook:
         host = socket.gethostname()
         try:
-            return Looked(host, _shelf.take(self.source, Share.of_task()).signature)
+            return ModelLook(host, _model_cache.take(self.source, Share.of_task()).signature)
         except ModelUnusable as error:
-            return Looked(host, problem=str(error), absent=isinstance(error, ModelAbsent))
+            return ModelLook(host, problem=str(error), absent=isinstance(error, ModelAbsent))
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def take_model(source: Source, signature: Signature) -> Model:
         If it cannot be loaded, or is not what it was.
     """
     try:
-        model = _shelf.take(source, Share.of_task())
+        model = _model_cache.take(source, Share.of_task())
     except ModelUnusable as error:
         raise FeedFailed(f"the model cannot be loaded on {socket.gethostname()}: {error}") from error
     if model.signature != signature:

@@ -2,9 +2,9 @@
 
 ::
 
-    SoloTask (Spark) ── SoloJob ──▶ child process: main(args, ctx)
-         │  ◀── SoloEnded ───────────┘
-         └── SoloEnded ──▶ door ──▶ driver (tfos_nb.parallel)
+    SingleProgramTask (Spark) ── SingleProgramJob ──▶ child process: main(args, ctx)
+         │  ◀── SingleProgramEnded ───────────┘
+         └── SingleProgramEnded ──▶ door ──▶ driver (tfos_nb.parallel)
 
 The program has a process of its own with its own environment, which ends with the task. It has no peers and takes no
 rows. It is forked from the application's warm process (:mod:`tfos_nb.runtime.node.warm_process`). On a host with GPUs,
@@ -49,7 +49,7 @@ from tfos_nb.runtime.node.process import environment_of
 from tfos_nb.runtime.node.spark_task import executor_process
 from tfos_nb.runtime.node.warm_process import PROGRAMS, Fork, ForkedProcess, ServerTerms, WarmProcess, can_fork
 
-__all__ = ["SoloContext", "SoloEnded", "SoloJob", "SoloTask"]
+__all__ = ["SingleProgramContext", "SingleProgramEnded", "SingleProgramJob", "SingleProgramTask"]
 
 SUMMARY_SCHEMA = "program long"
 _TAIL_BYTES = 8000
@@ -57,7 +57,7 @@ _TAIL_BYTES = 8000
 
 @message
 @dataclass(frozen=True)
-class SoloJob:
+class SingleProgramJob:
     """All that the child needs; it comes from Spark's task closure by an inherited socket."""
 
     index: int
@@ -69,7 +69,7 @@ class SoloJob:
 
 @message
 @dataclass(frozen=True)
-class SoloEnded:
+class SingleProgramEnded:
     """How a program ended: with a result, or with ``summary`` saying why not."""
 
     index: int
@@ -82,7 +82,7 @@ class SoloEnded:
     log_tail: str = ""
 
 
-class SoloContext:
+class SingleProgramContext:
     """``ctx`` of a program that runs on its own.
 
     Attributes
@@ -111,7 +111,7 @@ class SoloContext:
 
 
 @dataclass(frozen=True)
-class SoloTask:
+class SingleProgramTask:
     """Run the program that belongs to this task's partition, by ``DataFrame.mapInArrow``."""
 
     count: int
@@ -130,26 +130,26 @@ class SoloTask:
 
         deque(batches, maxlen=0)
         context = TaskContext.get()
-        assert context is not None, "a SoloTask runs inside a Spark task"
+        assert context is not None, "a SingleProgramTask runs inside a Spark task"
         if self.barrier:
             BarrierTaskContext.get().barrier()  # all have their places before the first one begins
         gpus = context.resources().get("gpu")
         addresses = tuple(gpus.addresses) if gpus is not None else ()
-        job = SoloJob(context.partitionId(), self.count, addresses, self.python_path, self.payload)
+        job = SingleProgramJob(context.partitionId(), self.count, addresses, self.python_path, self.payload)
         with DoorClient(self.door) as door:
             door.ask(self._run_on_gpus(job) if self.claim else self._run(job))
         yield pa.RecordBatch.from_pydict({"program": pa.array([job.index], pa.int64())})
 
-    def _run_on_gpus(self, job: SoloJob) -> SoloEnded:
+    def _run_on_gpus(self, job: SingleProgramJob) -> SingleProgramEnded:
         claims = GpuClaims()
         try:
             return self._run(replace(job, gpus=claims.take(self.claim)))
         except GpusTaken as error:
-            return SoloEnded(job.index, summary=str(error), host=socket.gethostname())
+            return SingleProgramEnded(job.index, summary=str(error), host=socket.gethostname())
         finally:
             claims.close()  # the program has ended
 
-    def _run(self, job: SoloJob) -> SoloEnded:
+    def _run(self, job: SingleProgramJob) -> SingleProgramEnded:
         channel, theirs = Channel.pair()
         with tempfile.TemporaryFile() as output, _scratch() as temporary:
             env = self._environment(job.gpus, temporary)
@@ -187,7 +187,7 @@ class SoloTask:
         arguments = (str(channel),)
         return start_module(PROGRAMS[1], env=env, fds=(channel,), arguments=arguments, stdout=output, stderr=output)
 
-    def _completed(self, ended: SoloEnded | None, index: int, code: int, output: Any) -> SoloEnded:
+    def _completed(self, ended: SingleProgramEnded | None, index: int, code: int, output: Any) -> SingleProgramEnded:
         size = os.fstat(output.fileno()).st_size
         output.seek(max(0, size - _TAIL_BYTES))
         tail = output.read().decode(errors="replace")
@@ -196,7 +196,7 @@ class SoloTask:
             return replace(ended, host=socket.gethostname(), log_tail=tail)
         signal = signal_name(code)
         how = f"killed by {signal}" if signal else f"exited with code {code} before main had returned"
-        return SoloEnded(
+        return SingleProgramEnded(
             index,
             summary=how,
             host=socket.gethostname(),
@@ -230,17 +230,17 @@ def _scratch() -> Iterator[str]:
         remove_directory(path)
 
 
-def _call(job: SoloJob) -> SoloEnded:
+def _call(job: SingleProgramJob) -> SingleProgramEnded:
     try:
         main, args = unpack(job.payload)
-        result = wire.encode_result(main(args, SoloContext(job.index, job.count, job.gpus, args)))
+        result = wire.encode_result(main(args, SingleProgramContext(job.index, job.count, job.gpus, args)))
     except wire.NotData as error:
-        return SoloEnded(job.index, summary=f"what main returned cannot travel: {error}")
+        return SingleProgramEnded(job.index, summary=f"what main returned cannot travel: {error}")
     except BaseException as error:  # noqa: BLE001 - whatever it is, the cell must show it
         frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
         text = "".join(traceback.format_exception(type(error), error, frames))
-        return SoloEnded(job.index, summary=f"{type(error).__name__}: {error}", traceback=text)
-    return SoloEnded(job.index, result)
+        return SingleProgramEnded(job.index, summary=f"{type(error).__name__}: {error}", traceback=text)
+    return SingleProgramEnded(job.index, result)
 
 
 def main() -> None:

@@ -37,10 +37,10 @@ from tfos_nb.runtime.control.lifecycle import (
     MainStarted,
     NodeJob,
     Refused,
-    Regather,
     Reservation,
     Saving,
     Start,
+    StartAgain,
     Stop,
 )
 from tfos_nb.runtime.control.processes import address_towards, private_directory, read_frame, remove_directory
@@ -222,7 +222,7 @@ class Supervisor:
             self._notes = []
         self._process.listen()
 
-    def _regather(self, message: Regather) -> None:
+    def _start_again(self, message: StartAgain) -> None:
         """End the process, and begin the next one's life: all that the old one said has been passed on by then."""
         assert self._process is not None, "it was started"
         self._process.end()
@@ -276,8 +276,8 @@ class Supervisor:
         if isinstance(message, OpenTunnel):
             self._tunnel.open(message)
             return True
-        if isinstance(message, Regather):
-            self._regather(message)
+        if isinstance(message, StartAgain):
+            self._start_again(message)
             return True
         if isinstance(message, Start):
             self._tick_every = tick_among(sum(map(len, message.cluster_spec.values())), self._timeout)

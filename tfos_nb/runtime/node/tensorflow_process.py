@@ -53,12 +53,14 @@ from tfos_nb.runtime.control.reports import Reporter
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.feed.row_queues import DEFAULT_QUEUE, RowQueues
 from tfos_nb.runtime.feed.transfer import FeedServer
-from tfos_nb.runtime.inference.data_feed import NodeRows
 from tfos_nb.runtime.inference.serving import RequestDesk
 from tfos_nb.runtime.keras.fit import NODE_VARIABLE
 from tfos_nb.runtime.node.tensorboard import make_log_dir
-from tfos_nb.runtime.program.context import NodeContext
+from tfos_nb.runtime.program.context import ContextCalls, ContextSettings, NodeContext
 from tfos_nb.runtime.program.peers import Peers
+from tfos_nb.runtime.program.strategies import Member
+from tfos_nb.runtime.program.tensorflow_cluster import CoordinatorCalls
+from tfos_nb.runtime.recovery.checkpointing import CheckpointCalls
 from tfos_nb.runtime.recovery.memory_state import LastState
 from tfos_nb.runtime.storage.log_mirror import mirrored
 from tfos_nb.runtime.storage.paths import spill_directory
@@ -181,32 +183,7 @@ class TensorFlowProcess:
         os.environ["TF_CONFIG"] = json.dumps(
             {"cluster": spec, "task": {"type": self._node.role.value, "index": self._node.index}}
         )
-        ctx = NodeContext(
-            self._node,
-            spec,
-            cluster_name=self._job.cluster,
-            model_dir=str(self._job.settings["model_dir"]),
-            log_dir=self._log_dir,
-            passes=self._queues.default,
-            rows=NodeRows(self._job.node, bool(self._job.settings.get("fed")), self._queues, self._requests),
-            reporter=self._reporter,
-            stopping=self._signals.stopping,
-            failed=self._remember,
-            serving=self._tell_serving,
-            coordinating=lambda: self._channel.send(Coordinating(self._job.node)),
-            coordinated=self._coordinated,
-            late=self._peers.take_in,
-            saving=lambda going_on: self._channel.send(Saving(self._job.node, going_on)),
-            held=self._tell_held,
-            seen=self._tell_seen,
-            args=args,
-            gpus=self._job.gpus,
-            generation=self._signals.generation,
-            restarts=int(str(self._job.settings.get("restarts", 0))),
-            held_states=self._signals.held,
-            run=str(self._job.settings.get("run", "")),
-            chief_trains=bool(self._job.settings.get("chief_trains")),
-        )
+        ctx = self._context(spec, args)
         is_given = bool(self._job.settings.get("place_given"))
         log_dir = str(self._job.settings.get("log_dir", ""))
         check_places(ctx.model_dir if is_given else "", log_dir, writes=ctx.is_chief)
@@ -220,8 +197,43 @@ class TensorFlowProcess:
         self._channel.send(MainStarted(self._job.node))
         result = main(args, ctx)
         ctx.finish_saving()
-        read = any(ctx._passes_begun().values())
-        return MainReturned(self._job.node, wire.encode_result(result), self._has_server(spec), read)
+        return MainReturned(self._job.node, wire.encode_result(result), self._has_server(spec), ctx.has_read)
+
+    def _context(self, spec: dict[str, list[str]], args: Any) -> NodeContext:
+        given: dict[str, Any] = self._job.settings
+        settings = ContextSettings(
+            self._job.node,
+            Member(self._node, spec, self._job.gpus, bool(given.get("chief_trains"))),
+            self._job.cluster,
+            str(given["model_dir"]),
+            self._log_dir,
+            bool(given.get("fed")),
+            self._signals.generation,
+            int(str(given.get("restarts", 0))),
+            self._signals.held,
+            str(given.get("run", "")),
+        )
+        coordinator = CoordinatorCalls(
+            coordinating=lambda: self._channel.send(Coordinating(self._job.node)),
+            coordinated=self._coordinated,
+            late=self._peers.take_in,
+            serving=self._tell_serving,
+        )
+        calls = ContextCalls(
+            failed=self._remember,
+            saving=lambda going_on: self._channel.send(Saving(self._job.node, going_on)),
+            checkpoint=CheckpointCalls(self._tell_held, self._tell_seen),
+            coordinator=coordinator,
+        )
+        return NodeContext(
+            settings,
+            queues=self._queues,
+            requests=self._requests,
+            reporter=self._reporter,
+            stopping=self._signals.stopping,
+            calls=calls,
+            args=args,
+        )
 
     def _ranked(self, workers: tuple[int, ...]) -> Node:
         """Return what TensorFlow is to take this node for, where some of the workers are not there."""

@@ -1,11 +1,12 @@
 """What a short task does for the cluster to come: it begins to warm its host, or looks how far that is.
 
-It holds its slot for as long as it takes to start a process; what that imports
-(:mod:`tfos_nb.runtime.node.warm_process`), it imports beside Spark.
+It holds its slot for as long as it takes to start a process, and to import in Spark's Python worker what a task that
+feeds needs; what the process imports (:mod:`tfos_nb.runtime.node.warm_process`), it imports beside Spark.
 """
 
 from __future__ import annotations
 
+import importlib
 import socket
 import tempfile
 from collections import deque
@@ -48,6 +49,8 @@ class WarmTask:
         deque(batches, maxlen=0)
         try:
             state = self._warmed()
+            if self.idle:
+                _import_for_feeding()
         except OSError as error:
             state = f"{type(error).__name__}: {error}"
         row = {"host": socket.gethostname(), "state": state}
@@ -62,3 +65,8 @@ class WarmTask:
             return state
         WarmProcess.of_the_application(env, ServerTerms(self.token, executor_process(), self.idle)).close()
         return state_on_this_host(env, self.token)
+
+
+def _import_for_feeding() -> None:
+    """Import what feeds rows, which Spark's worker keeps for the tasks to come."""
+    importlib.import_module("tfos_nb.runtime.feed.feed_task")

@@ -1,27 +1,36 @@
-"""``ctx``: what the user's ``main(args, ctx)`` receives."""
+"""``ctx``: what the user's ``main(args, ctx)`` receives.
+
+:class:`NodeContext` documents all of it, and gives each part to the one that has its state: rows to
+:class:`~tfos_nb.runtime.program.row_sources.RowSources` and :class:`~tfos_nb.runtime.inference.data_feed.RowLists`,
+strategies to :class:`~tfos_nb.runtime.program.tensorflow_cluster.TensorFlowCluster`, states to
+:class:`~tfos_nb.runtime.recovery.checkpointing.Checkpoints`.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.control.plan import Node, Role
 from tfos_nb.runtime.control.reports import Reporter
 from tfos_nb.runtime.datasets.dataset import DatasetOptions, Names
-from tfos_nb.runtime.datasets.deferred_dataset import dataset_of
-from tfos_nb.runtime.feed.row_queue import RowQueue
-from tfos_nb.runtime.feed.row_queues import DEFAULT_QUEUE
-from tfos_nb.runtime.inference.data_feed import NodeRows, RowFeeds
+from tfos_nb.runtime.datasets.formats import reading
+from tfos_nb.runtime.feed.row_queues import DEFAULT_QUEUE, RowQueues
+from tfos_nb.runtime.inference.data_feed import DataFeed, Request, RowLists
+from tfos_nb.runtime.inference.serving import RequestDesk
 from tfos_nb.runtime.keras.early_stop import watch_fit
-from tfos_nb.runtime.program.roles import Roles
-from tfos_nb.runtime.program.row_sources import Sources
-from tfos_nb.runtime.recovery.checkpointing import Checkpointing
+from tfos_nb.runtime.program.checkpoint_watch import CheckpointWatch
+from tfos_nb.runtime.program.row_sources import RowSources
+from tfos_nb.runtime.program.strategies import Member
+from tfos_nb.runtime.program.tensorflow_cluster import CoordinatorCalls, TensorFlowCluster
+from tfos_nb.runtime.recovery.checkpointing import CheckpointCalls, Checkpoints, Resumed
 from tfos_nb.runtime.recovery.keras_resume import save_whole_epochs, watch_restores
 from tfos_nb.runtime.storage.one_writer import WRITER
+from tfos_nb.runtime.storage.paths import tf_path
 from tfos_nb.runtime.storage.remote import Draft, writing
 from tfos_nb.runtime.storage.uploads import SavingFlag, Uploads
 from tfos_nb.truncate import without_password
@@ -29,12 +38,66 @@ from tfos_nb.truncate import without_password
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["NodeContext"]
+    from tfos_nb.runtime.program.coordinator_steps import CoordinatedDataset
+
+__all__ = ["ContextCalls", "ContextSettings", "NodeContext"]
 
 logger = logging.getLogger(__name__)
 
 
-class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
+@dataclass(frozen=True)
+class ContextSettings:
+    """What a program's ``ctx`` is told of its cluster; :class:`NodeContext` documents the fields that it shows.
+
+    Attributes
+    ----------
+    name : str
+        The node, as the driver calls it: where others of its role are not there, ``member`` has another index.
+    member : Member
+        Its place among those that are there.
+    fed : bool
+        Whether Spark feeds it.
+    held_states : tuple of str
+        The states amid a pass that all nodes have saved.
+    run : str
+        Names this run among those that share ``model_dir``.
+    """
+
+    name: str
+    member: Member
+    cluster_name: str
+    model_dir: str
+    log_dir: str = ""
+    fed: bool = False
+    generation: int = 1
+    restarts: int = 0
+    held_states: tuple[str, ...] = ()
+    run: str = ""
+
+
+@dataclass(frozen=True)
+class ContextCalls:
+    """What the node's process does for a program.
+
+    Attributes
+    ----------
+    failed : callable
+        Called with an error of the rows, which comes out of TensorFlow as another kind.
+    saving : callable
+        Called with True and False: something is saved, or nothing any more.
+    checkpoint : CheckpointCalls
+        What is told of states.
+    coordinator : CoordinatorCalls
+        What is done for one that serves or coordinates.
+    """
+
+    failed: Callable[[FeedFailed], object]
+    saving: Callable[[bool], object]
+    checkpoint: CheckpointCalls
+    coordinator: CoordinatorCalls
+
+
+class NodeContext:
     """This node's place in the cluster, its rows, and the way to report and save.
 
     Attributes
@@ -59,76 +122,79 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
     args : object
         What the program was given, as in ``main(args, ctx)``.
     generation : int
-        How often the cluster's nodes were gathered, from 1: above it, ``main`` is called again after a loss.
+        How often the cluster's nodes were started, from 1: above it, ``main`` is called again after a loss.
     restarts : int
         How often they may be started again, as the cluster was launched.
     """
 
     def __init__(
         self,
-        node: Node,
-        cluster_spec: Mapping[str, Sequence[str]],
+        settings: ContextSettings,
         *,
-        cluster_name: str,
-        model_dir: str,
-        log_dir: str = "",
-        passes: RowQueue,
-        rows: NodeRows | None = None,
+        queues: RowQueues,
+        requests: RequestDesk,
         reporter: Reporter,
         stopping: threading.Event,
-        failed: Callable[[FeedFailed], object],
-        serving: Callable[[], object],
-        saving: Callable[[bool], object],
-        held: Callable[[], object] = lambda: None,
-        seen: Callable[[str, str], object] = lambda place, mark: None,
+        calls: ContextCalls,
         args: Any = None,
-        gpus: Sequence[str] = (),
-        generation: int = 1,
-        restarts: int = 0,
-        held_states: Collection[str] = (),
-        run: str = "",
-        chief_trains: bool = False,
-        coordinating: Callable[[], object] | None = None,
-        coordinated: Callable[[Any], Callable[[int, int], object]] | None = None,
-        late: Callable[[], list[int]] | None = None,
     ) -> None:
-        self.node = node
-        self.job_name = node.role.value
-        self.task_index = node.index
-        self.cluster_spec = {role: list(addresses) for role, addresses in cluster_spec.items()}
-        self.is_chief = node.role is Role.CHIEF or (
-            node == Node(Role.WORKER, 0) and Role.CHIEF.value not in self.cluster_spec
-        )
-        coordinates = Role.PS.value in self.cluster_spec and not chief_trains
-        trains = [Role.WORKER.value] if coordinates else [Role.WORKER.value, Role.CHIEF.value]
-        self.num_workers = sum(len(self.cluster_spec.get(role, ())) for role in trains)
-        self.cluster_name = cluster_name
-        self.model_dir = model_dir
-        self.log_dir = log_dir
+        member = settings.member
+        self.node = member.node
+        self.job_name = member.node.role.value
+        self.task_index = member.node.index
+        self.cluster_spec = {role: list(addresses) for role, addresses in member.cluster_spec.items()}
+        self.is_chief = member.is_chief
+        self.num_workers = member.num_workers
+        self.cluster_name = settings.cluster_name
+        self.model_dir = settings.model_dir
+        self.log_dir = settings.log_dir
         self.args = args
-        self.gpus = tuple(gpus)
-        self.generation = generation
-        self.restarts = restarts
-        self._held_states = frozenset(held_states)
-        self._run = run or "run"
-        self._passes = passes
-        self._node_rows = rows
+        self.gpus = tuple(member.gpus)
+        self.generation = settings.generation
+        self.restarts = settings.restarts
         self._reporter = reporter
         self._stopping = stopping
-        self._failed = failed
-        self._serving = serving
-        self._coordinating = coordinating
-        self._coordinated = coordinated
-        self._late = late
-        self._saving = SavingFlag(saving)
+        self._rows = queues.default
+        self._saving = SavingFlag(calls.saving)
         self._uploads = Uploads(self._saving)
-        self._held = held
-        self._seen = seen
-        watch_fit(self._passes_begun, self.stop_feeding, self._passes_missed)
-        if restarts and rows is not None and rows.fed:
+        self._sources = RowSources(member, queues, calls.failed)
+        self._row_lists = RowLists(settings.name, settings.fed, queues, requests)
+        self._tensorflow = TensorFlowCluster(member, self._rows, stopping, calls.coordinator)
+        self._checkpoints = Checkpoints(
+            f"{settings.model_dir.rstrip('/')}/checkpoints/{settings.run or 'run'}",
+            self._rows,
+            is_chief=self.is_chief,
+            generation=settings.generation,
+            restarts=settings.restarts,
+            held_states=settings.held_states,
+            saving=self._saving,
+            uploads=self._uploads,
+            calls=calls.checkpoint,
+        )
+        watch_fit(self._sources.passes_begun, self.stop_feeding, self._sources.passes_missed)
+        if settings.restarts and settings.fed:
             save_whole_epochs()
-        if generation > 1:
-            watch_restores(passes.resume)
+        if settings.generation > 1:
+            watch_restores(self._rows.resume)
+
+    @property
+    def executor_id(self) -> int:
+        """The node's number among all: parameter servers first, then chief, evaluator and workers."""
+        return self._tensorflow.member.number
+
+    worker_num = executor_id
+
+    @property
+    def queue_names(self) -> tuple[str, ...]:
+        """The names of the queues that Spark feeds, as the cluster was launched."""
+        return self._row_lists.queues.names
+
+    @property
+    def has_read(self) -> bool:
+        """Whether a pass over rows from Spark was begun here."""
+        return any(self._sources.passes_begun().values())
+
+    # --- rows ---
 
     def dataset(
         self,
@@ -211,38 +277,537 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
             class_weight,
             sparse,
         )
-        rows = self._queue(queue)
-        rows.shuffled |= bool(shuffle)
-        alone, waits = self.num_workers == 1, self._may_be_synchronous
-        return dataset_of(rows, options, self._failed, alone=alone, waits=waits)
+        return self._sources.fed(options, queue)
 
-    def report(
-        self,
-        *,
-        epoch: int | None = None,
-        epochs: int | None = None,
-        step: int | None = None,
-        steps: int | None = None,
-        epoch_end: bool = False,
-        **metrics: Any,
-    ) -> None:
-        """Show progress in the notebook. Never waits and never raises; Keras' ``fit`` reports by itself.
+    def validation(self, batch_size: int, *, queue: str = DEFAULT_QUEUE, **options: Any) -> tf.data.Dataset:
+        """Return this node's share of the validation rows, for ``fit(…, validation_data=ctx.validation(64, …))``.
+
+        The rows that the driver gave as ``cluster.train(df, validation=df2)``. They were fed once, before the training
+        rows, and each iteration goes through all of them. Where ``train`` is called several times, they are those of
+        the call whose rows are being trained on.
 
         Parameters
         ----------
-        epoch, epochs, step, steps : int, optional
-            Where the program is, counted from 1, and of how many.
-        epoch_end : bool, optional
-            Whether this is an epoch's last report: the cluster's history keeps it.
-        **metrics
-            Numbers by name, such as ``loss=0.3``.
+        batch_size : int
+            Rows in a batch: the global one under a synchronous strategy.
+        queue : str, optional
+            The queue that ``train`` was called for.
+        **options
+            As for :meth:`dataset`.
+
+        Raises
+        ------
+        FeedFailed
+            If no validation rows were given.
+
+        Examples
+        --------
+        >>> model.fit(ctx.dataset(64, x="a", y="b"), validation_data=ctx.validation(64, x="a", y="b"))  # doctest: +SKIP
         """
-        self._reporter.step(epoch=epoch, epochs=epochs, step=step, steps=steps, epoch_end=epoch_end, **metrics)
+        return self._sources.validation(DatasetOptions(batch_size, **options), queue)
+
+    def read(
+        self,
+        pattern: str | Sequence[str],
+        batch_size: int,
+        *,
+        format: str | None = None,
+        shuffle: int = 0,
+        seed: int = 0,
+        features: Mapping[str, Any] | None = None,
+        types: Mapping[str, str] | None = None,
+        image_size: tuple[int, int] | None = None,
+        share: str = "rows",
+        **options: Any,
+    ) -> tf.data.Dataset:
+        """Return this node's share of the rows in some files, which it reads by itself.
+
+        The shares' numbers of rows differ by one at most, and no row is in two. Each iteration is one pass.
+
+        Parameters
+        ----------
+        pattern : str or list of str
+            As for :meth:`files`. All nodes must see the same files there.
+        batch_size : int
+            Rows in a batch: the global one under a synchronous strategy.
+        format : {"tfrecord", "parquet", "csv", "images"}, optional
+            By default what the files' names say.
+        shuffle : int, optional
+            Another order in each pass: files (of Parquet: row groups) change places over all nodes, and rows within so
+            many. 0 leaves all as it is.
+        seed : int, optional
+            Of the shuffling; the same on all nodes. The same seed gives the same orders.
+        features : mapping, optional
+            TFRecord: as for ``tf.io.parse_example``; by default as in the first record. ``{}`` leaves records as bytes.
+        types : mapping, optional
+            CSV: Arrow's types by column, such as ``{"x": "float32"}``. By default as the first block of the first file
+            that has rows.
+        image_size : tuple of int, optional
+            Images: height and width that all are made. Columns: ``"image"`` (uint8, three channels), ``"label"`` (the
+            number of the file's directory, in the order of their names), ``"path"``.
+        share : {"rows", "files"}, optional
+            ``"files"`` gives each node whole files, and nobody counts rows: the shares are as even as the files.
+        **options
+            ``x``, ``y``, ``sample_weight``, ``class_weight``, ``columns``, ``fill``, ``drop_remainder``,
+            ``prefetch``: as for :meth:`dataset`.
+
+        Raises
+        ------
+        FeedFailed
+            If nothing matches, a file is not what its format says, or not like the first one. It names the file.
+
+        Examples
+        --------
+        >>> model.fit(ctx.read("hdfs:///digits/*.parquet", 64, x="pixels", y="label"), epochs=3)  # doctest: +SKIP
+        """
+        kind = reading(pattern, format, features=features, types=types, image_size=image_size)
+        asked = DatasetOptions(batch_size, **options)
+        return self._sources.read(kind, asked, shuffle=shuffle, seed=seed, share=share)
+
+    def files(self, pattern: str | Sequence[str]) -> list[str]:
+        """Return this node's share of the files that match, for a pipeline of one's own: whole files, in order.
+
+        Parameters
+        ----------
+        pattern : str or list of str
+            Paths, directories, patterns with ``*``, ``?``, ``[…]`` and ``**``; local, or URLs that fsspec knows.
+
+        Returns
+        -------
+        list of str
+            Every ``num_workers``-th file of the sorted ones. Each file is in one node's share.
+
+        Raises
+        ------
+        FeedFailed
+            If nothing matches.
+        """
+        return self._sources.files(pattern)
+
+    def tf_path(self, path: str) -> str:
+        """Return a path in full: a URL as it is, any other path on the cluster's default file system.
+
+        That is Hadoop's ``fs.defaultFS`` where this host has its ``core-site.xml``, else the local one. TensorFlow
+        itself reads local paths, ``file://`` and ``gs://`` (``hdfs://``, ``s3://`` and others only with plug-ins);
+        :meth:`read` reads whatever fsspec knows.
+        """
+        return tf_path(path)
+
+    def stop_feeding(self, queue: str = DEFAULT_QUEUE) -> None:
+        """Say that this node wants no more rows of what ``cluster.train`` was called with, for a queue.
+
+        Rows that wait are dropped. When all nodes have said so, what Spark still has to read is not read, and ``train``
+        returns; ``main`` goes on. Keras' ``fit`` says it by itself when it was ended early (``model.stop_training``,
+        ``EarlyStopping``). Under a synchronous strategy all workers have to say it after the same step.
+        """
+        self._sources.stop_feeding(queue)
+
+    def batches(self, after: int = -1, *, queue: str = DEFAULT_QUEUE) -> Iterator[int]:
+        """Go through the micro-batches of a stream: gives the number of each one when it is there.
+
+        Each iteration over ``ctx.dataset(…)`` within a turn is over that batch, so iterate over it once. By asking for
+        the next number, ``main`` says that it is through with the batch: only then does Spark's checkpoint note it as
+        done. So save before the turn ends, and give what was saved as ``after`` when it starts again: then each row
+        is in the state once.
+
+        Parameters
+        ----------
+        after : int, optional
+            Leave out the batches to this one: the state has them.
+        queue : str, optional
+            The queue that the stream is fed to.
+
+        Yields
+        ------
+        int
+            The batch's number in the stream; of a DStream its time, in milliseconds.
+
+        Raises
+        ------
+        FeedFailed
+            If the rows come from no stream, or batches are missing between ``after`` and the first.
+
+        Examples
+        --------
+        >>> rows = ctx.dataset(64, x="x", y="y")  # doctest: +SKIP
+        >>> for batch in ctx.batches(after=done):  # doctest: +SKIP
+        ...     model.fit(rows)
+        ...     if ctx.should_stop:
+        ...         break  # the batch was cut: Spark gives it again
+        ...     save(model, batch)
+        """
+        return self._sources.batches(after, queue)
 
     @property
-    def should_stop(self) -> bool:
-        """Whether the user has asked the cluster to stop: a loop of one's own looks at it between steps."""
-        return self._stopping.is_set()
+    def batch_number(self) -> int | None:
+        """The number of the micro-batch that is given out, or was last; None if the rows come from no stream."""
+        return self._sources.batch_number
+
+    def get_data_feed(
+        self,
+        train_mode: bool = True,
+        qname_in: str = DEFAULT_QUEUE,
+        qname_out: str = "output",
+        input_mapping: Mapping[str, str] | None = None,
+        *,
+        across_partitions: bool = False,
+        arrays: bool = False,
+    ) -> DataFeed:
+        """Return this node's rows as lists.
+
+        Whoever asks again gets the same rows from where the first was. For tensors :meth:`dataset` and
+        :meth:`requests` are faster by far.
+
+        Parameters
+        ----------
+        train_mode : bool
+            True: the rows of ``cluster.train``, all passes one after the other. False: those of ``cluster.inference``.
+        qname_in : str
+            The queue.
+        qname_out : str
+            Results go back to where their rows came from, so this names nothing; it is taken for older programs.
+        input_mapping : dict of str to str, optional
+            The tensor of each column: batches are then ``{tensor: list}``. Columns are found by name, or, where rows
+            have no names, by place, in the order of the sorted names.
+        across_partitions : bool
+            In inference, let a batch hold rows of several partitions. It then waits for more while any that has begun
+            is not at its end.
+        arrays : bool
+            Have a list of numbers in a row as a NumPy array, which costs less.
+
+        Raises
+        ------
+        FeedFailed
+            If there is no such queue, or this node gets no rows.
+
+        Examples
+        --------
+        >>> feed = ctx.get_data_feed(train_mode=False)  # doctest: +SKIP
+        >>> while not feed.should_stop():  # doctest: +SKIP
+        ...     rows = feed.next_batch(256)
+        ...     feed.batch_results([model(row) for row in rows])
+        """
+        return self._row_lists.data_feed(
+            train_mode, qname_in, qname_out, input_mapping, across=across_partitions, arrays=arrays
+        )
+
+    def requests(
+        self,
+        batch_size: int = 1024,
+        *,
+        columns: Sequence[str] | None = None,
+        fill: Mapping[str, Any] | None = None,
+        qname: str = DEFAULT_QUEUE,
+        across_partitions: bool = False,
+    ) -> Iterator[Request]:
+        """Go through the rows of ``cluster.inference`` in batches of arrays, each of which wants a reply.
+
+        Ends when the driver has said that no more rows come.
+
+        Parameters
+        ----------
+        batch_size : int
+            The most rows in a batch; the last one of a partition may have fewer.
+        columns : list of str, optional
+            Only these columns.
+        fill : mapping, optional
+            What to put in place of a null, by column.
+        qname : str
+            The queue.
+        across_partitions : bool
+            As in :meth:`get_data_feed`.
+
+        Raises
+        ------
+        FeedFailed
+            If a batch was not replied to before the next, or a column is not there or has no tensor.
+
+        Examples
+        --------
+        >>> for batch in ctx.requests(512):  # doctest: +SKIP
+        ...     batch.reply({"prediction": model(batch["pixels"])})
+        """
+        return self._row_lists.requests(batch_size, qname, across_partitions, columns, fill)
+
+    # --- TensorFlow's own cluster ---
+
+    def strategy(self, kind: str = "auto", **options: Any) -> Any:
+        """Return the ``tf.distribute.Strategy`` of a kind, told what this cluster is.
+
+        Parameters
+        ----------
+        kind : str, optional
+            ``"sync"``: MultiWorkerMirroredStrategy over all workers. ``"async"``: ParameterServerStrategy, on the
+            chief; the same one however often it is asked for. ``"mirrored"``: MirroredStrategy over this node's own
+            devices. ``"one"``: one device. ``"default"``: the strategy in force. ``"auto"``, if nothing is given:
+            async in a cluster with parameter servers, sync in any other. On an evaluator sync means one.
+        **options
+            Of sync: ``communication``, ``"auto"`` (NCCL where all workers have GPUs), ``"nccl"`` or ``"ring"``;
+            ``timeout``, the seconds that a step may wait for its peers; ``protocol``. Of async:
+            ``variable_partitioner``; ``protocol``. Of mirrored: ``devices``, names or a number.
+
+        Raises
+        ------
+        PlanError
+            If the kind is not known, or the cluster's roles do not fit it; TensorFlow would wait for ever.
+
+        Examples
+        --------
+        >>> with ctx.strategy().scope():  # doctest: +SKIP
+        ...     model = build()
+        """
+        return self._tensorflow.strategy(kind, options)
+
+    def coordinator(self, **options: Any) -> Any:
+        """Return the chief's ``tf.distribute.coordinator.ClusterCoordinator``; ``.strategy`` is its strategy.
+
+        The options are those of ``strategy("async")``. The workers and the parameter servers :meth:`serve` meanwhile.
+
+        Raises
+        ------
+        PlanError
+            On a node that is not the chief, or in a cluster without parameter servers.
+
+        Examples
+        --------
+        >>> if not ctx.is_chief:  # doctest: +SKIP
+        ...     return ctx.serve()
+        >>> coordinator = ctx.coordinator()  # doctest: +SKIP
+        >>> with coordinator.strategy.scope():  # doctest: +SKIP
+        ...     model = build()
+        """
+        return self._tensorflow.coordinator(options)
+
+    def coordinator_dataset(
+        self,
+        batch_size: int | Callable[[], Any],
+        *,
+        repeat: bool = False,
+        **options: Any,
+    ) -> CoordinatedDataset:
+        """Return the workers' rows for the coordinator: each worker goes through those that Spark has fed to it.
+
+        Parameters
+        ----------
+        batch_size : int or callable
+            Rows in a batch. Or a function that returns a ``tf.data.Dataset``, for data that the workers have otherwise.
+        repeat : bool, optional
+            Whether a worker goes on after its last row, through its rows again and again. Needed for tf_keras' ``fit``,
+            which counts steps and gives each to whichever worker is free.
+        **options
+            As :meth:`dataset` takes them: ``x``, ``y``, ``shuffle``,
+            ``fill`` …
+
+        Returns
+        -------
+        CoordinatedDataset
+            ``rows.steps(train_step)`` is one pass. ``iter(rows)`` is what ``coordinator.schedule`` takes. tf_keras
+            takes it as ``DatasetCreator(rows)``.
+
+        Raises
+        ------
+        FeedFailed
+            If no rows will come, or a column is not there or has no tensor.
+        PlanError
+            On a node that is not the chief.
+
+        Examples
+        --------
+        >>> rows = ctx.coordinator_dataset(64, x="pixels", y="label")  # doctest: +SKIP
+        >>> for epoch in range(3):  # doctest: +SKIP
+        ...     losses = [float(loss) for loss in rows.steps(train_step)]
+        """
+        return self._tensorflow.coordinator_dataset(batch_size, repeat, options)
+
+    def serve(self, protocol: str = "") -> None:
+        """Run TensorFlow's server for the other nodes, and do not return: what a parameter server's ``main`` does.
+
+        So do the workers of a ``ParameterServerStrategy``, whose chief gives them their steps; their rows from Spark
+        are then the chief's to use, by :meth:`coordinator_dataset`. The cluster is done when the chief has returned,
+        and every other node has returned or serves.
+
+        Examples
+        --------
+        >>> if not ctx.is_chief:  # doctest: +SKIP
+        ...     ctx.serve()
+        """
+        self._tensorflow.serve(protocol)
+
+    def server(self, protocol: str = "", *, config: Any = None) -> Any:
+        """Start TensorFlow's server on this node's address and return it: for graphs and sessions of TensorFlow 1.
+
+        Parameters
+        ----------
+        protocol : str, optional
+            Default: the plan's.
+        config : tf.compat.v1.ConfigProto, optional
+            Of the server.
+
+        Returns
+        -------
+        tf.distribute.Server
+            ``server.target`` is what a session takes.
+        """
+        return self._tensorflow.member.server(protocol, config)
+
+    def monitored_session(self, server: Any, **options: Any) -> Any:
+        """Return a ``MonitoredSession`` of TensorFlow 1: see :mod:`tfos_nb.runtime.program.between_graph`."""
+        from tfos_nb.runtime.program.between_graph import monitored_session
+
+        return monitored_session(server, is_chief=self.is_chief, **options)
+
+    def connect(self, protocol: str = "") -> list[str]:
+        """Make the devices of the nodes that :meth:`serve` usable by name here, for a model that spans nodes.
+
+        Returns
+        -------
+        list of str
+            The names of all devices, such as ``"/job:worker/replica:0/task:1/device:CPU:0"``.
+
+        Examples
+        --------
+        >>> ctx.connect()  # doctest: +SKIP
+        >>> with tf.device("/job:worker/task:1"):  # doctest: +SKIP
+        ...     weights = tf.Variable(tf.random.normal((256, 10)))
+        """
+        return self._tensorflow.connect(protocol)
+
+    def mesh(self, device_type: str | None = None, /, **dimensions: int) -> Any:
+        """Return a DTensor mesh over the devices of all nodes that train; each calls it, with the same arguments.
+
+        Parameters
+        ----------
+        device_type : str, optional
+            ``"GPU"`` or ``"CPU"``. Default: GPU where the nodes have some.
+        **dimensions
+            The mesh's dimensions and their sizes. A node's CPU is cut into as many devices as needed.
+
+        Returns
+        -------
+        tf.experimental.dtensor.Mesh
+
+        Examples
+        --------
+        >>> mesh = ctx.mesh(batch=ctx.num_workers)  # doctest: +SKIP
+        """
+        return self._tensorflow.mesh(device_type, dimensions)
+
+    def release_port(self) -> str:
+        """Return this node's address, ``host:port``, on which a server of this process may now listen.
+
+        TensorFlow's servers, and gRPC's, listen on it while the node's supervisor still holds it against others
+        (``SO_REUSEPORT``), so nothing has to be let go and there is no moment in which it could be lost. A server that
+        does not set that option itself takes a port of its own.
+        """
+        return self._tensorflow.member.address
+
+    # --- states and files ---
+
+    @property
+    def checkpoint_dir(self) -> str:
+        """Where :meth:`checkpoint` writes, a directory of this cluster alone. It does for ``BackupAndRestore`` too."""
+        return self._checkpoints.directory
+
+    def checkpoint(
+        self, model: Any = None, *, epoch: int, rows: int | None = None, max_to_keep: int = 3, **objects: Any
+    ) -> str:
+        """Save a state, and that it holds ``epoch`` epochs of the rows; after a loss, training goes on from there.
+
+        Every node calls it, at the same place of its program, since what a synchronous strategy spreads over the nodes
+        is gathered. The chief writes. To a place that TensorFlow cannot write to by itself the state is uploaded in the
+        background; the next call waits for it, and raises its error, as the end of ``main`` does.
+
+        Parameters
+        ----------
+        model : keras.Model, optional
+            The model, with its optimizer if it is compiled.
+        epoch : int
+            How many passes over the rows the state holds, counted from the first call of ``train``.
+        rows : int, optional
+            How many rows of the pass after these this node has been through, in this iteration over
+            :meth:`dataset`, which must not shuffle. After a loss the iteration begins behind them.
+        max_to_keep : int, optional
+            How many checkpoints to keep. The newest of a whole epoch is kept whatever the number, and after a loss that
+            from which the nodes go on.
+        **objects
+            More of the state, by name: a ``tf.Variable``, an optimizer, or whatever ``tf.train.Checkpoint`` takes.
+
+        Returns
+        -------
+        str
+            The checkpoint's directory.
+
+        Examples
+        --------
+        >>> for epoch in range(ctx.resume(model).epoch, 5):  # doctest: +SKIP
+        ...     for batch in ctx.dataset(64):
+        ...         step(batch)
+        ...     ctx.checkpoint(model, epoch=epoch + 1)
+
+        Where an epoch takes hours:
+
+        >>> for epoch in range(ctx.resume(model).epoch, 5):  # doctest: +SKIP
+        ...     rows = 0
+        ...     for number, (x, y) in enumerate(ctx.dataset(64, x="x", y="y"), 1):
+        ...         step(x, y)
+        ...         rows += len(y)
+        ...         if number % 10_000 == 0:
+        ...             ctx.checkpoint(model, epoch=epoch, rows=rows)
+        ...     ctx.checkpoint(model, epoch=epoch + 1)
+        """
+        return self._checkpoints.save(model, objects, epoch=epoch, rows=rows, max_to_keep=max_to_keep)
+
+    def resume(self, model: Any = None, **objects: Any) -> Resumed:
+        """Put the newest state back that this cluster has saved before its last loss, if there is one.
+
+        To be called before the first row is read, with what :meth:`checkpoint` is given. Rows that the state holds are
+        not fed again. Every node finds the same state, whenever it calls: what is saved from now on is for the next
+        generation.
+
+        Parameters
+        ----------
+        model : keras.Model, optional
+            The model.
+        **objects
+            More of the state, by name.
+
+        Returns
+        -------
+        Resumed
+            Where to go on; its ``epoch`` is 0 if there is no state.
+
+        Raises
+        ------
+        TfosError
+            If the state is not of these objects.
+        """
+        return self._checkpoints.resume(model, objects)
+
+    def look_at_place(self) -> None:
+        """Tell the driver now which directory this host has for states: it ends the cluster if they differ."""
+        self._checkpoints.look_at_place()
+
+    def checkpoints(self, directory: str = "checkpoints", *, pattern: str = "*", poll: float = 0.5) -> Iterator[str]:
+        """Give the path of each checkpoint that the training writes, as it comes: what an evaluator goes through.
+
+        It ends when the training is over and the newest checkpoint has been given out. One that is overtaken before it
+        was given out is left out.
+
+        Parameters
+        ----------
+        directory : str, optional
+            Where they are written, under :attr:`model_dir` if it is relative; a path or a URL that fsspec knows.
+        pattern : str, optional
+            Which files count. Of ``tf.train.Checkpoint``'s files the common prefix is given, once a checkpoint.
+        poll : float, optional
+            Seconds between two looks.
+
+        Examples
+        --------
+        >>> if ctx.job_name == "evaluator":  # doctest: +SKIP
+        ...     return [keras.models.load_model(path).evaluate(x, y) for path in ctx.checkpoints()]
+        """
+        return iter(CheckpointWatch(self.absolute_path(directory), pattern, poll, self._rows, self._stopping))
 
     def absolute_path(self, path: str) -> str:
         """Return ``path``, put under :attr:`model_dir` if it is relative."""
@@ -284,6 +849,36 @@ class NodeContext(Roles, RowFeeds, Sources, Checkpointing):
     def finish_saving(self) -> None:
         """Wait until all that was saved is where it belongs; raise what kept it from that. The end of ``main`` does."""
         self._uploads.finish()
+
+    # --- progress ---
+
+    def report(
+        self,
+        *,
+        epoch: int | None = None,
+        epochs: int | None = None,
+        step: int | None = None,
+        steps: int | None = None,
+        epoch_end: bool = False,
+        **metrics: Any,
+    ) -> None:
+        """Show progress in the notebook. Never waits and never raises; Keras' ``fit`` reports by itself.
+
+        Parameters
+        ----------
+        epoch, epochs, step, steps : int, optional
+            Where the program is, counted from 1, and of how many.
+        epoch_end : bool, optional
+            Whether this is an epoch's last report: the cluster's history keeps it.
+        **metrics
+            Numbers by name, such as ``loss=0.3``.
+        """
+        self._reporter.step(epoch=epoch, epochs=epochs, step=step, steps=steps, epoch_end=epoch_end, **metrics)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the user has asked the cluster to stop: a loop of one's own looks at it between steps."""
+        return self._stopping.is_set()
 
     def __repr__(self) -> str:
         return f"<ctx {self.node} of {self.cluster_name}>"

@@ -139,7 +139,7 @@ class KerasProgram:
         names = {"x": x if isinstance(x, str) else list(x), "y": y}
         return {**names, **({"sample_weight": self.columns.weight} if self.columns.weight else {})}
 
-    def _read(self, taken: custom_objects.Baggage) -> Any:
+    def _read(self, taken: custom_objects.ModelCode) -> Any:
         import keras
 
         if not self.model:

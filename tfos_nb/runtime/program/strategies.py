@@ -17,6 +17,8 @@ import json
 import logging
 import os
 import re
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +28,7 @@ import pyarrow as pa
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.code.first_use import note_first_use
 from tfos_nb.runtime.control.plan import Node, Role
-from tfos_nb.runtime.control.processes import run_apart
+from tfos_nb.runtime.control.processes import greets, run_apart
 from tfos_nb.runtime.keras.scope import note_strategy
 
 __all__ = ["KINDS", "PROTOCOL_SCHEMA", "PROTOCOL_VARIABLE", "Member", "ProtocolProbe", "refuse_what_fails"]
@@ -45,6 +47,8 @@ _ASK_PROTOCOL = (
     "except Exception as error: print(f'refused: {error}')"
 )
 _PROBE_SECONDS = 120.0
+_AWAITED = 60.0  # seconds for which a node looks for another's server before it leaves that to TensorFlow
+_LOOKS_EVERY = 0.01
 
 
 @dataclass(frozen=True)
@@ -59,11 +63,63 @@ class Member:
         All nodes' addresses, by role.
     gpus : sequence of str
         The GPUs that Spark gave it; every node that trains has as many.
+    chief_trains : bool
+        Whether a chief trains as the workers do, although there are parameter servers.
+
+    Examples
+    --------
+    >>> member = Member(Node.parse("worker:1"), {"chief": ["h:1"], "worker": ["h:2", "h:3"]})
+    >>> member.is_chief, member.num_workers, member.place_among_readers
+    (False, 3, (2, 3))
     """
 
     node: Node
     cluster_spec: Mapping[str, Sequence[str]]
     gpus: Sequence[str] = ()
+    chief_trains: bool = False
+
+    @property
+    def address(self) -> str:
+        """This node's address, ``host:port``."""
+        return self.cluster_spec[self.node.role.value][self.node.index]
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this node saves and speaks for the cluster: the chief, or ``worker:0`` where there is none."""
+        has_chief = Role.CHIEF.value in self.cluster_spec
+        return self.node.role is Role.CHIEF or (self.node == Node(Role.WORKER, 0) and not has_chief)
+
+    @property
+    def number(self) -> int:
+        """The node's number among all: parameter servers first, then chief, evaluator and workers."""
+        roles = (Role.PS, Role.CHIEF, Role.EVALUATOR, Role.WORKER)
+        return sum(map(self._count, roles[: roles.index(self.node.role)])) + self.node.index
+
+    @property
+    def num_workers(self) -> int:
+        """How many nodes train: the workers, and the chief if it trains too."""
+        return self._training_chiefs + self._count(Role.WORKER)
+
+    @property
+    def may_be_synchronous(self) -> bool:
+        """Whether this node can be one of several workers of a ``MultiWorkerMirroredStrategy``."""
+        trains = self.node.role in (Role.CHIEF, Role.WORKER)
+        return self.num_workers > 1 and Role.PS.value not in self.cluster_spec and trains
+
+    @property
+    def place_among_readers(self) -> tuple[int, int]:
+        """This node's number among those that train, and how many these are; any other node reads all."""
+        if self.node.role is Role.WORKER:
+            return self._training_chiefs + self.node.index, self.num_workers
+        return (0, self.num_workers if self.node.role is Role.CHIEF and self._training_chiefs else 1)
+
+    @property
+    def _training_chiefs(self) -> int:
+        coordinates = Role.PS.value in self.cluster_spec and not self.chief_trains
+        return 0 if coordinates else self._count(Role.CHIEF)
+
+    def _count(self, role: Role) -> int:
+        return len(self.cluster_spec.get(role.value, ()))
 
     def kind_of(self, asked: str) -> str:
         """Return the kind that is meant on this node; refuse one that cannot be.
@@ -143,7 +199,9 @@ class Member:
     def _async(self, variable_partitioner: Any = None, protocol: str = "") -> Any:
         import tensorflow as tf
 
-        return tf.distribute.ParameterServerStrategy(self.resolver(protocol), variable_partitioner)
+        resolver = self.resolver(protocol)
+        await_servers([*self.cluster_spec[Role.PS.value], *self.cluster_spec.get(Role.WORKER.value, ())])
+        return tf.distribute.ParameterServerStrategy(resolver, variable_partitioner)
 
     def resolver(self, protocol: str = "") -> Any:
         """Return TensorFlow's resolver of this cluster, without the evaluators, who take no part in training."""
@@ -255,8 +313,33 @@ def mesh(member: Member, dimensions: Mapping[str, int], kind: str) -> Any:
         raise PlanError(f"mesh {dict(dimensions)}: {total} devices cannot be shared out among {len(jobs)} nodes")
     if kind == "CPU" and total > len(jobs):
         cut_cpu(total // len(jobs))
+    if position:
+        await_servers(jobs[:1])
     dtensor.initialize_accelerator_system(kind)
     return dtensor.create_distributed_mesh(list(dimensions.items()), device_type=kind)
+
+
+def await_servers(addresses: Sequence[str]) -> None:
+    """Wait until TensorFlow's servers at these addresses run, for a minute at the most.
+
+    TensorFlow waits for them too, but where it finds one that does not listen yet, it looks again a second later, as
+    was measured with 2.21.
+    """
+    deadline, pause = time.monotonic() + _AWAITED, threading.Event()
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        while not greets(host.strip("[]"), int(port)) and time.monotonic() < deadline:
+            pause.wait(_LOOKS_EVERY)
+
+
+def _await_leader() -> None:
+    """Wait for the server that a synchronous strategy of this node's is to join, if it is another's."""
+    config = json.loads(os.environ.get("TF_CONFIG") or "{}")
+    cluster, task = config.get("cluster", {}), config.get("task", {})
+    leader = next((role for role in (Role.CHIEF.value, Role.WORKER.value) if cluster.get(role)), "")
+    joins = task.get("type") in (Role.CHIEF.value, Role.WORKER.value)
+    if leader and joins and (task["type"], int(task["index"])) != (leader, 0):
+        await_servers(cluster[leader][:1])
 
 
 def plans_protocol() -> str:
@@ -316,7 +399,7 @@ def refuse_what_fails() -> None:
     import tensorflow as tf
 
     note_first_use()
-    _refuse_before(tf.distribute.MultiWorkerMirroredStrategy, "__init__", _refuse_ps)
+    _before(tf.distribute.MultiWorkerMirroredStrategy, "__init__", _before_synchronous)
     if importlib.util.find_spec("keras") is None:
         return
     import keras
@@ -324,10 +407,10 @@ def refuse_what_fails() -> None:
     model: Any = keras.Model
     if hasattr(model, "distribute_strategy"):  # another backend's has none, and does not run under a strategy
         for name in ("fit", "evaluate", "predict"):
-            _refuse_before(model, name, _refuse_keras3)
+            _before(model, name, _refuse_keras3)
 
 
-def _refuse_before(owner: Any, name: str, check: Any) -> None:
+def _before(owner: Any, name: str, check: Any) -> None:
     original = getattr(owner, name)
     if hasattr(original, "tfos_nb_checked"):
         return
@@ -341,10 +424,11 @@ def _refuse_before(owner: Any, name: str, check: Any) -> None:
     setattr(owner, name, checked)
 
 
-def _refuse_ps(strategy: Any) -> None:
+def _before_synchronous(strategy: Any) -> None:
     if Role.PS.value in json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {}):
         raise PlanError(_SYNC_WITH_PS)
     note_strategy(strategy)
+    _await_leader()
 
 
 def _refuse_keras3(model: Any) -> None:

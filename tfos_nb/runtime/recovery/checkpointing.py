@@ -1,4 +1,4 @@
-"""``ctx.checkpoint`` and ``ctx.resume``: a state, and how far its program has come, written as one.
+"""What ``ctx.checkpoint`` and ``ctx.resume`` do: a state, and how far its program has come, written as one.
 
 ::
 
@@ -25,7 +25,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ from tfos_nb.runtime.storage.shared_directory import mark_in
 from tfos_nb.runtime.storage.uploads import SavingFlag, Uploads
 from tfos_nb.truncate import without_password
 
-__all__ = ["Checkpointing", "Resumed"]
+__all__ = ["CheckpointCalls", "Checkpoints", "Resumed"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,76 +61,73 @@ class Resumed:
     epoch: int = 0
 
 
-class Checkpointing:
-    """The part of ``ctx`` that saves states and puts them back."""
+@dataclass(frozen=True)
+class CheckpointCalls:
+    """What a node's process tells the driver of states.
 
-    is_chief: bool
-    model_dir: str
-    generation: int
-    _run: str
-    _passes: RowQueue
-    _saving: SavingFlag
-    _uploads: Uploads
-    _held: Callable[[], object]
-    _held_states: frozenset[str]
-    _seen: Callable[[str, str], object]
-    restarts: int
-    _looked = False  # at the directory
-    _amid = 0  # states that were saved in the middle of a pass
-    _from = ""  # the state that was put back
+    Attributes
+    ----------
+    held : callable
+        Called when a state of whole epochs is where it belongs: a node that joins may begin from it.
+    seen : callable
+        Called with the directory of the states on this host, and the mark that was found in it.
+    """
 
-    @property
-    def checkpoint_dir(self) -> str:
-        """Where :meth:`checkpoint` writes, a directory of this cluster alone. It does for ``BackupAndRestore`` too."""
-        return f"{self.model_dir.rstrip('/')}/checkpoints/{self._run}"
+    held: Callable[[], object]
+    seen: Callable[[str, str], object]
 
-    def checkpoint(
-        self, model: Any = None, *, epoch: int, rows: int | None = None, max_to_keep: int = 3, **objects: Any
-    ) -> str:
-        """Save a state, and that it holds ``epoch`` epochs of the rows; after a loss, training goes on from there.
 
-        Every node calls it, at the same place of its program, since what a synchronous strategy spreads over the nodes
-        is gathered. The chief writes. To a place that TensorFlow cannot write to by itself the state is uploaded in the
-        background; the next call waits for it, and raises its error, as the end of ``main`` does.
+class Checkpoints:
+    """The states that a program saves and puts back.
 
-        Parameters
-        ----------
-        model : keras.Model, optional
-            The model, with its optimizer if it is compiled.
-        epoch : int
-            How many passes over the rows the state holds, counted from the first call of ``train``.
-        rows : int, optional
-            How many rows of the pass after these this node has been through, in this iteration over
-            :meth:`dataset`, which must not shuffle. After a loss the iteration begins behind them.
-        max_to_keep : int, optional
-            How many checkpoints to keep. The newest of a whole epoch is kept whatever the number, and after a loss that
-            from which the nodes go on.
-        **objects
-            More of the state, by name: a ``tf.Variable``, an optimizer, or whatever ``tf.train.Checkpoint`` takes.
+    Parameters
+    ----------
+    directory : str
+        Where they are written: a directory of this cluster alone.
+    rows : RowQueue
+        The rows of this node: they go on behind those that a state holds.
+    is_chief : bool
+        Whether this node writes.
+    generation, restarts : int
+        As ``ctx`` has them.
+    held_states : collection of str
+        The states amid a pass that all nodes have saved.
+    saving : SavingFlag
+        Up while something is saved.
+    uploads : Uploads
+        What writes to places that are far.
+    calls : CheckpointCalls
+        What the driver is told.
+    """
 
-        Returns
-        -------
-        str
-            The checkpoint's directory.
+    def __init__(
+        self,
+        directory: str,
+        rows: RowQueue,
+        *,
+        is_chief: bool,
+        generation: int,
+        restarts: int,
+        held_states: Collection[str],
+        saving: SavingFlag,
+        uploads: Uploads,
+        calls: CheckpointCalls,
+    ) -> None:
+        self.directory = directory
+        self._rows = rows
+        self._is_chief = is_chief
+        self._generation = generation
+        self._restarts = restarts
+        self._held_states = frozenset(held_states)
+        self._saving = saving
+        self._uploads = uploads
+        self._calls = calls
+        self._looked = False  # at the directory
+        self._amid = 0  # states that were saved in the middle of a pass
+        self._from = ""  # the state that was put back
 
-        Examples
-        --------
-        >>> for epoch in range(ctx.resume(model).epoch, 5):  # doctest: +SKIP
-        ...     for batch in ctx.dataset(64):
-        ...         step(batch)
-        ...     ctx.checkpoint(model, epoch=epoch + 1)
-
-        Where an epoch takes hours:
-
-        >>> for epoch in range(ctx.resume(model).epoch, 5):  # doctest: +SKIP
-        ...     rows = 0
-        ...     for number, (x, y) in enumerate(ctx.dataset(64, x="x", y="y"), 1):
-        ...         step(x, y)
-        ...         rows += len(y)
-        ...         if number % 10_000 == 0:
-        ...             ctx.checkpoint(model, epoch=epoch, rows=rows)
-        ...     ctx.checkpoint(model, epoch=epoch + 1)
-        """
+    def save(self, model: Any, objects: dict[str, Any], *, epoch: int, rows: int | None, max_to_keep: int) -> str:
+        """Save a state; return its directory."""
         import tensorflow as tf
 
         if type(epoch) is not int or epoch < 0:
@@ -138,65 +135,49 @@ class Checkpointing:
         if rows is not None and (type(rows) is not int or rows < 0):
             raise ValueError(f"rows must be the number of rows since the last whole epoch, 0 or more, got {rows!r}")
         state = tf.train.Checkpoint(**_named(model, objects))
-        shelf = self._shelf()
+        place = self._place()
         name = f"{epoch:08d}" if rows is None else self._hold(epoch, rows)
-        held = self._held if rows is None else _nothing
+        held = self._calls.held if rows is None else _nothing
         with self._saving:
-            if self.is_chief and not shelf.local:
+            if self._is_chief and not place.local:
                 scratch = tempfile.mkdtemp(prefix="tfos_nb-checkpoint-")
-                _write(state, scratch, epoch, self.generation)
-                upload = _Upload(shelf, scratch, name, self._from, max_to_keep, held)
-                self._uploads.begin(upload, without_password(self.checkpoint_dir))
-            elif self.is_chief:
-                with writing(shelf.place):
-                    part = shelf.part()
-                    _write(state, part, epoch, self.generation)
-                    shelf.put(part, part, name, self._from, max_to_keep)
+                _write(state, scratch, epoch, self._generation)
+                upload = _Upload(place, scratch, name, self._from, max_to_keep, held)
+                self._uploads.begin(upload, without_password(self.directory))
+            elif self._is_chief:
+                with writing(place.path):
+                    part = place.part()
+                    _write(state, part, epoch, self._generation)
+                    place.put(part, part, name, self._from, max_to_keep)
                 held()
             else:
                 with tempfile.TemporaryDirectory(prefix="tfos_nb-checkpoint-") as scratch:
                     state.write(f"{scratch}/{_STATE}")
-        return f"{self.checkpoint_dir}/{name}"
+        return f"{self.directory}/{name}"
 
     def look_at_place(self) -> None:
         """Tell the driver now which directory this host has for states: it ends the cluster if they differ."""
-        self._shelf()
+        self._place()
 
-    def _shelf(self) -> _Shelf:
+    def _place(self) -> _Place:
         """Find the directory; tell the driver once which one it is on this host, if another host's may be wanted."""
-        shelf = _Shelf.at(self.checkpoint_dir)
-        if self.restarts and shelf.local and not self._looked:
+        place = _Place.at(self.directory)
+        if self._restarts and place.local and not self._looked:
             self._looked, mark = True, ""
-            with writing(shelf.place) if self.is_chief else contextlib.suppress(OSError):  # the others need not write
-                mark = mark_in(shelf.place)
-            self._seen(shelf.place, mark)
-        return shelf
+            with writing(place.path) if self._is_chief else contextlib.suppress(OSError):  # the others need not write
+                mark = mark_in(place.path)
+            self._calls.seen(place.path, mark)
+        return place
 
     def _hold(self, epoch: int, rows: int) -> str:
         """Name a state in the middle of a pass, the same on every node; tell the driver which rows it holds."""
         self._amid += 1
-        name = f"{epoch:08d}-{self.generation:04d}-{self._amid:06d}"
-        self._passes.hold(name, epoch, rows)
+        name = f"{epoch:08d}-{self._generation:04d}-{self._amid:06d}"
+        self._rows.hold(name, epoch, rows)
         return name
 
-    def resume(self, model: Any = None, **objects: Any) -> Resumed:
-        """Put the newest state back that this cluster has saved before its last loss, if there is one.
-
-        To be called before the first row is read, with what :meth:`checkpoint` is given. Rows that the state holds are
-        not fed again. Every node finds the same state, whenever it calls: what is saved from now on is for the next
-        generation.
-
-        Parameters
-        ----------
-        model : keras.Model, optional
-            The model.
-        **objects
-            More of the state, by name.
-
-        Returns
-        -------
-        Resumed
-            Where to go on; its ``epoch`` is 0 if there is no state.
+    def resume(self, model: Any, objects: dict[str, Any]) -> Resumed:
+        """Put the newest state back that was saved before the last loss, if there is one.
 
         Raises
         ------
@@ -205,38 +186,38 @@ class Checkpointing:
         """
         import tensorflow as tf
 
-        named, shelf = _named(model, objects), self._shelf()
-        found = [(name, place) for name, place in shelf.places() if self._may_go_on(name, place)]
+        named, place = _named(model, objects), self._place()
+        found = [(name, says) for name, says in place.checkpoints() if self._may_go_on(name, says)]
         if not found:
             return Resumed()
         name, epoch = found[-1][0], int(found[-1][1]["epoch"])
         _build(model)
         with tempfile.TemporaryDirectory(prefix="tfos_nb-checkpoint-") as scratch:
-            folder = shelf.get(name, scratch)
+            folder = place.get(name, scratch)
             try:
                 tf.train.Checkpoint(**named).read(f"{folder}/{_STATE}").assert_existing_objects_matched()
             except (AssertionError, ValueError, tf.errors.OpError) as error:
-                here = without_password(self.checkpoint_dir)
+                here = without_password(self.directory)
                 raise TfosError(f"the state in {here} is not of what was given to ctx.resume: {error}") from error
         self._from = name
-        self._passes.resume(epoch, "" if _is_of_a_whole_epoch(name) else name)
-        logger.info("goes on after epoch %d, from %s/%s", epoch, without_password(self.checkpoint_dir), name)
+        self._rows.resume(epoch, "" if _is_of_a_whole_epoch(name) else name)
+        logger.info("goes on after epoch %d, from %s/%s", epoch, without_password(self.directory), name)
         return Resumed(epoch)
 
-    def _may_go_on(self, name: str, place: Mapping[str, int]) -> bool:
+    def _may_go_on(self, name: str, says: Mapping[str, int]) -> bool:
         """Whether this generation goes on from a state: not from its own, nor from one that not all have saved."""
-        return place["generation"] < self.generation and (_is_of_a_whole_epoch(name) or name in self._held_states)
+        return says["generation"] < self._generation and (_is_of_a_whole_epoch(name) or name in self._held_states)
 
 
 @dataclass(frozen=True)
-class _Shelf:
+class _Place:
     """A directory of checkpoints, wherever fsspec can reach it."""
 
     filesystem: Any
-    place: str
+    path: str
 
     @classmethod
-    def at(cls, url: str) -> _Shelf:
+    def at(cls, url: str) -> _Place:
         """Find it."""
         return cls(*file_system(url))
 
@@ -245,37 +226,37 @@ class _Shelf:
         """Whether TensorFlow can write there by itself."""
         return is_local(self.filesystem)
 
-    def places(self) -> Iterator[tuple[str, dict[str, int]]]:
+    def checkpoints(self) -> Iterator[tuple[str, dict[str, int]]]:
         """Give the names of the checkpoints that are whole, the oldest first, and what each says of its place."""
         for name in self._named():
             with contextlib.suppress(FileNotFoundError):  # half of one, or the chief removes it just now
-                yield name, json.loads(self.filesystem.cat_file(f"{self.place}/{name}/{_PLACE}"))
+                yield name, json.loads(self.filesystem.cat_file(f"{self.path}/{name}/{_PLACE}"))
 
     def _is_whole(self, name: str) -> bool:
-        return bool(self.filesystem.exists(f"{self.place}/{name}/{_PLACE}"))
+        return bool(self.filesystem.exists(f"{self.path}/{name}/{_PLACE}"))
 
     def _named(self) -> list[str]:
         """Return the names of the checkpoints, whole or not, the oldest first."""
         self.filesystem.invalidate_cache()
-        if not self.filesystem.exists(self.place):
+        if not self.filesystem.exists(self.path):
             return []
-        names = (name.rstrip("/").rpartition("/")[2] for name in self.filesystem.ls(self.place, detail=False))
+        names = (name.rstrip("/").rpartition("/")[2] for name in self.filesystem.ls(self.path, detail=False))
         return sorted(name for name in names if _NUMBER.fullmatch(name))
 
     def part(self) -> str:
         """Return the place of one that is to be written, and make it; what an earlier writer left is removed."""
-        self.filesystem.makedirs(self.place, exist_ok=True)
-        for name in self.filesystem.ls(self.place, detail=False):
+        self.filesystem.makedirs(self.path, exist_ok=True)
+        for name in self.filesystem.ls(self.path, detail=False):
             if name.rstrip("/").rpartition("/")[2].startswith(_PART):
                 self.filesystem.rm(name, recursive=True)
-        part = f"{self.place}/{_PART}{uuid.uuid4().hex}"
+        part = f"{self.path}/{_PART}{uuid.uuid4().hex}"
         if self.local:
             self.filesystem.makedirs(part)
         return part
 
     def put(self, folder: str, part: str, number: str, begun_from: str, keep: int) -> None:
         """Make a written state a checkpoint, and remove the oldest ones, but that which others may still put back."""
-        place = f"{self.place}/{number}"  # one that is there was passed before a loss
+        place = f"{self.path}/{number}"  # one that is there was passed before a loss
         if folder == part:
             rename_over(self.filesystem, part, place)
         else:
@@ -285,7 +266,7 @@ class _Shelf:
         kept = {begun_from, *names[-max(keep, 1) :], *[name for name in names if _is_of_a_whole_epoch(name)][-1:]}
         for old in named:
             if old not in kept:
-                self._remove(f"{self.place}/{old}")
+                self._remove(f"{self.path}/{old}")
 
     def _remove(self, place: str) -> None:
         """Remove a checkpoint, which is none any more as soon as its first file is gone."""
@@ -296,16 +277,16 @@ class _Shelf:
     def get(self, number: str, scratch: str) -> str:
         """Return a local directory that has a checkpoint's files."""
         if self.local:
-            return f"{self.place}/{number}"
-        self.filesystem.get(f"{self.place}/{number}", f"{scratch}/{number}", recursive=True)
+            return f"{self.path}/{number}"
+        self.filesystem.get(f"{self.path}/{number}", f"{scratch}/{number}", recursive=True)
         return f"{scratch}/{number}"
 
 
 @dataclass(frozen=True)
 class _Upload:
-    """Puts a state that lies in a directory on the shelf, and removes the directory."""
+    """Puts a state that lies in a directory where it belongs, and removes the directory."""
 
-    shelf: _Shelf
+    place: _Place
     scratch: str
     number: str
     begun_from: str
@@ -315,8 +296,8 @@ class _Upload:
     def __call__(self) -> None:
         """Do it."""
         try:
-            with writing(self.shelf.place):
-                self.shelf.put(self.scratch, self.shelf.part(), self.number, self.begun_from, self.keep)
+            with writing(self.place.path):
+                self.place.put(self.scratch, self.place.part(), self.number, self.begun_from, self.keep)
         finally:
             shutil.rmtree(self.scratch, ignore_errors=True)
         self.held()

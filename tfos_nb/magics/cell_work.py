@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tfos_nb.interrupts import interruptible
 from tfos_nb.magics.clusters import RunningCluster, say_stopped
 
-__all__ = ["Course", "StoppedByUser"]
+__all__ = ["CellWork", "StoppedByUser"]
 
 _LOOK_UP = 0.2
 """Seconds between two looks at what no event tells, and between two chances of an interrupt on Windows."""
@@ -27,7 +27,7 @@ class StoppedByUser(KeyboardInterrupt):
         return [str(self)]
 
 
-class Course:
+class CellWork:
     """Work on a cluster that a cell waits for.
 
     The first interrupt asks the cluster to stop, and the cell goes on waiting; the second cancels it.

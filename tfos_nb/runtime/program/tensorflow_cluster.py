@@ -1,0 +1,132 @@
+"""This node's part in TensorFlow's own cluster: strategies, servers, the coordinator and its datasets."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tfos_nb.errors import PlanError
+from tfos_nb.runtime.control.plan import Role
+from tfos_nb.runtime.program.peers import each_alone
+from tfos_nb.runtime.program.strategies import Member, mesh
+
+if TYPE_CHECKING:
+    from tfos_nb.runtime.feed.row_queue import RowQueue
+    from tfos_nb.runtime.program.coordinator_steps import CoordinatedDataset
+
+__all__ = ["CoordinatorCalls", "TensorFlowCluster"]
+
+
+@dataclass(frozen=True)
+class CoordinatorCalls:
+    """What a node's process does for a program that serves or coordinates.
+
+    Attributes
+    ----------
+    coordinating : callable
+        Called before TensorFlow waits for the servers of the others; the driver knows whether they come.
+    coordinated : callable
+        Called with the coordinator; returns what is told of each worker's passes, by worker and number.
+    late : callable
+        Returns the workers that have come since it was called last.
+    serving : callable
+        Called when this node's server runs.
+    """
+
+    coordinating: Callable[[], object]
+    coordinated: Callable[[Any], Callable[[int, int], object]]
+    late: Callable[[], list[int]]
+    serving: Callable[[], object]
+
+
+class TensorFlowCluster:
+    """What ``ctx`` asks TensorFlow for, told what this cluster is.
+
+    Parameters
+    ----------
+    member : Member
+        This node's place.
+    rows : RowQueue
+        Its rows, which a coordinator has its worker read.
+    stopping : threading.Event
+        Set when the user has asked the cluster to stop.
+    calls : CoordinatorCalls
+        What the process does meanwhile.
+    """
+
+    def __init__(self, member: Member, rows: RowQueue, stopping: threading.Event, calls: CoordinatorCalls) -> None:
+        self.member = member
+        self._rows = rows
+        self._stopping = stopping
+        self._calls = calls
+        self._coordinator: Any = None
+        self._through: Callable[[int, int], object] | None = None  # of the coordinator
+        self._turns = itertools.count(1)  # passes over rows that Spark feeds, of all its datasets
+
+    def strategy(self, kind: str, options: Mapping[str, Any]) -> Any:
+        """Return the strategy of a kind; that of the coordinator is the same one however often it is asked for."""
+        meant = self.member.kind_of(kind)
+        if meant == "async":
+            return self.coordinator(options).strategy
+        return self.member.strategy(meant, options)
+
+    def coordinator(self, options: Mapping[str, Any]) -> Any:
+        """Return TensorFlow's coordinator, made when it is asked for first."""
+        self.member.kind_of("async")
+        if self._coordinator is None:
+            self._coordinator = self._coordinate(options)
+        return self._coordinator
+
+    def _coordinate(self, options: Mapping[str, Any]) -> Any:
+        import tensorflow as tf
+
+        self._calls.coordinating()  # TensorFlow waits for servers that never come: the driver knows better
+        each_alone()
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(self.member.strategy("async", options))
+        self._through = self._calls.coordinated(coordinator)
+        return coordinator
+
+    def coordinator_dataset(
+        self, batch_size: int | Callable[[], Any], repeat: bool, options: Mapping[str, Any]
+    ) -> CoordinatedDataset:
+        """Return the workers' rows for the coordinator, or what a function of the user's gives on each of them."""
+        from tfos_nb.runtime.datasets.dataset import DatasetOptions
+        from tfos_nb.runtime.program.coordinator import FedDataset, fed_columns
+        from tfos_nb.runtime.program.coordinator_steps import CoordinatedDataset
+
+        coordinator = self.coordinator({})
+        if callable(batch_size):
+            if options or repeat:
+                raise PlanError(f"{', '.join(options) or 'repeat'}: for rows from Spark; a function says it itself")
+            return CoordinatedDataset(coordinator, batch_size, self._calls.late, None, self._through)
+        unknown = [name for name in ("class_weight", "sparse") if options.get(name)]
+        if unknown:
+            raise PlanError(f"coordinator_dataset takes no {', '.join(unknown)}: do it in the step")
+        chosen = DatasetOptions(batch_size, **options)
+        self._rows.ask()  # for the workers, which do not know what the state holds
+        function = FedDataset(chosen, fed_columns(chosen, self._stopping), repeat)
+        return CoordinatedDataset(coordinator, function, self._calls.late, self._turns, self._through)
+
+    def serve(self, protocol: str) -> None:
+        """Run TensorFlow's server for the other nodes, and do not return."""
+        from tfos_nb.runtime.program.coordinator import LocalFeed
+
+        node = self.member.node
+        rows = LocalFeed(self._rows, node.index, self._stopping)  # kept: TensorFlow refers to it weakly
+        if node.role is Role.WORKER:
+            rows.register()
+        server = self.member.server(protocol)
+        self._calls.serving()
+        server.join()
+
+    def connect(self, protocol: str) -> list[str]:
+        """Make the devices of the nodes that serve usable by name here; return the names of all."""
+        self._calls.coordinating()
+        return self.member.connect(protocol)
+
+    def mesh(self, device_type: str | None, dimensions: dict[str, int]) -> Any:
+        """Return a DTensor mesh over the devices of all nodes that train."""
+        return mesh(self.member, dimensions, device_type or ("GPU" if self.member.gpus else "CPU"))
