@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import tempfile
 import threading
@@ -29,8 +30,9 @@ WARM_UP = 2
 MEMORY_MIB = 50.0
 TRAINS, TRAINED_ROWS = 100, 200_000
 _SETTLE_SECONDS = 15.0
-# What must not grow; memory has a bound of its own, and Spark's Python workers are Spark's to keep or end.
-_STEADY = ("node_processes", "threads", "descriptors", "sockets", "files")
+# What must not grow; memory has a bound of its own, and Spark's Python workers are Spark's to keep or end. The node
+# process that is left is the warm one, from which the next cluster is forked.
+_STEADY = ("node_processes", "zombies", "threads", "descriptors", "sockets", "files")
 
 
 def run(settings: Settings) -> Result:
@@ -57,6 +59,8 @@ def run(settings: Settings) -> Result:
     grown = after["rss_mib"] - before["rss_mib"]
     ratios.append(Ratio(f"spark_processes {what}", after["spark_processes"], before["spark_processes"], ""))
     ratios.append(Ratio("memory grown in the driver / allowed", grown, MEMORY_MIB, "MiB", 1.0, at_most=True))
+    grown = after["warm_mib"] - before["warm_mib"]
+    ratios.append(Ratio("memory grown in the warm process / allowed", grown, MEMORY_MIB, "MiB", 1.0, at_most=True))
     grown = trained["rss_mib"] - began["rss_mib"]
     what = f"memory grown in the driver over {TRAINS} calls of train / allowed"
     ratios.append(Ratio(what, grown, MEMORY_MIB, "MiB", 1.0, at_most=True))
@@ -98,17 +102,44 @@ def _count(folders: tuple[Path, ...]) -> dict[str, float]:
 
     gc.collect()
     this = psutil.Process()
-    commands = [_command(process) for process in psutil.process_iter() if _is_of(process, folders[0])]
-    from_spark = sum("pyspark" in command or "java" in command for command in commands)
+    processes = [process for process in psutil.process_iter() if _is_of(process, folders[0])]
+    from_spark = [process for process in processes if "pyspark" in _command(process) or "java" in _command(process)]
+    ours = [process for process in processes if process not in from_spark]
     return {
-        "node_processes": len(commands) - from_spark,
-        "spark_processes": from_spark,
+        "node_processes": len(ours),
+        "spark_processes": len(from_spark),
+        "zombies": sum(map(_is_zombie_of, psutil.process_iter(), itertools.repeat({this.pid, *map(_pid, processes)}))),
+        "warm_mib": round(sum(map(_mib, ours)), 1),
         "threads": this.num_threads(),
         "descriptors": this.num_fds(),
         "sockets": len(this.net_connections(kind="all")),
         "files": sum(_entries(folder) for folder in folders),
-        "rss_mib": round(this.memory_info().rss / 2**20, 1),
+        "rss_mib": round(_mib(this), 1),
     }
+
+
+def _pid(process: Any) -> int:
+    return int(process.pid)
+
+
+def _mib(process: Any) -> float:
+    """Return the memory of a process; 0 if it has just ended."""
+    import psutil
+
+    try:
+        return float(process.memory_info().rss) / 2**20
+    except psutil.Error:
+        return 0.0
+
+
+def _is_zombie_of(process: Any, parents: set[int]) -> bool:
+    """Whether a process has ended and one of these has not taken note of it."""
+    import psutil
+
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE and process.ppid() in parents)
+    except psutil.Error:
+        return False
 
 
 def _is_of(process: Any, folder: Path) -> bool:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfos_nb.cluster_inference import answered, check_queue
 from tfos_nb.driver.cluster_desk import ClusterDesk, ClusterEvent
-from tfos_nb.driver.cluster_lifecycle import ClusterLifecycle
+from tfos_nb.driver.cluster_lifecycle import ClusterLifecycle, shown_status
 from tfos_nb.driver.evaluator import EvaluatorDesk
 from tfos_nb.driver.feeding.streaming import StreamTraining, is_stream, refuse_stream
 from tfos_nb.driver.feeding.training import Training
@@ -588,13 +588,8 @@ class Cluster:
     def state(self) -> ClusterStatus:
         """Where the cluster is in its life."""
         with self._changed:
-            status = self._lifecycle.status
-            if status not in (ClusterStatus.STARTING, ClusterStatus.RECOVERING):
-                return status
-            # Whether others fail for the same cause is awaited before anything is done.
-            if any(one.lost for one in self._desk.failures) and self._outcome.may_go_on:
-                return ClusterStatus.RECOVERING
-            return ClusterStatus.RUNNING if self._desk.all_up else status
+            recovers = any(one.lost for one in self._desk.failures) and self._outcome.may_go_on
+            return shown_status(self._lifecycle.status, about_to_recover=recovers, all_up=self._desk.all_up)
 
     def _cause(self, status: ClusterStatus) -> str:
         """Say what ended the cluster, or what it recovers from."""

@@ -8,11 +8,13 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
 
 from tests.docs.reading import CHECKOUT, PAGES, blocks_of
+from tfos_nb.driver.cluster_lifecycle import CLUSTER_TRANSITIONS
 from tfos_nb.driver.membership import TRANSITIONS
 
 TEXT = PAGES["architecture"].read_text(encoding="utf-8")
@@ -204,7 +206,11 @@ def test_a_name_that_is_not_there_is_found(name: str) -> None:
     assert missing_names(f"`{name}`") == [name]
 
 
-def test_the_table_of_statuses_is_that_of_the_code() -> None:
-    made = [f"| {one.value} | {to.value} | {why} |" for one, after in TRANSITIONS.items() for to, why in after.items()]
-    rows = [line for line in TEXT.splitlines() if line.startswith("| ")]
-    assert rows == ["| from | to | when |", *made]
+@pytest.mark.parametrize(
+    ("heading", "table"),
+    [("What a node's status becomes", TRANSITIONS), ("What a cluster's status becomes", CLUSTER_TRANSITIONS)],
+)
+def test_the_table_of_statuses_is_that_of_the_code(heading: str, table: Any) -> None:
+    made = [f"| {one.value} | {to.value} | {why} |" for one, after in table.items() for to, why in after.items()]
+    section = TEXT.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    assert [line for line in section.splitlines() if line.startswith("| ")] == ["| from | to | when |", *made]

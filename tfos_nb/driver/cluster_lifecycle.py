@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 from tfos_nb.driver.cluster_desk import ClusterDesk
@@ -20,10 +21,37 @@ from tfos_nb.runtime.control.door import Door, DoorAddress
 from tfos_nb.runtime.control.lifecycle import Farewell, Stop
 from tfos_nb.state.cluster_state import WITHOUT, ClusterStatus
 
-__all__ = ["ClusterLifecycle", "close_when_quiet"]
+__all__ = ["CLUSTER_TRANSITIONS", "ClusterLifecycle", "close_when_quiet", "shown_status"]
 
 logger = logging.getLogger(__name__)
 
+CLUSTER_TRANSITIONS: Mapping[ClusterStatus, Mapping[ClusterStatus, str]] = MappingProxyType(
+    {
+        ClusterStatus.PLANNED: {ClusterStatus.STARTING: "Spark is about to be asked for the nodes"},
+        ClusterStatus.STARTING: {
+            ClusterStatus.RUNNING: "main was called on every node",
+            ClusterStatus.RECOVERING: "a node was lost, and restarts are left",
+            ClusterStatus.STOPPING: "the nodes did not come, one failed, or the user stops it",
+        },
+        ClusterStatus.RUNNING: {
+            ClusterStatus.RECOVERING: "a node was lost, and restarts are left; or nodes join or leave",
+            ClusterStatus.STOPPING: "every main has returned, one node failed, or the user stops it",
+        },
+        ClusterStatus.RECOVERING: {
+            ClusterStatus.RUNNING: "main was called on every node",
+            ClusterStatus.STOPPING: "the nodes did not come, one failed, or the user stops it",
+        },
+        ClusterStatus.STOPPING: {
+            ClusterStatus.DONE: "nothing runs any more, and every main had returned",
+            ClusterStatus.FAILED: "nothing runs any more, and a node had failed",
+            ClusterStatus.STOPPED: "nothing runs any more, and the user had stopped it",
+        },
+        ClusterStatus.DONE: {},
+        ClusterStatus.FAILED: {},
+        ClusterStatus.STOPPED: {},
+    }
+)
+"""What a cluster's status becomes, from each of them, and when."""
 _LEAVING = 5.0  # seconds beyond the grace in which nodes must be gone
 _TELLING_WHY = 30.0  # seconds in which Spark runs a task of an inference again that has failed: it hears why
 _PATIENCE = 3.0  # seconds in which a supervisor must have started another process
@@ -38,6 +66,21 @@ class Jobs(Protocol):
 
     def wait_for_slots(self, timeout: float) -> None:
         """Wait until no task holds a slot, ``timeout`` seconds at the most."""
+
+
+def shown_status(decided: ClusterStatus, *, about_to_recover: bool, all_up: bool) -> ClusterStatus:
+    """Return the status that a user sees: beside what was decided last, what is about to be and where the nodes are.
+
+    Examples
+    --------
+    >>> shown_status(ClusterStatus.STARTING, about_to_recover=False, all_up=True)
+    <ClusterStatus.RUNNING: 'RUNNING'>
+    """
+    if decided not in (ClusterStatus.STARTING, ClusterStatus.RECOVERING):
+        return decided
+    if about_to_recover:  # whether others fail for the same cause is awaited before anything is done
+        return ClusterStatus.RECOVERING
+    return ClusterStatus.RUNNING if all_up else decided
 
 
 class ClusterLifecycle:
@@ -75,6 +118,12 @@ class ClusterLifecycle:
         self._at_lone_node: list[Callable[[], object]] = []
         self._thread = threading.Thread(target=self._live, name=f"tfos_nb cluster {name}", daemon=True)
 
+    def _become(self, status: ClusterStatus) -> None:
+        """Change what was decided. Between STARTING and RECOVERING a cluster runs, which nobody has to decide."""
+        shown = self.status, ClusterStatus.RUNNING
+        assert status is self.status or any(status in CLUSTER_TRANSITIONS[one] for one in shown), (self.status, status)
+        self.status = status
+
     def at_end(self, action: Callable[[], object]) -> None:
         """Have something done when the door is closed."""
         self._at_end.append(action)
@@ -99,7 +148,7 @@ class ClusterLifecycle:
     def begin(self) -> None:
         """Count the time from now: the cluster starts."""
         self._started_at = time.monotonic()
-        self.status = ClusterStatus.STARTING
+        self._become(ClusterStatus.STARTING)
 
     def run(self, door: Door, address: DoorAddress) -> None:
         """Watch the nodes, which Spark has been asked for, until the end."""
@@ -161,7 +210,8 @@ class ClusterLifecycle:
         late, changing = self._desk.take_late(), self._desk.changing
         if error is None and late:
             return f"gives steps to {', '.join(late)}"
-        self.status, self.cause = ClusterStatus.RECOVERING, str(error or changing)
+        self._become(ClusterStatus.RECOVERING)
+        self.cause = str(error or changing)
         if error is None:
             self._desk.come_with(changing)
             return f"changes: {changing}"
@@ -193,7 +243,7 @@ class ClusterLifecycle:
 
     def _dismiss(self, error: TfosError | None) -> None:
         with self._changed:
-            self.status = ClusterStatus.STOPPING
+            self._become(ClusterStatus.STOPPING)
             self._changed.notify_all()
         grace, stop = 0.0, self._outcome.stop
         if not self._desk.all_reserved:
@@ -250,7 +300,7 @@ class ClusterLifecycle:
             if stopped and not self._desk.all_returned:
                 self._outcome.error = ClusterClosed(f"cluster {self._name} was stopped before its nodes were done")
             failed = ClusterStatus.FAILED if error is not None else ClusterStatus.DONE
-            self.status = ClusterStatus.STOPPED if stopped else failed
+            self._become(ClusterStatus.STOPPED if stopped else failed)
             self._outcome.over.set()
             self._changed.notify_all()
 

@@ -130,7 +130,7 @@ class _Warming:
             return {}
         frame = spark.range(0, tasks, 1, tasks).mapInArrow(task, WARMTH_SCHEMA)
         if self._idle:
-            run_to_the_end(frame)()  # as a node's job is run: what Spark compiles for that, it has for the first cluster
+            run_to_the_end(frame)()  # as the nodes' job is run: Spark compiles that once
         rows = frame.collect()
         return {row["host"]: row["state"] for row in rows}
 
