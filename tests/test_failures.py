@@ -350,8 +350,8 @@ def test_a_variable_of_the_driver_that_cannot_be_is_named_before_a_spark_is_star
 ) -> None:
     monkeypatch.setenv(variable, value)
     for module in ("cluster", "parallel"):
-        asked = f"tfos_nb.{module}.spark_session"
-        monkeypatch.setattr(asked, lambda slots: pytest.fail(f"a Spark with {slots} slots"))
+        asked = f"tfos_nb.{module}.session_and_format"
+        monkeypatch.setattr(asked, lambda spark, slots: pytest.fail(f"a Spark with {slots} slots"))
     with pytest.raises(errors.PlanError, match=said):
         launch(counting)
     with pytest.raises(errors.PlanError, match=said):

@@ -41,7 +41,15 @@ class Far(MemoryFileSystem):
 class Node:
     """As much of a ``ctx`` as saves states."""
 
-    def __init__(self, is_chief: bool = True, generation: int = 1, held_states: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        is_chief: bool = True,
+        generation: int = 1,
+        held_states: tuple[str, ...] = (),
+        model_dir: str = "far://bucket",
+        restarts: int = 1,
+    ) -> None:
+        self.checkpoint_dir = f"{model_dir}/checkpoints/a"
         self.saving: list[bool] = []
         self.held = 0
         self.told: list[Any] = []
@@ -51,11 +59,11 @@ class Node:
             resume=lambda *place: self.told.append(place), hold=lambda *place: self.told.append(place)
         )
         self.checkpoints = Checkpoints(
-            "far://bucket/checkpoints/a",
+            lambda: self.checkpoint_dir,
             rows,
             is_chief=is_chief,
             generation=generation,
-            restarts=1,
+            restarts=restarts,
             held_states=held_states,
             saving=saving,
             uploads=self.uploads,

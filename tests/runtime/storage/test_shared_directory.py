@@ -63,8 +63,7 @@ def test_a_mark_that_is_being_written_says_nothing(tmp_path: Path, there: str) -
 @pytest.mark.parametrize("is_chief", [True, False])
 def test_where_nothing_can_be_written_who_will_write_says_so_and_what_to_do(tmp_path: Path, is_chief: bool) -> None:
     (tmp_path / "file").touch()
-    node = Node()
-    node.is_chief, node.model_dir, node.restarts = is_chief, str(tmp_path / "file" / "models"), 1
+    node = Node(is_chief, model_dir=str(tmp_path / "file" / "models"))
     says_so = pytest.raises(TfosError, match=r"file/models/.* cannot be written on .*Give a model_dir")
     with says_so if is_chief else contextlib.nullcontext():
         assert node.resume(counter=object()).epoch == 0
@@ -74,11 +73,9 @@ def test_where_nothing_can_be_written_who_will_write_says_so_and_what_to_do(tmp_
 def test_a_node_looks_once_and_only_if_another_may_have_to_find_it(tmp_path: Path, restarts: int, looks: int) -> None:
     import tensorflow as tf
 
-    node, counter = Node(), tf.Variable(3)
-    node.model_dir, node.restarts = str(tmp_path), restarts
+    node, counter = Node(model_dir=str(tmp_path), restarts=restarts), tf.Variable(3)
     assert node.resume(counter=counter).epoch == 0
     node.checkpoint(counter=counter, epoch=1)
     told: list[Any] = [words for words in node.told if words[0] == node.checkpoint_dir]
     assert told == [(node.checkpoint_dir, mark_in(node.checkpoint_dir))] * looks
-    node.generation = 2
-    assert node.resume(counter=counter).epoch == 1
+    assert Node(model_dir=str(tmp_path), restarts=restarts, generation=2).resume(counter=counter).epoch == 1

@@ -152,6 +152,7 @@ class NodeContext:
         self.gpus = tuple(member.gpus)
         self.generation = settings.generation
         self.restarts = settings.restarts
+        self._run = settings.run or "run"
         self._reporter = reporter
         self._stopping = stopping
         self._rows = queues.default
@@ -161,7 +162,7 @@ class NodeContext:
         self._row_lists = RowLists(settings.name, settings.fed, queues, requests)
         self._tensorflow = TensorFlowCluster(member, self._rows, stopping, calls.coordinator)
         self._checkpoints = Checkpoints(
-            f"{settings.model_dir.rstrip('/')}/checkpoints/{settings.run or 'run'}",
+            self._checkpoint_dir,
             self._rows,
             is_chief=self.is_chief,
             generation=settings.generation,
@@ -706,7 +707,10 @@ class NodeContext:
     @property
     def checkpoint_dir(self) -> str:
         """Where :meth:`checkpoint` writes, a directory of this cluster alone. It does for ``BackupAndRestore`` too."""
-        return self._checkpoints.directory
+        return self._checkpoint_dir()
+
+    def _checkpoint_dir(self) -> str:
+        return f"{self.model_dir.rstrip('/')}/checkpoints/{self._run}"
 
     def checkpoint(
         self, model: Any = None, *, epoch: int, rows: int | None = None, max_to_keep: int = 3, **objects: Any

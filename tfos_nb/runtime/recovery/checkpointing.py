@@ -82,8 +82,8 @@ class Checkpoints:
 
     Parameters
     ----------
-    directory : str
-        Where they are written: a directory of this cluster alone.
+    directory : callable
+        Returns where they are written: a directory of this cluster alone.
     rows : RowQueue
         The rows of this node: they go on behind those that a state holds.
     is_chief : bool
@@ -102,7 +102,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        directory: str,
+        directory: Callable[[], str],
         rows: RowQueue,
         *,
         is_chief: bool,
@@ -113,7 +113,7 @@ class Checkpoints:
         uploads: Uploads,
         calls: CheckpointCalls,
     ) -> None:
-        self.directory = directory
+        self._directory = directory
         self._rows = rows
         self._is_chief = is_chief
         self._generation = generation
@@ -154,6 +154,11 @@ class Checkpoints:
                 with tempfile.TemporaryDirectory(prefix="tfos_nb-checkpoint-") as scratch:
                     state.write(f"{scratch}/{_STATE}")
         return f"{self.directory}/{name}"
+
+    @property
+    def directory(self) -> str:
+        """Where states are written."""
+        return self._directory()
 
     def look_at_place(self) -> None:
         """Tell the driver now which directory this host has for states: it ends the cluster if they differ."""
