@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import inspect
 import os
 import sys
@@ -398,12 +399,29 @@ def test_a_protocol_that_is_not_there_is_refused_with_those_that_are() -> None:
         TFNode.start_cluster_server(ctx, rdma=True)
 
 
+def test_a_program_may_move_over_line_by_line() -> None:
+    """What the native ctx has is there beside the old names, which go before it."""
+    ctx = TFSparkNode.TFNodeContext(job_name="worker")
+    for name in ("dataset", "_saving"):
+        with pytest.raises(AttributeError, match=f"'TFNodeContext' object has no attribute '{name}'"):
+            getattr(ctx, name)
+    ctx.native = SimpleNamespace(dataset=lambda size: f"rows in batches of {size}", job_name="chief", _saving=True)
+    assert ctx.dataset(64) == "rows in batches of 64"
+    assert ctx.job_name == "worker"
+    assert {"dataset", "next_batch"} <= set(dir(ctx))
+    assert "_saving" not in dir(ctx)
+    with pytest.raises(AttributeError, match="'_saving'"):
+        _ = ctx._saving
+    assert copy.copy(ctx).dataset(1) == "rows in batches of 1"
+
+
 def serve_or_work(args: Any, ctx: Any) -> int:
     """A parameter server of TensorFlow 1's kind: it joins its server, and is ended when the workers are done."""
     if ctx.job_name == "ps":
         ctx.start_cluster_server(1)[1].join()
     cluster, server = ctx.start_cluster_server(num_gpus=0)
     assert server is ctx.server
+    assert (ctx.generation, ctx.should_stop, ctx.is_chief) == (1, False, ctx.task_index == 0)
     return len(cluster.as_dict()["ps"]) * 10 + ctx.executor_id
 
 

@@ -13,6 +13,9 @@ __all__ = ["TFNodeContext", "TFSparkNode", "inference", "run", "shutdown", "trai
 class TFNodeContext:
     """A node's place in its cluster.
 
+    What this package's own ``ctx`` has beside these names is found here as well, such as ``ctx.dataset``,
+    ``ctx.strategy`` and ``ctx.save``. A name that both have means what it means for TensorFlowOnSpark.
+
     Attributes
     ----------
     executor_id, worker_num : int
@@ -32,7 +35,7 @@ class TFNodeContext:
     tmp_socket : None
         No socket of Python's holds the port.
     native : tfos_nb.runtime.program.context.NodeContext
-        This package's own ``ctx``: ``dataset``, ``requests``, ``save``, ``report`` and more.
+        This package's own ``ctx``.
     """
 
     def __init__(  # noqa: PLR0917 - its order
@@ -58,6 +61,16 @@ class TFNodeContext:
         self.native: Any = None
         self.user = ""
         self._server: tuple[Any, Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        native = self.__dict__.get("native")
+        if native is None or name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(native, name)
+
+    def __dir__(self) -> list[str]:
+        native = [name for name in dir(self.native) if not name.startswith("_")]
+        return sorted({*super().__dir__(), *native})
 
     def absolute_path(self, path: str) -> str:
         """Return a path in full: see :func:`tfos_nb.compat.TFNode.hdfs_path`."""
