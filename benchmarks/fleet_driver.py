@@ -68,6 +68,9 @@ class _NoSpark:
         """Nothing runs."""
         return True
 
+    def cancel_stage(self, stage: int, reason: str) -> None:
+        """Nothing runs."""
+
     def wait_for_slots(self, timeout: float) -> None:
         """Nothing holds one."""
 

@@ -30,7 +30,7 @@ from tfos_nb.driver.node_jobs import NodeJobs
 from tfos_nb.driver.outcome import ClusterOutcome
 from tfos_nb.driver.prewarm import settle, warm_token
 from tfos_nb.driver.settings import Settings, check_seconds, checked_env, deadline_after
-from tfos_nb.errors import ClusterClosed, PlanError
+from tfos_nb.errors import ClusterClosed, NodeFailed, PlanError
 from tfos_nb.interrupts import interruptible
 from tfos_nb.runtime.code.payload import pack
 from tfos_nb.runtime.control import wire
@@ -430,6 +430,12 @@ class Cluster:
         ClusterClosed, NodeFailed
             If the cluster has ended.
 
+        Notes
+        -----
+        The results are computed when somebody asks for them, by a Spark job of the user's. If a node fails meanwhile,
+        that job is cancelled, and its error contains the node's. A ``with`` block of the cluster then raises the
+        node's own error. Over Spark Connect a job cannot be cancelled from here: Spark tries each task four times.
+
         Examples
         --------
         >>> def main(args, ctx):  # doctest: +SKIP
@@ -565,6 +571,9 @@ class Cluster:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if kind is not None:
             self.close()
+            cause = self._outcome.error
+            if isinstance(cause, NodeFailed) and str(cause).splitlines()[0] in str(error) and error is not cause:
+                raise cause from error  # what Spark said of its own job that was cancelled for it
             return
         try:
             self.wait()

@@ -211,6 +211,37 @@ def test_a_wrong_number_of_results_is_told_to_both_sides(spark: SparkSession, ma
         cluster.wait()
 
 
+def raising(args: Any, ctx: Any) -> None:
+    for _ in ctx.requests(64):
+        raise ValueError("this row is bad")
+
+
+def test_a_main_that_raises_ends_the_users_job_and_its_slots_are_free(spark: SparkSession) -> None:
+    """Without three more attempts at each partition, each of which would start a Python worker."""
+    frame = spark.range(0, 1000, 1, 4)
+    cluster = launch(raising, workers=2, spark=spark, name="bad")
+    answers = cluster.inference(frame, "prediction double")
+    with pytest.raises(Exception, match=r"(?s)SPARK_JOB_CANCELLED.*worker:. on .*ValueError: this row is bad") as told:
+        answers.collect()
+    assert ", in raising" in str(told.value), "the node's own traceback"
+    with pytest.raises(errors.NodeFailed, match="this row is bad"):
+        cluster.wait()
+    with pytest.raises(Exception, match="this row is bad"):
+        answers.collect()  # asked for again, when the cluster has failed
+    launch(returning_at_once, workers=2, spark=spark, name="next").wait()
+
+
+def test_the_cell_shows_the_nodes_error_not_that_of_the_cancelled_job(spark: SparkSession) -> None:
+    with pytest.raises(errors.NodeFailed, match="this row is bad") as told:
+        with launch(raising, workers=2, spark=spark, name="bad") as cluster:
+            cluster.inference(spark.range(0, 1000, 1, 4), "prediction double").collect()
+    assert "raising" in told.value.remote_traceback
+    assert told.value.__cause__ is not None
+    with pytest.raises(KeyError, match="of the cell's own"):
+        with launch(returning_at_once, workers=1, spark=spark, name="good"):
+            raise KeyError("of the cell's own")
+
+
 def test_a_main_that_returns_at_once_leaves_nobody_waiting(spark: SparkSession) -> None:
     with launch(returning_at_once, workers=1, spark=spark) as cluster:
         try:

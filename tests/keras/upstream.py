@@ -387,10 +387,11 @@ def failures(found: dict[str, Any]) -> dict[str, str]:
 _HEAD = """\
 # Keras' own tests on two workers
 
-The Keras package brings its own tests. `make keras-tests` runs those of training, models, losses, metrics, optimizers,
-callbacks and layers in one process, and what passes there on two workers: in the scope of a
-`MultiWorkerMirroredStrategy`, with Keras [mended](keras.md) as in a node, each worker with the same test at the same
-time. A test of one process that calls `fit` on 10 rows so has them cut between the workers, and expects the same loss.
+The Keras package brings its own tests. `make keras-tests` runs the tests of training, models, losses, metrics,
+optimizers, callbacks and layers in one process. The tests that pass there are run on two workers, in the scope of a
+`MultiWorkerMirroredStrategy`. Keras is [patched](keras.md) there as in a node. Both workers run the same test at the
+same time. So a test that calls `fit` on 10 rows has them cut between the workers, and expects the same loss as in one
+process.
 
 Written by `tests/keras/upstream.py` on {day}, with {versions}.
 

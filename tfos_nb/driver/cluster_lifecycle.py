@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
@@ -63,6 +64,9 @@ class Jobs(Protocol):
 
     def cancel_all(self) -> bool:
         """Cancel what runs; whether all of it has ended."""
+
+    def cancel_stage(self, stage: int, reason: str) -> None:
+        """Cancel a stage of a job of the user's, which fails with this reason. Does not wait."""
 
     def wait_for_slots(self, timeout: float) -> None:
         """Wait until no task holds a slot, ``timeout`` seconds at the most."""
@@ -249,6 +253,8 @@ class ClusterLifecycle:
         if not self._desk.all_reserved:
             self._jobs.cancel_all()  # tasks that wait for a slot would become nodes of nothing
         if error is not None:
+            with self._changed:
+                self._desk.answering.end(partial(self._jobs.cancel_stage, reason=str(error)))
             self._desk.dismiss(Stop("another node failed", 0.0))
         elif stop is not None:
             self._stopped = True  # a wish that comes later finds every main returned: there is nothing to stop

@@ -6,12 +6,13 @@ The driver carries no row and no result.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tfos_nb.driver.feed_desk import FeedDesk
 from tfos_nb.driver.membership import Membership
 from tfos_nb.runtime.control.lifecycle import FeedPlace
-from tfos_nb.runtime.control.placement import PlacementDesk
+from tfos_nb.runtime.control.placement import AskPlaces, PlacementDesk
 
 __all__ = ["Answering"]
 
@@ -31,10 +32,25 @@ class Answering:
         self._members = members
         self._feeds = feeds
         self._desk = PlacementDesk(self._able, self._why_nobody)
+        self._cancel: Callable[[int], object] | None = None
 
     def asked(self, message: Any) -> Any:
         """Answer a task's question."""
+        if self._cancel is not None and isinstance(message, AskPlaces) and message.stage >= 0:
+            self._cancel(message.stage)
         return self._desk.asked(message)
+
+    def end(self, cancel: Callable[[int], object]) -> None:
+        """Give up all answers: Spark would run each task three times more, and wait for a Python worker each time.
+
+        Parameters
+        ----------
+        cancel : callable
+            Called with each stage whose tasks wait for results, or ask from now on. It does not wait.
+        """
+        self._cancel = cancel
+        for stage in self._desk.stages:
+            cancel(stage)
 
     @property
     def quiet_for(self) -> float:

@@ -414,6 +414,11 @@ class SparkJobs:
             job.start()
         return job
 
+    def cancel_stage(self, stage: int, reason: str) -> None:
+        """Cancel a stage of a job of the user's, which fails with this reason. Does not wait for Spark."""
+        cancel = partial(self._context.in_time, partial(self._context.cancel_stage, stage, reason))
+        threading.Thread(target=cancel, name=f"tfos_nb cancels stage {stage}", daemon=True).start()
+
     def room(self, job: Job[Any]) -> Room | None:
         """Look what Spark has for the tasks of a job; None if it cannot be asked."""
         return self._context.in_time(partial(room_for, self._context, job.description))

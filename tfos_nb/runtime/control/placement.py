@@ -22,9 +22,10 @@ __all__ = ["AskPlaces", "ClaimNode", "InferencePlaces", "PlacementDesk", "Releas
 @message
 @dataclass(frozen=True)
 class AskPlaces:
-    """Question of a task that has a partition's first row. Answer: :class:`InferencePlaces`."""
+    """Question of a task of a stage of Spark's that has a partition's first row. Answer: :class:`InferencePlaces`."""
 
     queue: str
+    stage: int = -1
 
 
 @message
@@ -45,6 +46,7 @@ class ClaimNode:
     partition: int
     attempt: int
     local: tuple[str, ...]
+    stage: int = -1
 
 
 @message
@@ -80,6 +82,7 @@ class PlacementDesk:
         self._places = places
         self._closed = closed
         self._in_hand: dict[tuple[str, int, int], str] = {}
+        self._stages: dict[tuple[str, int, int], int] = {}
         self._tried: Counter[tuple[str, int, str]] = Counter()
         self._had: Counter[str] = Counter()
         self.asked_at = -math.inf
@@ -91,7 +94,14 @@ class PlacementDesk:
             return self._answer_places()
         if isinstance(message, ClaimNode):
             return self._claim(message)
-        return self._in_hand.pop((message.inference, message.partition, message.attempt), None)
+        attempt = message.inference, message.partition, message.attempt
+        self._stages.pop(attempt, None)
+        return self._in_hand.pop(attempt, None)
+
+    @property
+    def stages(self) -> set[int]:
+        """The stages of Spark's whose tasks wait for results."""
+        return set(self._stages.values())
 
     def _answer_places(self) -> InferencePlaces:
         if self._closed():
@@ -117,6 +127,8 @@ class PlacementDesk:
             ),
         )
         self._in_hand[claim.inference, claim.partition, claim.attempt] = node
+        if claim.stage >= 0:
+            self._stages[claim.inference, claim.partition, claim.attempt] = claim.stage
         self._tried[claim.inference, claim.partition, node] += 1
         self._had[node] += 1
         return node

@@ -242,7 +242,8 @@ class _Exchange:
         self._task = task
         self._partition = context.partitionId() if context is not None else 0
         attempt = int(context.taskAttemptId()) if context is not None else 0
-        self._claim = ClaimNode(task.inference, self._partition, attempt, ())
+        stage = int(context.stageId()) if context is not None else -1
+        self._claim = ClaimNode(task.inference, self._partition, attempt, (), stage)
         self._sent = self._received = 0
         self._kept: deque[pa.RecordBatch] = deque()
         self._error: BaseException | None = None
@@ -272,7 +273,7 @@ class _Exchange:
             self._ask_why(f"{self.node} took no row of partition {self._partition}: {str(error).splitlines()[0]:.200}")
 
     def _places(self) -> dict[str, FeedPlace]:
-        answer: InferencePlaces = self._ask(AskPlaces(self._task.queue))
+        answer: InferencePlaces = self._ask(AskPlaces(self._task.queue, self._claim.stage))
         if answer.refused:
             raise FeedFailed(answer.refused)
         return answer.places
@@ -331,7 +332,7 @@ class _Exchange:
         deadline = time.monotonic() + _WHY_SECONDS
         while time.monotonic() < deadline:
             try:
-                answer: InferencePlaces = self._door.ask(AskPlaces(self._task.queue))
+                answer: InferencePlaces = self._door.ask(AskPlaces(self._task.queue, self._claim.stage))
             except grpc.RpcError:
                 break
             if answer.refused:

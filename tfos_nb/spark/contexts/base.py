@@ -156,6 +156,9 @@ class Context(ABC):
     def cancel(self, tag: str) -> None:
         """Cancel the actions that run with a tag. One that has not been submitted yet is not known to Spark."""
 
+    def cancel_stage(self, stage: int, reason: str) -> None:  # noqa: B027 - Spark Connect has no such thing
+        """Cancel a stage of anybody's job, where Spark can: the job's action fails with this reason."""
+
     @abstractmethod
     def partitions(self, description: str) -> int:
         """Count the tasks of the last stage of the job with a description; 0 while Spark does not tell."""

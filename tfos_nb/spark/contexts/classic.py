@@ -129,6 +129,9 @@ class Classic(Context):
     def cancel(self, tag: str) -> None:
         self.sc.cancelJobsWithTag(tag)
 
+    def cancel_stage(self, stage: int, reason: str) -> None:
+        self._scala.cancelStage(stage, reason)
+
     def partitions(self, description: str) -> int:
         tracker, store = self.sc.statusTracker(), self._scala.statusStore()
         for number in sorted(tracker.getActiveJobsIds(), reverse=True):
