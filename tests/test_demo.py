@@ -97,7 +97,7 @@ def test_the_notebook_is_copied_and_nothing_is_overwritten(tmp_path: Path) -> No
     there.write_text("mine")
     again = demo("--copy", tmp_path / "my own", cwd=CHECKOUT)
     assert (again.returncode, again.stdout) == (2, "")
-    assert f"{there} is there already" in again.stderr
+    assert f"{there} exists already" in again.stderr
     assert there.read_text() == "mine"
 
 
@@ -113,15 +113,15 @@ def test_a_file_where_a_folder_should_be_is_one_line(option: str, tmp_path: Path
     (tmp_path / "file").touch()
     ended = demo("--notebook", write(tmp_path, "pass"), option, "file", cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == "file: no folder can be made there: File exists\n"
+    assert ended.stderr == "file cannot be created: File exists\n"
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("# A heading\n", "given.md is no notebook: Notebook does not appear to be JSON"),
-        pytest.param("{}", "given.md is no notebook: ", marks=pytest.mark.slow),
-        ("[]", "given.md is no notebook: its JSON is of another kind"),
+        ("# A heading\n", "given.md is not a notebook: Notebook does not appear to be JSON"),
+        pytest.param("{}", "given.md is not a notebook: ", marks=pytest.mark.slow),
+        ("[]", "given.md is not a notebook: its JSON has another structure"),
     ],
 )
 def test_what_is_no_notebook_is_one_line(text: str, told: str, tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def test_a_node_that_dies_each_time_fails_the_cluster_when_the_restarts_are_used
 
 def test_a_place_that_each_process_has_for_itself_is_refused(spark: SparkSession) -> None:
     for name in ("model_dir", "log_dir"):
-        with pytest.raises(errors.PlanError, match=f"{name}='memory://models': each process has a memory: of its own"):
+        with pytest.raises(errors.PlanError, match=f"{name}='memory://models' cannot be shared: a memory: URL"):
             launch(dying, spark=spark, **{name: "memory://models"})
 
 
@@ -314,7 +314,7 @@ def test_a_place_that_nobody_answers_for_is_refused_before_main(spark: SparkSess
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # and does not listen
         place = f"hdfs://127.0.0.1:{held.getsockname()[1]}/models"
-        with pytest.raises(errors.NodeFailed, match="nobody answers at 127.0.0.1"):
+        with pytest.raises(errors.NodeFailed, match="no server answers at 127.0.0.1"):
             with launch(main, str(tmp_path / "called"), workers=1, spark=spark, **{name: place}) as cluster:
                 cluster.wait()
     assert not (tmp_path / "called").exists()
@@ -332,7 +332,7 @@ def test_a_number_of_restarts_that_is_none_is_refused(spark: SparkSession) -> No
     [
         ({"min_workers": 0, "restarts": 1}, "min_workers must be a whole number, 1 or more"),
         ({"min_workers": 1}, "min_workers= needs restarts="),
-        ({"min_workers": 3, "restarts": 1}, "min_workers=3: the cluster has 2 workers at the most"),
+        ({"min_workers": 3, "restarts": 1}, "min_workers must be at most 2, the number of workers, got 3"),
         ({"min_workers": 1, "restarts": 1, "ps": 1}, "without parameter servers or an evaluator"),
     ],
 )

@@ -121,7 +121,7 @@ def test_keras_fit_grows_at_the_next_epoch(spark: SparkSession, tmp_path: Path) 
                 (9, "needs 8 slots"),
             ],
         ),
-        ({}, [(2, "the nodes start again for it, which takes a restart; launch the cluster with restarts=1 or more")]),
+        ({}, [(2, "starts the nodes again, which needs a restart: launch the cluster with restarts=1 or more")]),
         ({"restarts": 1, "min_workers": 1}, [(0, "at least one worker")]),
     ],
 )

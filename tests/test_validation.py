@@ -215,10 +215,12 @@ def test_validation_rows_that_cannot_be_are_refused_before_anything_is_read(spar
             ):
                 with pytest.raises(errors.PlanError, match=words):
                     cluster.train(training, validation=validation)
-            for words, arguments in (("epochs=2 with a stream: its rows come once", {"epochs": 2}),):
+            for words, arguments in (("epochs must be 1 for a stream, got 2: its rows come once", {"epochs": 2}),):
                 with pytest.raises(errors.PlanError, match=words):
                     cluster.train(stream, **arguments)
-            with pytest.raises(errors.PlanError, match=r"column 'timestamp' is timestamp, which has no tensor"):
+            with pytest.raises(
+                errors.PlanError, match=r"column 'timestamp' is timestamp, which cannot become a tensor"
+            ):
                 cluster.train(stream)
             cluster.train(training, validation=training.where("id < 0"))
 
@@ -226,7 +228,7 @@ def test_validation_rows_that_cannot_be_are_refused_before_anything_is_read(spar
 def test_validation_rows_of_another_length_and_their_absence_are_named(spark: SparkSession) -> None:
     short = spark.sparkContext.parallelize([{"id": 1, "x": [1.0]}], 1)
     long = spark.sparkContext.parallelize([{"id": 1, "x": [1.0, 2.0]}], 1)
-    with pytest.raises(errors.FeedFailed, match="not like the validation rows: 'x' holds lists of 1, not 2"):
+    with pytest.raises(errors.FeedFailed, match="differ from the validation rows: 'x' holds lists of 1, not 2"):
         with launch(wait_for_rows, workers=1, spark=spark) as cluster:
             cluster.train(short, validation=long)
     with pytest.raises(errors.NodeFailed, match=re.escape("cluster.train(df, validation=df2), or --validation VAR")):

@@ -1,6 +1,6 @@
-"""A TensorFlow cluster on Spark, seen from the driver: :func:`launch` and :class:`Cluster`.
+"""Launch and control a TensorFlow cluster on Spark from the driver: :func:`launch` and :class:`Cluster`.
 
-The calls here only ask and wait: how a cluster ends is decided in its own thread
+The calls here only send requests and wait. The cluster's own thread decides its outcome
 (:mod:`tfos_nb.driver.cluster_lifecycle`).
 """
 
@@ -98,25 +98,25 @@ def launch(
     Parameters
     ----------
     main : callable
-        The program: takes ``args`` and a :class:`~tfos_nb.runtime.program.context.NodeContext`. It travels by value,
-        with what it refers to; its results are data.
+        The program. It takes ``args`` and a :class:`~tfos_nb.runtime.program.context.NodeContext`. It is sent by value,
+        with all that it refers to. Its result must be plain data.
     args : object, optional
-        Handed to ``main``.
+        Passed to ``main``.
     spark : SparkSession, optional
         Where to run. Default: the active session, or else an embedded local Spark.
     workers, ps, chief, evaluator, input_mode, cpus, gpus, name
         The plan: see :class:`ClusterPlan`.
     driver_ps_nodes, master_node, protocol, evaluator_may_fail
-        Of the plan too.
+        More of the plan.
     model_dir : str, optional
         Where ``ctx.save`` writes: a path that the chief's host can write, or a URL that fsspec knows. Default:
-        ``tfos_models/NAME`` under the driver's working directory; ``NAME-2`` while another of the name runs there.
+        ``tfos_models/NAME`` under the driver's working directory; ``NAME-2`` while another cluster of that name runs.
     tensorboard : bool, optional
-        Whether TensorBoard runs on the chief's executor and can be seen in the notebook. Keras' ``fit`` then writes its
-        epochs for it by itself, unless it was given a ``TensorBoard`` callback.
+        Whether TensorBoard runs on the chief's executor and is shown in the notebook. Keras' ``fit`` then writes its
+        epochs there automatically, unless it was given a ``TensorBoard`` callback.
     log_dir : str, optional
-        What TensorBoard shows, ``ctx.log_dir`` in ``main``. Default: ``logs`` under ``model_dir``. Implies
-        ``tensorboard``.
+        The directory that TensorBoard shows, ``ctx.log_dir`` in ``main``. Default: ``logs`` under ``model_dir``.
+        Implies ``tensorboard``.
     autolog : bool, optional
         Whether Keras' ``fit`` and ``evaluate`` report their progress by themselves.
     env : mapping of str to str, optional
@@ -124,36 +124,37 @@ def launch(
     rendezvous_timeout : float, optional
         Seconds within which all nodes must come.
     feed_timeout : float, optional
-        Seconds for which nodes may leave rows waiting while none of them computes, reports or saves. One that computes
-        is waited for, however long its step takes.
+        Seconds for which nodes may leave rows waiting while none of them computes, reports or saves. A node that
+        computes never times out, however long its step takes.
     grace : float, optional
-        Seconds that ``main`` has to end after :meth:`Cluster.stop`. A ``ctx.save`` under way is finished anyway.
+        Seconds that ``main`` has to end after :meth:`Cluster.stop`. A running ``ctx.save`` is always finished.
     buffer_bytes : int, optional
-        Bytes of rows that may wait in a node's memory; then Spark waits.
+        Bytes of rows that may wait in a node's memory. When it is full, Spark waits.
     spill_bytes : int, optional
-        Bytes of rows that a node may keep on its local disk for later epochs; beyond it Spark is asked again.
+        Bytes of rows that a node may keep on its local disk for later epochs. If the rows are more, Spark reads them
+        again for each epoch.
     queues : list of str, optional
-        Names of queues of rows, each of which is fed and read apart: ``train(df, qname="valid")``, and
+        Names of queues of rows, each of which is fed and read separately: ``train(df, qname="valid")``, and
         ``ctx.dataset(…, queue="valid")`` in ``main``.
     restarts : int, optional
-        How often the nodes start again, and ``main`` is called again on all of them, when one was lost: its
-        process, its supervisor, its executor or its host. An exception in ``main`` is not tried again. ``main`` goes
-        on from what it has saved: see ``ctx.resume`` and Keras' ``BackupAndRestore``; rows that its state does not
-        hold yet are fed again.
+        How often the nodes may start again when one was lost: its process, its supervisor, its executor or its host.
+        ``main`` is then called again on all nodes. An exception in ``main`` is not retried. ``main`` continues from its
+        saved state: see ``ctx.resume`` and Keras' ``BackupAndRestore``. Rows that the state does not include are fed
+        again.
     heartbeat_timeout : float, optional
-        Seconds after which a node that is silent, or whose process is stopped, is held to be lost; at least 3.
+        Seconds after which a node that sends nothing, or whose process is stopped, counts as lost; at least 3.
     min_workers : int, optional
-        With ``restarts``: go on with so many workers or more while a lost one is not back. It joins the others again
-        when they have saved a state. Default: all are waited for.
+        With ``restarts``: continue with at least this many workers while a lost one is not back. It joins the others
+        again when they have saved a state. Default: wait for all workers.
     warm : bool, optional
-        Whether the nodes are forked from a process that has imported TensorFlow, which stays on the executor's host for
-        the next cluster. Nodes with GPUs never are.
+        Whether the nodes are forked from a process that has imported TensorFlow. That process stays on the executor's
+        host for the next cluster. Nodes with GPUs are never forked.
     warm_idle : float, optional
         How long that process waits for another node before it ends.
     sources : mapping of str to str, optional
         Source text by file name, for tracebacks.
     wait_until_up : bool, optional
-        Whether to return only when ``main`` has been called on every node.
+        Whether to return only after ``main`` was called on every node.
 
     Returns
     -------
@@ -162,7 +163,7 @@ def launch(
     Raises
     ------
     PlanError
-        If this Spark cannot take the plan, or the function cannot travel; before any node starts.
+        If this Spark cannot run the plan, or ``main`` cannot be pickled; before any node starts.
     RendezvousTimeout
         If some nodes never came.
     NodeFailed
@@ -204,7 +205,7 @@ def launch(
             if wait_until_up:
                 cluster.wait_until_up()
             await_format()
-    except BaseException:  # an interrupt too, which may come at the block's end: the caller has no cluster yet to stop
+    except BaseException:  # also an interrupt at the block's end: the caller has no cluster yet that it could stop
         cluster.close()
         raise
     return cluster
@@ -213,8 +214,8 @@ def launch(
 class Cluster:
     """A running (or ended) TensorFlow cluster. Made by :func:`launch`; a context manager.
 
-    Leaving its ``with`` block without an error tells the nodes that no more data come and waits for every ``main`` to
-    return; leaving it with an error stops them, and so does an interrupt of that waiting.
+    Leaving its ``with`` block without an error tells the nodes that no more data come, and waits for every ``main`` to
+    return. Leaving it with an error stops the nodes, and so does an interrupt of that waiting.
 
     Attributes
     ----------
@@ -241,7 +242,7 @@ class Cluster:
     # --- what the user calls ---
 
     def start(self) -> None:
-        """Ask Spark, open the door and submit the nodes; returns before they are up."""
+        """Check the plan with Spark, open the door and submit the nodes; returns before they are up."""
         settle(self._spark)
         launching = survey(self._spark, self.plan)
         check_keras(self._spark, self.plan, self._settings.env)
@@ -295,7 +296,7 @@ class Cluster:
                 self._outcome.raise_outcome()
 
     def announce_train(self) -> None:
-        """Say that another thread is about to call :meth:`train`: a :meth:`wait` that comes before waits for that."""
+        """Announce that another thread is about to call :meth:`train`, so that an earlier :meth:`wait` waits for it."""
         self._training_calls.announce()
 
     def train(
@@ -310,21 +311,21 @@ class Cluster:
     ) -> None:
         """Feed the rows of a DataFrame or an RDD: each worker makes ``epochs`` passes over its share.
 
-        Returns when the passes have been delivered, or no node wants more of them; may be called again, and further
-        passes follow. Of a stream it feeds each micro-batch as a pass, and returns when the stream has ended. An
-        interrupt (Ctrl-C, or that of the notebook) stops the cluster as :meth:`request_stop` does: the rows of a pass
-        that was broken off are not taken for a whole one.
+        Returns when the passes have been delivered, or no node wants more of them. It may be called again for further
+        passes. Of a stream it feeds each micro-batch as a pass, and returns when the stream has ended. An interrupt
+        (Ctrl-C, or the notebook's) stops the cluster as :meth:`request_stop` does, since an incomplete pass must not
+        count as a whole one.
 
         Parameters
         ----------
         data : pyspark.sql.DataFrame or pyspark.RDD
-            The rows. Of an RDD: Rows, dictionaries, tuples or single values. Or a stream: a streaming DataFrame, what
-            its ``writeStream`` gives (with a trigger and a checkpoint), or a DStream that has not been started.
+            The rows. An RDD may have Rows, dictionaries, tuples or single values. Or a stream: a streaming DataFrame,
+            its ``writeStream`` (with a trigger and a checkpoint), or a DStream that was not started.
         epochs : int, optional
             Passes; 1 for a stream.
         spill : bool, optional
-            Whether the nodes keep their shares on local disk for the later passes. Otherwise Spark is asked again for
-            each.
+            Whether the nodes keep their shares on local disk for the later passes. Otherwise Spark reads the rows again
+            for each pass.
         qname : str, optional
             The queue to feed, one of the cluster's ``queues``.
         feed_timeout : float, optional
@@ -335,9 +336,9 @@ class Cluster:
         Raises
         ------
         FeedFailed
-            If a row cannot be fed, or there is none.
+            If a row cannot be fed, or the data have no rows.
         FeedTimeout
-            If for ``feed_timeout`` seconds no row was taken of those that wait, and no node did anything else.
+            If for ``feed_timeout`` seconds no node took a waiting row, computed, reported or saved.
         NodeFailed
             If a node fails meanwhile.
         ClusterClosed
@@ -374,14 +375,14 @@ class Cluster:
             raise
 
     def _interrupted(self) -> None:
-        """Stop, once: a part of the rows is no pass, and could not be taken back."""
+        """Stop the cluster once: an incomplete pass cannot be undone."""
         if self._outcome.stop is None and not self._lifecycle.status.ended:
             logger.warning("train() was interrupted: %s", self.request_stop())
 
     def _feed(self, training: Training, data: Any, epochs: int, spill: bool, validation: Any) -> None:
         if is_stream(data):
             if self._settings.restarts:
-                raise PlanError("restarts= does not go with a stream yet: launch without, and let Spark's retry it")
+                raise PlanError("restarts= cannot be used with a stream yet: launch without it; Spark retries a stream")
             StreamTraining(training).run(data, epochs, validation, self._interrupted)
         else:
             self._training_calls.train(training.call(data, epochs, spill, validation))
@@ -397,22 +398,22 @@ class Cluster:
         qname: str = "input",
         feed_timeout: float | None = None,
     ) -> Any:
-        """Have the rows of a DataFrame or an RDD answered by ``main``: one result a row.
+        """Have ``main`` answer the rows of a DataFrame or an RDD, with one result for each row.
 
-        Nothing happens before somebody asks for the results; then the cluster has to be running still. The rows of a
-        partition go to one node, on the same host if there is one, and the results come back in the rows' order, in the
-        same partition. A task that Spark repeats has its rows answered anew.
+        It is lazy: nothing happens until the results are used, and the cluster must still run then. The rows of a
+        partition go to one node, on the same host if possible. The results come back in the rows' order, in the same
+        partition. When Spark retries a task, its rows are answered again.
 
         Parameters
         ----------
         data : pyspark.sql.DataFrame or pyspark.RDD
-            The rows. Of an RDD: Rows, dictionaries, tuples or single values.
+            The rows. An RDD may have Rows, dictionaries, tuples or single values.
         schema : str or StructType
             The columns of the results, such as ``"prediction double"``. For a DataFrame only.
         columns : list of str, optional
             The columns that ``main`` gets; all by default. For a DataFrame only.
         keep : bool
-            Whether the DataFrame's own columns stand before those of the results.
+            Whether the result keeps the DataFrame's own columns, before the new ones.
         qname : str
             The queue from which ``main`` takes the rows.
         feed_timeout : float, optional
@@ -421,12 +422,12 @@ class Cluster:
         Returns
         -------
         DataFrame or RDD
-            Of the results, lazy. An RDD's elements are what ``main`` gave.
+            The results, lazy. An RDD's elements are the values that ``main`` gave.
 
         Raises
         ------
         PlanError
-            If the data are neither, the schema is missing or none, or a column is not there.
+            If the data are neither, the schema is missing or invalid, or a column does not exist.
         ClusterClosed, NodeFailed
             If the cluster has ended.
 
@@ -457,24 +458,24 @@ class Cluster:
         return answered(task, data, schema, columns, keep)
 
     def scale(self, *, workers: int) -> None:
-        """Have more workers, or fewer. Returns when Spark was asked for them; the cluster trains on meanwhile.
+        """Change the number of workers. Returns when Spark was asked for them; the cluster trains on meanwhile.
 
         A coordinator (:meth:`~tfos_nb.runtime.program.context.NodeContext.coordinator_dataset`) gives a new worker
-        steps from its next pass on, and nothing else stops; what is left of a :meth:`train` is shared out anew. In any
-        other cluster, and where there are to be fewer workers, the nodes start again when a state has been saved
-        from which all can go on: Keras' ``fit`` keeps one after each epoch, a loop of one's own by ``ctx.checkpoint``.
-        The workers with the highest numbers go.
+        steps from its next pass on, and no other node stops. The rest of a running :meth:`train` is shared again. In
+        any other cluster, and to remove workers, the nodes start again once a state was saved from which all can
+        continue. Keras' ``fit`` saves one after each epoch; a loop of your own saves one with ``ctx.checkpoint``. The
+        workers with the highest numbers are removed.
 
         Parameters
         ----------
         workers : int
-            How many there are to be.
+            The new number of workers.
 
         Raises
         ------
         PlanError
-            If there can be no such cluster, Spark has too few free slots, or no restart is left: the cluster needs
-            ``restarts=1`` or more for its nodes to start again.
+            If such a cluster is not possible, Spark has too few free slots, or no restart is left: the nodes can start
+            again only if the cluster has ``restarts=1`` or more.
         ClusterClosed
             If the cluster has ended.
 
@@ -488,8 +489,8 @@ class Cluster:
         self._settings.check(plan)
         if self._desk.restarts_left <= 0:
             left = "none is left" if self._settings.restarts else "launch the cluster with restarts=1 or more"
-            raise PlanError(f"scale(workers={workers}): the nodes start again for it, which takes a restart; {left}")
-        # An interrupt while Spark is asked comes when it was: what is half asked for would never come.
+            raise PlanError(f"scale(workers={workers}) starts the nodes again, which needs a restart: {left}")
+        # An interrupt is deferred until the request to Spark is complete: nodes of half a request would never come.
         with interruptible():
             found = survey(self._spark, plan, more) if (more := self._desk.lacking(plan)) else None
             self._desk.scale(plan)
@@ -499,12 +500,12 @@ class Cluster:
     def wait(self, timeout: float | None = None) -> None:
         """Tell the nodes that no more data come, and wait until every ``main`` has returned.
 
-        An interrupt ends the waiting; the cluster goes on.
+        An interrupt ends the waiting; the cluster continues.
 
         Raises
         ------
         TimeoutError
-            If it takes longer than ``timeout`` seconds; the cluster goes on.
+            If it takes longer than ``timeout`` seconds; the cluster continues.
         NodeFailed
             The first failure of a node.
         """
@@ -528,18 +529,18 @@ class Cluster:
             raise TimeoutError(f"cluster {self.plan.name} still runs after {timeout:g} s")
 
     def result(self) -> Any:
-        """Return what the chief's ``main`` returned, once it is done."""
+        """Return the value that the chief's ``main`` returned, once it is done."""
         return self.results().get(self._desk.first)
 
     def results(self) -> dict[str, Any]:
-        """Return what every node's ``main`` returned, as ``{"worker:0": …}``, once all are done."""
+        """Return the values that all nodes' ``main`` returned, as ``{"worker:0": …}``, once all are done."""
         self.wait()
         return {node: wire.decode(data) for node, data in self._desk.results().items()}
 
     def stop(self, grace: float | None = None) -> None:
         """Stop the training and free the slots: politely at first, by force after ``grace`` seconds.
 
-        Idempotent, from any thread. Keras' ``fit`` ends at the next step; a loop of one's own looks at
+        Idempotent, from any thread. Keras' ``fit`` ends at the next step; a loop of your own must check
         ``ctx.should_stop``.
         """
         with interruptible():
@@ -547,10 +548,10 @@ class Cluster:
             self._lifecycle.join()
 
     def request_stop(self) -> str:
-        """Ask for the end and return at once, from any thread; say what happens now.
+        """Request a stop and return at once, from any thread; the returned text says what happens now.
 
-        The first time politely: training ends at its next step, ``main`` goes on to its end, and a ``ctx.save`` under
-        way is finished. A second time at once.
+        The first call stops politely: training ends at its next step, ``main`` runs to its end, and a running
+        ``ctx.save`` is finished. A second call ends the cluster at once.
         """
         if self._lifecycle.status.ended or self._outcome.over.is_set():
             return f"{self.plan.name} has ended already"
@@ -562,7 +563,7 @@ class Cluster:
         return f"ending {self.plan.name} at once"
 
     def close(self) -> None:
-        """End the cluster at once, if it has not ended, and free all it holds. Idempotent, from any thread."""
+        """End the cluster at once, if it has not ended, and free its resources. Idempotent, from any thread."""
         self.stop(grace=0.0)
 
     def __enter__(self) -> Cluster:
@@ -577,15 +578,15 @@ class Cluster:
             return
         try:
             self.wait()
-        except KeyboardInterrupt:  # nobody else may hold it
+        except KeyboardInterrupt:  # the caller may hold no other reference to the cluster, so end it
             self.close()
             raise
 
-    # --- what it shows of itself ---
+    # --- the state that users see ---
 
     @property
     def plan(self) -> ClusterPlan:
-        """What was asked for, by :func:`tfos_nb.launch` or :meth:`Cluster.scale`."""
+        """The plan that was requested last, by :func:`tfos_nb.launch` or :meth:`Cluster.scale`."""
         return self._desk.plan
 
     @property
@@ -595,13 +596,13 @@ class Cluster:
 
     @property
     def state(self) -> ClusterStatus:
-        """Where the cluster is in its life."""
+        """The status of the cluster."""
         with self._changed:
             recovers = any(one.lost for one in self._desk.failures) and self._outcome.may_go_on
             return shown_status(self._lifecycle.status, about_to_recover=recovers, all_up=self._desk.all_up)
 
     def _cause(self, status: ClusterStatus) -> str:
-        """Say what ended the cluster, or what it recovers from."""
+        """Return what ended the cluster, or what it recovers from."""
         if self._outcome.error is not None or status is not ClusterStatus.RECOVERING:
             return str(self._outcome.error or "")
         lost = [failure.error for failure in self._desk.failures if failure.lost]
@@ -613,10 +614,10 @@ class Cluster:
         return self._desk.history
 
     def events(self) -> list[ClusterEvent]:
-        """Return what has happened to the nodes, the oldest first: who came, what each said, who was lost.
+        """Return the events of the nodes, the oldest first: arrivals, messages and losses.
 
-        A report of a fault needs it. The newest 2,000 are kept, or 20 a node. A heartbeat that changed nothing is left
-        out, and so are results.
+        Add them to a bug report. The newest 2,000 are kept, or 20 for each node if that is more. Heartbeats that
+        changed nothing are left out, and so are results.
 
         Examples
         --------
@@ -626,7 +627,7 @@ class Cluster:
         return self._desk.events()
 
     def logs(self, node: str = "") -> str:
-        """Return what a node wrote of late to its output, such as ``logs("worker:1")``; the chief's by default."""
+        """Return the last lines of a node's output, such as ``logs("worker:1")``; the chief's by default."""
         return "\n".join(self._desk.logs(self._node_named(node)))
 
     def log_lines(self, node: str = "", limit: int = 500) -> Sequence[LogLine]:
@@ -635,11 +636,11 @@ class Cluster:
 
     @property
     def log_bytes(self) -> int:
-        """Bytes of memory that the kept lines of all nodes take, about."""
+        """Approximate memory in bytes of the kept lines of all nodes."""
         return self._desk.log_bytes
 
     def shorten_logs(self, most: int | None = None) -> None:
-        """Keep some of each node's last lines only; so many that they take at most these bytes, all together."""
+        """Keep only the last lines of each node, at most ``most`` bytes for all nodes together."""
         self._desk.shorten_logs(most)
 
     def _node_named(self, node: str) -> str:
@@ -651,11 +652,11 @@ class Cluster:
 
     @property
     def tensorboard_socket(self) -> str:
-        """The unix socket that leads to TensorBoard on the chief's executor; empty if there is none, or none now."""
+        """The unix socket that leads to TensorBoard on the chief's executor; empty if TensorBoard does not run."""
         return self._tunnel if self._tunnel and not self._lifecycle.status.ended else ""
 
     def snapshot(self) -> ClusterState:
-        """Return how the cluster looks now."""
+        """Return the current state of the cluster."""
         with self._changed:
             feed, status = self._desk.feeds.current, self.state
             return ClusterState(
@@ -689,7 +690,7 @@ class Cluster:
         if self._desk.failures and not self._outcome.await_decision(self._desk.rendezvous):
             self._outcome.raise_outcome()
         if self._desk.feeds.closed and not self._lifecycle.status.ended and self._outcome.stop is None:
-            raise ClusterClosed(f"cluster {self.plan.name}: {self._desk.feeds.closed}; launch it anew to {call} again")
+            raise ClusterClosed(f"cluster {self.plan.name}: {self._desk.feeds.closed}; launch it again to {call} again")
         if self._lifecycle.status.ended or self._outcome.failing:
             state = self.state.value
-            raise ClusterClosed(f"cluster {self.plan.name} is {state}: {call} needs a running one; launch it anew")
+            raise ClusterClosed(f"cluster {self.plan.name} is {state}: {call} needs a running one; launch it again")

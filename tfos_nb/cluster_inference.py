@@ -3,7 +3,7 @@
 ::
 
     cluster.inference(df, "prediction double") ─▶ df.mapInArrow(InferTask): lazy
-    somebody asks for rows ─▶ Spark tasks ◀── Arrow Flight ──▶ nodes
+    the rows are used ─▶ Spark tasks ◀── Arrow Flight ──▶ nodes
 
 The driver carries no row. It tells the tasks where the nodes are (:mod:`tfos_nb.runtime.control.placement`).
 """

@@ -1,10 +1,10 @@
-"""``python -m tfos_nb.demo``: run the quickstart notebook without a browser and say what comes out of it.
+"""``python -m tfos_nb.demo``: run the quickstart notebook without a browser and print its outcome.
 
-In a checkout it is the one in ``notebooks``, elsewhere the one that pip has installed, or that of the checkout which an
-editable install is of; ``--copy`` only copies it.
+In a checkout, or an editable install of one, it is the checkout's notebook in ``notebooks``. Elsewhere it is the one
+that pip has installed. ``--copy`` only copies it.
 
-Everything that is told is read from the notebook's own outputs: the table that the magic shows while the cluster runs,
-and the figures that the last cell displays under :data:`OUTCOME`. The executed notebook and its HTML stay in a folder.
+All printed figures come from the notebook's own outputs: the table that the magic shows while the cluster runs, and the
+figures that the last cell displays under :data:`OUTCOME`. The executed notebook and its HTML stay in a folder.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _copied(notebook: Path, folder: Path) -> Path:
     _refuse_missing(notebook)
     there = folder / notebook.name
     if there.exists():
-        raise PlanError(f"{there} is there already: remove it, or copy the notebook to another folder")
+        raise PlanError(f"{there} exists already: remove it, or copy the notebook to another folder")
     _make(folder)
     return Path(shutil.copyfile(notebook, there))
 
@@ -118,9 +118,9 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise PlanError(f"{folder}: no folder can be made there: {error.strerror}") from error
+        raise PlanError(f"{folder} cannot be created: {error.strerror}") from error
     if not os.access(folder, os.W_OK):
-        raise PlanError(f"{folder}: this folder cannot be written to")
+        raise PlanError(f"{folder} is not writable: give another folder")
 
 
 def _refuse_missing(notebook: Path) -> None:
@@ -137,9 +137,9 @@ def _read(notebook: Path) -> Any:
     try:
         return nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, nbformat.ValidationError) as error:
-        raise PlanError(f"{notebook} is no notebook: {str(error).partition(chr(10))[0]}") from error
+        raise PlanError(f"{notebook} is not a notebook: {str(error).partition(chr(10))[0]}") from error
     except (AttributeError, TypeError) as error:  # what nbformat says of JSON of another shape
-        raise PlanError(f"{notebook} is no notebook: its JSON is of another kind") from error
+        raise PlanError(f"{notebook} is not a notebook: its JSON has another structure") from error
 
 
 def run_notebook(notebook: Path, out: Path, say: Write) -> Outcome:

@@ -1,16 +1,16 @@
-"""Every exception of tfos_nb.
+"""All exceptions of tfos_nb.
 
 ::
 
     TfosError
-    ├── PlanError(ValueError)              what is asked for cannot be; nothing of it was started
+    ├── PlanError(ValueError)              the request is not possible; nothing was started
     ├── RendezvousTimeout(TimeoutError)    some nodes never came to the rendezvous; they are named
     ├── NodeFailed(RuntimeError)           main raised, or its process died, on a node
     ├── FeedFailed(RuntimeError)           a row could not be read from Spark or could not be fed
     ├── FeedTimeout(TimeoutError)          TensorFlow took no row for too long
-    └── ClusterClosed(RuntimeError)        used after it was closed or stopped
+    └── ClusterClosed(RuntimeError)        the cluster was used after it was closed or stopped
 
-This module imports nothing but Python's own, so that every other one may import it.
+This module imports only Python's standard library, so that every other module may import it.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ __all__ = [
 
 
 SPARK_ENDED = "Spark has ended"
-"""How the message begins of a cluster that ended since its Spark did: nothing can be run again in that session."""
+"""Start of the message of a cluster that ended because Spark ended: that session can run nothing again."""
 
 
 class TfosError(Exception):
     """Base of every error that tfos_nb raises on purpose."""
 
     def _render_traceback_(self) -> list[str]:
-        """Show the message alone in IPython, what happened in red: the frames in between are ours, not the user's."""
+        """Show only the message in IPython, its summary in red: the frames of the traceback are not the user's."""
         first, *rest = f"{type(self).__name__}: {self}".splitlines()
         return [f"\x1b[31m{first}\x1b[39m" if _has_colors() else first, *rest]
 
 
 def _has_colors() -> bool:
-    """Whether there is a shell that shows tracebacks in colors."""
+    """Whether an IPython shell shows tracebacks in colors."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and str(shell.colors).casefold() != "nocolor"
 
 
 class PlanError(TfosError, ValueError):
-    """What is asked for cannot be. Nothing was started; a cluster that runs has done nothing of it."""
+    """The request is not possible. Nothing was started, and a running cluster was not changed."""
 
 
 class RendezvousTimeout(TfosError, TimeoutError):
@@ -84,7 +84,7 @@ class NodeFailed(TfosError, RuntimeError):
     remote_traceback : str
         The traceback on the node; empty if the process died without one.
     others : int
-        How many more nodes failed after this one, because of it or like it.
+        How many more nodes failed after this one, because of it or for the same reason.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class NodeFailed(TfosError, RuntimeError):
         super().__init__(self._text())
 
     def counting(self, others: int) -> NodeFailed:
-        """Return the same error that tells how many nodes failed after it."""
+        """Return the same error with the number of nodes that failed after it."""
         self.others = others
         self.args = (self._text(),)
         return self
@@ -132,11 +132,11 @@ class NodeFailed(TfosError, RuntimeError):
 
 
 class FeedFailed(TfosError, RuntimeError):
-    """A row could not be read from Spark, or has no place in a tensor."""
+    """A row could not be read from Spark, or cannot become a tensor."""
 
 
 class FeedTimeout(TfosError, TimeoutError):
-    """For longer than ``feed_timeout`` no row was taken while rows were waiting, and no node did anything else."""
+    """For longer than ``feed_timeout``, no node took a waiting row, computed, reported or saved."""
 
 
 class ClusterClosed(TfosError, RuntimeError):

@@ -64,8 +64,8 @@ def _asks_the_jvm(frame: FrameType | None) -> bool:
 def interruptible() -> Iterator[None]:
     """Let the interrupt raise KeyboardInterrupt while the caller waits, and do nothing else.
 
-    PySpark's handler, in force in a script and in a notebook's cell that has made the session, cancels all of Spark's
-    jobs at once: the nodes would be gone before they are asked.
+    PySpark's handler is active in a script, and in the notebook's cell that made the session. It cancels all Spark jobs
+    at once, so the nodes would be gone before they could be asked to stop.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -54,13 +54,13 @@ class _Desk:
         """Take a task's word; that of the first attempt counts."""
         if isinstance(message, SingleProgramEnded):
             if not 0 <= message.index < self.count:
-                raise ValueError(f"there is no program {message.index}")
+                raise ValueError(f"no program has the index {message.index}")
             with self.changed:
                 self.ended.setdefault(message.index, message)
                 self.changed.notify_all()
 
     def wake(self) -> None:
-        """Let whoever waits look again."""
+        """Notify all waiting threads."""
         with self.changed:
             self.changed.notify_all()
 
@@ -70,14 +70,14 @@ class _Desk:
         return next((ended for ended in self.ended.values() if ended.result is None), None)
 
     def arrived(self, link: Link, message: Any) -> None:
-        """Send whoever wants a stream away: nobody here keeps one."""
+        """Refuse a stream: a program has none."""
         link.end()
 
     def received(self, link: Link, message: Any) -> None:
         """Take nothing."""
 
     def left(self, link: Link) -> None:
-        """Miss nobody."""
+        """Do nothing: there are no streams."""
 
     def ticked(self, late: float) -> None:
         """Look at no clock."""

@@ -1,4 +1,4 @@
-"""Which ports may be listened on: what a user writes in an environment variable."""
+"""Read the ports to listen on from an environment variable."""
 
 from __future__ import annotations
 

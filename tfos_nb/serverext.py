@@ -68,7 +68,7 @@ class _ClusterHandler(APIHandler):
                 self.set_status(answer.status)
                 said = await answer.text()
         except TimeoutError as error:
-            raise web.HTTPError(504, "the kernel does not answer in time: what was asked may still happen") from error
+            raise web.HTTPError(504, "the kernel did not answer in time; the request may still take effect") from error
         except aiohttp.ClientError as error:
             raise web.HTTPError(410 if not place.alive else 502, _KERNEL_GONE) from error
         await self.finish(said if answer.status == 200 else json.dumps({"message": said}))

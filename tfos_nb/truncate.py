@@ -64,7 +64,7 @@ def size(value: object) -> int:
 
 
 def without_password(text: str, instead: str = "…@") -> str:
-    """Return text whose URLs name no user and no password, as whoever sees it may read it.
+    """Return text whose URLs have no user and no password, so that everybody may read it.
 
     Examples
     --------

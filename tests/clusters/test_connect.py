@@ -71,7 +71,7 @@ def test_a_client_applies_models_and_has_the_magics(server: str, tmp_path: Path)
     assert found["records"] == [1000, 1000]
     assert found["cells"] == [True] * 4
     assert found["scored"] == 1000
-    assert "this stream is of Spark Connect" in found["stream"]
+    assert "a stream of Spark Connect cannot be fed" in found["stream"]
 
 
 @pytest.mark.slow

@@ -145,7 +145,7 @@ def test_only_free_gpus_are_given_and_each_worker_gets_its_own(monkeypatch: pyte
     assert gpu_info.get_gpus(1, 0) == "1"
     assert gpu_info.get_gpus(1, 2, gpu_info.AS_LIST) == ["4"]
     assert set(gpu_info.get_gpus(3, -1, gpu_info.AS_LIST)) == {"1", "3", "4"}
-    with pytest.raises(TfosError, match="2 GPUs were asked for, and 1 are free here for worker 1"):
+    with pytest.raises(TfosError, match="worker 1 asked for 2 GPUs, and only 1 are free on this host"):
         gpu_info.get_gpus(2, 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
     monkeypatch.setenv("TF_CONFIG", "{}")
@@ -163,14 +163,17 @@ def nothing(args: Any, ctx: Any) -> None: ...
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"num_executors": 2, "num_ps": 2}, r"num_executors=2 counts all nodes: with 2 ps, 0 workers are left"),
+        (
+            {"num_executors": 2, "num_ps": 2},
+            r"num_executors=2 counts all nodes: with 2 ps, only 0 workers are left; raise it",
+        ),
         ({"num_executors": 1, "num_ps": 1, "master_node": "chief"}, "with 1 ps, a chief, 0 workers are left"),
         ({"num_executors": "2", "num_ps": 0}, "num_executors must be .*, got '2'"),
         ({"num_executors": 2, "num_ps": 0, "input_mode": 5}, "input_mode must be InputMode"),
         ({"num_executors": 2, "num_ps": 0, "master_node": "boss"}, "master_node='boss'"),
         (
             {"num_executors": 2, "num_ps": 0, "eval_node": True, "input_mode": 1},
-            "go with input_mode=InputMode.TENSORFLOW",
+            "need input_mode=InputMode.TENSORFLOW",
         ),
         ({"num_executors": 64, "num_ps": 0}, "needs 64 slots"),
     ],
@@ -395,7 +398,7 @@ def test_a_chief_beside_parameter_servers_trains_and_is_fed_under_its_own_name(
 
 def test_a_protocol_that_is_not_there_is_refused_with_those_that_are() -> None:
     ctx = TFSparkNode.TFNodeContext(job_name="worker", cluster_spec={"worker": ["127.0.0.1:0"]})
-    with pytest.raises(PlanError, match=r"protocol='grpc\+verbs': TensorFlow .* was built without it; it has grpc"):
+    with pytest.raises(PlanError, match=r"protocol='grpc\+verbs': TensorFlow .* was built without it; use one of grpc"):
         TFNode.start_cluster_server(ctx, rdma=True)
 
 
@@ -490,7 +493,7 @@ def returns_its_index(args: Any, ctx: Any) -> int:
         pytest.param("kill", r"(?s)program 1 .*killed by SIGKILL.*last words", marks=pytest.mark.slow),
         pytest.param(
             "object",
-            r"program 1 .*what main returned cannot travel: the result is a builtins.object",
+            r"program 1 .*the value that main returned cannot be sent: the result is a builtins.object",
             marks=pytest.mark.slow,
         ),
     ],

@@ -58,7 +58,7 @@ def test_a_frame_is_saved_and_loaded_in_the_lineages_types(
     spark: SparkSession, frame: DataFrame, tmp_path: Path
 ) -> None:
     dfutil.saveAsTFRecords(frame, str(tmp_path / "out"))
-    with pytest.raises(PlanError, match="is there already"):
+    with pytest.raises(PlanError, match="exists already"):
         dfutil.saveAsTFRecords(frame, f"file://{tmp_path}/out")
     found = dfutil.loadTFRecords(spark.sparkContext, str(tmp_path / "out"), ["y", "not_there"])
     assert dict(found.dtypes) == {
@@ -107,7 +107,7 @@ def test_the_schema_of_one_example_is_that_of_its_values() -> None:
 def test_what_is_no_example_or_no_text_is_named() -> None:
     with pytest.raises(FeedFailed, match="it is no Example"):
         dfutil.fromTFExample([(b"nonsense", None)])
-    with pytest.raises(FeedFailed, match=r"feature 'y' has bytes that are no text: binary_features=\['y'\]"):
+    with pytest.raises(FeedFailed, match=r"feature 'y' has bytes that are not text: set binary_features=\['y'\]"):
         dfutil.fromTFExample([(example(y=[b"\xff"]).SerializeToString(), None)])
     assert dfutil.fromTFExample([]) == []
 
@@ -117,7 +117,7 @@ def test_a_type_without_a_place_is_refused_on_the_driver(spark: SparkSession, tm
         dfutil.toTFExample([("i", "bigint"), ("d", "date")])
     with pytest.raises(PlanError, match="sc is a SparkSession, not a SparkContext"):
         dfutil.loadTFRecords(spark, str(tmp_path))
-    with pytest.raises(PlanError, match="there is no such path"):
+    with pytest.raises(PlanError, match="no such path exists"):
         dfutil.loadTFRecords(spark.sparkContext, str(tmp_path / "nothing"))
 
 

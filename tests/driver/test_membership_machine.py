@@ -359,5 +359,5 @@ def test_a_status_changes_as_the_table_says_and_not_otherwise(status: NodeStatus
 
 
 def test_events_of_which_the_first_are_forgotten_are_not_replayed() -> None:
-    with pytest.raises(ValueError, match="do not begin with the cluster's plan"):
+    with pytest.raises(ValueError, match="the first event must be Planned"):
         replay([Ended()])

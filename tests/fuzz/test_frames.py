@@ -126,7 +126,7 @@ def test_a_node_that_says_what_is_no_message_is_ended_and_the_reason_is_told(tmp
             pass
         assert heard == [MainStarted("worker:0")]
         [ended] = [word for word in process.last_words(event.returncode) if isinstance(word, NodeEnded)]
-        assert (ended.signal, "said what is no message" in ended.note) == ("SIGKILL", True)
+        assert (ended.signal, "sent bytes that are not a message" in ended.note) == ("SIGKILL", True)
     finally:
         process.end()
         process._channel.close()

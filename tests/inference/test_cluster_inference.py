@@ -199,7 +199,10 @@ def returning_at_once(args: Any, ctx: Any) -> str:
     ("main", "told"),
     [
         (one_short, "worker:0: main asks for more rows, and 1 of partition 0 have no result"),
-        (one_too_many, "worker:0: main gave 101 results, and 100 rows of partition 0 wait for one"),
+        (
+            one_too_many,
+            "worker:0: main must give one result for each row, and gave 101 results for 100 rows of partition 0",
+        ),
     ],
 )
 def test_a_wrong_number_of_results_is_told_to_both_sides(spark: SparkSession, main: Any, told: str) -> None:

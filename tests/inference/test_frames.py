@@ -412,7 +412,7 @@ def test_a_model_that_nobody_has_is_refused(frame, tmp_path):
     assert f"{tmp_path}/no.keras is neither here" in told
     assert "nor on the executor's host" in told
     told = refusal(frame, f"file://{tmp_path}/no.keras")
-    assert "there is no such file or directory (looked for on the executor's host" in told
+    assert "the file or directory does not exist (looked for on the executor's host" in told
 
 
 def test_a_secret_in_a_url_is_not_told(frame):
@@ -430,13 +430,13 @@ def test_a_secret_in_a_url_is_not_told(frame):
             "needs your own Twice, which a file has only by its name: give custom_objects={'Twice': Twice}, or export",
         ),
         ("lambda.keras", "has a Lambda layer, whose Python code Keras does not load from a file: export it"),
-        ("only.weights.h5", "it holds weights alone, not a model: save the whole model with model.save("),
+        ("only.weights.h5", "it contains only weights, not a model: save the whole model with model.save("),
         ("expected.npz", "a model is a .keras or .h5 file, or the directory of a SavedModel"),
         ("unserved", "it has no signature 'serving_default'"),
         ("eight", "input 'n' has exactly 8 rows: save the model with a first axis of None"),
         ("spectrum", "output 'z' is complex64, for which Spark has no type"),
         ("other", "the directory has no saved_model.pb in it, and no checkpoint (it has: m.pth); m.pth is PyTorch's"),
-        ("empty", "the directory is empty: was the model written somewhere else, or not yet?"),
+        ("empty", "the directory is empty: the model is in another place, or not written yet"),
     ],
 )
 def test_a_model_that_cannot_be_used_says_why(model, why, frame, models):
@@ -449,9 +449,9 @@ def test_a_model_that_cannot_be_used_says_why(model, why, frame, models):
 def test_a_file_that_is_not_what_it_is_called_is_refused(frame, tmp_path):
     for name, content in (("a.keras", b"<html>"), ("b.h5", b"PK\3\4"), ("c.keras", b"")):
         (tmp_path / name).write_bytes(content)
-        assert "and is no such file inside" in refusal(frame, tmp_path / name)
+        assert "but it is not such a file" in refusal(frame, tmp_path / name)
     (tmp_path / "d.keras").write_bytes(b"PK\3\4broken off")
-    assert "the file is damaged or not whole (File is not a zip file)" in refusal(frame, tmp_path / "d.keras")
+    assert "the file is damaged or incomplete (File is not a zip file)" in refusal(frame, tmp_path / "d.keras")
 
 
 def test_what_is_no_model_is_refused(frame):
@@ -477,7 +477,7 @@ def test_columns_that_do_not_fit_are_refused_by_name(frame, models):
         (frame, dense, {"inputs": "y"}, "inputs: no column 'y'; there are id, x, b"),
         (arrays, dense, {"inputs": "tow"}, "inputs: no column 'tow'; did you mean 'two'?; there are id, one, two"),
         (frame, dense, {"inputs": ["id", "b"]}, f"inputs names 2 columns for one input. {takes}"),
-        (frame, pair, {"inputs": ["x"]}, f"inputs names 1 column: it takes one for each input. {both}"),
+        (frame, pair, {"inputs": ["x"]}, f"inputs names 1 column, and must name one for each input. {both}"),
         (frame, pair, {"inputs": {"left": "x"}}, f"inputs names no column for right. {both}"),
         (frame, pair, {"inputs": {"lefd": "x"}}, f"the model has no input 'lefd'; did you mean 'left'?. {both}"),
         (frame, pair, {}, f"not every input has a column of its name. {both}. The DataFrame has id (int), x "),
@@ -485,7 +485,7 @@ def test_columns_that_do_not_fit_are_refused_by_name(frame, models):
         (frame, dense, {"decode": ["picture"]}, "decode: no column 'picture'; there are id, x, b"),
         (frame, dense, {"decode": ["x"]}, "only a binary column holds encoded pictures"),
         (frame, pair, {}, "Say which: inputs={'left': …, 'right': …}"),
-        (frame, dense, {"inputs": 5}, "inputs: 5 is neither the name of a column nor a list of names"),
+        (frame, dense, {"inputs": 5}, "inputs must be the name of a column or a list of names, got 5"),
         (frame, dense, {"inputs": []}, "inputs names 0 columns"),
         (text, dense, {}, "column x (string) does not fit x (float32, 4 values a row): it is not numeric"),
         (frame, dense, {"inputs": "b"}, "column b (int) does not fit x (float32, 4 values a row): a row of it is one"),
@@ -530,7 +530,7 @@ def test_arguments_are_checked_before_anything_is_done(spark, frame):
     assert "output must be the name of a column" in refusal(frame, "no", output="")
     assert "nulls must be 'fail', 'skip' or 'fill'" in refusal(frame, "no", nulls="drop")
     assert "keep must be a list of columns" in refusal(frame, "no", keep="id")
-    assert "a list is no DataFrame" in refusal([1], "no")  # type: ignore[arg-type]
+    assert "df must be a Spark DataFrame" in refusal([1], "no")  # type: ignore[arg-type]
     assert "the DataFrame has no columns" in refusal(frame.select(), "no")
     assert "spark is a int, not a SparkSession" in refusal(frame, "no", spark=5)
 
@@ -553,7 +553,7 @@ def test_without_arrow_udfs_all_columns_go_through_python(frame, models, expecte
     assert close(column(predict(frame, models / "dense.keras")), expected["dense"])
     months = frame.withColumn("for", F.expr("interval '1' month"))
     told = refusal(months, models / "dense.keras")
-    assert told.startswith("column 'for' is interval month, which Spark cannot hand to Python: leave it out")
+    assert told.startswith("column 'for' is interval month, which Spark cannot pass to Python: leave it out")
 
 
 # --- rows that do not fit

@@ -26,7 +26,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Results], Result
         ("optimizer", "the optimizer of model 'sequential_1' was made outside of the strategy's scope. Make"),
         ("layer", "layer 'mine' was built outside of the strategy's scope: each worker would begin with"),
         ("compiled", "metric 'loss' was made outside of the strategy's scope"),
-        ("model_alone", "was made outside of the strategy's scope, and its optimizer within. Make and compile"),
+        ("model_alone", "was made outside of the strategy's scope, but its optimizer inside. Make and compile"),
         ("loss_by_row", "loss 'mean_squared_error' has reduction='none': one process trains on the sum"),
     ],
 )
@@ -55,7 +55,7 @@ def test_a_model_that_each_worker_trains_for_itself_is_told_of(ran: tuple[list[R
     assert alone["nothing_within"]["said"] == []
     for worker in workers:
         (said,) = worker["nothing_within"]["said"]
-        assert "made outside of the strategy's scope, so that each worker trains a model of its own" in said
+        assert "made outside of the strategy's scope, so each worker trains its own model" in said
 
 
 def test_a_sum_over_rows_that_cannot_be_made_one_over_all_rows_is_told_of(ran: tuple[list[Results], Results]) -> None:

@@ -164,13 +164,13 @@ def test_a_cluster_that_lost_its_variable_is_found_by_its_name(shell: Interactiv
     assert "lost" in run(shell, "%tfos_status")[1]
     assert "stopped" in run(shell, "%tfos_stop lost --now")[1]
     assert cluster.state is ClusterStatus.STOPPED
-    assert "there is no cluster yet" in run(shell, "%tfos_status")[1]
+    assert "no cluster exists yet" in run(shell, "%tfos_status")[1]
 
 
 def test_rows_that_cannot_be_fed_are_refused_before_anything_starts(shell: InteractiveShell) -> None:
     shell.run_cell("import datetime; days = spark.createDataFrame([(datetime.date(2026, 1, 1),)], 'day date')")
     result, shown = run(shell, f"%%tfos_cluster dated --data days\n{MAIN}")
     assert isinstance(result.error_in_exec, PlanError)
-    assert "column 'day' is date, which has no tensor: cast it to a number" in str(result.error_in_exec)
+    assert "column 'day' is date, which cannot become a tensor: cast it to a number" in str(result.error_in_exec)
     assert "dated" not in shell.user_ns
     assert "Starting" not in shown

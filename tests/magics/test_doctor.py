@@ -146,7 +146,11 @@ SPARKS_VARIABLES = ("PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "SPARK_REMOTE
         ({"PYSPARK_SUBMIT_ARGS": "--master  yarn pyspark-shell"}, "ok", "takes yarn (PYSPARK_"),
         ({"SPARK_CONNECT_MODE_ENABLED": "1"}, "ok", "takes Spark Connect (SPARK_CONNECT_MODE_ENABLED)"),
         ({"SPARK_REMOTE": "local[2]"}, "ok", "takes Spark Connect (SPARK_REMOTE)"),
-        ({"SPARK_REMOTE": "sc://127.0.0.1:1/;token=secret"}, "missing", "at 127.0.0.1:1, and nobody answers there ("),
+        (
+            {"SPARK_REMOTE": "sc://127.0.0.1:1/;token=secret"},
+            "missing",
+            "at 127.0.0.1:1, and no server answers there (",
+        ),
         (
             {"SPARK_REMOTE": "sc://far:1/;token=secret", "https_proxy": "http://p"},
             "ok",
@@ -239,7 +243,7 @@ def answering(status: int, body: bytes = b"", **headers: str) -> Iterator[tuple[
 def test_the_extension_of_a_real_server_is_found(a_server: Any) -> None:  # noqa: F811
     found = ask_server({"url": a_server.url, "token": TOKEN})
     assert (found.state, found.told) == ("ok", f"{tfos_nb.__version__}, at {a_server.url}")
-    assert "lets nobody ask" in ask_server({"url": a_server.url, "token": "another"}).told
+    assert "needs a login" in ask_server({"url": a_server.url, "token": "another"}).told
 
 
 def test_a_server_without_the_extension_is_told_with_the_command() -> None:
@@ -396,7 +400,7 @@ def test_tfos_spark_starts_and_stops_an_embedded_one(run_script: RunScript) -> N
     assert "0 of 2 busy" in ended.stdout
     assert "rows 3" in ended.stdout
     assert "Spark was stopped" in ended.stdout
-    assert "PlanError: --stop: there is no Spark session" in ended.stdout
+    assert "PlanError: --stop: no Spark session runs" in ended.stdout
 
 
 def test_tensorboard_on_databricks_gets_what_its_proxy_needs(

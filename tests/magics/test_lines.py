@@ -49,14 +49,14 @@ def test_stop_now_leaves_the_nodes_no_time(run, mnist):
         ("%tfos_panel tow", "%tfos_panel tow: no such variable; did you mean two?"),
         ("%tfos_logs wroker:0 one", "%tfos_logs wroker:0: one has no such node; did you mean worker:0?"),
         ("%tfos_logs", "%tfos_logs: NODE is missing: %tfos_logs NODE [NAME] [-f] [-n N]"),
-        ("%tfos_logs worker:0 one -n 0", "-n/--lines 0: 1 or more"),
+        ("%tfos_logs worker:0 one -n 0", "-n/--lines 0: must be 1 or more"),
         ("%tfos_train", "%tfos_train: DF is missing: %tfos_train DF [NAME] [--epochs E] [--validation VAR]"),
         ("%tfos_train trian_df one", "%tfos_train trian_df: no such variable; did you mean train_df?"),
         ("%tfos_train train_df one --epochs 0", "--epochs must be a whole number, 1 or more, got 0"),
         ("%tfos_train train_df one --epoch 2", "--epoch: no such option; did you mean --epochs?"),
         ("%tfos_inference train_df",
          "%tfos_inference: -o OUT is missing: %tfos_inference DF -o OUT [NAME] [--model PATH] [options]"),
-        ("%tfos_inference train_df -o list", "list: OUT would hide Python's own list; take another"),
+        ("%tfos_inference train_df -o list", "list: OUT would hide Python's own list; use another name"),
         ("%tfos_inference train_df -o one", "one: OUT would overwrite your LocalCluster one; take another"),
         ("%tfos_inference train_df -o out one",
          "%tfos_inference: one still runs, so it has no model yet; name one with --model PATH"),
@@ -64,9 +64,9 @@ def test_stop_now_leaves_the_nodes_no_time(run, mnist):
         ("%tfos_plan --worker 2", "--worker: no such option; did you mean --workers?"),
         ("%tfos_plan --data trian_df", "--data trian_df: no such variable; did you mean train_df?"),
         ("%tfos_doctor now", "now: %tfos_doctor takes no more: %tfos_doctor"),
-        ("%tfos_spark --stop --slots 2", "--stop: it takes no --slots; start a session in a line of its own"),
+        ("%tfos_spark --stop --slots 2", "--stop cannot be combined with --slots; start a session in another line"),
         ("%tfos_spark --stop", "--stop: one still runs on this session; %tfos_stop one ends it first"),
-        ("%tfos_spark --conf a", "--conf a: it is KEY=VALUE"),
+        ("%tfos_spark --conf a", "--conf a: must be KEY=VALUE"),
         ("%tfos_logs 1 one", "%tfos_logs 1: one has no such node; it has worker:0"),
         ("%tfos_status ONE", "%tfos_status ONE: no such variable; did you mean one?"),
         ("%tfos_status --help", "--help: no such option; %tfos_status? shows them all"),
@@ -85,7 +85,7 @@ def test_a_bad_line_says_in_one_line_what_is_right(run, launcher, line, message)
 
 def test_without_a_cluster_the_line_magics_say_how_to_get_one(run):
     for magic in ("%tfos_stop", "%tfos_status", "%tfos_panel", "%tfos_tensorboard"):
-        assert run(magic)[1].strip() == f"PlanError: {magic}: there is no cluster yet; %%tfos_cluster starts one"
+        assert run(magic)[1].strip() == f"PlanError: {magic}: no cluster exists yet; %%tfos_cluster starts one"
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_inference_hands_its_options_on(run, shell, provided):
         ([4], None, "Say which: --inputs COLUMN, or several numeric ones, side by side: --inputs a,b,…"),
         ([4, 4], None, "Say which: --inputs COLUMN,COLUMN, in the order of the inputs"),
         ([4], ["c"], "--inputs: no column 'c'"),
-        ([4, 4], ["a"], "--inputs names 1 column: it takes one for each input"),
+        ([4, 4], ["a"], "--inputs names 1 column, and must name one for each input"),
     ],
 )
 def test_inference_says_by_its_own_options_which_columns_it_wants(shapes, inputs, told):

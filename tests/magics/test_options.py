@@ -63,36 +63,36 @@ def test_input_tensorflow_and_background_are_understood():
         ("-workers 2", "-workers: no such option; did you mean --workers?"),
         ("mnist --backgruond", "--backgruond: no such option; did you mean --background?"),
         ("--zzz", "--zzz: no such option"),
-        ("--workers two", "--workers two: a whole number"),
-        ("--workers 1.5", "--workers 1.5: a whole number"),
+        ("--workers two", "--workers two: must be a whole number"),
+        ("--workers 1.5", "--workers 1.5: must be a whole number"),
         ("--workers", "--workers: a value is missing"),
         ("--quiet=yes", "--quiet: it takes no value"),
-        ("--timeout soon", "--timeout soon: a number of seconds, more than 0"),
-        ("--timeout nan", "--timeout nan: a number of seconds, more than 0"),
-        ("--grace -1", "--grace -1: a number of seconds, 0 or more"),
-        ("--feed-timeout -3", "--feed-timeout -3: a number of seconds, more than 0"),
+        ("--timeout soon", "--timeout soon: must be a number of seconds, more than 0"),
+        ("--timeout nan", "--timeout nan: must be a number of seconds, more than 0"),
+        ("--grace -1", "--grace -1: must be a number of seconds, 0 or more"),
+        ("--feed-timeout -3", "--feed-timeout -3: must be a number of seconds, more than 0"),
         ("--logdir ''", "the log directory has no name: --logdir DIR"),
         ("--input sprak", "--input sprak: spark or tensorflow; did you mean spark?"),
-        ("--env A", "--env A: it is KEY=VALUE; the cluster's NAME comes first on the line"),
+        ("--env A", "--env A: must be KEY=VALUE; the cluster's NAME comes first on the line"),
         ("--wait --background", "--background: not together with --wait; leave one of them out"),
         ("\N{EM DASH}workers 2", "\N{EM DASH}workers: options begin with --; did you mean --workers?"),
         ("a \N{EN DASH}\N{EN DASH}quiet", "\N{EN DASH}\N{EN DASH}quiet: options begin with --; did you mean --quiet?"),
-        ("--workers 2 # two", "#: the line of a magic takes no comment; write it below"),
+        ("--workers 2 # two", "#: a magic's line cannot have a comment; write it below"),
         ("one two", "two: the line has a NAME already (one); options begin with --"),
-        ("my-model", "my-model: NAME becomes a variable, and this is no name for one; my_model is one"),
-        ("2nd", "2nd: NAME becomes a variable, and this is no name for one"),
-        ("class", "class: NAME becomes a variable, and this is no name for one"),
-        ("list", "list: NAME would hide Python's own list; take another"),
+        ("my-model", "my-model: NAME must be a valid variable name; my_model is one"),
+        ("2nd", "2nd: NAME must be a valid variable name"),
+        ("class", "class: NAME must be a valid variable name"),
+        ("list", "list: NAME would hide Python's own list; use another name"),
         ("--name 'open", "the line has an opening quote or backslash without its end"),
-        ("--epochs 3", "--epochs 3: the passes over --data, and no --data is given"),
+        ("--epochs 3", "--epochs 3counts passes over --data, and no --data is given"),
         (
             "--data df --input tensorflow",
             "--data df: with --input tensorflow the nodes read files; leave one of them out",
         ),
         ("--workers -1", "workers must be a whole number, 0 or more, got -1"),
         ("--restarts -1", "restarts must be a whole number, 0 or more, got -1"),
-        ("--min-workers 1", "min_workers= needs restarts=: without them the first loss ends the cluster"),
-        ("--restarts 1 --min-workers 9", "min_workers=9: the cluster has 1 worker at the most"),
+        ("--min-workers 1", "min_workers= needs restarts=: without restarts the first loss ends the cluster"),
+        ("--restarts 1 --min-workers 9", "min_workers must be at most 1, the number of workers, got 9"),
         ("--model-dir hdfs:/x", "model_dir: hdfs:/…: a URL has two slashes after its scheme, as in hdfs:///models"),
     ],
 )
@@ -134,7 +134,7 @@ def test_a_frame_with_a_nearby_name_is_suggested_before_other_variables():
 
 
 def test_what_is_not_spark_data_is_named_by_its_type():
-    with pytest.raises(PlanError, match="--data rows: it takes a Spark DataFrame or RDD, this is a list"):
+    with pytest.raises(PlanError, match="--data rows: must be a Spark DataFrame or RDD, got a list"):
         find_data("rows", {"rows": [1, 2]})
 
 

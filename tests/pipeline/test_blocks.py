@@ -129,9 +129,9 @@ def test_ragged_results_that_do_not_fit_name_the_function():
         Exception, match=r"fn\(\) gave a ragged tensor of 2 axes for 'y', whose type in the schema has 1"
     ):
         column_given(words, ())
-    with pytest.raises(Exception, match=r"fn\(\) gave a ragged tensor for 'y', and a reduction gives a dense one"):
+    with pytest.raises(Exception, match=r"fn\(\) gave a ragged tensor for 'y', and a reduction must give a dense one"):
         column_given(words, (), rows=False)
-    told = r"fn\(\) gave a list for 'y', which is no tensor .*: return a tensor, an array, or lists of one length"
+    told = r"fn\(\) gave a list for 'y', which is not a tensor .*: return a tensor, an array, or lists of one length"
     with pytest.raises(Exception, match=told):
         column_given(lambda t: {"y": [["a"], ["b", "c"]]}, (None,), compiled=False)
 
@@ -193,7 +193,7 @@ def test_keys_of_several_columns_nulls_and_nans_are_keys(spark):
 
 
 def test_no_rows_are_no_result(rows):
-    with pytest.raises(FeedFailed, match="the DataFrame has no rows: there is nothing to reduce"):
+    with pytest.raises(FeedFailed, match="the DataFrame has no rows, so it cannot be reduced"):
         reduce_batches(rows.where("id < 0"), lambda b: tf.reduce_sum(b))
     assert reduce_batches(rows.where("id < 0"), lambda x: tf.reduce_sum(x, 0), by="b").collect() == []
 
@@ -204,16 +204,16 @@ def test_no_rows_are_no_result(rows):
 def test_functions_that_do_not_fit_are_refused_before_anything_runs(rows):
     dated = rows.select(F.current_date().alias("d"))
     cases: list[tuple[Any, ...]] = [
-        (rows, lambda x, z: x, "y float", "fn takes 'z', and there is no such column; there are id, x, b. A function"),
+        (rows, lambda x, z: x, "y float", "fn takes 'z', which is not a column; there are id, x, b. A function"),
         (rows, 5, "y float", "fn must be a function that takes columns as tensors, got a int"),
         (rows, lambda: 1, "y float", "fn takes no column"),
         (rows, lambda x: x, "y date", "schema: 'y' is date; a tensor becomes a number"),
-        (rows, lambda x: x, "y what ever", "is no schema such as"),
+        (rows, lambda x: x, "y what ever", "schema must be as in"),
         (rows, lambda x: x, "b array<float>", "the DataFrame has a column 'b' already"),
         (rows, lambda x: x, "B array<float>", "the DataFrame has a column 'B' already"),
-        (rows, lambda x: x, "y array<float>, Y int", "the schema has two columns 'y': name one otherwise"),
+        (rows, lambda x: x, "y array<float>, Y int", "the schema has two columns 'y': rename one"),
         (rows, lambda x: x, "float", "schema='float' is a type without a column: name one, as in 'y float'"),
-        (rows, lambda x: x, None, "schema=None is no schema such as 'y float, z array<long>'"),
+        (rows, lambda x: x, None, "schema must be as in 'y float, z array<long>', got None"),
         (dated, lambda d: d, "y float", "column 'd' is date, for which TensorFlow has no tensor: cast it"),
         (rows, keras.Sequential([keras.Input((4,))]), "y float", "fn is a Sequential: a model is applied by predict"),
     ]
@@ -223,12 +223,12 @@ def test_functions_that_do_not_fit_are_refused_before_anything_runs(rows):
         assert told in str(raised.value)
     with pytest.raises(PlanError, match="by: no column 'bb'; did you mean 'b'"):
         reduce_batches(rows, lambda x: x, by="bb")
-    with pytest.raises(PlanError, match="by: column 'x' is array<float>, and a key is one value"):
+    with pytest.raises(PlanError, match="by: column 'x' is array<float>, and a key must be one value"):
         reduce_batches(rows, lambda b: b, by="x")
-    with pytest.raises(PlanError, match="reduce_batches wants rows that have an end"):
+    with pytest.raises(PlanError, match="reduce_batches cannot use a stream"):
         reduce_batches(rows.sparkSession.readStream.format("rate").load(), lambda value: value)
     frame = rows
-    with pytest.raises(PlanError, match="what it refers to cannot travel to the executors"):
+    with pytest.raises(PlanError, match="an object that it refers to cannot be sent to the executors"):
         map_batches(rows, lambda x: frame, "y float")
 
 

@@ -61,5 +61,5 @@ def test_layers_that_are_not_there_are_told_with_those_that_are(rows, kinds):
     ):
         with pytest.raises(PlanError, match=param):
             featurize(kinds / "dense.keras", "middle", **params).transform(rows)
-    with pytest.raises(PlanError, match="there is no model: give model or export_dir"):
+    with pytest.raises(PlanError, match="the model is missing: give model or export_dir"):
         TFFeaturizer().transform(rows)

@@ -262,7 +262,7 @@ def test_rows_with_nulls_are_left_out_or_filled_at_every_depth(spark: SparkSessi
     found = filled(rows, ["a.b", "x"], {"a.b": 7})
     assert found.schema["a.b"].dataType == rows.schema["a.b"].dataType
     assert found.collect() == [(1, [1.0, 0.0], "a"), (7, [2.0], "b"), (3, [3.0], None), (4, [4.0], "d")]
-    with pytest.raises(PlanError, match=r"fill: 0.5 is none of the values of column 'a.b', which is int"):
+    with pytest.raises(PlanError, match=r"fill: 0.5 does not fit column 'a.b', which is int"):
         filled(rows, ["a.b"], 0.5)
 
 
@@ -317,5 +317,5 @@ def test_the_heads_agree_with_their_definitions() -> None:
 
 
 def test_a_session_of_another_kind_is_refused(spark: SparkSession) -> None:
-    with pytest.raises(PlanError, match="a list is no DataFrame"):
+    with pytest.raises(PlanError, match="df must be a Spark DataFrame"):
         KerasEstimator(build).fit([])

@@ -120,8 +120,8 @@ def mixed(spark: SparkSession) -> DataFrame:
     ("column", "params", "told"),
     [
         ("x", {"decode": ["q"]}, "decode: no column 'q'; there are x, t, p, pair, label"),
-        ("x", {"decode": ["p"]}, "decode: column 'p' is none of the features, x: leave it out"),
-        ("x", {"decode": ["x"]}, "decode: column 'x' must be binary, encoded pictures, got double: leave it out"),
+        ("x", {"decode": ["p"]}, "decode: column 'p' is not a feature (x): leave it out"),
+        ("x", {"decode": ["x"]}, "decode: column 'x' must be binary, with encoded images, got double: leave it out"),
         ("p", {"decode": ["p"]}, "column p (binary) does not fit"),
         ("pair", {}, "column pair (array<float>) does not fit"),
         ("t", {}, "column t (string) does not fit"),
@@ -191,5 +191,5 @@ def test_what_is_no_picture_is_kept_for_its_message() -> None:
     with pytest.raises(tf.errors.OpError):
         next(iter(bad))
     assert str(inputs.failures[0]).startswith(
-        "column 'p' has no picture, 4 bytes that begin with b'none' (row 1 of a batch)"
+        "column 'p' has 4 bytes that are no image and begin with b'none' (row 1 of a batch)"
     )

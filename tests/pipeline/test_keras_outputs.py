@@ -136,7 +136,9 @@ def test_a_model_that_does_not_say_what_it_gives_is_refused(sold: DataFrame) -> 
 
     model = Own()
     model.compile("sgd", "mse")
-    with pytest.raises(PlanError, match=r"a Own does not say what it takes and gives: build it with keras.Sequential"):
+    with pytest.raises(
+        PlanError, match=r"a Own does not describe its inputs and outputs: build it with keras.Sequential"
+    ):
         KerasEstimator(model).fit(sold)
 
 

@@ -105,5 +105,5 @@ def test_a_name_that_nobody_registered_is_refused(numbers: DataFrame) -> None:
     told = "loss: Keras has no 'shop>Nothing': nothing is registered by that name here, import the module that does so"
     with pytest.raises(PlanError, match=re.escape(told)):
         KerasEstimator(model, optimizer="sgd", loss="shop>Nothing").fit(numbers)
-    with pytest.raises(PlanError, match=re.escape("losses: 3, a int, is none of Keras'")):
+    with pytest.raises(PlanError, match=re.escape("losses: 3, a int, is not an object of Keras")):
         KerasEstimator(model, optimizer="sgd", loss=3)

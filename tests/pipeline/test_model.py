@@ -91,7 +91,7 @@ def test_a_checkpoint_of_tensorflow_1_brings_its_graph(rows, kinds, known):
         model_dir=str(kinds / "graph_checkpoint"), input_mapping={"x": "at"}, output_mapping={"hidden": "h"}
     )
     assert close(column(model.transform(rows), "h"), known["graph_hidden"])  # the newest of two
-    assert "name the tensors that it should give; it takes at" in refusal(
+    assert "name the tensors that it must return; it takes at" in refusal(
         TFModel(model_dir=str(kinds / "graph_checkpoint")), rows
     )
 
@@ -190,7 +190,7 @@ def test_encoded_pictures_are_decoded_and_resized(spark, kinds):
     scored = model.setDecode(["file"]).transform(pictures)
     assert close(column(scored), [[200, 0, 10], [200, 0, 10]])
     broken = spark.createDataFrame([(0, bytearray(b"GIF8no picture"))], pictures.schema)
-    assert "column 'file' has no picture, 14 bytes that begin with b'GIF8no p' (row 0 of" in failure(
+    assert "column 'file' has 14 bytes that are no image and begin with b'GIF8no p' (row 0 of" in failure(
         model.transform(broken)
     )
 
@@ -366,16 +366,16 @@ def test_places_without_a_model_are_told_of(rows, kinds, tmp_path):
     cut.write_bytes((kinds / "dense.keras").read_bytes()[:3000])
     shutil.copytree(kinds / "dense", bare, ignore=shutil.ignore_patterns("variables.index"))
     cases = [
-        ({}, "there is no model: give model or export_dir or model_dir"),
-        ({"export_dir": str(kinds / "empty")}, "the directory is empty: was the model written somewhere else"),
+        ({}, "the model is missing: give model or export_dir or model_dir"),
+        ({"export_dir": str(kinds / "empty")}, "the directory is empty: the model is in another place"),
         ({"export_dir": str(kinds / "torch")}, "pytorch_model.bin is PyTorch's"),
         ({"export_dir": str(kinds / "broken")}, "its saved_model.pb cannot be read"),
         (
             {"model_dir": str(kinds / "built")},
-            "holds weights alone: give the function that builds the model, model_fn=",
+            "contains only weights: give the function that builds the model, model_fn=",
         ),
         ({"export_dir": str(kinds / "no")}, "is neither here"),
-        ({"export_dir": str(cut)}, "the file is damaged or not whole (File is not a zip file): copy it again"),
+        ({"export_dir": str(cut)}, "the file is damaged or incomplete (File is not a zip file): copy it again"),
         ({"export_dir": str(bare)}, "any matching files for variables/variables (written by TensorFlow 2."),
         ({"export_dir": str(kinds / "later.keras")}, "of a newer Keras than the executors have: install that version"),
         ({"export_dir": str(kinds / "later.keras")}, "(written by Keras 99.1.0, read by keras 3."),
@@ -391,4 +391,4 @@ def test_a_checkpoint_that_does_not_fit_the_model_is_told_of(rows, kinds):
     broken = TFModel(model_dir=str(kinds / "built"), model_fn=lambda: 1 / 0)
     assert "<lambda>() failed: ZeroDivisionError" in refusal(broken, rows)
     nothing = TFModel(model_dir=str(kinds / "built"), model_fn=lambda: 5)
-    assert "<lambda>() returned a int: it returns a Keras model" in refusal(nothing, rows)
+    assert "<lambda>() must return a Keras model, got a int" in refusal(nothing, rows)

@@ -122,7 +122,7 @@ def test_more_nodes_than_this_process_has_descriptors_for_are_refused_with_the_n
             print("refused:", error)
     """)
     said = re.search(
-        r"refused: 250 nodes, and .* take (\d+) connections: it may have 700 .* with (\d+), or", ended.stdout
+        r"refused: 250 nodes need .* can take (\d+): it may open 700 files .* a limit of (\d+), or", ended.stdout
     )
     assert said, ended.stdout
     most, needed = map(int, said.groups())

@@ -155,4 +155,4 @@ def test_an_evaluator_without_an_end_is_not_waited_for_beyond_the_grace(spark: S
     assert cluster.result() == "trained"
     assert cluster.state.value == "DONE"
     assert {node.node: node.status.value for node in cluster.snapshot().nodes}["evaluator:0"] == "STOPPED"
-    assert "was not through 1 s after the training" in cluster.logs("evaluator:0")
+    assert "had not ended 1 s after the training" in cluster.logs("evaluator:0")

@@ -78,7 +78,7 @@ def test_tf_keras_and_a_loop_train_in_step_on_every_row(spark: SparkSession, fra
     assert one["loss"][1] < one["loss"][0] / 4
     assert "this cluster's nodes have no GPUs" in one["nccl"]
     assert "communication must be one of auto, ring, nccl" in one["fast"]
-    assert "was built without it; it has grpc" in one["protocol"]
+    assert "was built without it; use one of grpc" in one["protocol"]
 
 
 def within_a_node(args: Any, ctx: Any) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def test_one_node_mirrors_its_own_devices(spark: SparkSession, frame: DataFrame)
     assert result["default"] == 1
     assert "Build the strategy first in main" in result["late"]
     assert "strategy must be one of auto, sync, async, mirrored, one, default" in result["kind"]
-    assert "this cluster has none. Launch it with ps=1" in result["async"]
+    assert "this cluster has none: launch it with ps=1" in result["async"]
     assert result["coordinator"] == result["async"]
 
 
@@ -267,7 +267,7 @@ def test_sessions_and_graphs_train_on_fed_rows(spark: SparkSession, frame: DataF
 
 
 def test_a_protocol_that_tensorflow_was_built_without_is_refused_before_a_node_starts(spark: SparkSession) -> None:
-    with pytest.raises(errors.PlanError, match="protocol='grpc\\+verbs': TensorFlow 2.* without it; it has grpc"):
+    with pytest.raises(errors.PlanError, match="protocol='grpc\\+verbs': TensorFlow 2.* without it; use one of grpc"):
         launch(within_a_node, workers=1, spark=spark, protocol="grpc+verbs")
 
 

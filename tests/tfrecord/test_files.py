@@ -59,9 +59,9 @@ def test_a_pattern_a_file_and_a_directory_are_all_paths(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"x")
     assert [Path(file.url).name for file in found(str(tmp_path / "train-*"))] == ["train-0", "train-1"]
     assert [Path(file.url).name for file in found(str(tmp_path / "test-0"))] == ["test-0"]
-    with pytest.raises(PlanError, match=r"nothing-\*: there is no such file"):
+    with pytest.raises(PlanError, match=r"nothing-\*: no such file exists"):
         found(str(tmp_path / "nothing-*"))
-    with pytest.raises(PlanError, match="nothing: there is no such path"):
+    with pytest.raises(PlanError, match="nothing: no such path exists"):
         found(str(tmp_path / "nothing"))
 
 
@@ -254,8 +254,8 @@ DECLARED = {"type": "struct", "fields": [{"name": "x", "type": "float"}]}
         ({"mode": "skp"}, "did you mean 'skip'"),
         ({"sample": -1}, "a number of records, or 0"),
         ({"sample": True}, "a number of records, or 0"),
-        ({"sample": 0}, "the schema has to be declared"),
-        ({"bad_column": "bad"}, "is for mode='skip'"),
+        ({"sample": 0}, "the schema must be declared"),
+        ({"bad_column": "bad"}, "needs mode='skip'"),
         ({"binary": ["x"], "schema": DECLARED}, "declare these columns as binary"),
     ],
 )
@@ -268,9 +268,9 @@ def test_a_parameter_that_is_wrong_says_what_it_should_be(changes: dict[str, Any
     ("lengths", "says"),
     [
         ({"y": 3}, "no column 'y'"),
-        ({"x": 3}, "column 'x' is float, no array"),
+        ({"x": 3}, "column 'x' is float, not an array"),
         ([3], "lengths must be a mapping"),
-        ({"a": "3"}, "'a' has '3', which is no number"),
+        ({"a": "3"}, "the length of 'a' must be a number of values, got '3'"),
     ],
 )
 def test_a_length_that_is_wrong_says_so(lengths: Any, says: str) -> None:
@@ -281,6 +281,6 @@ def test_a_length_that_is_wrong_says_so(lengths: Any, says: str) -> None:
 
 
 def test_nothing_at_a_path_is_no_schema(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="no schema to infer"):
+    with pytest.raises(PlanError, match="no records to infer a schema from"):
         plan(ask(**GOOD), [], open_file)
     assert plan(ask(**{**GOOD, "schema": DECLARED}), [], open_file).reading.order == ("x",)

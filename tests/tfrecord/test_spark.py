@@ -225,7 +225,7 @@ def test_append_overwrite_ignore_and_error_do_what_they_say(
 ) -> None:
     path = tmp_path / "out"
     write(numbers, path)
-    with pytest.raises(PlanError, match="is there already"):
+    with pytest.raises(PlanError, match="exists already"):
         write(numbers, path)
     assert write(numbers, path, mode="ignore") == Saved(str(path), 0, 0, 0)
     assert write(numbers, path, mode="append").rows == 60
@@ -241,7 +241,7 @@ def test_a_frame_without_rows_is_a_directory_that_reads_as_none(spark: SparkSess
     assert write(empty, tmp_path / "out").files == 0
     assert there(tmp_path / "out") == ["_SUCCESS"]
     assert read(spark, tmp_path / "out", schema="x float").collect() == []
-    with pytest.raises(PlanError, match="no schema to infer"):
+    with pytest.raises(PlanError, match="no records to infer a schema from"):
         read(spark, tmp_path / "out")
 
 
@@ -274,7 +274,7 @@ def test_a_job_that_fails_leaves_nothing_and_says_why(spark: SparkSession, numbe
     assert not (tmp_path / "out").exists()
     write(numbers, tmp_path / "out")
     before = there(tmp_path / "out")
-    with pytest.raises(FeedFailed, match="column 'x' holds an array of 2 values where 3 are asked"):
+    with pytest.raises(FeedFailed, match="column 'x' holds an array of 2 values, and 3 are declared"):
         write(numbers, tmp_path / "out", mode="overwrite", lengths={"x": 3})
     assert there(tmp_path / "out") == before
 
@@ -319,7 +319,7 @@ def test_options_by_name_are_checked_before_any_row_is_read(
     reader = spark.read.format("tfrecord")
     with pytest.raises(AnalysisException, match="option 'recordtyp': no such option; did you mean 'recordtype'"):
         reader.option("recordTyp", "Example").load(str(tmp_path / "out"))
-    with pytest.raises(AnalysisException, match="nothing: there is no such path"):
+    with pytest.raises(AnalysisException, match="nothing: no such path exists"):
         spark.read.format("tfrecord").load(str(tmp_path / "nothing"))
     with pytest.raises(AnalysisException, match="column 'y' is date: cast it to string"):
         spark.sql("SELECT current_date() AS y").write.format("tfrecord").mode("append").save(str(tmp_path / "new"))
@@ -355,7 +355,7 @@ def damaged(path: Path) -> Path:
 
 def test_a_damaged_record_fails_with_its_file_and_byte(spark: SparkSession, tmp_path: Path) -> None:
     path = damaged(tmp_path / "a")
-    says = f"{path}, byte {DAMAGED}: the checksum of the record is wrong; mode='skip' leaves such records out"
+    says = f"{path}, byte {DAMAGED}: the checksum of the record is wrong; mode='skip' skips such records"
     with pytest.raises(PlanError, match=says):
         read(spark, tmp_path)
     with pytest.raises(PythonException, match=says):
@@ -400,14 +400,14 @@ def test_bad_input_is_refused_on_the_driver(spark: SparkSession, numbers: DataFr
     (tmp_path / "empty").mkdir()
     (tmp_path / "text").write_text("no records here, " * 9)
     refused: list[tuple[str, Any]] = [
-        ("there is no such path", lambda: read(spark, tmp_path / "nothing")),
-        ("no schema to infer", lambda: read(spark, tmp_path / "empty")),
+        ("no such path exists", lambda: read(spark, tmp_path / "nothing")),
+        ("no records to infer a schema from", lambda: read(spark, tmp_path / "empty")),
         ("it is no TFRecord file", lambda: read(spark, tmp_path / "text")),
         ("column 'lable' is in none", lambda: read(spark, path, schema="id int, lable int")),
         ("column 'id' is declared float, and is bigint", lambda: read(spark, path, schema="id float")),
         ("column 'x' is declared float, and is array<float>", lambda: read(spark, path, schema="x float")),
         ("got 'Exmple'; did you mean", lambda: read(spark, path, record_type="Exmple")),
-        ("is no schema", lambda: read(spark, path, schema="id integre")),
+        ("is not a schema", lambda: read(spark, path, schema="id integre")),
         ("column 'id' is date: cast", lambda: read(spark, path, schema="id date")),
         ("not a SparkSession", lambda: read(path, spark)),  # type: ignore[arg-type]
         ("no DataFrame", lambda: write([1, 2], path)),  # type: ignore[arg-type]
@@ -440,7 +440,7 @@ def test_a_vector_and_a_decimal_are_refused_with_what_to_do(spark: SparkSession,
 def test_an_array_of_another_length_is_named_by_file_and_byte(spark: SparkSession, tmp_path: Path) -> None:
     path = put(tmp_path / "a", example(x=[1.0, 2.0]), example(x=[3.0]))
     with pytest.raises(
-        PythonException, match=rf"{path}, byte \d+: column 'x' has an array of 1 values where 2 are asked"
+        PythonException, match=rf"{path}, byte \d+: column 'x' has an array of 1 values, and 2 are declared"
     ):
         read(spark, path, lengths={"x": 2}).collect()
 
@@ -477,7 +477,7 @@ def test_what_only_hadoop_knows_is_written_and_read_through_it(
         found = read(spark, path, schema="id int, x array<float>, k int")
         assert sorted(tuple(r) for r in found.collect()) == [(n, [float(n), 1.0], n % 2) for n in range(60)]
     assert read(spark, url).schema.simpleString() == "struct<id:bigint,x:array<float>,k:int>"
-    with pytest.raises(PlanError, match="is there already"):
+    with pytest.raises(PlanError, match="exists already"):
         write(numbers, url)
     write(numbers.limit(5), url, mode="overwrite")
     assert read(spark, url).count() == 5
@@ -485,7 +485,7 @@ def test_what_only_hadoop_knows_is_written_and_read_through_it(
         write(numbers.selectExpr("if(id = 9, raise_error('row 9 is bad'), id) AS id"), url, mode="append")
     assert read(spark, url).count() == 5
     assert not [name for name in there(local) if "temporary" in name]
-    with pytest.raises(PlanError, match="there is no such path"):
+    with pytest.raises(PlanError, match="no such path exists"):
         read(spark, f"{viewfs}/nothing")
     shutil.rmtree(local)
 

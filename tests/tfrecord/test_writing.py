@@ -106,14 +106,14 @@ def test_a_file_that_is_not_to_be_seen_here_names_the_host(tmp_path: Path) -> No
     job = job_at(str(tmp_path))
     written = write_part(job, [ROWS], 0)
     Path(written.files[0].temporary).unlink()
-    with pytest.raises(FeedFailed, match=f"which an executor on {written.host} wrote, is not to be seen"):
+    with pytest.raises(FeedFailed, match=f"which an executor on {written.host} wrote, is not visible"):
         job.commit([written])
 
 
 def test_a_task_that_does_not_see_the_drivers_directory_says_so(tmp_path: Path) -> None:
     job = job_at(str(tmp_path))
     job.abort()
-    with pytest.raises(FeedFailed, match="which the driver made, is not to be seen"):
+    with pytest.raises(FeedFailed, match="which the driver made, is not visible"):
         write_part(job, [ROWS], 0)
 
 

@@ -233,10 +233,13 @@ def run(  # noqa: PLR0917 - its order
     if workers < 0 or (workers == 0 and not chief):
         parts = f"{num_ps} ps" + ", a chief" * chief + ", an evaluator" * bool(eval_node)
         raise PlanError(
-            f"num_executors={num_executors} counts all nodes: with {parts}, {max(workers, 0)} workers are left"
+            f"num_executors={num_executors} counts all nodes: with {parts}, only {max(workers, 0)} workers are left; "
+            "raise it"
         )
     if master_node not in (None, "chief", "master"):
-        raise PlanError(f"master_node={master_node!r}: TensorFlow 2 knows 'chief' alone; 'master' means the same here")
+        raise PlanError(
+            f"master_node={master_node!r}: master_node must be 'chief', or 'master', which means the same here"
+        )
     from pyspark.sql import SparkSession
 
     meta = _meta(sc, num_executors, num_ps, master_node, bool(eval_node))
@@ -269,7 +272,7 @@ def _check(sc: Any, num_executors: int, num_ps: int, input_mode: int, refused: b
     if input_mode not in (InputMode.TENSORFLOW, InputMode.SPARK):
         raise PlanError(f"input_mode must be InputMode.TENSORFLOW (0) or InputMode.SPARK (1), got {input_mode!r}")
     if refused:
-        raise PlanError("driver_ps_nodes and eval_node go with input_mode=InputMode.TENSORFLOW alone")
+        raise PlanError("driver_ps_nodes and eval_node need input_mode=InputMode.TENSORFLOW")
 
 
 def _meta(sc: Any, num_executors: int, num_ps: int, master_node: str | None, eval_node: bool) -> dict[str, Any]:

@@ -96,5 +96,5 @@ def connect(address: Any, authkey: bytes) -> NoReturn:
 
 def _refuse() -> NoReturn:
     raise PlanError(
-        "there is no manager's process, and no port of one: a program has its queues as ctx.mgr, or ctx.get_data_feed()"
+        "tfos_nb has no manager process and no port of one: use a program's queues, ctx.mgr or ctx.get_data_feed()"
     )

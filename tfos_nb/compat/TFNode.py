@@ -126,7 +126,9 @@ def start_cluster_server(ctx: Any, num_gpus: int = 1, rdma: bool = False) -> tup
 
 def export_saved_model(sess: Any, export_dir: str, tag_set: Any, signatures: Any) -> NoReturn:
     """Refuse: it is of TensorFlow 1."""
-    raise TfosError("export_saved_model(sess, …) is of TensorFlow 1: call compat.export_saved_model(model, export_dir)")
+    raise TfosError(
+        "export_saved_model(sess, …) works only with TensorFlow 1: call compat.export_saved_model(model, export_dir)"
+    )
 
 
 def release_port(ctx: Any) -> None:
@@ -149,6 +151,4 @@ def terminate(mgr: Any, qname: str = "input") -> NoReturn:
 
 
 def _refuse() -> NoReturn:
-    raise TfosError(
-        "the functions next_batch, batch_results and terminate were taken away: use the class TFNode.DataFeed"
-    )
+    raise TfosError("the functions next_batch, batch_results and terminate were removed: use the class TFNode.DataFeed")

@@ -87,7 +87,7 @@ class TFNodeContext:
     ) -> TFNode.DataFeed:
         """Return the rows that are fed to this node, as lists."""
         if self.mgr is None:
-            raise FeedFailed("this program gets no rows from Spark: it runs on its own")
+            raise FeedFailed("this program gets no rows from Spark: it runs independently, under TFParallel")
         return TFNode.DataFeed(self.mgr, train_mode, qname_in, qname_out, input_mapping)
 
     def next_batch(self, batch_size: int, qname: str = "input") -> Any:
@@ -148,4 +148,4 @@ def shutdown(cluster_info: Any, grace_secs: float = 0, queues: Any = ("input",))
 
 
 def _refuse(name: str, instead: str) -> NoReturn:
-    raise PlanError(f"TFSparkNode.{name} is inside of TensorFlowOnSpark, and has no counterpart here: call {instead}")
+    raise PlanError(f"TFSparkNode.{name} is internal to TensorFlowOnSpark, and has no counterpart here: call {instead}")

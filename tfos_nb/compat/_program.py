@@ -1,4 +1,4 @@
-"""What runs on a node in the place of the program: it gives the program TensorFlowOnSpark's ``ctx``."""
+"""Run a TensorFlowOnSpark program on a node, with TensorFlowOnSpark's ``ctx``."""
 
 from __future__ import annotations
 

@@ -194,5 +194,5 @@ def _values(name: str, lists: Any, binary: bool) -> list[Any]:
         return [bytearray(value) if binary else value.decode() for value in values]
     except UnicodeDecodeError:
         raise FeedFailed(
-            f"fromTFExample: feature {name!r} has bytes that are no text: binary_features=[{name!r}]"
+            f"fromTFExample: feature {name!r} has bytes that are not text: set binary_features=[{name!r}]"
         ) from None

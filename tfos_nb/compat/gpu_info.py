@@ -1,6 +1,6 @@
-"""``gpu_info``: which GPUs of this host nobody uses, as TensorFlowOnSpark calls it.
+"""``gpu_info``: the unused GPUs of this host, under TensorFlowOnSpark's name.
 
-A node gets its GPUs from Spark, and ``CUDA_VISIBLE_DEVICES`` is set: a program seldom has to ask.
+A node gets its GPUs from Spark, and ``CUDA_VISIBLE_DEVICES`` is set, so a program seldom needs this.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) 
     else:
         chosen = free[worker_index * num_gpu : (worker_index + 1) * num_gpu]
     if len(chosen) < num_gpu:
-        raise TfosError(f"{num_gpu} GPUs were asked for, and {len(chosen)} are free here for worker {worker_index}")
+        raise TfosError(
+            f"worker {worker_index} asked for {num_gpu} GPUs, and only {len(chosen)} are free on this host: ask for "
+            "fewer"
+        )
     names = [str(index) for index in chosen]
     return names if format == AS_LIST else ",".join(names)
 

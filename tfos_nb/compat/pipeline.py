@@ -75,7 +75,7 @@ class TFTypeConverters:
         """Take a dictionary."""
         if isinstance(value, Mapping):
             return dict(value)
-        raise TypeError(f"{value!r} is no dictionary")
+        raise TypeError(f"{value!r} is not a dictionary")
 
 
 class TFModel(model.TFModel):

@@ -1,7 +1,7 @@
 """``reservation``: the rendezvous of TensorFlowOnSpark. Here it is the driver's door; the names are kept.
 
-Its server took pickles from whoever connected. The door takes messages under TLS and a token, and a program has no need
-to speak with it: a cluster is stopped by ``cluster.native.stop()``, and a feed ended by ``DataFeed.terminate()``.
+TensorFlowOnSpark's server took pickles from any client. The door takes messages over TLS, with a token. Programs do not
+need to connect to it: stop a cluster with ``cluster.native.stop()``, and end a feed with ``DataFeed.terminate()``.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class Client:
 
 def _refuse(name: str) -> NoReturn:
     raise PlanError(
-        f"reservation.{name} spoke pickle on an open port, and has no counterpart: a cluster's port is protected. "
+        f"reservation.{name} used pickle on an open port, and has no counterpart here, where a cluster's port is "
+        "protected. "
         "To stop a cluster: cluster.native.stop(); to end its feed: DataFeed.terminate() in the program"
     )

@@ -14,7 +14,7 @@ __all__ = ["find_in_path", "get_ip_address", "read_executor_id", "single_node_en
 
 
 def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[Any] = ()) -> None:
-    """Have TensorFlow in this process use at most ``num_gpus`` GPUs that nobody else uses, and no cluster.
+    """Let TensorFlow in this process use at most ``num_gpus`` unused GPUs, and no cluster.
 
     ``nodes`` are the hosts of all workers: the one that asks takes the place of its index among those of its own host.
     """

@@ -1,5 +1,6 @@
-"""The life of a cluster in the driver's process: who is a member, what Spark is asked for, and how it ends.
+"""Life of a cluster in the driver's process: its members, its Spark jobs, and its outcome.
 
-In come a plan and what nodes say at the door; out come jobs of Spark's, answers to nodes, and one outcome that every
-caller hears. :class:`tfos_nb.Cluster` is made of it. Rows have a package of their own, :mod:`~tfos_nb.driver.feeding`.
+The input is a plan, and the messages that nodes send to the driver's port. The output is Spark jobs, answers to nodes,
+and one outcome that every caller receives. :class:`tfos_nb.Cluster` is built from these parts. Rows have a package of
+their own, :mod:`~tfos_nb.driver.feeding`.
 """

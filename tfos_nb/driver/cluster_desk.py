@@ -1,8 +1,8 @@
-"""What stands behind the door: it hears the nodes, and is the one owner of what is known of them.
+"""Receive the nodes' messages, and own all state that the driver has of them.
 
-:class:`ClusterDesk` applies what it hears to the :class:`~tfos_nb.driver.membership.Membership` and does what comes out
-of that. Its Desk methods are called in the door's thread; everything else may be called from any thread. There is one
-lock, and one condition that is notified of each change that somebody waits for.
+:class:`ClusterDesk` applies each message to the :class:`~tfos_nb.driver.membership.Membership`, and executes the
+commands that this returns. Its Desk methods are called in the door's thread; everything else may be called from any
+thread. There is one lock, and one condition. The condition is notified of each change that a thread may wait for.
 """
 
 from __future__ import annotations
@@ -72,40 +72,40 @@ __all__ = ["ClusterDesk", "ClusterEvent"]
 
 logger = logging.getLogger(__name__)
 
-_STOOD_STILL = 1.0  # seconds: this process was stopped, or its lock was held by somebody
-_NEWS = (Heartbeat, LogLines)  # there are many of them, and whoever waits for what they tell looks once a second
-_ASKED_WITHIN = 6.0  # seconds, in which some task asks what its slot is for
+_STOOD_STILL = 1.0  # seconds: this process was stopped, or another thread held its lock
+_NEWS = (Heartbeat, LogLines)  # they are frequent: threads that wait for their figures check once a second instead
+_ASKED_WITHIN = 6.0  # seconds within which at least one task asks what its slot is for
 _EVENTS_KEPT, _EVENTS_OF_A_NODE = 2_000, 20
 
 
 @dataclass(frozen=True)
 class ClusterEvent:
-    """Something that has happened to a cluster's members: when, in seconds since it was planned, and what."""
+    """Change of a cluster's members: the time, in seconds since the cluster was planned, and what happened."""
 
     seconds: float
     event: Any
 
 
 class ClusterDesk:
-    """The nodes of one cluster, as the driver hears of them.
+    """State of one cluster's nodes in the driver.
 
     Parameters
     ----------
     plan : ClusterPlan
-        Who should come.
+        The expected nodes.
     restarts : int
-        How often the members may come again.
+        How often lost members may be started again.
     heartbeat_timeout : float
-        Seconds of silence after which a node is held to be lost.
+        Seconds without a heartbeat after which a node counts as lost.
 
     Attributes
     ----------
     changed : threading.Condition
-        Its lock guards all that is here; it is notified of every change that somebody may wait for.
+        Its lock guards all state here. It is notified of every change that a thread may wait for.
     members : Membership
-        Who is a member. To be looked at while the lock is held.
+        The membership. Read it only while the lock is held.
     feeds : FeedDesk
-        What is asked about rows.
+        Answers questions about rows.
     history : History
         The metrics of each epoch.
     """
@@ -153,7 +153,7 @@ class ClusterDesk:
     # --- the Desk: called in the door's thread ---
 
     def arrived(self, link: Link, message: Reservation | Refused) -> None:
-        """Take a supervisor's reservation, or its word that its executor cannot run a node."""
+        """Take a supervisor's reservation, or its message that its executor cannot run a node."""
         if not isinstance(message, (Reservation, Refused)):
             raise ValueError(f"a node's stream begins with its reservation, not with a {type(message).__name__}")
         with self.changed:
@@ -170,11 +170,11 @@ class ClusterDesk:
     def received(self, link: Link, message: Any) -> None:
         """Take any later message of a node."""
         with self.changed:
-            if link in self._streams:  # else it was done without, and wakes
+            if link in self._streams:  # else the node was dropped while it was frozen, and has just woken up
                 self._hear(link.node or "", message)
 
     def left(self, link: Link) -> None:
-        """Learn that a node's stream is gone: without its last word, the node is lost."""
+        """Take the end of a node's stream: without its last message, the node is lost."""
         with self.changed:
             number = self._streams.pop(link, None)
             if number is not None and self._links.pop(number, None) is not None:
@@ -199,7 +199,7 @@ class ClusterDesk:
             return self.feeds.asked(message)
 
     def ticked(self, late: float = 0.0) -> None:
-        """Look for nodes that have been silent for too long; not for what this process was too late to hear."""
+        """Find nodes that have been silent for too long; ignore silence while this process itself was stopped."""
         now = time.monotonic()
         with self.changed:
             for name, figures in self._figures.items():
@@ -220,7 +220,7 @@ class ClusterDesk:
         self._refuse_pretence(node, message)
         self._figures[node].heard_at = time.monotonic()
         if member.reservation is not None or isinstance(message, (Reservation, LogLines)):
-            self._take(node, message)  # the rest is of the generation before
+            self._take(node, message)  # any other message is of the generation before
         elif isinstance(message, Heartbeat):
             for report in message.reports:
                 self.history.record_late(node, report)
@@ -228,7 +228,7 @@ class ClusterDesk:
             self.changed.notify_all()
 
     def _refuse_pretence(self, node: str, message: Any) -> None:
-        """Hear of a node from itself alone; how far the workers are, from the coordinator too."""
+        """Refuse a node's message about another node; only a coordinator may report its workers' progress."""
         spoken_of = getattr(message, "node", node)
         coordinates = isinstance(message, WorkerThrough) and node == str(self.members.plan.chief_node)
         if spoken_of != node and not (coordinates and spoken_of in self.members.members):
@@ -241,7 +241,7 @@ class ClusterDesk:
         elif self.members.hears(message):
             self._apply(Said(node, message))
         else:
-            raise ValueError(f"{node} sent a {type(message).__name__}, which no node does")
+            raise ValueError(f"{node} sent a {type(message).__name__}, which nodes must not send")
 
     def _main_returned(self, node: str, message: MainReturned) -> None:
         self._results[node] = message.result
@@ -260,11 +260,11 @@ class ClusterDesk:
             self._rows -= figures.rows
             figures.count_rows(message.feed.rows_out, now)
             self._rows += figures.rows
-        began = figures.rows > 0 or any(report.step != 0 for report in message.reports)  # 0 says what comes
+        began = figures.rows > 0 or any(report.step != 0 for report in message.reports)  # step 0 announces it
         self._apply(Beat(node, began, message.feed.hungry if message.feed is not None else None))
 
     def _look_at_loss(self, node: str, figures: NodeFigures) -> None:
-        """Note in a node's log, once, that its loss has become NaN, and what it is elsewhere."""
+        """Write into a node's log, once, that its loss became NaN, and another node's loss to compare."""
         if figures.told_of_nan or not math.isnan(figures.metrics.get("loss", 0.0)):
             return
         figures.told_of_nan = True
@@ -286,7 +286,7 @@ class ClusterDesk:
     # --- events and commands; the lock is held ---
 
     def _apply(self, event: Any) -> Any:
-        """Have the membership take an event, and do what comes out of it; return its answer."""
+        """Pass an event to the membership, execute the commands that it returns, and return its answer."""
         before = self._of_beat(event)
         answer, commands = self.members.apply(event)
         if before is None or before != self._of_beat(event):
@@ -296,7 +296,10 @@ class ClusterDesk:
         return answer
 
     def _of_beat(self, event: Any) -> Any:
-        """Return what a heartbeat may change, twice a second: one that changes nothing is no event to keep."""
+        """Return the state that a frequent event may change; None for other events.
+
+        Heartbeats come twice a second. One after which this state is the same is not kept as an event.
+        """
         if isinstance(event, SlotAsked):
             return self.members.members[event.question.node].left_slot
         if not isinstance(event, Beat):
@@ -331,7 +334,7 @@ class ClusterDesk:
         return self.members.feed_places
 
     def _change(self, event: Any) -> Any:
-        """Apply an event of the driver's own, and have all who wait look again."""
+        """Apply an event of the driver's own, and notify all waiting threads."""
         with self.changed:
             answer = self._apply(event)
             self.changed.notify_all()
@@ -355,7 +358,7 @@ class ClusterDesk:
             return link is not None
 
     def dismiss(self, message: Any) -> None:
-        """Tell every node to go; from now on its end is no failure, and one that has not come is sent away."""
+        """Tell every node to end. From now on its end is not a failure; a node that comes later is refused."""
         with self.changed:
             self.feeds.over = True
             self._change(Dismissed(message))
@@ -365,19 +368,19 @@ class ClusterDesk:
         self._change(Ended())
 
     def give_up_all(self) -> None:
-        """Do without every supervisor that has not gone."""
+        """Drop every supervisor that has not ended."""
         self._change(GivenUp())
 
     def abort(self, error: TfosError) -> None:
-        """Make an error of the whole cluster one of its failures."""
+        """Add an error of the whole cluster to its failures."""
         self._change(Aborted(error))
 
     def forgive(self, node: str) -> None:
-        """Let a node's failure not be the cluster's."""
+        """Do not count a node's failure as the cluster's."""
         self._change(Forgiven(node))
 
     def count_as_serving(self, node: str) -> None:
-        """Wait for a node's main no longer."""
+        """Stop waiting for a node's main to return."""
         self._change(Said(node, Serving(node)))
 
     def write_log(self, node: str, lines: Iterable[str]) -> None:
@@ -386,30 +389,30 @@ class ClusterDesk:
             self._log.add(node, tuple(lines))
 
     def want_slot(self) -> None:
-        """Have one node's task leave its slot: the first that asks within some seconds."""
+        """Have one node's task leave its slot: the first task that asks within :data:`_ASKED_WITHIN` seconds."""
         with self.changed:
             self._slot_wanted_until = time.monotonic() + _ASKED_WITHIN
 
     def tend(self, nodes: Iterable[str], hold: bool) -> None:
-        """Learn that Spark is asked for these nodes, and whether their tasks hold slots."""
+        """Record that these nodes were submitted to Spark, and whether their tasks hold slots."""
         self._change(Submitted(tuple(nodes), hold))
 
     def take_alone(self) -> list[str]:
-        """Return the absent nodes of which no task and no supervisor is left, and forget them."""
+        """Return the absent nodes that have neither a task nor a supervisor any more, and clear that list."""
         with self.changed:
             return list(self._apply(NewsTaken(alone=True))) if self.members.alone else []
 
     def take_late(self) -> list[str]:
-        """Return the late nodes that a coordinator has taken in, and forget them."""
+        """Return the late nodes that a coordinator has admitted, and clear that list."""
         with self.changed:
             return list(self._apply(NewsTaken(late=True))) if self.members.taken_in else []
 
     def go_on_without_missing(self) -> tuple[str, ...]:
-        """Go on with the nodes that have come; return the names of the others."""
+        """Continue with the nodes that have come; return the names of the others."""
         return tuple(self._change(GoOnWithout()))
 
     def scale(self, plan: ClusterPlan) -> None:
-        """Become what a plan says, as soon as that can be."""
+        """Change the cluster to another plan, as soon as possible."""
         with self.changed:
             new = [str(node) for node in plan.nodes if str(node) not in self._figures]
             self._figures.update((name, NodeFigures()) for name in new)
@@ -417,37 +420,37 @@ class ClusterDesk:
             self._change(Scaled(plan))
 
     def come_with(self, cause: str) -> None:
-        """Have the nodes come again, with those that were absent and without those that leave."""
+        """Start all nodes again, with those that were absent and without those that leave."""
         self._change(ComeWith(cause))
 
     def come_again(self, cause: str) -> bool:
-        """Have lost nodes come again: all nodes anew, or the lost ones alone; return whether it is all."""
+        """Start lost nodes again: all nodes, or only the lost ones; return whether it is all."""
         return bool(self._change(ComeAgain(cause)))
 
     def fed_again(self, node: str | None = None) -> None:
-        """Learn that the rows of a node in a lost one's place have been fed again; those of all, if none is named."""
+        """Record that the rows of a replacement node have been fed again; without a name, those of all of them."""
         self._change(FedAgain(None if node is None else (node,)))
 
     # --- for the driver's threads: what can be seen ---
 
     @property
     def plan(self) -> ClusterPlan:
-        """Who should come."""
+        """The expected nodes."""
         return self.members.plan
 
     @property
     def generation(self) -> int:
-        """How often all nodes came together, from 1."""
+        """How often all nodes were started together, from 1."""
         return self.members.generation
 
     @property
     def rendezvous(self) -> int:
-        """How often any nodes came together, from 1."""
+        """How often any nodes were started together, from 1."""
         return self.members.rendezvous
 
     @property
     def restarts_left(self) -> int:
-        """How often they may come again."""
+        """How many restarts are left."""
         return self.members.restarts_left
 
     @property
@@ -457,12 +460,12 @@ class ClusterDesk:
 
     @property
     def replaced(self) -> dict[str, Replaced]:
-        """The nodes in lost ones' places whose rows have not been fed again yet."""
+        """The replacements of lost nodes whose rows have not been fed again yet."""
         return self.members.replaced
 
     @property
     def first(self) -> str:
-        """The node that saves, and whose result is the cluster's: the chief, or who has its place."""
+        """The node that saves, and whose result is the cluster's: the chief, or the node in its place."""
         with self.changed:
             return str(self.members.first.node)
 
@@ -480,7 +483,7 @@ class ClusterDesk:
 
     @property
     def untended(self) -> tuple[str, ...]:
-        """Those of them that are to come again, and have no supervisor more that would bring them."""
+        """The nodes without a slot that must start again, and have no supervisor left that would start them."""
         with self.changed:
             return self.members.untended
 
@@ -528,12 +531,12 @@ class ClusterDesk:
 
     @property
     def some_are_coming(self) -> bool:
-        """Whether a node that has not come again has a supervisor, which starts its next process at once."""
+        """Whether a node that has not reserved again still has a supervisor, which starts its next process at once."""
         with self.changed:
             return self.members.some_are_coming
 
     def are_enough(self, least: int) -> bool:
-        """Return whether all nodes have come, or all but workers of which at least so many have."""
+        """Return whether all nodes have come, or all but some workers, of which at least ``least`` have."""
         with self.changed:
             return self.members.are_enough(least)
 
@@ -544,36 +547,36 @@ class ClusterDesk:
 
     @property
     def changing(self) -> str:
-        """Who joins or leaves, when a state is held from which the others can go on; empty if nobody does."""
+        """The nodes that join or leave, once a saved state exists from which the others can continue; else empty."""
         with self.changed:
             return self.members.changing
 
     @property
     def has_late_news(self) -> bool:
-        """Whether others can join or leave, or have been taken in."""
+        """Whether nodes can join or leave, or have been admitted."""
         with self.changed:
             return bool(self.members.taken_in or self.members.changing)
 
     @property
     def has_news(self) -> bool:
-        """Whether others can join or leave, have been taken in, or are to be asked for."""
+        """Whether nodes can join or leave, have been admitted, or must be requested from Spark."""
         with self.changed:
             return bool(self.members.taken_in or self.members.changing or self.members.alone)
 
     @property
     def unread(self) -> bool:
-        """Whether ``main`` has returned on every node that is fed, and has asked for rows on none."""
+        """Whether ``main`` has returned on every node that is fed, and never asked for rows on any of them."""
         with self.changed:
             return self.members.unread
 
     @property
     def progress(self) -> tuple[int, int]:
-        """How many rows all nodes have taken, and how often those that train have said how far they are."""
+        """How many rows all nodes have taken, and how many progress reports the training nodes have sent."""
         with self.changed:
             return self._rows, self._reports
 
     def worked(self) -> dict[str, float]:
-        """Return for how many seconds of a core each node that trains has computed so far."""
+        """Return the CPU time in seconds that each training node has used so far."""
         with self.changed:
             return {str(one.node): self._figures[str(one.node)].worked for one in self.members.training}
 
@@ -602,12 +605,12 @@ class ClusterDesk:
             return {name: self._results[name] for name in self.members.members if name in self._results}
 
     def events(self) -> list[ClusterEvent]:
-        """Return what has happened to the members, the oldest first: the newest ones, if it is much."""
+        """Return the changes of the members, the oldest first; only the newest ones are kept."""
         with self.changed:
             return list(self._events)
 
     def logs(self, node: str) -> list[str]:
-        """Return the lines that a node wrote of late."""
+        """Return the last lines that a node wrote."""
         with self.changed:
             return self._log.texts(node)
 
@@ -618,12 +621,12 @@ class ClusterDesk:
 
     @property
     def log_bytes(self) -> int:
-        """Bytes that the kept lines take, about."""
+        """Approximate size in bytes of the kept lines."""
         with self.changed:
             return self._log.size
 
     def shorten_logs(self, most: int | None = None) -> None:
-        """Keep some of each node's last lines only; so many that they take at most these bytes, all together."""
+        """Keep only the last lines of each node, at most ``most`` bytes for all nodes together."""
         with self.changed:
             self._log.shorten(most)
 

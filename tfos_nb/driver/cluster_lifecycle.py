@@ -1,7 +1,7 @@
-"""The thread that lives as long as a cluster and alone decides how it ends.
+"""Thread that lives as long as a cluster, and alone decides its outcome.
 
-It waits for the nodes to come, to return or to fail, then dismisses them, frees their slots and closes the door. The
-user's calls wait for what it finds, all on the desk's one condition.
+It waits until the nodes reserve, return or fail. Then it dismisses them, frees their slots and closes the door. The
+user's calls wait for its decision, all on the desk's one condition.
 """
 
 from __future__ import annotations
@@ -52,28 +52,30 @@ CLUSTER_TRANSITIONS: Mapping[ClusterStatus, Mapping[ClusterStatus, str]] = Mappi
         ClusterStatus.STOPPED: {},
     }
 )
-"""What a cluster's status becomes, from each of them, and when."""
+"""The allowed changes of a cluster's status, with the cause of each."""
 _LEAVING = 5.0  # seconds beyond the grace in which nodes must be gone
-_TELLING_WHY = 30.0  # seconds in which Spark runs a task of an inference again that has failed: it hears why
+_TELLING_WHY = 30.0  # seconds in which Spark retries a failed inference task: the retry receives the reason
 _PATIENCE = 3.0  # seconds in which a supervisor must have started another process
 _AFTER_SAVING = 3.0  # seconds in which main must return when its model is written
 
 
 class Jobs(Protocol):
-    """What a life asks of its cluster's Spark jobs; :class:`tfos_nb.spark.session.SparkJobs` are such."""
+    """Interface to a cluster's Spark jobs; :class:`tfos_nb.spark.session.SparkJobs` implements it."""
 
     def cancel_all(self) -> bool:
-        """Cancel what runs; whether all of it has ended."""
+        """Cancel the running jobs; return whether all of them have ended."""
 
     def cancel_stage(self, stage: int, reason: str) -> None:
         """Cancel a stage of a job of the user's, which fails with this reason. Does not wait."""
 
     def wait_for_slots(self, timeout: float) -> None:
-        """Wait until no task holds a slot, ``timeout`` seconds at the most."""
+        """Wait until no task holds a slot, at most ``timeout`` seconds."""
 
 
 def shown_status(decided: ClusterStatus, *, about_to_recover: bool, all_up: bool) -> ClusterStatus:
-    """Return the status that a user sees: beside what was decided last, what is about to be and where the nodes are.
+    """Return the status that a user sees.
+
+    It follows from the last decision, from whether a recovery is about to begin, and from the state of the nodes.
 
     Examples
     --------
@@ -82,27 +84,27 @@ def shown_status(decided: ClusterStatus, *, about_to_recover: bool, all_up: bool
     """
     if decided not in (ClusterStatus.STARTING, ClusterStatus.RECOVERING):
         return decided
-    if about_to_recover:  # whether others fail for the same cause is awaited before anything is done
+    if about_to_recover:  # the recovery first waits a moment, in case other nodes fail for the same cause
         return ClusterStatus.RECOVERING
     return ClusterStatus.RUNNING if all_up else decided
 
 
 class ClusterLifecycle:
-    """A cluster's life, from the opened door to the closed one.
+    """Life of a cluster, from the opened door to the closed one.
 
     Parameters
     ----------
     name : str
         The cluster's.
     desk, outcome, jobs, settings
-        What it watches, where it writes down how it ends, what it frees, and how long it waits.
+        What it watches, where it records the outcome, which jobs it cancels, and its timeouts.
 
     Attributes
     ----------
     status : ClusterStatus
-        Where the cluster is in it.
+        The status that was decided last.
     cause : str
-        Why the nodes started again the last time; empty if they have not.
+        Why the nodes were started again the last time; empty if they were not.
     """
 
     def __init__(self, name: str, desk: ClusterDesk, outcome: ClusterOutcome, jobs: Jobs, settings: Settings) -> None:
@@ -123,25 +125,25 @@ class ClusterLifecycle:
         self._thread = threading.Thread(target=self._live, name=f"tfos_nb cluster {name}", daemon=True)
 
     def _become(self, status: ClusterStatus) -> None:
-        """Change what was decided. Between STARTING and RECOVERING a cluster runs, which nobody has to decide."""
+        """Change the decided status. RUNNING follows from the nodes' states, so it is never decided."""
         shown = self.status, ClusterStatus.RUNNING
         assert status is self.status or any(status in CLUSTER_TRANSITIONS[one] for one in shown), (self.status, status)
         self.status = status
 
     def at_end(self, action: Callable[[], object]) -> None:
-        """Have something done when the door is closed."""
+        """Register an action to run when the door is closed."""
         self._at_end.append(action)
 
     def at_rendezvous(self, action: Callable[[], object]) -> None:
-        """Have something done whenever the nodes have been told to start again."""
+        """Register an action to run whenever the nodes have been told to start again."""
         self._at_rendezvous.append(action)
 
     def at_lone_node(self, action: Callable[[], object]) -> None:
-        """Have something done whenever an absent node has neither a task nor a supervisor that would bring it."""
+        """Register an action to run whenever an absent node has neither a task nor a supervisor to start it."""
         self._at_lone_node.append(action)
 
     def never_began(self, door: Door) -> None:
-        """Do what is done at the end: Spark could not be asked for the nodes."""
+        """Clean up after the nodes could not be submitted to Spark."""
         try:
             self._jobs.cancel_all()
         finally:
@@ -150,18 +152,18 @@ class ClusterLifecycle:
             door.close()
 
     def begin(self) -> None:
-        """Count the time from now: the cluster starts."""
+        """Start the cluster's clock."""
         self._started_at = time.monotonic()
         self._become(ClusterStatus.STARTING)
 
     def run(self, door: Door, address: DoorAddress) -> None:
-        """Watch the nodes, which Spark has been asked for, until the end."""
+        """Watch the nodes, which have been submitted to Spark, until the end."""
         self._door, self._address = door, address
         self._thread.start()
 
     @property
     def elapsed(self) -> float:
-        """Seconds since it began; they stand still when it has ended."""
+        """Seconds since it began, up to its end."""
         until = self._ended_at or time.monotonic()
         return until - self._started_at if self._started_at is not None else 0.0
 
@@ -183,7 +185,7 @@ class ClusterLifecycle:
             self._finish(error)
 
     def _until_done(self) -> TfosError | None:
-        """Wait until the nodes are done, or have failed for good; start them again as often as that may help."""
+        """Wait until the nodes are done or have failed finally; restart them as often as allowed."""
         while True:
             error = self._until_failure()
             if error is None and self._bring_back():
@@ -200,17 +202,17 @@ class ClusterLifecycle:
                 action()
 
     def _bring_back(self) -> bool:
-        """Have Spark asked for absent nodes that nobody else would bring; whether there are some."""
+        """Submit absent nodes to Spark again that nothing else would start; return whether some exist."""
         alone = self._desk.take_alone()
         if not alone or self._outcome.failing or self._desk.all_returned:
             return False
-        logger.info("cluster %s asks Spark for %s anew", self._name, ", ".join(alone))
+        logger.info("cluster %s asks Spark for %s again", self._name, ", ".join(alone))
         for action in self._at_lone_node:
             action()
         return True
 
     def _go_on(self, error: TfosError | None) -> str:
-        """Go on behind a loss, or with other nodes; say how. The lock is held."""
+        """Continue after a loss, or with other nodes; return a description. The lock is held."""
         late, changing = self._desk.take_late(), self._desk.changing
         if error is None and late:
             return f"gives steps to {', '.join(late)}"
@@ -221,7 +223,7 @@ class ClusterLifecycle:
             return f"changes: {changing}"
         if self._desk.come_again(self.cause):
             return f"starts its nodes again: {error}"
-        return f"goes on, and replaces what it has lost: {error}"
+        return f"goes on, and replaces its lost nodes: {error}"
 
     def _until_failure(self) -> TfosError | None:
         """Wait until the nodes are done, one has failed, or others can join or leave."""
@@ -235,7 +237,7 @@ class ClusterLifecycle:
         return self._outcome.first_failure()
 
     def _shrink(self, least: int, timeout: float) -> None:
-        """Go on without nodes that do not come again soon, as soon as the others are enough."""
+        """Continue without nodes that do not come back in time, as soon as the others are enough."""
         self._outcome.wait_for(lambda: not self._desk.some_are_coming, _PATIENCE)
         enough = self._outcome.wait_for(lambda: self._desk.are_enough(least), timeout)
         if enough and not self._outcome.failing and self._outcome.lost_job is None:
@@ -251,21 +253,21 @@ class ClusterLifecycle:
             self._changed.notify_all()
         grace, stop = 0.0, self._outcome.stop
         if not self._desk.all_reserved:
-            self._jobs.cancel_all()  # tasks that wait for a slot would become nodes of nothing
+            self._jobs.cancel_all()  # tasks that wait for a slot would start nodes without a cluster
         if error is not None:
             with self._changed:
                 self._desk.answering.end(partial(self._jobs.cancel_stage, reason=str(error)))
             self._desk.dismiss(Stop("another node failed", 0.0))
         elif stop is not None:
-            self._stopped = True  # a wish that comes later finds every main returned: there is nothing to stop
+            self._stopped = True  # when a stop is requested later, every main has returned: nothing is left to stop
             grace = self._stop_politely(stop)
         else:
             self._desk.dismiss(Farewell())
         with self._changed:
             self._changed.wait_for(lambda: self._desk.all_gone, grace + _LEAVING)
-            # A node's task ends after its supervisor: only then are the process gone and the slot free.
+            # A node's task ends after its supervisor. Only then is the process gone and the slot free.
             patience = _LEAVING * (3 if self._desk.all_gone else 2)
-            self._desk.give_up_all()  # one that is stopped hears nothing: its task ends it, when it next asks
+            self._desk.give_up_all()  # a frozen supervisor receives nothing: its task kills it at its next question
             self._changed.wait_for(lambda: all(job.done.is_set() for job in self._outcome.jobs()), patience)
         self._jobs.cancel_all()
         self._jobs.wait_for_slots(_LEAVING)
@@ -274,14 +276,14 @@ class ClusterLifecycle:
             action()
 
     def _close_door(self, error: TfosError | None) -> None:
-        """Close it; after a failure when tasks of an inference no longer ask, so that they are told the reason."""
+        """Close the door; after a failure only when no inference task asks any more, so that each gets the reason."""
         if error is None:
             self._door.close()
         else:
             close_when_quiet(self._door.close, lambda: self._desk.answering.quiet_for, _TELLING_WHY)
 
     def _stop_politely(self, stop: Stop) -> float:
-        """Have every main come to its end; nobody goes before, since a peer that saves may still need the others.
+        """Wait for every main to return. No node is dismissed earlier: a peer that saves may still need the others.
 
         Returns the seconds of the grace that are left.
         """
@@ -289,7 +291,7 @@ class ClusterLifecycle:
         self._desk.dismiss(stop)
         with self._changed:
             self._changed.wait_for(lambda: self._desk.all_through or self._outcome.at_once, stop.grace)
-            # However long it takes to write a model, half of one is worth nothing; the user can still end it at once.
+            # Saving may take any time: half a model is useless. The user can still end the cluster at once.
             if self._desk.saving:
                 self._changed.wait_for(lambda: not self._desk.saving or self._outcome.at_once)
                 self._changed.wait_for(lambda: self._desk.all_through or self._outcome.at_once, _AFTER_SAVING)
@@ -312,7 +314,7 @@ class ClusterLifecycle:
 
 
 def close_when_quiet(close: Callable[[], None], quiet_for: Callable[[], float], seconds: float) -> None:
-    """Call ``close`` as soon as nobody has asked for so many seconds: now, or in a thread of a timer."""
+    """Call ``close`` when no question came for ``seconds`` seconds: now, or later in a timer's thread."""
     left = seconds - quiet_for()
     if left <= 0:
         close()

@@ -1,7 +1,8 @@
-"""What goes on beside the training: the evaluator, which ends after it and may be allowed to fail.
+"""Run an evaluator beside the training: it ends after the training, and may be allowed to fail.
 
-An :class:`EvaluatorDesk` stands before the desk, behind the door. It tells the evaluator when the training is over,
-gives it a time to come to its end, and takes its failure out of the cluster's where the plan says so.
+An :class:`EvaluatorDesk` sits between the door and the cluster's desk. It tells the evaluator when the training is
+over, and waits for its end for a limited time. Where the plan says so, an evaluator's failure does not count as the
+cluster's.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ logger = logging.getLogger(__name__)
 
 
 class EvaluatorDesk:
-    """The desk of a cluster that has an evaluator, as the door sees it.
+    """Desk of a cluster with an evaluator, as the door sees it.
 
-    The evaluator's ``main`` has to return for the cluster to be done. When the chief and the workers are through it is
-    told so, which ends ``ctx.checkpoints()``, and after ``grace`` seconds it is waited for no longer.
+    The cluster is done only when the evaluator's ``main`` has returned. When the chief and the workers have finished,
+    the evaluator is told so, which ends ``ctx.checkpoints()``. After ``grace`` more seconds the cluster stops waiting.
 
     Parameters
     ----------
     desk : ClusterDesk
-        Takes all that is heard here.
+        Receives every message that comes here.
     grace : float
         Seconds between the training's end and the evaluator's.
     """
@@ -58,7 +59,7 @@ class EvaluatorDesk:
 
     @staticmethod
     def before(desk: Desk, grace: float) -> Desk:
-        """Return what stands behind the door: a desk of this kind, if the plan has an evaluator."""
+        """Return the desk for the door: one of this class if the plan has an evaluator, else ``desk``."""
         return EvaluatorDesk(desk, grace) if isinstance(desk, ClusterDesk) and desk.plan.evaluator else desk
 
     def arrived(self, link: Link, message: Any) -> None:
@@ -70,7 +71,7 @@ class EvaluatorDesk:
     def received(self, link: Link, message: Any) -> None:
         """Take every later one."""
         node = link.node or ""
-        with self._desk.changed:  # nobody sees a failure that is then taken back
+        with self._desk.changed:  # no other thread may see a failure before it is forgiven
             if self._desk.generation != self._generation:
                 self._begin_anew()
             if node in self._nodes and isinstance(message, (MainRaised, NodeEnded)):
@@ -81,7 +82,7 @@ class EvaluatorDesk:
             self._look()
 
     def left(self, link: Link) -> None:
-        """Learn that the stream has ended."""
+        """Take the end of a stream."""
         with self._desk.changed:
             if link.node in self._nodes:
                 self._before_end(link)
@@ -96,14 +97,14 @@ class EvaluatorDesk:
             return answer
 
     def ticked(self, late: float) -> None:
-        """Look at the clock."""
+        """Check the time limits."""
         with self._desk.changed:
             self._desk.ticked(late)
             self._forgive()
             if self._waits_until is not None and time.monotonic() >= self._waits_until:
                 self._waits_until = None
                 for node in self._nodes - self._returned:
-                    self._say(node, f"was not through {self._grace:g} s after the training, and is not waited for")
+                    self._say(node, f"had not ended {self._grace:g} s after the training; the cluster ends without it")
                     self._wait_no_more(self._links[node])
 
     def _note(self, node: str, message: Any) -> None:
@@ -134,7 +135,7 @@ class EvaluatorDesk:
 
     @property
     def _forgiven(self) -> set[str]:
-        """The nodes whose failure is not the cluster's: not one that never came up, for which others would wait."""
+        """The nodes whose failure does not count. One that never started counts: other nodes would wait for it."""
         return self._nodes & self._up if self._may_fail else set()
 
     def _forgive(self) -> None:

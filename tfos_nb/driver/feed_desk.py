@@ -1,6 +1,6 @@
-"""The driver's part in feeding: answers to the tasks' questions, and how far each feed has come.
+"""Driver's side of feeding: answer the tasks' questions, and track the progress of each feed.
 
-The driver never carries a row. It knows how many there are, and who has them.
+The driver never carries a row. It knows how many rows exist, and which node has which.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ __all__ = ["Feed", "FeedDesk", "FeedOf", "check_feedable", "feed_job"]
 
 Send = Callable[..., None]
 
-_ALL_TOLD = 16  # of so many nodes a task is told all places: with a certificate each, those of many would be megabytes
+_ALL_TOLD = 16  # up to so many nodes, a task receives all places; with a certificate each, more would be megabytes
 
 _MANY = (ledger.ClaimRows, ledger.WherePlaces)
-_CLOSED_KNOWN = 16  # feeds whose ledgers are closed, of which late tasks may ask yet
-_BATCHES_KNOWN = 16  # micro-batches of which the books are kept; a stream has no end
+_CLOSED_KNOWN = 16  # feeds whose ledgers are closed, about which late tasks may still ask
+_BATCHES_KNOWN = 16  # micro-batches whose ledgers are kept; a stream has no end
 
 
 @dataclass(frozen=True)
 class FeedOf:
-    """What a feed is part of.
+    """Call of ``train`` that a feed belongs to, and its place in it.
 
-    ``call`` numbers the calls of ``train``, from 1; ``validates``: it brings validation rows; ``validation`` is the
-    feed that brought those of this one; ``batch`` is a stream's micro-batch, in a ``consecutive`` numbering or not;
-    ``queue`` is the named queue of the nodes that it goes to.
+    ``call`` numbers the calls of ``train``, from 1. ``validates`` says that the feed brings validation rows.
+    ``validation`` is the number of the feed that brought the validation rows of this one. ``batch`` is a stream's
+    micro-batch; ``consecutive`` says whether these are numbered without gaps. ``queue`` is the nodes' named queue that
+    the rows go to.
     """
 
     call: int = 0
@@ -50,7 +51,7 @@ class FeedOf:
 
 @dataclass
 class Feed:
-    """One feed: a DataFrame's rows, once through Spark, and the passes over them."""
+    """State of one feed: a DataFrame's rows, sent through Spark once, and the passes over them."""
 
     number: int
     passes: int
@@ -65,21 +66,21 @@ class Feed:
     passes_done: dict[str, int] = field(default_factory=dict)
     partitions: int = 0
     moved: int = 0
-    told: set[str] = field(default_factory=set)  # the nodes that know of it
-    rendezvous: int = 1  # of the cluster's members, for which it holds
-    before: int = 0  # passes over the rows before its first, of all calls of train
-    replays: int | None = None  # when it is delivered: how often the nodes go through it again
-    skipped: dict[str, int] = field(default_factory=dict)  # passes that a node's predecessor has been through
-    again: dict[str, int] = field(default_factory=dict)  # since which rendezvous a node was told of it again
+    told: set[str] = field(default_factory=set)  # the nodes to which it was announced
+    rendezvous: int = 1  # of the cluster's members, for which it is valid
+    before: int = 0  # passes before its first one, over all calls of train
+    replays: int | None = None  # once it is delivered: how often the nodes repeat it
+    skipped: dict[str, int] = field(default_factory=dict)  # passes that a node's predecessor has finished
+    again: dict[str, int] = field(default_factory=dict)  # by node: the rendezvous for which it was announced again
 
     @property
     def progress(self) -> FeedProgress:
-        """What a person sees of it."""
+        """Its progress, as shown to the user."""
         return FeedProgress(self.ledger.partitions_done, self.partitions, self.ledger.rows, self.epochs)
 
 
 class FeedDesk:
-    """Behind the door: everything about feeds.
+    """Answer all questions about feeds that come to the door.
 
     Parameters
     ----------
@@ -124,7 +125,7 @@ class FeedDesk:
         }
 
     def feed(self, nodes: Iterable[str]) -> None:
-        """Have these nodes share the rows from now on."""
+        """Share the rows among these nodes from now on."""
         with self._changed:
             self.nodes = list(nodes)
             self._names = frozenset(self.nodes)
@@ -140,7 +141,7 @@ class FeedDesk:
         *,
         held: ledger.HeldRows | None = None,
     ) -> Feed:
-        """Announce a feed to the nodes. They are not sent the rows that their state holds."""
+        """Announce a feed to the nodes. Rows that their saved state already includes are not sent."""
         with self._changed:
             self._count = number = self._count + 1
             book = ledger.FeedLedger(number, self.nodes, held)
@@ -155,7 +156,7 @@ class FeedDesk:
             return feed
 
     def come_again(self, rendezvous: int) -> None:
-        """Forget how far the nodes had come: they say anew from where on they want rows."""
+        """Forget the nodes' progress: each will report again from which position it wants rows."""
         with self._changed:
             self._rendezvous = rendezvous
             self.wanted_from.clear()
@@ -164,12 +165,12 @@ class FeedDesk:
                 enough.clear()
 
     def go_on(self, rendezvous: int) -> None:
-        """Learn that some nodes have been replaced, and all others go on."""
+        """Take a new rendezvous in which some nodes were replaced and all others continue."""
         with self._changed:
             self._rendezvous = rendezvous
 
     def begin_again(self, feed: Feed, node: str, skipped: int) -> None:
-        """Announce a feed to a node in another's place, which has been through some of the passes."""
+        """Announce a feed to a replacement node, whose predecessor has finished ``skipped`` of the passes."""
         with self._changed:
             passes = (feed.passes if feed.replays is None else 1 + feed.replays) - skipped
             feed.skipped[node] = feed.passes_done[node] = skipped
@@ -177,25 +178,25 @@ class FeedDesk:
             self._send(ledger.FeedBegins(feed.number, passes, feed.spill and passes > 1, **vars(feed.place)), [node])
 
     def end_again(self, feed: Feed, node: str) -> None:
-        """Tell a node in another's place that its share is complete."""
+        """Tell a replacement node that its share is complete."""
         with self._changed:
             self._end(feed, [node])
 
     def cut(self, feed: Feed, made: int) -> None:
-        """Have a delivered feed end behind the passes that are made; those that follow are fed anew, to more nodes."""
+        """End a delivered feed after ``made`` passes; the remaining passes are fed again, to more nodes."""
         with self._changed:
             left = max(0, made - 1)
             if feed.replays is not None and left < feed.replays:
                 self.end(feed, left)
 
     def _forget_old(self, keep: int) -> None:
-        """Let go of feeds that were closed long ago; the validation rows of the one that begins are looked at yet."""
+        """Drop feeds that were closed long ago, except the validation feed ``keep`` of the feed that begins."""
         closed = [one for one, feed in self._feeds.items() if feed.ledger.closed and one != keep]
         for one in closed[:-_CLOSED_KNOWN]:
             del self._feeds[one]
 
     def describe_again(self, nodes: Iterable[str]) -> None:
-        """Tell nodes that have just started what the rows look like, if that is known: some ask before anything."""
+        """Send the rows' schema, if known, to nodes that have just started: some need it before any row."""
         with self._changed:
             known = [feed for feed in self._feeds.values() if feed.schema and not feed.place.validates]
             if known:
@@ -203,7 +204,7 @@ class FeedDesk:
                 self._send(schema, nodes)
 
     def wants_from(self, message: ledger.FeedFrom) -> None:
-        """Record from where on a node of a later generation wants rows; all have to want the same."""
+        """Record from which position a node of a later generation wants rows; all must want the same."""
         with self._changed:
             self.wanted_from[message.node] = message
             error = self.disagreement
@@ -213,7 +214,7 @@ class FeedDesk:
 
     @property
     def disagreement(self) -> FeedFailed | None:
-        """What to raise where the nodes of this generation want to go on from different states."""
+        """The error to raise if this generation's nodes want to continue from different states, else None."""
         unlike: dict[tuple[int, str], ledger.FeedFrom] = {}
         with self._changed:
             for one in self.wanted_from.values():
@@ -221,7 +222,7 @@ class FeedDesk:
         return FeedFailed(_unlike_states(*unlike.values())) if len(unlike) > 1 else None
 
     def position_held(self, message: PositionHeld) -> None:
-        """Record which of its rows a state holds that a node has saved in the middle of a pass."""
+        """Record which rows a state includes that a node saved in the middle of a pass."""
         with self._changed:
             feed = self._feeds.get(message.feed)
             if feed is None or feed.ledger.closed:
@@ -240,10 +241,10 @@ class FeedDesk:
         return node in self._enough.get(call, ())
 
     def end(self, feed: Feed, replays: int) -> None:
-        """Tell each node that its share is complete, how many rows it has, and how often to go through it again."""
+        """Tell each node that its share is complete, how many rows it has, and how often to repeat it."""
         with self._changed:
             feed.replays = replays
-            self._end(feed, dict.fromkeys([*feed.ledger.claimed, *feed.skipped]))  # who came late has no share
+            self._end(feed, dict.fromkeys([*feed.ledger.claimed, *feed.skipped]))  # a node that came late has no share
 
     def _end(self, feed: Feed, nodes: Iterable[str]) -> None:
         assert feed.replays is not None, "it is delivered"
@@ -255,7 +256,7 @@ class FeedDesk:
             self._send(ledger.FeedEnds(feed.number, shares.get(node, 0), left, total, least, most), [node])
 
     def close(self, reason: str) -> None:
-        """Announce that no feed will come any more."""
+        """Record that no feed will come any more, and tell the nodes."""
         with self._changed:
             if not self.closed:
                 self.closed = reason
@@ -275,12 +276,12 @@ class FeedDesk:
                 raise FeedFailed(f"feed {message.feed} was over long ago")
             feed.moved += 1
             answer = self._answers[type(message)](feed, message)
-            if not isinstance(message, _MANY):  # nobody waits for those
+            if not isinstance(message, _MANY):  # no thread waits for those
                 self._changed.notify_all()
             return answer
 
     def pass_done(self, message: ledger.PassDone) -> None:
-        """Record that a node's dataset has been through a pass."""
+        """Record that a node's dataset has finished a pass."""
         with self._changed:
             feed = self._feeds.get(message.feed)
             if feed is None:
@@ -296,20 +297,20 @@ class FeedDesk:
 
     @property
     def is_half_fed(self) -> bool:
-        """Whether the nodes wait for rows of a feed that was announced to them, and whose end they were not told."""
+        """Whether a feed was announced to the nodes, but its end was not: they still wait for its rows."""
         return self.current is not None and self.current.replays is None
 
     def forget(self) -> None:
-        """Let go of whose the rows were: the cluster has ended.
+        """Drop the ledgers: the cluster has ended.
 
-        The tasks of a feed that was broken off may ask yet, while the door is open to tell them why.
+        Tasks of an interrupted feed may still ask, while the door stays open to tell them the reason.
         """
         with self._changed:
             self.held = HeldPositions()
             self.close_ledgers(feed for feed in self._feeds.values() if feed.replays is not None)
 
     def close_ledgers(self, feeds: Iterable[Feed]) -> None:
-        """Forget whose the rows of these feeds were, which nobody will ask for again."""
+        """Drop the ledgers of these feeds, whose rows will not be requested again."""
         with self._changed:
             for feed in feeds:
                 feed.ledger.close()
@@ -318,15 +319,15 @@ class FeedDesk:
         if not self._goes_on(feed):
             return ledger.Places()
         if not feed.schema:
-            read_schema(question.schema)  # what is none must not become the feed's: every other would be refused
+            read_schema(question.schema)  # an invalid schema must not become the feed's: it would refuse all others
             if told := self._unlike_validation(feed, question):
                 return ledger.Places(refused=told)
             feed.schema, feed.lengths = question.schema, question.lengths
             self._send(ledger.FeedSchema(feed.number, question.schema, question.lengths), self.nodes)
         elif feed.schema != question.schema and (told := unlike_schemas(feed.schema, question.schema)):
             return ledger.Places(
-                refused=f"its rows are not of the types of those of another partition: {told}. Make them of one type, "
-                "such as float(x), where the rows are made"
+                refused=f"its rows have other types than those of another partition: {told}. Give all rows the same "
+                "types where they are made, such as float(x)"
             )
         places = self._places()
         if not self._names <= places.keys():
@@ -337,7 +338,7 @@ class FeedDesk:
         return ledger.Places({name: places[name] for name in near}, nodes=len(self.nodes), skip=skip, known=known)
 
     def _on_host(self, host: str) -> list[str]:
-        """Return the nodes at an address. Where they are is known anew when the nodes have started again."""
+        """Return the nodes at an address. The addresses are collected again when the nodes have started again."""
         if self._by_host is None or self._by_host[0] != self._rendezvous:
             hosts: dict[str, list[str]] = {}
             for name, place in self._places().items():
@@ -356,7 +357,7 @@ class FeedDesk:
         return ledger.Places({name: places[name] for name in question.nodes}, nodes=len(self.nodes))
 
     def _unlike_validation(self, feed: Feed, question: ledger.OpenPartition) -> str:
-        """Say in which columns the rows differ from the validation rows that were fed before them."""
+        """Describe the columns in which the rows differ from the validation rows that were fed before."""
         kept = self._feeds.get(feed.place.validation)
         if kept is None or not kept.schema:
             return ""
@@ -365,7 +366,7 @@ class FeedDesk:
             if kept.lengths[name] != question.lengths[name]:
                 ours, theirs = ("x".join(map(str, lengths[name])) for lengths in (question.lengths, kept.lengths))
                 told = told or f"{name!r} holds lists of {ours}, not {theirs}"
-        return f"its rows are not like the validation rows: {told}" if told else ""
+        return f"its rows differ from the validation rows: {told}" if told else ""
 
     def _claim(self, feed: Feed, question: ledger.ClaimRows) -> ledger.Claimed:
         return feed.ledger.claim(question)
@@ -374,7 +375,7 @@ class FeedDesk:
         feed.ledger.finish(statement.partition, statement.rows, statement.spilled)
 
     def _failed(self, feed: Feed, statement: ledger.PartitionFailed) -> None:
-        if feed.error is None and self._goes_on(feed):  # a task that was cancelled may speak of what was lost
+        if feed.error is None and self._goes_on(feed):  # a cancelled task may still report rows of a lost feed
             feed.error = FeedFailed(f"partition {statement.partition}: {statement.text}")
 
 
@@ -383,13 +384,13 @@ def _unlike_states(*wanted: ledger.FeedFrom) -> str:
         f"{one.node} after {one.passes} epochs" + (f" and a part ({one.state})" if one.state else "") for one in wanted
     )
     return (
-        f"the nodes have put back different states: {places}. Each has to call ctx.resume, and to find the same "
-        "checkpoints: on several hosts model_dir is a directory that all of them share, or a URL"
+        f"the nodes have restored different states: {places}. Each node must call ctx.resume and find the same "
+        "checkpoints: on several hosts, model_dir must be a directory that all of them share, or a URL"
     )
 
 
 def check_feedable(data: Any) -> None:
-    """Refuse what :func:`feed_job` would refuse, before a feed is announced to the nodes.
+    """Refuse data that :func:`feed_job` would refuse, before a feed is announced to the nodes.
 
     Raises
     ------
@@ -411,7 +412,7 @@ def feed_job(data: Any, feed: Feed, door: DoorAddress) -> Callable[[], Any]:
     task = FeedTask(feed.number, door)
     if hasattr(data, "mapInArrow"):
         frame = feedable(data)
-        if door.relayed:  # its tasks wait for answers that other tasks bring, which need a place
+        if door.relayed:  # its tasks wait for answers that other tasks bring, and those need a slot
             frame = frame.coalesce(places_beside_exchanges(frame.sparkSession))
         collect: Callable[[], Any] = frame.mapInArrow(task, SUMMARY_SCHEMA).collect
         return collect

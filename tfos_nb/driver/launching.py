@@ -1,6 +1,6 @@
-"""From a plan to what Spark is asked for: preflight, the door's address, and the nodes' tasks.
+"""Turn a plan into Spark tasks: preflight, the door's address, and the nodes' tasks.
 
-What is refused here is refused in seconds, before any node starts, and says what to change.
+Preflight takes seconds and runs before any node starts. Each refusal says what to change.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Launching:
-    """What preflight found: the profile of each kind of node, and whether a node's task holds its slot.
+    """Result of preflight: the profile of each kind of node, and whether a node's task holds its slot.
 
-    ``here`` are the nodes that run on the driver's host, beside Spark. ``claim``: Spark gives its tasks no GPUs, so the
-    nodes take their host's by themselves.
+    ``here`` are the nodes that run on the driver's host, outside Spark. ``claim`` means that Spark assigns no GPUs to
+    tasks, so the nodes claim their host's GPUs themselves.
     """
 
     groups: tuple[tuple[tuple[str, ...], ResourceProfile | None], ...]
@@ -68,12 +68,12 @@ class Launching:
 
 
 def survey(spark: SparkSession, plan: ClusterPlan, nodes: Collection[str] | None = None) -> Launching:
-    """Ask Spark whether it can take the plan; or, of a cluster that runs, these nodes more.
+    """Check whether Spark can run the plan or, for a running cluster, these additional nodes.
 
     Raises
     ------
     PlanError
-        With the numbers and what to change.
+        If it cannot: with the numbers, and what to change.
     """
     check_local_python(spark)
     feeding = plan.input_mode is InputMode.SPARK
@@ -99,63 +99,64 @@ def survey(spark: SparkSession, plan: ClusterPlan, nodes: Collection[str] | None
 
 
 def check_descriptors(spark: SparkSession, nodes: int) -> None:
-    """Have this process take the connections of so many nodes and of Spark's tasks that feed them, or refuse the nodes.
+    """Raise this process's limit of open files for so many nodes and the tasks that feed them, or refuse the nodes.
 
     Raises
     ------
     PlanError
-        If it may not have enough descriptors for the nodes alone.
+        If the hard limit is too low for the nodes alone.
     """
-    if needs_relay(spark):  # they connect to a process of its own
+    if needs_relay(spark):  # the nodes connect to the relay's process instead
         return
     if (most := make_room(nodes + slots_total(spark))) < nodes:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         raise PlanError(
-            f"{nodes} nodes, and this process can take {most} connections: it may have {hard} descriptors (ulimit "
-            f"-Hn), half of them for Spark and files. Start it with {hard + 2 * (nodes - most)}, or ask for fewer nodes"
+            f"{nodes} nodes need as many connections, and this process can take {most}: it may open {hard} files "
+            f"(ulimit -Hn), and half of those are for Spark and files. Start it with a limit of "
+            f"{hard + 2 * (nodes - most)}, or ask for fewer nodes"
         )
 
 
 def check_host_gpus(spark: SparkSession, nodes: int, *, cpus: int, gpus: int) -> None:
-    """Refuse GPUs that the executors' hosts have not, where Spark knows nothing of them.
+    """Refuse more GPUs than the executors' hosts have, where Spark does not manage GPUs.
 
-    One short task for each slot, which Spark deals out one executor after the other: an executor without a free slot
-    now is not seen, and what it has is not counted.
+    Runs one short task for each slot; Spark assigns these to one executor after the other. An executor without a free
+    slot is not asked, and its GPUs are not counted.
     """
     tasks = max(slots_total(spark), 1)
     found = spark.range(0, tasks, 1, tasks).mapInArrow(GpuCount(), GPU_COUNT_SCHEMA).distinct().collect()
     by_host = {row.host: row.gpus for row in found}
     if not any(by_host.values()):
-        resource_profile(spark, cpus, gpus)  # says how Spark is given some
+        resource_profile(spark, cpus, gpus)  # its error says how to give Spark GPUs
     if sum(count // gpus for count in by_host.values()) < nodes:
         has = ", ".join(f"{host} has {count}" for host, count in sorted(by_host.items()))
         raise PlanError(
-            f"gpus={gpus} for each of {nodes} nodes: {has}. Ask for fewer GPUs or nodes, or start Spark with "
-            "executors on more hosts that have GPUs"
+            f"gpus={gpus} for each of {nodes} nodes is more than the executors' hosts have: {has}. Ask for fewer GPUs "
+            "or nodes, or start Spark with executors on more hosts that have GPUs"
         )
 
 
 def _check_protocol(spark: SparkSession, protocol: str) -> None:
-    """Have an executor's TensorFlow say whether it was built with a protocol; the driver's may be another."""
+    """Ask an executor's TensorFlow whether it was built with a protocol; the driver's may be another build."""
     probe = ProtocolProbe(protocol, python_path())
     refused = spark.range(0, 1, 1, 1).mapInArrow(probe, PROTOCOL_SCHEMA).collect()[0].refused
     if refused:
         raise PlanError(refused)
 
 
-_alike: dict[str, str] = {}  # of each application: what to know of its executors' Keras, or ''
+_alike: dict[str, str] = {}  # by application: what is wrong with its executors' Keras, or ''
 
 
 def check_keras(spark: SparkSession, plan: ClusterPlan, env: Mapping[str, str]) -> None:
-    """Have an executor's Keras train a small model on two devices and on one, if its version is an unknown one.
+    """Let an executor's Keras train a small model on two devices and on one, if its version is not a tested one.
 
-    Once for an application. ``TFOS_KERAS_CHECK=0`` in the driver's environment leaves it out: then ``fit`` and the like
-    are refused by the nodes, if they must be.
+    Runs once for an application. ``TFOS_KERAS_CHECK=0`` in the driver's environment skips it; the nodes then refuse
+    ``fit`` and the like, if they must.
 
     Raises
     ------
     PlanError
-        If the numbers are not the same: with the versions whose are.
+        If the numbers differ: with the versions for which they do not.
     """
     replicas = sum(max(1, plan.gpus_of(node)) for node in plan.training_nodes)
     keras_3 = not uses_tf_keras({**os.environ, **env})
@@ -168,13 +169,13 @@ def check_keras(spark: SparkSession, plan: ClusterPlan, env: Mapping[str, str]) 
         row = spark.range(0, 1, 1, 1).mapInArrow(probe, CHECK_SCHEMA).collect()[0]
         _alike[application] = advice(row.version, row.unlike) if row.unlike else ""
     if _alike[application]:
-        raise PlanError(f"{_alike[application]}. TFOS_KERAS_CHECK=0 launches all the same")
+        raise PlanError(f"{_alike[application]}. TFOS_KERAS_CHECK=0 skips this check and launches")
 
 
 def _one_is_left(
     spark: SparkSession, need: int, feeding: bool, *, cpus: int, gpus: int, profile: ResourceProfile | None
 ) -> bool:
-    """Whether the nodes can hold their slots: where that leaves none for feeding, they leave them instead."""
+    """Whether the nodes can hold their slots; if that leaves no slot for feeding, they leave them instead."""
     relayed = needs_relay(spark)
     if relayed:
         check_relay(spark)
@@ -189,12 +190,12 @@ def _one_is_left(
 
 
 def check_door_variables() -> None:
-    """Refuse an environment in which :func:`open_door` would fail, before a Spark is started for it.
+    """Refuse an environment in which :func:`open_door` would fail, before Spark is started for it.
 
     Raises
     ------
     PlanError
-        If ``TFOS_SERVER_PORT`` or ``TFOS_SERVER_RELAY`` is none.
+        If ``TFOS_SERVER_PORT`` or ``TFOS_SERVER_RELAY`` has no valid value.
     """
     allowed_ports("TFOS_SERVER_PORT")
     stated_relay()
@@ -203,9 +204,9 @@ def check_door_variables() -> None:
 def open_door(spark: SparkSession, desk: Desk) -> tuple[Door, DoorAddress]:
     """Open the driver's port.
 
-    The address is ``TFOS_SERVER_HOST``, or Spark's ``spark.driver.host``, or that of a Spark Connect client as its
-    server sees it; the port ``TFOS_SERVER_PORT`` (one, or ``a-b``), or any that is free. Where the executors cannot
-    reach a client, it is a relay's on one of them.
+    The address is ``TFOS_SERVER_HOST``, or Spark's ``spark.driver.host``. For a Spark Connect client it is the address
+    as its server sees it. The port is ``TFOS_SERVER_PORT`` (one, or ``a-b``), or any free one. Where the executors
+    cannot reach a client, the address is that of a relay on one of them.
     """
     if needs_relay(spark):
         relayed = RelayedDoor(desk, spark)
@@ -217,7 +218,7 @@ def open_door(spark: SparkSession, desk: Desk) -> tuple[Door, DoorAddress]:
 
 @dataclass(frozen=True)
 class NodeTasks:
-    """Makes the Spark task for some of a cluster's nodes."""
+    """Make the Spark task for some of a cluster's nodes."""
 
     plan: ClusterPlan
     settings: Settings
@@ -252,7 +253,7 @@ class NodeTasks:
 
 
 def error_of_job(error: BaseException, what: str) -> TfosError:
-    """Say in a sentence why a Spark job ended by an error."""
+    """Return an error that says in one sentence why a Spark job failed."""
     text = str(error)
     if "PYTHON_VERSION_MISMATCH" in text:
         versions = re.findall(r"\b3\.\d+\b", text)
@@ -273,7 +274,7 @@ def error_of_job(error: BaseException, what: str) -> TfosError:
     if not python and _is_of_spark_s_end(error, text):
         return FeedFailed(
             f"{SPARK_ENDED}, and the cluster with it: its session was stopped, or the kernel or the Java process that "
-            "held it has ended. Start a session, with %tfos_spark or spark_session(), and launch the cluster anew"
+            "held it has ended. Start a session, with %tfos_spark or spark_session(), and launch the cluster again"
         )
     if python:
         return FeedFailed(f"{what}: {python[1]}{_traceback_in(text)}")
@@ -281,19 +282,19 @@ def error_of_job(error: BaseException, what: str) -> TfosError:
 
 
 def _is_of_spark_s_end(error: BaseException, text: str) -> bool:
-    """Whether a job ended since Spark did: it says so, or its Java does not answer any more."""
+    """Whether a job failed because Spark ended: the error says so, or Spark's Java process does not answer."""
     from py4j.protocol import Py4JError, Py4JNetworkError
 
     if isinstance(error, ConnectionError | Py4JNetworkError):
         return True
-    # What Java raised comes from Java with its trace; without Java there is py4j's own line alone.
+    # An error of Java comes with its stack trace. When Java is gone, py4j's own line is all there is.
     return "SparkContext was shut down" in text or (
         isinstance(error, Py4JError) and len(text.strip().splitlines()) == 1
     )
 
 
 def _traceback_in(text: str) -> str:
-    """Return the user's own frames of the traceback of a task's Python: those of a function that makes the rows."""
+    """Return the user's own frames of a Python task's traceback, such as those of a function that makes the rows."""
     frames = re.findall(r'^ *(File "[^"]+", line \d+, in .+\n(?: {4,}\S.*\n)?)', text, re.MULTILINE)
     others = re.compile(r"pyspark(\.zip)?/|site-packages/|lib/python3|tfos_nb/runtime/")
     own = [frame for frame in frames if not others.search(frame)]
@@ -302,7 +303,7 @@ def _traceback_in(text: str) -> str:
 
 
 def _first_line(text: str) -> str:
-    """Return what an error says, without the line that py4j puts before each of Java's."""
+    """Return the first line of an error, without the line that py4j puts before an error of Java."""
     lines = text.strip().splitlines()
     if len(lines) > 1 and lines[0].startswith("An error occurred while calling "):
         return re.sub(r"^:\s*(?:[\w$]+\.)*", "", lines[1]).strip()  # the exception's name without its package

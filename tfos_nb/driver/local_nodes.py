@@ -1,7 +1,7 @@
-"""Nodes on the driver's own host: parameter servers that take no slot of Spark's.
+"""Nodes on the driver's own host: parameter servers that use no Spark slot.
 
-The supervisor is the one that a Spark task would start, and speaks to the same door; a thread of the driver waits for
-it in the task's place.
+The supervisor is the same as in a Spark task, and connects to the same door. A thread of the driver waits for it,
+instead of a task.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from tfos_nb.runtime.node.spark_task import HoldsSlot, NodeTask, SlotUse, Superv
 __all__ = ["HostedNode"]
 
 _ASK_SECONDS = 5.0
-_COMPLAINTS = 8000  # bytes of what a supervisor wrote that are told
+_COMPLAINTS = 8000  # bytes of a supervisor's output that are reported
 
 
 @dataclass(frozen=True)
 class HostedNode:
-    """Run one node here, for as long as it lives.
+    """Run one node on this host until it ends.
 
     Parameters
     ----------
     task : NodeTask
-        What would be sent to Spark.
+        The task that would be sent to Spark.
     node : str
-        Which of the cluster's nodes.
+        The node's name.
     """
 
     task: NodeTask
     node: str
 
     def __call__(self) -> None:
-        """Start its supervisor, and wait for it; start another in the place of one that hangs."""
+        """Start its supervisor and wait for it; replace one that hangs."""
         while self._hangs():
             pass
 
     def _hangs(self) -> bool:
-        """Run one supervisor to its end; whether it was ended here, and another is wanted."""
+        """Run one supervisor to its end; return whether it was killed here because it hung, and must be replaced."""
         with tempfile.TemporaryFile() as complaints:
             supervisor = start_module(
                 "tfos_nb.runtime.node.supervisor",
@@ -55,9 +55,9 @@ class HostedNode:
                 stdin=subprocess.PIPE,
                 stderr=complaints.fileno(),
             )
-            assert supervisor.stdin is not None, "it was asked for"
+            assert supervisor.stdin is not None, "stdin was set to a pipe"
             try:
-                with contextlib.suppress(BrokenPipeError):  # it is dead: the code and the complaints tell why
+                with contextlib.suppress(BrokenPipeError):  # it is dead: its exit code and its output say why
                     write_frame(supervisor.stdin, self._job())
                 hangs = self._wait(supervisor)
             finally:
@@ -70,7 +70,7 @@ class HostedNode:
             return hangs
 
     def _wait(self, supervisor: subprocess.Popen[bytes]) -> bool:
-        """Wait until it has ended, or the driver does without it since it hangs; whether that is so."""
+        """Wait until it has ended, or the driver has dropped it because it hangs; return whether it was dropped."""
         question = HoldsSlot(self.node, supervisor.pid, socket.gethostname())
         with DoorClient(self.task.door) as door:
             while True:
@@ -89,7 +89,7 @@ class HostedNode:
             executor="driver",
             door_host=task.door.host,
             door_port=task.door.port,
-            host=task.door.host,  # by which the executors know this host; its way to itself may be the loopback
+            host=task.door.host,  # the executors know this host by it; this host's own name may resolve to loopback
             env=task.env,
             python_path=task.python_path,
             settings={**task.settings, "fed": self.node in task.fed},

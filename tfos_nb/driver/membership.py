@@ -1,16 +1,16 @@
-"""Who is a member of a cluster: a state machine, which events go into and commands come out of.
+"""Membership of a cluster: a state machine that takes events and returns commands.
 
 ::
 
     reserved, lost, returned, stop asked, scaled, …  ──▶  Membership.apply  ──▶  tell nodes, share rows, end a stream, …
 
-It has no lock, no clock, no thread and no stream of its own, and asks nobody: the same events make the same state.
-:class:`tfos_nb.driver.cluster_desk.ClusterDesk` is its one owner, which hears the nodes, applies what it hears and does
-what comes out.
+It has no lock, no clock, no thread and no stream of its own, so the same events always make the same state.
+:class:`tfos_nb.driver.cluster_desk.ClusterDesk` is its one owner. It receives the nodes' messages, applies them as
+events, and executes the commands.
 
-After a loss all nodes start new processes, which is a new generation; or, where a coordinator gives out the steps, the
-lost workers alone are replaced and all others go on. Where that is allowed the others go on without those of which
-nothing is heard, which join them later, when a state has been saved.
+After a loss all nodes start new processes, which is a new generation. Where a coordinator gives out the steps, only the
+lost workers are replaced and all others continue. With ``min_workers`` the others may continue without nodes that do
+not come back. Those join later, when a state has been saved.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tfos_nb.state.cluster_state import JOINED, LEAVING, NodeStatus
 __all__ = ["JOINS", "TRANSITIONS", "Everyone", "Failure", "Member", "Membership", "Replaced", "replay"]
 
 JOINS = 3
-"""An absent node that was lost so often before it could join is not waited for any more."""
+"""An absent node that was lost so often before it could join is given up."""
 
 TRANSITIONS: Mapping[NodeStatus, Mapping[NodeStatus, str]] = MappingProxyType(
     {
@@ -108,7 +108,7 @@ TRANSITIONS: Mapping[NodeStatus, Mapping[NodeStatus, str]] = MappingProxyType(
         NodeStatus.STOPPED: {NodeStatus.PLANNED: "it is wanted again"},
     }
 )
-"""What a node's status may become, and when. Nothing else changes it: a message that comes too late has no effect."""
+"""The allowed changes of a node's status, with the cause of each. A message that comes too late changes nothing."""
 
 _Item = TypeVar("_Item")
 
@@ -118,7 +118,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class Planned:
-    """The first event: who should come, and how often they may come again."""
+    """The first event: the expected nodes, and how often they may be restarted."""
 
     plan: ClusterPlan
     restarts: int
@@ -142,7 +142,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Beat:
-    """A node's heartbeat, as far as it says what the node does: ``hungry`` is None where it is not fed."""
+    """The part of a node's heartbeat that says what the node does: ``hungry`` is None for a node that is not fed."""
 
     node: str
     began: bool
@@ -158,7 +158,7 @@ class StreamEnded:
 
 @dataclass(frozen=True)
 class FellSilent:
-    """Nothing was heard of a node for so many seconds."""
+    """No message of a node came for so many seconds."""
 
     node: str
     seconds: float
@@ -166,14 +166,14 @@ class FellSilent:
 
 @dataclass(frozen=True)
 class TaskReported:
-    """A Spark task tells how its supervisor has ended."""
+    """A Spark task reports how its supervisor has ended."""
 
     message: SupervisorEnded
 
 
 @dataclass(frozen=True)
 class SlotAsked:
-    """A Spark task asks what its slot is for; ``wanted``: rows wait for one."""
+    """A Spark task asks what to do with its slot; ``wanted``: rows wait for a slot."""
 
     question: HoldsSlot
     wanted: bool
@@ -181,7 +181,7 @@ class SlotAsked:
 
 @dataclass(frozen=True)
 class Submitted:
-    """Spark is asked for these nodes; ``hold``: their tasks keep their slots."""
+    """These nodes were submitted to Spark; ``hold``: their tasks keep their slots."""
 
     nodes: tuple[str, ...]
     hold: bool
@@ -189,33 +189,33 @@ class Submitted:
 
 @dataclass(frozen=True)
 class Scaled:
-    """The cluster is to become what a plan says, as soon as that can be."""
+    """The cluster must change to another plan, as soon as possible."""
 
     plan: ClusterPlan
 
 
 @dataclass(frozen=True)
 class ComeAgain:
-    """Lost nodes are to come again: all nodes, or the lost ones alone where a coordinator goes on with the others."""
+    """Lost nodes must start again: all nodes, or only the lost ones if a coordinator continues with the others."""
 
     cause: str
 
 
 @dataclass(frozen=True)
 class ComeWith:
-    """All nodes are to come again, with those that were absent and without those that leave."""
+    """All nodes must start again, with those that were absent and without those that leave."""
 
     cause: str
 
 
 @dataclass(frozen=True)
 class GoOnWithout:
-    """The nodes that have come are to go on without the others."""
+    """The nodes that have come must continue without the others."""
 
 
 @dataclass(frozen=True)
 class NewsTaken:
-    """The owner has taken up which late nodes were taken in, or of which no task is left."""
+    """The owner has read the list of late nodes that were admitted, or of nodes without a task."""
 
     late: bool = False
     alone: bool = False
@@ -223,7 +223,7 @@ class NewsTaken:
 
 @dataclass(frozen=True)
 class FedAgain:
-    """The rows of these nodes, which are in lost ones' places, have been fed again; None: of all."""
+    """The rows of these replacement nodes have been fed again; None: of all of them."""
 
     nodes: tuple[str, ...] | None = None
 
@@ -237,21 +237,21 @@ class Aborted:
 
 @dataclass(frozen=True)
 class Forgiven:
-    """A node's failure is not the cluster's."""
+    """A node's failure does not count as the cluster's."""
 
     node: str
 
 
 @dataclass(frozen=True)
 class Dismissed:
-    """Every node is told to go; from now on its end is no failure."""
+    """Every node is told to end; from now on its end is not a failure."""
 
     message: Any
 
 
 @dataclass(frozen=True)
 class GivenUp:
-    """Every supervisor that has not gone is done without."""
+    """Every supervisor that has not ended is dropped."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ class Tell:
 
 @dataclass(frozen=True)
 class Begin:
-    """Have nodes start: ``Start`` with these addresses, and the states that can be gone on from."""
+    """Start nodes: send ``Start`` with these addresses, and the states from which training can continue."""
 
     nodes: tuple[str, ...]
     spec: dict[str, list[str]]
@@ -290,7 +290,7 @@ class EndStream:
 
 @dataclass(frozen=True)
 class ForgetProcess:
-    """Forget the process that a node was: its figures and its result."""
+    """Forget a node's previous process: its figures and its result."""
 
     node: str
 
@@ -312,35 +312,35 @@ class Note:
 
 @dataclass(frozen=True)
 class DescribeRows:
-    """Tell nodes what the rows look like."""
+    """Send nodes the rows' schema."""
 
     nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class FeedsGoOn:
-    """Have feeds hold for this rendezvous: some nodes were replaced, the others go on."""
+    """Keep the feeds for this rendezvous: some nodes were replaced, the others continue."""
 
     rendezvous: int
 
 
 @dataclass(frozen=True)
 class FeedsStartAgain:
-    """Have feeds forget how far the nodes had come: all come again, for this rendezvous."""
+    """Forget the nodes' progress in the feeds: all nodes start again, for this rendezvous."""
 
     rendezvous: int
 
 
 @dataclass(frozen=True)
 class ShareRows:
-    """Have these nodes share the rows."""
+    """Share the rows among these nodes."""
 
     nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class FollowHistory:
-    """Have the history be what a node reports; None: forget the epochs that are trained again."""
+    """Fill the history from a node's reports; None: forget the epochs that are trained again."""
 
     node: str | None
 
@@ -352,8 +352,8 @@ class FollowHistory:
 class Failure:
     """One node's failure.
 
-    ``collateral`` marks one that only happened because a peer had gone; ``lost`` one of the node itself, its process,
-    its host or its network, and not of the program.
+    ``collateral`` marks a failure that happened only because a peer was lost. ``lost`` marks a failure of the node's
+    process, host or network, not of the program.
     """
 
     error: TfosError
@@ -364,7 +364,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Replaced:
-    """A node in a lost one's place, ``since`` a rendezvous: the lost one had been ``through`` so many passes."""
+    """Replacement of a lost node, ``since`` a rendezvous; the lost one had finished ``through`` passes."""
 
     through: int
     since: int
@@ -372,12 +372,12 @@ class Replaced:
 
 @dataclass
 class Member:
-    """What is known of a node's life."""
+    """State of one node."""
 
     node: Node
     status: NodeStatus = NodeStatus.PLANNED
     stream: int | None = None  # to its supervisor
-    supervisor: tuple[str, int] = ("", 0)  # the process at its other end, which outlives its reservations
+    supervisor: tuple[str, int] = ("", 0)  # machine and process id; one supervisor may reserve several times
     reservation: Reservation | None = None
     up: NodeUp | None = None
     began: bool = False  # it has taken a row or reported a step
@@ -385,13 +385,13 @@ class Member:
     unread: bool = False
     serving: bool = False
     saving: bool = False
-    following: bool = False  # it coordinates, and goes on with workers that come back elsewhere
-    through: int = 0  # passes of its rows that a coordinator has been through, in this generation
-    started: bool = False  # it was told who its peers are
-    absent: bool = False  # the others go on without it
+    following: bool = False  # it coordinates, and continues with workers that come back at other addresses
+    through: int = 0  # passes of its rows that a coordinator has finished, in this generation
+    started: bool = False  # it has received its peers' addresses
+    absent: bool = False  # the others continue without it
     failed_joins: int = 0  # how often it was lost before it could join them
-    left_slot: bool = False  # Spark's task has gone, and no other sees to it
-    moved: bool = False  # it has come back, and its coordinator does not know where
+    left_slot: bool = False  # its Spark task has left the slot, and no other task watches it
+    moved: bool = False  # it has come back, and its coordinator does not know the new address
     raised: MainRaised | None = None
     ended: NodeEnded | None = None
     parting: bool = False  # it has been told to go, so its end is no failure
@@ -408,7 +408,7 @@ class Member:
             self.status = status
 
     def begin_anew(self) -> None:
-        """Forget the process that was: another one will be the node."""
+        """Forget the previous process; another one will take its place."""
         self.become(NodeStatus.PLANNED)
         self.reservation = self.up = self.raised = self.ended = None
         self.began = self.returned = self.unread = self.serving = self.saving = False
@@ -417,10 +417,11 @@ class Member:
 
 
 class Everyone(Generic[_Item]):
-    """Whether something holds for every one of some items, asked again and again while it comes to hold for them.
+    """Check repeatedly whether a condition holds for every item, with few evaluations.
 
-    The one for which it did not hold is asked first the next time. So while one holds all up, a question costs one
-    look, and a thousand nodes that come one after another cost three thousand looks at the most, not a million.
+    The item for which it did not hold is checked first the next time. So while one item is missing, a check evaluates
+    the condition once. A thousand nodes that come one after another cost at most three thousand evaluations, not a
+    million.
     """
 
     def __init__(self, items: Sequence[_Item], holds: Callable[[_Item], object]) -> None:
@@ -429,7 +430,7 @@ class Everyone(Generic[_Item]):
         self._place = 0
 
     def __call__(self) -> bool:
-        """Ask."""
+        """Check all items."""
         for _ in self._items:
             if not self._holds(self._items[self._place]):
                 return False
@@ -443,26 +444,26 @@ class Membership:
     Parameters
     ----------
     plan : ClusterPlan
-        Who should come.
+        The expected nodes.
     restarts : int
-        How often they may come again.
+        How often they may be started again.
 
     Attributes
     ----------
     members : dict of str to Member
         By their names.
     generation : int
-        How often all of them came together, from 1: what their ``main`` is told.
+        How often all of them were started together, from 1. ``main`` receives this number.
     rendezvous : int
-        How often any of them did: whoever waits for something of theirs looks whether it has changed.
+        How often any of them were started. A thread that waits for nodes checks whether it has changed.
     failures : list of Failure
         Since the last rendezvous, the first one first.
     replaced : dict of str to Replaced
-        Nodes in lost ones' places, whose rows have not been fed again yet.
+        Replacements of lost nodes whose rows have not been fed again yet.
     taken_in : list of str
-        Late nodes that a coordinator has taken in of late.
+        Late nodes that a coordinator has admitted since this was last read.
     alone : list of str
-        Absent nodes of which no task and no supervisor is left.
+        Absent nodes that have neither a task nor a supervisor any more.
     """
 
     def __init__(self, plan: ClusterPlan, restarts: int = 0) -> None:
@@ -477,10 +478,10 @@ class Membership:
         self.feed_places: dict[str, FeedPlace] = {}
         self.dismissed = False
         self._commands: list[Any] = []
-        self._can_join = False  # a state was saved since those that are absent have come
+        self._can_join = False  # a state was saved after the absent nodes had come
         self._leaving: set[str] = set()
         self._given_up: set[tuple[str, str, int]] = set()
-        self._known: set[tuple[str, str, int]] = set()  # supervisors that have come, by node, machine and process
+        self._known: set[tuple[str, str, int]] = set()  # supervisors that have reserved, by node, machine and process
         self._by_stream: dict[int, Member] = {}
         self._coordinators: dict[str, Member] = {}  # they need the servers of the others
         self._leavers: dict[str, Member] = {}  # main has returned, and there is no server
@@ -526,20 +527,20 @@ class Membership:
         }
 
     def apply(self, event: Any) -> tuple[Any, list[Any]]:
-        """Take an event; return the answer, where it is a question, and what is to be done, in this order."""
+        """Take an event; return its answer, if it is a question, and the commands to execute, in order."""
         answer = self._events[type(event)](event)
         commands, self._commands = self._commands, []
         return answer, commands
 
     def hears(self, message: Any) -> bool:
-        """Return whether a node's message is one of its life."""
+        """Return whether the membership handles a node's message."""
         return type(message) in self._messages
 
     # --- what can be seen ---
 
     @property
     def first(self) -> Member:
-        """The node that saves, and whose result is the cluster's: the chief, or who has its place."""
+        """The node that saves, and whose result is the cluster's: the chief, or the node in its place."""
         return self._first
 
     @property
@@ -549,16 +550,16 @@ class Membership:
 
     @property
     def training(self) -> Sequence[Member]:
-        """Those of them that train."""
+        """The nodes that the cluster counts on and that train."""
         return self._training
 
     @property
     def fed(self) -> Sequence[Member]:
-        """Those of them that are fed."""
+        """The nodes that the cluster counts on and that are fed."""
         return self._fed_members
 
     def is_fed(self, node: Node) -> bool:
-        """Return whether the plan has a node fed."""
+        """Return whether the plan feeds rows to a node."""
         return node in self._fed
 
     @property
@@ -603,7 +604,7 @@ class Membership:
 
     @property
     def unread(self) -> bool:
-        """Whether ``main`` has returned on every node that is fed, and has asked for rows on none."""
+        """Whether ``main`` has returned on every node that is fed, and never asked for rows on any of them."""
         return all(one.returned and one.unread for one in self._fed_members)
 
     @property
@@ -613,17 +614,17 @@ class Membership:
 
     @property
     def untended(self) -> tuple[str, ...]:
-        """Those of them that are to come again, and have no supervisor more that would bring them."""
+        """The nodes without a slot that must start again, and have no supervisor left that would start them."""
         left = set(self.left_slots)
         return tuple(name for name in self.missing if name in left and self.members[name].stream is None)
 
     @property
     def some_are_coming(self) -> bool:
-        """Whether a node that has not come again has a supervisor, which starts its next process at once."""
+        """Whether a node that has not reserved again still has a supervisor, which starts its next process at once."""
         return any(one.reservation is None and one.stream is not None for one in self._present)
 
     def are_enough(self, least: int) -> bool:
-        """Return whether all nodes have come, or all but workers of which at least so many have."""
+        """Return whether all nodes have come, or all but some workers, of which at least ``least`` have."""
         gone = [one for one in self._present if one.reservation is None]
         came = sum(one.node.role is Role.WORKER for one in self._present) - len(gone)
         return not gone or (came >= least and all(one.node.role is Role.WORKER for one in gone))
@@ -635,7 +636,7 @@ class Membership:
 
     @property
     def changing(self) -> str:
-        """Who joins or leaves, when a state is held from which the others can go on; empty if nobody does."""
+        """The nodes that join or leave, once a saved state exists from which the others can continue; else empty."""
         joining = [str(one.node) for one in self._joining()]
         if not self._can_join or len(self._leaving) == len(self._present):
             return ""
@@ -644,12 +645,12 @@ class Membership:
         return "; ".join(filter(None, said))
 
     def is_there(self, node: str) -> bool:
-        """Return whether a node is in the cluster, started by another attempt of its task."""
+        """Return whether another attempt of a node's task has already brought it into the cluster."""
         one = self.members[node]
         return one.stream is not None and (one.ended is None or self.restarts_left > 0)
 
     def is_wanted(self, node: str) -> bool | None:
-        """Return whether a task whose supervisor has ended is to start another; None: that is not decided yet."""
+        """Return whether a task whose supervisor has ended must start another; None: not decided yet."""
         one = self.members[node]
         if self.dismissed or one.stream is not None or one.parting:
             return False
@@ -660,7 +661,7 @@ class Membership:
     # --- whom the cluster counts on ---
 
     def _count_on(self, members: Iterable[Member]) -> None:
-        """Have these nodes be the cluster, all of them or those that are left."""
+        """Make these nodes the cluster: all nodes, or those that are left."""
         self._present = list(members)
         finishing = [one for one in self._present if one.node.role is not Role.PS]
         self._training = [one for one in self._present if one.node.role is not Role.EVALUATOR]
@@ -694,15 +695,15 @@ class Membership:
         message = event.message
         one = self.members[message.node]
         if one.reservation is not None:
-            self._do(Note(f"a second {message.node} came from {message.host} and was sent away"))
+            self._do(Note(f"a second {message.node} came from {message.host} and was refused"))
             self._do(EndStream(event.stream))
         elif isinstance(message, Refused):
             self._fail(one, PlanError(f"{message.node} on {message.host}: {message.reason}"))
             self._do(EndStream(event.stream))
-        elif self.dismissed or one.parting:  # before it had come: its main is not to be called any more
+        elif self.dismissed or one.parting:  # it was dismissed before it came: its main must not be called
             self._do(EndStream(event.stream))
         else:
-            self._let_go(one)  # what this attempt comes in place of
+            self._let_go(one)  # drop the attempt that this one replaces
             one.stream, one.supervisor = event.stream, (message.machine, message.pid)
             self._by_stream[event.stream] = one
             self._reserve(one, message)
@@ -724,14 +725,14 @@ class Membership:
             return
         spec = self._spec()
         starting = [one for one in self._present if not one.started]
-        if self.rendezvous > 1:  # before main is called, which may want to know at once
+        if self.rendezvous > 1:  # main may need the schema as soon as it is called
             self._do(DescribeRows(tuple(str(one.node) for one in starting if one.node in self._fed)))
         behind: dict[int, list[str]] = {}
         for one in starting:
             one.become(NodeStatus.STARTING)
             one.started = True
             behind.setdefault(one.through, []).append(str(one.node))
-        for passes, nodes in behind.items():  # as a rule all at once: a thousand addresses are encoded once
+        for passes, nodes in behind.items():  # usually one group: a thousand addresses are encoded once
             self._do(Begin(tuple(nodes), spec, self.generation, passes, self._workers_left()))
 
     def _spec(self) -> dict[str, list[str]]:
@@ -741,19 +742,19 @@ class Membership:
         return spec
 
     def _workers_left(self) -> tuple[int, ...]:
-        """Return the workers' indices, if some are absent: each node has its rank by its place among them."""
+        """Return the present workers' indices, if some nodes are absent; a node's rank is its place among them."""
         if len(self._present) == len(self.members):
             return ()
         return tuple(one.node.index for one in self._present if one.node.role is Role.WORKER)
 
     def _start_late(self) -> None:
-        """Start workers that come after the others have begun, where a coordinator can take them in.
+        """Start workers that came after the others began, where a coordinator can admit them.
 
-        It knows them by their numbers, which have no gaps. It is told where one is when that serves, and the others
-        count on it when it has said that it gives it steps.
+        The coordinator numbers its workers without gaps. It receives a worker's address once that worker's server
+        runs. The worker counts as a member once the coordinator reports that it gives it steps.
         """
         if not self.members[str(self.plan.chief_node)].following or not self._reserved():
-            return  # while one is on its way back, nobody can be told where it is
+            return  # the address of a node that is coming back is not known yet
         spec = self._spec()
         for one in self.members.values():
             if not one.absent or one.parting:
@@ -778,12 +779,12 @@ class Membership:
             self.feed_places[message.node] = message.feed
 
     def _main_started(self, one: Member, message: MainStarted) -> None:
-        one.become(NodeStatus.TRAINING)  # that it waits for rows, its heartbeat tells
+        one.become(NodeStatus.TRAINING)  # its heartbeats say whether it waits for rows
 
     def _serving(self, one: Member, message: Serving) -> None:
         one.serving = True
         one.become(NodeStatus.TRAINING)
-        if one.moved:  # a worker that has come back: its coordinator is told where it is
+        if one.moved:  # a worker that has come back: tell its coordinator the new address
             one.moved = False
             self._tell([str(self.plan.chief_node)], Moved(str(one.node), one.address))
 
@@ -809,7 +810,7 @@ class Membership:
         self._start_late()
 
     def _check_servers(self) -> None:
-        """Fail a node that left no server where the coordinator waits for one: TensorFlow would do so for ever."""
+        """Fail a node that left no server while the coordinator waits for one: TensorFlow would wait for ever."""
         waiting = next((one for one in self._coordinators.values() if not one.status.ended), None)
         if waiting is not None and self._leavers:
             left = next(iter(self._leavers.values()))
@@ -839,12 +840,12 @@ class Membership:
             self._take_in(worker)
 
     def _take_in(self, worker: Member) -> None:
-        """Count on a late worker, to which the coordinator gives steps; it has a share in the rows of later feeds."""
+        """Admit a worker that joined late, to which the coordinator gives steps; later feeds give it a share."""
         name = str(worker.node)
         self.rendezvous += 1
         self._count_on_late([worker])
         self._do(FeedsGoOn(self.rendezvous))
-        self._do(DescribeRows((name,)))  # a coordinator asks for rows as soon as it has taken one in
+        self._do(DescribeRows((name,)))  # a coordinator asks for rows as soon as it has admitted a worker
         self.replaced[name] = Replaced(worker.through, self.rendezvous)
         self.taken_in.append(name)
 
@@ -858,7 +859,7 @@ class Membership:
     # --- a node is lost, or fails ---
 
     def _stream_ended(self, event: StreamEnded) -> None:
-        """Take note that a node's stream is gone: without its last word, the node is lost."""
+        """Record the end of a node's stream: without its last message, the node is lost."""
         one = self._by_stream.pop(event.stream, None)
         if one is not None and one.stream == event.stream:
             one.stream = None
@@ -879,14 +880,14 @@ class Membership:
         if one.status is NodeStatus.LOST and message.code != 0:
             self._explain_loss(one, message)
         had_reserved = (message.node, message.machine, message.pid) in self._known
-        counts = one.absent and not one.parting  # one that never comes is not wanted for ever
+        counts = one.absent and not one.parting  # an absent node that never comes must be given up at some time
         if one.reservation is None and not had_reserved and (counts or not one.status.ended):
             cause = f"its supervisor ended with code {message.code} before it had reserved"
             error = NodeFailed(cause, node=message.node, log_tail=message.text)
             self._fail(one, error, lost=self.rendezvous > 1)
 
     def _explain_loss(self, one: Member, message: SupervisorEnded) -> None:
-        """Say how the supervisor ended: the stream broke first, and now its task tells."""
+        """Add to a failure how the supervisor ended: its stream broke first, and its task reports only now."""
         how = signal_name(message.code) or f"code {message.code}"
         for index, failure in enumerate(self.failures):
             if failure.node == str(one.node):
@@ -897,7 +898,7 @@ class Membership:
         if one.parting or one.status.ended:
             if not one.status.ended:
                 one.become(NodeStatus.STOPPED)
-            one.saving = False  # nobody waits for what it was about to write
+            one.saving = False  # do not wait for a model that it was writing
         else:
             self._fail(one, self._error_of(one, cause), lost=True, status=NodeStatus.LOST)
 
@@ -938,7 +939,7 @@ class Membership:
     # --- the nodes come again ---
 
     def _come_again(self, event: ComeAgain) -> bool:
-        """Have lost nodes come again; return whether it is all nodes."""
+        """Start lost nodes again; return whether all nodes start again."""
         lost = self._replaceable()
         self.rendezvous += 1
         self.restarts_left -= 1
@@ -956,13 +957,13 @@ class Membership:
         self._start_again(event.cause)
 
     def _replaceable(self) -> list[Member]:
-        """Return the lost nodes, if all others go on without them: workers of a coordinator that follows them."""
+        """Return the lost nodes if only they must be replaced: workers of a coordinator that follows them."""
         chief = self.members[str(self.plan.chief_node)]
         failed = [self.members[name] for name in dict.fromkeys(failure.node for failure in self.failures) if name]
         if not chief.following or chief.status.ended or not all(failure.node for failure in self.failures):
             return []
         workers = all(one.node.role is Role.WORKER and one.serving for one in failed)
-        # Of a peer that is silent, and whose process may live, TensorFlow waits for an answer for ever.
+        # The process of a silent node may still live, and TensorFlow would wait for its answer for ever.
         gone = all(one.stream is None or one.ended is not None for one in failed)
         return failed if workers and gone else []
 
@@ -978,11 +979,11 @@ class Membership:
     def _start_again(self, cause: str) -> None:
         self.generation += 1
         self.replaced.clear()
-        self.alone.clear()  # Spark is asked for all that are missing
+        self.alone.clear()  # all missing nodes are submitted to Spark now
         self._do(FeedsStartAgain(self.rendezvous))
         self._do(FollowHistory(None))
         if late := [one for one in self.members.values() if one.absent and one.started]:
-            self._count_on_late(late)  # they cannot wait any more for the coordinator that was
+            self._count_on_late(late)  # they must not wait for the coordinator of the old generation
         for one in self._present:
             if one.status is NodeStatus.LOST:
                 self._let_go(one)
@@ -990,7 +991,7 @@ class Membership:
         for name in self._leaving:
             self._send_away(self.members[name])
         staying = [str(one.node) for one in self._present if not one.parting]
-        joining = [str(one.node) for one in self._joining()]  # they have only just come, and wait to be started
+        joining = [str(one.node) for one in self._joining()]  # they have just reserved, and were never started
         self._tell(staying, StartAgain(self.generation, cause))
         if self._leaving or joining:
             self._leaving = set()
@@ -1004,7 +1005,10 @@ class Membership:
             known.pop(str(one.node), None)
 
     def _let_go(self, one: Member) -> None:
-        """Do without a supervisor, if there is one. One that was frozen and wakes hears that; its task ends it."""
+        """Drop a node's supervisor, if it has one.
+
+        If it was only frozen and wakes up, its task's next question is answered with END, and the task kills it.
+        """
         if one.stream is not None:
             self._given_up.add((str(one.node), *one.supervisor))
             self._by_stream.pop(one.stream, None)
@@ -1026,10 +1030,10 @@ class Membership:
                 one.become(NodeStatus.PLANNED)
 
     def _widen(self, plan: ClusterPlan) -> None:
-        """Know of the nodes of another plan; the cluster does not count on the new ones yet."""
+        """Add the nodes of another plan; the new ones are absent until they join."""
         self.plan = plan
         known = dict(self.members)
-        self.members.clear()  # in its place: others hold on to it
+        self.members.clear()  # change the same dict: others hold a reference to it
         for name in map(str, plan.nodes):
             self.members[name] = known.pop(name) if name in known else Member(Node.parse(name), absent=True)
         self.members.update(known)
@@ -1037,7 +1041,7 @@ class Membership:
         self._gone = Everyone(list(self.members.values()), lambda one: one.stream is None)
 
     def _go_on_without(self, event: GoOnWithout) -> tuple[str, ...]:
-        """Go on with the nodes that have come; return the names of the others."""
+        """Continue with the nodes that have come; return the names of the others."""
         gone = tuple(str(one.node) for one in self._present if one.reservation is None)
         if gone:
             self._share_out([one for one in self._present if one.reservation is not None])
@@ -1048,11 +1052,11 @@ class Membership:
         return [one for one in self.members.values() if one.absent and one.reservation and not one.started]
 
     def _share_out(self, present: list[Member]) -> None:
-        """Have these nodes be the cluster, and share the rows."""
+        """Make these nodes the cluster, and share the rows among them."""
         names = {str(one.node) for one in present}
         for name, one in self.members.items():
             one.absent, one.failed_joins = name not in names, 0
-            if one.parting:  # it has been told to go
+            if one.parting:  # it was already told to end
                 continue
             if one.absent:
                 one.become(NodeStatus.LOST)
@@ -1062,19 +1066,19 @@ class Membership:
         self._do(FollowHistory(str(self._first.node)))
 
     def _bring_back(self, one: Member) -> None:
-        """Have Spark asked for an absent node again, if its task has left it, and would not start it anew."""
+        """Have an absent node submitted to Spark again, if its task has left the slot and would not restart it."""
         if one.left_slot and one.failed_joins < JOINS:
             self.alone.append(str(one.node))
 
     def _send_away(self, one: Member) -> None:
-        """Have a node end: the plan has it no more."""
+        """Tell a node to end: it is not in the plan any more."""
         self._begin_anew(one)
         one.parting = True
         one.become(NodeStatus.STOPPED)
         self._tell([str(one.node)], Stop("the cluster has fewer workers now", 0.0))
 
     def _do_without(self, one: Member) -> None:
-        """Let go of an absent node that was lost before it could join."""
+        """Drop an absent node that was lost before it could join."""
         self._let_go(one)
         one.failed_joins += 1
         self._bring_back(one)
@@ -1088,9 +1092,9 @@ class Membership:
         one = self.members[question.node]
         if (question.node, question.machine, question.pid) in self._given_up:
             return SlotUse.END
-        if one.node in self.plan.driver_nodes:  # it has none of Spark's
+        if one.node in self.plan.driver_nodes:  # it holds no Spark slot
             return SlotUse.HOLD
-        # With the slot goes its GPU, which Spark would give to a node that waits for one.
+        # A slot that is left frees its GPU, and Spark would give that to a node that waits for one.
         lends = bool(self.plan.gpus_of(one.node)) and bool(self.missing)
         if lends or one.stream is None or not event.wanted:
             return SlotUse.HOLD
@@ -1103,7 +1107,7 @@ class Membership:
             self.members[name].left_slot = not event.hold
 
     def _news_taken(self, event: NewsTaken) -> list[str]:
-        """Return what was taken up, and forget it."""
+        """Return the names that were asked for, and clear those lists."""
         taken = (self.taken_in if event.late else []) + (self.alone if event.alone else [])
         if event.late:
             self.taken_in = []
@@ -1144,16 +1148,16 @@ def _how_ended(one: Member, message: NodeEnded) -> str:
 
 
 def replay(events: Iterable[Any]) -> Membership:
-    """Return the state that a cluster's events make, the first of which is :class:`Planned`.
+    """Return the state that a cluster's events make; the first one must be :class:`Planned`.
 
     Raises
     ------
     ValueError
-        If the first events are not there any more.
+        If the first events were dropped.
     """
     first, *later = list(events) or [None]
     if not isinstance(first, Planned):
-        raise ValueError("the events do not begin with the cluster's plan: the first ones are forgotten")
+        raise ValueError(f"the first event must be Planned, got {first!r}: the cluster keeps only its newest events")
     membership = Membership(first.plan, first.restarts)
     for event in later:
         membership.apply(event)

@@ -1,4 +1,4 @@
-"""What a node says of its work, and how it looks from outside."""
+"""Progress figures of one node, and the state of it that users see."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ __all__ = ["NodeFigures"]
 
 _RATE_OVER = 3.0  # seconds over which rows per second are averaged
 _CURVES = 3  # beside that of the loss
-_BEAT = 5.0  # seconds at the most for which a heartbeat's figures are taken to hold
-_METRICS = 100  # a program that gives each step's metric another name is not followed
+_BEAT = 5.0  # seconds for which a heartbeat's figures stay valid, at most
+_METRICS = 100  # limit for a program that gives each step's metric another name
 
 
 @dataclass
 class NodeFigures:
-    """A node's rows, steps, metrics and use of its host."""
+    """Rows, steps, metrics and host usage of one node."""
 
     heartbeat: Heartbeat | None = None
     beat_at: float | None = None
-    worked: float = 0.0  # seconds of a core, by its heartbeats
+    worked: float = 0.0  # CPU time in seconds, from its heartbeats
     heard_at: float | None = None
     report: StepReport = field(default_factory=StepReport)
-    trained: StepReport = field(default_factory=StepReport)  # the newest that is of no evaluation
+    trained: StepReport = field(default_factory=StepReport)  # the newest report that is not of an evaluation
     metrics: dict[str, float] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
     pace: ProgressEstimate = field(default_factory=ProgressEstimate)
     rows: int = 0
     rate: float | None = None
     rated: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
-    told_of_nan: bool = False  # that its loss became NaN is in its log
+    told_of_nan: bool = False  # its log says already that its loss became NaN
 
     @property
     def sated(self) -> bool:
@@ -45,23 +45,23 @@ class NodeFigures:
         return feed is not None and not feed.hungry
 
     def begin_anew(self) -> None:
-        """Forget the process that was. Its figures stay until there are newer ones."""
+        """Forget the previous process. Its figures stay until newer ones come."""
         self.heartbeat, self.told_of_nan = None, False
         self.forget_rate()
 
     def beat(self, heartbeat: Heartbeat, now: float) -> None:
-        """Take a heartbeat at a moment of the monotonic clock."""
+        """Take a heartbeat; ``now`` is a time of the monotonic clock."""
         if self.beat_at is not None and heartbeat.cpu_percent is not None:
             self.worked += heartbeat.cpu_percent / 100 * min(now - self.beat_at, _BEAT)
         self.heartbeat, self.beat_at = heartbeat, now
 
     def forget_rate(self) -> None:
-        """Have no rate: the node takes no more rows."""
+        """Drop the rate of rows: the node takes no more rows."""
         self.rate = None
         self.rated.clear()
 
     def count_rows(self, rows: int, now: float) -> None:
-        """Take the number of rows handed out so far, at a moment of the monotonic clock; work out the rate of late."""
+        """Take the number of rows handed out so far, at the monotonic time ``now``, and update the recent rate."""
         self.rows = rows
         self.rated.append((now, rows))
         while len(self.rated) > 2 and now - self.rated[0][0] > _RATE_OVER:
@@ -71,10 +71,10 @@ class NodeFigures:
             self.rate = (rows - before) / max(now - then, 0.1)
 
     def take(self, report: StepReport) -> None:
-        """Take what the program says of its progress.
+        """Take a progress report of the program.
 
-        An evaluation has steps of its own and the epoch of the training that it belongs to. A metric stays until there
-        is a newer value of it, or training begins anew.
+        An evaluation counts its own steps, and reports the training epoch that it belongs to. A metric stays until a
+        newer value comes, or training starts again.
         """
         self.pace.take(report)
         if report.phase == EVALUATE:
@@ -98,7 +98,7 @@ class NodeFigures:
                 self.curves.setdefault(name, Curve()).add(value)
 
     def _make_room(self, name: str) -> bool:
-        """Say whether a metric gets a curve: those that the panel shows have one, whichever came first."""
+        """Return whether a metric gets a curve: those that the panel shows do, in whatever order they came."""
         others = self.curves.keys() - {"loss"}
         if name == "loss" or len(others) < _CURVES:
             return True
@@ -109,11 +109,11 @@ class NodeFigures:
         return True
 
     def state(self, member: Member, now: float) -> NodeState:
-        """Return how the node looks at a moment of the monotonic clock."""
+        """Return the node's state at the monotonic time ``now``."""
         place, beat, report = member.reservation, self.heartbeat, self.report
         alive = not member.status.ended
         gpus = beat.gpus if beat else ()
-        if not alive:  # what it trained on is still worth telling
+        if not alive:  # its last training figures are still useful
             gpus = tuple(GpuFigures(one.name) for one in gpus if one.name)
         return NodeState(
             node=str(member.node),
@@ -141,7 +141,7 @@ class NodeFigures:
 
 
 def _how_it_starts(member: Member) -> str:
-    """Say why a node that starts takes no time, or some."""
+    """Return how a starting node's process is made, which explains the time that it takes."""
     if member.reservation is None or member.status not in (NodeStatus.RESERVED, NodeStatus.STARTING):
         return ""
     return "from a warm process" if member.reservation.warm else "imports TensorFlow"

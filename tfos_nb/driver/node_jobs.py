@@ -1,4 +1,4 @@
-"""The Spark jobs whose tasks are a cluster's nodes, and those that take the place of lost ones."""
+"""Spark jobs whose tasks are a cluster's nodes, and jobs that start lost nodes again."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class _Submitted:
 
 @dataclass
 class NodeJobs:
-    """One Spark job a resource profile, one partition a node; and the nodes that run on the driver's host.
+    """Run one Spark job for each resource profile, with one partition for each node, and the driver's own nodes.
 
     Parameters
     ----------
     spark, jobs
-        Where they run, and under which tag.
+        The session, and the cluster's tagged jobs in it.
     launching : Launching
-        What preflight found.
+        The result of preflight.
     tasks : NodeTasks
         Makes the task for some nodes.
     description : str
-        Of the cluster, for people.
+        Description of the cluster, for people.
     desk : ClusterDesk
-        Knows which nodes have not come: their slots are promised until none is missing, and who asks meanwhile is told.
+        Knows which nodes have not come. Their slots count as used until none is missing.
     wake : callable
         Called when a job has ended.
     """
@@ -67,20 +67,20 @@ class NodeJobs:
             self._here(node)
 
     def forget(self) -> None:
-        """Let go of what the nodes were sent: the cluster has ended."""
+        """Drop the tasks that the nodes were sent: the cluster has ended."""
         self.tasks = replace(self.tasks, payload=b"")
 
     def submit_more(self, plan: ClusterPlan, found: Launching) -> None:
-        """Start the nodes that preflight looked for, which a wider plan has."""
+        """Start the additional nodes of a wider plan, for which preflight has run."""
         self.tasks = replace(self.tasks, plan=plan, hold=self.tasks.hold and found.hold)
         for nodes, profile in found.groups:
             self._on_spark(nodes, profile)
 
     def submit_again(self) -> None:
-        """Start new jobs for lost nodes that no task sees to; a job under way does that by itself.
+        """Start new jobs for lost nodes that no task watches; a running job restarts its own nodes.
 
-        A job that has failed takes all its tasks with it, so that all its nodes get another one: a task whose node
-        is there holds the slot for it.
+        When a job fails, all its tasks end, so all its nodes get a new one. A task whose node still runs only holds
+        the slot for it.
         """
         for one in list(self._submitted):
             ended, failed = one.job.done.is_set(), one.job.error is not None
@@ -99,12 +99,12 @@ class NodeJobs:
 
     @property
     def running(self) -> list[Job[Any]]:
-        """The jobs, whether they run or have ended."""
+        """The jobs, both running and ended."""
         return [one.job for one in self._submitted]
 
     def _on_spark(self, nodes: tuple[str, ...], profile: ResourceProfile | None) -> None:
         self.desk.tend(nodes, self.tasks.hold)
-        extra: dict[str, Any] = {"profile": profile} if profile is not None else {}  # PySpark 3.5 does not know it
+        extra: dict[str, Any] = {"profile": profile} if profile is not None else {}  # PySpark 3.5 has no such argument
         rows = self.spark.range(0, len(nodes), 1, len(nodes))
         frame = rows.mapInArrow(self.tasks(nodes), SUMMARY_SCHEMA, **extra)
         job = self.jobs.run(run_to_the_end(frame), f"{self.description}: {', '.join(nodes)}", self.wake)

@@ -1,6 +1,6 @@
-"""How a cluster ends: what is waited for, whose failure is shown, and what every caller then gets to hear.
+"""Decide the outcome of a cluster, and deliver the same outcome to every waiting caller.
 
-A :class:`ClusterOutcome` is shared by a cluster's own thread, which decides, and by the callers that wait for it.
+A :class:`ClusterOutcome` is shared by the cluster's own thread, which decides, and by the callers that wait.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from tfos_nb.spark.session import Job
 
 __all__ = ["ClusterOutcome"]
 
-_SETTLE = 0.5  # seconds in which a node that failed for its own reason may come after one that failed because of it
-_SETTLE_LOSS = 0.1  # the same, where all start again: in which others are lost by the same cause, such as a host's end
-_SETTLE_COLLATERAL = 3.0  # the same, when all that failed so far failed because of a peer
+_SETTLE = 0.5  # seconds to wait after a failure: the node that caused it may report later
+_SETTLE_LOSS = 0.1  # the same before a restart: one cause, such as a host's end, may take several nodes
+_SETTLE_COLLATERAL = 3.0  # the same, when all failures so far were caused by a peer
 
 
 class ClusterOutcome:
-    """What has been decided of one cluster, and what would decide it.
+    """Outcome of one cluster, and the facts that decide it.
 
     Attributes
     ----------
     over : threading.Event
         Set when nothing of the cluster runs any more.
     error : TfosError or None
-        What every caller gets to hear from then on.
+        The error that every caller receives from then on.
     stop : Stop or None
-        The user's wish to end it.
+        The user's request to stop it.
     jobs : callable
         Returns the nodes' Spark jobs.
     """
@@ -63,12 +63,12 @@ class ClusterOutcome:
         return next((job for job in self.jobs() if job.done.is_set() and job.error is not None), None)
 
     def wake(self) -> None:
-        """Let everybody who waits look again."""
+        """Notify all waiting threads."""
         with self._changed:
             self._changed.notify_all()
 
     def ask_to_stop(self, stop: Stop) -> None:
-        """Wish for the end; a later wish counts if it is more urgent."""
+        """Request a stop; a later request counts only if it is more urgent."""
         with self._changed:
             if self.stop is not None and stop.grace < self.stop.grace:
                 self._desk.send(stop)
@@ -77,28 +77,28 @@ class ClusterOutcome:
             self._changed.notify_all()
 
     def abort(self, error: TfosError) -> None:
-        """Make an error of the whole cluster one of its failures."""
+        """Add an error of the whole cluster to its failures."""
         self._desk.abort(error)
 
     def wait_for(self, reached: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait for something, a failure, a stop, or a node job's error; False if the time is over."""
+        """Wait for a condition, a failure, a stop, or a node job's error; return False after the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: reached() or self.failing or self.lost_job is not None, timeout)
 
     def raise_outcome(self) -> None:
-        """Wait for the end, and raise what it was."""
+        """Wait for the end, and raise the outcome as an error."""
         self.over.wait()
         raise self.error or ClusterClosed(f"cluster {self.name} has ended")
 
     def await_decision(self, rendezvous: int) -> bool:
-        """Wait until it is known how a failure after a rendezvous ends; whether nodes start again."""
+        """Wait until the consequence of a failure is decided; return whether nodes start again."""
         with self._changed:
             self._changed.wait_for(lambda: self.over.is_set() or self._desk.rendezvous != rendezvous)
             return self._desk.rendezvous != rendezvous
 
     @property
     def may_go_on(self) -> bool:
-        """Whether all that failed did so for the loss of nodes, and they may be gathered once more."""
+        """Whether all failures are losses of nodes, or caused by these, and a restart is left."""
         own = [failure for failure in self._desk.failures if not failure.collateral]
         if self.stop is not None or self._desk.restarts_left <= 0:
             return False
@@ -108,18 +108,18 @@ class ClusterOutcome:
         return all(failure.lost for failure in own)
 
     def rendezvous_timeout(self, timeout: float, address: DoorAddress) -> RendezvousTimeout:
-        """Say which nodes never came."""
+        """Return the error that says which nodes never came."""
         missing, total = self._desk.missing, len(self._desk.plan.nodes)
         return RendezvousTimeout(
             f"{total - len(missing)} of {total} nodes reserved within {timeout:g} s; missing: {', '.join(missing)}. "
             f"Spark did not start their tasks, or their executors cannot reach the driver at {address.host}:"
-            f"{address.port}: look at Spark's UI for the job of cluster {self.name}; set TFOS_SERVER_HOST and "
-            "TFOS_SERVER_PORT if a firewall stands between",
+            f"{address.port}. Find the job of cluster {self.name} in Spark's UI; if a firewall is between them, set "
+            "TFOS_SERVER_HOST and TFOS_SERVER_PORT",
             missing,
         )
 
     def first_failure(self) -> TfosError | None:
-        """Choose the failure to show: the first of those that no peer caused. None if there is none."""
+        """Return the failure to show: the first one that no peer caused; None without a failure."""
         failures = self._desk.failures
         if not failures:
             return self._error_of_lost_job()

@@ -1,4 +1,4 @@
-"""The driver's part in inference: where tasks have their rows answered, and why not.
+"""Driver's side of inference: tell tasks which nodes answer rows, or why none does.
 
 The driver carries no row and no result.
 """
@@ -18,14 +18,14 @@ __all__ = ["Answering"]
 
 
 class Answering:
-    """Behind the door: everything about inference. Called with the desk's lock held.
+    """Answer all questions about inference that come to the door. Called with the desk's lock held.
 
     Parameters
     ----------
     members : Membership
-        The nodes, where they take rows, and the failures.
+        The nodes, the places where they take rows, and the failures.
     feeds : FeedDesk
-        It knows whether rows may come yet.
+        Knows whether more rows may come.
     """
 
     def __init__(self, members: Membership, feeds: FeedDesk) -> None:
@@ -54,7 +54,7 @@ class Answering:
 
     @property
     def quiet_for(self) -> float:
-        """Seconds since a task asked last; Spark runs one that failed again."""
+        """Seconds since a task asked last; Spark retries a failed task, which asks again."""
         return time.monotonic() - self._desk.asked_at
 
     def _able(self) -> dict[str, FeedPlace]:
@@ -67,7 +67,7 @@ class Answering:
         }
 
     def _why_nobody(self) -> str:
-        """Say why no rows are answered any more: what a task hears that Spark runs again."""
+        """Return why no rows are answered any more, for a task that Spark retries."""
         first = next((failure for failure in self._members.failures if not failure.collateral), None)
         if first is None:
             return self._feeds.closed

@@ -1,12 +1,13 @@
-"""The executors import TensorFlow before the first cluster asks for it.
+"""Import TensorFlow on the executors before the first cluster starts.
 
 ::
 
-    begin(spark)        a short job of two tasks an executor, which starts the application's warm process there
-    settle(spark)       have that job out of the way, before a cluster counts the free slots
-    look(spark)         how far each host is, for %tfos_doctor
+    begin(spark)        run a short job, two tasks per executor, which starts the application's warm process there
+    settle(spark)       wait for that job, or cancel it, before a cluster counts the free slots
+    look(spark)         ask each host for its state, for %tfos_doctor
 
-Where the executors have no ``tfos_nb``, or Spark gives GPUs to tasks, whose nodes are never forked, nothing is begun.
+Nothing is started where the executors have no ``tfos_nb``, or where Spark gives GPUs to tasks: nodes with GPUs are
+never forked.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ logger = logging.getLogger(__name__)
 
 VARIABLE = "TFOS_NB_PREWARM"
 _DESCRIPTION = "tfos_nb: warm the executors"
-_SETTLE_SECONDS = 5.0  # its tasks take one at the most; where they wait for slots, the cluster comes first
+_SETTLE_SECONDS = 5.0  # its tasks take at most one; if they wait for slots, the cluster has precedence
 _LOOK_SECONDS = 20.0
-_WORKERS = 2  # of an executor's Python workers: a node's task is in one of them, and a task that feeds it in another
+_WORKERS = 2  # Python workers of an executor: one for a node's task, one for a task that feeds it
 
 _of_this_process = secrets.token_bytes(32)
 _lock = threading.Lock()
@@ -52,15 +53,15 @@ _Given = ParamSpec("_Given")
 
 
 def warm_token(spark: SparkSession) -> str:
-    """Return what the nodes of one application, launched by this process, know of each other and nobody else does."""
+    """Return the secret shared by the nodes of one application that this process launches."""
     return hmac.new(_of_this_process, str(context_of(spark).key).encode(), hashlib.sha256).hexdigest()
 
 
 def begin(spark: SparkSession) -> None:
-    """Begin to warm a session's executors in the background, once; ``TFOS_NB_PREWARM=0`` says not to.
+    """Begin to warm a session's executors in the background, once; ``TFOS_NB_PREWARM=0`` disables it.
 
-    Returns at once. What goes wrong is no reason to bother anybody: the nodes of the first cluster start as they would
-    have. It is in the log of ``tfos_nb.driver.prewarm``.
+    Returns at once. A failure is only logged, to ``tfos_nb.driver.prewarm``: the nodes of the first cluster then start
+    without warm processes.
     """
     key = context_of(spark).key
     with _lock:
@@ -68,24 +69,24 @@ def begin(spark: SparkSession) -> None:
             return
         try:
             _begun[key] = _sent(spark, Settings.warm_idle)
-        except PlanError as error:  # this Spark takes no jobs of several threads; a launch says so
+        except PlanError as error:  # this Spark cannot run jobs from several threads; a launch reports that
             logger.info("the executors are not warmed: %s", error)
 
 
 def settle(spark: SparkSession) -> None:
-    """Wait until the tasks that warm this session's executors have left their slots; those that have not begun, go."""
+    """Wait until the tasks that warm this session's executors have left their slots; cancel those not yet begun."""
     job = _begun_for(spark)
     if job is not None and not job.done.wait(_SETTLE_SECONDS):
-        job.cancel(timeout=_SETTLE_SECONDS)  # its tasks may take a moment more to leave, as check_slots knows
+        job.cancel(timeout=_SETTLE_SECONDS)  # its tasks may need a moment more to leave; check_slots allows for that
 
 
 def look(spark: SparkSession) -> dict[str, str]:
-    """Ask each executor's host whether it is warm, if they answer in time; what has begun to warm them comes first.
+    """Ask each executor's host whether it is warm, after a warming that has begun; skip hosts that answer too late.
 
     Returns
     -------
     dict of str to str
-        By host: ``cold``, ``importing``, ``warm``, or why it cannot be.
+        By host: ``cold``, ``importing``, ``warm``, or why it cannot be warmed.
     """
     deadline = time.monotonic() + _LOOK_SECONDS
     if begun := _begun_for(spark):
@@ -107,7 +108,7 @@ def _sent(spark: SparkSession, idle: float) -> Job[dict[str, str]]:
 
 
 class _Warming:
-    """One job's way: it waits for executors, then runs tasks on each, which Spark deals to one after the other."""
+    """Run one job: wait for executors, then run tasks on each; Spark assigns these to one after the other."""
 
     def __init__(self, spark: SparkSession, idle: float) -> None:
         self._spark = spark
@@ -119,18 +120,19 @@ class _Warming:
         return self._job
 
     def _run(self) -> dict[str, str]:
-        """Return what the tasks say of their hosts."""
+        """Return the tasks' answers by host."""
         spark, context = self._spark, context_of(self._spark)
-        slots = slots_total(spark)  # once those that were asked for have come
+        slots = slots_total(spark)  # waits for the requested executors
         executors = 0 if gives_gpus(spark) else context.executors() or int(context.is_local)
-        tasks = min(executors * _WORKERS, slots) if self._idle else executors  # to look, one is enough
-        # What a cluster's nodes have by themselves; where the user adds what an import reads, another process is made.
+        tasks = min(executors * _WORKERS, slots) if self._idle else executors  # one is enough for a look
+        # The variables of a cluster's nodes by default. If the user adds some that an import reads, the node needs
+        # another warm process.
         task = WarmTask(warm_token(spark), self._idle, {PROTOCOL_VARIABLE: "grpc"})
         if not tasks or (self._job is not None and self._job.cancelled):
             return {}
         frame = spark.range(0, tasks, 1, tasks).mapInArrow(task, WARMTH_SCHEMA)
         if self._idle:
-            run_to_the_end(frame)()  # as the nodes' job is run: Spark compiles that once
+            run_to_the_end(frame)()  # the same way as the nodes' job: Spark then compiles it only once
         rows = frame.collect()
         return {row["host"]: row["state"] for row in rows}
 

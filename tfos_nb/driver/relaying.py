@@ -1,8 +1,8 @@
-"""The driver's end of a relay: a door that executors reach by way of a process in their midst.
+"""Driver's end of a relay: a door that executors reach through a process on one of them.
 
-Where executors cannot dial this process (a client of Spark Connect behind NAT), a relay is started on one of them, and
-nodes dial that. What they say is fetched by short Spark jobs, one after another, and comes to the door by loopback. See
-:mod:`tfos_nb.runtime.control.relay` for the wire.
+Where executors cannot connect to this process (a client of Spark Connect behind NAT), a relay is started on one of
+them, and nodes connect to that. Short Spark jobs, one after another, fetch the nodes' messages and pass them to the
+door over loopback. See :mod:`tfos_nb.runtime.control.relay` for the protocol.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 _HERE = "127.0.0.1"
 _START_SECONDS = 60.0
-_LATE = 3.0  # seconds after which an exchange that is not back says nothing of the nodes
+_LATE = 3.0  # seconds without an exchange after which a node's silence does not count
 _GIVES_UP_AFTER = 30.0  # seconds of exchanges that fail
 _AGAIN_AFTER = 1.0
 _PIECE = 256 << 10
@@ -57,10 +57,10 @@ _reached: dict[Hashable, bool] = {}  # by the Spark application
 
 
 def needs_relay(spark: SparkSession) -> bool:
-    """Whether the executors cannot dial this process, so that a relay is needed.
+    """Whether the executors cannot connect to this process, so that a relay is needed.
 
-    A client of Spark Connect sends a task once, to see; ``TFOS_SERVER_HOST`` names an address that is good, and
-    ``TFOS_SERVER_RELAY`` says it outright: 1 or 0.
+    A client of Spark Connect runs a task once, to find out. With ``TFOS_SERVER_HOST`` set, that address is taken to be
+    reachable. ``TFOS_SERVER_RELAY`` (1 or 0) decides directly.
 
     Raises
     ------
@@ -94,12 +94,12 @@ def stated_relay() -> str:
 
 
 def check_relay(spark: SparkSession) -> None:
-    """Refuse a relay where it cannot start: its task is a barrier's, which Spark runs at once or not at all.
+    """Refuse a relay where it cannot start: its task is a barrier task, which Spark runs at once or not at all.
 
     Raises
     ------
     PlanError
-        With dynamic allocation, under which Spark runs none (SPARK-24942).
+        With dynamic allocation, under which Spark runs no barrier tasks (SPARK-24942).
     """
     if context_of(spark).has_dynamic_allocation:
         raise PlanError(
@@ -115,13 +115,13 @@ def _is_reached(spark: SparkSession) -> bool:
         _, row = look_from_executor(spark, host, bind, allowed_ports("TFOS_SERVER_PORT"))
     except PlanError:
         raise
-    except Exception as error:  # noqa: BLE001 - what follows finds out what is wrong with this Spark, and says so
+    except Exception as error:  # noqa: BLE001 - the launch that follows reports what is wrong with this Spark
         logger.info("no executor could be asked whether it reaches this process: %s", error)
         return True
     if row.unreachable:
         logger.warning(
-            "the executors do not reach this process at %s (%s): what the nodes say comes by a relay on one of them, "
-            "and by short Spark jobs, which is slower. TFOS_SERVER_HOST names an address that they reach",
+            "the executors do not reach this process at %s (%s): the nodes' messages go through a relay on one of them "
+            "and short Spark jobs, which is slower. Set TFOS_SERVER_HOST to an address that the executors reach",
             host,
             row.unreachable,
         )
@@ -129,14 +129,14 @@ def _is_reached(spark: SparkSession) -> bool:
 
 
 class RelayedDoor(Door):
-    """A door on loopback, and the way to it.
+    """Door on loopback, with a relay on an executor in front of it.
 
     Parameters
     ----------
     desk : Desk
-        Who answers. Its clock stands still while no exchange comes back: the nodes' silence is then none of theirs.
+        Answers the messages. Its clock stops while no exchange comes back, since the nodes are then not to blame.
     spark : SparkSession
-        Whose executors have the relay.
+        The session on whose executors the relay runs.
     """
 
     def __init__(self, desk: Desk, spark: SparkSession) -> None:
@@ -164,7 +164,7 @@ class RelayedDoor(Door):
         return replace(own, host=place.host, port=place.port, relayed=True)
 
     def close(self, timeout: float = 10.0) -> None:
-        """End every stream, the relay, and the way to it."""
+        """End every stream, the exchanges and the relay."""
         super().close(timeout)
         if self._carrier is not None:
             self._carrier.close(timeout)
@@ -185,7 +185,7 @@ class RelayedDoor(Door):
         return place
 
     def _exchange(self, question: bytes) -> bytes:
-        """Make an exchange by a Spark job of one task."""
+        """Make an exchange with a Spark job of one task."""
         frame = self._spark.range(0, 1, 1, 1).mapInArrow(ExchangeTask(self._relay, question), ANSWER_SCHEMA)
         job = self._jobs.run(frame.collect, "tfos_nb: what the nodes say")
         job.done.wait()
@@ -196,7 +196,7 @@ class RelayedDoor(Door):
 
 
 class _Patient:
-    """A desk whose clock is not looked at while nothing comes from the nodes, for a reason that is not theirs."""
+    """Desk whose time limits are not checked while the exchanges with the relay are late."""
 
     def __init__(self, desk: Desk, door: RelayedDoor) -> None:
         self._desk, self._door = desk, door
@@ -219,7 +219,7 @@ class _Patient:
 
 
 class Carrier:
-    """Makes the exchanges, and has a connection to the door for each that the relay has of a node's.
+    """Make the exchanges, and hold one connection to the door for each node's connection to the relay.
 
     Parameters
     ----------
@@ -234,7 +234,7 @@ class Carrier:
         self._outgoing, self._taken = Frames(), Taken()
         self._queues: dict[int, asyncio.Queue[bytes]] = {}
         self._open = 0
-        self._most = max(descriptors_left() // 2, 1)  # each is a descriptor here, and one of the door
+        self._most = max(descriptors_left() // 2, 1)  # each needs two descriptors: one here, one in the door
         self._over = threading.Event()
         self._prompt_since: float | None = None
         self._back_at = time.monotonic()
@@ -246,18 +246,18 @@ class Carrier:
         ]
 
     def start(self) -> None:
-        """Make exchanges from now on, in a thread."""
+        """Start a thread that makes the exchanges."""
         for thread in self._threads:
             thread.start()
 
     @property
     def prompt(self) -> bool:
-        """Whether exchanges have come back in time of late, and did so before."""
+        """Whether exchanges have come back in time for the last seconds, without a break."""
         now, since = time.monotonic(), self._prompt_since
         return since is not None and now - since > _LATE and now - self._back_at < _LATE
 
     def close(self, timeout: float) -> None:
-        """Make a last one, which ends the relay."""
+        """Make a last exchange, which ends the relay."""
         self._over.set()
         self._threads[1].join(timeout)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -268,8 +268,8 @@ class Carrier:
             while not self._over.is_set():
                 self._exchange()
             self._exchange(over=True)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the door has to hear that nobody comes any more
-            logger.warning("what the nodes say does not come any more: %s", error)
+        except Exception as error:  # noqa: BLE001 - after any error the door must learn that no messages come any more
+            logger.warning("the nodes' messages do not arrive any more: %s", error)
             self._loop.call_soon_threadsafe(self._hang_up)
 
     def _run_loop(self) -> None:
@@ -313,13 +313,13 @@ class Carrier:
             task = self._loop.create_task(self._connect(number))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            return  # the first frame says only that there is a connection
+            return  # the first frame only announces the connection
         self._queues[number].put_nowait(data)
 
     async def _connect(self, number: int) -> None:
         try:
             reader, writer = await self._dial()
-        except OSError:  # the door is closed, say
+        except OSError:  # for example, the door is closed
             self._outgoing.put(number, b"")
             while await self._queues[number].get():
                 pass
@@ -337,7 +337,7 @@ class Carrier:
 
     async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._open >= self._most:
-            raise OSError("there are too many")
+            raise OSError("too many connections")
         self._open += 1
         try:
             return await asyncio.open_connection(_HERE, self._port)
@@ -354,6 +354,6 @@ class Carrier:
         self._outgoing.put(number, b"")
 
     def _hang_up(self) -> None:
-        """End all: the nodes are then as good as lost, and the door hears of it."""
+        """Close all connections, so that the door counts the nodes as lost."""
         for waiting in self._queues.values():
             waiting.put_nowait(b"")

@@ -1,4 +1,4 @@
-"""What a launch is told beside its plan: looked at in one place, before Spark is asked or a cell is run."""
+"""Settings of a launch beside its plan, checked in one place before Spark is used or a cell is run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tfos_nb.state.active_clusters import active_clusters
 
 __all__ = ["Settings", "check_seconds", "checked_env", "deadline_after"]
 
-_SHORTEST_SILENCE = 3.0  # seconds: a node that lives speaks once in one
+_SHORTEST_SILENCE = 3.0  # seconds: a healthy node sends a heartbeat every second
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What :func:`tfos_nb.launch` takes beside the plan; it documents the fields. Times are in seconds."""
+    """Arguments of :func:`tfos_nb.launch` beside the plan; it documents the fields. Times are in seconds."""
 
     model_dir: str | os.PathLike[str] | None = None
     tensorboard: bool = False
@@ -39,7 +39,7 @@ class Settings:
     min_workers: int | None = None
     warm: bool = True
     warm_idle: float = 600.0
-    apart: str = ""  # from other clusters of the name: what the default model_dir ends with
+    apart: str = ""  # suffix of the default model_dir, which separates clusters of the same name
 
     def __post_init__(self) -> None:
         for name in ("rendezvous_timeout", "feed_timeout", "heartbeat_timeout"):
@@ -48,8 +48,8 @@ class Settings:
             check_seconds(name, getattr(self, name))
         if self.heartbeat_timeout < _SHORTEST_SILENCE:
             raise PlanError(
-                f"heartbeat_timeout={self.heartbeat_timeout!r}: a node that is well speaks once a second; give "
-                f"{_SHORTEST_SILENCE:g} or more"
+                f"heartbeat_timeout must be {_SHORTEST_SILENCE:g} seconds or more, got {self.heartbeat_timeout!r}: a "
+                "healthy node sends a heartbeat every second"
             )
         if type(self.buffer_bytes) is not int or self.buffer_bytes < 1:
             raise PlanError(f"buffer_bytes must be a whole number of bytes, 1 or more, got {self.buffer_bytes!r}")
@@ -61,7 +61,7 @@ class Settings:
         if least is not None and (type(least) is not int or least < 1):
             raise PlanError(f"min_workers must be a whole number, 1 or more, got {least!r}")
         if least is not None and not self.restarts:
-            raise PlanError("min_workers= needs restarts=: without them the first loss ends the cluster")
+            raise PlanError("min_workers= needs restarts=: without restarts the first loss ends the cluster")
         self._check_kinds()
         self._check_names()
 
@@ -71,8 +71,8 @@ class Settings:
                 raise PlanError(f"{name} must be a path, or a URL, got {getattr(self, name)!r}")
             if str(getattr(self, name)).startswith("memory:"):
                 raise PlanError(
-                    f"{name}={getattr(self, name)!r}: each process has a memory: of its own, which goes with it; "
-                    "give a path, or a URL that the nodes share"
+                    f"{name}={getattr(self, name)!r} cannot be shared: a memory: URL exists in one process only and "
+                    "ends with it. Give a path, or a URL that the nodes share"
                 )
             if getattr(self, name) and os.path.isfile(getattr(self, name)):
                 raise PlanError(f"{name}={getattr(self, name)!r} is a file: give a directory, which may be a new one")
@@ -88,25 +88,25 @@ class Settings:
         if not self.queues or any(type(name) is not str or name == "" for name in self.queues):
             raise PlanError(f"queues must be names, such as queues=['input', 'valid'], got {list(self.queues)!r}")
         if self.restarts and len(self.queues) > 1:
-            raise PlanError("restarts= needs a single queue: a state knows how far it has come in one alone")
+            raise PlanError("restarts= needs a single queue: a saved state records the position in one queue only")
 
     def check(self, plan: ClusterPlan) -> None:
-        """Refuse what does not go with a plan."""
+        """Refuse settings that do not fit a plan."""
         least = self.min_workers
         if least is None:
             return
         if plan.ps or plan.evaluator:
             raise PlanError(
-                "min_workers= is for workers that train together, without parameter servers or an evaluator"
+                "min_workers= needs workers that train together, without parameter servers or an evaluator: leave it "
+                "out, or leave those out"
             )
         if least > plan.workers:
-            has = f"{plan.workers} worker{'s' if plan.workers != 1 else ''}"
-            raise PlanError(f"min_workers={least}: the cluster has {has} at the most")
+            raise PlanError(f"min_workers must be at most {plan.workers}, the number of workers, got {least}")
 
     def for_plan(self, plan: ClusterPlan) -> Settings:
-        """Return the settings of a cluster of this plan, if they go together.
+        """Return the settings of a cluster of this plan, if they fit together.
 
-        Where another cluster of the name runs, and both have the default ``model_dir``, this one's is another.
+        If another cluster of the same name runs, and both use the default ``model_dir``, this one gets its own.
         """
         self.check(plan)
         if self.model_dir:
@@ -118,19 +118,19 @@ class Settings:
         return fitting
 
     def model_dir_for(self, name: str) -> str:
-        """Return where ``ctx.save`` writes; a relative path is meant from where the driver is, not the nodes."""
+        """Return where ``ctx.save`` writes; a relative path is relative to the driver's directory, not the nodes'."""
         place = os.fspath(self.model_dir or os.path.join("tfos_models", name + self.apart))
         return place if "://" in place else os.path.abspath(place)
 
     def log_dir_for(self, name: str) -> str:
-        """Return what TensorBoard shows; empty if there is to be none."""
+        """Return the directory that TensorBoard shows; empty without TensorBoard."""
         if self.log_dir:
             place = os.fspath(self.log_dir)
             return place if "://" in place else os.path.abspath(place)
         return f"{self.model_dir_for(name).rstrip('/')}/logs" if self.tensorboard else ""
 
     def for_nodes(self, name: str) -> dict[str, object]:
-        """Return what the nodes need to know of them."""
+        """Return the settings that the nodes need."""
         return {
             "model_dir": self.model_dir_for(name),
             "place_given": bool(self.model_dir),
@@ -146,22 +146,22 @@ class Settings:
 
 
 def checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the variables that a user gives, if a process can be given them."""
+    """Return the user's environment variables; refuse those that a process cannot have."""
     if not isinstance(env, (Mapping, type(None))):
         raise PlanError(f"env must be a dictionary, as in env={{'TF_USE_LEGACY_KERAS': '1'}}, got {env!r}")
     given = dict(env or {})
     if any(not isinstance(part, str) for pair in given.items() for part in pair):
-        raise PlanError("env: names and values are text, as in env={'TF_USE_LEGACY_KERAS': '1'}")
+        raise PlanError("names and values of env must be text, as in env={'TF_USE_LEGACY_KERAS': '1'}")
     for name, value in given.items():
         if not name or "=" in name or "\0" in name:
-            raise PlanError(f"env: {name!r} cannot be a variable's name: one has a letter, and no '=' or NUL")
+            raise PlanError(f"env: a variable's name must not be empty or contain '=' or NUL, got {name!r}")
         if "\0" in value:
-            raise PlanError(f"env: the value of {name} has a NUL in it, which no process can be given")
+            raise PlanError(f"env: the value of {name} must not contain NUL")
     return given
 
 
 def check_seconds(name: str, value: Any, above: float | None = None) -> float:
-    """Return a number of seconds, 0 or more, or more than ``above``; refuse what is none."""
+    """Return a number of seconds, 0 or more, or more than ``above``; refuse any other value."""
     least = "0 or more" if above is None else f"above {above:g}"
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if number and (value >= 0 if above is None else value > above) and value <= threading.TIMEOUT_MAX:
@@ -171,7 +171,7 @@ def check_seconds(name: str, value: Any, above: float | None = None) -> float:
 
 
 def deadline_after(timeout: Any) -> float | None:
-    """Return when a time is over, on the monotonic clock; None if it never is. One below 0 is over now."""
+    """Return the deadline of a timeout on the monotonic clock; None without a timeout. One below 0 is over now."""
     if timeout is None:
         return None
     past = isinstance(timeout, (int, float)) and timeout < 0

@@ -1,5 +1,5 @@
-"""Saved models and functions applied to DataFrames: which model, which columns, and the task that Spark runs.
+"""Apply saved models and functions to DataFrames: find the model, match the columns, and run the Spark task.
 
-In come a DataFrame and a model's path; out comes a DataFrame with columns beside its own. Spark ML's Transformers and
-SQL's functions are made of it. It needs no cluster.
+The input is a DataFrame and a model's path. The output is a DataFrame with additional columns. Spark ML's Transformers
+and SQL functions use this package. It needs no cluster.
 """

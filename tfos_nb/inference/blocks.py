@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from pyspark.sql import Column, DataFrame, types
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, MapType, StructField, StructType
 
 from tfos_nb.errors import FeedFailed, PlanError
@@ -88,31 +88,31 @@ def map_batches(
     df : pyspark.sql.DataFrame
         The rows; a streaming DataFrame too.
     fn : callable
-        Takes columns as tensors, the first axis being the rows: those that its parameters are called like, or, with one
-        parameter that no column is called like, a dictionary of all that are numbers, text, or arrays of these. A last
-        parameter that no column is called like keeps its default. Returns a tensor for each column of ``schema``: a
-        dictionary, or several in the schema's order. A float becomes no whole number by itself.
+        Takes columns as tensors, whose first axis is the rows. Its parameters must have the names of the columns. A
+        single parameter with another name gets a dictionary of all columns that are numbers, text, or arrays of these.
+        A last parameter with another name keeps its default. The function returns a tensor for each column of
+        ``schema``: a dictionary, or several in the schema's order. Floats are not converted to integers automatically.
     schema : StructType or str
-        The columns that it gives, as ``"y float, words array<string>"``.
+        The columns that it returns, as ``"y float, words array<string>"``.
     keep : bool
-        Whether the columns of ``df`` stay, and each row has its results beside it. False: what the function gives are
-        the rows, as many as it likes.
+        Whether the columns of ``df`` stay, with each row's results beside it. False: the function's results are the
+        rows, in any number.
     batch_size : int
         Rows that it gets at once; the last block of a partition may have fewer.
     compiled : bool
-        Whether it becomes a ``tf.function``. False: it runs as it is, and may use NumPy.
+        Whether it becomes a ``tf.function``. False: it runs as Python code, and may use NumPy.
     nulls, fill
         As for :func:`tfos_nb.predict`.
 
     Returns
     -------
     DataFrame
-        Computed when somebody asks for rows.
+        Lazy: computed when its rows are used.
 
     Raises
     ------
     PlanError
-        If the function asks for a column that is not there, or cannot travel to the executors.
+        If the function needs a column that does not exist, or cannot be sent to the executors.
 
     Examples
     --------
@@ -134,7 +134,9 @@ def map_batches(
     taken = {known(name) for name in df.columns}
     twice = [field.name for field in fields if known(field.name) in taken]
     if twice:
-        raise PlanError(f"the DataFrame has a column {twice[0]!r} already: name it otherwise in the schema, or drop it")
+        raise PlanError(
+            f"the DataFrame has a column {twice[0]!r} already: use another name in the schema, or drop the column"
+        )
     task = ScoreTask(source, source.signature, block.feeds(df.columns, inputs), batch_size, nulls == "skip")
     return applied(df, task, fields, range(len(df.columns)))
 
@@ -156,9 +158,9 @@ def reduce_batches(
     df : pyspark.sql.DataFrame
         The rows.
     fn : callable
-        Takes columns as :func:`map_batches` says, and returns one value for each of them, without the axis of rows. It
-        is applied to blocks of rows, and again to pairs of its own results: it has to give the same in any grouping, as
-        sums, products, extremes and concatenated statistics do.
+        Takes columns as in :func:`map_batches`, and returns one value for each of them, without the axis of rows. It is
+        applied to blocks of rows, and again to pairs of its own results. So its result must not depend on the grouping,
+        as with sums, products, extremes and concatenated statistics.
     by : str or list of str
         The columns of the key.
     batch_size, compiled, nulls, fill
@@ -167,14 +169,14 @@ def reduce_batches(
     Returns
     -------
     dict or DataFrame
-        Without ``by`` the values by column, NumPy's; with it a lazy DataFrame of the keys and the values.
+        Without ``by``, NumPy values by column; with it, a lazy DataFrame of the keys and the values.
 
     Raises
     ------
     PlanError
-        If a column is not there, or the function cannot travel.
+        If a column does not exist, or the function cannot be sent to the executors.
     FeedFailed
-        If there are no rows.
+        If the DataFrame has no rows.
 
     Examples
     --------
@@ -184,7 +186,8 @@ def reduce_batches(
     check_frame(df)
     if df.isStreaming:
         raise PlanError(
-            "reduce_batches wants rows that have an end: reduce each batch, stream.writeStream.foreachBatch(…)"
+            "reduce_batches cannot use a stream, which has no end: reduce each batch, "
+            "stream.writeStream.foreachBatch(…)"
         )
     block = _Block(batch_size, nulls, fill)
     usable_session(df.sparkSession)
@@ -208,7 +211,7 @@ def reduce_batches(
     parts = kept.mapInArrow(task, places).repartition(1)
     row = parts.mapInArrow(ReduceTask(source, feeds, batch_size), places).first()
     if row is None:
-        raise FeedFailed("the DataFrame has no rows: there is nothing to reduce")
+        raise FeedFailed("the DataFrame has no rows, so it cannot be reduced")
     return {tensor.name: _value(row[index], tensor) for index, tensor in enumerate(inputs)}
 
 
@@ -219,8 +222,9 @@ def _check_keys(df: DataFrame, keys: Sequence[str]) -> None:
         kind = df.schema[key].dataType
         if isinstance(kind, (ArrayType, MapType, StructType)) or type(kind).__name__ == "VectorUDT":
             raise PlanError(
-                f"by: column {key!r} is {kind.simpleString()}, and a key is one value: name the columns of its parts, "
-                "or make a text of it with to_json(…)"
+                f"by: column {key!r} is {kind.simpleString()}, and a key must be one value: name the columns of its "
+                "parts, "
+                "or convert it to text with to_json(…)"
             )
 
 
@@ -240,7 +244,7 @@ def _spelling(df: DataFrame) -> Callable[[str], str]:
 def _refuse_twice(names: Sequence[str]) -> None:
     for index, name in enumerate(names):
         if name in names[:index]:
-            raise PlanError(f"the schema has two columns {name!r}: name one otherwise")
+            raise PlanError(f"the schema has two columns {name!r}: rename one")
 
 
 def _places(df: DataFrame, names: Sequence[str]) -> DataFrame:
@@ -271,7 +275,7 @@ def _declared(schema: Any) -> tuple[tuple[Tensor, ...], list[StructField]]:
         parsed: Any = schema if isinstance(schema, StructType) else parse(schema)
     except Exception as error:
         told = f": {str(error).strip().splitlines()[0]}" if isinstance(schema, str) else ""
-        raise PlanError(f"schema={schema!r} is no schema such as 'y float, z array<long>'{told}") from error
+        raise PlanError(f"schema must be as in 'y float, z array<long>', got {schema!r}{told}") from error
     if not isinstance(parsed, StructType):
         raise PlanError(f"schema={schema!r} is a type without a column: name one, as in 'y {schema}'")
     tensors = []
@@ -329,7 +333,7 @@ def _taken(df: DataFrame, fn: Any, without: Sequence[str] = ()) -> tuple[tuple[T
     unknown = [name for name in names if name not in columns]
     if unknown and len(names) > 1:
         raise PlanError(
-            f"fn takes {unknown[0]!r}, and there is no such column{near(unknown[0], columns)}; there are "
+            f"fn takes {unknown[0]!r}, which is not a column{near(unknown[0], columns)}; there are "
             f"{', '.join(columns)}. A function of one parameter may take a dictionary of all columns"
         )
     wanted = [name for name in columns if name not in without and columns[name] is not None] if unknown else names

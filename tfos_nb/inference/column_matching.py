@@ -1,6 +1,7 @@
-"""Which columns become which inputs of a model, and which columns its outputs become.
+"""Match columns with a model's inputs, and name the columns of its outputs.
 
-What is not said is found by names and shapes; what does not fit is refused before any row is read.
+Columns that the user does not name are found by names and shapes. A column that does not fit is refused before any row
+is read.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ class Words:
     Parameters
     ----------
     inputs, keep, output : str
-        Which columns are inputs, which stay, what the column of the results is called.
+        The names of three parameters: the input columns, the columns that stay, and the column of the results.
     outputs : str
-        Where the columns of named results are called; ``{}`` stands for the result's name.
+        How the columns of named results are set; ``{}`` is replaced by the result's name.
     by_column : bool
-        Whether the inputs are said as ``{column: input}``, not as ``{input: column}``.
+        Whether the inputs are given as ``{column: input}``, not as ``{input: column}``.
     several : bool
-        Whether several columns for one input can be said.
+        Whether several columns can be given for one input.
     by_line : bool
-        Whether they are options of a magic's line, where columns have commas between them.
+        Whether they are options of a magic's line, in which columns are separated by commas.
     """
 
     inputs: str = "inputs"
@@ -101,14 +102,14 @@ def feeds_of(
     inputs : str, list, dict or None
         What :func:`tfos_nb.predict` takes.
     decode : sequence of str
-        The columns of encoded pictures.
+        The columns of encoded images.
     words : Words
-        What the user calls the parameters.
+        The user's names of the parameters.
 
     Raises
     ------
     PlanError
-        If a column is not there, does not fit, or could be several.
+        If a column does not exist, does not fit, or is ambiguous.
     """
     names = [column.name for column in fields]
     for name in decode:
@@ -139,14 +140,14 @@ def _wanted(
         return [columns]
     if len(columns) != len(tensors):
         count = f"{len(columns)} column" + "s" * (len(columns) != 1)
-        raise PlanError(f"{what} names {count}: it takes one for each input. {_takes(tensors)}")
+        raise PlanError(f"{what} names {count}, and must name one for each input. {_takes(tensors)}")
     return [[column] for column in columns]
 
 
 def _listed(columns: Any, what: str) -> list[str]:
     listed = [columns] if isinstance(columns, str) else columns
     if not isinstance(listed, Sequence) or not all(isinstance(column, str) for column in listed):
-        raise PlanError(f"{what}: {columns!r} is neither the name of a column nor a list of names")
+        raise PlanError(f"{what} must be the name of a column or a list of names, got {columns!r}")
     return list(listed)
 
 
@@ -193,7 +194,7 @@ def _feed(tensor: Tensor, columns: list[str], fields: Sequence[StructField], dec
     for name in columns:
         _refuse_absent(name, names, what)
         if names.count(name) > 1:
-            raise PlanError(f"{what}: there are {names.count(name)} columns {name!r}: rename one")
+            raise PlanError(f"{what}: the DataFrame has {names.count(name)} columns {name!r}: rename one")
     positions = tuple(names.index(name) for name in columns)
     pictures = len(columns) == 1 and columns[0] in decode
     if len(columns) == 1:
@@ -296,14 +297,14 @@ def fields_added(
     kept : sequence of str
         The DataFrame's columns that stay.
     case : bool
-        Whether Spark tells upper from lower case.
+        Whether Spark distinguishes upper and lower case.
     words : Words
-        What the user calls the parameters.
+        The user's names of the parameters.
 
     Raises
     ------
     PlanError
-        If a name is taken.
+        If a name is used already.
     """
     if isinstance(output, str):
         names = [output] if len(tensors) == 1 else [f"{output}_{tensor.name}" for tensor in tensors]

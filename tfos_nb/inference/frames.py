@@ -3,11 +3,11 @@
 ::
 
     predict(df, model)
-        library.find       the model's bytes or its place; one task looks: what does it take and give?
-        matching           which column is which input; which columns come out
+        library.find       the model's bytes or its place; one task reads its inputs and outputs
+        matching           match columns with inputs; name the output columns
         applying.applied   ScoreTask beside the columns: lazy
 
-The driver loads no TensorFlow, and no row is read before the user asks for some.
+The driver does not load TensorFlow, and no row is read before the user uses the result.
 """
 
 from __future__ import annotations
@@ -86,14 +86,13 @@ def predict(
         On the driver's disk: its bytes go to the executors. A URL that fsspec knows, or a path that only the executors
         see: they read it.
     inputs : str, list or dict, optional
-        The columns that the model takes: one for each of its inputs, in order; for a single input also several
-        numeric ones, side by side; or ``{input: column}``. Default: the columns that are called like the inputs, and
-        for those that are not, the only column that fits. An array or an ML vector also fits an input of several axes,
-        row by row.
+        The columns for the model's inputs: one for each input, in order; for a single input also several numeric
+        columns, side by side; or ``{input: column}``. Default: the columns with the inputs' names; for any other input,
+        the only column that fits. An array or an ML vector also fits an input of several axes, row by row.
     output : str or dict
-        The column of what the model gives. If it gives several things they are called ``{output}_{name}``. Or
-        ``{name: column}``: of a model's outputs those that are named, of a Keras model also its layers, of a SavedModel
-        also the tensors of its graph.
+        The column of the model's output. Several outputs get the columns ``{output}_{name}``. Or ``{name: column}`` to
+        choose: names of the model's outputs, for a Keras model also of its layers, for a SavedModel also of the tensors
+        of its graph.
     batch_size : int
         Rows that the model takes at once.
     keep : list of str, optional
@@ -104,23 +103,23 @@ def predict(
     fill : number, text or dict, optional
         For ``nulls="fill"``; by column if they differ. Default: 0, and for text the empty one.
     decode : bool or list of str
-        Binary columns of encoded pictures (PNG, JPEG, GIF, BMP): they are decoded, and resized to what the model takes.
+        Binary columns of encoded images (PNG, JPEG, GIF, BMP): they are decoded, and resized to the model's input.
         True: every binary column that the model takes as numbers.
     signature : str, optional
-        Which one of a SavedModel's. Default: the one that serves, or the only one.
+        The signature of a SavedModel. Default: the serving one, or the only one.
     tags : sequence of str
-        Which graph of a SavedModel. Default: ``serve``, or the only one.
+        The tags of a SavedModel's graph. Default: ``serve``, or the only one.
     custom_objects : dict, optional
-        Your own classes and functions that a Keras file has by name only. They travel to the executors by value; those
-        of a Keras model object do so by themselves.
+        Your own classes and functions that a Keras file has by name only. They are sent to the executors by value.
+        Those of a Keras model object are sent automatically.
     spark : SparkSession, optional
         Default: the DataFrame's.
 
     Returns
     -------
     DataFrame
-        The columns of ``df`` and the model's outputs, computed when somebody asks for rows: a number where the model
-        gives one for each row, else an array. The order of rows and partitions is kept.
+        The columns of ``df`` and the model's outputs, computed when the rows are used. An output is a number if the
+        model returns one for each row, else an array. The order of rows and partitions is kept.
 
     Raises
     ------
@@ -142,7 +141,7 @@ def predict(
 def check_frame(df: Any) -> None:
     """Raise PlanError for what is no DataFrame, or has no columns."""
     if not hasattr(df, "mapInArrow"):
-        raise PlanError(f"a {type(df).__name__} is no DataFrame: give one, such as spark.createDataFrame(…)")
+        raise PlanError(f"df must be a Spark DataFrame, such as spark.createDataFrame(…), got a {type(df).__name__}")
     if not df.columns:
         raise PlanError("the DataFrame has no columns")
 

@@ -1,11 +1,11 @@
-"""Models, as the driver knows them: how executors get one, and what it takes and gives.
+"""The driver's view of models: how executors get one, and its inputs and outputs.
 
 ::
 
     find(model, spark, use)
-        the model's bytes (broadcast) or its place ─▶ one task looks at it ─▶ Known
+        the model's bytes (broadcast) or its place ─▶ one task reads it ─▶ Known
 
-The driver loads no TensorFlow.
+The driver does not load TensorFlow.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tfos_nb.truncate import without_password
 __all__ = ["Known", "find", "is_keras_model", "keras_bytes", "look", "shown"]
 
 _LOOK_SECONDS = 600.0
-"""How long the look at a model may take: a slot has to be free, and a large model to be loaded."""
+"""Time limit for reading a model: a slot must become free, and a large model must be loaded."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ def find(
     spark : SparkSession
         Where it will be used.
     use : Use, optional
-        Which part of it.
+        The part of it that is used.
     custom_objects : mapping, optional
-        The user's own classes and functions. A Keras model object brings those of its layers.
+        The user's own classes and functions. A Keras model object includes those of its layers.
     model_fn : callable, optional
         Builds the model whose weights a checkpoint has.
     args : tuple
-        What ``model_fn`` gets.
+        The arguments of ``model_fn``.
 
     Raises
     ------
@@ -164,7 +164,8 @@ def keras_bytes(model: Any) -> bytes:
             model.save(path)
         except Exception as error:
             raise PlanError(
-                f"this {type(model).__name__} cannot be saved, so it cannot travel: {error}. Export it with "
+                f"this {type(model).__name__} cannot be saved, so it cannot be sent to the executors: {error}. "
+                "Export it with "
                 "model.export(DIRECTORY) and give that directory"
             ) from error
         with open(path, "rb") as file:
@@ -184,7 +185,7 @@ def look(spark: SparkSession, source: Source, name: str) -> Signature:
     Raises
     ------
     PlanError
-        If it cannot be loaded there, or Spark has no type for what it takes and gives.
+        If it cannot be loaded there, or Spark has no type for its inputs or outputs.
     """
     jobs = SparkJobs(spark, f"tfos_nb-inference-{uuid.uuid4().hex[:8]}")
     action = spark.range(0, 1, 1, 1).mapInArrow(LookTask(source), LOOK_SCHEMA).collect
@@ -196,10 +197,10 @@ def look(spark: SparkSession, source: Source, name: str) -> Signature:
             job.cancel()
     if not ended:
         running = ", ".join(f"{stage.tasks} of {stage.description!r}" for stage in slots_busy(spark)) or "nothing"
-        raise PlanError(f"{name}: no executor has looked at it within {_LOOK_SECONDS:g} s; running tasks: {running}")
+        raise PlanError(f"{name}: no executor has read the model within {_LOOK_SECONDS:g} s; running tasks: {running}")
     if job.error is not None or not job.result:
         error = job.error or PlanError("no row came back")
-        raise PlanError(f"{name}: {error_of_job(error, 'the look at the model failed')}") from error
+        raise PlanError(f"{name}: {error_of_job(error, 'reading the model failed')}") from error
     found = wire.expect(ModelLook, job.result[0][0])
     if found.signature is None:
         raise PlanError(_problem(found, source, name))

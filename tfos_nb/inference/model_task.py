@@ -1,7 +1,7 @@
-"""A model's task laid on a DataFrame: the columns that stay, and the outputs beside them.
+"""Apply a model's task to a DataFrame: the columns that stay, and the outputs beside them.
 
-Where Spark has Arrow UDFs (4.1), it sends the executors' Python the inputs alone, and columns that nobody asks for are
-not computed. Otherwise all columns go through ``mapInArrow``. Both are lazy, and both take a streaming DataFrame.
+If Spark has Arrow UDFs (4.1), it sends only the inputs to the executors' Python, and unused columns are not computed.
+Otherwise all columns go through ``mapInArrow``. Both are lazy, and both take a streaming DataFrame.
 """
 
 from __future__ import annotations
@@ -99,6 +99,6 @@ def _refuse_unsendable(frame: DataFrame, index: int, field: StructField, task: S
         frame.select(f"c{index}").mapInArrow(task, StructType([field]))
     except PySparkException:
         raise PlanError(
-            f"column {field.name!r} is {field.dataType.simpleString()}, which Spark cannot hand to Python: leave it "
+            f"column {field.name!r} is {field.dataType.simpleString()}, which Spark cannot pass to Python: leave it "
             "out, or cast it to a string"
         ) from error

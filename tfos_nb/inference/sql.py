@@ -37,15 +37,15 @@ def register_udf(
 ) -> Any:
     """Make a model a function that SQL can call: ``SELECT name(column) FROM table``.
 
-    Its arguments are the model's inputs, in order; a model with one input also takes several numbers, side by side. It
-    gives a value, or an array, or for several outputs a struct with their names.
+    Its arguments are the model's inputs, in order. A model with one input also takes several numbers, side by side. The
+    function returns a value, an array, or for several outputs a struct with their names.
 
     Parameters
     ----------
     spark : SparkSession
         Where it is called.
     name : str
-        The function's name; one that is there is replaced.
+        The function's name; an existing function is replaced.
     model : str, path or keras.Model
         As for :func:`tfos_nb.predict`; so are ``signature``, ``tags`` and ``custom_objects``.
     outputs : list of str
@@ -53,8 +53,8 @@ def register_udf(
     batch_size : int
         Rows that the model takes at once.
     nulls : str
-        What comes of a null: ``"skip"`` gives null, ``"fail"`` is an error that names the row, ``"fill"`` puts ``fill``
-        in its place.
+        Handling of a null: ``"skip"`` returns null, ``"fail"`` raises an error that names the row, ``"fill"`` replaces
+        it with ``fill``.
     fill : number or text, optional
         Default: 0, and for text the empty one.
 
@@ -74,7 +74,7 @@ def register_udf(
     >>> spark.sql("SELECT id, digit(pixels) FROM letters").show()  # doctest: +SKIP
     """
     if not re.fullmatch(r"[A-Za-z_]\w*", str(name)):
-        raise PlanError(f"name={name!r}: a function's name is letters, digits and _, and begins with no digit")
+        raise PlanError(f"name must have only letters, digits and _, and not begin with a digit, got {name!r}")
     Asked(batch_size=batch_size, nulls=nulls)
     session = usable_session(spark)
     if not has_arrow_udfs():

@@ -1,5 +1,5 @@
-"""The way from a page to the kernel: a web server in the kernel, and the file by which others find it.
+"""Connect a page with the kernel: a web server in the kernel, and the file by which other processes find it.
 
-In come requests from Jupyter's server or by a signed link; out come a cluster's state, its log, TensorBoard, and Stop.
-It sees clusters by what they are handed in as, and imports no driver.
+The input is requests from Jupyter's server or from a signed link. The output is a cluster's state, its log and
+TensorBoard; Stop is a request too. Clusters are passed in as objects, so this package does not import the driver.
 """

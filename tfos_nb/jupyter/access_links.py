@@ -1,7 +1,7 @@
-"""Who may come in by a port of the kernel, where no Jupyter server stands before it.
+"""Control access to a port of the kernel that is not behind a Jupyter server.
 
-A link holds a code that opens once and not for long; whoever uses it gets a pass instead, which is part of the address
-that it leads to. So a link that stays behind in a saved notebook opens nothing.
+A link contains a code that works once and for a short time. Using it gives a pass, which is part of the address that
+the link leads to. So a link that stays in a saved notebook is useless.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where a cluster is: the small file by which a kernel tells the Jupyter server, and both ends of it.
+"""Location of a cluster: the small file with which a kernel tells the Jupyter server, and both ends of it.
 
 ``<jupyter runtime dir>/tfos_nb/<cluster id>.json`` names the unix socket on which the kernel answers for that cluster.
-The directory is the user's alone, and so is the socket: whoever can open it is the user. No secret is in the file.
+The directory is the user's alone, and so is the socket, so only the user can open it. The file contains no secret.
 
 What of a page's request goes through that socket, and on to TensorBoard, is decided here for both ends: a few headers
 by name. Cookies, tokens and authorization are not among them.
@@ -89,7 +89,7 @@ class Place:
 
     @property
     def alive(self) -> bool:
-        """Whether the kernel's process is there and its socket too; of another machine's nobody here can tell."""
+        """Whether the kernel's process and its socket exist; for another machine's this cannot be known."""
         if self.machine != machine():
             return True
         try:
@@ -171,7 +171,7 @@ def private_directory(path: Path) -> Path:
     Raises
     ------
     TfosError
-        If it belongs to somebody else.
+        If it belongs to another user.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()

@@ -57,7 +57,7 @@ _ASK_AGAIN_SECONDS = 2
 _NODES_KEPT, _LINES_KEPT = 32, 50  # of a cluster that has ended
 _ENDED_KEPT = 100  # clusters that have ended, for whose pages it answers
 _BOARDS = 8  # TensorBoards beside the kernel, of some hundred MB each; an open page asks its own twice a minute
-_IDLE_SECONDS = 1800.0  # a TensorBoard that nobody has asked for so long ends; it starts again when somebody asks
+_IDLE_SECONDS = 1800.0  # a TensorBoard without requests for so long is ended; the next request starts it again
 _LOOK_SECONDS = 30.0
 _FRONT_PAGE = ("", "index.html")
 _PORT_VARIABLE = "TFOS_NB_PORT"
@@ -206,9 +206,9 @@ class Endpoint:
             asyncio.run(self._answer())
         except BaseException as error:
             if self._opened.done():
-                logger.exception("the endpoint's thread ended by an error")
+                logger.exception("the endpoint's thread failed")
             else:
-                self._opened.set_exception(error)  # whoever waits in __init__ must hear of it
+                self._opened.set_exception(error)  # the thread that waits in __init__ must receive it
 
     async def _answer(self) -> None:
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
@@ -350,7 +350,7 @@ class Endpoint:
         return one
 
     def _too_many(self) -> list[str]:
-        """Return which TensorBoards are to make room: those that nobody has asked for longest."""
+        """Return the TensorBoards to end: those without requests for the longest time."""
         idle = [log_dir for log_dir, one in self._boards.items() if not one.serving]
         return idle[: max(0, len(self._boards) - _BOARDS)]
 

@@ -1,10 +1,10 @@
-"""TensorBoard's first page, as it is handed to a browser.
+"""TensorBoard's first page, adapted for a notebook.
 
-Its own has three weaknesses in a notebook. Its fonts alone have addresses that leave the path it is shown under. Opened
-before anything is written it says "No dashboards are active" for ever, so a page of ours waits in its place. And it
-reads the numbers once: reading them anew is a setting of the page, off by default, kept in the browser
-(``localStorage``, where TensorBoard's ``persistent_settings_data_source.ts`` reads it). A script switches it on, unless
-the user has switched it off.
+The original has three problems in a notebook. The addresses of its fonts are outside the path under which the page is
+shown. If it is opened before any data are written, it shows "No dashboards are active" for ever; so a page of ours
+waits first. And it reads the numbers only once: reloading is a setting of the page, off by default and kept in the
+browser (``localStorage``, where TensorBoard's ``persistent_settings_data_source.ts`` reads it). A script switches it
+on, unless the user has switched it off.
 """
 
 from __future__ import annotations

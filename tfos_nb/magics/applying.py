@@ -1,4 +1,4 @@
-"""What ``%tfos_inference`` calls: a model is applied as :func:`tfos_nb.predict` does, and errors name its options."""
+"""Implement ``%tfos_inference``: apply a model like :func:`tfos_nb.predict`, with the magic's options in errors."""
 
 from __future__ import annotations
 

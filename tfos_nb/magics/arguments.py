@@ -1,6 +1,6 @@
-"""What the lines of all magics share: words, errors of one line with the nearest right word, the user's variables.
+"""Common parts of all magics' lines: words, one-line errors with the nearest valid word, the user's variables.
 
-A parser never prints and never exits: a line that cannot be understood is a :class:`~tfos_nb.errors.PlanError`.
+A parser never prints and never exits: a line with an error raises :class:`~tfos_nb.errors.PlanError`.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class LineParser(argparse.ArgumentParser):
         """Say what a word is that would be taken for a NAME: a comment, or an option whose dashes became one."""
         for word in words:
             if word.startswith("#"):
-                raise PlanError(f"{word}: the line of a magic takes no comment; write it below")
+                raise PlanError(f"{word}: a magic's line cannot have a comment; write it below")
             if word.startswith(("\N{EN DASH}", "\N{EM DASH}")):
                 option = "--" + word.lstrip("-\N{EN DASH}\N{EM DASH}").partition("=")[0]
                 raise PlanError(f"{word}: options begin with --{nearest(option, self.options())}")
@@ -157,7 +157,7 @@ def whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text}: a whole number") from None
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number") from None
 
 
 def seconds(text: str) -> float:
@@ -167,7 +167,7 @@ def seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: a number of seconds, more than 0")
+        raise argparse.ArgumentTypeError(f"{text}: must be a number of seconds, more than 0")
     return value
 
 
@@ -175,7 +175,7 @@ def assignment(text: str) -> tuple[str, str]:
     """Read KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise argparse.ArgumentTypeError(f"{text}: it is KEY=VALUE")
+        raise argparse.ArgumentTypeError(f"{text}: must be KEY=VALUE")
     return key, value
 
 
@@ -184,9 +184,9 @@ def check_identifier(name: str, metavar: str = "NAME") -> None:
     if not name.isidentifier() or keyword.iskeyword(name):
         better = "".join(char if char.isalnum() else "_" for char in name)
         hint = f"; {better} is one" if better.isidentifier() and not keyword.iskeyword(better) else ""
-        raise PlanError(f"{name}: {metavar} becomes a variable, and this is no name for one{hint}")
+        raise PlanError(f"{name}: {metavar} must be a valid variable name{hint}")
     if hasattr(builtins, name):
-        raise PlanError(f"{name}: {metavar} would hide Python's own {name}; take another")
+        raise PlanError(f"{name}: {metavar} would hide Python's own {name}; use another name")
 
 
 def is_data(value: object) -> bool:
@@ -220,7 +220,7 @@ def find_data(name: str, namespace: Mapping[str, Any], option: str = "--data") -
     kind = type(value)
     if kind.__module__.startswith("pandas") and kind.__name__ == "DataFrame":
         raise PlanError(f"{option} {name}: a pandas DataFrame; spark.createDataFrame({name}) makes one of Spark's")
-    raise PlanError(f"{option} {name}: it takes a Spark DataFrame or RDD, this is {_a(kind.__name__)}")
+    raise PlanError(f"{option} {name}: must be a Spark DataFrame or RDD, got {_a(kind.__name__)}")
 
 
 def _a(noun: str) -> str:

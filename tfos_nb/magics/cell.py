@@ -1,7 +1,7 @@
-"""A cell's text becomes the function that runs on the nodes.
+"""Turn a cell's text into the function that runs on the nodes.
 
-The cell is run in the user's namespace as IPython would run it, under a file name that ``linecache`` knows, with the
-line numbers of the notebook's cell: tracebacks, here and from the nodes, show the user's own lines.
+The cell is run in the user's namespace as IPython would run it. It has a file name that ``linecache`` knows, and the
+line numbers of the notebook's cell. So tracebacks, here and from the nodes, show the user's own lines.
 """
 
 from __future__ import annotations

@@ -140,5 +140,5 @@ def _document() -> str:
     return describe(launch)
 
 
-# IPython asks a documented object for getdoc() first: so the text is made when somebody reads it
+# IPython asks a documented object for getdoc() first: so the text is made only when it is read
 vars(TfosMagics)["tfos_cluster"].getdoc = _document

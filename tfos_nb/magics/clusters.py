@@ -102,7 +102,7 @@ def pick(magic: str, name: str | None, namespace: Mapping[str, Any]) -> tuple[st
     if len({id(value) for value in meant.values()}) > 1:
         raise PlanError(f"{magic}: which one? {magic} {' or '.join(sorted(meant))}")
     if not meant:
-        raise PlanError(f"{magic}: there is no cluster yet; %%tfos_cluster starts one")
+        raise PlanError(f"{magic}: no cluster exists yet; %%tfos_cluster starts one")
     return next(iter(meant.items()))
 
 

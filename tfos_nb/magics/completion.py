@@ -1,8 +1,9 @@
 """Completion of the magics' lines: options, their choices, and the variables that fit.
 
-IPython's own completion knows Python, and would offer builtins after ``--data``. So where a DataFrame, a cluster or
-the like is due and there is none that fits, what is typed already is offered: nothing changes, and IPython's own, which
-look at every variable, are not asked. Where a file or a free word is due, nothing is offered here, and theirs go on.
+IPython's own completion is for Python, and would offer builtins after ``--data``. So where a DataFrame, a cluster or
+the like must follow and no variable fits, the text typed so far is offered. Then nothing changes, and IPython's
+completers, which inspect every variable, are not called. Where a file or a free word follows, nothing is offered here,
+and IPython's completers run.
 """
 
 from __future__ import annotations

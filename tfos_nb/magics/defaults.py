@@ -76,7 +76,9 @@ class Defaults(Configurable):
         value = float(proposal["value"])
         if not value <= threading.TIMEOUT_MAX:  # NaN is not either
             name = proposal["trait"].name
-            raise TraitError(f"TfosMagics.{name}={value}: a number of seconds, at most {threading.TIMEOUT_MAX:.0f}")
+            raise TraitError(
+                f"TfosMagics.{name}={value}: must be a number of seconds, at most {threading.TIMEOUT_MAX:.0f}"
+            )
         return value
 
     def launch_defaults(self) -> dict[str, Any]:

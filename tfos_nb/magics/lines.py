@@ -161,7 +161,7 @@ class ClusterLines(Magics):
             cluster = pick("%tfos_tensorboard", found.cluster, self._namespace)[1]
         height = self._defaults.height if found.height is None else found.height
         if height < 1:
-            raise PlanError(f"--height {height}: pixels, 1 or more")
+            raise PlanError(f"--height must be a number of pixels, 1 or more, got {height}")
         more: dict[str, Any] = {"proxy_url": self._defaults.proxy_url} if self._defaults.proxy_url else {}
         if detect_host().name == "databricks":  # Spark's configuration names the way through its driver proxy
             more["spark_conf"] = session_settings() or {}

@@ -97,9 +97,9 @@ class LaunchOptions:
         if self.epochs is not None and self.epochs < 1:
             raise PlanError(f"--epochs must be a whole number, 1 or more, got {self.epochs}")
         if self.data is None and self.epochs is not None:
-            raise PlanError(f"--epochs {self.epochs}: the passes over --data, and no --data is given")
+            raise PlanError(f"--epochs {self.epochs}counts passes over --data, and no --data is given")
         if self.data is None and self.validation is not None:
-            raise PlanError(f"--validation {self.validation}: the rows beside --data, and no --data is given")
+            raise PlanError(f"--validation {self.validation}needs --data, and no --data is given")
         if self.data is not None and self.input_mode is InputMode.TENSORFLOW:
             raise PlanError(f"--data {self.data}: with --input tensorflow the nodes read files; leave one of them out")
         self._check_settings()
@@ -306,7 +306,7 @@ def _add_course(group: argparse._ArgumentGroup, told: _Told) -> None:
         dest="warm",
         action="store_false",
         default=None,
-        help="import TensorFlow anew in each node, and leave no process for the next cluster",
+        help="import TensorFlow in each node, and keep no process for the next cluster",
     )
     group.add_argument(
         "--env", metavar="K=V", type=_variable, nargs="+", action="extend", help="environment variables of the nodes"
@@ -341,4 +341,4 @@ def _grace(text: str) -> float:
     try:
         return 0.0 if text in ("0", "0.0") else seconds(text)
     except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"{text}: a number of seconds, 0 or more") from None
+        raise argparse.ArgumentTypeError(f"{text}: must be a number of seconds, 0 or more") from None

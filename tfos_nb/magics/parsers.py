@@ -42,7 +42,7 @@ _WHICH = ("cluster", "the cluster; may be left out if only one runs")
 def _whole_from_1(text: str) -> int:
     number = whole(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: 1 or more")
+        raise argparse.ArgumentTypeError(f"{text}: must be 1 or more")
     return number
 
 

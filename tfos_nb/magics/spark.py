@@ -46,7 +46,9 @@ class SparkLines(Magics):
         asked = {name: getattr(found, name) for name in ("slots", "name", "conf") if getattr(found, name) is not None}
         if found.stop:
             if asked:
-                raise PlanError(f"--stop: it takes no --{next(iter(asked))}; start a session in a line of its own")
+                raise PlanError(
+                    f"--stop cannot be combined with --{next(iter(asked))}; start a session in another line"
+                )
             self._stop()
             return
         from tfos_nb.driver import prewarm  # here, since it brings Spark with it
@@ -57,7 +59,7 @@ class SparkLines(Magics):
             raise PlanError(host.refusal)
         spark = active_session()
         if spark is not None and asked:
-            raise PlanError(f"--{next(iter(asked))}: a session is there already; %tfos_spark --stop ends it first")
+            raise PlanError(f"--{next(iter(asked))}: a session runs already; %tfos_spark --stop ends it first")
         started = spark is None
         if spark is None:
             conf = dict(asked.get("conf", ()))
@@ -111,7 +113,7 @@ class SparkLines(Magics):
             raise PlanError(f"--stop: {running[0]} still runs on this session; %tfos_stop {running[0]} ends it first")
         spark = active_session()
         if spark is None:
-            raise PlanError("--stop: there is no Spark session")
+            raise PlanError("--stop: no Spark session runs")
         spark.stop()
         sys.stdout.write("Spark was stopped\n")
 

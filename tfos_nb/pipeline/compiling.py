@@ -1,4 +1,4 @@
-"""What a Keras model is compiled with, described on the driver: names, Keras' own descriptions, and the user's code."""
+"""Describe the arguments of Keras' ``compile`` on the driver: names, Keras' own descriptions, and the user's code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def describe(value: Any, kind: str, own: dict[str, Any]) -> Any:
     if not _is_keras(value):
         if not callable(value):
             raise PlanError(
-                f"{kind}: {value!r:.60}, a {type(value).__name__}, is none of Keras': give a name, an object of Keras "
+                f"{kind}: {value!r:.60}, a {type(value).__name__}, is not an object of Keras: give a name, an object "
+                "of Keras "
                 "or a function; of several outputs a list or a dictionary of these"
             )
         name = str(getattr(value, "__name__", type(value).__name__))

@@ -1,4 +1,4 @@
-"""What the Params of the pipeline take, and the arguments of a training program with the Params laid over them."""
+"""Convert the values of the pipeline's Params, and merge the Params into a training program's arguments."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ def to_mapping(value: Any) -> dict[str, str]:
     """Take a dictionary of text."""
     if isinstance(value, Mapping) and all(isinstance(text, str) and text for pair in value.items() for text in pair):
         return dict(value)
-    raise TypeError(f"{value!r} is no dictionary of names, {{'name': 'name'}}")
+    raise TypeError(f"{value!r} is not a dictionary of names, {{'name': 'name'}}")
 
 
 def to_path(value: Any) -> str:
     """Take a path or a URL."""
     if isinstance(value, (str, os.PathLike)) and os.fspath(value):
         return os.fsdecode(value)
-    raise TypeError(f"{value!r} is no path")
+    raise TypeError(f"{value!r} is not a path")
 
 
 def to_text(value: Any) -> str:
     """Take text."""
     if isinstance(value, str) and value:
         return value
-    raise TypeError(f"{value!r} is no name")
+    raise TypeError(f"{value!r} is not a name")
 
 
 def to_count(value: Any) -> int:
     """Take a whole number, 1 or more."""
     if to_number(value) < 1:
-        raise TypeError(f"{value!r} is no whole number, 1 or more")
+        raise TypeError(f"{value!r} is not a whole number, 1 or more")
     return int(value)
 
 
@@ -50,7 +50,7 @@ def to_number(value: Any) -> int:
     """Take a whole number, 0 or more."""
     whole = isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value)
     if not whole or value < 0:
-        raise TypeError(f"{value!r} is no whole number, 0 or more")
+        raise TypeError(f"{value!r} is not a whole number, 0 or more")
     return int(value)
 
 

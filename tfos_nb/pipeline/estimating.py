@@ -1,4 +1,4 @@
-"""What the Estimators have in common: their Params, the rows that they feed, the fit, writing and reading."""
+"""Common parts of the Estimators: their Params, the rows that they feed, the fit, writing and reading."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ class Fitting(
         check_frame(dataset)
         usable_session(dataset.sparkSession)
         if dataset.isStreaming:
-            raise PlanError("fit wants rows that have an end: train on a stream with tfos_nb.launch and cluster.train")
+            raise PlanError(
+                "fit cannot use a stream, which has no end: train on a stream with tfos_nb.launch and cluster.train"
+            )
         indicator: str | None = self.getOrDefault(self.validationIndicatorCol)
         return parted(dataset, indicator, self.validation)
 

@@ -76,17 +76,17 @@ class TFEstimator(
     tf_args : dict, Namespace or list, optional
         Your own arguments. ``train_fn`` gets them with every Param laid over them, as ``args.batch_size``.
     export_fn : callable, optional
-        Takes the arguments; called once when the training is over. It may return where the model is.
+        Takes the arguments; called once after the training. It may return the model's path.
     validation : DataFrame, optional
         Rows for ``ctx.validation(…)``.
     **params
-        Params by their names; ``explainParams()`` tells about each.
+        Params by their names; ``explainParams()`` describes each.
 
     Notes
     -----
     ``cluster_size`` counts all nodes: those of ``num_ps``, the ``master_node``, and workers. Without ``export_dir`` and
     ``model_dir`` each fit writes to a directory of its own under ``tfos_models``. Each fit of a CrossValidator is a
-    cluster; with ``parallelism`` above 1, fits for which there are no slots wait for the others.
+    cluster. With ``parallelism`` above 1, fits without free slots wait for the others.
 
     Examples
     --------
@@ -178,7 +178,7 @@ class TFEstimator(
         if workers < 0 or (not workers and (master is None or coordinates)):
             parts = " and ".join(filter(None, (f"{servers} ps" if servers else "", "a chief" if master else "")))
             raise PlanError(
-                f"cluster_size={size} counts all nodes: with {parts or 'no chief'} there is no worker left; raise it "
+                f"cluster_size={size} counts all nodes: with {parts or 'no chief'} no worker is left; raise it "
                 f"to {servers + int(master is not None) + 1}"
             )
         return {
@@ -217,7 +217,7 @@ class TFEstimator(
         try:
             known = model._find(spark, use)
         except PlanError as error:
-            logger.warning("the training has ended, and its model cannot be applied: %s", error)
+            logger.warning("the training succeeded, but its model cannot be applied: %s", error)
             return model
         names = [tensor.name for tensor in known.signature.inputs]
         return model.setInputMapping({column: tensor for column, tensor in mapping.items() if tensor in names})
@@ -228,7 +228,7 @@ class TFEstimator(
         Raises
         ------
         PlanError
-            If there is a validation DataFrame.
+            If a validation DataFrame is set.
         """
         self._refuse_frame()
         functions = {"train_fn": self.train_fn, "export_fn": self.export_fn}

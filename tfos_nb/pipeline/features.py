@@ -1,4 +1,4 @@
-"""What a layer of a trained Keras model makes of a column: features for another model, as in transfer learning."""
+"""Compute features from a column with a layer of a trained Keras model, for transfer learning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyspark.ml import Transformer
 from pyspark.ml.functions import array_to_vector
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from tfos_nb.errors import PlanError
 from tfos_nb.inference.column_matching import Words, column_type, depth_of
@@ -124,7 +124,7 @@ class TFFeaturizer(HasExportDir, HasBatchSize, Scorer, Transformer):
         )
         known = self._find(usable_session(dataset.sparkSession), Use(layer=self.getLayer()))
         if len(known.signature.outputs) > 1:
-            raise PlanError(f"{known.name}: layer {self.getLayer()!r} gives several things: take another one")
+            raise PlanError(f"{known.name}: layer {self.getLayer()!r} has several outputs: use another layer")
         found = score(dataset, known, asked)
         (output,) = known.signature.outputs
         if not self.getVector():
@@ -156,9 +156,9 @@ def featurize(
     model : keras.Model, str or path
         The model, or its ``.keras`` or ``.h5`` file, or a URL.
     layer : str or int
-        The layer, by its name or its place. Default: the last but one.
+        The layer, by its name or its index. Default: the last but one.
     input_col : str, optional
-        The column that the model takes. Default: the only one that fits.
+        The column for the model's input. Default: the only one that fits.
     output_col : str
         The column of features, an ML vector.
     **params

@@ -1,4 +1,4 @@
-"""One fit of an Estimator: a cluster of its own, started when Spark has slots for it, shown, fed, and waited for."""
+"""Run one fit of an Estimator: start a cluster when Spark has slots for it, show it, feed it, and wait for its end."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ class Fit:
     name : str
         The cluster's.
     plan : dict
-        What :func:`tfos_nb.launch` takes for the plan.
+        Arguments of :func:`tfos_nb.launch` for the plan.
     settings : dict
-        What else it takes.
+        Its other arguments.
     progress : str
         How the fit is shown.
     slot_timeout : float
-        Seconds that it waits for slots that something else holds.
+        Seconds that it waits for slots that other programs use.
     what : str
-        What a line says of it beside its name, such as the Params that a CrossValidator set.
+        Text beside its name in a line, such as the Params that a CrossValidator set.
     writes : tuple of str
         The directories that the user named, which no two fits may write at the same time.
     """
@@ -93,12 +93,12 @@ class Fit:
     def run(self, main: Callable[[Any, Any], Any], args: Any, spark: SparkSession, rows: Rows | None = None) -> Fitted:
         """Start a cluster, feed it, wait for it, and return what its chief returned.
 
-        Where the user has stopped it politely, that is what the chief returned then.
+        If the user has stopped it politely, the result is what the chief returned then.
 
         Raises
         ------
         TfosError
-            What :func:`tfos_nb.launch` and :meth:`tfos_nb.Cluster.train` raise.
+            As :func:`tfos_nb.launch` and :meth:`tfos_nb.Cluster.train` raise it.
         """
         plan = ClusterPlan(name=self.name, **self.plan)
         feeding = plan.input_mode is InputMode.SPARK
@@ -158,7 +158,7 @@ def _in_notebook() -> bool:
 def _screen(progress: str) -> Any:
     """Choose where a fit is drawn; None: nowhere.
 
-    A CrossValidator's fits run in threads of its own, many of them: these say a line each.
+    A CrossValidator's fits run in many threads of its own: each of these fits prints one line.
     """
     if progress == "none" or (progress == "auto" and not _in_notebook()):
         return None

@@ -35,7 +35,7 @@ class History(list[dict[str, Any]]):
             return super().__getitem__(key)
         metrics = self.by_metric()
         if key not in metrics:
-            raise KeyError(f"no metric {key!r}; there are {', '.join(metrics) or 'none'}")
+            raise KeyError(f"no metric {key!r}; the history has {', '.join(metrics) or 'none'}")
         return metrics[key]
 
     def by_metric(self) -> dict[str, list[Any]]:

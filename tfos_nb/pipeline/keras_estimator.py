@@ -45,7 +45,7 @@ def _to_task(value: Any) -> str:
 def _to_rate(value: Any) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
         return float(value)
-    raise TypeError(f"{value!r} is no number above 0")
+    raise TypeError(f"{value!r} is not a number above 0")
 
 
 def _to_metrics(value: Any) -> Any:
@@ -65,7 +65,7 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
     """Trains a Keras model on a cluster of Spark's executors; ``fit`` returns a :class:`KerasModel`.
 
     With several nodes it trains under ``MultiWorkerMirroredStrategy``; ``batch_size`` is the global one. Each fit
-    starts with the weights that the model has (or, of a function, with new ones) and leaves the model as it is.
+    starts with the model's weights (or with new ones, if a function builds the model) and does not change the model.
 
     Parameters
     ----------
@@ -73,15 +73,15 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
         The model, compiled or not; or a function without parameters that builds it on the nodes, so that the driver
         needs no TensorFlow.
     optimizer, loss : str, or an object of Keras, optional
-        What to compile it with. Default: as it is compiled. A loss of your own is a function, or of a class of Keras.
-        Of several outputs, a list in their order or a dictionary by their names.
+        Arguments of ``compile``. Default: as the model is compiled. A loss of your own is a function, or an object of a
+        Keras class. For several outputs, a list in their order or a dictionary by their names.
     metrics : list or dict, optional
-        Names, or objects of Keras; of several outputs a list with an entry (or a list) for each, or a dictionary.
+        Names, or objects of Keras; for several outputs a list with an entry (or a list) for each, or a dictionary.
     callbacks : list of keras.callbacks.Callback, optional
         For ``fit``, such as ``EarlyStopping``; every node gets its own.
     custom_objects : dict, optional
-        Your own classes and functions. Those that a model object has in it, or that the function refers to, come by
-        themselves.
+        Your own classes and functions. Those that a model object contains, or that the function refers to, are included
+        automatically.
     validation : DataFrame, optional
         Rows to validate on; the other way is the Param ``validationIndicatorCol``.
     **params
@@ -91,11 +91,11 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
 
     Notes
     -----
-    What the model is for is told by its loss: a crossentropy means a classifier, whose label is a number from 0 on, as
-    ``StringIndexer`` makes it, or one-hot. ``task`` says it otherwise.
+    The loss determines the model's task: a crossentropy means a classifier, whose label is a number from 0 on, as
+    ``StringIndexer`` makes it, or one-hot. ``task`` overrides this.
 
     A model with several outputs has a label for each: ``label_cols={"price": "paid", "kind": "label"}``. The fitted
-    model gives each output's columns with its name behind them: ``prediction_price``, ``probability_kind``.
+    model's columns end with the output's name: ``prediction_price``, ``probability_kind``.
 
     Examples
     --------
@@ -244,10 +244,11 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
             check_column(df, name, "decode")
             kind = df.schema[name].dataType
             if name not in features:
-                raise PlanError(f"decode: column {name!r} is none of the features, {', '.join(features)}: leave it out")
+                raise PlanError(f"decode: column {name!r} is not a feature ({', '.join(features)}): leave it out")
             if not isinstance(kind, BinaryType):
                 raise PlanError(
-                    f"decode: column {name!r} must be binary, encoded pictures, got {kind.simpleString()}: leave it out"
+                    f"decode: column {name!r} must be binary, with encoded images, got {kind.simpleString()}: leave "
+                    "it out"
                 )
         if is_keras_model(self.model) and not takes_any_shape(self.model):
             tensors = input_tensors(self.model)
@@ -338,7 +339,7 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
         """
         self._refuse_frame()
         if self.callbacks:
-            raise PlanError("callbacks cannot be saved: save the estimator without them")
+            raise PlanError("callbacks cannot be saved: remove them, then save the estimator")
         code: dict[str, Any] = dict(self.custom_objects)
         if is_keras_model(self.model):
             return {}, self._own(), keras_bytes(self.model)

@@ -38,7 +38,7 @@ def _to_head(value: Any) -> str:
     for head in str(value).split(", "):
         task, _, logits = head.partition(" ")
         if task not in tuple(Task) or logits not in ("", "logits"):
-            raise TypeError(f"{value!r} is none of {', '.join(Task)}, with ' logits' behind it or without")
+            raise TypeError(f"{value!r} must be one of {', '.join(Task)}, with or without ' logits' after it")
     return str(value)
 
 
@@ -119,7 +119,7 @@ class KerasModel(HasPredictionColumns, HasInputMapping, HasBatchSize, Scorer, Mo
         kinds = dict.fromkeys(name.partition("_")[0] for name in names)
         wanted = [params[kind] for kind in kinds if params[kind]]
         if len(set(wanted)) < len(wanted):
-            raise PlanError(f"two of the columns {', '.join(params.values())} have one name: name one otherwise")
+            raise PlanError(f"two of the columns {', '.join(params.values())} have the same name: rename one")
         parts = {name: name.partition("_") for name in names}
         return {
             name: f"{params[kind]}{line}{output}" if params[kind] else ""

@@ -410,13 +410,13 @@ PROGRESS = ("auto", "widget", "html", "text", "none")
 def _to_seconds(value: Any) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
         return float(value)
-    raise TypeError(f"{value!r} is no number of seconds above 0")
+    raise TypeError(f"{value!r} is not a number of seconds above 0")
 
 
 def _to_progress(value: Any) -> str:
     if value in PROGRESS:
         return str(value)
-    raise TypeError(f"{value!r} is none of {', '.join(PROGRESS)}")
+    raise TypeError(f"{value!r} is not one of {', '.join(PROGRESS)}")
 
 
 class HasRowRoles(HasWeightCol, HasValidationIndicatorCol, HasSeed):

@@ -1,4 +1,4 @@
-"""What the Transformers with a model in them have in common: the model, how rows are read, writing and reading."""
+"""Common parts of the Transformers with a model: the model, how rows are read, writing and reading."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ P = TypeVar("P", bound=Params)
 def _to_policy(value: Any) -> str:
     if value in NULLS:
         return str(value)
-    raise TypeError(f"{value!r} is none of {', '.join(NULLS)}")
+    raise TypeError(f"{value!r} is not one of {', '.join(NULLS)}")
 
 
 class HasRows(Params):
@@ -215,5 +215,5 @@ def one_place(**places: Any) -> Any:
     """
     found = next((place for place in places.values() if place is not None), None)
     if found is None:
-        raise PlanError(f"there is no model: give {' or '.join(places)}")
+        raise PlanError(f"the model is missing: give {' or '.join(places)}")
     return found

@@ -1,4 +1,4 @@
-"""Which columns and rows of a DataFrame an Estimator feeds; what is not there is refused before anything starts."""
+"""Select the columns and rows of a DataFrame that an Estimator feeds; refuse missing ones before anything starts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_column(df: DataFrame, name: str, what: str) -> str:
     """
     if df.columns.count(name) != 1:
         if name in df.columns:
-            raise PlanError(f"{what}: there are {df.columns.count(name)} columns {name!r}: rename one")
+            raise PlanError(f"{what}: the DataFrame has {df.columns.count(name)} columns {name!r}: rename one")
         raise PlanError(f"{what}: no column {name!r}{near(name, df.columns)}; there are {', '.join(df.columns)}")
     if name not in feedable(df):
         kind = df.schema[name].dataType.simpleString()
@@ -59,7 +59,7 @@ def parted(df: DataFrame, indicator: str | None, held_out: DataFrame | None) -> 
     if indicator is None:
         return df, held_out
     if held_out is not None:
-        raise PlanError("validationIndicatorCol and a validation DataFrame are two ways to say it: give one of them")
+        raise PlanError("validationIndicatorCol and a validation DataFrame exclude each other: give only one of them")
     check_column(df, indicator, "validationIndicatorCol")
     if not isinstance(df.schema[indicator].dataType, BooleanType):
         kind = df.schema[indicator].dataType.simpleString()
@@ -87,7 +87,7 @@ def selected(df: DataFrame, mapping: Mapping[str, str], also: Sequence[str] = ()
         by_tensor.setdefault(tensor, []).append(check_column(df, column, "input_mapping"))
     for column in also:
         if column in by_tensor and by_tensor[column] != [column]:
-            raise PlanError(f"input_mapping: {column!r} is a column of its own too: name the tensor otherwise")
+            raise PlanError(f"input_mapping: {column!r} is also another column: rename the tensor")
         by_tensor[column] = [check_column(df, column, "weightCol")]  # a label has been looked at before
     frame = df.toDF(*(f"c{index}" for index in range(len(df.columns))))
     return frame.select(*(_one(df, frame, columns).alias(tensor) for tensor, columns in by_tensor.items()))
@@ -100,7 +100,9 @@ def _one(df: DataFrame, frame: DataFrame, columns: Sequence[str]) -> Column:
     for name in columns:
         if not isinstance(df.schema[name].dataType, (NumericType, BooleanType)):
             kind = df.schema[name].dataType.simpleString()
-            raise PlanError(f"input_mapping: {', '.join(columns)} become one tensor, and {name!r} is {kind}, no number")
+            raise PlanError(
+                f"input_mapping: {', '.join(columns)} become one tensor, so they must be numbers; {name!r} is {kind}"
+            )
     return F.array(*(place.cast("double") for place in places))
 
 
@@ -147,5 +149,5 @@ def _filled(column: Column, kind: DataType, value: object, name: str) -> Column:
     if value is None:
         value = "" if text else 0
     if isinstance(value, str) != text or (isinstance(kind, IntegralType) and value != value // 1):  # type: ignore[operator]
-        raise PlanError(f"fill: {value!r} is none of the values of column {name!r}, which is {kind.simpleString()}")
+        raise PlanError(f"fill: {value!r} does not fit column {name!r}, which is {kind.simpleString()}")
     return F.coalesce(column, F.lit(value).cast(kind))

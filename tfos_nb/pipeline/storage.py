@@ -1,11 +1,11 @@
-"""How a Transformer with a model in it is written and read: its Params, its model, its arguments.
+"""Write and read a Transformer with a model: its Params, its model, its arguments.
 
 ::
 
     metadata/   Spark ML's own, in JSON: Params, arguments, and the user's functions by the names of their modules
     model/      the .keras file of a model object, in pieces, as Parquet: on any file system that Spark knows
 
-Nothing of it is pickled, so a directory that comes from somebody else runs no code when it is read.
+Nothing of it is pickled, so reading a directory of another person runs no code.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ScorerReader(MLReader[Any]):
         metadata = DefaultParamsReader.loadMetadata(path, _for_params(spark))
         kind = f"{self.cls.__module__}.{self.cls.__name__}"
         if metadata["class"] != kind:
-            raise PlanError(f"{path} holds a {metadata['class']}, not a {kind}: load it with that class")
+            raise PlanError(f"{path} contains a {metadata['class']}, not a {kind}: load it with that class")
         instance: Any = self.cls()
         instance._resetUid(metadata["uid"])
         unset = [name for name, value in metadata["paramMap"].items() if value is None]  # its own reader refuses it
@@ -121,7 +121,7 @@ def _reference(value: Any, name: str) -> str:
             "" if name.endswith("_fn") else ", or export the model with model.export(DIRECTORY) and use that directory"
         )
         raise PlanError(
-            f"{name} is defined in the notebook or inside a function, where nobody finds it again: put it into a "
+            f"{name} is defined in the notebook or inside a function, where it cannot be imported from: put it into a "
             f"module{export}"
         )
     return text
@@ -139,4 +139,6 @@ def _found(text: str) -> Any:
     try:
         return _resolved(text)
     except (ImportError, AttributeError) as error:
-        raise PlanError(f"it was saved with {text.replace(':', '.')}, which is not here: {error}") from error
+        raise PlanError(
+            f"it was saved with {text.replace(':', '.')}, which cannot be imported here: {error}"
+        ) from error

@@ -1,5 +1,5 @@
-"""What is asked of Spark: the session, its slots, and whether its executors reach this process.
+"""Access to Spark: the session, its slots, and whether its executors reach this process.
 
-In comes a ``SparkSession``, classic or of Spark Connect; out come jobs, counts of slots, and reasons why not. It knows
-no cluster: the driver's packages import it.
+The input is a ``SparkSession``, classic or of Spark Connect. The output is jobs, counts of slots, and reasons for
+refusals. It does not depend on clusters; the driver's packages import it.
 """

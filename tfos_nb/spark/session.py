@@ -1,7 +1,7 @@
 """The Spark session, and the Spark jobs of a cluster.
 
-What a Spark tells of itself, and how its jobs are marked and cancelled, is in :mod:`tfos_nb.spark.contexts`;
-preflight's questions are in :mod:`tfos_nb.spark.slots`, and are handed on from here.
+:mod:`tfos_nb.spark.contexts` has Spark's facts about itself, and how its jobs are tagged and cancelled.
+:mod:`tfos_nb.spark.slots` has the checks of preflight, which are exported from here too.
 
 ::
 
@@ -99,21 +99,21 @@ def spark_session(
     slots : int, optional
         Tasks that the embedded Spark runs at once. Default: the cores of this machine, at least 4.
     app_name : str
-        What the embedded Spark is called in its UI.
+        The embedded Spark's name in its UI.
     conf : mapping of str to str, optional
-        More configuration of the embedded Spark; it goes before ours.
+        More configuration of the embedded Spark; it overrides ours.
 
     Returns
     -------
     SparkSession
-        A session that is there already is taken as it is: the arguments are for one that is started here. The log of
-        one that is started here goes not to the cell but to a file, ``spark.conf.get("spark.tfos_nb.log")``, which is
+        An existing session is used as it is; the arguments are only for one that is started here. The log of a session
+        that is started here goes to a file instead of the cell: ``spark.conf.get("spark.tfos_nb.log")``. The file is
         removed when Python ends.
 
     Raises
     ------
     PlanError
-        If there is no session, and no Java to start one; or if it cannot be started with these arguments.
+        If no session exists and no Java is found to start one; or if it cannot be started with these arguments.
     """
     if slots is not None and (type(slots) is not int or slots < 1):
         raise PlanError(
@@ -128,8 +128,8 @@ def spark_session(
 def session_and_format(spark: SparkSession | None, slots: int) -> tuple[SparkSession, Callable[[], None]]:
     """Return the user's session, or one that is started here, and how to wait until it knows TFRecord files by name.
 
-    Spark takes most of a second to tell what formats it knows, since it starts a Python process for the answer. A
-    launch does not need it, and has it asked meanwhile.
+    Spark needs most of a second to list its formats, since it starts a Python process for that. A launch does not need
+    the format, so it is registered in the background.
 
     Raises
     ------
@@ -173,7 +173,7 @@ def usable_session(spark: SparkSession) -> SparkSession:
     Raises
     ------
     PlanError
-        If it is none, or is stopped.
+        If it is not a SparkSession, or is stopped.
     """
     return _with_format(_checked(spark))
 
@@ -182,7 +182,7 @@ def _checked(spark: SparkSession) -> SparkSession:
     if not hasattr(spark, "createDataFrame"):
         raise PlanError(f"spark is a {type(spark).__name__}, not a SparkSession: leave it out, or give spark=spark")
     if context_of(spark).stopped:
-        raise PlanError("the Spark session was stopped: start one anew, or leave spark out")
+        raise PlanError("the Spark session was stopped: start a new one, or leave spark out")
     return spark
 
 
@@ -217,7 +217,8 @@ def _refuse_nobody() -> None:
         pwd.getpwuid(number)
     except KeyError:
         raise PlanError(
-            f"this process runs as user {number}, who has no entry in /etc/passwd. Spark does not start without one. "
+            f"this process runs as user {number}, who has no entry in /etc/passwd. Spark does not start without an "
+            "entry. "
             f"Add it where the container starts, such as 'spark:x:{number}:0::/tmp:/bin/sh', or run as another user"
         ) from None
 
@@ -245,13 +246,13 @@ def _start_embedded(conf: SparkConf) -> SparkSession:
                 gateway = launch_gateway(conf, {"stderr": stderr})  # type: ignore[no-untyped-call]
             except PySparkRuntimeError as error:
                 tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
-                raise PlanError(f"Spark did not start on {java}. The last that it wrote:\n{tail}") from error
+                raise PlanError(f"Spark did not start on {java}. Its last output:\n{tail}") from error
         SparkContext(conf=conf, gateway=gateway)
         return SparkSession.builder.getOrCreate()
 
 
 def _join_sparkmonitor(conf: SparkConf, home: Path) -> dict[str, str]:
-    """Add sparkmonitor's listener where somebody sees it; return what the JVM needs for it in its environment."""
+    """Add sparkmonitor's listener if its panel can be shown; return the JVM's environment variables for it."""
     found = listener(home / "jars")
     if found is None:
         return {}
@@ -335,7 +336,7 @@ class Job(Generic[_Result]):
         self._thread = context.thread(partial(self._run, target, tags), f"tfos_nb {description}")
 
     def start(self) -> None:
-        """Begin; to be called once, when somebody knows the job who can cancel it."""
+        """Start the action. Call it once, after the job was stored where it can be cancelled."""
         self._thread.start()
 
     def _run(self, target: Callable[[], _Result], tags: tuple[str, str]) -> None:
@@ -343,7 +344,7 @@ class Job(Generic[_Result]):
             self._context.mark(tags, self.description)
             if not self.cancelled:
                 self.result = target()
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the job
+        except BaseException as error:  # noqa: BLE001 - the error is for the thread that waits for the job
             self.error = error
             ending(self.description)
         finally:
@@ -379,7 +380,7 @@ class SparkJobs:
     Parameters
     ----------
     tag : str
-        The cluster's own; nobody else's jobs carry it.
+        The cluster's own tag; no other jobs have it.
 
     Examples
     --------
@@ -393,7 +394,7 @@ class SparkJobs:
         self._context = context_of(spark)
         self._context.check_threads()
         if not tag or "," in tag:
-            raise PlanError(f"tag={tag!r}: Spark takes no empty tag, and no comma in it")
+            raise PlanError(f"tag must not be empty or contain a comma, got {tag!r}")
         self.tag = tag
         self._lock = threading.Lock()
         self._started = 0
@@ -404,13 +405,13 @@ class SparkJobs:
     ) -> Job[_Result]:
         """Run an action in a daemon thread, under the cluster's tag, its own tag and a description for people.
 
-        ``then`` is called when the job is done and says so: who waits for more than that, and is woken by it, sees it.
+        ``then`` is called after ``done`` is set, so that a thread which it wakes sees the job as done.
         """
         with self._lock:
             self._jobs = [job for job in self._jobs if not job.done.is_set()]
             self._started += 1
             job = Job(self._context, target, description, (self.tag, f"{self.tag}-{self._started}"), then)
-            self._jobs.append(job)  # first: an interrupt here leaves no job that nobody can cancel
+            self._jobs.append(job)  # first, so that an interrupt here leaves no job that cannot be cancelled
             job.start()
         return job
 
@@ -437,6 +438,6 @@ class SparkJobs:
     def wait_for_slots(self, timeout: float) -> None:
         """Wait until no task of the cluster holds a slot: one does for a moment after its job was cancelled."""
         deadline = time.monotonic() + timeout
-        nothing = threading.Event()  # Spark tells Python of no task that ends: it has to be asked again
+        nothing = threading.Event()  # Spark has no event for the end of a task, so poll
         while self._context.in_time(partial(self._context.running, self.tag)) and time.monotonic() < deadline:
             nothing.wait(_POLL_SECONDS)

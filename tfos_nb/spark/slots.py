@@ -1,7 +1,7 @@
-"""Preflight's questions to Spark: what a task may have, how many run at once, and who holds the places.
+"""Checks of preflight: the resources of a task, the number of tasks that run at once, and the users of busy slots.
 
-Part of the room :mod:`tfos_nb.spark.session`, which hands these names on. What Spark answers comes from
-:mod:`tfos_nb.spark.contexts`; here is what it means.
+:mod:`tfos_nb.spark.session` exports these names too. :mod:`tfos_nb.spark.contexts` gets the facts from Spark; this
+module interprets them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _WHAT_IT_HAS = (
     "import sys, importlib.util as u; "
     "print('%d.%d' % sys.version_info[:2], *(name for name in sys.argv[1:] if not u.find_spec(name)))"
 )
-_SET_PYTHON = f"Stop the session, set PYSPARK_PYTHON to this one, {sys.executable}, and start Spark anew"
+_SET_PYTHON = f"Stop the session, set PYSPARK_PYTHON to this one, {sys.executable}, and start Spark again"
 _POLL_SECONDS = 0.2
 
 
@@ -81,7 +81,7 @@ def resource_profile(spark: SparkSession, cpus: int = 1, gpus: int = 0) -> Resou
     if context.is_local:
         raise PlanError(wanted + f"{context.master} cannot give another to some of them: {change}")
     if context.has_dynamic_allocation:
-        raise PlanError(wanted + f"with dynamic allocation others would wait for executors of their own: {change}")
+        raise PlanError(wanted + f"with dynamic allocation other tasks would wait for executors of their own: {change}")
     if "profile" not in inspect.signature(DataFrame.mapInArrow).parameters:
         raise PlanError(wanted + f"PySpark {pyspark.__version__} has no stage-level scheduling of DataFrames: {change}")
     request = TaskResourceRequests().cpus(cpus)
@@ -129,13 +129,13 @@ def slots_total(
 ) -> int:
     """Count the tasks of a profile that this Spark can run at once, busy or not.
 
-    While executors that were asked for are still registering it waits for them, for ``timeout`` seconds at the most and
-    no longer than until there are ``at_least`` slots.
+    If requested executors are still registering, it waits for them: at most ``timeout`` seconds, and only until Spark
+    has ``at_least`` slots.
     """
     context = context_of(spark)
     expected = _expected_executors(context)
     deadline = time.monotonic() + timeout
-    nothing = threading.Event()  # Spark tells Python of no executor that registers: it has to be asked again
+    nothing = threading.Event()  # Spark has no event for an executor that registers, so poll
     while True:
         registered = context.executors()
         total = context.places(profile)
@@ -220,7 +220,7 @@ def check_slots(
     feeding : bool
         Whether one slot more is needed, for the tasks that feed them.
     exchanging : bool, optional
-        Whether one more is needed, for the tasks that fetch what the nodes say.
+        Whether one more is needed, for the tasks that fetch the nodes' messages.
     cpus, gpus, profile
         Of a node, and the profile that :func:`resource_profile` made for them.
 
@@ -232,10 +232,10 @@ def check_slots(
     Raises
     ------
     PlanError
-        With the numbers, who holds the busy slots, and what to change.
+        If slots are missing: with the numbers, the users of the busy slots, and what to change.
     """
     wanted = need + feeding + exchanging
-    nothing = threading.Event()  # Spark tells Python of no task that has left: it has to be asked again
+    nothing = threading.Event()  # Spark has no event for a task that has ended, so poll
     while True:
         stages = slots_busy(spark)
         leave = still_ending(stages)
@@ -282,7 +282,7 @@ def _kept_executors(context: Context) -> int:
 def check_local_python(spark: SparkSession) -> None:
     """Refuse an interpreter of the executors that cannot run a node, where the executors are on this machine.
 
-    Elsewhere only the executors themselves can tell, and do, when a node reserves.
+    On a cluster only the executors can check this; they do when a node reserves.
     """
     python = context_of(spark).python
     if python in ("", sys.executable):
@@ -305,8 +305,8 @@ def check_local_python(spark: SparkSession) -> None:
 def check_dynamic_allocation(spark: SparkSession, need: int) -> None:
     """Refuse dynamic allocation unless the executors that it always keeps have ``need`` slots.
 
-    More it would start only when tasks wait, one after another; and it takes away an idle executor, on which a node
-    that had left its slot may still live.
+    Spark would start more executors only when tasks wait, one after another. And it removes an idle executor, on which
+    a node that has left its slot may still run.
     """
     context = context_of(spark)
     if not context.has_dynamic_allocation:

@@ -80,7 +80,7 @@ def _as_active(spark: SparkSession) -> Iterator[None]:
 
 
 def register_quietly(spark: SparkSession) -> None:
-    """Register the data source where that works. Nothing else depends on it, so a Spark that refuses is let be."""
+    """Register the data source where that works. Nothing else depends on it, so a refusal is ignored."""
     try:
         register_if_possible(spark)
     except Exception as error:  # noqa: BLE001 - whatever Spark has against it, the functions need no data source

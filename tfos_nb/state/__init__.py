@@ -1,5 +1,5 @@
-"""What a cluster looks like at one moment, and what is kept of its past to show.
+"""State of a cluster at one moment, and the part of its past that is kept to show.
 
-In come reports and lines of output; out come immutable snapshots. All views, in a notebook and in a terminal, are made
-of these alone. It imports nothing that speaks to Spark or to a node.
+The input is reports and lines of output. The output is immutable snapshots. All views, in a notebook and in a terminal,
+are made only from these. It imports nothing that communicates with Spark or a node.
 """

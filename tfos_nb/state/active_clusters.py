@@ -1,6 +1,7 @@
-"""The clusters of this process that have not ended, whether a variable of the user's holds them or not.
+"""Clusters of this process that have not ended, whether a user's variable refers to them or not.
 
-A cluster lives in its threads and in Spark: to lose its variable does not end it, and somebody must be able to.
+A cluster runs in its threads and in Spark, so it does not end when its variable is lost. The user must still be able to
+end it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a cluster looks like at one moment: immutable, and all that a rendering needs.
+"""State of a cluster at one moment: immutable, with all that a rendering needs.
 
-The driver changes its own records (:mod:`tfos_nb.driver.membership`) and hands out a new :class:`ClusterState` whenever
-somebody looks. Nothing here knows Spark, gRPC or a notebook.
+The driver changes its own records (:mod:`tfos_nb.driver.membership`), and makes a new :class:`ClusterState` for each
+request. Nothing here depends on Spark, gRPC or a notebook.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class NodeStatus(str, enum.Enum):
 
     @property
     def ended(self) -> bool:
-        """Whether the node's process is gone for good."""
+        """Whether the node's process has ended finally."""
         return self in (NodeStatus.DONE, NodeStatus.FAILED, NodeStatus.LOST, NodeStatus.STOPPED)
 
 
@@ -137,12 +137,12 @@ class FeedProgress:
 
 @dataclass(frozen=True)
 class ClusterState:
-    """A whole cluster at one moment.
+    """State of a whole cluster at one moment.
 
-    ``id`` names it among all clusters of the machine, in URLs too; ``generation`` counts how often its members were
-    gathered; ``elapsed`` are the seconds since launch; ``error`` is the first failure in words; ``log`` are the newest
-    lines of all nodes, the oldest first; ``log_dir`` is what TensorBoard shows, empty if there is none; ``plan`` is the
-    plan as it prints itself.
+    ``id`` identifies it among all clusters of the machine, also in URLs. ``generation`` counts how often its nodes were
+    started. ``elapsed`` is the number of seconds since launch. ``error`` is the text of the first failure. ``log`` has
+    the newest lines of all nodes, the oldest first. ``log_dir`` is the directory that TensorBoard shows, empty without
+    TensorBoard. ``plan`` is the printed plan.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""How a number went since the start of a run, however long that is, in a few points."""
+"""Curve of a number since the start of a run, in a few points, however long the run is."""
 
 from __future__ import annotations
 

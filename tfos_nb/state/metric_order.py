@@ -1,4 +1,4 @@
-"""Which metric comes before which: the same order in every view, whatever the order in which the nodes report."""
+"""Order of metrics: the same in every view, independent of the order in which the nodes report."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _SETTINGS = ("learning_rate", "lr")  # Keras puts them among an epoch's numbers
 
 
 def rank(name: str) -> tuple[int, bool, str]:
-    """Return what to sort a metric by.
+    """Return the sort key of a metric.
 
-    The loss comes first, then the other numbers of the training by name, as Keras 3 sorts them; then those of the
-    validation (``val_…``), the validation's loss before its others; then those of an evaluation (``test_…``); what is
-    set rather than measured comes last.
+    The training's metrics come first: the loss, then the others by name, as in Keras 3. Then come those of the
+    validation (``val_…``), also with the loss first, and those of an evaluation (``test_…``). Values that are set
+    rather than measured come last.
 
     Examples
     --------

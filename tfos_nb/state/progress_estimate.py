@@ -1,4 +1,4 @@
-"""How long a node's training still takes, by its pace of late."""
+"""Estimate a node's remaining training time from its recent pace."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class _Way(NamedTuple):
 
 
 class ProgressEstimate:
-    """Reckons from the reports of one node; its clock is the node's own.
+    """Estimate progress from the reports of one node, by that node's clock.
 
-    Training and what lies between the steps of two epochs are measured apart: the seconds for an epoch's steps by the
-    last half minute of them; those for its closing (validation, checkpoints) and for the opening of the next one (its
-    dataset) by the last few of each. So the result neither jumps at an epoch's end nor takes a validation for slow
-    training.
+    The time of an epoch's steps and the time between epochs are measured separately. The former comes from the steps of
+    the last half minute. The latter has two parts, each from its last few occurrences: the end of an epoch (validation,
+    checkpoints), and the start of the next one (its dataset). So the estimate does not jump at an epoch's end, and a
+    validation does not count as slow training.
     """
 
     def __init__(self) -> None:

@@ -52,7 +52,7 @@ def found(spark: SparkSession, urls: Sequence[str], why: str) -> list[DataFile]:
         fs, path = _path(spark, url, why)
         statuses = fs.globStatus(path)
         if not statuses:
-            raise PlanError(f"{plain(url)}: there is no such path")
+            raise PlanError(f"{plain(url)}: no such path exists")
         for status in statuses:
             files += _under(fs, status)
     return files
@@ -88,7 +88,7 @@ class _Stream(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         if whence != io.SEEK_SET:
-            raise OSError("only from the beginning")
+            raise OSError("this stream can only be read from the beginning")
         self._stream.seek(offset)
         return offset
 

@@ -1,4 +1,4 @@
-"""What a write came to: what was written, or why not."""
+"""Outcome of a write: what was written, or why not."""
 
 from __future__ import annotations
 

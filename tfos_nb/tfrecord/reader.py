@@ -70,7 +70,7 @@ def read(
     Returns
     -------
     DataFrame
-        Computed when somebody asks for rows. The order of files and records is kept within a partition.
+        Computed when its rows are used. The order of files and records is kept within a partition.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def _json(schema: Any) -> dict[str, Any] | None:
         try:
             schema = DataType.fromDDL(schema) if hasattr(DataType, "fromDDL") else _parsed(schema)
         except PySparkException as error:
-            raise PlanError(f"schema={schema!r} is no schema: {str(error).strip().splitlines()[0]}") from error
+            raise PlanError(f"schema={schema!r} is not a schema: {str(error).strip().splitlines()[0]}") from error
     if not isinstance(schema, StructType) or not schema.fields:
         raise PlanError("schema: it is a StructType with columns, or text such as 'pixels array<float>, label int'")
     return dict(schema.jsonValue())

@@ -1,4 +1,4 @@
-"""What was left out of the files that were read, for the user to see."""
+"""Records that a read skipped, for the user to see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a cluster is shown: text, HTML, and the view that keeps either up to date."""
+"""Show a cluster: text, HTML, and the view that keeps either up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which screen to take: by what the user wants, where the code runs, and which widgets can be imported."""
+"""Choose a screen by the user's wish, by where the code runs, and by the widgets that can be imported."""
 
 from __future__ import annotations
 

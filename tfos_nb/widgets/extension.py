@@ -1,6 +1,6 @@
-"""Whether the Jupyter server that started this kernel has tfos_nb's extension.
+"""Find out whether the Jupyter server that started this kernel has tfos_nb's extension.
 
-The kernel may have another Python than the server, so nothing but asking tells.
+The kernel may have another Python than the server, so the server must be asked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Answer:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The token is for this server and for nobody that it sends us to."""
+    """Refuse redirects: the token is for this server only."""
 
     def redirect_request(self, *args: object) -> None:
         """Follow none."""

@@ -13,9 +13,9 @@ __all__ = ["Frame"]
 class Frame(anywidget.AnyWidget):
     """TensorBoard of a cluster.
 
-    ``proxied`` and ``local`` are addresses of the kernel's port, for pages whose server has no extension;
-    ``invitations`` are what comes after them, for the frame and for the link beside it: each opens once. ``widget`` is
-    the widget's own id, by which a saved notebook knows it.
+    ``proxied`` and ``local`` are addresses of the kernel's port, for pages whose server has no extension.
+    ``invitations`` are appended to these addresses, one for the frame and one for the link beside it; each works once.
+    ``widget`` is the widget's own id, which identifies it in a saved notebook.
     """
 
     _esm = Path(__file__).with_name("frame.js")

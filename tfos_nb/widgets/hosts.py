@@ -1,7 +1,7 @@
-"""Where the code runs: which notebook, terminal or script, what can be shown there, and how a browser reaches a port.
+"""Detect where the code runs: which notebook, terminal or script, what it can show, and how a browser reaches a port.
 
-Nothing is asked of a page, since a page that does not answer would hang the kernel: environment variables, the shell
-and what is imported already tell it. Spark and TensorFlow are never imported for it.
+The page is not asked, since the kernel would hang if it did not answer. Environment variables, the shell and the
+imported modules are enough. Spark and TensorFlow are never imported for this.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Host:
     rendering : str
         The best that it can show: ``widget``, ``html`` or ``text``.
     replaces_by_clearing : bool
-        Whether an output can be replaced only by clearing the cell's outputs and writing them anew.
+        Whether an output can be replaced only by clearing the cell's outputs and writing them again.
     refusal : str
         Why tfos_nb cannot run here, and what to do; empty if it can.
     """
@@ -240,7 +240,7 @@ def _prefix(environ: Mapping[str, str], host: Host) -> str:
 
 
 def parent_server(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return what the Jupyter server that started this kernel says of itself, its token included: show it to nobody.
+    """Return what the Jupyter server that started this kernel says of itself, including its token: never show it.
 
     It is what ``jupyter_server.serverapp.list_running_servers`` gives, whose import would take more than a second.
     Empty if no server started this kernel, or it runs on another machine.

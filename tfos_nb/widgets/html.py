@@ -1,8 +1,8 @@
 """The panel as static HTML: one string, no script, nothing fetched.
 
-It is what hosts without widgets show while the cluster runs, and what stays in the saved file. The style is that of the
-live panel. Where the host strips it (GitHub, an untrusted notebook), a plain table and the sentence remain, without a
-colour of their own: so they read well on white and on dark.
+Hosts without widgets show it while the cluster runs, and it stays in the saved file. It has the style of the live
+panel. If the host strips the style (GitHub, an untrusted notebook), a plain table and the sentence remain. They set no
+colour, so they are readable on white and on dark.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def render_html(state: ClusterState, *, note: str = "", left: float | None = Non
     note : str
         One more line at the end.
     left : float, optional
-        Seconds until the training ends, if somebody measured its pace.
+        Seconds until the training ends, if its pace was measured.
     every_node : bool
         Show a row for each node, however many there are.
 

@@ -1,8 +1,8 @@
-"""What the page gets of a cluster: a small dictionary that holds all that the panel shows.
+"""Data of a cluster for the page: a small dictionary with all that the panel shows.
 
-It is sent anew whenever something changes, so it is kept small: at most :data:`BUDGET` bytes, whatever the cluster's
-size and whatever the nodes wrote. Words and numbers come written out from :mod:`tfos_nb.widgets.words.wording`; the
-page only counts time. A node is a list, whose places ``fields`` names.
+It is sent again whenever something changes, so it is kept small: at most :data:`BUDGET` bytes, for any size of the
+cluster and any output of the nodes. :mod:`tfos_nb.widgets.words.wording` formats words and numbers; the page only
+counts time. A node is a list; ``fields`` names its elements.
 """
 
 from __future__ import annotations

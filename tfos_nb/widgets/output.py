@@ -1,7 +1,7 @@
 """An output that is a widget while the cluster runs, and static HTML from its end on.
 
-The one bundle holds the widget, the HTML and the text. A notebook that is opened again shows an error in the place of a
-widget whose kernel has gone, even if HTML is beside it: so at the end the bundle is replaced by one without the widget.
+The first output contains the widget, the HTML and the text. A reopened notebook shows an error for a widget whose
+kernel has ended, even if the output has HTML too. So at the end the output is replaced by one without the widget.
 """
 
 from __future__ import annotations

@@ -25,13 +25,13 @@ AT_MOST_EVERY = 0.5
 
 
 class Panel(anywidget.AnyWidget):
-    """The widget: one dictionary, from which a page that is loaded anew shows everything again."""
+    """The widget: one dictionary, from which a reloaded page shows everything again."""
 
     _esm = Path(__file__).with_name("panel.js")
     _css = Path(__file__).with_name("panel.css")
     cluster = traitlets.Dict().tag(sync=True)
     outcome = traitlets.Dict().tag(sync=True)
-    """What a page that was loaded anew puts into the panel's place when the cluster has ended: a bundle, by MIME."""
+    """Output that a reloaded page puts into the panel's place after the cluster has ended: a bundle, by MIME type."""
 
 
 class PanelScreen(WidgetScreen):
@@ -59,7 +59,7 @@ class PanelScreen(WidgetScreen):
         return [panel]
 
     def change(self, state: ClusterState, note: str, left: float | None) -> None:
-        """Send the state anew if a reader would see more than the time that the page counts by itself."""
+        """Send the state again if more has changed than the time, which the page counts itself."""
         quiet = self._clock() - self._sent
         if quiet < AT_MOST_EVERY:
             return

@@ -34,7 +34,7 @@ class PlainScreen(WidgetScreen):
         return [ipywidgets.VBox([self._html, row]), row, self._html, self._button, self._answer]
 
     def change(self, state: ClusterState, note: str, left: float | None) -> None:
-        """Write the HTML anew if something but the time has changed."""
+        """Write the HTML again if something other than the time has changed."""
         shown = f"{self.stop is not None} {change_key(state, note=note, said=self.said)}"
         if shown == self._shown:
             return

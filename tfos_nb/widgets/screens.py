@@ -1,4 +1,4 @@
-"""Where a cluster may be drawn, apart from widgets: a notebook's output, a terminal, a log."""
+"""Outputs on which a cluster can be drawn without widgets: a notebook's output, a terminal, a log."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = [
 
 
 class Screen(ABC):
-    """Where a view draws.
+    """Output that a view draws on.
 
-    ``outlives_cell`` says whether it can still be drawn on when the cell that made it has returned; ``asks_by_http``
-    whether it has a page that asks the kernel through the Jupyter server.
+    ``outlives_cell`` says whether it can still be drawn on after the cell that made it has returned. ``asks_by_http``
+    says whether it has a page that sends requests to the kernel through the Jupyter server.
     """
 
     outlives_cell = True

@@ -1,8 +1,14 @@
-"""TensorBoard where the user is: in the page, in a tab, or as a printed address.
+"""Show TensorBoard to the user: in the page, in a tab, or as a printed address.
 
-The way to it, first that fits: an address that the user or the administrator has configured; Colab's and Databricks'
-own proxies; this package's extension in the Jupyter server that the page came from; jupyter-server-proxy; the port
-itself. All but the extension need a port of the kernel's machine, and it is opened only then.
+The first of these routes that is available is used:
+
+1. an address that the user or the administrator has configured,
+2. Colab's and Databricks' own proxies,
+3. this package's extension in the Jupyter server that the page came from,
+4. jupyter-server-proxy,
+5. the port itself.
+
+All but the extension need a port on the kernel's machine, and it is opened only then.
 """
 
 from __future__ import annotations
@@ -145,10 +151,10 @@ def _address(
 
 
 def _show_in_jupyter(endpoint: Endpoint, state: ClusterState, height: int, host: Host) -> None:
-    """Show a frame where the way is known, and let the page find it where it is not.
+    """Show a frame if the address is known; otherwise let the page find it.
 
-    What is known is the address below the Jupyter server that started this kernel, if that has the extension: it is
-    shown as plain HTML, which a saved notebook can keep.
+    The address is known if the Jupyter server that started this kernel has the extension. Then the frame is plain HTML,
+    which a saved notebook can keep.
     """
     server = parent_server()
     base = str(server.get("base_url", "")).rstrip("/")

@@ -1,4 +1,4 @@
-"""How much room text takes in a terminal, where a character may take two columns or none."""
+"""Width of text in a terminal, where a character may take two columns or none."""
 
 from __future__ import annotations
 

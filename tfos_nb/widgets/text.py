@@ -94,7 +94,7 @@ def render_text(
     note : str
         One more line at the end.
     left : float, optional
-        Seconds until the training ends, if somebody measured its pace.
+        Seconds until the training ends, if its pace was measured.
     every_node : bool
         Show each node, however many there are.
     width : int

@@ -194,7 +194,7 @@ def test_a_column_without_a_tensor_is_named_before_anything_is_read(
     frame = spark.createDataFrame(
         [], types.StructType([types.StructField("x", types.FloatType()), types.StructField("c", kind)])
     )
-    with pytest.raises(PlanError, match=rf"column 'c' is .* no tensor: .*{advice}.*df\.drop\('c'\)"):
+    with pytest.raises(PlanError, match=rf"column 'c' is .* a tensor: .*{advice}.*df\.drop\('c'\)"):
         feedable(frame)
     assert feedable(frame.drop("c")).columns == ["x"]
 

@@ -79,7 +79,7 @@ def test_a_restart_from_both_checkpoints_loses_no_row_and_repeats_none(spark: Sp
     assert (ended["batch"], ended["rows"], ended["ids"]) == (4, count, count * (count - 1) // 2)
 
     Path(state).unlink()
-    with pytest.raises(errors.NodeFailed, match="holds the stream's batches to 0, but its checkpoint goes on with 5"):
+    with pytest.raises(errors.NodeFailed, match="batches up to 0, but the stream's checkpoint continues with 5"):
         spark.range(7).coalesce(1).write.mode("append").parquet(source)
         with launch(after_zero, workers=1, spark=spark) as cluster:
             cluster.train(stream.writeStream.trigger(availableNow=True).option("checkpointLocation", checkpoint))

@@ -173,7 +173,7 @@ def test_a_spill_that_grows_too_big_falls_back_to_spark(spark: SparkSession) -> 
     with launch(seen_ids, {"passes": 3}, workers=2, spark=spark, spill_bytes=1000) as cluster:
         cluster.train(spark.range(2000), epochs=3)
     assert every_row_once(cluster.results(), 2000)
-    assert "Spark will be asked again" in cluster.logs()
+    assert "Spark will read them again" in cluster.logs()
 
 
 def test_one_row_for_three_workers_hangs_nobody(spark: SparkSession) -> None:
@@ -189,7 +189,7 @@ def test_where_every_slot_is_a_node_the_tasks_leave_theirs_for_feeding(spark: Sp
     assert cluster.state.value == "DONE"
 
 
-UNREAD = "none has taken a row of what train() fed"
+UNREAD = "none has taken a row that train() fed"
 
 
 def returning_early(args: Any, ctx: Any) -> int:

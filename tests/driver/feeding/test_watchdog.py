@@ -86,7 +86,7 @@ def test_nodes_that_report_are_waited_for_and_rows_have_not_moved(nodes: Nodes) 
 def test_nodes_that_compute_are_waited_for_and_it_is_said_once(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
     assert stood(nodes, 100, cores=0.3) == (None, 100)
     assert caplog.messages == [
-        "worker:0 took no row for 10 s, in epoch 1; but the nodes compute, so they are waited for"
+        "worker:0 took no row for 10 s, in epoch 1; the feed keeps waiting, because the nodes compute"
     ]
 
 

@@ -175,7 +175,7 @@ def test_frames_come_once_and_in_their_order(course: list[tuple[int, bool, bool]
 
 
 def test_a_gap_in_the_frames_is_an_error() -> None:
-    with pytest.raises(ValueError, match="frame 3 came, and 0 was the next"):
+    with pytest.raises(ValueError, match="frame 3 came, but frame 0 was expected"):
         Taken().new_of(3, ((1, b"x"),))
 
 

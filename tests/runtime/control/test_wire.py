@@ -216,8 +216,8 @@ def test_any_bytes_are_data_or_refused(arrived: bytes) -> None:
         ({frozenset(): 1}, "a key of the result is a builtins.frozenset"),
         (np.array([object()]), "the result is an array of Python objects"),
         (np.zeros(2, [("a", "i4"), ("b", "f8")]), r"the result is an array of \[\('a'.*astype"),
-        ({"x": 2**64}, "an integer beyond 64 bits"),
-        (np.datetime64("2020-01-01"), "cannot travel as data"),
+        ({"x": 2**64}, "an integer of more than 64 bits"),
+        (np.datetime64("2020-01-01"), "cannot be sent as data"),
         (1j, "the result is a builtins.complex"),
     ],
 )

@@ -110,13 +110,13 @@ def test_rows_that_were_taken_before_or_come_from_an_earlier_attempt_are_refused
     feed = box.passes.feed_rows(1)
     box.accept(0, 0, 5)
     box.accept(0, 64, 2)  # a later piece: what lies between is another node's
-    with pytest.raises(FeedFailed, match=r"rows \(\(3, 8\),\) of partition 0 came, and those before 66 had"):
+    with pytest.raises(FeedFailed, match=r"rows \(\(3, 8\),\) of partition 0 came again: those before 66 are here"):
         box.accept(0, 3, 5)
     assert feed.open(0, 7).reached.row == 66
     for attempt in (0, 6):
-        with pytest.raises(Superseded, match=f"attempt 7 at partition 0 sends its rows, and attempt {attempt} has"):
+        with pytest.raises(Superseded, match=f"attempt 7 sends the rows of partition 0; attempt {attempt} must"):
             feed.accept(0, ((70, 72),), batch_of(70, 2), attempt=attempt)
-    with pytest.raises(Superseded, match="attempt 6 has to wait"):
+    with pytest.raises(Superseded, match="attempt 6 must wait"):
         feed.open(0, 6)
     feed.leave(0, 6)
     with pytest.raises(Superseded):
@@ -159,7 +159,7 @@ def test_rows_that_are_not_those_that_were_announced_are_refused(
 ) -> None:
     box = make()
     box.begin()
-    with pytest.raises(FeedFailed, match="there are no rows|were announced, and 5 came"):
+    with pytest.raises(FeedFailed, match="are not valid|were announced, and 5 came"):
         box.passes.feed_rows(1).accept(0, spans, batch_of(0, 5))
     assert box.passes.feed_rows(1).rows_in == 0
 
@@ -169,7 +169,7 @@ def test_a_row_that_no_partition_has_is_refused(make: Callable[..., Box], partit
     """It was taken for one that has been taken before, and the rows after it for others."""
     box = make()
     box.begin()
-    with pytest.raises(FeedFailed, match=rf"there are no rows \(\({start}, {start + 5}\),\) of partition {partition}"):
+    with pytest.raises(FeedFailed, match=rf"rows \(\({start}, {start + 5}\),\) of partition {partition} are not valid"):
         box.accept(partition, start, 5)
     box.accept(0, 0, 2)
     box.end(2)
@@ -293,7 +293,7 @@ def test_a_share_of_another_size_than_announced_is_an_error(make: Callable[..., 
 
 def test_a_node_that_is_never_told_of_a_feed_says_so(make: Callable[..., Box], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tfos_nb.runtime.feed.row_queue._ANNOUNCED_WITHIN", 0.05)
-    with pytest.raises(FeedFailed, match="worker:0 was not told of feed 7"):
+    with pytest.raises(FeedFailed, match="did not announce feed 7 to worker:0"):
         make().passes.feed_rows(7)
 
 
@@ -424,7 +424,7 @@ def test_a_disk_that_takes_no_file_ends_the_spill_and_not_the_training(
     spill.write(batch_of(0, 10))
     assert not spill.whole
     assert "No such file or directory" in caplog.text
-    assert "Spark will be asked again" in caplog.text
+    assert "Spark will read them again" in caplog.text
     spill.close()
 
 

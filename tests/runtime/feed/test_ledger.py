@@ -334,7 +334,7 @@ def test_the_rows_that_nodes_have_been_through_are_theirs_and_those_that_were_sk
 def test_rows_that_no_task_can_have_are_refused_at_once(partition: int, start: int, rows: int, held: int) -> None:
     """The driver answers in one thread: a count without end would have been the end of all questions."""
     ledger = FeedLedger(1, ["worker:0", "worker:1"])
-    with pytest.raises(ValueError, match="there are none"):
+    with pytest.raises(ValueError, match="cannot be claimed|cannot have"):
         claim(ledger, partition, start, rows, held=held)
     assert ledger.claimed == {"worker:0": 0, "worker:1": 0}
 
@@ -350,6 +350,6 @@ def test_no_rows_are_nobodys() -> None:
 def test_rows_that_there_cannot_be_are_refused() -> None:
     ledger = FeedLedger(1, ["worker:0"])
     for partition, rows in ((0, -1), (-1, 5)):
-        with pytest.raises(ValueError, match="there are none"):
+        with pytest.raises(ValueError, match="cannot be claimed|cannot have"):
             ledger.finish(partition, rows)
     assert (ledger.rows, ledger.partitions_done) == (0, 0)

@@ -156,7 +156,7 @@ class Schedules(RuleBasedStateMachine):
             try:
                 number, is_left_out, commands = self.schedule.next_batch(after)
             except FeedFailed as error:
-                assert "would be in neither" in str(error)  # noqa: PT017 - what it says is part of the rule
+                assert "would be lost" in str(error)  # noqa: PT017 - what it says is part of the rule
                 return
             self.do(commands)
             if not is_left_out:

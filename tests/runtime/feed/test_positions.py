@@ -111,7 +111,7 @@ def test_rows_that_a_state_holds_are_refused_where_they_have_become_others(nodes
     with driver_of(nodes, buffer_bytes=1 << 30) as driver:
         for others in (ids[::-1], swapped, [*ids[:5], 999, *ids[6:]]):
             feed = driver.desk.begin(1, False, 1, 1, held=held)
-            with pytest.raises(FeedFailed, match=r"partition 0 gave other rows when Spark read it again: those before"):
+            with pytest.raises(FeedFailed, match=r"partition 0 gave other rows when Spark read it again: the nodes"):
                 send(driver, feed, cut(others, [7] * 30))
             assert feed.ledger.partitions_done == 0
     assert_taken(nodes, held, ids)
@@ -236,8 +236,8 @@ def told(node: Node) -> list[Any]:
 @pytest.mark.parametrize(
     ("epoch", "rows", "why"),
     [
-        (1, 5, "main goes through the rows after 0 epochs"),
-        (0, 31, "30 rows have come in this pass, 1 less than that"),
+        (1, 5, "epoch must be 0, the number of finished passes, got 1"),
+        (0, 31, "1 more rows were asked for than the 30 that have come in this pass"),
     ],
 )
 def test_a_place_that_main_is_not_at_is_refused(node: Node, epoch: int, rows: int, why: str) -> None:
@@ -251,12 +251,12 @@ def test_rows_that_were_shuffled_are_refused(node: Node) -> None:
     node.feed(1, 0, 30)
     node.take()
     node.queue.shuffled = True
-    with pytest.raises(ValueError, match="with shuffle= the first rows of a pass may be any"):
+    with pytest.raises(ValueError, match="with shuffle= it is not known which rows of a pass were the first"):
         node.queue.hold("half", 0, 3)
 
 
 def test_without_rows_there_is_no_place_among_them(node: Node) -> None:
-    with pytest.raises(ValueError, match="none has begun"):
+    with pytest.raises(ValueError, match="no pass has begun"):
         node.queue.hold("half", 0, 0)
 
 

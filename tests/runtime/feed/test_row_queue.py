@@ -182,7 +182,7 @@ def test_a_gap_between_the_state_and_the_stream_is_refused(
 ) -> None:
     node.feed(1, 0, 2, call=1, batch=5, consecutive=consecutive)
     if refused:
-        with pytest.raises(FeedFailed, match="holds the stream's batches to 3, but its checkpoint goes on with 5"):
+        with pytest.raises(FeedFailed, match="batches up to 3, but the stream's checkpoint continues with 5"):
             node.queue.next_batch(after)
     else:
         assert node.queue.next_batch(after) == 5
@@ -201,7 +201,7 @@ def test_an_empty_batch_is_given_out_once_it_is_known_what_rows_are_like(node: N
 
 def test_rows_of_no_stream_have_no_batches(node: Node) -> None:
     node.feed(1, 0, 2, call=1)
-    with pytest.raises(FeedFailed, match="these rows come from none"):
+    with pytest.raises(FeedFailed, match="these rows do not come from a stream"):
         node.queue.next_batch(-1)
     assert node.queue.batch is None
 

@@ -234,7 +234,7 @@ class Partition:
             except Died:
                 return False
             except NodeHungUp as error:
-                assert "when another attempt of Spark's came" in str(error)  # noqa: PT017 - Spark runs it again
+                assert "when another of Spark's attempts came" in str(error)  # noqa: PT017 - Spark runs it again
                 return False
         return True
 
@@ -777,7 +777,7 @@ def test_a_nodes_error_reaches_the_task() -> None:
         node = driver.nodes["worker:0"]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("tfos_nb.runtime.feed.row_queue._ANNOUNCED_WITHIN", 0.05)
-            with pytest.raises(pa.ArrowException, match="was not told of feed 1"):
+            with pytest.raises(pa.ArrowException, match="did not announce feed 1"):
                 stream_to(node.server.place, near=True, headers=token)
 
 

@@ -104,7 +104,7 @@ def test_the_size_of_a_batch_may_be_a_number_of_numpys(node: Node) -> None:
     feed = node.ctx.get_data_feed()
     assert feed.next_batch(np.int64(3)) == [(0,), (1,), (2,)]
     for size in (0, -1, 1.5, True, "3"):
-        with pytest.raises(FeedFailed, match="the rows of a batch are a whole number, 1 or more"):
+        with pytest.raises(FeedFailed, match="the rows of a batch must be a whole number, 1 or more"):
             feed.next_batch(size)  # type: ignore[arg-type]
 
 
@@ -252,7 +252,7 @@ def test_a_batch_size_is_a_whole_number(node: Node, size: Any) -> None:
 
 
 def test_results_of_training_rows_are_refused(node: Node) -> None:
-    with pytest.raises(FeedFailed, match="rows want no results"):
+    with pytest.raises(FeedFailed, match="rows need no results"):
         node.ctx.get_data_feed().batch_results([1])
 
 
@@ -314,14 +314,14 @@ def test_an_array_with_a_value_a_column_is_taken_apart() -> None:
             "the results have the columns label, score; the schema .* has label, scores",
         ),
         ({"label": [1], "scores": []}, "not of one length: {'label': 1, 'scores': 0}"),
-        ({"label": [0.5], "scores": [[1.0]]}, "column 'label' of the results is to be int64"),
-        ({"label": ["x"], "scores": [[1.0]]}, "column 'label' of the results is to be int64"),
+        ({"label": [0.5], "scores": [[1.0]]}, "column 'label' of the results must be int64"),
+        ({"label": ["x"], "scores": [[1.0]]}, "column 'label' of the results must be int64"),
         ({"label": [1], "scores": np.array([1.0])}, "shape \\(1,\\) that does not fit: it has 0 axes"),
         ([5], "a result is one value"),
         ([{"label": 1}], "not every result has a value for column 'scores'"),
-        (5, "a int is no list with one result for each row"),
-        ("ab", "a str is no list"),
-        (np.float32(1), "one number is no list|is no list"),
+        (5, "results must be a list with one result for each row, got a int"),
+        ("ab", "got a str"),
+        (np.float32(1), "one number|result for each row"),
     ],
     ids=str,
 )
@@ -354,7 +354,7 @@ def test_results_of_an_rdd_are_data_of_any_kind() -> None:
     assert listed(Answers(given).cut(0, 5, None).column(0)[0].as_py()) == given
     rows = listed(Answers({"a": np.arange(2), "b": ["x", "y"]}).cut(0, 2, None).column(0)[0].as_py())
     assert rows == [{"a": 0, "b": "x"}, {"a": 1, "b": "y"}]
-    with pytest.raises(FeedFailed, match="a result cannot travel: a builtins.object"):
+    with pytest.raises(FeedFailed, match="a result cannot be sent: a builtins.object"):
         Answers([object()]).cut(0, 1, None)
 
 
@@ -521,10 +521,13 @@ def test_too_many_results_are_an_error_at_once(driver: Driver) -> None:
     thread, found = in_thread(lambda: list(task(driver.address)(range(10))))
     feed = node.ctx.get_data_feed(False)
     rows = feed.next_batch(4)
-    with pytest.raises(FeedFailed, match="worker:0: main gave 5 results, and 4 rows of partition 0 wait for one"):
+    with pytest.raises(
+        FeedFailed,
+        match="worker:0: main must give one result for each row, and gave 5 results for 4 rows of partition 0",
+    ):
         feed.batch_results([*rows, 0])
     thread.join(SECONDS)
-    assert "main gave 5 results" in str(found[0])
+    assert "gave 5 results" in str(found[0])
 
 
 def test_a_request_that_is_not_replied_to_is_an_error(driver: Driver) -> None:
@@ -613,7 +616,7 @@ def test_a_node_that_ends_without_knowing_why_leaves_it_to_the_driver(driver: Dr
     driver.why = "worker:1: ValueError: boom"
     node.desk.stop()
     thread.join(SECONDS)
-    assert str(found[0]).endswith("launch the cluster anew. worker:1: ValueError: boom")
+    assert str(found[0]).endswith("launch the cluster again. worker:1: ValueError: boom")
 
 
 def test_a_node_on_another_host_is_reached_by_tls(driver: Driver) -> None:
@@ -664,7 +667,7 @@ def test_a_repeated_attempt_goes_to_another_node_and_work_is_spread(tmp_path: Pa
     assert "wait() has told the nodes" in desk.asked(AskPlaces("input")).refused
     closed[0] = ""
     places.clear()
-    assert "every main that could has returned" in desk.asked(AskPlaces("input")).refused
+    assert "every main has returned" in desk.asked(AskPlaces("input")).refused
 
 
 def test_the_messages_of_inference_cross_a_wire() -> None:

@@ -168,4 +168,4 @@ def test_a_backup_that_is_to_be_made_amid_epochs_is_made_at_their_ends(
     assert saved[:4] == [0] * 4, "of the first epoch's four batches"
     assert min(saved[4:]) > 0
     assert len(set(mtime[4:])) == 1, "nothing is written in the second one"
-    assert caplog.text.count("BackupAndRestore(save_freq=1) saves at the end of each epoch here") == 1
+    assert caplog.text.count("BackupAndRestore(save_freq=1) saves only at the end of each epoch here") == 1

@@ -28,7 +28,7 @@ def as_it_arrives(batch: pa.RecordBatch, offsets: bytes) -> pa.RecordBatch:
 @pytest.mark.parametrize("offsets", [(0, 10**8, 6), (0, 3, 10**8), (0, -5, 6), (-(10**8), 3, 6), (0, 3, -1), (6, 3, 0)])
 def test_offsets_that_lead_elsewhere_are_refused(batch: pa.RecordBatch, offsets: tuple[int, ...]) -> None:
     """What became of them took the process: of text a read far outside of its memory."""
-    with pytest.raises(FeedFailed, match="these are no rows: .*(?:ffset|spanned)"):
+    with pytest.raises(FeedFailed, match="the received bytes are not valid rows: .*(?:ffset|spanned)"):
         sound(as_it_arrives(batch, struct.pack("<iii", *offsets)), batch.schema)
 
 

@@ -266,7 +266,7 @@ def test_only_the_wanted_columns_are_looked_at() -> None:
 def test_a_column_that_is_not_there_or_twice_is_named_and_no_other_taken_for_it(names: list[str]) -> None:
     """Arrow says of such a column that its place is -1, and takes that for the last one."""
     batch = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=names)
-    with pytest.raises(FeedFailed, match="column 'a' is not there, or more than once: there are "):
+    with pytest.raises(FeedFailed, match="column 'a' does not exist, or exists more than once; the columns are "):
         arrays_of(batch, [Column("a", np.dtype(np.int64), ())])
 
 

@@ -135,7 +135,7 @@ def test_a_value_that_does_not_fit_is_named_with_its_row(rows: list[Any], messag
         ),
         ([{"x": 1}] * 1024 + [{}], r"row 1024 has the columns \[\], the rows before it have \['x'\]"),
         ([(1,), 2], r"row 1 has the columns \['value'\], the rows before it have \['_1'\]"),
-        ([{1: 0.5}, {1: 1.5}], r"row 0 is a dictionary with the key 1: keys are the names of columns"),
+        ([{1: 0.5}, {1: 1.5}], r"row 0 is a dictionary with the key 1: keys are names of columns"),
         ([{"x": 0.5}, {1: 1.5, "x": 1}], r"row 1 has the columns \['1', 'x'\]"),
     ],
     ids=["another", "one more", "one less", "one more later", "none later", "no tuple", "no name", "no name later"],

@@ -78,7 +78,7 @@ def test_an_address_at_which_nobody_listens_is_refused_at_once() -> None:
         held.bind(("127.0.0.1", 0))  # and does not listen
         port = held.getsockname()[1]
         with pytest.raises(
-            Unreachable, match=f"nobody answers at 127.0.0.1:{port}, which has to be the NameNode's RPC"
+            Unreachable, match=f"no server answers at 127.0.0.1:{port}, which has to be the NameNode's RPC"
         ):
             file_system(f"hdfs://127.0.0.1:{port}/models")
 
@@ -98,7 +98,7 @@ def test_a_web_file_system_at_which_nobody_listens_is_refused_at_once() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{held.getsockname()[1]}"
-        with pytest.raises(Unreachable, match=rf"nobody answers at {place} \("):
+        with pytest.raises(Unreachable, match=rf"no server answers at {place} \("):
             file_system(f"webhdfs://{place}/models")
 
 

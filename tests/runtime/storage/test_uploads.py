@@ -58,7 +58,7 @@ def test_an_upload_to_a_store_that_takes_nothing_is_given_up(silent: str, monkey
             file.write("a state")
 
     saving.begin(upload, silent)
-    with pytest.raises(TfosError, match=r"not at silent://bucket/models: the store has taken nothing for 0.3 s"):
+    with pytest.raises(TfosError, match=r"not at silent://bucket/models: the store has accepted nothing for 0.3 s"):
         saving.finish()
     assert flag.told == [True, False], "who is asked to stop waits for it no longer"
     SilentFileSystem.answers.set()

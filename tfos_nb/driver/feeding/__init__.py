@@ -1,5 +1,5 @@
-"""Rows, from the driver's side: calls of ``train``, the jobs that feed, and how far the nodes have come.
+"""Driver's side of feeding rows: calls of ``train``, the Spark jobs that feed, and the nodes' progress.
 
-In come DataFrames, RDDs and streams; out come Spark jobs whose tasks ask the feed desk whose their rows are. No row
-passes through the driver.
+The input is DataFrames, RDDs and streams. The output is Spark jobs; their tasks ask the feed desk which node gets which
+rows. No row passes through the driver.
 """

@@ -6,8 +6,8 @@
           ▲                                                                                                   │
           └── Spark notes k as done ◀── the call returns ◀── every node has asked for the batch after k ◀─────┘
 
-So what ``main`` saves of a batch is saved before Spark's checkpoint has the batch. After a restart from both, Spark
-gives the batch that it had not noted once more, and ``ctx.batches(after=k)`` leaves it out if the state has it already.
+So ``main`` saves its state of a batch before Spark's checkpoint notes that batch. After a restart from both, Spark
+delivers the batch that it had not noted once more. ``ctx.batches(after=k)`` skips it if the state includes it already.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _LOOK_EVERY = 1.0  # seconds; Spark has no event that Python could wait for besi
 
 
 def is_stream(data: Any) -> bool:
-    """Whether rows come from this without an end: a streaming DataFrame, its ``writeStream``, or a DStream."""
+    """Whether ``data`` is a stream, without an end: a streaming DataFrame, its ``writeStream``, or a DStream."""
     kind = type(data)
     return getattr(data, "isStreaming", False) is True or hasattr(kind, "foreachBatch") or hasattr(kind, "foreachRDD")
 
 
 def refuse_stream(data: Any, what: str) -> None:
-    """Refuse a stream where rows are needed that can be read to their end.
+    """Refuse a stream where the rows must have an end.
 
     Raises
     ------
     PlanError
-        If it is one; ``what`` names its use.
+        If it is a stream; ``what`` names its use.
     """
     if is_stream(data):
         raise PlanError(
@@ -62,19 +62,19 @@ class StreamTraining:
     def run(self, stream: Any, epochs: int, validation: Any, interrupted: Callable[[], object]) -> None:
         """Feed one micro-batch after the other, until the stream ends, is stopped, or the nodes have enough.
 
-        An interrupt calls ``interrupted`` at once, and waits for the batch under way then.
+        An interrupt calls ``interrupted`` at once, and then waits for the current batch.
 
         Raises
         ------
         PlanError
-            For several epochs, or columns without a tensor, before anything is read.
+            For several epochs, or a column that cannot become a tensor, before anything is read.
         FeedFailed
-            If the stream ends by an error.
+            If the stream fails.
         """
         if epochs != 1:
             raise PlanError(
-                f"epochs={epochs} with a stream: its rows come once, and are not kept. Leave epochs out; main goes "
-                "through a micro-batch as often as it likes only if it keeps the rows"
+                f"epochs must be 1 for a stream, got {epochs}: its rows come once and are not kept. Leave epochs out; "
+                "to repeat a micro-batch, main must keep its rows"
             )
         source = _source_of(stream)
         if validation is not None:
@@ -86,11 +86,11 @@ class StreamTraining:
             self._wait(source)
         except BaseException as error:
             if not isinstance(error, Exception):
-                interrupted()  # before the batch that is on its way is waited for: main may compute on it for long
+                interrupted()  # before waiting for the current batch, on which main may compute for long
             raise
         finally:
             self._over.set()
-            source.stop()  # waits for the batch that is on its way
+            source.stop()  # waits for the current batch
         self._tell_outcome(source)
 
     def _wait(self, source: _Structured | _DStream) -> None:
@@ -102,13 +102,13 @@ class StreamTraining:
 
     @property
     def is_over(self) -> bool:
-        """Whether no batch is wanted any more."""
+        """Whether no more batches are wanted."""
         if self._over.is_set() or self._error is not None or self.training.ending:
             return True
         return self.training.nobody_wants(self._place.call)
 
     def take(self, data: Any, number: int, consecutive: bool) -> None:
-        """Deliver a micro-batch, in Spark's thread; raise if it must not be noted as done."""
+        """Deliver a micro-batch, in Spark's thread; raise if Spark must not note it as done."""
         if self.is_over:
             raise FeedFailed(f"batch {number} was not fed: this feed is over")
         try:
@@ -134,8 +134,8 @@ def _source_of(stream: Any) -> _Structured | _DStream:
         return _DStream(stream)
     if is_connect(stream):
         raise PlanError(
-            "this stream is of Spark Connect, whose server would run what feeds a micro-batch, away from the cluster: "
-            "use a classic SparkSession, or write the stream to a table and train on that"
+            "a stream of Spark Connect cannot be fed: the server would run the code that feeds a micro-batch, away "
+            "from the cluster. Use a classic SparkSession, or write the stream to a table and train on that"
         )
     writer = stream if hasattr(type(stream), "foreachBatch") else stream.writeStream
     feedable(writer._df)
@@ -143,12 +143,12 @@ def _source_of(stream: Any) -> _Structured | _DStream:
 
 
 class _Structured:
-    """A query of Structured Streaming.
+    """Query of Structured Streaming.
 
     Parameters
     ----------
     writer : pyspark.sql.streaming.DataStreamWriter
-        With the trigger and the checkpoint's place that the user has given it.
+        With the user's trigger and checkpoint location.
     """
 
     def __init__(self, writer: Any) -> None:
@@ -173,18 +173,18 @@ class _Structured:
 
     @property
     def error(self) -> BaseException | None:
-        """What ended it, if that was an error."""
+        """The error that ended it, if any."""
         found: BaseException | None = self._query.exception() if self._query is not None else None
         return found
 
     def stop(self) -> None:
-        """End it after the batch that is on its way."""
+        """End it after the current batch."""
         if self._query is not None:
             self._query.stop()
 
 
 class _DStream:
-    """A DStream, which is started and stopped with its StreamingContext.
+    """DStream, which is started and stopped with its StreamingContext.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ class _DStream:
     def _take(self, time: Any, rdd: Any) -> None:
         assert self._taker is not None
         if self._taker.is_over:
-            return  # a graceful stop still gives those that wait
+            return  # a graceful stop still delivers the waiting RDDs
         self._taker.take(rdd, int(time.timestamp() * 1000), consecutive=False)
 
     @property
@@ -224,7 +224,7 @@ class _DStream:
         if self.error is None and self._state() == "ACTIVE":
             try:
                 return not self._context.awaitTerminationOrTimeout(0)
-            except Exception as error:  # noqa: BLE001 - whatever it is, train raises it
+            except Exception as error:  # noqa: BLE001 - train raises any error
                 self.error = error
         return False
 

@@ -1,4 +1,4 @@
-"""One call of :meth:`tfos_nb.Cluster.train`, in the caller's thread: Spark jobs that feed, and waiting for passes."""
+"""Run one call of :meth:`tfos_nb.Cluster.train` in the caller's thread: start the Spark jobs, wait for the passes."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ __all__ = ["Call", "NodesComeAgain", "Training"]
 logger = logging.getLogger(__name__)
 
 _STANDS_STILL = 2.0  # seconds without a row taken, while some nodes have rows and others wait for some
-_UNTIL_LOST = 5.0  # seconds beyond the limit of its silence within which a node is known to be lost
+_UNTIL_LOST = 5.0  # seconds after the heartbeat timeout within which a node is known to be lost
 _UNREACHED = re.compile(r"Flight\w*Error|hung up while|[Cc]onnection (refused|reset|closed)|failed to connect")
 
 
 class NodesComeAgain(Exception):
-    """The nodes start again: what was under way is void."""
+    """The nodes start again: the current delivery is void."""
 
 
 @dataclass(frozen=True)
 class _Apart:
-    """An action that goes on when the streaming query that it serves is stopped: its batch is then fed to the end."""
+    """Spark action that continues when its streaming query is stopped, so that its batch is fed to the end."""
 
     action: Callable[[], Any]
 
     def __call__(self) -> Any:
-        """Leave the query's job group, and run."""
+        """Leave the query's job group, then run."""
         from pyspark import SparkContext
 
         context = SparkContext._active_spark_context
-        assert context is not None, "a stream runs in it"
-        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]  # which is how it is removed
+        assert context is not None, "a stream needs a SparkContext"
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]  # None removes it
         return self.action()
 
 
 @dataclass(frozen=True)
 class Training:
-    """Delivers passes over some data to the nodes of one cluster."""
+    """Deliver passes over some data to the nodes of one cluster."""
 
     outcome: ClusterOutcome
     desk: ClusterDesk
@@ -67,7 +67,7 @@ class Training:
         check_seconds("feed_timeout", self.timeout, above=0)
 
     def call(self, data: Any, epochs: int, spill: bool, validation: Any = None) -> Call:
-        """Make a call of ``train``, of rows that can be fed; the validation rows go first, once."""
+        """Return a call of ``train`` after checking its data; the validation rows are sent first, once."""
         if type(spill) is not bool:
             raise PlanError(f"spill must be True or False, got {spill!r}")
         check_feedable(data)
@@ -77,7 +77,7 @@ class Training:
         return Call(self, data, epochs, spill, validation)
 
     def begin_call(self, validation: Any = None) -> FeedOf:
-        """Number a call of ``train``, and send its validation rows, of which is known that they can be."""
+        """Number a call of ``train``, and send its validation rows, which were checked before."""
         place = FeedOf(self.desk.feeds.begin_call(), queue=self.queue)
         return place if validation is None else replace(place, validation=self._keep(validation, place))
 
@@ -100,9 +100,9 @@ class Training:
         return feed.number
 
     def begin_feed(self, epoch: int, epochs: int, spill: bool, place: FeedOf, held: ledger.HeldRows) -> Feed:
-        """Announce that the rows will come, for this epoch and, where they can be kept, those that follow.
+        """Announce the rows of this epoch and, where the nodes can keep them, of the epochs that follow.
 
-        What is left of an epoch does not make the next one.
+        The rest of an interrupted epoch cannot be replayed as the next one.
         """
         passes = 1 if held else epochs - epoch + 1
         return self.desk.feeds.begin(passes, spill and passes > 1, epoch, epochs, place, held=held)
@@ -112,7 +112,7 @@ class Training:
         if feed.replays is None:
             with self._job(data, feed, f"feed epoch {feed.epoch}") as job:
                 self._await(feed, job.done.is_set, job)
-                if feed.error is None and not job.done.is_set():  # every node has all it wants
+                if feed.error is None and not job.done.is_set():  # every node has all the rows it wants
                     return feed.passes
                 self._check(feed, job)
                 kept = feed.spill and feed.ledger.spilled and feed.ledger.claimed.keys() >= set(self._nodes)
@@ -120,16 +120,16 @@ class Training:
         made = 1 + (feed.replays or 0)
         if feed.epoch + made - 1 == feed.epochs:
             self._await(feed, lambda: self._made(feed, made))
-            if feed.error is not None:  # the nodes disagree on what they have put back
+            if feed.error is not None:  # the nodes have restored different states
                 self._fail(feed.error, feed)
         return made
 
     def feed_again(self, data: Any, feed: Feed, node: str) -> None:
-        """Send the rows of a feed through Spark once more, for a node that took another's place.
+        """Send the rows of a feed through Spark once more, for a replacement node.
 
-        The places of all rows are remembered, and the other nodes know which ones they have.
+        The ledger still knows the node of each row, and the other nodes know which rows they have.
         """
-        if node not in feed.ledger.claimed:  # it came late, and has no share
+        if node not in feed.ledger.claimed:  # it came late and has no share
             self.desk.feeds.end_again(feed, node)
             return
         with self._job(data, feed, f"feed {node} again") as job:
@@ -139,9 +139,9 @@ class Training:
                 self.desk.feeds.end_again(feed, node)
 
     def feed_batch(self, data: Any, place: FeedOf) -> bool:
-        """Send a stream's micro-batch; return whether every node has been through it and has asked for the next one.
+        """Send a stream's micro-batch; return whether every node has finished it and asked for the next one.
 
-        It may have no row. False: the nodes have had enough before its end.
+        The batch may be empty. False means that the nodes had enough before its end.
         """
         feed = self.desk.feeds.begin(1, False, 1, 1, place)
         with self._job(data, feed, f"feed batch {place.batch}") as job:
@@ -155,7 +155,7 @@ class Training:
 
     @contextlib.contextmanager
     def _job(self, data: Any, feed: Feed, what: str) -> Iterator[Job[Any]]:
-        """Run the Spark job of a feed; what is not read when the block is left, will not be."""
+        """Run the Spark job of a feed; leaving the block cancels what was not read."""
         action = feed_job(data, feed, self.door)
         if feed.place.batch is not None:
             action = _Apart(action)
@@ -166,7 +166,7 @@ class Training:
             job.cancel()
 
     def _await(self, feed: Feed, reached: Callable[[], bool], job: Job[Any] | None = None) -> None:
-        """Wait until ``reached()``, or no node wants rows; raise if the cluster fails or nothing moves.
+        """Wait until ``reached()``, or until no node wants rows; raise if the cluster fails or no row moves.
 
         Raises
         ------
@@ -184,12 +184,12 @@ class Training:
             if standstill.for_good:
                 self.outcome.abort(FeedTimeout(self._stall(feed)))
             elif seconds > _STANDS_STILL and self.desk.starved():
-                # The full ones may wait for those, which wait for rows.
+                # The nodes with full queues may wait for the others, and these wait for rows.
                 self.desk.send(ledger.MakeRoom(feed.number), self.desk.sated())
         self.raise_if_ended(feed.rendezvous)
 
     def raise_if_ended(self, rendezvous: int | None = None) -> None:
-        """Raise what ends the cluster; that every ``main`` has returned is no error, and only the end of the feed."""
+        """Raise the error that ends the cluster. When every ``main`` has returned, only the feed ends."""
         of = self.desk.rendezvous if rendezvous is None else rendezvous
         if self.desk.rendezvous != of or (self.outcome.failing and self.outcome.await_decision(of)):
             raise NodesComeAgain
@@ -197,7 +197,7 @@ class Training:
             self.outcome.raise_outcome()
 
     def _over_or(self, reached: Callable[[], bool], feed: Feed, seconds: float) -> bool:
-        """Look, then wait for a change, so many seconds at the most, and look again."""
+        """Check, wait at most ``seconds`` seconds for a change, and check again."""
         with self.desk.changed:
             if not self._enough(reached, feed):
                 self.desk.changed.wait(seconds)
@@ -218,9 +218,9 @@ class Training:
             error = error_of_job(job.error, "Spark could not deliver the rows")
         given_up = [partition for partition, rows in job.result or () if rows == NOT_SENT]
         if error is None and given_up:
-            error = FeedFailed(f"partition {given_up[0]} was given up, since a node did not take its rows any more")
+            error = FeedFailed(f"partition {given_up[0]} was given up: a node did not take its rows any more")
         elif error is None and job.done.is_set():
-            read = sum(rows for _, rows in job.result or ())  # by the attempts that Spark holds to be whole
+            read = sum(rows for _, rows in job.result or ())  # by the attempts that Spark counts as successful
             if read != feed.ledger.rows:
                 error = FeedFailed(f"Spark read {read} rows, but the nodes were sent {feed.ledger.rows}")
             elif (cut := feed.ledger.cut_short()) is not None:
@@ -234,7 +234,7 @@ class Training:
         if error is not None:
             unreached = given_up or (job.error is not None and _UNREACHED.search(str(job.error)))
             if self.desk.restarts_left > 0 and unreached:
-                # The tasks miss a node before its silence has lasted long enough.
+                # A task notices a lost node before the heartbeat timeout does.
                 self.outcome.wait_for(lambda: False, self.desk.heartbeat_timeout + _UNTIL_LOST)
             self._fail(error, feed)
 
@@ -248,15 +248,14 @@ class Training:
         if starved := self.desk.starved():
             return (
                 f"{', '.join(starved)} waited {self.timeout:g} s for rows, and {', '.join(self.desk.sated())} took "
-                f"none of those that were waiting, nor computed, in epoch {feed.epoch}. If the nodes train in step: "
-                "the rows of one node lie behind more of another's than fit into its memory. Cut the DataFrame into "
-                "more partitions, or raise buffer_bytes"
+                f"none of the rows that were waiting, nor computed, in epoch {feed.epoch}. If the nodes train in step, "
+                "the rows of one node come after more rows of another than fit into its memory: repartition the "
+                "DataFrame into more partitions, or raise buffer_bytes"
             )
         return (
             f"{', '.join(self.desk.sated())} took no row for {self.timeout:g} s, while rows of epoch {feed.epoch} "
-            f"were waiting ({feed.ledger.rows} delivered so far), and no node computed. Does main go through "
-            f"ctx.dataset() as often as epochs={feed.epochs}? Where it waits longer for something else, raise "
-            "feed_timeout"
+            f"were waiting ({feed.ledger.rows} delivered so far), and no node computed. Check that main reads "
+            f"ctx.dataset() epochs={feed.epochs} times. If main waits longer for something else, raise feed_timeout"
         )
 
     def _made(self, feed: Feed, count: int) -> bool:
@@ -268,10 +267,10 @@ class Training:
         return self.desk.is_over(node) or self.desk.feeds.has_enough(node, feed.place.call)
 
     def tell_if_unread(self) -> None:
-        """Say so if no row of all that were fed was taken: nothing was trained on, and nothing has failed."""
+        """Log a warning if no node took any of the rows that were fed: nothing was trained, and nothing failed."""
         if self.desk.unread and self.outcome.stop is None and self.desk.generation == 1:
             logger.warning(
-                "cluster %s: every main has returned, and none has taken a row of what train() fed. It takes them with "
+                "cluster %s: every main has returned, and none has taken a row that train() fed. Take them with "
                 "ctx.dataset(64, …), or ctx.get_data_feed()",
                 self.outcome.name,
             )
@@ -288,10 +287,10 @@ class Training:
 
 @dataclass
 class Call:
-    """One call of ``train``: its rows, and how many passes over them have been delivered.
+    """State of one call of ``train``: its rows, and how many passes over them have been delivered.
 
-    ``before`` counts the passes of the calls before it; ``feeds`` are those of this generation. Of the next pass the
-    nodes' state holds the rows ``held``.
+    ``before`` counts the passes of the calls before it. ``feeds`` are its feeds in this generation. ``held`` are the
+    rows of the next pass that the nodes' saved state includes already.
     """
 
     training: Training
@@ -307,7 +306,7 @@ class Call:
     _under_way: Feed | None = None
 
     def begin_anew(self) -> None:
-        """Forget what the nodes of the generation before were fed."""
+        """Forget the feeds of the generation before."""
         self.place = self._under_way = None
         self.held = ledger.HeldRows()
         self.feeds.clear()
@@ -321,7 +320,7 @@ class Call:
     def deliver(self) -> None:
         """Deliver the passes that are left.
 
-        Spark is asked once, or once a pass where the nodes cannot keep the rows.
+        One Spark job reads the rows, or one job for each pass where the nodes cannot keep the rows.
         """
         place = self.keep_validation()
         while self.made < self.epochs and not self.training.nobody_wants(place.call):
@@ -333,23 +332,23 @@ class Call:
             self._under_way, self.held = None, ledger.HeldRows()
 
     def go_on(self, rendezvous: int) -> None:
-        """Hold on to what was fed: others have been replaced, and these nodes go on."""
+        """Keep the feeds for a new rendezvous: some nodes were replaced, and the others continue."""
         for feed in self.feeds:
             feed.rendezvous = rendezvous
 
     def refill(self, node: str, through: int, since: int) -> None:
-        """Feed a node that took another's place, which had been ``through`` so many passes of all calls.
+        """Feed a replacement node, whose predecessor had finished ``through`` passes over all calls.
 
-        The feed that is under way is only announced to it: its rows are sent when it goes on.
+        The current feed is only announced to it: its rows are sent when that feed continues.
         """
         desk = self.training.desk.feeds
         for feed in self.feeds:
             skipped = max(0, through - feed.before)
-            if node not in feed.ledger.claimed:  # it came late: what is left is shared out anew
+            if node not in feed.ledger.claimed:  # it came late: the remaining rows are shared again
                 desk.cut(feed, skipped)
             if desk.has_enough(node, feed.place.call) or (feed.replays is not None and skipped > feed.replays):
                 continue
-            if feed.again.get(node) != since:  # it may be that another loss broke this off
+            if feed.again.get(node) != since:  # another loss may have interrupted this before
                 feed.again[node] = since
                 desk.begin_again(feed, node, skipped if feed.replays is not None else 0)
             if feed.replays is not None:

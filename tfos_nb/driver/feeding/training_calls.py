@@ -1,8 +1,8 @@
-"""All calls of :meth:`tfos_nb.Cluster.train`, in order, and how far the nodes have come with them.
+"""All calls of :meth:`tfos_nb.Cluster.train`, in order, and the nodes' progress with them.
 
-While nothing fails a call is delivered and done with. When the nodes start again, the nodes'
-state is of an earlier moment, and they say of which: so many passes. What follows these is delivered again, by the call
-of ``train`` that is under way, or by a thread if there is none.
+While nothing fails, a call is delivered once and then finished. When the nodes start again, they restore an earlier
+state, and report how many passes it includes. All later passes are delivered again, by the running call of ``train``,
+or by a thread if no call runs.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from tfos_nb.runtime.feed.ledger import FeedFrom
 
 __all__ = ["TrainingCalls"]
 
-_LEDGERS_KEPT = 4  # calls whose rows nodes may speak of yet: they read ahead of what they train on
+_LEDGERS_KEPT = 4  # calls about whose rows nodes may still send messages: they read ahead of their training
 
 
 @dataclass
 class TrainingCalls:
-    """What has been, and is to be, fed to one cluster.
+    """All calls of ``train`` of one cluster: delivered and still to deliver.
 
     Attributes
     ----------
     lock : threading.Lock
-        Held by whoever delivers.
+        Held by the thread that delivers.
     announced : bool
         Whether another thread is about to deliver; guarded by the desk's lock.
     """
@@ -42,11 +42,11 @@ class TrainingCalls:
     _calls: list[Call] = field(default_factory=list)
     _index: int = 0
     _rendezvous: int = 1
-    _generation: int = 1  # that has been met
-    _from: int = 0  # passes that the state held with which this generation began
+    _generation: int = 1  # the newest one whose position is known
+    _from: int = 0  # passes in the state with which this generation began
 
     def train(self, call: Call) -> None:
-        """Deliver a call's passes, and before them what a failure has left undelivered. The lock is held."""
+        """Deliver first what a failure left undelivered, then a call's passes. The lock is held."""
         self._catch_up()
         call.before = sum(one.epochs for one in self._calls)
         self._calls.append(call)
@@ -54,7 +54,7 @@ class TrainingCalls:
         with self.desk.changed:
             if self._rendezvous != self.desk.rendezvous:
                 return
-            last = self.desk.restarts_left <= 0  # nobody will ask for these rows again
+            last = self.desk.restarts_left <= 0  # these rows cannot be requested again
             for call in self._calls if last else self._calls[:-_LEDGERS_KEPT]:
                 self.desk.feeds.close_ledgers(call.feeds)
             if last:
@@ -62,29 +62,29 @@ class TrainingCalls:
                 self._index = 0
 
     def forget(self) -> None:
-        """Let go of all rows and books: the cluster has ended."""
+        """Drop all rows and ledgers: the cluster has ended."""
         with self.desk.changed:
             self._calls.clear()
             self.desk.feeds.forget()
 
     def announce(self) -> None:
-        """Learn that another thread is about to deliver."""
+        """Record that another thread is about to deliver."""
         with self.desk.changed:
             self.announced = True
 
     def begin(self) -> None:
-        """Learn that what was announced has begun. The lock is held, so whoever comes waits for that."""
+        """Record that the announced delivery has begun. The lock is held, so other callers wait for it."""
         with self.desk.changed:
             self.announced = False
             self.desk.changed.notify_all()
 
     def await_announced(self, timeout: float | None) -> bool:
-        """Wait until what was announced has begun, or never will; False if the time is over."""
+        """Wait until the announced delivery has begun, or cannot begin; return False after the timeout."""
         with self.desk.changed:
             return self.desk.changed.wait_for(lambda: not self.announced or self.outcome.over.is_set(), timeout)
 
     def close(self, reason: str) -> None:
-        """Tell the nodes that no more rows come, when all have been delivered. The lock is held."""
+        """Tell the nodes that no more rows come, after all have been delivered. The lock is held."""
         while not self._closed_now(reason):
             self._catch_up()
 
@@ -96,7 +96,7 @@ class TrainingCalls:
             return True
 
     def rewind(self) -> None:
-        """Deliver again what the nodes that start again want, in a thread of its own."""
+        """Deliver the rows that restarted nodes want again, in a thread of its own."""
         threading.Thread(target=self._rewind, name=f"tfos_nb feed {self.outcome.name}", daemon=True).start()
 
     def _rewind(self) -> None:
@@ -124,7 +124,7 @@ class TrainingCalls:
                 self._index += 1
 
     def _take_up(self) -> None:
-        """Wait for those that start again, and learn from where on they want rows."""
+        """Wait for the nodes that start again, and learn from which position they want rows."""
         while self._rendezvous != self.desk.rendezvous:
             with self.desk.changed:
                 rendezvous = self._rendezvous = self.desk.rendezvous
@@ -134,12 +134,13 @@ class TrainingCalls:
                     self._refill(rendezvous)
                 else:
                     self._meet(rendezvous)
-                    self._generation = generation  # not before: who is replaced meanwhile is met like the others
+                    self._generation = generation  # only now: a node replaced meanwhile is asked too
 
     def _refill(self, rendezvous: int) -> None:
-        """Feed those nodes that took the places of lost ones, while the others go on.
+        """Feed the replacements of lost nodes, while the others continue.
 
-        The feeds go on when all nodes take rows: a cancelled task that still lives hears until then that they are over.
+        The feeds continue only when all nodes take rows. Until then a cancelled task that still runs is told that they
+        are over.
         """
         all_there = self._await(lambda: self.desk.all_reserved and self.desk.all_take_rows, rendezvous)
         for call in self._calls:
@@ -152,7 +153,7 @@ class TrainingCalls:
             self.desk.fed_again(node)
 
     def _meet(self, rendezvous: int) -> None:
-        """Learn from where on a new generation wants rows; it has been fed none yet."""
+        """Learn from which position a new generation wants rows; it has not been fed yet."""
         self.desk.fed_again()
         for call in self._calls:
             call.begin_anew()
@@ -166,12 +167,12 @@ class TrainingCalls:
             self._go_to(next(iter(wanted.values())))
 
     def _await(self, reached: Callable[[], bool], rendezvous: int) -> bool:
-        """Wait for something of those that were gathered; False if every main has returned before.
+        """Wait for a condition on the nodes of a rendezvous; return False if every main returns first.
 
         Raises
         ------
         NodesComeAgain
-            If the nodes start again once more.
+            If the nodes start again.
         TfosError
             If the cluster fails.
         """
@@ -195,7 +196,7 @@ class TrainingCalls:
         return False
 
     def _go_to(self, wanted: FeedFrom) -> None:
-        """Go on behind so many passes, counted over all calls, and the rows of the next one that the state holds."""
+        """Continue after the passes, counted over all calls, and the rows of the next pass that a state includes."""
         left = self._from = wanted.passes
         for index, call in enumerate(self._calls):
             if left < call.epochs:
@@ -209,6 +210,6 @@ class TrainingCalls:
             left -= call.epochs
         if left:
             raise FeedFailed(
-                f"the state that was put back holds {wanted.passes} passes, more than were fed: it is another program's"
+                f"the restored state includes {wanted.passes} passes, more than were fed: it is of another program"
             )
         self._index = len(self._calls)

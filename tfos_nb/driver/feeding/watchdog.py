@@ -1,4 +1,4 @@
-"""Why the rows of a feed do not move: no node takes any, or Spark has no slot for the tasks that bring them."""
+"""Detect why the rows of a feed do not move: no node takes any, or Spark has no slot for the feeding tasks."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ __all__ = ["FeedWatchdog", "WithoutSlot"]
 
 logger = logging.getLogger(__name__)
 
-_WORKS = 0.2  # of a core: a process that waits for its peers, or for rows, takes less
+_WORKS = 0.2  # of a core: a process that waits for its peers, or for rows, uses less
 _ASK_SPARK = 1.0  # seconds between questions
-_ASK_AT_FIRST = 0.25  # the same while a feed begins: after a loss those that are left train again when its rows come
+_ASK_AT_FIRST = 0.25  # the same while a feed begins: after a loss the nodes train again only when its rows come
 _BEGINS = 3.0
-_TELL = 10.0  # seconds without a slot, after which it is said
+_TELL = 10.0  # seconds without a slot after which a warning is logged
 
 
 class FeedWatchdog:
-    """Whether rows wait in vain: not where the nodes that leave them compute, report or save, however long a step."""
+    """Measure how long no row has been taken; nodes that compute, report or save are not counted as stuck."""
 
     def __init__(self, desk: ClusterDesk, feed: Feed, timeout: float) -> None:
         self._desk, self._feed, self._timeout = desk, feed, timeout
         self._moved = self._since = time.monotonic()
         self._mark = self._progress()
-        self._worked: dict[str, float] | None = None  # asked of a thousand nodes only when nothing has moved
+        self._worked: dict[str, float] | None = None  # computed only when nothing moved: there may be a thousand nodes
         self._told = self.for_good = False
 
     def look(self) -> float:
-        """Look; return the seconds for which no row was taken, or sent, while some were waiting."""
+        """Check; return the seconds for which no row was taken or sent while some were waiting."""
         now, mark = time.monotonic(), self._progress()
         moved = mark[:2] != self._mark[:2] or not self._desk.sated()
         if moved:
@@ -52,7 +52,7 @@ class FeedWatchdog:
         if not self.for_good and not self._told:
             self._told = True
             logger.warning(
-                "%s took no row for %g s, in epoch %d; but the nodes compute, so they are waited for",
+                "%s took no row for %g s, in epoch %d; the feed keeps waiting, because the nodes compute",
                 ", ".join(self._desk.sated()),
                 self._timeout,
                 self._feed.epoch,
@@ -70,17 +70,17 @@ class FeedWatchdog:
 
 
 class WithoutSlot:
-    """Whether Spark has a slot for the tasks of a feed.
+    """Find out whether Spark has a slot for the tasks of a feed, and have a node's task leave one.
 
-    Preflight has left it one. When an executor is lost, Spark runs the nodes' tasks that were there again in the slots
-    that are left, and that one may be the last. Then a node's task leaves its slot, and its node goes on without.
+    Preflight has kept one slot free. When an executor is lost, Spark retries its node tasks in the remaining slots, and
+    may use that one too. Then a node's task leaves its slot, and the node continues without a task.
 
     Parameters
     ----------
     desk, jobs, job, feed
-        Whose nodes may leave a slot, who asks Spark, and for what.
+        The nodes that may leave a slot, the cluster's Spark jobs, and the job and the feed that need one.
     timeout : float
-        Seconds for which the rows wait for Spark to have an executor, if it has none.
+        Seconds for which the rows wait for Spark to get an executor, if it has none.
     """
 
     def __init__(self, desk: ClusterDesk, jobs: SparkJobs, job: Job[Any], feed: Feed, timeout: float) -> None:
@@ -92,12 +92,12 @@ class WithoutSlot:
 
     @property
     def pause(self) -> float:
-        """Seconds after which to look again."""
+        """Seconds until the next check."""
         begins = self._feed.moved == 0 and time.monotonic() - self._begun < _BEGINS
         return _ASK_AT_FIRST if begins else _ASK_SPARK
 
     def look(self) -> str:
-        """Look, and have a node leave its slot where that helps; say why to give up, if that is so."""
+        """Check, and have a node leave its slot where that helps; return the reason to give up, or empty text."""
         now = time.monotonic()
         if self._feed.moved != self._moved or self._job.done.is_set():
             self._moved, self._since, self._asked_at = self._feed.moved, now, now
@@ -119,8 +119,8 @@ class WithoutSlot:
             return ""
         return (
             f"the rows of epoch {self._feed.epoch} waited {self._timeout:g} s for Spark, which has no executor any "
-            "more: look at its UI, or at what gives it executors, for why they ended and none came. Raise feed_timeout "
-            "if they come later"
+            "more. Find out in its UI, or in the cluster manager, why the executors ended and no new one started. "
+            "Raise feed_timeout if executors come later"
         )
 
 

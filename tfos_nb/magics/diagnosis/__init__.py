@@ -1,4 +1,5 @@
-"""What ``%tfos_doctor`` and ``%tfos_spark`` look at, and what a cell is told before it runs.
+"""Checks of ``%tfos_doctor`` and ``%tfos_spark``, and the checks before a cell runs.
 
-In come a session and the machine's state; out come lines that say what is well, what is not, and what to do.
+The input is a session and the machine's state. The output is lines that say what is right, what is wrong, and what to
+do.
 """

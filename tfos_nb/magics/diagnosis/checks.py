@@ -1,4 +1,4 @@
-"""What ``%tfos_doctor`` looks at on this machine: versions, Java, GPUs, the notebook, variables, sparkmonitor."""
+"""Checks of ``%tfos_doctor`` on this machine: versions, Java, GPUs, the notebook, variables, sparkmonitor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark says to a plan, in words, without anything being started."""
+"""Check a plan with Spark and describe the result, without starting anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``%tfos_doctor`` finds of the Jupyter server that started this kernel."""
+"""Check the Jupyter server that started this kernel, for ``%tfos_doctor``."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def _refused(url: str, code: int) -> Finding:
         told = f"{url} does not have it: the panel's Stop and TensorBoard go other ways, if there are any"
         return Finding(_WHAT, "missing", told, f"{_ENABLE}   # in the server's environment; then restart the server")
     if code in (301, 302, 401, 403):
-        return Finding(_WHAT, "warn", f"{url} lets nobody ask without a login ({code}): it cannot be seen from here")
+        return Finding(_WHAT, "warn", f"{url} needs a login ({code}), so it cannot be checked from here")
     return Finding(_WHAT, "warn", f"{url} answered with {code}")

@@ -182,4 +182,4 @@ def _python_finding(what: str, row: Any) -> Finding:
     return Finding(what, "ok", f"{row['version']}, {row['python']}")
 
 
-_SET_PYTHON = "set PYSPARK_PYTHON to an environment like this one on every executor, then start Spark anew"
+_SET_PYTHON = "set PYSPARK_PYTHON to an environment like this one on every executor, then start Spark again"

@@ -1,5 +1,5 @@
-"""The user's own code on its way to the executors.
+"""Send the user's code to the executors.
 
-In comes a function on the driver; out comes, on an executor, the same function with its modules, the text of its
-source, and the classes that a model of the user's needs. It imports no other package.
+The input is a function on the driver. The output, on an executor, is the same function with its modules, its source
+text, and the classes that a user's model needs. It imports no other package.
 """

@@ -1,7 +1,7 @@
-"""Code of the user's that a model needs, on its way to the executors: custom objects, and the function that builds it.
+"""Send the user's code that a model needs to the executors: custom objects, and the function that builds the model.
 
-It is pickled by value on the driver and travels inside Spark's own task closure, as bytes: the process that applies the
-model unpickles it after it has set TensorFlow up, and not while Spark reads the task.
+It is pickled by value on the driver, and sent as bytes in Spark's own task closure. So Spark does not unpickle it when
+it reads the task. The process that applies the model does so, after it has set TensorFlow up.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def pack(code: ModelCode) -> bytes:
         except Exception as error:
             what = str(error).splitlines()[0] if str(error) else type(error).__name__
             names = ", ".join(getattr(value, "__name__", type(value).__name__) for value in own)
-            raise PlanError(f"{names}: what it refers to cannot travel to the executors: {what}") from error
+            raise PlanError(f"{names}: an object that it refers to cannot be sent to the executors: {what}") from error
     return pickle.dumps((data, found))
 
 

@@ -1,7 +1,7 @@
-"""The user's function on its way to the executors: what it takes along, and what cannot travel.
+"""Pickle the user's function for the executors, and explain what cannot be pickled.
 
-The function, its arguments and whatever of the notebook they refer to are pickled by value on the driver. The bytes
-travel inside Spark's own task closure and are unpickled in the node's process alone.
+The function, its arguments and all objects of the notebook that they refer to are pickled by value on the driver. The
+bytes are sent in Spark's own task closure, and are unpickled only in the node's process.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None 
         data, found = _dumps(main, args)
     if len(data) > _BIG:
         logger.warning(
-            "%s and what it refers to take %d MiB, which every node receives: read big data on the nodes, or feed it",
+            "%s and what it refers to take %d MiB, which every node receives: read large data on the nodes, or feed "
+            "them",
             _name_of(main),
             len(data) >> 20,
         )
@@ -108,7 +109,9 @@ def _check_signature(main: Callable[..., Any]) -> None:
     try:
         signature.bind(None, None)
     except TypeError:
-        raise PlanError(f"{_name_of(main)}{signature} is called as {_name_of(main)}(args, ctx): give it both") from None
+        raise PlanError(
+            f"{_name_of(main)}{signature} is called as {_name_of(main)}(args, ctx): give it these two parameters"
+        ) from None
 
 
 def _check_plain(function: Any) -> None:
@@ -118,7 +121,9 @@ def _check_plain(function: Any) -> None:
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
         raise PlanError(f"{name} is async, and a node calls it as {name}(args, ctx): write a plain def")
     if inspect.isgeneratorfunction(called):
-        raise PlanError(f"{name} has a yield, so that calling it runs nothing: return what it is to give")
+        raise PlanError(
+            f"{name} is a generator (it has a yield), so calling it runs nothing: return the result instead"
+        )
 
 
 def _cloudpickle() -> Any:

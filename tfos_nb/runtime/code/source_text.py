@@ -54,8 +54,8 @@ def dumps(value: Any) -> tuple[bytes, SourceTexts]:
     within = [(text, pickler.files[name]) for name, text in files.items()]
     try:
         modules = gather(sorted(pickler.modules), within)
-    except Exception:  # somebody's own way of importing; where the executors have the modules, all is well
-        logger.warning("modules of yours that a function needs could not be read here, and stay here", exc_info=True)
+    except Exception:  # a custom importer; it does not matter if the executors have the modules
+        logger.warning("your modules that a function needs could not be read, so they are not sent", exc_info=True)
         modules = {}
     return data, SourceTexts(files, modules)
 

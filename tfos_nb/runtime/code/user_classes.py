@@ -120,7 +120,7 @@ def own_objects_of(function: Callable[..., Any]) -> dict[str, Any]:
     Parameters
     ----------
     function : callable
-        Builds a model. What it makes inside itself nobody can see from outside.
+        Builds a model. Layers that it makes internally are not visible from outside.
     """
     found: dict[str, Any] = {}
     seen: set[int] = set()

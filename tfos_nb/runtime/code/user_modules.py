@@ -201,7 +201,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         self._modules: dict[str, UserModule] = {}
 
     def take(self, modules: Mapping[str, UserModule]) -> None:
-        """Take texts; when one has changed, all are imported anew: the others may hold what it was."""
+        """Take source texts; when one has changed, all are imported again: the others may refer to its old objects."""
         if any(self._modules.get(name, carried) != carried for name, carried in modules.items()):
             for name in self._modules:
                 sys.modules.pop(name, None)

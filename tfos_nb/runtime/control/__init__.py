@@ -1,5 +1,5 @@
-"""The one port of the driver, what is said through it, and processes that speak to each other.
+"""Communication: the driver's one port, its messages, and channels between processes.
 
-In come messages, which are frozen dataclasses (:mod:`~tfos_nb.runtime.control.wire`); out go their answers. Both ends
-of a wire are in one module. The driver, Spark's tasks, supervisors and nodes import this package; it imports no other.
+Messages are frozen dataclasses (:mod:`~tfos_nb.runtime.control.wire`). Both ends of a connection are in one module. The
+driver, Spark's tasks, supervisors and nodes import this package; it imports no other.
 """

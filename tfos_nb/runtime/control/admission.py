@@ -1,9 +1,9 @@
-"""How many connections a port takes, and how long it waits for one that says nothing.
+"""Limit how many connections a port takes, and how long it waits for a silent one.
 
-Whoever reaches a port can connect to it, and is a stranger until TLS has been agreed on and a token been sent. Each
-connection is a descriptor of the process that listens. The driver's, which is the kernel of a notebook, keeps some for
-itself: gRPC counts for it. Arrow Flight passes no such option to its gRPC, so a node's port for rows is looked after by
-:class:`Strangers`.
+Any process that reaches a port can connect to it. It is a stranger until it has finished the TLS handshake and sent the
+token. Each connection uses a file descriptor of the listening process. The driver, which is a notebook's kernel, keeps
+some for itself, with a limit in gRPC. Arrow Flight passes no such option to its gRPC, so :class:`Strangers` guards a
+node's port for rows.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _Peer = tuple[str, int]
 
 
 def server_options() -> list[tuple[str, int]]:
-    """Return what a gRPC server is told of them, by the descriptors that this process has left."""
+    """Return a gRPC server's options for these limits, from the descriptors that this process has left."""
     return [
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_SECONDS * 1000),
-        # A node has a stream, and a task a question now and then; a stranger may have agreed on TLS, and say no more.
+        # A node has a stream, and a task asks now and then. A stranger may finish the handshake and then stay silent.
         ("grpc.max_connection_idle_ms", _IDLE_SECONDS * 1000),
         ("grpc.max_allowed_incoming_connections", descriptors_left()),
-        # gRPC would turn away nodes that come while a thousand others wait to be let in, or that have waited for 30 s.
+        # By default gRPC refuses nodes while a thousand others wait to be accepted, or after they have waited for 30 s.
         ("grpc.server.max_pending_requests", 1_000_000),
         ("grpc.server.max_pending_requests_hard_limit", 1_000_000),
         ("grpc.server_max_unrequested_time_in_server", 300),
@@ -44,7 +44,7 @@ def server_options() -> list[tuple[str, int]]:
 
 
 def descriptors_left() -> int:
-    """Return how many connections this process may take, so that it can still open what it needs."""
+    """Return how many connections this process may take while keeping descriptors for its own files."""
     most = _most_descriptors()
     used = len(os.listdir(_DESCRIPTORS)) if os.path.isdir(_DESCRIPTORS) else _KEPT
     # The other half is for what the kernel opens later: files, Spark's connections, other clusters' doors.
@@ -57,10 +57,10 @@ def _most_descriptors() -> int:
 
 
 def make_room(connections: int) -> int:
-    """Let this process have enough descriptors for so many connections, as far as it may; return how many it may take.
+    """Raise this process's limit of descriptors for so many connections; return how many connections it may take.
 
-    It may have as many as its hard limit says. No more are taken than are needed: a process of the user's, such as the
-    kernel, hands its limit on to programs that walk through all descriptors.
+    The hard limit is the maximum. The limit is raised no more than needed: a user's process, such as the kernel, passes
+    its limit to child programs, and some of these iterate over all descriptors.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     missing = 2 * (connections - descriptors_left())  # one is kept for each that is taken
@@ -71,7 +71,7 @@ def make_room(connections: int) -> int:
 
 
 def raise_descriptors() -> None:
-    """Let this process have as many descriptors as it may, within reason: strangers take longer to take them all."""
+    """Raise this process's limit of descriptors as far as reasonable, so that strangers need longer to use them up."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY:
         within_reason = _PLENTY if hard == resource.RLIM_INFINITY else min(hard, _PLENTY)
@@ -79,9 +79,9 @@ def raise_descriptors() -> None:
 
 
 class Strangers:
-    """Those connected to a port of this process who have not made a call with the token.
+    """Peers connected to a port of this process that have not made a call with the token.
 
-    :meth:`look` hangs up on who has had its time, and on the eldest where there are too many.
+    :meth:`look` disconnects those that were silent for too long, and the oldest ones if they are too many.
 
     Parameters
     ----------
@@ -94,17 +94,17 @@ class Strangers:
         self._most = max(_FEWEST, _most_descriptors() // 4)  # Spark's own tasks may come by hundreds
         self._known: set[_Peer] = set()
         self._since: dict[_Peer, float] = {}
-        # A connection is looked at through a copy of its descriptor, whose number may be another's a moment later. The
-        # copy has its place from the beginning, since strangers may leave none.
+        # A connection is inspected through a copy of its descriptor, because its number may be reused at any moment.
+        # The copy's descriptor is reserved in advance, since strangers may use up all others.
         self._nothing, self._copy = (os.open(os.devnull, os.O_RDONLY) for _ in range(2))
 
     def has_called(self, peer: str) -> None:
-        """Learn that a peer, in gRPC's words (``ipv4:10.0.0.7:40123``), has brought the token. From any thread."""
+        """Record that a peer, in gRPC's notation (``ipv4:10.0.0.7:40123``), has sent the token. From any thread."""
         address, _, port = unquote(peer).partition(":")[2].rpartition(":")
         self._known.add((_plain(address), int(port)))
 
     def look(self, now: float) -> int:
-        """Hang up, at a moment of the monotonic clock; return on how many. From one thread."""
+        """Disconnect strangers whose time is over at the monotonic time ``now``; return how many. From one thread."""
         known = set(self._known)
         present = [peer for peer, _ in self._connections()]
         self._known.difference_update(known.difference(present))
@@ -119,9 +119,9 @@ class Strangers:
         return len(leaving)
 
     def _connections(self) -> Iterator[tuple[_Peer, socket.socket]]:
-        """Yield who is connected to the port, with a socket to be used before the next one."""
+        """Yield the peers connected to the port, each with a socket that is valid until the next one."""
         for descriptor in _descriptors():
-            with contextlib.suppress(OSError):  # it is none, or not connected, or no more
+            with contextlib.suppress(OSError):  # not a socket, not connected, or closed by now
                 if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                     continue
                 os.dup2(descriptor, self._copy, inheritable=False)
@@ -135,23 +135,23 @@ class Strangers:
                     os.dup2(self._nothing, self._copy, inheritable=False)
 
     def close(self) -> None:
-        """Look no more."""
+        """Release the reserved descriptor."""
         os.close(self._nothing)
         os.close(self._copy)
 
 
 def _hang_up(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it has left by itself in this very moment
+    with contextlib.suppress(OSError):  # the peer has just disconnected itself
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def _plain(address: str) -> str:
-    """Return an address as the socket and gRPC both have it: without brackets, zone, and what maps IPv4 into IPv6."""
+    """Return an address in a form comparable between socket and gRPC: without brackets, zone or IPv4-mapped prefix."""
     return address.strip("[]").partition("%")[0].removeprefix("::ffff:")
 
 
 def _descriptors() -> Iterable[int]:
     try:
         return [int(name) for name in os.listdir(_DESCRIPTORS)]
-    except OSError:  # to look takes one, too, and none may be left
+    except OSError:  # listing them needs a descriptor too, and none may be left
         return range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _PLENTY))

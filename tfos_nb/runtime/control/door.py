@@ -1,4 +1,4 @@
-"""The one port of the driver, and the three ways through it.
+"""The driver's one port, and its three kinds of calls.
 
 ::
 
@@ -53,16 +53,17 @@ _OPTIONS = [
     ("grpc.max_send_message_length", wire.MAX_MESSAGE_BYTES),
 ]
 
-# Nodes may ping as they like.
+# Nodes may ping without limit.
 _SERVER_OPTIONS = [("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0)]
 _TICK = 1.0
 
 
 @dataclass(frozen=True)
 class DoorAddress:
-    """All that an executor needs to reach the driver. Its secrets stay out of its repr.
+    """All that an executor needs to reach the driver. Its repr leaves the secrets out.
 
-    ``relayed``: host and port are a relay's, so answers take time. ``patience``: seconds until a silent driver is gone.
+    ``relayed`` says that host and port are a relay's, so answers take longer. ``patience`` is the number of seconds
+    after which a silent driver counts as gone.
     """
 
     host: str
@@ -82,12 +83,12 @@ class Link:
         self.node: str | None = None
 
     def send(self, message: Any) -> None:
-        """Send a message to the node, from any thread; nothing happens if it has gone."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: so is the stream
+        """Send a message to the node, from any thread; does nothing if the node has gone."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so the stream is too
             self._loop.call_soon_threadsafe(self._outbox.put_nowait, message)
 
     def end(self) -> None:
-        """End the stream after what was sent."""
+        """End the stream after the messages that were sent."""
         self.send(None)
 
     async def _outgoing(self) -> AsyncIterator[bytes]:
@@ -97,7 +98,7 @@ class Link:
 
 @dataclass(frozen=True)
 class _Encoded:
-    """A message that is the same for many: they share its bytes."""
+    """Message to many nodes, which share its encoded bytes."""
 
     data: bytes
 
@@ -117,7 +118,7 @@ def broadcast(links: Sequence[Link], message: Any) -> None:
 
 
 class Desk(Protocol):
-    """Who answers behind the door. Called in the door's thread, one call at a time; must not block."""
+    """Handler of the door's messages. Called in the door's thread, one call at a time; must not block."""
 
     def arrived(self, link: Link, message: Any) -> None:
         """Take the first message of a stream."""
@@ -126,13 +127,13 @@ class Desk(Protocol):
         """Take every later one."""
 
     def left(self, link: Link) -> None:
-        """Learn that the stream has ended, for whatever reason."""
+        """Take the end of a stream, for whatever reason."""
 
     def asked(self, message: Any) -> Any:
         """Answer a question."""
 
     def ticked(self, late: float) -> None:
-        """Look at the clock, once a second; it was so many seconds ``late``, in which nobody was listened to."""
+        """Check time limits, once a second. The call is ``late`` by so many seconds, in which no message was read."""
 
 
 class Door:
@@ -141,7 +142,7 @@ class Door:
     Parameters
     ----------
     desk : Desk
-        Who answers.
+        Handles the messages.
     host : str
         The name or address by which executors reach the driver.
     bind : str
@@ -165,7 +166,7 @@ class Door:
         self._thread = threading.Thread(target=self._run, name="tfos_nb door", daemon=True)
 
     def open(self, timeout: float = 10.0) -> DoorAddress:
-        """Listen; return what the executors need to come in."""
+        """Listen, and return the address and secrets that executors need."""
         self._thread.start()
         port = self._opened.result(timeout)
         return DoorAddress(self._host, port, self._identity.certificate, self._token)
@@ -188,7 +189,7 @@ class Door:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as error:  # whoever waits in open() must hear of it
+        except BaseException as error:  # the thread that waits in open() must receive it
             if self._opened.done():
                 logger.exception("the door's thread ended by an error")
             else:
@@ -228,11 +229,11 @@ class Door:
     async def _tick(self) -> None:
         while True:
             before = time.monotonic()
-            await asyncio.sleep(_TICK)  # the clock itself, not a wait for something
+            await asyncio.sleep(_TICK)  # this is the clock itself
             try:
                 self._desk.ticked(time.monotonic() - before - _TICK)
             except Exception:
-                logger.exception("the door's clock")
+                logger.exception("the desk's check of time limits failed")
 
     async def _attend(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         link = Link(asyncio.get_running_loop())
@@ -254,7 +255,7 @@ class Door:
         except asyncio.CancelledError:
             raise
         except Exception:
-            logger.exception("a node's message could not be taken")
+            logger.exception("a node's message could not be processed")
         finally:
             self._desk.left(link)
             link.end()
@@ -288,7 +289,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 async def _turn_away(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-    """Refuse a call without reading a byte of it: a question would be read whole, before anybody could look at it."""
+    """Refuse a call without reading it: gRPC would read a whole question before any code could inspect it."""
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no valid token")
     yield b""
 
@@ -298,10 +299,10 @@ def _said(metadata: Any, name: str) -> str:
 
 
 def _quiet_poller(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Drop the one report that gRPC causes by itself.
+    """Drop the one error report that gRPC itself causes.
 
-    All asyncio loops of a process share gRPC's poller; each is woken, one reads, and the others get this error, which
-    means nothing (github.com/grpc/grpc, issue 25364).
+    All asyncio loops of a process share gRPC's poller. Each is woken, one of them reads, and the others get this error,
+    which is harmless (github.com/grpc/grpc, issue 25364).
     """
     if isinstance(context.get("exception"), BlockingIOError):
         return
@@ -309,7 +310,7 @@ def _quiet_poller(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
 
 
 def dial(address: DoorAddress, make: Callable[..., Any] = grpc.secure_channel, *options: tuple[str, Any]) -> Any:
-    """Open a channel to a door, of ``grpc`` or, with ``make``, of ``grpc.aio``; nothing is sent yet."""
+    """Return a channel to a door, of ``grpc`` or, with ``make``, of ``grpc.aio``; nothing is sent yet."""
     patience = 120.0 if address.relayed else min(address.patience, 86_400.0)  # a C int of ms
     return make(
         host_and_port(address.host, address.port),
@@ -319,14 +320,14 @@ def dial(address: DoorAddress, make: Callable[..., Any] = grpc.secure_channel, *
             ("grpc.ssl_target_name_override", SERVER_NAME),
             ("grpc.enable_http_proxy", 0),
             ("grpc.keepalive_time_ms", 20_000),
-            ("grpc.keepalive_timeout_ms", int(patience * 1000)),  # and TCP_USER_TIMEOUT, with what was sent before
+            ("grpc.keepalive_timeout_ms", int(patience * 1000)),  # also sets TCP_USER_TIMEOUT, for data already sent
             *options,
         ],
     )
 
 
 def metadata_of(address: DoorAddress) -> tuple[tuple[str, str], ...]:
-    """Return what every call has to bring."""
+    """Return the metadata that every call must have."""
     return ((_TOKEN, address.token),)
 
 
@@ -359,7 +360,7 @@ class DoorClient:
         return answers
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._channel.close()
 
     def __enter__(self) -> DoorClient:
@@ -391,5 +392,5 @@ class Attendance:
             logger.debug("the stream to the driver ended: %s", error.code())
 
     def end(self) -> None:
-        """Say that nothing more comes; what was sent still arrives."""
+        """End this side of the stream; messages that were sent still arrive."""
         self._outbox.put(None)

@@ -1,4 +1,4 @@
-"""The key and certificate that a cluster makes for itself, for as long as it lives."""
+"""Key and certificate that a cluster makes for its own lifetime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said about a node's life, between its TensorFlow process, its supervisor and the driver.
+"""Messages about a node's lifecycle, between its TensorFlow process, its supervisor and the driver.
 
 ::
 
@@ -39,11 +39,11 @@ __all__ = [
 class NodeJob:
     """All that a supervisor and its TF process need. Comes from Spark's task closure through a pipe, never a socket.
 
-    ``gpus`` are those that Spark gave its task; ``claim`` tells how many more it has to find on its host by itself.
-    ``payload`` is the pickled function and its arguments (:mod:`tfos_nb.runtime.code.payload`). ``host`` is where the
-    other nodes reach this one, if that is not the address that it has on its way to the driver. ``relayed``: the door
-    is reached by a relay. ``warm_token`` and ``anchor`` are for the application's warm server; none without a token
-    (:class:`tfos_nb.runtime.node.warm_process.ServerTerms`).
+    ``gpus`` are the GPUs that Spark gave its task; ``claim`` is how many more the node must claim on its host.
+    ``payload`` is the pickled function and its arguments (:mod:`tfos_nb.runtime.code.payload`). ``host`` is the address
+    by which other nodes reach this one, if it is not the address of the route to the driver. ``relayed`` says that the
+    door is reached through a relay. ``warm_token`` and ``anchor`` are for the application's warm server, which is not
+    used without a token (:class:`tfos_nb.runtime.node.warm_process.ServerTerms`).
     """
 
     node: str
@@ -69,11 +69,11 @@ class NodeJob:
 @message
 @dataclass(frozen=True)
 class Reservation:
-    """A supervisor's place in the cluster: ``host:port`` is what TensorFlow will listen on; the port is held open.
+    """A supervisor's reservation: TensorFlow will listen on ``host:port``; the supervisor keeps the port reserved.
 
-    ``generation`` is the one that it was asked to gather for; 0 if it has just come. ``machine`` is where ``pid`` is
-    the supervisor's number: another container may have the same one. ``warm``: its process was forked from one that has
-    imported TensorFlow.
+    ``generation`` is the one that it was told to reserve for; 0 at its first reservation. ``pid`` is the supervisor's
+    process id on ``machine``; another container may use the same id. ``warm`` says that its process was forked from one
+    that has imported TensorFlow.
     """
 
     node: str
@@ -103,10 +103,10 @@ class Refused:
 class Start:
     """The rendezvous is complete: ``cluster_spec`` maps each role to its addresses.
 
-    ``generation`` counts how often the cluster's nodes were started, from 1. A node that takes another's place in a
-    generation that goes on begins behind the ``passes`` that the other one has been through. ``workers`` are the
-    indices of those that are there, where some are not: a worker's rank is its place among them. Of the states that
-    were saved in the middle of a pass, ``held`` are those that can be gone on from.
+    ``generation`` counts how often the cluster's nodes were started, from 1. A node that replaces a lost one in a
+    running generation begins after the ``passes`` that the lost one finished. If some workers are absent, ``workers``
+    are the indices of the others; a worker's rank is its place among them. ``held`` are the states saved in the middle
+    of a pass from which training can continue.
     """
 
     cluster_spec: dict[str, list[str]]
@@ -119,7 +119,7 @@ class Start:
 @message
 @dataclass(frozen=True)
 class StateHeld:
-    """A state has been saved from which training can go on: who was absent may join now."""
+    """A state was saved from which training can continue, so absent nodes may join now."""
 
     node: str
 
@@ -136,9 +136,10 @@ class StartAgain:
 @message
 @dataclass(frozen=True)
 class FeedPlace:
-    """Where a node takes rows: a unix socket for its own host, TLS over TCP for the others.
+    """Addresses where a node takes rows: a unix socket for its own host, TLS over TCP for others.
 
-    ``boot`` tells its host from others that share its directories (:func:`tfos_nb.runtime.control.processes.boot`).
+    ``boot`` identifies its host among hosts that share its directories
+    (:func:`tfos_nb.runtime.control.processes.boot`).
     """
 
     socket: str
@@ -172,7 +173,7 @@ class MainStarted:
 @message
 @dataclass(frozen=True)
 class Serving:
-    """``main`` serves the others and does not return: the cluster is done without it."""
+    """``main`` serves the other nodes and does not return: the cluster does not wait for it."""
 
     node: str
 
@@ -180,7 +181,7 @@ class Serving:
 @message
 @dataclass(frozen=True)
 class Coordinating:
-    """``main`` waits for the servers of the other nodes now, to give them their steps."""
+    """``main`` now waits for the other nodes' servers, to give them their steps."""
 
     node: str
 
@@ -188,7 +189,7 @@ class Coordinating:
 @message
 @dataclass(frozen=True)
 class Following:
-    """``main`` coordinates, and goes on with a worker that comes back at another address."""
+    """``main`` coordinates, and can continue with a worker that comes back at another address."""
 
     node: str
 
@@ -216,8 +217,8 @@ class Saving:
 class MainReturned:
     """``main`` has returned; ``result`` is encoded by :func:`tfos_nb.runtime.control.wire.encode_result`.
 
-    ``serves`` tells that it has left a server on the node's address, which peers may use until the farewell; ``read``,
-    that it has asked for rows of what ``train`` feeds.
+    ``serves`` says that it left a server on the node's address, which peers may use until :class:`Farewell`. ``read``
+    says that it asked for rows that ``train`` feeds.
     """
 
     node: str
@@ -229,7 +230,7 @@ class MainReturned:
 @message
 @dataclass(frozen=True)
 class MainRaised:
-    """``main`` has raised. ``collateral`` tells that it only fell because a peer had gone."""
+    """``main`` has raised. ``collateral`` says that it failed only because a peer was lost."""
 
     node: str
     summary: str
@@ -242,7 +243,7 @@ class MainRaised:
 class NodeEnded:
     """The process is gone. ``signal`` is the name of the signal that ended it; ``log_tail`` its last lines.
 
-    ``note`` says why, if it was its supervisor that ended it.
+    ``note`` gives the reason if its supervisor ended it.
     """
 
     node: str
@@ -256,7 +257,7 @@ class NodeEnded:
 @message
 @dataclass(frozen=True)
 class Stop:
-    """End: politely at first, with SIGKILL after ``grace`` seconds, or as soon as a model is written after that."""
+    """End: politely at first, then with SIGKILL after ``grace`` seconds, or later once a model is written."""
 
     reason: str
     grace: float
@@ -265,4 +266,4 @@ class Stop:
 @message
 @dataclass(frozen=True)
 class Farewell:
-    """All is done; the process may go. Until then it stays, since its peers may still need it."""
+    """All is done; the process may end. Until then it stays, since its peers may still need it."""

@@ -1,4 +1,4 @@
-"""The way from a Spark task to a node's Flight server."""
+"""Connect a Spark task to a node's Flight server."""
 
 from __future__ import annotations
 

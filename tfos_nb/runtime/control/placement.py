@@ -1,7 +1,7 @@
-"""Which node answers which partition, in inference: what the tasks ask, and what the driver answers.
+"""Choose which node answers which partition in inference: the tasks' questions and the driver's answers.
 
-A node on the task's own host is preferred; of those, one that has not tried this partition yet, then the one with the
-fewest attempts in hand, then the one that had the fewest. So an attempt that Spark repeats goes to another node.
+Nodes on the task's own host come first. Among these, a node that has not tried this partition comes first, then the one
+with the fewest current attempts, then the one with the fewest attempts so far. So a retry goes to another node.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class AskPlaces:
 @message
 @dataclass(frozen=True)
 class InferencePlaces:
-    """Where the nodes take rows; ``refused`` says why none does."""
+    """Addresses where nodes take rows; ``refused`` says why no node does."""
 
     places: dict[str, FeedPlace] = field(default_factory=dict)
     refused: str = ""
@@ -52,7 +52,7 @@ class ClaimNode:
 @message
 @dataclass(frozen=True)
 class ReleaseNode:
-    """Statement: the attempt that claimed this node is at its end."""
+    """Statement: the attempt that claimed this node has ended."""
 
     inference: str
     partition: int
@@ -63,7 +63,7 @@ QUESTIONS = (AskPlaces, ClaimNode, ReleaseNode)
 
 
 class PlacementDesk:
-    """Behind the door: who answers what. Called with the lock of its owner held.
+    """The driver's assignment of partitions to nodes. Called with the lock of its owner held.
 
     Parameters
     ----------
@@ -105,10 +105,10 @@ class PlacementDesk:
 
     def _answer_places(self) -> InferencePlaces:
         if self._closed():
-            return InferencePlaces(refused=f"no node answers rows any more; launch the cluster anew. {self._closed()}")
+            return InferencePlaces(refused=f"no node answers rows any more; launch the cluster again. {self._closed()}")
         places = self._places()
         if not places:
-            return InferencePlaces(refused="no node answers rows: every main that could has returned, or serves others")
+            return InferencePlaces(refused="no node answers rows: every main has returned, or serves other nodes")
         return InferencePlaces(places)
 
     def _claim(self, claim: ClaimNode) -> str:

@@ -1,7 +1,7 @@
-"""What is asked for: roles, counts and resources, before anything runs.
+"""Plan of a cluster: roles, counts and resources, before anything runs.
 
-A :class:`ClusterPlan` is a value. It validates itself when it is made, and prints as the table that
-the user sees before any node starts.
+A :class:`ClusterPlan` is a value. It validates itself when it is made, and prints as the table that the user sees
+before any node starts.
 """
 
 from __future__ import annotations
@@ -73,33 +73,33 @@ class ClusterPlan:
     ps : int
         Parameter servers.
     chief : bool, "trains" or None
-        Whether there is a node with the role ``chief`` beside the workers. None: only if there are parameter servers,
-        since their coordinator is the chief. ``"trains"``: beside parameter servers it does not coordinate, but is fed
-        and trains as the workers do, which is TensorFlow 1's way.
+        Whether the cluster has a node with the role ``chief`` beside the workers. None: only with parameter servers,
+        since their coordinator is the chief. ``"trains"``: with parameter servers the chief does not coordinate, but is
+        fed and trains like the workers, as in TensorFlow 1.
     evaluator : bool
-        Whether there is a node that evaluates checkpoints beside the training. When the others are through it has the
-        grace of a stop to come to its own end.
+        Whether the cluster has a node that evaluates checkpoints beside the training. After the others have finished,
+        it has ``grace`` seconds to end.
     input_mode : InputMode or str
         ``"spark"`` or ``"tensorflow"``.
     cpus, gpus : int
         Spark CPUs and GPUs of each node. Parameter servers and evaluators get no GPU.
     name : str
-        What the cluster is called in the notebook, the Spark UI and the logs.
+        The cluster's name in the notebook, the Spark UI and the logs.
     driver_ps_nodes : bool
-        Whether the parameter servers run on the driver's host, beside Spark, and take none of its slots.
+        Whether the parameter servers run on the driver's host, outside Spark, without a Spark slot.
     master_node : str or None
-        TensorFlowOnSpark's way to ask for a chief: ``"chief"``, or ``"master"``, which TensorFlow 2 has no more and
-        means the same.
+        TensorFlowOnSpark's argument for a chief: ``"chief"``, or ``"master"``, the old name for the same role, which
+        TensorFlow 2 does not have.
     protocol : str
-        What TensorFlow's nodes speak with one another. TensorFlow as it is published has ``"grpc"`` alone; one that was
-        built with more may be asked for ``"grpc+verbs"`` and the like.
+        The protocol between TensorFlow's nodes. Released TensorFlow has only ``"grpc"``; a custom build may have others
+        such as ``"grpc+verbs"``.
     evaluator_may_fail : bool
-        Whether the training goes on when the evaluator fails.
+        Whether the training continues when the evaluator fails.
 
     Raises
     ------
     PlanError
-        If a value cannot be right; the message names it.
+        If a value is not possible; the message names it.
 
     Examples
     --------
@@ -126,7 +126,7 @@ class ClusterPlan:
             check_count(field, getattr(self, field), least)
         known = type(self.chief) in (bool, type(None)) or self.chief == _TRAINS
         if not known or type(self.evaluator) is not bool:
-            raise PlanError(f"chief and evaluator are True or False; chief may also be {_TRAINS!r}")
+            raise PlanError(f"chief and evaluator must be True or False; chief may also be {_TRAINS!r}")
         self._take_master_node()
         try:
             object.__setattr__(self, "input_mode", InputMode(self.input_mode))
@@ -157,13 +157,13 @@ class ClusterPlan:
     def _check_servers(self) -> None:
         for field in ("driver_ps_nodes", "evaluator_may_fail"):
             if type(getattr(self, field)) is not bool:
-                raise PlanError(f"{field} is True or False")
+                raise PlanError(f"{field} must be True or False")
         if self.ps and not self.workers and self.chief != _TRAINS:
-            raise PlanError(f"ps={self.ps} and no worker: parameter servers serve workers. Ask for workers=1 or more")
+            raise PlanError(f"ps={self.ps} needs at least one worker to serve: ask for workers=1 or more")
         if self.driver_ps_nodes and not self.ps:
-            raise PlanError("driver_ps_nodes: there are no parameter servers to put there. Ask for ps=1 or more")
+            raise PlanError("driver_ps_nodes needs parameter servers, and the plan has none: ask for ps=1 or more")
         if self.evaluator_may_fail and not self.evaluator:
-            raise PlanError("evaluator_may_fail: there is no evaluator. Ask for evaluator=True")
+            raise PlanError("evaluator_may_fail needs an evaluator, and the plan has none: ask for evaluator=True")
         if type(self.protocol) is not str or not re.fullmatch(r"[a-z][a-z0-9_+]*", self.protocol):
             raise PlanError(
                 f"protocol must be 'grpc', or the name of one that TensorFlow was built with, got {self.protocol!r}"
@@ -210,12 +210,12 @@ class ClusterPlan:
 
     @property
     def spark_nodes(self) -> tuple[Node, ...]:
-        """The nodes that take a slot of Spark's."""
+        """The nodes that use a Spark slot."""
         return tuple(node for node in self.nodes if not self._is_on_driver(node))
 
     @property
     def driver_nodes(self) -> tuple[Node, ...]:
-        """The nodes that run on the driver's host, beside Spark."""
+        """The nodes that run on the driver's host, outside Spark."""
         return tuple(node for node in self.nodes if self._is_on_driver(node))
 
     def _is_on_driver(self, node: Node) -> bool:
@@ -248,6 +248,6 @@ class ClusterPlan:
 
 
 def check_count(field: str, value: object, least: int) -> None:
-    """Refuse what is no whole number, or below the least that it may be."""
+    """Refuse a value that is not a whole number, or is less than ``least``."""
     if type(value) is not int or value < least:
         raise PlanError(f"{field} must be a whole number, {least} or more, got {value!r}")

@@ -1,7 +1,8 @@
-"""Processes that do not outlive the one that started them, and the channel between the two.
+"""Start processes that end with their parent, and the channel between the two.
 
-A node is never a fork of a process in which TensorFlow has run an operation: it would hang for ever in its first
-``tf.function``. It may be one of a process that has imported TensorFlow (:mod:`tfos_nb.runtime.node.warm_process`).
+A node is never forked from a process in which TensorFlow has run an operation: it would hang for ever in its first
+``tf.function``. It may be forked from one that has only imported TensorFlow
+(:mod:`tfos_nb.runtime.node.warm_process`).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _ANSWERS_WITHIN = 1.0  # seconds; a process that has ended refuses at once
 _LENGTH = struct.Struct("!Q")
 _LONGEST = (1 << 32) + 64  # msgpack says in 32 bits how long a message is
 _PIECE = 16 << 20
-_LONGEST_ROOT = 45  # bytes of a temporary directory's name: with ours under it, a socket's path may have 103
+_LONGEST_ROOT = 45  # bytes of a temporary directory's name: a socket's path below it may have at most 103
 PARENT_VARIABLE = "TFOS_NB_PARENT"
 _locks: dict[str, int] = {}  # by directory of this process: a descriptor of it, on which the lock is
 
@@ -80,19 +81,20 @@ def start_module(
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process when its parent ends, however that ends (Linux; elsewhere the channel does it).
+    """Have the kernel end this process when its parent ends (Linux; elsewhere the channel's end does the same).
 
-    The signal goes by the parent's thread that forked, so a parent must start its children from a thread that stays.
+    The signal comes when the parent's thread that forked ends. So a parent must start its children from a thread that
+    lives as long as it does.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     expected = os.environ.get(PARENT_VARIABLE)
     if expected and os.getppid() != int(expected):
-        os._exit(1)  # the parent went before the line above: nobody is left to hear of it
+        os._exit(1)  # the parent ended before the line above, so no signal will come
 
 
 def name_this_process(name: str) -> None:
-    """Have ``ps`` and ``top`` show a name for this process, where they can: Linux, which keeps 15 bytes of it."""
+    """Set the name that ``ps`` and ``top`` show for this process, on Linux, which keeps 15 bytes of it."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode()[:15])
 
@@ -102,7 +104,7 @@ class _Process(Protocol):
 
 
 def kill_group(process: _Process) -> None:
-    """End a process and all that it started, at once: TensorFlow swallows the polite signals."""
+    """Kill a process and all that it started: TensorFlow ignores the polite signals."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -124,7 +126,7 @@ def signal_name(returncode: int) -> str | None:
 
 
 def address_towards(host: str, port: int) -> str:
-    """Return this host's address on the way to another. Nothing is sent."""
+    """Return this host's address on the route to another host. Nothing is sent."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)
@@ -132,7 +134,7 @@ def address_towards(host: str, port: int) -> str:
 
 
 def host_and_port(host: str, port: int) -> str:
-    """Write an address as gRPC reads it: that of an IPv6 host in brackets (RFC 3986, section 3.2.2).
+    """Format an address for gRPC: an IPv6 host is put in brackets (RFC 3986, section 3.2.2).
 
     Examples
     --------
@@ -143,7 +145,7 @@ def host_and_port(host: str, port: int) -> str:
 
 
 def answers(host: str, port: int) -> bool:
-    """Whether somebody listens there, and takes a connection within a second."""
+    """Whether a process listens there and accepts a connection within a second."""
     try:
         socket.create_connection((host, port), _ANSWERS_WITHIN).close()
     except OSError:
@@ -152,10 +154,10 @@ def answers(host: str, port: int) -> bool:
 
 
 def greets(host: str, port: int) -> bool:
-    """Whether a server of gRPC is alive there: it sends its settings to whoever connects (RFC 9113, section 3.4).
+    """Whether a gRPC server is alive there: it sends its settings to each client (RFC 9113, section 3.4).
 
-    To be let in is not enough. Linux closes the connections of a process that is killed before what it listens with,
-    and accepts others for as long as that takes.
+    An accepted connection is not enough. When a process is killed, Linux closes its connections before its listening
+    sockets, and accepts new connections until these are closed.
     """
     try:
         with socket.create_connection((host, port), _ANSWERS_WITHIN) as connection:
@@ -165,7 +167,7 @@ def greets(host: str, port: int) -> bool:
 
 
 def refuses(host: str, port: int) -> bool:
-    """Whether that host says that nobody listens there; one that is silent may not be heard at the moment."""
+    """Whether that host refuses the connection, since no process listens; a silent host may only be unreachable."""
     try:
         socket.create_connection((host, port), _ANSWERS_WITHIN).close()
     except ConnectionRefusedError:
@@ -176,18 +178,18 @@ def refuses(host: str, port: int) -> bool:
 
 
 def private_directory(kind: str, sockets: bool = True) -> str:
-    """Make a directory of this process, and remove those of processes that were killed.
+    """Make a directory for this process, and remove those of processes that were killed.
 
     It is in the temporary directory, and only this user can enter it. This process holds a lock on it until
-    :func:`remove_directory`, or its own end. The path of a socket has to be short: where there are to be some and the
-    user's temporary directory has a long name, it is in the machine's.
+    :func:`remove_directory`, or its own end. The path of a socket must be short. So with ``sockets``, and if the user's
+    temporary directory has a long name, the directory is in the machine's temporary directory instead.
     """
     prefix, root = f"tfos_nb-{kind}-", short_temporary_directory() if sockets else tempfile.gettempdir()
     for path in left_behind(prefix, root):
         shutil.rmtree(path, ignore_errors=True)
     directory = tempfile.mkdtemp(prefix=f"{prefix}{owner()}-", dir=root)
     _locks[directory] = lock = os.open(directory, os.O_RDONLY)
-    with contextlib.suppress(OSError):  # a file system may have no locks
+    with contextlib.suppress(OSError):  # some file systems have no locks
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return directory
 
@@ -201,17 +203,17 @@ def remove_directory(directory: str) -> None:
 
 
 def python_path() -> tuple[str, ...]:
-    """Return where this process imports from, for processes that start in another directory."""
+    """Return this process's import path, for processes that start in another directory."""
     return tuple(entry or os.getcwd() for entry in sys.path)
 
 
 def path_variable(*more: str) -> str:
-    """Return a ``PYTHONPATH`` by which a child finds what this process does, and then what is in ``more``."""
+    """Return a ``PYTHONPATH`` with this process's import path, followed by ``more``."""
     return os.pathsep.join([*filter(None, sys.path), *more])
 
 
 def run_apart(*arguments: str, path: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run this interpreter in a process of its own, in which TensorFlow sees no GPU, and return what it printed.
+    """Run this interpreter in a new process in which TensorFlow sees no GPU, and return its result and output.
 
     Parameters
     ----------
@@ -239,24 +241,23 @@ def run_apart(*arguments: str, path: Sequence[str], seconds: float) -> subproces
 
 
 def short_temporary_directory() -> str:
-    """Return the temporary directory, or the machine's where its name would make a socket's path too long."""
+    """Return the temporary directory, or the machine's if its name would make a socket's path too long."""
     root = tempfile.gettempdir()
     machines = "/tmp"  # noqa: S108 - the directory in it is this user's alone
     return root if len(os.fsencode(root)) <= _LONGEST_ROOT or not os.access(machines, os.W_OK) else machines
 
 
 def owner() -> str:
-    """Name this process in a name: its number, and of which container of which machine's numbers that is one.
+    """Return a unique name of this process for file names: its process id, container and machine.
 
-    Hosts and containers may share a temporary directory, and in each of them the others' numbers are somebody else's
-    or nobody's.
+    Hosts and containers may share a temporary directory, and each has its own process ids.
     """
     return f"{os.getpid()}-{machine()}"
 
 
 @functools.cache
 def machine() -> str:
-    """Name whose process numbers are this process' own: the container's, on a machine since it was started."""
+    """Return a name for the set of process ids that this process sees: the container, on a machine since its boot."""
     space = "0"
     with contextlib.suppress(OSError):
         space = os.readlink("/proc/self/ns/pid").strip("pid:[]")
@@ -265,7 +266,7 @@ def machine() -> str:
 
 @functools.cache
 def boot() -> str:
-    """Name this machine since it was started: by Linux' own identity of that (random(4)), or by the host's name."""
+    """Return a name of this machine since its boot: Linux' boot id (random(4)), or the host's name."""
     identity = socket.gethostname()
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         identity = file.read().strip()
@@ -273,14 +274,14 @@ def boot() -> str:
 
 
 def is_here(machines_boot: str, path: str) -> bool:
-    """Return whether a file is on this machine; one of a shared directory is there on all that share it."""
+    """Return whether a file is on this machine; a file in a shared directory exists on all machines that share it."""
     return machines_boot == boot() and os.path.exists(path)
 
 
 def left_behind(prefix: str, root: str = "") -> list[str]:
-    """Find what processes that are gone have left in the temporary directory: ``PREFIX<owner>-…`` (:func:`owner`).
+    """Find entries of ended processes in the temporary directory: ``PREFIX<owner>-…`` (:func:`owner`).
 
-    What processes of another host have left stays: nobody here can tell whether they are gone.
+    Entries of another host's processes stay: this host cannot tell whether those processes have ended.
     """
     root, ours, found = root or tempfile.gettempdir(), f"{machine()}-", []
     for name in os.listdir(root) if os.path.isdir("/proc") else ():
@@ -293,7 +294,7 @@ def left_behind(prefix: str, root: str = "") -> list[str]:
 
 
 def _is_held(path: str) -> bool:
-    """Return whether a process holds its lock: machines that were copied while they ran have one boot's identity."""
+    """Return whether a process holds a lock on it: machines that were cloned while running have the same boot id."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -322,16 +323,16 @@ def read_frame(stream: IO[bytes]) -> Any:
     Raises
     ------
     ValueError
-        If it is none. What comes after it is none either, since nobody knows where it begins.
+        If the bytes are not a message. The reader cannot continue then, since the next message's start is unknown.
     """
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
     (left,) = _LENGTH.unpack(head)
     if left > _LONGEST:
-        raise ValueError(f"no message has {left} bytes")
+        raise ValueError(f"a message cannot have {left} bytes")
     pieces = []
-    while left and (piece := stream.read(min(left, _PIECE))):  # memory for what comes, not for what is announced
+    while left and (piece := stream.read(min(left, _PIECE))):  # allocate only for bytes that have come
         pieces.append(piece)
         left -= len(piece)
     return None if left else wire.decode(b"".join(pieces))
@@ -357,7 +358,7 @@ class Channel:
         return cls(socket.socket(fileno=fd))
 
     def send(self, message: Any) -> bool:
-        """Send, from any thread; False if the other side has gone."""
+        """Send, from any thread; return False if the other side has gone."""
         data = wire.encode(message)
         try:
             with self._lock:
@@ -372,7 +373,7 @@ class Channel:
         Raises
         ------
         ValueError
-            If it says what is no message.
+            If it sends bytes that are not a message.
         """
         while (message := self._next()) is not None:
             yield message
@@ -384,7 +385,7 @@ class Channel:
             return None
 
     def close(self) -> None:
-        """Hang up; a reader in another thread ends."""
+        """Close the channel; a reader in another thread ends."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

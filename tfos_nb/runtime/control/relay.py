@@ -1,4 +1,4 @@
-"""The way between nodes and a driver that they cannot reach: a relay in the cluster, emptied by short Spark jobs.
+"""Relay between nodes and a driver that they cannot reach: a process in the cluster, emptied by short Spark jobs.
 
 ::
 
@@ -7,9 +7,9 @@
                                        the driver's Door ◀──loopback── Carrier ◀─────────────┘
 
 The relay passes bytes on and cannot read them: TLS begins at the node and ends at the driver's door, whose certificate
-the node has from its task. It has a door of its own for the exchanges, with another key and token. An exchange may be
-made twice, when Spark runs a task again, and is taken once: the frames of each direction are numbered, and kept until
-the other side says that it has them.
+the node has from its task. It has a door of its own for the exchanges, with another key and token. When Spark retries a
+task, an exchange is made twice but counts once: the frames of each direction are numbered, and kept until the other
+side has confirmed them.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from tfos_nb.runtime.control.wire import message
 __all__ = ["Exchange", "ExchangeTask", "Exchanged", "Frames", "Relay", "RelayPlace", "RelayTask", "Taken"]
 
 PLACE_SCHEMA, ANSWER_SCHEMA = "place binary", "answer binary"
-_PIECE = 256 << 10  # bytes of a frame at the most
-_MOST_AT_ONCE = 8 << 20  # bytes in an exchange, about
-_MOST_WAITING = 32 << 20  # bytes that wait in one direction; then nobody reads what would add to them
-_LONGEST = 0.5  # seconds that a task waits for something to bring back
+_PIECE = 256 << 10  # bytes of a frame, at most
+_MOST_AT_ONCE = 8 << 20  # bytes of an exchange, approximately
+_MOST_WAITING = 32 << 20  # bytes that wait in one direction; beyond this no connection is read
+_LONGEST = 0.5  # seconds that a task waits for frames to bring back
 _LOOKS_EVERY = 0.02
-_LEAVES_AFTER = 0.5  # the answer goes first
+_LEAVES_AFTER = 0.5  # seconds, so that the answer is sent first
 _MOST_CONNECTIONS = 20_000
 _BUFFER = 4 << 10  # bytes; of each connection twice as many are read when no more should be
 _ENDS_WITHIN = 10.0  # seconds after it has closed its output
 _ALONE = 60.0
 
 Frame = tuple[int, bytes]
-"""A connection's number, and what has come on it: nothing, if that is its end."""
+"""A connection's number, and bytes from it; empty bytes mark its end."""
 
 
 @message
 @dataclass(frozen=True)
 class Exchange:
-    """Question of a driver: its ``frames``, the first one's number, and how many of the relay's it has ``taken``."""
+    """Question of a driver: its ``frames``, the first one's number, and how many relay frames it has ``taken``."""
 
     taken: int
     first: int
@@ -67,7 +67,7 @@ class Exchange:
 @message
 @dataclass(frozen=True)
 class Exchanged:
-    """The relay's answer: the same, of its own."""
+    """The relay's answer, with the same fields for its own frames."""
 
     taken: int
     first: int
@@ -77,7 +77,7 @@ class Exchanged:
 @message
 @dataclass(frozen=True)
 class RelayPlace:
-    """Where nodes reach the relay, and how exchanges are made with it."""
+    """Address at which nodes reach the relay, and the door for exchanges with it."""
 
     host: str
     port: int
@@ -92,7 +92,7 @@ class RelayPlace:
 
 
 class Frames:
-    """Frames that go one way, kept until the other side has them. For all threads."""
+    """Frames of one direction, kept until the other side has them. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -101,13 +101,13 @@ class Frames:
         self._bytes = 0
 
     def put(self, connection: int, data: bytes) -> None:
-        """Add what has come on a connection, or with nothing its end."""
+        """Add bytes from a connection; empty bytes mark its end."""
         with self._lock:
             self._kept.append((connection, data))
             self._bytes += len(data)
 
     def next_ones(self) -> tuple[int, tuple[Frame, ...]]:
-        """Return the number of the first frame that the other side may not have, and some from it on."""
+        """Return the number of the first frame that the other side may not have, and some frames from it on."""
         with self._lock:
             size, chosen = 0, []
             for frame in self._kept:
@@ -118,7 +118,7 @@ class Frames:
             return self._first, tuple(chosen)
 
     def taken(self, count: int) -> None:
-        """Let go of those that the other side has."""
+        """Drop the frames that the other side has."""
         with self._lock:
             while self._first < count and self._kept:
                 self._bytes -= len(self._kept.popleft()[1])
@@ -126,7 +126,7 @@ class Frames:
 
     @property
     def full(self) -> bool:
-        """Whether so many wait that nothing more should be read."""
+        """Whether so many bytes wait that no more should be read."""
         return self._bytes > _MOST_WAITING
 
     def __len__(self) -> int:
@@ -134,35 +134,35 @@ class Frames:
 
 
 class Taken:
-    """The frames of the other side, each once and in their order."""
+    """Frames of the other side, each once and in order."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def new_of(self, first: int, frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-        """Return those that have not come before.
+        """Return the frames that have not come before.
 
         Raises
         ------
         ValueError
-            If some before them never came.
+            If earlier frames are missing.
         """
         if first > self.count:
-            raise ValueError(f"frame {first} came, and {self.count} was the next")
+            raise ValueError(f"frame {first} came, but frame {self.count} was expected")
         new = frames[self.count - first :]
         self.count += len(new)
         return new
 
 
 class Relay:
-    """Takes connections of nodes, and the driver's exchanges. Everything happens in the thread of one asyncio loop.
+    """Take connections of nodes, and the driver's exchanges, all in the thread of one asyncio loop.
 
-    It is the desk of its own door, whose thread only hands the questions over.
+    It is also the desk of its own door, whose thread only passes the questions on.
 
     Parameters
     ----------
     alone : float
-        Seconds without an exchange after which it ends: its driver has gone.
+        Seconds without an exchange after which it ends, because its driver must be gone.
     """
 
     def __init__(self, alone: float = _ALONE) -> None:
@@ -176,7 +176,7 @@ class Relay:
         self._loop = asyncio.get_running_loop()
 
     async def serve(self, host: str) -> None:
-        """Say where it is, and relay until the driver has gone."""
+        """Print its address, and relay until the driver has gone."""
         door = Door(self, host=host, bind="0.0.0.0")  # noqa: S104 - the driver's tasks come from any executor
         server = await asyncio.start_server(self._connected, "0.0.0.0", 0, limit=_BUFFER)  # noqa: S104 - as the nodes do
         own = door.open()
@@ -194,11 +194,11 @@ class Relay:
         self._connections += 1
         number = self._connections
         self._writers[number] = writer
-        self._outgoing.put(number, b"\0")  # the other side connects, too
+        self._outgoing.put(number, b"\0")  # announces the connection to the other side
         try:
             while data := await reader.read(_PIECE):
                 self._outgoing.put(number, data)
-                while self._outgoing.full:  # of others' as well
+                while self._outgoing.full:  # counts the bytes of all connections
                     await asyncio.sleep(_LOOKS_EVERY)
         except OSError:
             pass
@@ -219,9 +219,9 @@ class Relay:
     # --- the desk, in its door's thread ---
 
     def asked(self, question: Any) -> Exchanged:
-        """Take a driver's frames, and give those of the nodes."""
+        """Take a driver's frames, and return those of the nodes."""
         if not isinstance(question, Exchange):
-            raise ValueError(f"a relay is asked for exchanges, not for a {type(question).__name__}")
+            raise ValueError(f"a relay answers only Exchange questions, got a {type(question).__name__}")
         self._asked_at = time.monotonic()
         self._outgoing.taken(question.taken)
         first, frames = self._outgoing.next_ones()
@@ -233,26 +233,26 @@ class Relay:
         return self._taken.count
 
     def ticked(self, late: float) -> None:
-        """End where nobody has asked for long."""
+        """End the relay after a long time without an exchange."""
         if time.monotonic() - self._asked_at > self._alone:
             self._loop.call_soon_threadsafe(self._over.set)
 
     def arrived(self, link: Any, message: Any) -> None:
-        """Send whoever wants a stream away."""
+        """Refuse a stream: a relay has none."""
         link.end()
 
     def received(self, link: Any, message: Any) -> None:
-        """Take nothing."""
+        """Do nothing: a relay has no streams."""
 
     def left(self, link: Any) -> None:
-        """Miss nobody."""
+        """Do nothing: a relay has no streams."""
 
 
 @dataclass(frozen=True)
 class RelayTask:
-    """A barrier task that starts a relay on its executor, and returns at once with its place; the relay stays.
+    """Barrier task that starts a relay on its executor, and returns its address at once; the relay stays.
 
-    Spark tells a barrier's tasks by which name executors are reached.
+    Spark tells barrier tasks the names by which executors are reached.
     """
 
     python_path: tuple[str, ...]
@@ -266,7 +266,7 @@ class RelayTask:
         path = path_variable(*self.python_path)
         env = {**os.environ, "PYTHONPATH": path}
         relay = start_module("tfos_nb.runtime.control.relay", env=env, arguments=(host,), stdout=subprocess.PIPE)
-        assert relay.stdout is not None, "it was asked for"
+        assert relay.stdout is not None, "stdout was set to a pipe"
         with relay.stdout as told:
             place = read_frame(told)
         if not isinstance(place, RelayPlace):
@@ -276,7 +276,7 @@ class RelayTask:
 
 @dataclass(frozen=True)
 class ExchangeTask:
-    """A task that makes one exchange; where the relay has nothing yet, it waits a moment for something."""
+    """Task that makes one exchange; if the relay has no frames yet, it waits a moment for some."""
 
     relay: DoorAddress
     exchange: bytes = field(repr=False)

@@ -1,9 +1,9 @@
-"""Numbers coming out of a node: what the program says of itself, and what the supervisor measures.
+"""Progress reports of a node: the program's own numbers, and the supervisor's measurements.
 
-A report may be lost; training may not. The TF process sends a datagram and never waits: if the supervisor is behind,
-the report is dropped and counted; of steps that follow each other faster than anybody looks, only the newest is made
-into numbers and sent. The supervisor keeps the newest of each kind and sends a heartbeat with them at most twice a
-second, and less often where there are many nodes (:func:`tick_among`). The driver keeps a bounded :class:`History`.
+Reports may be lost, but must never delay training. The TF process sends a datagram and never waits. If the supervisor
+is behind, the report is dropped and counted. When steps come faster than reports are shown, only the newest is
+converted to numbers and sent. The supervisor keeps the newest report of each kind. It sends them with a heartbeat, at
+most twice a second, and less often with many nodes (:func:`tick_among`). The driver keeps a bounded :class:`History`.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 FIT, EVALUATE, OVER = "fit", "evaluate", "over"
-"""The phases of a report that Keras makes: what it does, or that it has returned."""
+"""Phases of Keras' reports: what it does, or that it has returned."""
 
-_TICK = 0.5  # at most two messages a second with lines, and two with figures;
-_MANY, _TICK_OF_MANY = 500, 1.0  # of so many nodes one: they all come to one driver,
-_DRIVER_TAKES = 1500  # and so many heartbeats a second leave it a third of its core for the rest (docs/scaling.md)
+_TICK = 0.5  # seconds: at most two messages a second with lines, and two with figures
+_MANY, _TICK_OF_MANY = 500, 1.0  # with so many nodes one a second, since all go to one driver
+_DRIVER_TAKES = 1500  # heartbeats a second, which leave the driver a third of its core (docs/scaling.md)
 _BEATS_IN_TIMEOUT = 4
 _SILENT_AFTER = 5.0
 
 _STEPS_KEPT, _STEPS_KEPT_OF_ALL, _STEPS_AT_LEAST = 10_000, 500_000, 100
-_BETWEEN_STEPS = 0.1  # seconds; what comes sooner waits for the next, or for the flush
+_BETWEEN_STEPS = 0.1  # seconds; an earlier report waits for the next one, or for the flush
 _FLUSH_AFTER = 0.2
 
 
@@ -78,7 +78,7 @@ class StepReport:
 class FeedStatus:
     """Rows that came in and went out since the node started, and what waits in memory.
 
-    ``hungry`` tells that TensorFlow waits for rows; ``dropped`` counts the reports that were.
+    ``hungry`` says that TensorFlow waits for rows; ``dropped`` counts the dropped reports.
     """
 
     rows_in: int = 0
@@ -91,7 +91,7 @@ class FeedStatus:
 @message
 @dataclass(frozen=True)
 class GpuFigures:
-    """What NVML tells of one GPU: its share of busy time in percent, and its memory in bytes."""
+    """NVML's figures of one GPU: its share of busy time in percent, and its memory in bytes."""
 
     name: str = ""
     percent: float | None = None
@@ -159,10 +159,11 @@ class Reporter:
         phase: Any = "",
         **metrics: Any,
     ) -> None:
-        """Report a step; a metric that is no number is left out.
+        """Report a step; a metric that is not a number is left out.
 
-        What comes within a tenth of a second after the last one that was sent, and ends no epoch, only takes the
-        place of its like: to make a number of a metric may mean to wait for the GPU. The newest is sent soon after.
+        A report within a tenth of a second after the last one, which does not end an epoch, is held back and replaces
+        an earlier held one. Converting a metric to a number may have to wait for the GPU. The newest held report is
+        sent soon after.
         """
         now = time.monotonic()
         report = (epoch, epochs, step, steps, metrics, epoch_end, time.time(), phase)
@@ -186,7 +187,7 @@ class Reporter:
     def _send_step(self, report: tuple[Any, ...]) -> None:
         epoch, epochs, step, steps, metrics, epoch_end, at, phase = report
         if phase not in ("", FIT, EVALUATE, OVER):
-            metrics, phase = {**metrics, "phase": phase}, ""  # a metric of the user's that has this name
+            metrics, phase = {**metrics, "phase": phase}, ""  # the user has a metric of this name
         numbers = {name: number for name, value in metrics.items() if (number := _number(value)) is not None}
         counts = (_whole(epoch), _whole(epochs), _whole(step), _whole(steps))
         self.send(StepReport(*counts, numbers, bool(epoch_end), at, phase))
@@ -199,26 +200,26 @@ class Reporter:
                 self._flusher.start()
 
     def close(self) -> None:
-        """Send what was held back, and end the thread that would have."""
+        """Send the held report, and end the thread that sends held reports."""
         self.flush()
         self._closing.set()
         self._holding.set()
 
     def _keep_flushing(self) -> None:
         while self._holding.wait() and not self._closing.wait(_FLUSH_AFTER):
-            self._holding.clear()  # before the flush: what is held from here on sets it again
+            self._holding.clear()  # before the flush: a report held later sets it again
             self.flush()
 
 
 def _number(value: Any) -> float | None:
     try:
         return float(value)
-    except Exception:  # noqa: BLE001 - whatever a tensor, or an object of the user's, raises: it is no number
+    except Exception:  # noqa: BLE001 - a tensor or a user's object may raise any error: it is not a number then
         return None
 
 
 def _whole(value: Any) -> int | None:
-    """Make a plain integer of a count, which may be a variable such as an optimizer's ``iterations``."""
+    """Return a count as a plain integer; it may be a variable such as an optimizer's ``iterations``."""
     try:
         return None if value is None else int(value)
     except Exception:  # noqa: BLE001 - as above
@@ -226,7 +227,7 @@ def _whole(value: Any) -> int | None:
 
 
 class ReportBox:
-    """The supervisor's end: takes datagrams, keeps the newest step and every end of an epoch."""
+    """The supervisor's end: take datagrams, keep the newest step and every end of an epoch."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -236,14 +237,14 @@ class ReportBox:
         self._feed: FeedStatus | None = None
 
     def run(self) -> None:
-        """Take reports until the socket is closed; what is none is left out, and those after it are taken."""
+        """Take reports until the socket is closed; skip datagrams that are not reports."""
         with contextlib.suppress(OSError):
             while data := self._socket.recv(1 << 20):
                 with contextlib.suppress(ValueError):
                     self._take(wire.decode(data))
 
     def close(self) -> None:
-        """Take what is there still, and no more: who reports has ended."""
+        """Take the datagrams that have arrived, then stop: the reporting process has ended."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
 
@@ -252,7 +253,7 @@ class ReportBox:
             if isinstance(report, FeedStatus):
                 self._feed = report
             elif not isinstance(report, StepReport):
-                logger.debug("a %s is no report", type(report).__name__)
+                logger.debug("a %s is not a report", type(report).__name__)
             elif report.epoch_end:
                 self._ends.append(report)
                 self._step = None
@@ -260,7 +261,7 @@ class ReportBox:
                 self._step = report
 
     def empty(self) -> tuple[tuple[StepReport, ...], FeedStatus | None]:
-        """Return what came since the last time, and the newest state of the feed."""
+        """Return the reports since the last call, and the newest state of the feed."""
         with self._lock:
             reports = (*self._ends, *([self._step] if self._step else []))
             self._ends.clear()
@@ -269,16 +270,16 @@ class ReportBox:
 
 
 class History(Mapping[str, list[float]]):
-    """What a training reported: per metric, the value at the end of each epoch, as in Keras' ``History.history``.
+    """Metrics of a training: for each metric the value at the end of each epoch, as in Keras' ``History.history``.
 
     The steps of evaluations are left out.
 
     Parameters
     ----------
     chief : str
-        Whose epochs count.
+        The node whose epochs count.
     nodes : int
-        How many report: of each of many, fewer steps are kept than of each of a few; of the chief, always the most.
+        How many nodes report. With many nodes, fewer steps are kept of each, but always the most of the chief.
 
     Examples
     --------
@@ -297,12 +298,12 @@ class History(Mapping[str, list[float]]):
         self._anew = False
 
     def begin_anew(self) -> None:
-        """Learn that training goes on from an earlier state: the epochs that are trained once more count once."""
+        """Record that training continues from an earlier state: epochs that are trained again count once."""
         with self._lock:
             self._anew = True
 
     def follow(self, chief: str) -> None:
-        """Learn whose epochs count from now on."""
+        """Set the node whose epochs count from now on."""
         with self._lock:
             self._chief = chief
 
@@ -320,7 +321,7 @@ class History(Mapping[str, list[float]]):
                 self._epochs.append(report)
 
     def record_late(self, node: str, report: StepReport) -> None:
-        """Keep what a process reported before it was ended, and what was heard when the next one was awaited."""
+        """Keep a report that a process made before its end, and that came while its successor was awaited."""
         with self._lock:
             newest = (self._epochs[-1].epoch or 0) if self._epochs else 0
             if report.epoch_end and node == self._chief and (report.epoch or 0) > newest:
@@ -340,7 +341,7 @@ class History(Mapping[str, list[float]]):
             ]
 
     def steps(self, node: str | None = None) -> list[StepReport]:
-        """Return what a node (the chief if none is named) reported of late, the oldest first."""
+        """Return the last reports of a node (the chief by default), the oldest first."""
         with self._lock:
             return list(self._steps.get(node or self._chief, ()))
 
@@ -364,10 +365,10 @@ class History(Mapping[str, list[float]]):
 
 
 def tick_among(nodes: int, heartbeat_timeout: float = 15.0) -> float:
-    """Return how many seconds a node of so many lets pass between two messages of a kind.
+    """Return the seconds between two messages of one kind from each of ``nodes`` nodes.
 
-    A driver has to feed and to stop them, too: where it would do nothing but listen, each speaks less often; often
-    enough, all the same, not to be held for lost.
+    The driver must also feed and stop the nodes. If their messages would take all its time, each node sends fewer, but
+    enough not to count as lost.
 
     Examples
     --------
@@ -382,7 +383,7 @@ def tick_among(nodes: int, heartbeat_timeout: float = 15.0) -> float:
 
 
 def silent_after(nodes: int) -> float:
-    """Return for how many seconds a node of so many may say nothing before that is worth a word.
+    """Return the seconds without a message from one of ``nodes`` nodes after which its silence is shown.
 
     Examples
     --------

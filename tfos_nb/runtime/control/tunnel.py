@@ -1,4 +1,4 @@
-"""TensorBoard's bytes on their way from the chief's executor to the driver: both ends of the wire.
+"""Carry TensorBoard's bytes from the chief's executor to the driver: both ends of the connection.
 
 ::
 
@@ -7,10 +7,10 @@
                                                ▼
     TensorBoard ◀── TCP, loopback ── TunnelEnd (supervisor) ── carry: a stream of bytes each way ──▶ door
 
-Nobody dials an executor: the driver asks on the stream that the node keeps open, and the supervisor dials the door, as
-for everything else. Each connection of a browser is one gRPC stream; HTTP/2 multiplexes them over the supervisor's one
-connection, and its flow control holds a fast TensorBoard back where a page reads slowly. TLS and the token are the
-door's.
+No process connects to an executor. The driver asks on the stream that the node keeps open, and the supervisor connects
+to the door, as for everything else. Each connection of a browser is one gRPC stream. HTTP/2 multiplexes them over the
+supervisor's one connection, and its flow control slows TensorBoard down when a page reads slowly. TLS and the token are
+the door's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["OpenTunnel", "TunnelEnd", "TunnelEntrance"]
 logger = logging.getLogger(__name__)
 
 _CHUNK = 64 << 10
-_ANSWER_SECONDS = 10.0  # within which a supervisor that was asked has to dial
+_ANSWER_SECONDS = 10.0  # within which a supervisor must connect after it was asked
 _DIAL_SECONDS = 10
 _TIME = struct.Struct("ll")  # a timeval
 _AT_ONCE = 32  # streams that one supervisor carries; a browser opens six
@@ -43,7 +43,7 @@ _AT_ONCE = 32  # streams that one supervisor carries; a browser opens six
 @message
 @dataclass(frozen=True)
 class OpenTunnel:
-    """The driver asks a supervisor to connect its TensorBoard with a stream of this number."""
+    """Request of the driver: connect TensorBoard with a stream of this number."""
 
     number: int
 
@@ -67,7 +67,7 @@ class TunnelEntrance:
     Parameters
     ----------
     path : str
-        Where to listen; in a directory that nobody else may enter.
+        Where to listen; in a directory that other users cannot enter.
     ask : callable
         Sends a message to the node's supervisor; False if it has none now. Called in the door's loop.
     """
@@ -86,7 +86,7 @@ class TunnelEntrance:
         os.chmod(self.path, 0o600)
 
     async def close(self) -> None:
-        """Listen no more, and hang up on everybody."""
+        """Stop listening, and close all connections."""
         if self._server is not None:
             self._server.close()
         for passage in self._open:
@@ -104,12 +104,12 @@ class TunnelEntrance:
                 await asyncio.wait_for(passage.taken.wait(), _ANSWER_SECONDS)
                 await passage.over.wait()
         except asyncio.TimeoutError:
-            logger.info("a supervisor did not dial back for TensorBoard within %.0f s", _ANSWER_SECONDS)
+            logger.info("a supervisor did not connect for TensorBoard within %.0f s", _ANSWER_SECONDS)
         finally:
             self._waiting.pop(number, None)
             writer.close()
             with contextlib.suppress(OSError):  # the page has gone
-                await writer.wait_closed()  # until the page has read all; close() hangs up on one that does not
+                await writer.wait_closed()  # until the page has read all; close() aborts a page that does not read
             self._open.discard(passage)
 
     async def carry(self, number: int, incoming: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -122,7 +122,7 @@ class TunnelEntrance:
         try:
             while data := await passage.reader.read(_CHUNK):
                 yield data
-            await towards_page  # the page has said all, and still listens
+            await towards_page  # the page has sent everything, and still reads
         except ConnectionError:
             pass  # the page was closed
         finally:
@@ -131,7 +131,7 @@ class TunnelEntrance:
 
 
 async def _pour(incoming: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
-    """Write what TensorBoard says, no faster than it is read; then hang up."""
+    """Write TensorBoard's bytes, no faster than they are read; then close."""
     with contextlib.suppress(ConnectionError):
         async for data in incoming:
             writer.write(data)
@@ -143,10 +143,10 @@ async def _pour(incoming: AsyncIterator[bytes], writer: asyncio.StreamWriter) ->
 
 
 class Carrier(Protocol):
-    """What dials the door; a :class:`tfos_nb.runtime.control.door.DoorClient` is one."""
+    """Client that opens streams to the door; :class:`tfos_nb.runtime.control.door.DoorClient` implements it."""
 
     def carry(self, number: int, outgoing: Iterator[bytes]) -> Iterator[bytes]:
-        """Open a stream of this number: send what the iterator gives, and return what comes."""
+        """Open a stream of this number: send the iterator's bytes, and return an iterator over those received."""
         ...
 
 
@@ -167,7 +167,7 @@ class TunnelEnd:
         self._free = threading.BoundedSemaphore(_AT_ONCE)
 
     def open(self, asked: OpenTunnel) -> None:
-        """Do what the driver asks, in a thread."""
+        """Open the stream that the driver asked for, in a thread."""
         threading.Thread(target=self._run, args=(asked.number,), name="tfos_nb tunnel", daemon=True).start()
 
     def _run(self, number: int) -> None:
@@ -194,7 +194,8 @@ class TunnelEnd:
         if path is None:
             return None
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # By the system, not by Python: where many come at once, a socket that does not block is refused, not queued.
+        # Set the timeout in the system, not in Python: Python's makes the socket non-blocking, and when many connect at
+        # once, a non-blocking socket is refused instead of queued.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(_DIAL_SECONDS, 0))
         try:
             connection.connect(path)
@@ -206,7 +207,7 @@ class TunnelEnd:
 
 
 def _received(connection: socket.socket) -> Iterator[bytes]:
-    """Yield what TensorBoard says; gRPC asks for the next piece only when the last one is on its way."""
+    """Yield TensorBoard's bytes; gRPC asks for the next piece only after it has sent the last one."""
     with contextlib.suppress(OSError):
         while data := connection.recv(_CHUNK):
             yield data

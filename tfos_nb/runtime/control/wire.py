@@ -1,7 +1,7 @@
-"""How a message becomes bytes and back: msgpack of frozen dataclasses, and of nothing else.
+"""Encode messages as bytes and decode them: msgpack of registered frozen dataclasses only.
 
-Nothing that comes off a wire is unpickled. A class that may cross a wire says so with :func:`message`; a name that is
-not registered, an object array or an unknown extension is refused when it arrives.
+Received bytes are never unpickled. A class that may be sent is registered with :func:`message`. An unregistered name,
+an object array or an unknown extension is refused on receipt.
 
 The results of the user's ``main`` use the same encoding, so a result is data: None, booleans, numbers, text, bytes,
 lists, tuples, dictionaries and NumPy arrays.
@@ -24,26 +24,26 @@ import numpy as np
 __all__ = ["MAX_MESSAGE_BYTES", "NotData", "decode", "encode", "encode_result", "expect", "message"]
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
-"""The largest message that either end takes: a result with big arrays fits, a run-away one is refused."""
+"""The largest message that either end accepts: large enough for a result with big arrays."""
 
 _MESSAGE, _TUPLE, _ARRAY = 1, 2, 3
 _DTYPE = re.compile(r"[<>|][biufcmMSUV][0-9]{1,9}(\[[0-9]*[a-zA-Z]+\])?")
 _PLAIN: tuple[Any, ...] = (bool, int, float, str, bytes, list, dict)
-_MOST_NESTED = 20  # messages, tuples and arrays in one another: each takes 44 KiB of the C stack that msgpack reads on
-_FIRST_BUFFER = 4096  # bytes; it grows. msgpack's own 256 KiB a packer comes from the system each time: 15 us a level
-_UNICODE_ERRORS = "surrogatepass"  # a file's name, and so a traceback, may hold half a surrogate pair
+_MOST_NESTED = 20  # levels of nested messages, tuples and arrays: msgpack uses 44 KiB of the C stack for each
+_FIRST_BUFFER = 4096  # bytes; it grows. Allocating msgpack's default of 256 KiB takes 15 us for each level
+_UNICODE_ERRORS = "surrogatepass"  # a file's name, and so a traceback, may contain half a surrogate pair
 
 _T = TypeVar("_T")
 _REGISTRY: dict[str, type] = {}
-_FIELDS: dict[type, tuple[str, ...]] = {}  # of each class in the registry
+_FIELDS: dict[type, tuple[str, ...]] = {}  # fields of each registered class
 
 
 class NotData(TypeError):
-    """A value that cannot travel as data; the message names it."""
+    """A value that cannot be sent as data; the message names it."""
 
 
 def message(cls: type[_T]) -> type[_T]:
-    """Let a frozen dataclass cross a wire (class decorator)."""
+    """Register a frozen dataclass as a message (class decorator)."""
     _REGISTRY[cls.__name__] = cls
     _FIELDS[cls] = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
     return cls
@@ -67,7 +67,7 @@ def encode(value: Any) -> bytes:
 
 def _encode(value: Any, depth: int) -> bytes:
     if depth > _MOST_NESTED:
-        raise NotData(f"more than {_MOST_NESTED} tuples or messages in one another cannot travel: make them lists")
+        raise NotData(f"tuples or messages nested more than {_MOST_NESTED} levels deep cannot be sent: make them lists")
     try:
         packed: bytes = msgpack.packb(
             value,
@@ -77,11 +77,14 @@ def _encode(value: Any, depth: int) -> bytes:
             buf_size=_FIRST_BUFFER,
         )
     except OverflowError:
-        raise NotData("an integer beyond 64 bits cannot travel") from None
+        raise NotData("an integer of more than 64 bits cannot be sent: send it as text") from None
     except NotData:
         raise
-    except (TypeError, ValueError) as error:  # what _default gave is no data either, or the nesting is too deep
-        raise NotData(f"this cannot travel as data: {error}") from None
+    except (
+        TypeError,
+        ValueError,
+    ) as error:  # _default's value is not data, or the nesting is too deep
+        raise NotData(f"the value cannot be sent as data: {error}") from None
     return packed
 
 
@@ -91,7 +94,7 @@ def decode(data: bytes) -> Any:
     Raises
     ------
     ValueError
-        If the bytes are not such an encoding, or a message's field holds what is not of the field's type.
+        If the bytes are not such an encoding, or a message's field has a value of another type.
     """
     return _decode(data, 0)
 
@@ -106,7 +109,7 @@ def expect(kind: type[_T], data: Any) -> _T:
     """
     found = decode(bytes(data)) if data is not None else None
     if type(found) is not kind:
-        raise ValueError(f"a {kind.__name__} was expected, and not a {type(found).__name__}")
+        raise ValueError(f"expected a {kind.__name__}, got a {type(found).__name__}")
     return found
 
 
@@ -116,7 +119,7 @@ def _decode(data: bytes, depth: int) -> Any:
     hook = functools.partial(_ext_hook, depth=depth + 1)
     try:
         return msgpack.unpackb(data, ext_hook=hook, strict_map_key=False, unicode_errors=_UNICODE_ERRORS)
-    except TypeError as error:  # an extension whose content is not what belongs there
+    except TypeError as error:  # an extension with wrong content
         raise ValueError(f"not an encoding of this version: {error}") from None
 
 
@@ -126,7 +129,7 @@ def encode_result(value: Any) -> bytes:
     Raises
     ------
     NotData
-        If it is not data; the message says where in the result the culprit is, and what to do.
+        If it is not data; the message says which part of the result is not, and what to do.
     """
     try:
         _check_result(value, "the result")
@@ -157,11 +160,11 @@ def _default(value: Any, depth: int) -> Any:
     for plain in _PLAIN:  # subclasses, such as collections.defaultdict
         if isinstance(value, plain):
             return plain(value)
-    raise NotData(f"a {type(value).__module__}.{type(value).__qualname__} cannot travel as data")
+    raise NotData(f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent as data")
 
 
 def _has_plain_type(array: np.ndarray[Any, Any]) -> bool:
-    """Whether the type's short name says all of it: not so for objects, named fields, and types such as bfloat16."""
+    """Whether the type's short name describes it fully: not for objects, named fields, or types such as bfloat16."""
     return not array.dtype.hasobject and np.dtype(array.dtype.str) == array.dtype
 
 
@@ -177,33 +180,33 @@ def _ext_hook(code: int, data: bytes, depth: int) -> Any:
 
 
 def _array(dtype: str, shape: list[int], raw: bytes) -> np.ndarray[Any, Any]:
-    if not _DTYPE.fullmatch(dtype):  # NumPy takes more: whole structures, and names of long ago
-        raise ValueError(f"{dtype[:50]!r} is no type of an array")
+    if not _DTYPE.fullmatch(dtype):  # NumPy accepts more: structures, and obsolete names
+        raise ValueError(f"{dtype[:50]!r} is not a type of an array")
     array: np.ndarray[Any, Any] = np.frombuffer(raw, dtype=np.dtype(dtype)).reshape(shape).copy()
     if array.dtype.str != dtype or list(array.shape) != shape:
-        raise ValueError(f"{dtype!r} and {shape} describe no array")
+        raise ValueError(f"{dtype!r} and {shape} do not describe an array of these bytes")
     return array
 
 
 def _message(name: str, fields: dict[str, Any]) -> Any:
     if name not in _REGISTRY:
-        raise ValueError(f"{name!r} is no message of this version")
+        raise ValueError(f"{name!r} is not a message of this version")
     made = _REGISTRY[name](**fields)
     for field, fits in _types_of(_REGISTRY[name]).items():
         if not fits(getattr(made, field)):
-            raise ValueError(f"the {field} of a {name} is not of its type")
+            raise ValueError(f"the field {field} of a {name} has a value of another type")
     return made
 
 
 @functools.cache
 def _types_of(cls: type) -> dict[str, Callable[[Any], bool]]:
-    """Return what tells of each field of a message whether a value is of its type."""
+    """Return for each field of a message a function that checks a value's type."""
     hints = typing.get_type_hints(cls)
     return {field.name: _fits(hints[field.name]) for field in dataclasses.fields(cls)}
 
 
 def _fits(hint: Any) -> Callable[[Any], bool]:
-    """Return what tells whether a value is of a type; of the types that the fields of messages have."""
+    """Return a function that checks whether a value is of a type; supports the types of messages' fields."""
     origin, inner = typing.get_origin(hint), [_fits(one) for one in typing.get_args(hint) if one is not ...]
     if hint in (Any, object):
         return lambda value: True
@@ -233,7 +236,7 @@ def _check_result(value: Any, path: str) -> None:
             _check_result(item, f"{path}[{index}]")
     elif isinstance(value, np.ndarray):
         if value.dtype.hasobject:
-            raise NotData(f"{path} is an array of Python objects: give it a numeric dtype")
+            raise NotData(f"{path} is an array of Python objects: convert it to a numeric dtype")
         if not _has_plain_type(value):
             raise NotData(f"{path} is an array of {value.dtype}: convert it, for example with .astype('float32')")
     elif not isinstance(value, (type(None), bool, int, float, str, bytes, np.generic)):

@@ -1,5 +1,6 @@
-"""A node's rows as a ``tf.data.Dataset``: those that it is fed, and those of files that it reads by itself.
+"""Make a ``tf.data.Dataset`` of a node's rows: those that it is fed, and those of files that it reads itself.
 
-In come passes over record batches, or files; out come datasets that a strategy takes in the batches they were cut in.
-The user's program sees no other. It imports :mod:`~tfos_nb.runtime.keras`, feed and what lies below.
+The input is passes over record batches, or files. The output is datasets whose batches a strategy uses as they were
+cut. These are the only datasets that a user's program gets. It imports :mod:`~tfos_nb.runtime.keras`, feed and the
+packages below.
 """

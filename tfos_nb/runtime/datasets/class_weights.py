@@ -56,4 +56,4 @@ def _check_table(labels: np.ndarray[Any, Any], table: Mapping[Any, float], colum
             holds = "text: name it in quotes" if text else f"{labels.dtype}: name it by a number, without quotes"
             raise FeedFailed(f"class_weight names the class {key!r}, and column {column!r} holds {holds}")
         if not isinstance(weight, (int, float, np.number)):
-            raise FeedFailed(f"class_weight: the weight of class {key!r} is {weight!r}, which is no number")
+            raise FeedFailed(f"class_weight: the weight of class {key!r} must be a number, got {weight!r}")

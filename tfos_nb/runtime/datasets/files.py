@@ -84,7 +84,7 @@ def list_files(pattern: str | Sequence[str]) -> list[File]:
         if not matching:
             raise FeedFailed(
                 f"{one} matches no file, seen from {socket.gethostname()}. The nodes read it, not the notebook: it "
-                "has to be a path that is the same on every host, or a URL"
+                "must be a path that is the same on every host, or a URL"
             )
         found.update((file.url, file) for file in matching)
     if not found:
@@ -172,7 +172,7 @@ class FileSource:
         if share not in ("rows", "files"):
             raise ValueError(f"share must be 'rows' or 'files', got {share!r}")
         if type(shuffle) is not int or shuffle < 0 or type(seed) is not int or seed < 0:
-            raise ValueError(f"shuffle={shuffle!r}, seed={seed!r}: they are whole numbers, 0 or more")
+            raise ValueError(f"shuffle and seed must be whole numbers, 0 or more, got {shuffle!r} and {seed!r}")
         self.reading = reading
         self.wanted: Sequence[str] | None = None
         self._rank, self._count = place
@@ -194,7 +194,7 @@ class FileSource:
         return Pass(self._mixed(batches, number) if self._shuffle else batches, self._shares)
 
     def _shares(self) -> Shares | None:
-        """Return how many rows all nodes have; None where whole files are shared out, which nobody counts."""
+        """Return how many rows all nodes have; None where whole files are divided, whose rows are not counted."""
         if self._share == "files" or self._units is None:
             return None
         total = sum(unit.rows for unit in self._units)

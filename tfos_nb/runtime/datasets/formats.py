@@ -65,7 +65,9 @@ def _format_of(files: Sequence[File]) -> str:
         kind = next((kind for kind, endings in _ENDINGS.items() if name.endswith(endings)), "")
         kinds.setdefault(kind, file.url)
     if "" in kinds:
-        raise FeedFailed(f"{kinds['']}: its name says no format; give format='tfrecord', 'parquet', 'csv' or 'images'")
+        raise FeedFailed(
+            f"{kinds['']}: its name has no known ending; give format='tfrecord', 'parquet', 'csv' or 'images'"
+        )
     if len(kinds) > 1:
         told = ", ".join(f"{url} is {kind}" for kind, url in kinds.items())
         raise FeedFailed(f"the pattern matches files of several formats: {told}")
@@ -229,7 +231,7 @@ def _advising(file: File) -> Iterator[None]:
         if "CSV conversion error" not in str(error):
             raise
         raise FeedFailed(
-            f"{error}. The types are those of the first rows: say others by types=, as in types={{'x': 'float64'}}"
+            f"{error}. The types are those of the first rows: set others with types=, as in types={{'x': 'float64'}}"
         ) from error
 
 
@@ -275,8 +277,8 @@ class Images:
             if array.shape[:2] != self._found:
                 sizes = ["x".join(map(str, shape)) for shape in (array.shape[:2], self._found)]
                 raise FeedFailed(
-                    f"{file.url} is {sizes[0]}, and the first one {sizes[1]}: give image_size=(height, width), "
-                    "to which all are made"
+                    f"{file.url} is {sizes[0]}, and the first image {sizes[1]}: give image_size=(height, width), "
+                    "to which all are resized"
                 )
 
     def _batch(self, files: Sequence[File], pixels: np.ndarray[Any, Any]) -> pa.RecordBatch:
@@ -300,7 +302,7 @@ class Images:
                 image = tf.io.decode_image(data, channels=3, expand_animations=False)
             except tf.errors.InvalidArgumentError as error:
                 raise FeedFailed(
-                    f"{file.url} is no image that TensorFlow reads: {error.message.splitlines()[0]}"
+                    f"{file.url} is not an image that TensorFlow can read: {error.message.splitlines()[0]}"
                 ) from None
             if self._size is not None:
                 image = tf.cast(tf.round(tf.image.resize(image, self._size)), tf.uint8)

@@ -97,7 +97,7 @@ def _length_of(file: File, head: bytes, at: int) -> int:
     if len(head) < _BEFORE:
         raise FeedFailed(f"{file.url} ends within a record, at byte {at}: it was not written to its end")
     if not is_framed(head):
-        raise FeedFailed(f"{file.url} is no TFRecord file, or is damaged: the checksum at byte {at} is wrong")
+        raise FeedFailed(f"{file.url} is not a TFRecord file, or is damaged: the checksum at byte {at} is wrong")
     return int(_LENGTH.unpack_from(head)[0])
 
 
@@ -120,7 +120,7 @@ def _records(file: File, content: _Content, places: np.ndarray[Any, Any]) -> pa.
     base, size = int(places[0]), int(places[-1] - places[0])
     data = content.read(base, size)
     if len(data) < size:
-        raise EOFError(f"it ends before byte {base + size}; was it changed while it is read?")
+        raise EOFError(f"it ends before byte {base + size}; it may have been changed while it was read")
     found = scan(data, size)
     good = int(found.good.argmin()) if not found.good.all() else len(found.good)
     if good < len(places) - 1:
@@ -238,7 +238,7 @@ def _features_of(record: bytes) -> dict[str, Any]:
         example = tf.train.Example()
     if not example.features.feature:
         raise FeedFailed(
-            "the first record holds no tf.train.Example: give features={…} as for tf.io.parse_example, or features={} "
+            "the first record is not a tf.train.Example: give features={…} as for tf.io.parse_example, or features={} "
             "to have the records as they are"
         )
     kinds = {"bytes_list": tf.string, "float_list": tf.float32, "int64_list": tf.int64}
@@ -247,6 +247,6 @@ def _features_of(record: bytes) -> dict[str, Any]:
         kind = feature.WhichOneof("kind")
         values = len(getattr(feature, kind).value) if kind else 0
         if not values:
-            raise FeedFailed(f"feature {name!r} is empty in the first record: say with features={{…}} what it is")
+            raise FeedFailed(f"feature {name!r} is empty in the first record: describe it with features={{…}}")
         found[name] = tf.io.FixedLenFeature([] if values == 1 else [values], kinds[kind])
     return found

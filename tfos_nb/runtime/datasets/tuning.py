@@ -1,9 +1,10 @@
-"""TensorFlow's tuning of input pipelines, off where there is nothing to tune: it makes epochs end late.
+"""Switch off TensorFlow's tuning of input pipelines where nothing can be tuned: it delays the end of epochs.
 
-With it a thread looks at a pipeline ever more rarely, every minute at last, and whoever lets go of the iterator waits
-for that thread: a cancellation wakes it before it can see that it is cancelled, so it may sleep on
-(``CancellationManager::StartCancel`` calls back before it says so; ``Model::OptimizeLoop`` looks, and waits again). An
-epoch then ends with a pause of up to its own length: of twelve of three seconds, on two busy cores, three did.
+The tuning has a thread that checks a pipeline at growing intervals, up to a minute. Deleting the iterator waits for
+that thread. A cancellation wakes the thread before it can see that it is cancelled, so it may sleep again
+(``CancellationManager::StartCancel`` runs its callbacks before it sets its flag; ``Model::OptimizeLoop`` checks the
+flag, and waits again). An epoch then ends with a pause of up to its own length. On two busy cores, this happened in
+three of twelve epochs of three seconds.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Where a worker cuts its rows into batches, so that all workers do the same number of steps in a pass.
+"""Cut a worker's rows into batches, so that all workers do the same number of steps in a pass.
 
-Workers of a synchronous strategy compute each step together. A worker whose rows are out before those of the others
-would take part in the others' steps with batches without rows. So the workers agree on the number of steps, and each
-cuts its rows into that many batches of nearly equal size.
+Workers of a synchronous strategy compute each step together. A worker that runs out of rows before the others would
+join their steps with empty batches. So the workers agree on the number of steps, and each cuts its rows into that many
+batches of nearly equal size.
 
-They agree without a message of their own: the number follows from how many rows all workers have in the pass
-(:class:`Shares`), which all are told. When the rows of a pass are fed for the first time, this is known only at the
-end of the feed. Until then each worker cuts batches of full size, and holds back the rows of two batches. At the end
-it knows how many batches the others may have cut, and cuts what it held back into the batches that are left.
+They need no message to agree: the number follows from the workers' row counts in the pass (:class:`Shares`), which all
+of them receive. When the rows of a pass are fed for the first time, the counts are known only at the end of the feed.
+Until then each worker cuts batches of full size, and holds back the rows of two batches. At the end it computes how
+many batches the others may have cut, and cuts the held rows into the remaining batches.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Shares:
 
 
 class Pass(Iterator[pa.RecordBatch]):
-    """The rows of one pass, as they come.
+    """Iterator over the rows of one pass, as they come.
 
     Parameters
     ----------
     batches : iterator of pyarrow.RecordBatch
         The rows.
     shares : callable
-        Returns the workers' :class:`Shares`, and None while they are not known; called again when the rows are out.
+        Returns the workers' :class:`Shares`, or None while they are not known; called again at the end of the rows.
     """
 
     def __init__(self, batches: Iterator[pa.RecordBatch], shares: Callable[[], Shares | None]) -> None:
@@ -61,14 +61,14 @@ class Pass(Iterator[pa.RecordBatch]):
         return next(self._batches)
 
     def close(self) -> None:
-        """Leave the pass: no more of its rows are wanted."""
+        """Leave the pass: none of its remaining rows are wanted."""
         if isinstance(self._batches, Generator):
             self._batches.close()
 
 
 @dataclass(frozen=True)
 class Division:
-    """How the rows of a step are divided among replicas.
+    """Division of a step's rows among replicas.
 
     Parameters
     ----------
@@ -88,8 +88,8 @@ class Division:
     def own(self, step: int) -> int:
         """Return this worker's rows of a step of full size, counted from 0; at least 1.
 
-        Where the batch cannot be divided evenly, the workers take turns in having a row more: they are sent equally
-        many rows, and are through them after the same number of steps.
+        If the batch cannot be divided evenly, the workers take turns with the extra row. They receive equally many
+        rows, so they finish them after the same number of steps.
 
         Examples
         --------
@@ -106,7 +106,7 @@ class Division:
 
 
 def parts_of(rows: int, parts: int) -> list[int]:
-    """Return the sizes of so many parts of some rows. They differ by one at most; those without a row are left out.
+    """Divide rows into parts and return their sizes. These differ by at most one; empty parts are left out.
 
     Examples
     --------
@@ -120,7 +120,7 @@ def parts_of(rows: int, parts: int) -> list[int]:
 def steps_of_pass(shares: Shares, division: Division, *, streamed: bool, whole: bool = False) -> int:
     """Return how many steps all workers do in a pass.
 
-    A pure function of what all workers know alike.
+    A pure function: all workers call it with the same values.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def steps_of_pass(shares: Shares, division: Division, *, streamed: bool, whole: 
 
 @dataclass
 class Cut:
-    """How the passes of a dataset are cut: as its program asked for, until a synchronous strategy divides it.
+    """How a dataset's passes are cut: as its program asked, unless a synchronous strategy divides them.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ class Cut:
     whole : bool
         Its ``drop_remainder``.
     division : Division or None
-        How the strategy divides it. Holds from the next iteration on.
+        How the strategy divides it. Takes effect at the next iteration.
     passes : int
         Passes that have begun.
     """
@@ -172,14 +172,14 @@ class Cut:
     passes: int = 0
 
     def cutter(self, shares: Shares | None) -> Cutter | Batches:
-        """Return what cuts a pass; ``shares`` are known before it begins, or not."""
+        """Return the cutter of a pass; ``shares`` is None if the row counts are not known before it begins."""
         if self.division is None:
             return Batches(self.batch, self.whole)
         return Cutter(self.division, shares, self.whole)
 
 
 class Cutter:
-    """Cuts one pass of a worker.
+    """Cut one pass of a worker.
 
     Parameters
     ----------
@@ -202,8 +202,8 @@ class Cutter:
     def __init__(self, division: Division, shares: Shares | None, whole: bool = False) -> None:
         self._division = division
         self._whole = whole
-        self._rows = 0  # that came and are in no batch yet
-        self._steps = 0  # that were cut
+        self._rows = 0  # rows that came and are not in a batch yet
+        self._steps = 0  # steps that were cut
         self._planned: deque[int] | None = None
         if shares is not None:
             self._plan(shares.own, steps_of_pass(shares, division, streamed=False, whole=whole))
@@ -216,7 +216,7 @@ class Cutter:
         return self._each_replica(self._full_steps(_HELD * self._division.most))
 
     def end(self, shares: Shares | None) -> list[int]:
-        """Return the sizes of the last batches; ``shares`` is None if nobody knows the other workers' rows."""
+        """Return the sizes of the last batches; ``shares`` is None if the other workers' row counts are unknown."""
         if self._planned is None and shares is None:
             full = self._full_steps(0)
             return self._each_replica(full + [self._rows] * (self._rows > 0 and not self._whole))
@@ -253,7 +253,7 @@ class Cutter:
 
 
 class Batches:
-    """Cuts one pass as the program asked for: each batch of the same size, and a smaller one at the end."""
+    """Cut one pass as the program asked: batches of one size, and a smaller one at the end."""
 
     def __init__(self, batch: int, whole: bool = False) -> None:
         self._batch = batch

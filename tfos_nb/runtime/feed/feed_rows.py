@@ -1,14 +1,13 @@
-"""The rows of one feed on this node: who may send them, those that wait in memory, and those that are kept on disk.
+"""Rows of one feed on this node: which attempt may send them, the queue in memory, and the copy on disk.
 
 ::
 
     Flight server ──accept──▶ FeedRows ──┬─▶ queue in memory, bounded in bytes ──▶ first pass ─┐
     (one call a partition)               └─▶ spill file on local disk ───mmap────▶ replays ────┴─▶ ctx.dataset()
 
-The first pass is given out as it comes in; when the queue is full, the sender waits, and gRPC's flow control makes
-Spark wait. If more passes were asked for, the rows are also written to an Arrow stream file, which the later passes
-read by memory map: Spark is not asked again. The file has no name, so nothing of it stays behind, however the process
-ends.
+The first pass is handed out as it arrives. When the queue is full, the sender waits, and gRPC's flow control makes
+Spark wait. If more passes were requested, the rows are also written to an Arrow stream file. The later passes read this
+file by memory map, without Spark. The file has no name, so it disappears with the process.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ __all__ = ["FeedRows", "Superseded"]
 
 logger = logging.getLogger(__name__)
 
-_EXTRA, _MOST_EXTRA = 64 << 20, 1 << 30  # bytes by which more rows may wait, at a time and altogether
-_SILENT = 300.0  # seconds without a row of an attempt that has its turn, after which an earlier one may go on
+_EXTRA, _MOST_EXTRA = 64 << 20, 1 << 30  # bytes by which the queue may grow, each time and in total
+_SILENT = 300.0  # seconds without a row of the current attempt after which an earlier one may continue
 
 
 class _Span(NamedTuple):
-    """Rows of a partition that lie together: so many up to ``end``, and how far the batch that had them went."""
+    """Consecutive rows of a partition that end before ``end``, and the position at the end of their batch."""
 
     partition: int
     end: int
@@ -49,16 +48,16 @@ class _Span(NamedTuple):
 
 @dataclass
 class _Lane:
-    """A partition's rows on this node, which come from one of Spark's attempts at it at a time.
+    """State of one partition's rows on this node, which come from one of Spark's attempts at a time.
 
-    Spark may have two at work, which need not read the rows in the same order. The later one comes first: an earlier
-    one's turn is when that one's stream has ended, or has been silent for long.
+    Spark may run two attempts, which need not read the rows in the same order. The later one has precedence. An earlier
+    one may send only when the later one's stream has ended, or has been silent for a long time.
     """
 
     reached: Reached = field(default_factory=Reached)
     attempt: int = 0
     streaming: bool = False
-    moved: float = 0.0  # when its attempt was heard last, of the monotonic clock
+    moved: float = 0.0  # monotonic time of its attempt's last message
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def is_for(self, attempt: int, now: float) -> bool:
@@ -72,9 +71,9 @@ class FeedRows:
     Parameters
     ----------
     state : FeedState
-        What the schedule knows of the feed: it is only read here, under the lock of ``changed``.
+        The schedule's state of the feed. It is only read here, under the lock of ``changed``.
     changed : threading.Condition
-        The queue's one condition; everything that waits here waits on it.
+        The queue's one condition; all waiting here uses it.
     limit : int
         Bytes that may wait in memory.
     spill : Spill or None
@@ -89,20 +88,20 @@ class FeedRows:
         self._state = state
         self._discarding = False
         self._changed = changed
-        self._turn = threading.Lock()  # one sender at a time: a replay has the rows in the first pass' order
+        self._turn = threading.Lock()  # one sender at a time, so that a replay has the same order as the first pass
         self._limit = limit
         self._extra = 0
         self._queue: deque[pa.RecordBatch] = deque()
         self._lanes: dict[int, _Lane] = {}
-        self._order: list[_Span] = []  # as the rows are given out
+        self._order: list[_Span] = []  # in the order in which the rows are handed out
 
     @property
     def ended(self) -> FeedEnds | None:
-        """What the driver said at the end of the share."""
+        """The driver's message at the end of the share, or None before it."""
         return self._state.ended
 
     def lane(self, partition: int) -> _Lane:
-        """Return the place of a partition."""
+        """Return the state of a partition."""
         with self._changed:
             return self._lanes.setdefault(partition, _Lane())
 
@@ -112,7 +111,7 @@ class FeedRows:
         Raises
         ------
         Superseded
-            If it is a later one's turn.
+            If a later attempt has its turn.
         """
         lane = self.lane(partition)
         with lane.lock:
@@ -123,7 +122,7 @@ class FeedRows:
         return lane
 
     def leave(self, partition: int, attempt: int) -> None:
-        """Learn that an attempt's stream has ended."""
+        """Record that an attempt's stream has ended."""
         lane = self.lane(partition)
         with lane.lock:
             if lane.attempt == attempt:
@@ -134,17 +133,17 @@ class FeedRows:
     ) -> None:
         """Take these rows of a partition.
 
-        Blocks while the queue is full. ``known`` is of how many of an attempt's rows it has a fingerprint, and that.
+        Blocks while the queue is full. ``known`` is the attempt's fingerprint, and the number of rows that it covers.
 
         Raises
         ------
         FeedFailed
-            If a partition has no such rows, they are not those that came, or some are here already.
+            If the row numbers are impossible, differ from the number of rows that came, or were received before.
         Superseded
             If another attempt sends the partition now.
         """
         if partition < 0 or spans != merged(spans) or not spans or spans[0][0] < 0:
-            raise FeedFailed(f"there are no rows {spans} of partition {partition}")
+            raise FeedFailed(f"rows {spans} of partition {partition} are not valid: spans must ascend from row 0")
         if rows_within(spans, 0, spans[-1][1]) != batch.num_rows:
             raise FeedFailed(f"rows {spans} of partition {partition} were announced, and {batch.num_rows} came")
         lane = self.lane(partition)
@@ -152,7 +151,9 @@ class FeedRows:
             if attempt != lane.attempt:
                 raise _superseded(partition, attempt, lane.attempt)
             if spans[0][0] < lane.reached.row:
-                raise FeedFailed(f"rows {spans} of partition {partition} came, and those before {lane.reached.row} had")
+                raise FeedFailed(
+                    f"rows {spans} of partition {partition} came again: those before {lane.reached.row} are here"
+                )
             reached = Reached(spans[-1][1], *known)
             self._put([_Span(partition, end, end - start, reached) for start, end in spans], batch)
             lane.reached, lane.moved = reached, time.monotonic()
@@ -177,16 +178,16 @@ class FeedRows:
                 self._changed.wait()
 
     def make_room(self) -> None:
-        """Let more rows wait in memory: a task that brings them has those for which another node waits behind them."""
+        """Let more rows wait in memory: another node waits for rows that their task can send only after them."""
         with self._changed:
             if not self._extra:
-                logger.warning("more rows wait here than buffer_bytes allows: another node waits for those behind them")
+                logger.warning("more rows wait here than buffer_bytes allows: another node waits for rows after them")
             if self._extra < _MOST_EXTRA:
                 self._extra += _EXTRA
             self._changed.notify_all()
 
     def discard(self) -> None:
-        """Want no more of the first pass: what waits and what still comes is dropped (the spill goes on)."""
+        """Drop the rest of the first pass, both waiting rows and those still to come; the spill continues."""
         with self._changed:
             self._discarding = True
             self._queue.clear()
@@ -194,29 +195,29 @@ class FeedRows:
             self._changed.notify_all()
 
     def seal(self) -> None:
-        """Write no more rows to disk: all are there."""
+        """End the file on disk: all rows are in it."""
         if self.spill is not None:
             self.spill.seal()
 
     def free(self) -> None:
-        """Give the disk space back; a replay that goes on has hold of the file."""
+        """Release the disk space; a running replay keeps its own handle of the file."""
         if self.spill is not None:
             self.spill.close()
 
     def forget_order(self) -> None:
-        """Forget which rows came when: :meth:`reached` is not asked any more."""
+        """Forget the order in which rows came: :meth:`reached` will not be called any more."""
         with self._changed:
             self._order.clear()
 
     def reached(self, rows: int) -> tuple[dict[int, int], dict[int, Reached]]:
-        """Return how far the first ``rows`` rows of a pass go in each partition: the row behind the last of them.
+        """Return the position that the first ``rows`` rows of a pass reach in each partition: the row after the last.
 
         The second dictionary has the fingerprint at the end of the batch that the last of them came in.
 
         Raises
         ------
         ValueError
-            If there are not so many.
+            If fewer rows have come.
         """
         reached: dict[int, int] = {}
         known: dict[int, Reached] = {}
@@ -228,11 +229,11 @@ class FeedRows:
                 known[span.partition] = span.reached
                 rows -= span.rows
         if rows > 0:
-            raise ValueError(f"{self.rows_in} rows have come in this pass, {rows} less than that")
+            raise ValueError(f"{rows} more rows were asked for than the {self.rows_in} that have come in this pass")
         return reached, known
 
     def first_pass(self) -> Iterator[pa.RecordBatch]:
-        """Give out the rows as they come, until the driver says that the share is complete."""
+        """Yield the rows as they come, until the driver says that the share is complete."""
         rows = 0
         while (batch := self._take()) is not None:
             rows += batch.num_rows
@@ -241,7 +242,7 @@ class FeedRows:
             raise FeedFailed(f"{rows} rows came in feed {self.feed}, but {self.ended.rows} were sent")
 
     def replay(self) -> Iterator[pa.RecordBatch]:
-        """Give out the rows once more, from disk.
+        """Yield the rows once more, from disk.
 
         Raises
         ------
@@ -249,11 +250,11 @@ class FeedRows:
             If they were not kept.
         """
         if self.spill is None or not self.spill.whole:
-            raise FeedFailed(f"feed {self.feed} was not kept, so it cannot be replayed")
+            raise FeedFailed(f"feed {self.feed} was not kept on disk, so it cannot be replayed")
         return self.spill.batches()
 
     def shares(self) -> Shares | None:
-        """Return how many rows all nodes have in a pass; None while the driver has not said so."""
+        """Return the row counts of all nodes in a pass; None until the driver has sent them."""
         ended = self.ended
         if ended is None:
             return None
@@ -272,8 +273,8 @@ class FeedRows:
 
 
 class Superseded(FeedFailed):
-    """Another attempt of Spark's sends the partition."""
+    """Another of Spark's attempts sends the partition."""
 
 
 def _superseded(partition: int, attempt: int, by: int) -> Superseded:
-    return Superseded(f"attempt {by} at partition {partition} sends its rows, and attempt {attempt} has to wait")
+    return Superseded(f"attempt {by} sends the rows of partition {partition}; attempt {attempt} must wait")

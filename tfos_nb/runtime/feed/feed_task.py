@@ -1,4 +1,4 @@
-"""What a Spark task does with a partition: ask whose the rows are that it has, and send them there, some at once."""
+"""Send a partition's rows from a Spark task: ask the driver which node gets which rows, and send them in pieces."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from tfos_nb.runtime.rows.spans import end_of_span, from_row, merged, next_span
 
 __all__ = ["NOT_SENT", "FeedTask"]
 
-_ENOUGH_BYTES = 4 << 20  # for one node: half of its work was by the piece, not by the row, with smaller ones
+_ENOUGH_BYTES = 4 << 20  # for one node: with smaller pieces, half of a node's work was per piece instead of per row
 _MOST_BYTES = 32 << 20  # that wait, for all nodes together
 _HELD_BYTES, _HELD_PART = PIECE_BYTES, 5  # the most that is held back for other hosts' nodes, and of which part of all
-_WAIT = 0.1  # seconds since rows were sent last: a program may be waiting for those that have come since
+_WAIT = 0.1  # seconds after which waiting rows are sent: a program may be waiting for them
 _DECIDED_WITHIN, _LOOKS_EVERY = 20.0, 0.1  # seconds
-_TURN_EVERY = 0.2  # seconds between two questions whether it is this attempt's turn
+_TURN_EVERY = 0.2  # seconds between two checks whether it is this attempt's turn
 SUMMARY_SCHEMA = "partition long, rows long"
 NOT_SENT = -1
-"""The rows of a partition that was given up: the cluster is over, or its nodes start again."""
+"""Row count of a partition that was given up, because the cluster is over or its nodes start again."""
 
 
 @dataclass(frozen=True)
 class FeedTask:
-    """What a Spark task does with a partition: send it to the nodes. Yields one row: the partition and its row count.
+    """Function of a Spark task that sends a partition to the nodes, and yields one row: the partition and its count.
 
-    Called with Arrow record batches by ``DataFrame.mapInArrow``, with rows by ``RDD.mapPartitions`` (``rows=True``).
+    ``DataFrame.mapInArrow`` calls it with Arrow record batches, ``RDD.mapPartitions`` with rows (``rows=True``).
     """
 
     feed: int
@@ -61,19 +61,19 @@ class FeedTask:
         _spare_the_collector()
         context = TaskContext.get()
         partition, attempt = (context.partitionId(), context.taskAttemptId()) if context is not None else (0, 0)
-        keeping = contextlib.nullcontext() if self.rows else memory_kept()  # what makes rows is the user's own Python
+        keeping = contextlib.nullcontext() if self.rows else memory_kept()  # an RDD's rows are made by the user's code
         with keeping, DoorClient(self.door) as door:
             batches = batches_of_rows(items) if self.rows else items
             try:
                 sent = _send_partition(self, partition, attempt, batches, door)
             except FewerRows:
-                raise  # Spark tries again: it knows whether it gave all there is
+                raise  # Spark retries: only Spark knows whether it delivered the whole input
             except _FeedIsOver:
                 sent = NOT_SENT
             except (NodeHungUp, flight.FlightUnavailableError, grpc.RpcError) as error:
                 if _is_refused(error) or _is_wanted(self.feed, door):
                     raise
-                sent = NOT_SENT  # the driver knows which node has gone: another traceback would bury what it says
+                sent = NOT_SENT  # the driver knows which node is lost: another traceback would hide its message
             except FeedFailed as error:
                 door.ask(ledger.PartitionFailed(self.feed, partition, str(error)))
                 raise
@@ -86,17 +86,17 @@ class FeedTask:
 
 
 class _FeedIsOver(Exception):
-    """The driver has no use for the rows any more."""
+    """The driver does not want the rows any more."""
 
 
 def _is_refused(error: Exception) -> bool:
-    """Whether the driver is there, and does not take what it was told."""
+    """Whether the driver answered, and refused the message."""
     gone = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED
     return isinstance(error, grpc.Call) and error.code() not in gone
 
 
 def _is_wanted(feed: int, door: DoorClient) -> bool:
-    """Wait for what the driver makes of a node that is gone; whether the feed is to go on all the same."""
+    """Wait for the driver's decision about a lost node; return whether the feed continues."""
     deadline, never = time.monotonic() + _DECIDED_WITHIN, threading.Event()
     try:
         while wanted := bool(door.ask(ledger.StillFed(feed))):
@@ -110,9 +110,10 @@ def _is_wanted(feed: int, door: DoorClient) -> bool:
 
 @functools.cache
 def _spare_the_collector() -> None:
-    """Have the garbage collector pass over what was imported: PySpark calls it after every task.
+    """Exclude imported objects from garbage collection, which PySpark runs after every task.
 
-    That took a quarter of the time of a task. Once a process, since what is garbage now is never looked at again.
+    Collecting them took a quarter of a task's time. Called once in a process: garbage that exists at the time of the
+    call is never collected.
     """
     gc.freeze()
 
@@ -133,20 +134,20 @@ def _send_partition(
 
 @dataclass
 class _Waiting:
-    """Rows of a node that are too few yet to be sent on their own."""
+    """Rows of a node that wait, because they are too few to be sent alone."""
 
     spans: list[tuple[int, int]] = field(default_factory=list)
     batches: list[pa.RecordBatch] = field(default_factory=list)
     size: int = 0
 
     def add(self, start: int, rows: pa.RecordBatch, size: int) -> None:
-        """Take the rows from ``start`` on, of so many bytes."""
+        """Add the rows that begin at ``start``, of ``size`` bytes."""
         self.spans.append((start, start + rows.num_rows))
         self.batches.append(rows)
         self.size += size
 
     def together(self) -> pa.RecordBatch:
-        """Return them as one."""
+        """Return them as one batch."""
         first, *others = self.batches
         pool = pa.system_memory_pool()  # see malloc.memory_kept
         return pa.concat_batches(self.batches, memory_pool=pool) if others else first
@@ -154,26 +155,26 @@ class _Waiting:
 
 @dataclass
 class _InHand:
-    """Rows that have been read and not claimed yet, in their order."""
+    """Rows that were read but not claimed yet, in their order."""
 
     parts: deque[tuple[int, pa.RecordBatch, int]] = field(default_factory=deque)  # first row, rows, bytes of a row
     rows: int = 0
 
     def add(self, start: int, batch: pa.RecordBatch, row_bytes: int) -> None:
-        """Take the rows from ``start`` on."""
+        """Add the rows that begin at ``start``."""
         self.parts.append((start, batch, row_bytes))
         self.rows += batch.num_rows
 
     def behind(self, count: int) -> int:
-        """Return the row behind the first ``count`` of them."""
+        """Return the number of the row after the first ``count`` of them."""
         for start, batch, _ in self.parts:
             if count <= batch.num_rows:
                 return start + count
             count -= batch.num_rows
-        raise ValueError(f"there are {self.rows} rows, not {count} more")
+        raise ValueError(f"{count} more rows were asked for than the {self.rows} rows in hand")
 
     def take(self, before: int, room: int) -> tuple[int, pa.RecordBatch, int]:
-        """Return the first of them before a row that lie together and take so many bytes; at least one."""
+        """Return the first consecutive rows before row ``before`` that fit into ``room`` bytes; at least one row."""
         start, batch, row_bytes = self.parts.popleft()
         count = min(before - start, batch.num_rows, max(1, room // row_bytes))
         if count < batch.num_rows:
@@ -187,7 +188,7 @@ def _bytes_of_a_row(batch: pa.RecordBatch) -> int:
 
 
 class _Known:
-    """Compares rows with those that were fed before the nodes' state was saved."""
+    """Compare rows with those that were fed before the nodes' state was saved."""
 
     def __init__(self, partition: int, rows: ledger.KnownRows) -> None:
         self._partition = partition
@@ -195,7 +196,7 @@ class _Known:
         self._fingerprint = Fingerprint()
 
     def compare(self, start: int, batch: pa.RecordBatch) -> None:
-        """Add the rows from ``start`` on; compare when the last one with a fingerprint has been read.
+        """Add the rows that begin at ``start``; compare once the last row of a fingerprint has been read.
 
         Raises
         ------
@@ -210,8 +211,8 @@ class _Known:
             self._fingerprint.add(batch.slice(first - start, behind - first))
         if end >= last and self._fingerprint.value != self._rows.fingerprint:
             raise FeedFailed(
-                f"partition {self._partition} gave other rows when Spark read it again: those before row {last}, "
-                "some of which the nodes' saved state was trained on, differ or are in another order. "
+                f"partition {self._partition} gave other rows when Spark read it again: the nodes' saved state was "
+                f"trained on some of the rows before row {last}, and these differ or are in another order. "
                 f"{KEEP_ROWS_ALIKE}"
             )
 
@@ -230,13 +231,13 @@ class _PartitionSender:
         self._far = answer.nodes - len(self._local)
         self._only = next(iter(answer.places)) if answer.nodes == 1 else None
         self._streams: dict[str, NodeStream] = {}
-        self._left: set[str] = set()  # nodes that take another attempt's rows
+        self._left: set[str] = set()  # nodes that take the rows of another attempt
         self._row = self._claimed = self._seen = 0
         self._row_bytes = 1
         self._in_hand = _InHand()
         self._waiting: defaultdict[str, _Waiting] = defaultdict(_Waiting)
         self._waiting_bytes = 0
-        self._sent_at = -math.inf  # the first batch goes at once
+        self._sent_at = -math.inf  # the first batch is sent at once
 
     def _ask_places(self, question: ledger.OpenPartition | ledger.WherePlaces) -> ledger.Places:
         answer: ledger.Places = self._door.ask(question)
@@ -247,7 +248,7 @@ class _PartitionSender:
         return answer
 
     def send(self, batch: pa.RecordBatch) -> None:
-        """Send a batch's rows to their nodes; what is too little to be sent on its own waits for the next batch."""
+        """Send a batch's rows to their nodes; pieces that are too small wait for the next batch."""
         self._row_bytes = _bytes_of_a_row(batch)
         self._read(batch)
         late = time.monotonic() - self._sent_at > _WAIT
@@ -259,7 +260,7 @@ class _PartitionSender:
             self._send_all()
 
     def _read(self, batch: pa.RecordBatch) -> None:
-        """Take a batch's rows in hand, but for those that no node wants."""
+        """Take a batch's rows in hand, except those that no node wants."""
         for known in self._known:
             known.compare(self._row, batch)
         offset, there = 0, batch.num_rows
@@ -274,17 +275,17 @@ class _PartitionSender:
             offset += count
 
     def _to_hold(self) -> int:
-        """Return how many rows to hold back, so that the nodes on this host may be ahead of the others.
+        """Return how many rows to hold back, so that the nodes on this host may get ahead of the others.
 
-        None where there are no others, or so many that each could be ahead by a few rows only. A partition whose rows
-        are slow to come gives four fifths of them to the nodes at once.
+        None are held back without other nodes, or with so many that each could get ahead by only a few rows. Of a
+        partition whose rows come slowly, four fifths of the rows are sent at once.
         """
         if not 0 < self._far <= 4 * len(self._local):
             return 0
         return min(self._seen // _HELD_PART, _HELD_BYTES // self._row_bytes, self._in_hand.rows)
 
     def _deal(self, held: int) -> None:
-        """Claim the rows in hand but for those that are held back, and put them by for their nodes."""
+        """Claim the rows in hand, except those that are held back, and queue them for their nodes."""
         count = self._in_hand.rows - held
         if count > 0:
             for before, node in self._whose(self._in_hand.behind(count), held):
@@ -292,7 +293,7 @@ class _PartitionSender:
                     self._put_by(node, before)
 
     def _whose(self, end: int, held: int) -> Iterable[tuple[int, str]]:
-        """Claim the rows up to ``end``; return whose they are, as rows behind and nodes."""
+        """Claim the rows before ``end``; yield the end of each piece and its node."""
         if self._only is not None:
             return [(end, self._only)]
         fitting = max(1, PIECE_BYTES // max(row_bytes for _, _, row_bytes in self._in_hand.parts))
@@ -305,7 +306,7 @@ class _PartitionSender:
         return zip(answer.ends, answer.nodes, strict=True)
 
     def _put_by(self, node: str, before: int) -> None:
-        """Put rows by that are a node's, as many as can go with those that wait; send what waits if it is enough."""
+        """Queue the rows before ``before`` for a node; send its waiting rows whenever they are enough."""
         if self._waiting[node].size + self._in_hand.parts[0][2] > PIECE_BYTES:
             self._send_all()
         waiting = self._waiting[node]
@@ -317,7 +318,7 @@ class _PartitionSender:
             self._send_all()
 
     def _send_all(self) -> None:
-        """Send what waits, of all nodes: one that is full may be waiting for another, which waits for its rows."""
+        """Send the waiting rows of all nodes: a full node may wait for another one, which waits for its rows."""
         for node, waiting in self._waiting.items():
             if waiting.batches:
                 rows = waiting.together()
@@ -326,7 +327,10 @@ class _PartitionSender:
         self._waiting_bytes, self._sent_at = 0, time.monotonic()
 
     def _in_turn(self, node: str, schema: pa.Schema, use: Callable[[NodeStream], Any]) -> Any:
-        """Use a node's stream; wait while another attempt of Spark's has its turn, which ends this one if it can."""
+        """Use a node's stream; wait while another of Spark's attempts has its turn.
+
+        When that attempt completes the partition, Spark ends this one.
+        """
         never = threading.Event()
         while True:
             with contextlib.suppress(flight.FlightCancelledError):
@@ -348,9 +352,9 @@ class _PartitionSender:
         return self._streams[node]
 
     def finish(self) -> int:
-        """Wait until every node has acknowledged its rows; tell the driver; return how many rows there were.
+        """Wait until every node has acknowledged its rows; tell the driver; return the number of rows.
 
-        The input may have been broken off, which cannot be seen from here: see :mod:`tfos_nb.runtime.feed.ledger`.
+        The input may have been interrupted, which cannot be seen from here: see :mod:`tfos_nb.runtime.feed.ledger`.
         """
         self._deal(held=0)
         self._send_all()

@@ -1,19 +1,19 @@
-"""Which rows go to which node, decided once and remembered.
+"""Decide once which rows go to which node, and remember it.
 
-A task that has rows in hand asks whose they are. The ledger at the door deals them out so that all nodes have equally
-many, to a row (:mod:`tfos_nb.runtime.rows.balancing`), and remembers it. A retried or speculative task is told the same
-places again, however it cuts its rows into questions, and each node knows how far it has come in each partition
-(:mod:`tfos_nb.runtime.feed.feed_rows`): no row twice, no row lost, whatever the number of slots and however uneven the
-partitions.
+A task that has rows in hand asks for their nodes. The ledger in the driver divides them so that all nodes get equally
+many, to within one row (:mod:`tfos_nb.runtime.rows.balancing`), and remembers the division. A retried or speculative
+task gets the same answers again, even if it asks in other pieces. Each node knows its position in each partition
+(:mod:`tfos_nb.runtime.feed.feed_rows`). So no row comes twice and no row is lost, with any number of slots and with
+partitions of any size.
 
-Nodes on the task's host are preferred where that can be made up for. A task that holds rows back says how many, and
-the ledger lets the near nodes be ahead by so many rows that the held ones bring the others level. A task deals out all
-that it has when it comes to its partition's end. So once every partition has been read, no two nodes' counts differ by
-more than one: the last task to let its near nodes be ahead has had the rows for the others.
+Nodes on the task's host are preferred as long as the difference can be corrected. A task that holds rows back says how
+many. The ledger lets the near nodes get ahead by as many rows as the held rows can correct. At the end of its partition
+a task sends all the rows that it has. So once every partition has been read, no two nodes' counts differ by more than
+one: the last task that let its near nodes get ahead still had the rows for the others.
 
-A task whose input breaks off, because Spark has ended it or could not read on, sees the same end as one that has read
-all: PySpark closes the stream in either case. So what a task says of a partition's end holds until another attempt
-comes further, and is final when Spark's job has succeeded.
+When a task's input is interrupted, because Spark has ended the task or could not read on, the task sees a normal end:
+PySpark closes the stream in either case. So a task's report of a partition's end is valid only until another attempt
+gets further. It is final when Spark's job has succeeded.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ __all__ = [
     "WorkerThrough",
 ]
 
-_MOST_AT_ONCE = 1 << 32  # rows of one question: more than a record batch has
+_MOST_AT_ONCE = 1 << 32  # rows of one question: more than fit into a record batch
 _MOST_ROUNDS = 2048  # for one question
-_ALL_LEVEL = 128  # of so many nodes each is brought level by every question; a task opens a stream to each
-_SOME, _FEWEST_ROWS = 32, 64  # of more, the nodes that share the rows of a question, and the rows that one gets of them
+_ALL_LEVEL = 128  # up to so many nodes, every question balances all of them; a task opens a stream to each
+_SOME, _FEWEST_ROWS = 32, 64  # with more: the nodes that share a question's rows, and the fewest rows for one of them
 
 
 @message
 @dataclass(frozen=True)
 class FeedBegins:
-    """To the nodes: rows of a new feed will come. ``spill`` tells to keep them for ``passes - 1`` replays.
+    """To the nodes: rows of a new feed will come. ``spill`` says to keep them for ``passes - 1`` replays.
 
-    ``call`` numbers the calls of ``train``. ``validates``: the rows are kept for as long as the node lives, and are no
-    pass; ``validation`` is the feed that has the validation rows of this one, 0 if none. ``batch`` is the number of a
-    stream's micro-batch, and ``consecutive`` tells whether these numbers have no gaps. ``queue`` is the named queue
-    that they are for.
+    ``call`` numbers the calls of ``train``. ``validates`` marks validation rows, which are kept until the node ends and
+    do not count as a pass. ``validation`` is the feed with the validation rows of this one, 0 if none. ``batch`` is the
+    number of a stream's micro-batch. ``consecutive`` says that these numbers have no gaps. ``queue`` is the named queue
+    that gets the rows.
     """
 
     feed: int
@@ -81,9 +81,9 @@ class FeedBegins:
 @message
 @dataclass(frozen=True)
 class FeedSchema:
-    """To the nodes: what the rows look like, so that a node without a row knows it too.
+    """To the nodes: the schema of the rows, so that a node without rows knows it too.
 
-    ``schema`` is Arrow's own encoding; ``lengths`` has the lengths of list columns in the first row, outermost first.
+    ``schema`` is in Arrow's encoding. ``lengths`` has the lengths of list columns in the first row, outermost first.
     """
 
     feed: int
@@ -94,9 +94,9 @@ class FeedSchema:
 @message
 @dataclass(frozen=True)
 class FeedEnds:
-    """To a node: its share of the feed is complete with so many rows; go through it ``replays`` times more.
+    """To a node: its share of the feed is complete with ``rows`` rows; repeat it ``replays`` times.
 
-    ``total`` are the rows of all nodes that are fed, ``least`` and ``most`` the smallest and the largest share.
+    ``total`` is the number of rows of all fed nodes, ``least`` and ``most`` are the smallest and the largest share.
     """
 
     feed: int
@@ -110,7 +110,7 @@ class FeedEnds:
 @message
 @dataclass(frozen=True)
 class MakeRoom:
-    """To a node for which rows of a feed wait: take more of them in, for another node waits for rows behind them."""
+    """To a node with a full queue: take more rows of a feed, because another node waits for rows after them."""
 
     feed: int
 
@@ -118,16 +118,16 @@ class MakeRoom:
 @message
 @dataclass(frozen=True)
 class NoMoreFeeds:
-    """To the nodes: no feed will come any more; a dataset without a pass left is at its end."""
+    """To the nodes: no feed will come any more; a dataset ends after its last pass."""
 
 
 @message
 @dataclass(frozen=True)
 class FeedFrom:
-    """From a node of a later generation that wants its first row: its state holds so many ``passes`` already.
+    """From a node of a later generation that wants its first row: its restored state includes ``passes`` passes.
 
-    They are counted over all calls of ``train``. The rows that follow them are fed again, but for those of the next
-    pass that ``state`` holds, if that was saved in the middle of it.
+    They are counted over all calls of ``train``. All later rows are fed again. If ``state`` was saved in the middle of
+    a pass, the rows of that pass that it includes are not.
     """
 
     node: str
@@ -138,9 +138,9 @@ class FeedFrom:
 @message
 @dataclass(frozen=True)
 class PassDone:
-    """From a node: its dataset has been through one pass (1 is the first) of a feed.
+    """From a node: its dataset has finished one pass (1 is the first) of a feed.
 
-    ``enough``: it wants no more rows of the call of ``train`` to which the feed belongs.
+    ``enough``: the node wants no more rows of the call of ``train`` to which the feed belongs.
     """
 
     node: str
@@ -153,7 +153,7 @@ class PassDone:
 @message
 @dataclass(frozen=True)
 class WorkerThrough:
-    """From a coordinator: every row of so many passes of a worker, in this generation, has been through a step."""
+    """From a coordinator: all rows of ``passes`` passes of a worker, in this generation, were used in a step."""
 
     node: str
     passes: int
@@ -162,7 +162,7 @@ class WorkerThrough:
 @message
 @dataclass(frozen=True)
 class OpenPartition:
-    """Question of a task, on a host of this address, that has a partition's first row. Answer: :class:`Places`."""
+    """Question of a task on ``host`` that has read a partition's first row. Answer: :class:`Places`."""
 
     feed: int
     partition: int
@@ -174,14 +174,14 @@ class OpenPartition:
 @message
 @dataclass(frozen=True)
 class Reached:
-    """How far a node has come in one partition.
+    """Position of a node in one partition.
 
     Parameters
     ----------
     row : int
-        The row behind the last that it has.
+        The row after the last one that it has.
     rows, fingerprint : int
-        How many of the last of them the fingerprint is of, and it.
+        The number of rows that the fingerprint covers, and the fingerprint. These rows end at ``row``.
     """
 
     row: int = 0
@@ -192,7 +192,7 @@ class Reached:
 @message
 @dataclass(frozen=True)
 class KnownRows:
-    """Fingerprint that the rows of a partition in these spans had when they were fed."""
+    """Fingerprint of a partition's rows in some spans, from when they were fed."""
 
     spans: Spans
     fingerprint: int
@@ -200,9 +200,9 @@ class KnownRows:
 
 @dataclass(frozen=True)
 class HeldRows:
-    """Rows of one pass that a saved state was trained on, by partition, and fingerprints to compare them by.
+    """Rows of one pass that a saved state was trained on, by partition, with fingerprints to compare them.
 
-    A fingerprint may cover some rows behind them, which came in the same batch.
+    A fingerprint may also cover some later rows, which came in the same batch.
     """
 
     spans: Mapping[int, Spans] = field(default_factory=dict)
@@ -215,10 +215,11 @@ class HeldRows:
 @message
 @dataclass(frozen=True)
 class Places:
-    """Where nodes take rows: all of a few, or those of many that are on the task's host, or that it has asked for.
+    """Addresses at which nodes take rows.
 
-    ``nodes`` is how many are fed, none if the feed is over; ``refused`` says why not; ``skip`` are rows of the
-    partition that nobody wants, and ``known`` those that have to be what they were.
+    With few nodes, all of them. With many, those on the task's host, or those that it asked for. ``nodes`` is the
+    number of nodes that are fed, 0 if the feed is over. ``refused`` is the reason if the rows are refused. ``skip`` are
+    rows of the partition that no node wants. ``known`` are rows that must be the same as before.
     """
 
     places: dict[str, FeedPlace] = field(default_factory=dict)
@@ -231,7 +232,7 @@ class Places:
 @message
 @dataclass(frozen=True)
 class WherePlaces:
-    """Question of a task that has been told these nodes, and not where they are. Answer: :class:`Places`."""
+    """Question of a task for the addresses of nodes that it knows by name only. Answer: :class:`Places`."""
 
     feed: int
     nodes: tuple[str, ...]
@@ -240,10 +241,10 @@ class WherePlaces:
 @message
 @dataclass(frozen=True)
 class ClaimRows:
-    """Question of a task that has them in hand: whose are the ``rows`` from ``start`` on? Answer: :class:`Claimed`.
+    """Question of a task: which nodes get the ``rows`` rows that begin at ``start``? Answer: :class:`Claimed`.
 
-    No row before them may be unclaimed. The task has ``held`` rows more behind them; ``fitting`` is the most rows that
-    a node takes in one piece; ``local`` are the nodes on the task's host.
+    All rows before them must have been claimed. The task has ``held`` more rows after them. ``fitting`` is the most
+    rows that a node takes in one piece. ``local`` are the nodes on the task's host.
     """
 
     feed: int
@@ -258,7 +259,7 @@ class ClaimRows:
 @message
 @dataclass(frozen=True)
 class Claimed:
-    """The rows that were asked for, up to each of these ``ends`` in turn, are those of the node in the same place."""
+    """Answer: the rows before each of these ``ends``, in order, belong to the node at the same index."""
 
     ends: list[int]
     nodes: list[str]
@@ -267,7 +268,7 @@ class Claimed:
 @message
 @dataclass(frozen=True)
 class PartitionDone:
-    """Statement: the nodes have acknowledged all ``rows`` that this attempt read; ``spilled``: all were kept."""
+    """Statement: the nodes have acknowledged all ``rows`` that this attempt read; ``spilled``: all are on disk."""
 
     feed: int
     partition: int
@@ -278,7 +279,7 @@ class PartitionDone:
 @message
 @dataclass(frozen=True)
 class PartitionFailed:
-    """Statement: a row cannot be fed; trying again would not help."""
+    """Statement: a row cannot be fed, and a retry would not help."""
 
     feed: int
     partition: int
@@ -288,13 +289,13 @@ class PartitionFailed:
 @message
 @dataclass(frozen=True)
 class StillFed:
-    """Question of a task that does not reach a node any more: whether the driver wants the feed to go on."""
+    """Question of a task that cannot reach a node any more: whether the driver wants the feed to continue."""
 
     feed: int
 
 
 class FeedLedger:
-    """Who got what in one feed.
+    """Record of which node got which rows in one feed.
 
     Parameters
     ----------
@@ -303,14 +304,14 @@ class FeedLedger:
     nodes : iterable of str
         The nodes that are fed.
     held : HeldRows, optional
-        Rows that no node is sent: the state that the nodes went on from holds them.
+        Rows that are not sent to any node, because the restored state includes them.
 
     Attributes
     ----------
     claimed : dict of str to int
-        How many rows each node has been promised.
+        How many rows each node was assigned.
     spilled : bool
-        Whether all rows were kept.
+        Whether all rows were kept on disk.
     """
 
     def __init__(self, feed: int, nodes: Iterable[str], held: HeldRows | None = None) -> None:
@@ -323,21 +324,21 @@ class FeedLedger:
         self._numbers = {name: number for number, name in enumerate(self._names)}
         self._dealt: dict[int, Dealt] = {}
         self._totals: dict[int, int] = {}
-        self._fewest = [(0, name) for name in sorted(self._names)]  # a heap, of which no count is of before
-        self._counted: tuple[int, int] | None = None  # when it is closed: partitions, and rows
+        self._fewest = [(0, name) for name in sorted(self._names)]  # a heap; its counts are never stale
+        self._counted: tuple[int, int] | None = None  # once it is closed: partitions, and rows
 
     def claim(self, question: ClaimRows) -> Claimed:
-        """Return whose rows these are: as remembered, and of those with the fewest where no task has asked before.
+        """Return the nodes of these rows: as remembered, else the nodes with the fewest rows.
 
         Raises
         ------
         ValueError
-            If there are no such rows: no task of this version asks for them.
+            If the row numbers are impossible: no task of this version asks for such.
         """
         partition, start, rows = question.partition, question.start, question.rows
         dealt = self._dealt.get(partition, Dealt())
         if partition < 0 or not 0 <= start <= dealt.end or not 0 <= rows <= _MOST_AT_ONCE or question.held < 0:
-            raise ValueError(f"{rows} rows from row {start} of partition {partition} on: there are none")
+            raise ValueError(f"{rows} rows from row {start} of partition {partition} cannot be claimed")
         end = start + rows
         if dealt.end < end:
             self._dealt[partition] = dealt
@@ -349,7 +350,7 @@ class FeedLedger:
         return claimed
 
     def _deal(self, dealt: Dealt, end: int, question: ClaimRows) -> None:
-        """Deal a partition's rows up to this one, in rounds, each of which makes the nodes level."""
+        """Assign a partition's rows before ``end``, in rounds; each round balances the nodes."""
         skip = self._skipped(question.partition)
         left = end - dealt.end - rows_within(skip, dealt.end, end)
         nodes = self._to_share(left)
@@ -363,12 +364,12 @@ class FeedLedger:
                 dealt.add(self._numbers[name], row_behind(skip, dealt.end, more))
                 self.claimed[name] += more
             left -= rows
-        if dealt.end < end:  # rows that nobody wants
+        if dealt.end < end:  # rows that no node wants
             dealt.add(self._numbers[nodes[0]], end)
         self._put_back(nodes)
 
     def _to_share(self, rows: int) -> list[str]:
-        """Return the nodes that share some rows: of many, some with the fewest rows so far."""
+        """Return the nodes that share some rows: all of a few, or of many those with the fewest rows so far."""
         if len(self._names) <= _ALL_LEVEL:
             return self._names
         count = min(_SOME, max(1, rows // _FEWEST_ROWS))
@@ -380,24 +381,24 @@ class FeedLedger:
                 heapq.heappush(self._fewest, (self.claimed[name], name))
 
     def finish(self, partition: int, rows: int, spilled: bool = True) -> None:
-        """Record that an attempt has come to a partition's end, and that all ``rows`` of it have been acknowledged.
+        """Record that an attempt has come to a partition's end, and that all its ``rows`` were acknowledged.
 
-        One that was broken off says so too: the attempt that came furthest counts.
+        An interrupted attempt reports an end too; the attempt that came furthest counts.
 
         Raises
         ------
         ValueError
-            If there can be no such partition, or not so many rows.
+            If the partition's number or the number of rows is impossible.
         """
         if partition < 0 or rows < 0:
-            raise ValueError(f"{rows} rows of partition {partition}: there are none")
+            raise ValueError(f"partition {partition} cannot have {rows} rows")
         before = self._totals.get(partition)
         if before is None or rows > before:
             self._totals[partition] = rows
             self.spilled &= spilled
 
     def shares(self) -> dict[str, int]:
-        """Return how many rows each node has been sent, in the partitions that an attempt has come to the end of."""
+        """Return how many rows each node was sent, in the partitions that an attempt has finished."""
         shares = dict.fromkeys(self.claimed, 0)
         for partition, total in self._totals.items():
             skip = self._skipped(partition)
@@ -406,9 +407,9 @@ class FeedLedger:
         return shares
 
     def rows_before(self, reached: Mapping[str, Mapping[int, int]]) -> dict[int, Spans]:
-        """Return the rows that nodes have been through, by partition, and those that were not sent.
+        """Return by partition the rows that nodes have finished, and the rows that were not sent.
 
-        ``reached`` has by node and partition the row before which the node has been through all of its own.
+        ``reached`` has by node and partition a row; the node has finished all its own rows before it.
         """
         through: dict[int, list[tuple[int, int]]] = {one: list(spans) for one, spans in self.skip.items()}
         for node, rows in reached.items():
@@ -417,7 +418,7 @@ class FeedLedger:
         return {partition: merged(spans) for partition, spans in through.items()}
 
     def known_rows(self, reached: Mapping[str, Mapping[int, Reached]]) -> dict[int, tuple[KnownRows, ...]]:
-        """Return fingerprints of the nodes' rows by partition, beside those that this feed began with.
+        """Return fingerprints of the nodes' rows by partition, with those that this feed began with.
 
         A fingerprint counts only if it covers all rows before ``reached`` that the node was sent.
         """
@@ -446,7 +447,7 @@ class FeedLedger:
         return [(start, end) for start, end, one in places if self._names[one] == node]
 
     def _places(self, partition: int, before: int) -> Iterable[tuple[int, int, int]]:
-        """Return which rows before this one are whose; a single node's need not be claimed."""
+        """Return the node of each span of rows before ``before``; a single node gets all of them without claims."""
         if len(self._names) == 1:
             return [(0, before, 0)]
         return self._dealt.get(partition, Dealt()).within(0, before)
@@ -455,22 +456,22 @@ class FeedLedger:
         return self.skip.get(partition, ())
 
     def close(self) -> None:
-        """Forget whose the rows were: nobody will ask again. How many there were stays known. Idempotent."""
+        """Forget the assignment of rows, which no task will ask for again. The counts stay. Idempotent."""
         self._counted = self.partitions_done, self.rows
         for known in (self._dealt, self._totals, self.skip, self.known):
             known.clear()
 
     @property
     def closed(self) -> bool:
-        """Whether it is known no more whose the rows were."""
+        """Whether the assignment of rows was forgotten."""
         return self._counted is not None
 
     @property
     def partitions_done(self) -> int:
-        """How many partitions an attempt has come to the end of."""
+        """How many partitions an attempt has finished."""
         return self._counted[0] if self._counted is not None else len(self._totals)
 
     @property
     def rows(self) -> int:
-        """How many rows have been acknowledged, in these partitions."""
+        """How many rows were acknowledged in these partitions."""
         return self._counted[1] if self._counted is not None else sum(self._totals.values())

@@ -1,4 +1,4 @@
-"""Which pass over which feed a node's program gets next: decided from what the driver and ``main`` have said.
+"""Decide which pass over which feed a node's program gets next, from the messages of the driver and of ``main``.
 
 ::
 
@@ -6,11 +6,11 @@
                               └─▶ 1 + replays passes, one after another ─────────────────────────────┴─▶ fit
     train(stream) ──▶ one pass a micro-batch; ``main`` asks for the one after it ──▶ it is done (PassDone)
 
-A :class:`PassSchedule` is state alone: it waits for nothing, holds no lock and touches no row. Each event returns the
-commands that follow from it, which its owner (:class:`~tfos_nb.runtime.feed.row_queue.RowQueue`) carries out.
+A :class:`PassSchedule` is only state: it never waits, holds no lock and touches no row. Each event returns commands,
+which its owner (:class:`~tfos_nb.runtime.feed.row_queue.RowQueue`) executes.
 
-A micro-batch is done when ``main`` asks for the one after it, not when its last row has left: what ``main`` saves in
-between is saved before Spark notes the batch as done.
+A micro-batch is done when ``main`` asks for the next one, not when its last row was handed out. So whatever ``main``
+saves in between is saved before Spark notes the batch as done.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ _BATCHES_KNOWN = 16  # micro-batches that are remembered; a stream has no end
 
 @dataclass(frozen=True)
 class Tell:
-    """Tell the driver."""
+    """Send a message to the driver."""
 
     message: PassDone | FeedFrom | PositionHeld
 
 
 @dataclass(frozen=True)
 class Discard:
-    """Drop the rows of a feed that wait for its first pass, and those that still come. What is kept on disk stays."""
+    """Drop a feed's rows that wait for its first pass, and those that still come. Rows on disk stay."""
 
     feed: int
 
 
 @dataclass(frozen=True)
 class Seal:
-    """Write no more of a feed's rows to disk: all are there."""
+    """End a feed's file on disk: all rows are in it."""
 
     feed: int
 
 
 @dataclass(frozen=True)
 class Free:
-    """Give back the disk space of a feed's rows: no pass that begins from now on reads them."""
+    """Release the disk space of a feed's rows: no later pass reads them."""
 
     feed: int
 
 
 @dataclass(frozen=True)
 class LeaveBehind:
-    """Forget the order of a feed's rows: the program is past them, and no state is saved that holds some of them."""
+    """Forget the order of a feed's rows: the program is past them, so no state will be saved in their middle."""
 
     feed: int
 
 
 @dataclass(frozen=True)
 class Forget:
-    """Keep nothing of a feed, which is over."""
+    """Forget a feed, which is over."""
 
     feed: int
 
@@ -75,7 +75,7 @@ Command = Tell | Discard | Seal | Free | LeaveBehind | Forget
 
 
 class Turn(NamedTuple):
-    """One pass over one feed; 1 is its first."""
+    """One pass over one feed; the first is 1."""
 
     feed: int
     number: int
@@ -83,22 +83,22 @@ class Turn(NamedTuple):
 
 @dataclass
 class FeedState:
-    """What is known of a feed.
+    """State of one feed.
 
     Attributes
     ----------
     begins : FeedBegins
-        What the driver announced.
+        The driver's announcement.
     ended : FeedEnds or None
-        What it said at the end of the share.
+        The driver's message at the end of the share.
     through : int
-        The pass that was done last.
+        The last pass that was done.
     lined_up : bool
-        Of a micro-batch: whether its pass has been put in the queue.
+        For a micro-batch: whether its pass was put in the queue.
     past : bool
-        Whether the program has gone on to a later feed, and reads this one no more.
+        Whether the program reads a later feed now, and this one no more.
     schema : FeedSchema or None
-        Of validation rows: what they look like.
+        For validation rows: their schema.
     """
 
     begins: FeedBegins
@@ -120,22 +120,22 @@ class PassSchedule:
     Parameters
     ----------
     node : str
-        This node, for what the driver is told.
+        This node's name, for messages to the driver.
 
     Attributes
     ----------
     feeds : dict of int to FeedState
-        What is known of each feed, in the order in which they were announced.
+        The state of each feed, in the order of their announcements.
     closed, stopped : bool
-        Whether no feed comes any more; whether nothing more is given out besides.
+        Whether no feed will come any more; whether also no pass is handed out any more.
     asked : bool
-        Whether it is settled from where on rows come.
+        Whether the position from which rows come is fixed.
     schema : FeedSchema or None
-        What the newest rows look like that are no validation rows.
+        The schema of the newest rows, validation rows not counted.
     begun, passes_done : int
-        Passes of this generation that were begun; passes that were done, with those that the state held.
+        Passes of this generation that were begun; passes that were done, including those in the restored state.
     missed : int
-        Passes that were asked for when no more were to come.
+        Passes that were asked for after the last one.
 
     Examples
     --------
@@ -158,15 +158,15 @@ class PassSchedule:
         self.schema: FeedSchema | None = None
         self.begun = self.passes_done = self.missed = 0
         self._waiting: deque[Turn] = deque()
-        self._turn: Turn | None = None  # that was begun last
+        self._turn: Turn | None = None  # the pass that was begun last
         self._latest: FeedBegins | None = None  # of the training feeds
         self._current: FeedBegins | None = None  # whose pass was begun last
         self._first_batch: FeedBegins | None = None
-        self._refused = 0  # of this call of train and those before it, no row is wanted any more
-        self._owed: PassDone | None = None  # a micro-batch that main is not through with
-        self._let_go = False  # the loop over batches is to end, once
-        self._state = ""  # that was put back, if it was saved in the middle of a pass
-        self._resumed = 0  # passes that the state held from which this generation went on
+        self._refused = 0  # no rows of this call of train, or of earlier ones, are wanted any more
+        self._owed: PassDone | None = None  # for a micro-batch that main has not finished
+        self._let_go = False  # the loop over batches must end once
+        self._state = ""  # the restored state, if it was saved in the middle of a pass
+        self._resumed = 0  # passes in the state from which this generation continued
         self._repeats = False
 
     # --- what the driver says ---
@@ -184,12 +184,12 @@ class PassSchedule:
         if self._is_unwanted(begins):
             return (*commands, *self._refuse(begins))
         self._let_go = False
-        if begins.batch is None:  # a micro-batch is lined up when there is a row, or none is known to come
+        if begins.batch is None:  # a micro-batch is queued only once it has a row, or is known to be empty
             self._waiting.append(Turn(begins.feed, 1))
         return tuple(commands)
 
     def describe(self, schema: FeedSchema) -> None:
-        """Know what the rows of a feed look like."""
+        """Record the schema of a feed's rows."""
         feed = self.feeds.get(schema.feed)
         if feed is not None and feed.begins.validates:
             feed.schema = schema
@@ -199,7 +199,7 @@ class PassSchedule:
             self._line_up(feed)
 
     def end(self, ends: FeedEnds) -> tuple[Command, ...]:
-        """Know that a share is complete, and how often to go through it again, which a second word may make fewer."""
+        """Record that a share is complete, and how often to repeat it; a second message may reduce the repeats."""
         feed = self.feeds[ends.feed]
         if feed.begins.validates:
             feed.ended = ends
@@ -211,7 +211,7 @@ class PassSchedule:
         else:
             feed.ended = ends
             self._waiting.extend(Turn(ends.feed, number + 2) for number in range(ends.replays))
-            # without replays although some were wanted: another node could not keep its rows
+            # no replays although some were wanted: another node could not keep its rows
             commands = (Seal(ends.feed) if ends.replays else Free(ends.feed),)
         if self._repeats:
             commands = (*commands, self._all_here(ends))
@@ -220,17 +220,17 @@ class PassSchedule:
         return commands
 
     def close(self) -> None:
-        """Know that no feed comes any more; the passes that wait are still given out."""
+        """Record that no feed will come any more; waiting passes are still handed out."""
         self.closed = True
 
     def stop(self) -> tuple[Command, ...]:
-        """Give out nothing more."""
+        """Hand out no more passes."""
         self.closed = self.stopped = True
         self._waiting.clear()
         return tuple(Discard(feed) for feed in self.feeds)
 
     def _take_empty(self, feed: FeedState) -> tuple[Command, ...]:
-        """Line up a micro-batch without a row, if it is known what rows look like; it is done at once otherwise."""
+        """Queue an empty micro-batch, if the rows' schema is known; otherwise it is done at once."""
         if self.schema is None:
             return (Tell(PassDone(self._node, feed.begins.feed, 1, 0)),)
         self._line_up(feed)
@@ -242,7 +242,7 @@ class PassSchedule:
             self._waiting.append(Turn(feed.begins.feed, 1))
 
     def _forget_batches(self, last: int) -> list[Command]:
-        """Forget the micro-batches to a feed of this number that the program is through with."""
+        """Forget the micro-batches up to feed ``last`` that the program has finished."""
         needed = {turn.feed for turn in self._waiting} | {self._turn.feed if self._turn is not None else 0}
         batches = [number for number, feed in self.feeds.items() if feed.begins.batch is not None]
         old = [number for number in batches if number <= last and number not in needed]
@@ -255,48 +255,48 @@ class PassSchedule:
         self._waiting = deque(turn for turn in self._waiting if turn.feed != ends.feed or turn.number <= most)
         return (Free(ends.feed),) if feed.is_over else ()
 
-    # --- where a generation begins ---
+    # --- the position at which a generation begins ---
 
     def come_again(self) -> None:
-        """Know that this is a later generation: the driver feeds when it hears from where on."""
+        """Record that this is a later generation: the driver feeds it once it knows the position."""
         self.asked = False
 
     def resume(self, passes: int, state: str) -> None:
-        """Know that the state holds so many passes already: those that follow are fed.
+        """Record that the restored state includes ``passes`` passes: only later passes are fed.
 
         Raises
         ------
         FeedFailed
-            If rows have been asked for already.
+            If rows were asked for already.
         """
         if self.asked and passes != self.passes_done:
             raise FeedFailed(
-                f"the state that was put back holds {passes} passes, but rows were read after {self.passes_done}: "
+                f"the restored state includes {passes} passes, but rows were read already after {self.passes_done}: "
                 "call ctx.resume before the dataset is iterated over, and before ctx.coordinator_dataset"
             )
         self.passes_done, self._state = passes, state
 
     def ask(self) -> tuple[Command, ...]:
-        """Ask for rows, once; from then on it is settled from where on they come."""
+        """Ask the driver for rows, once; from then on the position is fixed."""
         if self.asked:
             return ()
         self.asked, self._resumed = True, self.passes_done
         return (Tell(FeedFrom(self._node, self.passes_done, self._state)),)
 
     def leave_to_another(self) -> None:
-        """Have another node say from where on rows are fed: it knows the state, and this one does not."""
+        """Leave the question of the position to another node, which knows the restored state."""
         self.asked = True
 
     # --- passes ---
 
     @property
     def has_turn(self) -> bool:
-        """Whether a pass waits to be given out."""
+        """Whether a pass waits to be handed out."""
         return bool(self._waiting)
 
     @property
     def waiting(self) -> tuple[Turn, ...]:
-        """The passes that wait to be given out, in their order."""
+        """The passes that wait to be handed out, in order."""
         return tuple(self._waiting)
 
     @property
@@ -305,7 +305,7 @@ class PassSchedule:
         return self._current
 
     def take(self) -> tuple[Turn | None, tuple[Command, ...]]:
-        """Begin the next pass, if there is one: the program asks for it when there is, or none will come."""
+        """Begin the next pass and return it, or None. Called when a pass waits, or none will come."""
         if not self._waiting:
             self.missed += 1
             return None, ()
@@ -315,7 +315,7 @@ class PassSchedule:
         return turn, tuple(self._leave_behind(turn.feed, self._current.validation))
 
     def _leave_behind(self, current: int, validation: int) -> Iterator[Command]:
-        """Give up what passes before the current one needed: nobody validates with an earlier call's rows any more."""
+        """Drop the data that only earlier passes needed, such as an earlier call's validation rows."""
         for number, feed in self.feeds.items():
             if feed.past:
                 continue
@@ -327,28 +327,29 @@ class PassSchedule:
                 yield LeaveBehind(number)
 
     def done(self, turn: Turn, rows: int) -> tuple[Command, ...]:
-        """Know that a pass has been gone through, or was left after so many rows."""
+        """Record that a pass was finished, or was left after ``rows`` rows."""
         self.passes_done += 1
         feed, made = self.feeds.get(turn.feed), PassDone(self._node, turn.feed, turn.number, rows)
         if feed is None:
             return (Tell(made),)
         if feed.begins.batch is not None:
-            if not self.stopped and not self._is_unwanted(feed.begins):  # otherwise it was cut, and is not done
+            if not self.stopped and not self._is_unwanted(feed.begins):  # otherwise it was interrupted, and is not done
                 self._owed = made
             return ()
         feed.through = turn.number
         return (*([Free(turn.feed)] if feed.is_over else []), Tell(made))
 
     def settle(self) -> tuple[Command, ...]:
-        """Have the last micro-batch done: ``main`` is through with it."""
+        """Report the last micro-batch as done: ``main`` has finished it."""
         owed, self._owed = self._owed, None
         return () if owed is None else (Tell(owed),)
 
     def repeat(self) -> tuple[Command, ...]:
-        """Count a pass as made when its rows are here: they are gone through again for as long as there are steps.
+        """Count a pass as done when all its rows have come: they are repeated for as long as there are steps.
 
-        How far each worker goes through them is up to the coordinator, which may give the last step of an epoch to one
-        that waits for more rows, while the driver waits for another to be through, which gets no step any more.
+        The coordinator decides how far each worker goes through its rows. It may give the last step of an epoch to a
+        worker that waits for more rows. The driver would then wait for another worker to finish, and that one gets no
+        more steps.
         """
         if self._repeats:
             return ()
@@ -360,9 +361,10 @@ class PassSchedule:
         return Tell(PassDone(self._node, ends.feed, 1 + ends.replays, ends.rows))
 
     def cut(self) -> tuple[Command, ...]:
-        """Leave out the passes over rows that are here already, and have not begun: they are fed anew, to more nodes.
+        """Drop the passes over delivered rows that have not begun: they are fed again, to more nodes.
 
-        The driver says so too, when it hears of the others; the coordinator's next pass must find it done.
+        The driver sends the same, once it knows of the new nodes. It must be done here before the coordinator's next
+        pass.
         """
         next_of: dict[int, int] = {}
         for turn in self._waiting:
@@ -375,7 +377,7 @@ class PassSchedule:
         return tuple(commands)
 
     def turn_after(self, epoch: int) -> Turn:
-        """Return the pass that the program goes through, which has to be the one after ``epoch`` passes.
+        """Return the program's current pass, which must be the one after ``epoch`` passes.
 
         Raises
         ------
@@ -384,19 +386,19 @@ class PassSchedule:
         """
         turn, passes = self._turn, self._resumed + self.begun - 1
         if turn is None or self.feeds[turn.feed].begins.batch is not None:  # the current feed is never forgotten
-            raise ValueError("rows are those of a pass over what train() feeds, and none has begun")
+            raise ValueError("rows= counts rows of a pass over rows that train() feeds, and no pass has begun")
         if passes != epoch:
-            raise ValueError(f"main goes through the rows after {passes} epochs")
+            raise ValueError(f"epoch must be {passes}, the number of finished passes, got {epoch}")
         return turn
 
-    # --- rows that nobody wants ---
+    # --- rows that are not wanted ---
 
     def refuse_latest(self) -> tuple[Command, ...]:
         """Want no more rows of the latest call of ``train``, nor of those before it."""
         return self._refuse_to(self._latest)
 
     def refuse_current(self) -> tuple[Command, ...]:
-        """Want no more of the call of ``train`` whose rows were given out last: the next one may have been made."""
+        """Want no more rows of the current call of ``train``, even if the next call was already made."""
         return self._refuse_to(self._current or self._latest)
 
     def _refuse_to(self, last: FeedBegins | None) -> tuple[Command, ...]:
@@ -419,18 +421,18 @@ class PassSchedule:
     # --- a stream's micro-batches ---
 
     def is_batch_settled(self) -> bool:
-        """Whether the loop over batches need not wait: there is one, or none will come, or it is to end."""
+        """Whether the loop over batches need not wait: a batch waits, none will come, or the loop must end."""
         return self.has_turn or self.closed or self._let_go
 
     def next_batch(self, after: int) -> tuple[int | None, bool, tuple[Command, ...]]:
-        """Return the number of the micro-batch that waits, whether to wait for another one, and commands.
+        """Return the number of the waiting micro-batch, whether to wait for another one, and commands.
 
-        A batch that is not behind ``after`` is left out: the state has it.
+        A batch up to ``after`` is skipped: the state includes it.
 
         Raises
         ------
         FeedFailed
-            If the rows come from no stream, or the stream goes on behind a batch that was never given out.
+            If the rows do not come from a stream, or the stream continues after a batch that was never handed out.
         """
         self._let_go = False
         if not self._waiting:
@@ -438,7 +440,7 @@ class PassSchedule:
         begins = self.feeds[self._waiting[0].feed].begins
         if begins.batch is None:
             raise FeedFailed(
-                "ctx.batches() goes through the micro-batches of a stream, and these rows come from none: "
+                "ctx.batches() iterates over the micro-batches of a stream, and these rows do not come from a stream: "
                 "iterate over ctx.dataset() once for each epoch"
             )
         if begins.batch > after:
@@ -453,31 +455,32 @@ class PassSchedule:
         assert first.batch is not None
         if after >= 0 and first.consecutive and first.batch > after + 1:
             raise FeedFailed(
-                f"the state holds the stream's batches to {after}, but its checkpoint goes on with {first.batch}: "
-                f"those from {after + 1} to {first.batch - 1} would be in neither. Save the state in each turn of "
-                "ctx.batches(), before the next batch is asked for; or start both anew"
+                f"the state includes the stream's batches up to {after}, but the stream's checkpoint continues with "
+                f"{first.batch}: batches {after + 1} to {first.batch - 1} would be lost. Save the state in each "
+                "iteration of ctx.batches(), before the next batch is asked for; or start with a new state and a new "
+                "checkpoint"
             )
 
     # --- validation rows ---
 
     @property
     def knows_validation(self) -> bool:
-        """Whether the driver has said what is fed, so that it is known whether there are validation rows."""
+        """Whether the driver has announced a feed, so that it is known whether validation rows exist."""
         return self._latest is not None or next(self._validation_schemas(), None) is not None
 
     def validation_schema(self) -> FeedSchema | None:
-        """Return what the validation rows look like; None where nothing is fed."""
-        if self._latest is None:  # they come before the first call's training rows
+        """Return the schema of the validation rows; None if nothing is fed."""
+        if self._latest is None:  # validation rows come before the first call's training rows
             return next(self._validation_schemas(), None)
         return self.feeds[self._validation_feed()].schema
 
     def validation_feed(self) -> FeedState | None:
-        """Return the feed of the validation rows of the call of ``train`` that is trained on; None if all is over.
+        """Return the feed with the validation rows of the current call of ``train``; None if all calls are over.
 
         Raises
         ------
         FeedFailed
-            If none were given.
+            If that call has no validation rows.
         """
         if self._latest is None or self.stopped:
             return None
@@ -487,7 +490,7 @@ class PassSchedule:
         begins = self._current or self._latest
         if begins is None or not begins.validation:
             raise FeedFailed(
-                "no validation rows were given: cluster.train(df, validation=df2), or --validation VAR in the cell"
+                "no validation rows were given: use cluster.train(df, validation=df2), or --validation VAR in the cell"
             )
         return begins.validation
 

@@ -1,16 +1,16 @@
-"""A state that was saved in the middle of a pass, and which rows of the pass it holds: both ends.
+"""Record which rows of a pass a saved state includes, if it was saved in the middle of the pass: both ends.
 
 ::
 
     node:    ctx.checkpoint(model, epoch=2, rows=640) ── PositionHeld(state, {partition: row}) ──▶ driver: HeldPositions
     driver:  Start(held=states) ──▶ node: ctx.resume(model) ── FeedFrom(passes=2, state) ──▶ the pass without these rows
 
-A node's rows of a partition come in their order, so that one number for each partition says which ones it has been
-through; which rows of the partition are the node's, the driver's books say (:mod:`tfos_nb.runtime.feed.ledger`). A
-state of which a node has not said it, because it was lost first, is not gone on from.
+A node's rows of a partition come in order, so one number for each partition says which ones it has finished. The
+driver's ledger (:mod:`tfos_nb.runtime.feed.ledger`) says which rows of the partition belong to the node. If a node was
+lost before it reported its position, that state is not used.
 
-A number means the same rows only if Spark reads the partition as it did. So a fingerprint goes with it
-(:mod:`tfos_nb.runtime.rows.fingerprint`), and the task that reads the partition again compares.
+A number means the same rows only if Spark reads the partition the same way again. So it comes with a fingerprint
+(:mod:`tfos_nb.runtime.rows.fingerprint`), which the task compares when it reads the partition again.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _KEPT = 16  # states: more than a program keeps
 @message
 @dataclass(frozen=True)
 class PositionHeld:
-    """From a node: the state of this name holds its rows of a feed's pass, in each partition those before a row.
+    """From a node: which of its rows of a pass a state includes: in each partition, those before a row.
 
-    ``known`` has a fingerprint of these rows, and of those that came together with the last of them.
+    ``known`` has a fingerprint of these rows, and of those that came in one batch with the last of them.
     """
 
     node: str
@@ -43,14 +43,14 @@ class PositionHeld:
 
 
 class HeldPositions:
-    """Behind the door: of which states all nodes have said how far they were."""
+    """The driver's record of the states for which all nodes have reported their positions."""
 
     def __init__(self) -> None:
         self._parts: dict[tuple[str, int], dict[str, PositionHeld]] = {}
         self._whole: dict[str, HeldRows] = {}
 
     def take(self, said: PositionHeld, nodes: Collection[str], book: FeedLedger) -> None:
-        """Record a node's word; ``nodes`` are all those that share the feed's rows, ``book`` knows how."""
+        """Record a node's report; ``nodes`` are all nodes that share the feed's rows, ``book`` is its ledger."""
         told = self._parts.setdefault((said.state, said.feed), {})
         told[said.node] = said
         if told.keys() >= set(nodes):
@@ -62,21 +62,21 @@ class HeldPositions:
         _leave_newest(self._whole)
 
     def forget_parts(self) -> None:
-        """Learn that the nodes start again: who has not said it will not."""
+        """Drop incomplete records: the nodes start again, so missing reports will not come."""
         self._parts.clear()
 
     @property
     def states(self) -> tuple[str, ...]:
-        """The states that can be gone on from."""
+        """The states from which training can continue."""
         return tuple(self._whole)
 
     def rows_of(self, state: str) -> HeldRows:
-        """Return which rows a state holds of the pass in which it was saved.
+        """Return which rows a state includes of the pass in which it was saved.
 
         Raises
         ------
         KeyError
-            If no such state is known.
+            If the state is not known.
         """
         return self._whole[state]
 

@@ -1,12 +1,12 @@
-"""The rows of one queue of a node: what is fed to it, and the passes that its program goes through.
+"""Rows of one queue of a node: the feeds that fill it, and the passes that its program reads.
 
 ::
 
     driver ── FeedBegins, FeedSchema, FeedEnds ──▶ RowQueue ──▶ PassSchedule: which pass is next
     Spark's tasks ── rows ──▶ FeedRows, one a feed ──▶ RowQueue.next_pass() ──▶ ctx.dataset()
 
-A :class:`RowQueue` has the one lock, and does what its schedule says. The driver is told without it, so that rows are
-taken while a message waits.
+A :class:`RowQueue` has the one lock, and executes the commands of its schedule. Messages to the driver are sent without
+the lock, so rows can be taken while a message waits.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ Told = PassDone | FeedFrom | PositionHeld
 
 logger = logging.getLogger(__name__)
 
-_ANNOUNCED_WITHIN = 60.0  # seconds between a feed's first row and the driver's word of it, by another way
+_ANNOUNCED_WITHIN = 60.0  # seconds between a feed's first row and the driver's announcement, which comes separately
 
 
 class RowQueue:
-    """All rows of one queue of this node, and how far its program has come with them.
+    """All rows of one queue of this node, and its program's progress with them.
 
     Parameters
     ----------
     node : str
-        This node.
+        This node's name.
     directory : str
         Where to spill.
     buffer_bytes, spill_bytes : int
-        The most bytes that wait in memory, and that are kept on disk, of each feed.
+        The most bytes of each feed that wait in memory, and that are kept on disk.
     tell : callable
-        Called with what the driver is to know, such as a :class:`PassDone` after each pass.
+        Called with messages for the driver, such as a :class:`PassDone` after each pass.
 
     Attributes
     ----------
     rows_out : int
-        Rows that were given out.
+        Rows that were handed out.
     passes_before : int
-        Passes that the node that was here before has been through: this one begins behind them.
+        Passes that this node's predecessor finished; this node begins after them.
     shuffled : bool
-        Whether the rows are shuffled after they were given out, so that nobody knows which were the first ones.
+        Whether the rows are shuffled after they were handed out, so that the first ones cannot be told.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RowQueue:
         self._due: deque[Told] = deque()
         self._telling = threading.Lock()
         self._waits_for_rows = False
-        self._validating = 0  # passes over validation rows that go on
+        self._validating = 0  # running passes over validation rows
         self._forgotten_rows = 0
         self.rows_out = 0
         self.passes_before = 0
@@ -95,64 +95,66 @@ class RowQueue:
         self._tell_due()
 
     def describe(self, schema: FeedSchema) -> None:
-        """Learn what the rows look like."""
+        """Record the schema of the rows."""
         with self._changed:
             self._schedule.describe(schema)
             self._changed.notify_all()
 
     def end(self, ends: FeedEnds) -> None:
-        """Learn that the share is complete, and how often to go through it again."""
+        """Record that the share is complete, and how often to repeat it."""
         with self._changed:
             self._do(self._schedule.end(ends))
         self._tell_due()
 
     def make_room(self, message: MakeRoom) -> None:
-        """Take in more of a feed than was agreed, if it has begun here."""
+        """Let more rows of a feed wait than the limit allows, if it has begun here."""
         with self._changed:
             rows = self._rows.get(message.feed)
             if rows is not None:
                 rows.make_room()
 
     def close(self) -> None:
-        """Learn that no feed comes any more; the passes that wait are still given out."""
+        """Record that no feed will come any more; waiting passes are still handed out."""
         with self._changed:
             self._schedule.close()
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Give out nothing more and let every sender go."""
+        """Hand out no more passes, and release every waiting sender."""
         with self._changed:
             self._do(self._schedule.stop())
 
     def take_place(self, passes: int) -> None:
-        """Begin behind so many passes, which the node that was here before has been through."""
+        """Begin after ``passes`` passes, which this node's predecessor finished."""
         with self._changed:
             self.passes_before = passes
 
     def come_again(self) -> None:
-        """Learn that this is a later generation: the driver feeds when it hears from where on."""
+        """Record that this is a later generation: the driver feeds it once it knows the position."""
         with self._changed:
             self._schedule.come_again()
 
     # --- what Spark's tasks bring ---
 
     def feed_rows(self, feed: int) -> FeedRows:
-        """Return the rows of a feed, waiting for the driver's word of it.
+        """Return the rows of a feed; wait until the driver has announced it.
 
         Raises
         ------
         FeedFailed
-            If it does not come.
+            If the announcement does not come.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: feed in self._rows, _ANNOUNCED_WITHIN):
-                raise FeedFailed(f"{self._node} was not told of feed {feed} within {_ANNOUNCED_WITHIN:.0f} s")
+                raise FeedFailed(
+                    f"the driver did not announce feed {feed} to {self._node} within {_ANNOUNCED_WITHIN:.0f} s"
+                )
             return self._rows[feed]
 
     # --- what the program asks for ---
 
     def schema(self) -> FeedSchema | None:
-        """Wait for the first row anywhere; None if no feed will come."""
+        """Wait for the first row on any node and return the schema; None if no feed will come."""
         if self._schedule.schema is None:
             self.ask()
         with self._changed:
@@ -160,7 +162,7 @@ class RowQueue:
             return self._schedule.schema
 
     def next_pass(self) -> Pass | None:
-        """Wait for the next pass and return its batches; None if there is none any more."""
+        """Wait for the next pass and return its batches; None after the last pass."""
         with self._changed:
             self._do((*self._schedule.ask(), *self._schedule.settle()))
         self._tell_due()
@@ -196,12 +198,12 @@ class RowQueue:
         self._tell_due()
 
     def next_batch(self, after: int) -> int | None:
-        """Wait for the next micro-batch behind ``after`` and return its number; None if the stream is over.
+        """Wait for the next micro-batch after ``after`` and return its number; None if the stream is over.
 
         Raises
         ------
         FeedFailed
-            If the rows come from no stream, or the stream goes on behind a batch that was never given out.
+            If the rows do not come from a stream, or the stream continues after a batch that was never handed out.
         """
         with self._changed:
             self._do(self._schedule.settle())
@@ -214,66 +216,66 @@ class RowQueue:
             self._tell_due()
             if not is_left_out:
                 return number
-            logger.info("batch %s of the stream is in the state already, and is left out", number)
+            logger.info("batch %s of the stream is in the state already, and is skipped", number)
 
     def enough(self) -> None:
         """Want no more rows of the latest call of ``train``, nor of those before it.
 
-        What waits is dropped, and the driver is told. Rows that a dataset is giving out just now end early. Without a
-        feed, nothing happens.
+        Waiting rows are dropped, and the driver is told. A pass that a dataset is reading ends early. Without a feed,
+        nothing happens.
         """
         with self._changed:
             self._do(self._schedule.refuse_latest())
         self._tell_due()
 
     def enough_of_pass(self) -> None:
-        """Want no more of the call of ``train`` whose rows were given out last: the next one may have been made."""
+        """Want no more rows of the current call of ``train``, even if the next call was already made."""
         with self._changed:
             self._do(self._schedule.refuse_current())
         self._tell_due()
 
     def resume(self, passes: int, state: str = "") -> None:
-        """Learn that the state holds so many passes already: those that follow are fed.
+        """Record that the restored state includes ``passes`` passes: only later passes are fed.
 
-        ``state`` is its name if it holds rows of the next pass, too.
+        ``state`` is its name if it also includes rows of the next pass.
 
         Raises
         ------
         FeedFailed
-            If rows have been asked for already.
+            If rows were asked for already.
         """
         with self._changed:
             self._schedule.resume(passes, state)
 
     def ask(self) -> None:
-        """Ask for rows, once; from then on it is settled from where on they come."""
+        """Ask the driver for rows, once; from then on the position is fixed."""
         with self._changed:
             self._do(self._schedule.ask())
         self._tell_due()
 
     def leave_to_another(self) -> None:
-        """Have another node say from where on rows are fed: it knows the state, and this one does not."""
+        """Leave the question of the position to another node, which knows the restored state."""
         with self._changed:
             self._schedule.leave_to_another()
 
     def repeat(self) -> None:
-        """Learn that the rows are gone through again for as long as there are steps: see :class:`PassSchedule`."""
+        """Record that the rows are repeated for as long as there are steps: see :class:`PassSchedule`."""
         with self._changed:
             self._do(self._schedule.repeat())
         self._tell_due()
 
     def cut(self) -> None:
-        """Leave out the passes that have not begun over rows that are here: they are fed again, to more nodes."""
+        """Drop the passes over delivered rows that have not begun: they are fed again, to more nodes."""
         with self._changed:
             self._do(self._schedule.cut())
 
     def hold(self, state: str, epoch: int, rows: int) -> None:
-        """Tell the driver which rows a state holds that is saved in the middle of a pass.
+        """Tell the driver which rows a state includes that is saved in the middle of a pass.
 
         Raises
         ------
         ValueError
-            If it is another pass than that after ``epoch`` passes, or nobody knows which rows were the first ones.
+            If the current pass is not the one after ``epoch`` passes, or the rows are shuffled.
         """
         said = f"ctx.checkpoint(epoch={epoch}, rows={rows})"
         try:
@@ -282,8 +284,8 @@ class RowQueue:
                 feed = self._rows[turn.feed]
             if self.shuffled:
                 raise ValueError(
-                    "with shuffle= the first rows of a pass may be any. Shuffle in Spark, df.orderBy(rand()), or "
-                    "save after whole epochs"
+                    "with shuffle= it is not known which rows of a pass were the first. Shuffle in Spark, with "
+                    "df.orderBy(rand()), or save after whole epochs"
                 )
             reached, known = feed.reached(rows)
         except ValueError as error:
@@ -295,7 +297,7 @@ class RowQueue:
 
     @property
     def asked(self) -> bool:
-        """Whether it is settled from where on rows come."""
+        """Whether the position from which rows come is fixed."""
         with self._changed:
             return self._schedule.asked
 
@@ -307,31 +309,31 @@ class RowQueue:
 
     @property
     def passes_done(self) -> int:
-        """Passes that were done, with those that the state held."""
+        """Passes that were done, including those in the restored state."""
         with self._changed:
             return self._schedule.passes_done
 
     @property
     def missed(self) -> int:
-        """Passes that were asked for when no more were to come."""
+        """Passes that were asked for after the last one."""
         with self._changed:
             return self._schedule.missed
 
     @property
     def waiting(self) -> tuple[Turn, ...]:
-        """The passes that wait to be given out."""
+        """The passes that wait to be handed out."""
         with self._changed:
             return self._schedule.waiting
 
     @property
     def batch(self) -> int | None:
-        """The number of the micro-batch that is given out, or was last; None if the rows come from no stream."""
+        """The number of the micro-batch that was handed out last; None if the rows do not come from a stream."""
         with self._changed:
             current = self._schedule.current
             return current.batch if current is not None else None
 
     def status(self) -> FeedStatus:
-        """Return what a heartbeat says of the feed."""
+        """Return the feed's status for a heartbeat."""
         with self._changed:
             feeds = self._rows.values()
             hungry = self._waits_for_rows or any(not feed.queued_bytes and feed.ended is None for feed in feeds)
@@ -339,13 +341,13 @@ class RowQueue:
                 sum(feed.rows_in for feed in feeds) + self._forgotten_rows,
                 self.rows_out,
                 sum(feed.queued_bytes for feed in feeds),
-                hungry or self._validating > 0,  # while it validates, it takes none for a good reason
+                hungry or self._validating > 0,  # while it validates, it rightly takes no training rows
             )
 
     # --- validation rows ---
 
     def validation_schema(self) -> FeedSchema | None:
-        """Wait until the driver has said what is fed; return what the validation rows look like, None without a feed.
+        """Wait for the first announcement of a feed; return the validation rows' schema, or None without a feed.
 
         Raises
         ------
@@ -371,7 +373,7 @@ class RowQueue:
             rows = self._rows[state.begins.feed]
         assert state.ended is not None, "the driver feeds validation rows before all others"
         if rows.spill is None or not rows.spill.whole or rows.rows_in != state.ended.rows:
-            raise FeedFailed(f"{rows.rows_in} validation rows came, and not all of them could be kept on disk")
+            raise FeedFailed(f"not all of the {rows.rows_in} validation rows could be kept on disk")
         return Pass(self._validate(rows.spill.batches()), rows.shares)
 
     def _validate(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -388,13 +390,13 @@ class RowQueue:
         return Spill(self._directory, self._spill_bytes)
 
     def _wait_for_rows(self, settled: Callable[[], bool]) -> None:
-        """Wait for what the driver or a row's arrival changes. The lock is held."""
+        """Wait for a change by the driver or by an arriving row. The lock is held."""
         self._waits_for_rows = True
         self._changed.wait_for(settled)
         self._waits_for_rows = False
 
     def _do(self, commands: tuple[Command, ...]) -> None:
-        """Carry out what the schedule says, and wake all that wait. The lock is held; the driver is told after it."""
+        """Execute the schedule's commands, and wake all waiting threads. The lock is held; messages are sent later."""
         for command in commands:
             match command:
                 case schedule.Tell(message):
@@ -412,7 +414,7 @@ class RowQueue:
         self._changed.notify_all()
 
     def _tell_due(self) -> None:
-        """Tell the driver, in the order in which it came about."""
+        """Send the waiting messages to the driver, in order."""
         with self._telling:
             while self._due:
                 self._tell(self._due.popleft())
@@ -420,15 +422,15 @@ class RowQueue:
 
 @dataclass(frozen=True)
 class ValidationRows:
-    """The validation rows of a node's share: as often as they are asked for.
+    """The validation rows of a node's share, which can be read any number of times.
 
-    Which ones: those that were given to the call of ``train`` whose rows the node is going through.
+    They are those of the call of ``train`` whose rows the node is reading.
     """
 
     queue: RowQueue
 
     def schema(self) -> FeedSchema | None:
-        """Wait until the driver has said what is fed; None if nothing will be."""
+        """Wait for the first announcement of a feed and return the schema; None if no feed will come."""
         return self.queue.validation_schema()
 
     def next_pass(self) -> Pass | None:

@@ -1,7 +1,7 @@
-"""The named queues of a node: each has passes of its own over the rows that were fed to it.
+"""Named queues of a node: each has its own passes over the rows that were fed to it.
 
 ``train(df, qname="valid")`` feeds another queue than ``train(df)``, and a node reads each at its own pace. Most
-clusters have one, ``"input"``.
+clusters have only one, ``"input"``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def check_queue(name: str, known: Sequence[str]) -> str:
     Raises
     ------
     FeedFailed
-        If there is no such queue; the message names those that there are.
+        If the cluster has no such queue; the message names the existing ones.
     """
     if name not in known:
         listed = ", ".join(repr(one) for one in known)
@@ -36,14 +36,14 @@ def check_queue(name: str, known: Sequence[str]) -> str:
 
 
 class RowQueues:
-    """The rows of all queues of a node.
+    """Rows of all queues of a node.
 
     Parameters
     ----------
     node, directory, buffer_bytes, spill_bytes, tell
         As :class:`RowQueue` takes them; the limits are those of each queue.
     names : sequence of str
-        The queues. ``"input"`` is there in any case.
+        The queues. ``"input"`` always exists.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RowQueues:
 
     @property
     def default(self) -> RowQueue:
-        """The rows that ``train`` feeds where it names no queue."""
+        """The queue that ``train`` feeds without ``qname``."""
         return self._queues[DEFAULT_QUEUE]
 
     def of(self, name: str) -> RowQueue:
@@ -87,27 +87,27 @@ class RowQueues:
             queue.enough()
 
     def describe(self, schema: FeedSchema) -> None:
-        """Learn what the rows of a feed look like."""
+        """Record the schema of a feed's rows."""
         self._queue_of(schema.feed).describe(schema)
 
     def end(self, ends: FeedEnds) -> None:
-        """Learn that the share of a feed is complete."""
+        """Record that the share of a feed is complete."""
         self._queue_of(ends.feed).end(ends)
 
     def make_room(self, message: MakeRoom) -> None:
-        """Take in more of a feed than was agreed."""
+        """Let more rows of a feed wait than the limit allows."""
         self._queue_of(message.feed).make_room(message)
 
     def _queue_of(self, feed: int) -> RowQueue:
         return self._by_feed.get(feed, self.default)
 
     def close(self) -> None:
-        """Learn that no feed comes any more, to any queue."""
+        """Record that no feed will come any more, to any queue."""
         for queue in self._queues.values():
             queue.close()
 
     def stop(self) -> None:
-        """Give out nothing more from any queue, and let every sender go."""
+        """Hand out no more passes of any queue, and release every waiting sender."""
         for queue in self._queues.values():
             queue.stop()
 
@@ -119,14 +119,14 @@ class RowQueues:
         queue.enough()
 
     def feed_rows(self, feed: int) -> FeedRows:
-        """Return the rows of a feed, waiting for the driver's word of it."""
+        """Return the rows of a feed; wait until the driver has announced it."""
         with self._told:
             self._told.wait_for(lambda: feed in self._by_feed, _ANNOUNCED_WITHIN)
             queue = self._queue_of(feed)
         return queue.feed_rows(feed)
 
     def status(self) -> FeedStatus:
-        """Return what a heartbeat says of all queues together."""
+        """Return the status of all queues together for a heartbeat."""
         found = [queue.status() for queue in self._queues.values()]
         return FeedStatus(
             sum(one.rows_in for one in found),

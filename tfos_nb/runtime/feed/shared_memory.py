@@ -1,16 +1,16 @@
-"""Blocks of rows handed over in shared memory, between a Spark task and a node on one host: both ends.
+"""Pass blocks of rows in shared memory, from a Spark task to a node on the same host: both ends.
 
 ::
 
     node:  BlockPool (a memfd, cut into blocks) ── Grant(block) ──▶ task:  BlockWriter
            lend(block) ◀── "block 3 holds 8,123,456 bytes" ───────────  writes an Arrow batch into it, once
 
-A batch is copied once, by the task, into memory that TensorFlow then reads where it is. Through a socket it is copied
-four times. Which block may be written to is said by the node (over the stream that feeds it, see
-:mod:`tfos_nb.runtime.feed.transfer`), and a block is free again when nobody in the node refers to its memory any more.
-If none is free, or if the task cannot open the memory (another container), the rows go through the socket.
+A batch is copied once, by the task, into memory that TensorFlow then reads in place. Through a socket it is copied four
+times. The node grants blocks to the task, over the stream that feeds it (:mod:`tfos_nb.runtime.feed.transfer`). A block
+is free again when no object in the node refers to its memory any more. If no block is free, or the task cannot open the
+memory (another container), the rows go through the socket.
 
-The memory has no name: it is gone with the last process that uses it. A process of the same user opens it by way of
+The memory has no name: it disappears with the last process that uses it. A process of the same user opens it through
 ``/proc``.
 """
 
@@ -33,16 +33,16 @@ from tfos_nb.runtime.rows.balancing import PIECE_BYTES
 
 __all__ = ["BLOCK_BYTES", "BlockPool", "BlockWriter", "Grant", "PoolPlace", "Written"]
 
-BLOCK_BYTES = PIECE_BYTES + (64 << 10)  # with room for Arrow's own words
+BLOCK_BYTES = PIECE_BYTES + (64 << 10)  # with room for Arrow's metadata
 _MADV_POPULATE_WRITE = 23  # linux/mman.h; Python's mmap does not name it
-_ALIGNED = 64  # bytes at whose multiples TensorFlow takes memory as it is; Arrow's own streams keep to those of 8
-_SPARE = 4  # blocks beyond those that the queue may hold: in TensorFlow's hands, or being written
+_ALIGNED = 64  # alignment in bytes at which TensorFlow uses memory without a copy; Arrow's own streams align to 8
+_SPARE = 4  # blocks beyond those that the queue may hold: in use by TensorFlow, or being written
 
 
 @message
 @dataclass(frozen=True)
 class PoolPlace:
-    """Where a task finds a node's blocks: a descriptor of the node's process, and which file it has to be."""
+    """Location of a node's blocks: a descriptor of the node's process, and the identity of its file."""
 
     pid: int
     descriptor: int
@@ -52,14 +52,14 @@ class PoolPlace:
 @message
 @dataclass(frozen=True)
 class Grant:
-    """The task may write its next rows into this block; -1 for none: through the socket."""
+    """Permission to write the next rows into this block; -1 means none is free: use the socket."""
 
     block: int
 
 
 @dataclass(frozen=True)
 class Written:
-    """Where in a block the rows are: the first byte, and how many there are."""
+    """Position of rows in a block: the first byte, and the number of bytes."""
 
     first: int
     size: int
@@ -71,7 +71,7 @@ class BlockPool:
     Parameters
     ----------
     limit : int
-        Bytes that may wait in the node; memory is only taken for blocks that are used.
+        Bytes that may wait in the node. Memory is allocated only for blocks that are used.
     """
 
     def __init__(self, limit: int) -> None:
@@ -79,28 +79,28 @@ class BlockPool:
         self._file = os.memfd_create("tfos_nb-blocks", os.MFD_CLOEXEC)
         os.ftruncate(self._file, count * BLOCK_BYTES)
         self._memory = mmap.mmap(self._file, count * BLOCK_BYTES)
-        # Appended to wherever the last reference goes, perhaps in the middle of anything: so no lock here. The block
-        # freed last is given out first, since its memory is there already.
+        # The last reference may go at any point of any thread, and then appends here: so this uses no lock. The block
+        # freed last is granted first, since its memory is mapped already.
         self._free = deque(reversed(range(count)))
         self.place = PoolPlace(os.getpid(), self._file, os.fstat(self._file).st_ino)
 
     @classmethod
     def create(cls, limit: int) -> BlockPool | None:
-        """Return a pool, or None where the system has no such memory."""
+        """Return a pool, or None if the system does not support such memory."""
         try:
             return cls(limit)
         except (AttributeError, OSError):
             return None
 
     def take(self) -> int:
-        """Return a free block's number, which is the caller's now; -1 if there is none."""
+        """Return the number of a free block, which the caller now owns; -1 if none is free."""
         try:
             return self._free.pop()
         except IndexError:
             return -1
 
     def give_back(self, block: int) -> None:
-        """Make a block free that nobody writes to or reads any more."""
+        """Free a block that is not written or read any more."""
         self._free.append(block)
 
     def lend(self, block: int, written: Written) -> pa.RecordBatch:
@@ -109,17 +109,17 @@ class BlockPool:
         weakref.finalize(view, self._free.append, block).atexit = False
         try:
             return pa.ipc.open_stream(pa.py_buffer(view)).read_next_batch()
-        except StopIteration:  # to whoever reads a stream it would mean that stream's own end
-            raise FeedFailed(f"there are no rows in block {block}") from None
+        except StopIteration:  # an outer iterator would take it for its own end
+            raise FeedFailed(f"block {block} contains no rows") from None
 
     def close(self) -> None:
-        """Let go of the memory; it goes when the last batch in it goes."""
+        """Release the memory; it is freed with the last batch in it."""
         with contextlib.suppress(OSError):
             os.close(self._file)
 
 
 class BlockWriter:
-    """The task's end: writes batches into a node's blocks.
+    """The task's end: write batches into a node's blocks.
 
     Raises
     ------
@@ -131,7 +131,7 @@ class BlockWriter:
         descriptor = os.open(f"/proc/{place.pid}/fd/{place.descriptor}", os.O_RDWR | os.O_CLOEXEC)
         try:
             found = os.fstat(descriptor)
-            # In another container the process of this number is another one.
+            # In another container, this process id belongs to another process.
             if found.st_ino != place.inode or found.st_uid != os.geteuid():
                 raise OSError(f"process {place.pid} has other memory there")
             self._memory = mmap.mmap(descriptor, found.st_size)
@@ -164,17 +164,17 @@ class BlockWriter:
         return written
 
     def _populate(self, block: int, size: int) -> None:
-        """Map a block's pages at once: one by one, as they are written to, takes as long as the copy itself."""
+        """Map a block's pages at once. Mapping each at its first write takes as long as the copy itself."""
         size = min(size, BLOCK_BYTES)
         if size > self._mapped.get(block, 0):
             self._mapped[block] = size
-            with contextlib.suppress(OSError):  # before Linux 5.14 there is no such advice
+            with contextlib.suppress(OSError):  # Linux before 5.14 does not support this advice
                 self._memory.madvise(_MADV_POPULATE_WRITE, block * BLOCK_BYTES, size)
 
     def _align(self, memory: pa.Buffer) -> None:
-        """Have the next batch begin where its largest buffer is aligned, if it is laid out as this one is.
+        """Choose the next batch's start so that its largest buffer is aligned, if its layout is the same as this one's.
 
-        Where it is not, TensorFlow copies the rows of that column once more.
+        If it is not aligned, TensorFlow copies that column once more.
         """
         batch = pa.ipc.open_stream(memory).read_next_batch()
         buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer is not None]

@@ -25,12 +25,12 @@ class Spill:
     directory : str
         Where to write.
     limit : int
-        The most bytes to write; beyond it the spill gives up, and :attr:`whole` is False.
+        The most bytes to write. Beyond this, the spill stops and :attr:`whole` is False.
     """
 
     def __init__(self, directory: str, limit: int) -> None:
         self._directory = directory
-        self._fd, self._path = -1, ""  # until there is something to write
+        self._fd, self._path = -1, ""  # no file until the first write
         self._limit = limit
         self._lock = threading.Lock()
         self._sink: pa.NativeFile | None = None
@@ -47,7 +47,7 @@ class Spill:
             try:
                 self._append(batch)
             except OSError as error:
-                self._give_up(f"the disk took no more: {error}")
+                self._give_up(f"writing to disk failed: {error}")
 
     def _append(self, batch: pa.RecordBatch) -> None:
         if self._writer is None:
@@ -64,11 +64,11 @@ class Spill:
         self._path = f"/proc/self/fd/{self._fd}"
         if os.path.exists(self._path):
             os.unlink(path)
-        else:  # no /proc: the name has to stay until close
+        else:  # no /proc: the file must keep its name until close
             self._path = path
 
     def _give_up(self, reason: str) -> None:
-        logger.warning("rows are not kept for the later epochs (%s): Spark will be asked again", reason)
+        logger.warning("rows are not kept for the later epochs (%s): Spark will read them again", reason)
         self.whole = False
         self._end_writing()
         with contextlib.suppress(OSError):
@@ -89,25 +89,25 @@ class Spill:
             self._end_writing()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Read all, without a copy; nothing once it is closed, since nobody wants these rows any more.
+        """Read all rows without a copy; after :meth:`close` there are none.
 
-        The file is taken hold of before this returns, so that it may be closed while it is read.
+        The file is mapped before this returns, so that it may be closed while it is read.
 
-        The memory may be written to, and the file stays as it is: TensorFlow takes a tensor that only one operation
-        still needs for that operation's result, so it writes into what it was given to read.
+        The memory is writable, but writes do not change the file. TensorFlow reuses a tensor's memory for the result of
+        the last operation that needs it, so it writes into memory that it was given to read.
         """
         with self._lock:
             if not self.bytes or self._closed:
                 return iter(())
             with open(self._path, "rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        return iter(pa.ipc.open_stream(pa.py_buffer(mapped)))  # each buffer keeps the mapping
+        return iter(pa.ipc.open_stream(pa.py_buffer(mapped)))  # each buffer keeps the mapping alive
 
     def close(self) -> None:
-        """Give the disk space back."""
+        """Release the disk space."""
         self.seal()
         with self._lock:
-            if self._closed:  # the number may be another file's by now
+            if self._closed:  # the descriptor's number may belong to another file now
                 return
             self._closed = True
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Rows on their way from a Spark task into a node: both ends of the wire.
+"""Transfer rows from a Spark task to a node: both ends.
 
 ::
 
@@ -6,15 +6,15 @@
          │
          └── Arrow Flight DoPut, one stream a (partition, node) ──▶ FeedServer in the node ──▶ FeedRows
 
-The protocol of one stream: the sender names the partition; the node answers with its position in it (rows that it has
-already, from an earlier attempt); the sender writes record batches, each with the numbers of its rows; when the
-sender is done, the node acknowledges the position reached. Only then is the partition done. A sender that comes after a
-failed one leaves out the rows before the node's position, after a look that its row there is the same one. A batch may
-hold several pieces of a partition, between which lie those of other nodes.
+The protocol of one stream has four steps. The sender names the partition. The node answers with its position in it: the
+rows that it has from an earlier attempt. The sender writes record batches, each with the numbers of its rows. At the
+end, the node acknowledges the position reached; only then is the partition done. A sender that follows a failed one
+skips the rows before the node's position, and compares their fingerprint with the node's. A batch may contain several
+pieces of a partition; the rows between them belong to other nodes.
 
-Same host: a unix socket in a private directory; the rows themselves are handed over in shared memory
-(:mod:`tfos_nb.runtime.feed.shared_memory`), and what goes through the socket then is an empty batch that says where
-they are. The node grants a block for each batch, two ahead. Other hosts: TLS with the node's own certificate, pinned.
+On the same host, the stream is a unix socket in a private directory, and the rows are passed in shared memory
+(:mod:`tfos_nb.runtime.feed.shared_memory`). The socket then carries empty batches that say where the rows are. The node
+grants a block for each batch, two ahead. Between hosts, the stream uses TLS with the node's own certificate, pinned.
 The cluster's token is in the header of every call.
 """
 
@@ -51,7 +51,7 @@ __all__ = ["FeedServer", "FeedTicket", "FewerRows", "NodeStream"]
 
 Exchange = Callable[[bytes, Any, Any], None]
 
-_TOKEN_HEADER = "tfos-token"  # noqa: S105 - its name, not what is in it
+_TOKEN_HEADER = "tfos-token"  # noqa: S105 - the header's name, not a secret
 _GRANTED_AHEAD = 2
 _LOOK_EVERY = 2.0
 
@@ -59,9 +59,9 @@ _LOOK_EVERY = 2.0
 @message
 @dataclass(frozen=True)
 class FeedTicket:
-    """First word of a stream: which partition of which feed, and which of Spark's attempts sends it.
+    """First message of a stream: the feed, the partition, and the Spark attempt that sends it.
 
-    ``attempt`` grows with each that is begun (Spark's ``TaskContext.taskAttemptId``).
+    ``attempt`` is Spark's ``TaskContext.taskAttemptId``, which grows with each attempt that starts.
     """
 
     feed: int
@@ -72,9 +72,9 @@ class FeedTicket:
 @message
 @dataclass(frozen=True)
 class _Position:
-    """The node's answer: how far it is in the partition, and whether all rows are kept.
+    """The node's answer: its position in the partition, and whether all rows are kept on disk.
 
-    ``pool`` is where blocks are granted from, if they are.
+    ``pool`` is the pool whose blocks it grants, if it has one.
     """
 
     reached: Reached
@@ -85,11 +85,11 @@ class _Position:
 @message
 @dataclass(frozen=True)
 class _Chunk:
-    """With every batch: which rows of the partition it holds, in their order.
+    """Metadata of every batch: which rows of the partition it contains, in order.
 
-    ``known`` is of how many rows the attempt has a fingerprint that ends with the last of these, and the fingerprint.
-    The rows are in ``size`` bytes of ``block`` from ``first`` on, or in the batch itself if that is -1. ``spent`` tells
-    whether the sender wants another grant for the one that it has used.
+    ``known`` is the attempt's fingerprint that ends with the last of these rows, with the number of rows that it
+    covers. The rows are in ``size`` bytes of ``block``, beginning at byte ``first``. If ``block`` is -1, they are in
+    the batch itself. ``spent`` says that the sender wants a new grant for the one that it has used.
     """
 
     spans: Spans
@@ -114,7 +114,7 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
 
 class _Listener(flight.FlightServerBase):  # type: ignore[misc]
-    """One address on which rows come in; a node has two. The near one has a pool of blocks."""
+    """Server on one address of a node. A node has two; the one for its own host has a pool of blocks."""
 
     def __init__(
         self, location: str, queues: RowQueue | RowQueues, token: str, identity: Identity | None, pool: BlockPool | None
@@ -132,7 +132,7 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]
         try:
             self._take(descriptor, reader, writer)
         except Superseded as error:
-            raise flight.FlightCancelledError(str(error)) from None  # by its type, the sender knows
+            raise flight.FlightCancelledError(str(error)) from None  # the sender recognizes this type
 
     def _take(self, descriptor: Any, reader: Any, writer: Any) -> None:
         ticket = wire.expect(FeedTicket, descriptor.command)
@@ -152,17 +152,17 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]
                 chunk = wire.expect(_Chunk, piece.app_metadata)
                 rows = sound(piece.data if chunk.block < 0 else grants.used(chunk), reader.schema)
                 feed.accept(ticket.partition, chunk.spans, rows, attempt=ticket.attempt, known=chunk.known)
-                del rows  # or this thread would hold the block until the next batch
+                del rows  # otherwise this thread holds the block until the next batch
                 if chunk.spent:
                     grants.next()
-        grants.end()  # not after an error: the sender may be writing into a block yet
+        grants.end()  # not after an error: the sender may still be writing into a block
         self._tell(writer, lane, feed)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Take rows that want answers, and give these: see :mod:`tfos_nb.runtime.inference.serving`."""
+        """Take rows and return answers: see :mod:`tfos_nb.runtime.inference.serving`."""
         self._know(context)
         if self.exchange is None:
-            raise FeedFailed("this node answers no rows")
+            raise FeedFailed("this node does not answer rows")
         self.exchange(descriptor.command, reader, writer)
 
     def _know(self, context: Any) -> None:
@@ -185,7 +185,7 @@ class _Grants:
             self.next()
 
     def next(self) -> None:
-        """Grant one more, if there is one."""
+        """Grant one more block, if one is free."""
         if self._pool is not None:
             block = self._pool.take()
             if block >= 0:
@@ -201,13 +201,13 @@ class _Grants:
         return self._pool.lend(chunk.block, Written(chunk.first, chunk.size))
 
     def end(self) -> None:
-        """Take back what the sender did not need."""
+        """Take back the blocks that the sender did not use."""
         while self._pool is not None and self._granted:
             self._pool.give_back(self._granted.pop())
 
 
 class FeedServer:
-    """Where a node takes rows: a unix socket and a TLS port.
+    """Servers on which a node takes rows: a unix socket and a TLS port.
 
     Parameters
     ----------
@@ -231,17 +231,17 @@ class FeedServer:
         self._look_due = 0.0
 
     def answer_with(self, exchange: Exchange) -> None:
-        """Have rows that want answers served by this."""
+        """Set the handler for rows that want answers."""
         self._near.exchange = self._far.exchange = exchange
 
     def look(self, now: float) -> None:
-        """Hang up on strangers, at a moment of the monotonic clock; to be called every second or so, by one thread."""
+        """Disconnect unauthenticated peers; one thread calls this about every second, with the monotonic time."""
         if self._far.strangers is not None and now >= self._look_due:
             self._look_due = now + _LOOK_EVERY
             self._far.strangers.look(now)
 
     def close(self) -> None:
-        """Take no more rows."""
+        """Stop taking rows."""
         self._near.shutdown()
         self._far.shutdown()
         if self._pool is not None:
@@ -252,11 +252,11 @@ class FeedServer:
 
 
 class FewerRows(FeedFailed):
-    """A node has more rows of a partition than this attempt has read: its input was broken off, or is another one."""
+    """A node has more rows of a partition than this attempt read: its input was interrupted, or has changed."""
 
 
 class NodeHungUp(FeedFailed):
-    """A node ended the stream without a word: it has gone, or is about to."""
+    """A node ended the stream without a message: its process has ended, or is about to."""
 
 
 @dataclass
@@ -291,33 +291,33 @@ class NodeStream:
         self._blocks = BlockWriter.open(self._position.pool)
         self._grant: Grant | None = None
         self._nothing = pa.RecordBatch.from_pylist([], schema=self.schema)
-        self._is_known = self._position.reached.row == 0  # whether what the node has was compared
+        self._is_known = self._position.reached.row == 0  # whether the rows that the node has were compared
 
     def reopen(self) -> None:
-        """Go on after another attempt has had its turn.
+        """Continue after another attempt had its turn.
 
         Raises
         ------
         pyarrow.flight.FlightCancelledError
-            If it has it yet.
+            If the other attempt still has its turn.
         NodeHungUp
-            If it came before rows of this one that were on their way, and did not send them.
+            If rows of this attempt were in transit when the other one came, and that one did not send them.
         """
         self.close()
         self._open()
         if self._position.reached.row < self._sent:
             raise NodeHungUp(
-                f"{self.node} has {self._position.reached.row} rows of partition {self.ticket.partition}: others were "
-                "on their way when another attempt of Spark's came"
+                f"{self.node} has {self._position.reached.row} rows of partition {self.ticket.partition}: later rows "
+                "were in transit when another of Spark's attempts came"
             )
 
     def write(self, spans: Spans, batch: pa.RecordBatch) -> None:
-        """Send these rows of the partition, but for those that the node has already.
+        """Send these rows of the partition, except those that the node has already.
 
         Raises
         ------
         pyarrow.flight.FlightCancelledError
-            If it is another attempt's turn. They may be sent again after :meth:`reopen`.
+            If it is another attempt's turn. The rows may be sent again after :meth:`reopen`.
         """
         before = self._offered, self._fingerprint.copy()
         try:
@@ -346,20 +346,20 @@ class NodeStream:
         self._sent = self._offered
 
     def _compare(self) -> None:
-        """Compare the rows that the node has with those that this attempt has read, once all of them were offered."""
+        """Compare the node's rows with those that this attempt has read, once all of them were read."""
         if self._is_known:
             return
         self._is_known, position = True, self._position.reached
         if self._fingerprint.rows != position.rows:
-            self._fingerprint = Fingerprint()  # not all are read again: after a loss the driver leaves some out
+            self._fingerprint = Fingerprint()  # not all rows are read again: after a loss the driver skips some
         elif self._fingerprint.value != position.fingerprint:
             raise FeedFailed(
                 f"partition {self.ticket.partition} gave other rows when Spark ran it again: the first {position.row} "
-                f"are not those that were fed before, or in another order. {KEEP_ROWS_ALIKE}"
+                f"rows differ from those that were fed before, or are in another order. {KEEP_ROWS_ALIKE}"
             )
 
     def _hand_over(self, chunk: _Chunk, batch: pa.RecordBatch) -> _Chunk:
-        """Put the rows into a block, if the node has one for them."""
+        """Put the rows into a block, if the node has granted one."""
         if self._blocks is None or batch.nbytes > BLOCK_BYTES:
             return chunk
         if self._grant is None:
@@ -374,7 +374,7 @@ class NodeStream:
         return replace(chunk, block=block, first=written.first, size=written.size, spent=True)
 
     def finish(self) -> bool:
-        """Wait for the node's acknowledgement; tell whether it keeps the rows."""
+        """Wait for the node's acknowledgement; return whether the node keeps the rows."""
         if self._offered < self._position.reached.row:
             raise FewerRows(
                 f"partition {self.ticket.partition} gave fewer rows when Spark ran it again: {self.node} has row "
@@ -390,7 +390,7 @@ class NodeStream:
         return position.spilled
 
     def _next_position(self) -> _Position:
-        """Wait for the node's word on how far it is, past the grants that nobody needed."""
+        """Wait for the node's position; ignore unused grants before it."""
         while not isinstance(answer := self._answer(), _Position):
             pass
         return answer
@@ -403,7 +403,7 @@ class NodeStream:
         return wire.decode(buffer.to_pybytes())
 
     def close(self) -> None:
-        """Hang up. What the node has, it keeps."""
+        """Close the stream. The node keeps the rows that it has."""
         with contextlib.suppress(pa.ArrowException, flight.FlightError):
             self._writer.close()
         self._client.close()

@@ -1,5 +1,6 @@
-"""What a process takes of its host: GPUs, memory, and where its output goes.
+"""Resources of a process on its host: GPUs, memory, and its output.
 
-In come a process' number and what Spark gave its task; out come GPUs that it may use, figures of use, and lines of
-output. Supervisors and Spark's tasks import this package; it imports :mod:`~tfos_nb.runtime.control` alone.
+The input is a process id and the resources that Spark gave its task. The output is GPUs that it may use, usage figures,
+and lines of output. Supervisors and Spark's tasks import this package; it imports only
+:mod:`~tfos_nb.runtime.control`.
 """

@@ -1,7 +1,7 @@
-"""What a node's GPUs do, by NVML, as the supervisor looks at them: never in the TF process, never in its way.
+"""Measure a node's GPUs with NVML, in the supervisor, so that the TF process is never delayed.
 
-NVML may take seconds to start and may hang where a driver has crashed, so it is asked in a thread of its own, and the
-heartbeat takes the newest that is known. Where there is no NVML, no driver or no such GPU, nothing is known.
+NVML may take seconds to start, and may hang after a GPU driver has crashed. So a thread of its own calls it, and the
+heartbeat contains the newest figures. Without NVML, a GPU driver or such a GPU, there are no figures.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Gpus:
 
 
 class GpuWatch:
-    """Looks at some GPUs once a second, in a thread that nobody waits for.
+    """Measure some GPUs once a second, in a thread that is never waited for.
 
     Parameters
     ----------

@@ -1,9 +1,8 @@
-"""GPUs where Spark gives its tasks none: a node takes some of its host's by NVML, with a lock for each.
+"""Claim GPUs of the host, with NVML and a lock for each, where Spark gives its tasks none.
 
-Spark's own way comes first (``spark.executor.resource.gpu.amount`` and a discovery script): then nothing of this is
-used. Otherwise a GPU is free if no process computes on it and no node holds its lock. The locks are ``flock`` on files
-of the host's ``/tmp``, whichever executor or user a node belongs to: the system frees them when the node's supervisor
-ends, however it ends.
+If Spark manages GPUs (``spark.executor.resource.gpu.amount`` and a discovery script), this module is not used.
+Otherwise a GPU is free if no process computes on it and no node holds its lock. The locks are ``flock`` on files in the
+host's ``/tmp``, shared by all executors and users. The system releases them when the node's supervisor ends in any way.
 
 A GPU is named by its UUID, since CUDA counts GPUs in another order than NVML does.
 """

@@ -1,4 +1,4 @@
-"""What the C library does with memory that is freed."""
+"""Configure how the C library handles freed memory."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["memory_kept"]
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4  # glibc's malloc.h
 _KEPT = 128 << 20  # two batches of Spark's and what is made of them
-_MMAPS = 65536  # where nobody said otherwise
+_MMAPS = 65536  # the default
 _LARGEST_THRESHOLD = 32 << 20  # to which it rises by itself as larger blocks are freed
 
 
 @contextlib.contextmanager
 def memory_kept() -> Iterator[None]:
-    """Have freed memory kept for the next batch of rows, instead of given back to the system.
+    """Keep freed memory for the next batch of rows, instead of returning it to the system.
 
-    A task reads megabytes into memory of its own, batch for batch. Where each batch's memory goes back to the system
-    when it is freed, the pages of the next one are mapped and cleared anew, which takes longer than filling them. Up
-    to 256 MiB that nobody uses stay with the process for the task that follows, until Spark ends it when it has been
-    idle for a minute. Nothing happens without glibc, or where the environment tells its malloc what to do.
+    A task reads megabytes for each batch. If each batch's memory is returned to the system, the next batch's pages must
+    be mapped and cleared again, which takes longer than filling them. Up to 256 MiB of unused memory stay in the
+    process for the next task, until Spark ends the process after a minute without a task. Does nothing without glibc,
+    or if the environment configures glibc's malloc.
     """
     libc = ctypes.CDLL(None)
     told = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)

@@ -1,7 +1,7 @@
-"""What the TF process writes, on its way to the driver: whole lines, in time, in bounded memory.
+"""Send the TF process's output to the driver: whole lines, without delay, in bounded memory.
 
-The pipe is always read at once, so that a program that writes more than anybody can show is not held up. What is more
-than a message a half second can carry is left out, the oldest first, and a line says how many lines that were.
+The pipe is always read at once, so a program that writes very much is not blocked. One message is sent at most every
+half second. Lines that do not fit into it are dropped, the oldest first, and a line says how many.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Output:
             self._show_unfinished()
         try:
             return bytes(getattr(self._pipe, "read1", self._pipe.read)(_CHUNK))
-        except ValueError:  # closed, and nobody wants to know what is in it
+        except ValueError:  # closed, and its content is not wanted
             return b""
 
     def _add_finished(self, lines: list[str]) -> None:
@@ -159,7 +159,7 @@ class Output:
         return max(0.0, 1000 * (due - time.monotonic()))
 
     def _show_unfinished(self) -> None:
-        """Add what there is of a line; its end will add the line anew, unless there is no more to it."""
+        """Add the beginning of a line; its end will add the whole line again, unless nothing more comes."""
         self._unseen_since = None
         line = _readable(self._unfinished)
         if line and line != self._shown:

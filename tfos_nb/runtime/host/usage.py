@@ -1,4 +1,4 @@
-"""What a process and all that it started use of the machine, by psutil."""
+"""Measure with psutil the resources that a process and all its children use."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Rows that a running cluster answers: from Spark's tasks to ``main`` and back, in their order.
+"""Answer rows with a running cluster: from Spark's tasks to ``main`` and back, in their order.
 
-In come record batches; out come as many results, each for the rows that it belongs to. Both ends of the wire are here.
-It imports feed, rows and control.
+The input is record batches. The output is one result for each row, in the same order. Both ends of the connection are
+here. It imports feed, rows and control.
 """

@@ -1,7 +1,7 @@
-"""What ``main`` answers, as columns: one result for each row, cut to the partitions that the rows came from.
+"""Convert the answers of ``main`` to columns: one result for each row, split by the partitions of the rows.
 
-A DataFrame's results have a schema, so they travel as Arrow columns. An RDD's results have none: they travel as data
-(:mod:`tfos_nb.runtime.control.wire`), a list or an array a batch.
+A DataFrame's results have a schema, so they are sent as Arrow columns. An RDD's results have none, so they are sent as
+data (:mod:`tfos_nb.runtime.control.wire`), a list or an array for each batch.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ def _sliceable(values: Any, what: str) -> Any:
     if isinstance(values, (list, np.ndarray)):
         found = values
     elif isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
-        raise FeedFailed(f"{what}: a {type(values).__name__} is no list with one result for each row")
+        raise FeedFailed(f"{what}: results must be a list with one result for each row, got a {type(values).__name__}")
     else:
         found = np.asarray(values) if hasattr(values, "__array__") else list(values)
     if isinstance(found, np.ndarray) and not found.ndim:
-        raise FeedFailed(f"{what}: one number is no list with one result for each row")
+        raise FeedFailed(f"{what}: results must be a list with one result for each row, got one number")
     return found
 
 
@@ -87,7 +87,8 @@ def _plain(results: Any) -> pa.RecordBatch:
         data = _encoded(results)
     except wire.NotData as error:
         raise FeedFailed(
-            f"a result cannot travel: {error}. A result is data: numbers, text, lists, tuples, dictionaries or arrays"
+            f"a result cannot be sent: {error}. A result must be data: numbers, text, lists, tuples, dictionaries or "
+            "arrays"
         ) from None
     return pa.RecordBatch.from_arrays([pa.array([data], pa.large_binary())], schema=PLAIN)
 
@@ -166,7 +167,7 @@ def _arrow_of(values: Any, field: pa.Field, rows: int) -> pa.Array:
         shape = f" of shape {values.shape}" if isinstance(values, np.ndarray) else ""
         what = f"{type(values).__name__}{shape}"
         raise FeedFailed(
-            f"column {field.name!r} of the results is to be {field.type}, and main gave a {what} that does not fit: "
+            f"column {field.name!r} of the results must be {field.type}, and main gave a {what} that does not fit: "
             f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
         ) from None
 
@@ -187,7 +188,7 @@ def _array(values: Any, kind: pa.DataType, rows: int) -> pa.Array:
     if not depth and math.prod(sizes) == 1:
         sizes = ()
     if len(sizes) != depth:
-        raise ValueError(f"it has {len(sizes)} axes beside that of the rows, and the type has {depth}")
+        raise ValueError(f"it has {len(sizes)} axes besides that of the rows, and the type has {depth}")
     flat = values.reshape(-1)
     column = pa.array(flat.tolist(), inner) if flat.dtype.hasobject else pa.array(flat).cast(inner)
     for level in reversed(range(depth)):

@@ -76,7 +76,7 @@ class _Passes:
 
     def answer(self, results: Any) -> None:
         raise FeedFailed(
-            "batch_results: this feed is one of train(), whose rows want no results. For inference: "
+            "batch_results: this feed is of train(), whose rows need no results. For inference use "
             "ctx.get_data_feed(train_mode=False)"
         )
 
@@ -189,7 +189,7 @@ class DataFeed:
 def _checked_size(call: str, size: Any) -> int:
     """Return the number of rows of a batch, which may be one of NumPy's."""
     if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 1:
-        raise FeedFailed(f"{call}({size!r}): the rows of a batch are a whole number, 1 or more")
+        raise FeedFailed(f"{call}: the rows of a batch must be a whole number, 1 or more, got {size!r}")
     return int(size)
 
 
@@ -272,7 +272,7 @@ class RowLists:
         across: bool,
         arrays: bool,
     ) -> DataFeed:
-        """Return rows as lists; for whoever asks again, from where the first was."""
+        """Return rows as lists; a second call continues where the first one is."""
         if not isinstance(qname_out, str):
             raise FeedFailed(f"qname_out must be the name of a queue, got {qname_out!r}")
         return DataFeed(self._source(qname_in, bool(train_mode), across), input_mapping, arrays)
@@ -297,7 +297,7 @@ class RowLists:
         if not self.fed:
             raise FeedFailed(
                 f"{self.node} gets no rows from Spark: it is a parameter server, an evaluator, or a chief that "
-                "coordinates the workers (launch it with chief='trains' if it is to train as they do), or the cluster "
+                "coordinates the workers (launch it with chief='trains' to train like them), or the cluster "
                 "reads files itself (launch it with input_mode='spark')"
             )
         check_queue(name, self.queues.names)

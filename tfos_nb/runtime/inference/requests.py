@@ -247,7 +247,7 @@ class RequestQueue:
         if count > owed:
             places = sorted({stream.partition for stream, _ in self._owed})
             of = f" of partition {', '.join(map(str, places))}" if places else ""
-            raise FeedFailed(f"main gave {count} results, and {owed} rows{of} wait for one: it gives one for each row")
+            raise FeedFailed(f"main must give one result for each row, and gave {count} results for {owed} rows{of}")
         parts = []
         while count:
             stream, rows = self._owed.popleft()
@@ -269,7 +269,7 @@ class RequestQueue:
             If its time is none: that nothing moves for so long would be held against all who come after it.
         """
         if not timeout > 0:
-            raise FeedFailed(f"{timeout:g} is no time to wait for answers")
+            raise FeedFailed(f"timeout must be a positive number of seconds, got {timeout:g}")
         with self._changed:
             stream = Stream(partition, schema, self._changed, self._limit)
             over = f"{self._node} has been told that no more rows come" if self._closed else ""

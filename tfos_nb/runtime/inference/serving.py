@@ -255,7 +255,10 @@ class _Exchange:
             self._claim = replace(self._claim, local=local)
             self.node = str(self._ask(self._claim))
             if self.node not in places:
-                raise FeedFailed(f"no node of cluster {task.cluster} answers rows any more: the last has just ended")
+                raise FeedFailed(
+                    f"no node of cluster {task.cluster} answers rows any more: the last one has just ended; launch "
+                    "the cluster again"
+                )
             self._client = connect(places[self.node], self.node in local)
             self._writer, self._reader = self._begun(task.ticket(self._partition, attempt))
         except BaseException:
@@ -285,8 +288,8 @@ class _Exchange:
             address = self._task.door
             raise FeedFailed(
                 f"cluster {self._task.cluster} cannot be reached at {address.host}:{address.port}, so it has ended: "
-                "its main has returned, or it was waited for or stopped. inference() is computed when somebody asks "
-                "for its rows: ask before wait(), let main answer until its feed ends, and launch it anew "
+                "its main has returned, or wait() or stop() was called. inference() is computed only when its rows are "
+                "used: use them before wait(), let main answer until its feed ends, and launch the cluster again "
                 f"({error.code()})"
             ) from None
 

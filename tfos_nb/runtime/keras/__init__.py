@@ -1,5 +1,5 @@
-"""What is mended in Keras under TensorFlow's synchronous strategies, one file a fault or a few that belong together.
+"""Patches of Keras under TensorFlow's synchronous strategies: one file for one fault, or for a few related ones.
 
-In comes a Keras as its package has it; out comes one whose numbers are those of one process (docs/keras.md). A node's
-program has it mended before ``main``. It imports what lies below: recovery, feed, rows, code, storage, control.
+The input is Keras as it was installed. The output is a Keras whose numbers are those of one process (docs/keras.md). A
+node's process patches it before ``main``. It imports the packages below: recovery, feed, rows, code, storage, control.
 """

@@ -1,8 +1,8 @@
-"""``adapt`` of Keras' preprocessing layers over rows that are shared out between workers: it sees those of all.
+"""Let ``adapt`` of Keras' preprocessing layers use the rows of all workers.
 
-Each worker's layer takes its own worker's rows. Before it makes a mean, a vocabulary or boundaries of what it found,
-the workers tell each other what they have found, so that all come to the numbers of one process on all rows. No row
-leaves its worker: what is told are moments, counts of tokens, and summaries of quantiles.
+Each worker's layer reads its own worker's rows. Before it computes a mean, a vocabulary or boundaries, the workers
+exchange their statistics. So all workers get the numbers of one process on all rows. No row leaves its worker: only
+moments, counts of tokens, and summaries of quantiles are exchanged.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["mend_adapt"]
 
 
 class _Adapting:
-    """An ``adapt`` under way over rows that are shared out.
+    """State of a running ``adapt`` over rows that are divided among workers.
 
     Parameters
     ----------
     strategy : tf.distribute.Strategy
-        Its workers share the rows out.
+        The strategy whose workers have the rows.
     """
 
     def __init__(self, strategy: Any) -> None:
@@ -45,7 +45,7 @@ class _Adapting:
         self.rows += int(rows)
 
     def of_all_workers(self, own: Any) -> list[Any]:
-        """Return each worker's tensor, this worker's in its place. They may have any sizes; all have one type."""
+        """Return each worker's tensor, in the workers' order. They may have different sizes, but one type."""
         import tensorflow as tf
 
         message = np.frombuffer(tf.io.serialize_tensor(own).numpy(), np.uint8)
@@ -60,18 +60,18 @@ class _Adapting:
         ]
 
     def _of_each_replica(self, own: Any) -> Any:
-        """Return the whole numbers that each replica has, one replica below the other."""
+        """Return the integers of each replica, one replica below the other."""
         import tensorflow as tf
 
         told = self.strategy.run(lambda: of_each_replica(tf.constant(own, tf.int32))[1])
         return self.strategy.experimental_local_results(told)[0].numpy()
 
 
-_under_way: list[_Adapting] = []  # one at the most: adapt is called by the thread of main
+_under_way: list[_Adapting] = []  # at most one: only main's thread calls adapt
 
 
 def mend_adapt() -> None:
-    """Have ``Normalization``, ``Discretization``, ``TextVectorization`` and the lookups adapt to the rows of all."""
+    """Patch ``Normalization``, ``Discretization``, ``TextVectorization`` and the lookups to adapt to all rows."""
     from keras import layers
 
     lookup = next(c for c in layers.StringLookup.__mro__ if "finalize_state" in vars(c))  # IntegerLookup's too
@@ -120,7 +120,7 @@ def _take_all(layer: Any, data: Any, steps: int | None) -> None:
 
 
 def _after(merge: Callable[[Any, _Adapting], None], finalize: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Wrap ``finalize_state(self)``: merge first what the workers have found, where rows are shared out."""
+    """Wrap ``finalize_state(self)``: first merge the workers' statistics, if rows are divided among them."""
 
     @functools.wraps(finalize)
     def finalize_state(self: Any) -> None:
@@ -132,7 +132,7 @@ def _after(merge: Callable[[Any, _Adapting], None], finalize: Callable[[Any], No
 
 
 def _merge_moments(layer: Any, adapting: _Adapting) -> None:
-    """Make the mean and the variance of all rows of those of each worker's, by the law of total variance."""
+    """Compute the mean and the variance of all rows from those of each worker, by the law of total variance."""
     import tensorflow as tf
 
     found = tf.stack([tf.convert_to_tensor(layer.adapt_mean), tf.convert_to_tensor(layer.adapt_variance)])

@@ -1,9 +1,9 @@
-"""A synchronous strategy takes fed rows in the batches that their dataset cuts for it.
+"""Let a synchronous strategy use the batches of a fed dataset as that dataset cuts them.
 
-TensorFlow's strategies cut each batch of a dataset into one part for each replica, on every worker for itself. A
-partial batch of two workers becomes two steps of half its size that way, and a worker whose batches are out takes part
-with batches without rows. A dataset of fed rows knows better where to cut (:mod:`tfos_nb.runtime.feed.batching`), so a
-strategy that is given one, or what ``map``, ``prefetch`` and the like make of it, is to take its batches as they are.
+TensorFlow's strategies divide each batch of a dataset into one part for each replica, on every worker separately. So a
+partial batch of two workers becomes two steps of half its size, and a worker without batches joins with empty ones. A
+dataset of fed rows knows the right sizes (:mod:`tfos_nb.runtime.feed.batching`). So a strategy must not divide its
+batches, nor those of a dataset that ``map``, ``prefetch`` and the like make from it.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ __all__ = ["divide_datasets", "divisible", "is_shared_out", "of_size"]
 
 _log = logging.getLogger("tfos_nb.keras")
 _MARK = "_tfos_nb_cut"
-# What makes other batches of a dataset's batches, by the name of TensorFlow's class. A batch_size behind it is the
-# program's own, and so divided by TensorFlow.
+# TensorFlow's classes of datasets that change the batches, by name. A batch size after one of them is the program's
+# own, so TensorFlow divides it.
 _REBATCHING = ("batch", "window", "flatmap", "interleave", "groupby", "bucket", "parse", "sample", "choose")
 
 
 def divisible(dataset: Any, cut: Cut) -> Any:
-    """Have strategies divide a dataset by its own ``cut``; returns it."""
+    """Let strategies divide a dataset by its own ``cut``; return the dataset."""
     setattr(dataset, _MARK, cut)
     return dataset
 
 
 def is_shared_out(dataset: Any) -> bool:
-    """Return whether a dataset is made of rows of which each worker has others."""
+    """Return whether a dataset is made of rows that are divided among the workers."""
     return any(hasattr(one, _MARK) for one in _made_of(dataset))
 
 
 def divide_datasets() -> None:
-    """Have TensorFlow's synchronous strategies take the batches of fed rows as they are cut."""
+    """Patch TensorFlow's synchronous strategies to use the batches of fed rows as they are cut."""
     import tensorflow as tf
 
     owner = next(c for c in tf.distribute.Strategy.__mro__ if "experimental_distribute_dataset" in vars(c))
@@ -61,7 +61,8 @@ def _taken_as_cut(original: Callable[..., Any]) -> Callable[..., Any]:
             cut.division = division_of(self, cut.batch)
             if cut.batch < cut.division.workers:
                 _log.warning(
-                    "batch_size=%d is that of all workers together, and they are %d: a step has a row of each worker. "
+                    "batch_size=%d is less than the number of workers, %d: it counts all workers' rows, at least "
+                    "one each. "
                     "Give %d or more",
                     cut.batch,
                     cut.division.workers,
@@ -93,9 +94,9 @@ def _cut_for_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_order(dataset: Any) -> Any:
-    """Have sparse tensors list their values in order, as TensorFlow wants them where it cuts a batch.
+    """Put the values of sparse tensors in order, as TensorFlow needs them to cut a batch.
 
-    Keras makes such of SciPy's matrices, which have them in any order.
+    Keras makes sparse tensors from SciPy's matrices, whose values may be in any order.
     """
     import tensorflow as tf
 
@@ -113,7 +114,7 @@ def _reordered(*batch: Any) -> Any:
 
 
 def of_size(size: int, *batch: Any) -> Any:
-    """Return a batch of which TensorFlow knows how many rows it has."""
+    """Return a batch whose number of rows TensorFlow knows."""
     import tensorflow as tf
 
     def sized(leaf: Any) -> Any:
@@ -131,7 +132,7 @@ def division_of(strategy: Any, batch: int) -> Division:
 
 
 def _cuts_of(dataset: Any) -> list[Cut]:
-    """Return how the datasets are cut that a dataset is made of; none if not all of it comes from them as cut."""
+    """Return the cuts of the datasets that a dataset is made of; empty if it has changed some of their batches."""
     cuts: list[Cut] = []
     for one in _made_of(dataset):
         name = type(one).__name__.lower()
@@ -143,7 +144,7 @@ def _cuts_of(dataset: Any) -> list[Cut]:
 
 
 def _made_of(dataset: Any) -> Iterator[Any]:
-    """Walk through the datasets that a dataset is made of, as far as those that cut their rows."""
+    """Iterate over the datasets that a dataset is made of, down to those that cut their rows."""
     left = [dataset]
     while left:
         yield (one := left.pop())

@@ -1,10 +1,10 @@
-"""A ``fit`` that ends before its epochs tells that no more rows are wanted; one that gets no more rows ends.
+"""Refuse further rows when a ``fit`` ends early, and end a ``fit`` that gets no more rows.
 
-Keras' callbacks, ``EarlyStopping`` among them, end a ``fit`` by ``model.stop_training = True``. Nobody will then go
-through the passes that are left, and what Spark still has to read would be read for nothing.
+Keras' callbacks, such as ``EarlyStopping``, end a ``fit`` with ``model.stop_training = True``. The remaining passes are
+then not used, and Spark would read their rows for nothing.
 
-The other way round, a ``fit`` with more epochs than passes are fed would go on through empty ones, and Keras tells of
-each of them a loss and an accuracy of 0.
+In the opposite case, a ``fit`` has more epochs than passes are fed. It would continue with empty passes, and Keras
+would report a loss and an accuracy of 0 for each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def watch_fit(begun: Callable[[], dict[str, int]], enough: Callable[[str], object], missed: Callable[[], int]) -> None:
-    """Have every ``fit`` of Keras 3 and of tf_keras tell when it was ended early, and end when no more rows come.
+    """Patch ``fit`` of Keras 3 and of tf_keras to report an early end, and to end when no more rows come.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def watch_fit(begun: Callable[[], dict[str, int]], enough: Callable[[str], objec
     enough : callable
         Called after such a ``fit``, with the queue's name, if ``model.stop_training`` is set.
     missed : callable
-        Counts the passes that were asked for when no more were to come.
+        Counts the passes that were asked for after the last one.
     """
     watch = _Watch(begun, enough, missed)
     for flavour in _FLAVOURS:
@@ -65,7 +65,7 @@ class _Watch:
             theirs: Any = given.arguments.get("callbacks")
             if not isinstance(theirs, callbacks.CallbackList):  # that one is finished, and only used
                 several = theirs if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
-                given.arguments["callbacks"] = [guard(self.missed), *several]  # the first to see an epoch's end
+                given.arguments["callbacks"] = [guard(self.missed), *several]  # ours is first
             history = fit(*given.args, **given.kwargs)
             if getattr(model, "stop_training", False):
                 for queue in [name for name, count in self.begun().items() if count != before[name]]:
@@ -78,9 +78,9 @@ class _Watch:
 class _EndOfRows:
     """The methods of a callback that ends ``fit`` at the first epoch for which no row was fed.
 
-    All workers of a synchronous strategy see it at the same epoch: steps go on until the last of them has no row. The
-    numbers of such an epoch are nobody's, so they are taken out of what the callbacks behind this one are told. An
-    empty micro-batch of a stream is a pass like any other.
+    All workers of a synchronous strategy see it at the same epoch, since steps continue until the last worker has no
+    rows. The metrics of such an epoch mean nothing, so they are removed from the logs of the callbacks after this one.
+    An empty micro-batch of a stream is a normal pass.
     """
 
     model: Any
@@ -106,7 +106,7 @@ class _EndOfRows:
             logs.clear()
         of = (self.params or {}).get("epochs")
         _log.warning(
-            "WARNING fit ends before epoch %d of %s: no more rows were fed. Say for how many epochs they are to be: "
+            "WARNING fit ends before epoch %d of %s: no more rows were fed. Set the number of epochs of the feed: "
             "--epochs %s, or cluster.train(df, epochs=%s)",
             epoch + 1,
             of,

@@ -1,29 +1,28 @@
 """Keras 3's own ``fit`` and ``evaluate`` under TensorFlow's synchronous strategies.
 
-Keras 3 (measured with 3.12, 3.15.1 and 3.16.0.dev on TensorFlow 2.21) has these faults there, and this module mends
-each of them in the process of a node, if and only if the installed Keras has what the mends replace:
+Keras 3 (measured with 3.12, 3.15.1 and 3.16.0.dev on TensorFlow 2.21) has the faults below. This module patches each of
+them in a node's process, but only if the installed Keras has the code that the patches replace:
 
 1. ``fit`` raises ``Attempt to convert a value (PerReplica...)`` under MultiWorkerMirroredStrategy, and ``Invalid
-   reduction dimension 0`` once that is cured (keras #20585, #20329; tensorflow #72388).
+   reduction dimension 0`` once that is solved (keras #20585, #20329; tensorflow #72388).
 2. Under every strategy ``fit`` opens a second iterator only to learn the shapes, and drops the rows that it took.
-3. After an epoch over a dataset of unknown length, the next epoch is cut to the same number of steps: rows beyond are
-   never seen. It also warns that the "input ran out of data" at the regular end of each pass. And where the length is
-   known, each worker goes by its own: workers with datasets of different lengths do different numbers of steps, and
-   fail in, or wait for ever for, each other's collectives.
-4. Losses, metrics and states are those of one replica's rows, however many it has: with uneven rows, masks or weights
-   the gradients are not those of the global batch, and a replica without a row makes NaN, errors or a crash. Here
-   every value is that of the global batch (:mod:`tfos_nb.runtime.keras.replica`,
-   :mod:`tfos_nb.runtime.keras.stand_in`).
+3. After an epoch over a dataset of unknown length, the next epoch is limited to the same number of steps, and later
+   rows are never used. Keras also warns that the "input ran out of data" at the normal end of each pass. If the length
+   is known, each worker uses its own. Workers with datasets of different lengths then do different numbers of steps,
+   and fail in, or wait for ever for, each other's collectives.
+4. Losses, metrics and states are those of one replica's rows, whatever their number. With uneven rows, masks or weights
+   the gradients are not those of the global batch. A replica without a row causes NaN, errors or a crash. Here every
+   value is that of the global batch (:mod:`tfos_nb.runtime.keras.replica`, :mod:`tfos_nb.runtime.keras.stand_in`).
 5. Optimizers clip, test, accumulate and average before the replicas' gradients are added up, or fail under a
    condition (:mod:`tfos_nb.runtime.keras.optimizers`).
-6. ``steps_per_execution > 1`` raises ``You must feed a value for placeholder tensor``. Here the steps run one by one;
-   those of ``predict`` too, whose graph for all of them is traced anew on all workers for each new size of a batch.
-   ``predict_on_batch`` returns its batch once for each replica. Here it is one batch, of this worker's own.
-7. ``BackupAndRestore`` opens one and the same file on all workers, and writes a state in two files, one after the
-   other: who dies in between has a state of another epoch than is written beside it. Here each worker has a directory
-   of its own, and a state appears in it whole.
+6. ``steps_per_execution > 1`` raises ``You must feed a value for placeholder tensor``. Here the steps run one by one.
+   So do those of ``predict``, whose graph for all steps would be traced again on all workers for each new batch size.
+   ``predict_on_batch`` returns its batch once for each replica. Here it returns one batch, this worker's own.
+7. ``BackupAndRestore`` opens the same file on all workers. It also writes a state as two files, one after the other: if
+   a process dies in between, the state and the epoch beside it do not match. Here each worker has a directory of its
+   own, and a state is written atomically.
 
-Private names of Keras are used in this file and those that it names, and nowhere else.
+Private names of Keras are used only in this file and in those that it names.
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ _log = logging.getLogger(__name__)
 
 _STATE, _PART = "state-", "part"
 NODE_VARIABLE = "TFOS_NB_NODE"
-"""A node's own name, which it keeps where ``TF_CONFIG`` counts only those that are left."""
-# What the mends replace or wrap, by the parameters with which Keras calls it. Classes are found by what they do:
-# Keras 3.16 has renamed the trainer.
+"""A node's own name, which it keeps when ``TF_CONFIG`` counts only the remaining nodes."""
+# The functions that the patches replace or wrap, with the parameters with which Keras calls them. Classes are found by
+# their methods, because Keras 3.16 has renamed the trainer.
 _PARAMETERS = (
     ("model", "_make_function", ("self", "step_function")),
     ("model", "_maybe_symbolic_build", ("self", "iterator", "data_batch")),
@@ -79,14 +78,14 @@ _PARAMETERS = (
 
 
 class _Trainer(NamedTuple):
-    """Where Keras has what ``fit`` is made of."""
+    """Keras' classes that implement ``fit``."""
 
     model: Any  # the class that has the functions for one step
     iterator: Any  # the class that goes through the batches of an epoch
 
     @classmethod
     def of(cls, keras: Any) -> _Trainer:
-        """Find it behind ``keras.Model``."""
+        """Find them through ``keras.Model``."""
         model = next(c for c in keras.Model.__mro__ if "_make_function" in vars(c))
         known = vars(sys.modules[model.__module__]).values()
         iterators = (c for c in known if inspect.isclass(c) and {"_get_iterator", "tf_sync"} <= vars(c).keys())
@@ -94,15 +93,15 @@ class _Trainer(NamedTuple):
 
 
 def patch_keras_fit() -> str:
-    """Make Keras 3's ``fit``, ``evaluate`` and ``predict`` right under synchronous strategies.
+    """Patch Keras 3's ``fit``, ``evaluate`` and ``predict`` for synchronous strategies.
 
-    To be called once, in the process of a node, before the user's code. It runs no TensorFlow operation, since a
-    MultiWorkerMirroredStrategy can only be made before the first one; the mends check themselves at the first step.
+    Call it once, in a node's process, before the user's code. It runs no TensorFlow operation, since a
+    MultiWorkerMirroredStrategy can be made only before the first one. The patches check themselves at the first step.
 
     Returns
     -------
     str
-        One line for the log: what was done, or why nothing was. It starts with ``WARNING`` if ``fit`` will not work.
+        One line for the log: what was patched, or why nothing was. It starts with ``WARNING`` if ``fit`` will not work.
     """
     if uses_tf_keras(os.environ) and "keras" not in sys.modules:
         return "keras: tf_keras is in use (TF_USE_LEGACY_KERAS=1), nothing to mend"
@@ -129,7 +128,7 @@ def patch_keras_fit() -> str:
 
 
 def _unlike_known(keras: Any, trainer: _Trainer) -> str:
-    """Say in which way the installed Keras is not one that the mends were written for; empty if it is."""
+    """Return how the installed Keras differs from those that the patches were written for; empty if it does not."""
     from keras.src.losses import loss
 
     if keras.__version__.split(".")[0] != "3":
@@ -154,7 +153,7 @@ def _unlike_known(keras: Any, trainer: _Trainer) -> str:
 
 
 def _refuse_fit(keras: Any, unlike: str) -> None:
-    """Have ``fit`` and the like say what is wrong, where they would fail or give wrong numbers."""
+    """Let ``fit`` and the like raise an error with the reason, where they would fail or give wrong numbers."""
     told = advice(keras.__version__, unlike)
     for name in ("fit", "evaluate", "predict"):
         setattr(keras.Model, name, _refused_on_several(getattr(keras.Model, name), told))
@@ -202,7 +201,7 @@ def _mend(trainer: _Trainer) -> None:
 
 
 def _build_from_spec(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
-    """Stand in for ``TensorFlowTrainer._maybe_symbolic_build``; takes no row from the dataset."""
+    """Replace ``TensorFlowTrainer._maybe_symbolic_build``; takes no row from the dataset."""
     import tensorflow as tf
 
     if self._distribute_strategy is None:
@@ -234,7 +233,7 @@ def _symbol(spec: Any) -> Any:
 
 
 def _without_length(original: Callable[..., None]) -> Callable[..., None]:
-    """Wrap ``TFEpochIterator.__init__``: all workers go on until the last one's rows are out, whatever each has."""
+    """Wrap ``TFEpochIterator.__init__``: all workers continue until the last one has no rows left."""
 
     @functools.wraps(original)
     def init(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -244,7 +243,7 @@ def _without_length(original: Callable[..., None]) -> Callable[..., None]:
         open_ended = kwargs.get("steps_per_epoch") is None
         counted = isinstance(x, tf.data.Dataset) and open_ended and x.cardinality() >= 0
         if counted and is_synchronous(distribute_strategy):
-            # A filter that takes all: TensorFlow cannot know that it does.
+            # A filter that keeps all rows: TensorFlow cannot know this, so the length becomes unknown.
             kwargs["x"] = x.filter(tf.autograph.experimental.do_not_convert(lambda *row: True))
         original(self, distribute_strategy, *args, **kwargs)
 
@@ -252,7 +251,7 @@ def _without_length(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _quiet_end(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap ``TFEpochIterator.catch_stop_iteration``: remember no length, where the dataset has none to give."""
+    """Wrap ``TFEpochIterator.catch_stop_iteration``: do not remember a length if the dataset's is unknown."""
 
     @contextlib.contextmanager
     def catch_stop_iteration(self: Any) -> Iterator[None]:
@@ -276,21 +275,21 @@ def _quiet_end(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class _Thread(threading.local):
-    own_batch = False  # what is predicted is a batch of this worker's own: no other replica has rows of it
+    own_batch = False  # the batch is this worker's own: no other replica has rows of it
 
 
 _thread = _Thread()
 
 
 class _Predict:
-    """What ``predict`` calls with some batches, and ``predict_on_batch`` with one of this worker's own.
+    """Function that ``predict`` calls with some batches, and ``predict_on_batch`` with one of this worker's own.
 
     Parameters
     ----------
     model : keras.Model
         The model.
     make : callable
-        Keras' ``make_predict_function``; what it makes concatenates the predictions of all replicas.
+        Keras' ``make_predict_function``, whose function concatenates the predictions of all replicas.
     """
 
     def __init__(self, model: Any, make: Callable[..., Any]) -> None:
@@ -342,7 +341,7 @@ def _of_own_batch(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], A
 
 
 def _concatenated(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``reduce_per_replica``, which makes one value of those that the replicas return."""
+    """Wrap ``reduce_per_replica``, which combines the values that the replicas return."""
 
     @functools.wraps(original)
     def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
@@ -394,7 +393,7 @@ def _mend_backup(backup: Any) -> None:
     @functools.wraps(init)
     def init_for_worker(self: Any, backup_dir: str, *args: Any, **kwargs: Any) -> None:
         _refuse_elsewhere(backup_dir)
-        self._dir_of_one = backup_dir  # what a worker wrote that was the only one
+        self._dir_of_one = backup_dir  # where a single worker wrote
         init(self, _dir_of_this_worker(backup_dir), *args, **kwargs)
 
     @functools.wraps(on_train_begin)
@@ -428,7 +427,7 @@ def _states(backup_dir: str) -> list[str]:
     import tensorflow as tf
 
     names: list[str] = []
-    with contextlib.suppress(tf.errors.NotFoundError):  # another worker may remove it after it was seen
+    with contextlib.suppress(tf.errors.NotFoundError):  # another worker may remove it after it was listed
         names = tf.io.gfile.listdir(backup_dir) if tf.io.gfile.isdir(backup_dir) else []
     numbers = [int(name.rstrip("/").removeprefix(_STATE)) for name in names if name.startswith(_STATE)]
     return [os.path.join(backup_dir, f"{_STATE}{number}") for number in sorted(numbers, reverse=True)]
@@ -437,8 +436,9 @@ def _states(backup_dir: str) -> list[str]:
 def _refuse_elsewhere(backup_dir: str) -> None:
     if backup_dir and not tensorflow_opens(backup_dir):
         raise PlanError(
-            f"BackupAndRestore({backup_dir!r}): TensorFlow writes its files, and opens no {scheme_of(backup_dir)}://. "
-            "Leave it out, and fit goes on from the state that the nodes keep in memory; or give it a shared path"
+            f"BackupAndRestore({backup_dir!r}): TensorFlow writes its files, and cannot write to "
+            f"{scheme_of(backup_dir)}://. "
+            "Leave it out, and fit continues from the state that the nodes keep in memory; or give a shared path"
         )
 
 
@@ -450,7 +450,7 @@ def _remove_state(state: str) -> None:
 
 
 def _remove_if_empty(backup_dir: str) -> None:
-    """Remove the directory in which each worker had its own, once the last one has removed it, as Keras does."""
+    """Remove the workers' common directory once the last worker has removed its own, as Keras does."""
     import tensorflow as tf
 
     with contextlib.suppress(tf.errors.NotFoundError):
@@ -459,7 +459,7 @@ def _remove_if_empty(backup_dir: str) -> None:
 
 
 def _use_state(backup: Any, folder: str, previous: str = "") -> None:
-    """Have a backup read and write in a directory; ``previous`` is where it finds a state if that one is no state."""
+    """Let a backup read and write in a directory; ``previous`` is where it finds a state if that one has none."""
     for attribute in ("_weights_path", "_training_metadata_path"):
         name = os.path.basename(getattr(backup, attribute))
         setattr(backup, attribute, os.path.join(folder, name))
@@ -468,7 +468,7 @@ def _use_state(backup: Any, folder: str, previous: str = "") -> None:
 
 
 def _save_whole(backup: Any, save_model: Callable[[Any], None]) -> None:
-    """Write a state beside its place and rename it; then remove those before it, with ``double_checkpoint`` but one."""
+    """Write a state beside its place and rename it; then remove older ones, except one with ``double_checkpoint``."""
     import tensorflow as tf
 
     files, before = tf.io.gfile, _states(backup.backup_dir)
@@ -488,9 +488,9 @@ def _save_whole(backup: Any, save_model: Callable[[Any], None]) -> None:
 
 
 def _dir_of_this_worker(backup_dir: str) -> str:
-    """Give each of several workers its own directory; they may die between one worker's save and the next one's.
+    """Return this worker's own directory, since workers may die between one worker's save and the next one's.
 
-    It has the worker's own name, so that a worker finds it again when others have gone, and if it is alone by then.
+    It has the worker's name, so that the worker finds it again when others have gone, even if it is the only one left.
     """
     import tensorflow as tf
 
@@ -505,9 +505,9 @@ def _dir_of_this_worker(backup_dir: str) -> str:
 
 
 def _start_from_latest(model: Any) -> None:
-    """Hand the state of the replica that was restored to the latest epoch to all others, if they differ.
+    """Copy the state of the replica with the latest restored epoch to all others, if they differ.
 
-    Without this a worker that died before its last save would wait for ever for an epoch that the others do not run.
+    Without this, a worker that died before its last save would wait for ever for an epoch that the others do not run.
     """
     import tensorflow as tf
 

@@ -1,15 +1,15 @@
-"""Keras' optimizers under synchronous strategies: gradients are added up first, then each replica updates its own copy.
+"""Keras' optimizers under synchronous strategies: add up the gradients first, then update each replica's own copy.
 
-Keras clips, unscales, accumulates and tests gradients of one replica and adds up what comes out of it. The norm by
-which a gradient is clipped is then not that of the global batch. Whether a gradient is finite (``LossScaleOptimizer``)
-each worker decides for itself, so that only some of them enter the all-reduce and wait for ever. And what Keras does
-under a condition (``gradient_accumulation_steps``, ``ema_overwrite_frequency``) fails, since TensorFlow joins replicas
-only outside of conditions.
+Keras clips, unscales, accumulates and tests the gradients of one replica, and adds up the results. So the norm for
+clipping is not that of the global batch. Each worker decides for itself whether a gradient is finite
+(``LossScaleOptimizer``), so only some workers may enter the all-reduce and wait for ever. And Keras' conditional code
+(``gradient_accumulation_steps``, ``ema_overwrite_frequency``) fails, since TensorFlow can combine replicas only outside
+of conditions.
 
-Here the replicas' gradients are added up before anything else. From there on all replicas compute the same from the
-same numbers, each on its own copies of the variables, and no replica has to wait for another. In a ``train_step`` of
-the program's own they are added up as a tape gives them: it may clip them before an optimizer has them, or step along
-them and back.
+Here the replicas' gradients are added up before anything else. After that all replicas compute the same from the same
+numbers, each on its own copies of the variables, and no replica waits for another. In a program's own ``train_step``
+the gradients are added up when a tape returns them. So the step may clip them before it calls an optimizer, or move the
+weights along them and back.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def is_applying() -> bool:
 
 
 def mend_optimizers() -> None:
-    """Have every optimizer of Keras add up the replicas' gradients first."""
+    """Patch every optimizer of Keras to add up the replicas' gradients first."""
     import keras
     import tensorflow as tf
 
@@ -57,14 +57,14 @@ def mend_optimizers() -> None:
     owners = [c for c in keras.optimizers.Optimizer.__mro__ if "apply" in vars(c)]
     owners[0].apply = _added_up(owners[0].apply)
     if "apply" in vars(loss_scale):
-        # Keras' way for TensorFlow joins the replicas under a condition; the common way is the same without.
+        # Keras' code for TensorFlow joins the replicas under a condition; its common code does the same without.
         loss_scale.apply = _added_up(loss_scale.apply, getattr(loss_scale, "_common_apply", None))
     for kind in vars(keras.optimizers).values():  # one that is made of others, each of which applies its part
         if isinstance(kind, type) and "apply" in vars(kind) and kind not in (owners[0], loss_scale):
             kind.apply = _added_up(kind.apply)  # type: ignore[attr-defined]
     tf.GradientTape.gradient = _of_all_rows(tf.GradientTape.gradient)
     tf.distribute.StrategyExtended.update = _update_own(tf.distribute.StrategyExtended.update)
-    from tensorflow.python.distribute import merge_call_interim as interim  # no public name of it can be replaced
+    from tensorflow.python.distribute import merge_call_interim as interim  # it has no public name that can be replaced
 
     interim.strategy_supports_no_merge_call = _needs_no_merge(interim.strategy_supports_no_merge_call)
 
@@ -93,7 +93,7 @@ def _added_up(original: Callable[..., Any], within: Callable[..., Any] | None = 
 
 
 def _apply_alike(apply: Callable[[], Any]) -> None:
-    """Update all replicas' copies by the same gradients, outside of a step, where Keras' own way fails."""
+    """Update all replicas' copies with the same gradients, outside of a step, where Keras' own code fails."""
     import tensorflow as tf
 
     def on_replica() -> None:
@@ -108,7 +108,7 @@ def _build(optimizer: Any, variables: list[Any]) -> None:
     from keras.src import backend
 
     if not optimizer.built:
-        # Outside of the step's graph: TensorFlow would run what makes variables within it under conditions, and fail.
+        # Outside of the step's graph: within it TensorFlow would make variables under conditions, and fail.
         with tf.init_scope(), backend.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(variables)
         optimizer.built = True
@@ -117,8 +117,8 @@ def _build(optimizer: Any, variables: list[Any]) -> None:
 def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``GradientTape.gradient`` by variables.
 
-    It is that of sums over the rows of all replicas, where the program has taken sums. In a step of the program's own
-    it is that of the global batch.
+    If the program has taken sums over rows, the gradient is that of the sums over the rows of all replicas. In a
+    program's own step it is the gradient of the global batch.
     """
 
     @functools.wraps(original)
@@ -160,14 +160,14 @@ def _sums_of_all_rows(replica: Replica, target: Any, output_gradients: Any) -> t
 
 
 def _warn_of_sums(target: Any) -> None:
-    """Say that a loss is made of sums over the rows of a batch, where each replica takes its own."""
+    """Warn that a loss is made of sums over the rows of a batch, and each replica uses only its own rows."""
     import tensorflow as tf
 
     if any(map(is_of_rows, tf.nest.flatten(target))):
         _log.warning(
             "a loss is made of sums over the rows of a batch, in a loop or a condition, or with a gradient by inputs "
-            "and variables together: each worker takes its own rows. Take it outside of them, and the gradient by the "
-            "variables alone"
+            "and variables together: each worker uses only its own rows. Compute it outside of loops and conditions, "
+            "and take the gradient by the variables only"
         )
 
 
@@ -175,8 +175,8 @@ def _of_global_batch(gradients: list[Any]) -> list[Any]:
     replica = replica_of_step()
     if replica is not None and not replica.is_in_its_graph and (replica.has_own_gradients or not replica.own_step):
         raise PlanError(
-            "an optimizer is applied within a loop or a condition of a train_step, where TensorFlow adds up no "
-            "gradients of several workers: take it out of there, or let Python run the loop (for step in range(3))"
+            "an optimizer is applied within a loop or a condition of a train_step, where TensorFlow cannot add up "
+            "the gradients of several workers: move it out of there, or let Python run the loop (for step in range(3))"
         )
     if replica is not None and replica.has_whole_gradients:
         return replica.alike(gradients)
@@ -191,7 +191,7 @@ def _of_global_batch(gradients: list[Any]) -> list[Any]:
 
 @contextlib.contextmanager
 def _own_copies(context: Any) -> Iterator[None]:
-    """Within the block variables are this replica's own copies, and nothing joins the replicas."""
+    """Use this replica's own copies of variables within the block, without combining replicas."""
     from tensorflow.python.distribute import distribute_lib
 
     replica = keeper_of_states()
@@ -224,7 +224,7 @@ def _update_own(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _needs_no_merge(original: Callable[[], bool]) -> Callable[[], bool]:
-    """Wrap what Keras asks before it joins the replicas."""
+    """Wrap the check that Keras makes before it combines the replicas."""
 
     @functools.wraps(original)
     def strategy_supports_no_merge_call() -> bool:

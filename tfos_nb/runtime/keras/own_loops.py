@@ -1,17 +1,18 @@
-"""Training loops of a program's own: a replica without a row sees one that stands in, and nothing of it counts.
+"""A program's own training loops: a replica without a row gets a placeholder row, which does not count.
 
-Where a step has fewer rows than replicas, a batch without rows would come to the function that a program gives to
-``strategy.run``. Many layers do not bear one, and a mean over it is NaN. So the function is given a real row
-(:mod:`tfos_nb.runtime.keras.stand_in`), as Keras' own steps are. Of what it makes of it, zeros are left:
+If a step has fewer rows than replicas, the function that a program passes to ``strategy.run`` would get an empty batch.
+Many layers fail on one, and a mean over it is NaN. So the function gets a real row
+(:mod:`tfos_nb.runtime.keras.stand_in`), as Keras' own steps do. All effects of that row are removed:
 
-- what a ``GradientTape`` returns, so that no optimizer's sum over replicas holds it;
-- what the replicas reduce, such as the moments of a synchronized normalization, and the gradient of that;
-- what is assigned to variables of the strategy, which stay what they are; the layers' states, such as the moving
-  averages of ``BatchNormalization``, then move by the mean of all replicas' moves, as in Keras' own steps;
-- what the function returns: numbers become zero, and rows none, so that ``strategy.reduce`` and ``gather`` are right.
+- The gradients that a ``GradientTape`` returns become zero, so an optimizer's sum over replicas does not include them.
+- Values that the replicas reduce, such as the moments of a synchronized normalization, become zero, and so do their
+  gradients.
+- Assignments to variables of the strategy have no effect. The layers' states, such as the moving averages of
+  ``BatchNormalization``, then move by the mean of all replicas' moves, as in Keras' own steps.
+- Of the function's results, numbers become zero and rows are left out, so ``strategy.reduce`` and ``gather`` are right.
 
-A variable of each replica holds whether there are rows. A ``tf.function`` that was traced with rows is called
-without any, and the other way round.
+A variable on each replica says whether it has rows, because a ``tf.function`` that was traced with rows is also called
+without rows, and vice versa.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from tfos_nb.runtime.keras.stand_in import StandIn, first_rows, rows_of
 
 __all__ = ["expect_lacking_rows", "mend_own_loops"]
 
-_OWN_STEPS = ("keras.", "tfos_nb.")  # have a row that stands in already
+_OWN_STEPS = ("keras.", "tfos_nb.")  # these already use placeholder rows
 
 
 _stand_ins: weakref.WeakKeyDictionary[Any, _Rows] = weakref.WeakKeyDictionary()
 
 
 class _Rows:
-    """A strategy's rows that stand in, and of each replica whether it has rows of its own."""
+    """A strategy's placeholder rows, and for each replica whether it has rows of its own."""
 
     def __init__(self) -> None:
         self.stand_in = StandIn()
@@ -50,7 +51,7 @@ class _Rows:
         self._lock = threading.Lock()
 
     def flag(self) -> Any:
-        """Return the variable of the replica that this thread is."""
+        """Return the variable of this thread's replica."""
         import tensorflow as tf
         from tensorflow.python.ops.resource_variable_ops import ResourceVariable  # a strategy would make it everyone's
 
@@ -62,12 +63,12 @@ class _Rows:
 
 
 def expect_lacking_rows(strategy: Any) -> None:
-    """Have a strategy that was given a dataset of fed rows take steps in which replicas have none."""
+    """Mark a strategy that was given a dataset of fed rows: in its steps, replicas may have no rows."""
     _stand_ins.setdefault(strategy.extended, _Rows())
 
 
 def mend_own_loops() -> None:
-    """Have TensorFlow's synchronous strategies, tapes and variables count nothing of a row that stands in."""
+    """Patch TensorFlow's synchronous strategies, tapes and variables to ignore placeholder rows."""
     import tensorflow as tf
     from tensorflow.python.distribute import values
 
@@ -148,7 +149,7 @@ def _has_rows(leaf: Any) -> bool:
 
 
 def _counted(replica: Replica, leaf: Any) -> Any:
-    """Return what a replica returns: of a row that stands in no number, and no row."""
+    """Return a replica's result: without rows of its own, numbers become zero and rows are left out."""
     import tensorflow as tf
 
     eager, flag = tf.executing_eagerly(), replica.has_rows

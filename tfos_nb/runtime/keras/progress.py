@@ -1,7 +1,7 @@
-"""Keras reports its progress by itself: ``fit`` and ``evaluate``, of Keras 3 and of tf_keras, and both end when asked.
+"""Let ``fit`` and ``evaluate`` of Keras 3 and of tf_keras report their progress, and end when asked.
 
-What is between two reports costs a look at the clock: Keras' numbers are looked at only when a report is due, for on a
-GPU that would be to wait for it.
+Between two reports only the clock is read. Keras' numbers are read only when a report is due, because reading them on a
+GPU means to wait for it.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _KNOWN = frozenset(("epoch", "epochs", "step", "steps", "epoch_end", "phase"))
 
 
 class Stop(Protocol):
-    """What is asked of a stop flag; a ``threading.Event`` is one."""
+    """Interface of a stop flag; ``threading.Event`` implements it."""
 
     def is_set(self) -> bool:
-        """Whether training is to end."""
+        """Whether training must end."""
         ...
 
 
 class _Progress:
     """The methods of the progress callback, for the ``Callback`` class of either Keras.
 
-    Keras calls the methods; ``model`` and ``params`` are set by it. An evaluation is a validation if ``fit`` is under
-    way: its numbers are called ``val_…`` then, as Keras will call them at the epoch's end, and ``test_…`` otherwise, so
-    that nobody takes them for those of the training.
+    Keras calls the methods, and sets ``model`` and ``params``. An evaluation during ``fit`` is a validation, so its
+    numbers get the names ``val_…``, which Keras gives them at the epoch's end. In other evaluations they get the names
+    ``test_…``, so that they are not mistaken for those of the training.
     """
 
     model: Any
@@ -52,7 +52,7 @@ class _Progress:
 
     def __init__(self, report: Callable[..., Any], stop: Stop | None = None) -> None:
         super().__init__()  # of the callback beside it, which sets what follows to False
-        # tf_keras makes numbers of all logs at each batch for those who do not say this, and it cannot under a
+        # Without this, tf_keras converts all logs to numbers at each batch, which it cannot do under a
         # ParameterServerStrategy.
         self._supports_tf_logs = True
         self._report = report
@@ -92,11 +92,11 @@ class _Progress:
         self._cut_short = bool(getattr(self.model, "stop_training", False))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if not self._cut_short:  # an epoch that was left amid its steps does not tell how many it has
+        if not self._cut_short:  # an epoch that was left early does not show how many steps it has
             self._steps = self._step or self._steps
         if self._step or logs:
             self._send(_numbers(logs), epoch_end=True)
-        else:  # no row came for it, so it has not been
+        else:  # no row came, so the epoch does not count
             self._epoch, self._step = epoch, self._steps or 0
         self._due = time.monotonic() + 1 / _REPORTS_PER_SECOND
         if self._stop is not None and self._is_asked(self._agreement, at_epoch_end=True):
@@ -109,13 +109,13 @@ class _Progress:
     # --- evaluate, also as fit's validation ---
 
     def expect_evaluation(self, steps: int | None) -> None:
-        """Take the length of the validation that comes, if it is known; else it is taken to be that of the last."""
+        """Take the length of the coming validation, if known; else the length of the last one is assumed."""
         self._test_steps = steps if steps is not None else self._test_steps
 
     def on_test_begin(self, logs: Any = None) -> None:
         self._test_step = 0
         if self._fitting:
-            self._send_test({})  # fit has reported already, and its last batch is no news any more
+            self._send_test({})  # fit has already reported its last batch
         else:
             self._test_steps = self._of_params("steps")
         agreement = self._begin()
@@ -187,13 +187,13 @@ class _Progress:
 
 
 class _Agreement:
-    """All workers of a synchronous strategy leave ``fit`` after the same step, whichever of them was asked to.
+    """Make all workers of a synchronous strategy leave ``fit`` after the same step when one of them is asked to.
 
-    And ``evaluate`` likewise.
+    The same holds for ``evaluate``.
 
-    A worker that left alone would leave the others waiting in a collective for ever. So about twice a second all of
-    them add up their flags. When to do so next must be the same number of steps for all, so it is computed from a
-    number that all of them share as well: the sum of the seconds since the last time.
+    If one worker left alone, the others would wait in a collective for ever. So about twice a second all of them add up
+    their flags. The number of steps until the next sum must be the same for all. So it is computed from another shared
+    number: the sum of the workers' seconds since the last time.
     """
 
     def __init__(self, strategy: Any) -> None:
@@ -252,8 +252,9 @@ def progress_callback(report: Callable[..., Any], stop: Stop | None = None, *, f
 def autolog(report: Callable[..., Any], stop: Stop | None = None, log_dir: str = "") -> str:
     """Make every ``model.fit`` and ``model.evaluate`` of Keras 3 and of tf_keras add :func:`progress_callback`.
 
-    A Keras that is imported later gets it when it is imported. Who gives a progress callback keeps that one alone.
-    With a log directory, ``fit`` also writes its epochs there for TensorBoard, unless it was given a ``TensorBoard``.
+    A Keras that is imported later is patched then. If the program passes a progress callback itself, only that one is
+    used. With a log directory, ``fit`` also writes its epochs there for TensorBoard, unless it was given a
+    ``TensorBoard`` callback.
 
     Returns
     -------
@@ -271,7 +272,7 @@ def autolog(report: Callable[..., Any], stop: Stop | None = None, log_dir: str =
 
 
 class _Flushing:
-    """Makes a ``TensorBoard`` callback write each epoch when it ends: TensorFlow's writers wait two minutes."""
+    """Let a ``TensorBoard`` callback write each epoch when it ends; TensorFlow's writers wait two minutes."""
 
     _writers: dict[str, Any]
 
@@ -283,14 +284,17 @@ class _Flushing:
 
 @dataclass(frozen=True)
 class _Added:
-    """What is added to the callbacks of a call."""
+    """Callbacks that are added to those of a call."""
 
     report: Callable[..., Any]
     stop: Stop | None
     log_dir: str
 
     def to(self, inside: list[Any], keras: Any, method: str) -> list[Any]:
-        """Return the callbacks with ours behind them, before those that save a state: none is of an untold epoch."""
+        """Return the callbacks with ours after them, but before those that save a state.
+
+        So no state is saved of an epoch that was not reported.
+        """
         added = [progress_callback(self.report, self.stop, flavour=keras.__name__)]
         board = keras.callbacks.TensorBoard
         if self.log_dir and method == "fit" and not any(isinstance(one, board) for one in inside):
@@ -334,7 +338,7 @@ def _reporting(method: Any, keras: Any, added: _Added) -> Any:
         elif not finished:
             given.arguments["callbacks"] = added.to(inside, keras, method.__name__)
         elif type(callbacks) is container:
-            # It is only used, no more asked to prepare itself: so another is made, with all that is in this one.
+            # A finished container is only used, and does not prepare its callbacks again. So make a new one with them.
             several = added.to(inside, keras, method.__name__)
             params = getattr(callbacks, "params", None) or {}
             given.arguments["callbacks"] = container(several, model=given.arguments["self"], **params)
@@ -345,12 +349,12 @@ def _reporting(method: Any, keras: Any, added: _Added) -> Any:
 
 
 def _single(callbacks: Any) -> list[Any]:
-    """Return the single callbacks of what ``fit`` takes: none, one, or several."""
+    """Return a list of the callbacks that ``fit`` was given: none, one, or several."""
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []
 
 
 def _steps_of(arguments: dict[str, Any]) -> int | None:
-    """How many steps an evaluation with these arguments takes, as far as that can be told without asking for data."""
+    """How many steps an evaluation with these arguments takes, if that is known without reading data."""
     import tensorflow as tf
 
     steps, x = arguments.get("steps"), arguments.get("x")
@@ -365,9 +369,9 @@ def _steps_of(arguments: dict[str, Any]) -> int | None:
 
 
 def _replicas_summed_over(model: Any, strategy: Any) -> int:
-    """Over how many replicas the numbers within an epoch are sums of what is the same on all of them already.
+    """Return over how many replicas tf_keras has added up numbers that were already equal on all of them.
 
-    It is so with tf_keras on several workers, and by the same private test as there.
+    This happens within an epoch on several workers. The test is the same private one as in tf_keras.
     """
     import tensorflow as tf
 
@@ -377,7 +381,7 @@ def _replicas_summed_over(model: Any, strategy: Any) -> int:
 
 
 def _numbers(logs: Any) -> dict[str, float]:
-    if not hasattr(logs, "items"):  # under a ParameterServerStrategy it may be something that is not there yet
+    if not hasattr(logs, "items"):  # under a ParameterServerStrategy it may be a result that does not exist yet
         return {}
     found = {}
     for name, value in logs.items():

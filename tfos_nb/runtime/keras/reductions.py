@@ -1,9 +1,9 @@
-"""Numbers that a program makes of sums and means over the rows of a batch, such as the loss of a ``train_step``.
+"""Recompute a program's sums and means over the rows of all replicas, such as those in the loss of a ``train_step``.
 
-A program writes ``tf.reduce_sum(losses * mask) / tf.reduce_sum(mask)``, or the root of a mean, or two sums of which one
-is divided by the other (Dice, F1). On a replica each sum is that of its own rows, and what is made of it is not what a
-single process makes of all rows. The graph of the step says which sums and means a number is made of. Here they are
-taken over the rows of all replicas, and what the program has made of them is made again of those:
+A program writes ``tf.reduce_sum(losses * mask) / tf.reduce_sum(mask)``, or the root of a mean, or a quotient of two
+sums (Dice, F1). On a replica each sum covers only its own rows, so the result is not that of a single process on all
+rows. The graph of the step shows from which sums and means a number is computed. Here these are taken over the rows of
+all replicas, and the program's number is computed again from them:
 
     f(s1, ..., m1, ...)  ->  f(sum of s1, ..., mean of m1, ...)
 
@@ -39,10 +39,10 @@ _CALLS = {
     "Case", "If", "IdentityN", "PartitionedCall", "Placeholder", "StatefulPartitionedCall", "StatelessCase",
     "StatelessIf", "StatelessWhile", "While",
 }  # fmt: skip
-"""What is not computed anew: functions, loops, and what has a gradient of the program's own."""
+"""Operations that are not computed again: functions, loops, and those with a custom gradient of the program."""
 _SELECTING = {"DynamicPartition", "RaggedGather", "RaggedRange", "SparseReshape", "Unique", "UniqueV2", "Where"}
 """After these a tensor need not have equally many numbers for each row."""
-_MOST = 4096  # numbers of a tensor: what has more is no loss
+_MOST = 4096  # numbers of a tensor: one with more is not a loss
 _ANY = float("inf")
 
 
@@ -174,11 +174,11 @@ class _Formula:
 
     @property
     def is_known(self) -> bool:
-        """Whether all replicas come to the same, when they know each other's sums and means."""
+        """Whether all replicas get the same value once they know each other's sums and means."""
         return all(leaf.kind != "other" for leaf in self.leaves.values())
 
     def of(self, wholes: dict[str, Any]) -> Any:
-        """Compute the value anew, of other values of the leaves."""
+        """Compute the value again, from other values of the leaves."""
         import tensorflow as tf
 
         made = {name: tf.constant(constant) for name, constant in self.constants.items()} | wholes
@@ -203,8 +203,8 @@ def of_all_rows(replica: Replica, value: Any) -> Any:
     Returns
     -------
     tensor
-        ``value`` itself where the mean of the replicas' own comes to the same, or where this cannot be seen: outside of
-        graphs, and in a loop or a condition of the step.
+        ``value`` itself if the mean of the replicas' own values is the same. Also ``value`` itself where this cannot be
+        determined: outside of graphs, and in a loop or a condition of the step.
     """
     formula = _formula(value) if replica.is_in_its_graph else None
     if formula is None or not formula.differs:
@@ -213,23 +213,23 @@ def of_all_rows(replica: Replica, value: Any) -> Any:
 
 
 def agreed(replica: Replica, value: Any, known: Sequence[str] = (), *, plain: bool = True) -> Any:
-    """Return ``value`` as all replicas have it, where no replica has to tell the others more than sums and means.
+    """Return the common value of all replicas for ``value``, if sums and means are enough to compute it.
 
     Parameters
     ----------
     replica : Replica
         This replica.
     value : tensor
-        What is assigned, or a gradient.
+        An assigned value, or a gradient.
     known : sequence of str
-        Names of tensors that are alike on all replicas.
+        Names of tensors that are equal on all replicas.
     plain : bool
-        Whether to do so too where the mean of the replicas' own comes to the same, as states do when they are levelled.
+        Whether to do so also if the mean of the replicas' own values is the same, as for states when they are levelled.
 
     Returns
     -------
     tensor or None
-        None where it is made of rows in another way, or cannot be seen.
+        None if it is computed from rows in another way, or cannot be determined.
     """
     formula = _formula(value, known, _ANY)
     if formula is None or not formula.is_known:
@@ -283,7 +283,7 @@ def targets_of_all_rows(replica: Replica, targets: list[Any], upstream: list[Any
 
 
 def reduces_rows(value: Any) -> bool:
-    """Return whether a sum or mean over rows has a part in a tensor of a graph."""
+    """Return whether a tensor of a graph depends on a sum or mean over rows."""
     return any(
         (leaf := _of_rows(tensor)) is not None and leaf.kind != "shape" and tensor.op.type != "Size"
         for tensor in _behind(value)

@@ -1,18 +1,18 @@
-"""One replica's part of a step, and what Keras computes differently while it runs.
+"""One replica's part of a step, and the changes to Keras' computations while it runs.
 
 Keras computes each replica's losses, metrics and states as if that replica were alone, and scales its loss by one over
 the number of replicas. That is the loss of the global batch only where all replicas have equally many rows, no mask and
 no weights. Within a step the following holds instead, so that every value is the one that a single process computes on
 the rows of all replicas:
 
-- A loss of Keras is the sum over all replicas, divided by what all replicas divide by. The gradient of the global batch
-  is the mean of the replicas' gradients, weighted by rows.
+- A loss of Keras is the sum over all replicas, divided by the sum of all replicas' divisors. The gradient of the global
+  batch is the mean of the replicas' gradients, weighted by rows.
 - A loss, or a function for a metric, that makes one number of a whole batch is called on the rows of all replicas. So
   is ``Circle``, which compares each row with the others.
 - A number a step that a ``Mean`` or a ``Sum`` tracks has the weight of this replica's share of the rows. What a program
   makes of sums over its rows is made of those over the rows of all replicas (:mod:`tfos_nb.runtime.keras.reductions`).
-- A replica without a row sees a row that stands in (:mod:`tfos_nb.runtime.keras.stand_in`). Nothing of it counts: its
-  losses and gradients are replaced by zeros (selected, not multiplied: it may be NaN), and no variable changes by it.
+- A replica without rows gets a placeholder row (:mod:`tfos_nb.runtime.keras.stand_in`), which does not count. Its
+  losses and gradients are replaced by zeros (selected, not multiplied: it may be NaN), and it changes no variable.
 - A layer's floating-point state, such as the moving averages of ``BatchNormalization``, moves by the mean of the
   replicas' moves, weighted by rows, and so is the same on all workers.
 """
@@ -60,7 +60,7 @@ def is_synchronous(strategy: Any) -> bool:
 
 
 def sum_over_replicas(values: Any) -> Any:
-    """Add up a tensor, or each of several, over all replicas of the step under way."""
+    """Add up a tensor, or each of several, over all replicas of the current step."""
     import tensorflow as tf
 
     _thread.adds_up = True
@@ -118,18 +118,18 @@ class _Move:
 
 @dataclass
 class Replica:
-    """This replica's part of the step under way.
+    """This replica's part of the current step.
 
     Parameters
     ----------
     share : tensor
         Its rows divided by the rows of all replicas, ``float32``.
     has_rows : tensor or None
-        Whether it has a row; None where it is known that it has.
+        Whether it has a row; None if it certainly has.
     compiled : bool
-        Whether XLA compiles the step, which has to know how many rows the others have: their rows are not seen then.
+        Whether XLA compiles the step. XLA would need the other replicas' row counts, so their rows are not used then.
     own_step : bool
-        Whether the step is the program's own, which may do something with gradients before an optimizer has them.
+        Whether the step is the program's own, which may change gradients before it calls an optimizer.
     """
 
     share: Any
@@ -148,7 +148,7 @@ class Replica:
 
     @contextlib.contextmanager
     def during(self) -> Iterator[None]:
-        """Be the replica of the step that this thread traces or runs."""
+        """Make this the replica of the step that this thread traces or runs."""
         _thread.replica = _thread.keeper = self
         self._graph = _graph()
         try:
@@ -358,9 +358,9 @@ class Replica:
         return [(m.variable, m.before, tf.convert_to_tensor(m.variable._value) - m.before) for m in moves]
 
     def level_counts(self, rows: Any) -> None:
-        """Have the layers' whole numbers and flags be those of the first replica that has ``rows``.
+        """Set the layers' integers and flags to those of the first replica that has ``rows``.
 
-        A counter of steps counts the step on all workers so, though one has no row in it.
+        So a counter of steps counts the step on all workers, even on one without rows.
         """
         import tensorflow as tf
 
@@ -376,7 +376,7 @@ class Replica:
             move.variable._value.assign(tf.cast(tf.reshape(one, tf.shape(value)), value.dtype))
 
     def level(self, rows: Any) -> None:
-        """Have the layers' states move by the mean of all replicas' moves, weighted by their ``rows``."""
+        """Move the layers' states by the mean of all replicas' moves, weighted by their ``rows``."""
         import tensorflow as tf
 
         self.level_counts(rows)
@@ -422,7 +422,7 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def as_one_process() -> Iterator[None]:
-    """Have Keras compute what it computes in a single process, on rows that are those of all replicas."""
+    """Let Keras compute as in a single process, on the rows of all replicas."""
     replica, before = _thread.replica, _thread.one_process
     _thread.replica, _thread.one_process = None, True
     try:
@@ -432,7 +432,7 @@ def as_one_process() -> Iterator[None]:
 
 
 def replica_of_step() -> Replica | None:
-    """Return this thread's part of the step under way; None outside of steps."""
+    """Return this thread's part of the current step; None outside of steps."""
     return _thread.replica
 
 
@@ -447,7 +447,7 @@ def keeper_of_states() -> Replica | None:
 
 
 def mend_replicas() -> None:
-    """Have Keras' losses, trackers, variables, and what layers reduce, take the other replicas into account."""
+    """Patch Keras' losses, trackers, variables, and the layers' reductions to use the other replicas' values."""
     import keras
     import tensorflow as tf
     from keras.src.losses import loss
@@ -593,7 +593,7 @@ def _compares_rows(holder: Any, theirs: bool, function: Callable[..., Any], argu
                 made = function(*given)
                 rows = not made.shape.is_fully_defined()
                 known[key] = rows and made.shape[0] is None and reduces_rows(made)
-        except Exception:  # noqa: BLE001 - whatever it needs that is not there, such as a variable
+        except Exception:  # noqa: BLE001 - it may need anything that is missing here, such as a variable
             known[key] = False
     return bool(known[key])
 
@@ -618,7 +618,7 @@ def _is_of_batch(holder: Any, function: Callable[..., Any], arguments: Any) -> b
             with as_one_process():
                 shape = getattr(backend.compute_output_spec(function, *given), "shape", (None,))
             known[key] = shape == () or shape[0] is not None
-        except Exception:  # noqa: BLE001 - whatever it does not do without rows; its own call says what is wrong
+        except Exception:  # noqa: BLE001 - it may fail without rows in any way; its own call reports a real error
             known[key] = False
     return bool(known[key])
 
@@ -778,7 +778,7 @@ def _weighted(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def note_results(metrics: Sequence[Any]) -> None:
-    """Have metrics of these kinds tell the step under way which values are their results."""
+    """Patch metrics of these kinds to record in the current step which values are their results."""
     for metric in metrics:
         owner: Any = next(c for c in type(metric).__mro__ if "result" in vars(c))
         if not hasattr(owner.result, "_tfos_noted"):
@@ -863,7 +863,7 @@ def sent_as(kind: Any) -> Any:
 
 
 def _send_any_type() -> None:
-    """Have all workers get a variable's first value, of whatever type."""
+    """Send a variable's first value of any type to all workers."""
     import tensorflow as tf
     from tensorflow.python.ops import collective_ops
 
@@ -882,9 +882,9 @@ def _send_any_type() -> None:
 
 
 def _let_be_numbers() -> None:
-    """Have ``int(model.optimizer.iterations)`` work: TensorFlow makes numbers of its variables, not of copied ones.
+    """Make ``int(model.optimizer.iterations)`` work: TensorFlow converts plain variables to numbers, not mirrored ones.
 
-    And ``np.asarray(model.optimizer.learning_rate.value)``.
+    The same holds for ``np.asarray(model.optimizer.learning_rate.value)``.
     """
     from tensorflow.python.distribute.values import DistributedVariable
 

@@ -1,6 +1,6 @@
-"""What Keras and TensorFlow save under ``MultiWorkerMirroredStrategy`` is written once, and whole.
+"""Write files that Keras and TensorFlow save under ``MultiWorkerMirroredStrategy`` once, and atomically.
 
-The few functions through which all of Keras 3's files go give the path to :mod:`tfos_nb.runtime.storage.one_writer`::
+All of Keras 3's files go through a few functions. These pass the path to :mod:`tfos_nb.runtime.storage.one_writer`::
 
     saving_lib.save_model                    model.save and ModelCheckpoint: .keras
     legacy_h5_format.save_model_to_hdf5      the same: .h5
@@ -11,8 +11,8 @@ The few functions through which all of Keras 3's files go give the path to :mod:
 ``CSVLogger`` and ``TensorBoard`` write while they train: only the chief's do. ``BackupAndRestore`` has a directory for
 each worker already (:mod:`tfos_nb.runtime.keras.fit`).
 
-tf_keras gives the other workers of ``ModelCheckpoint`` and ``TensorBoard`` a directory below the user's; of the former
-they now save as with Keras 3.
+With tf_keras, ``ModelCheckpoint`` and ``TensorBoard`` of the other workers use a directory below the user's. Here
+``ModelCheckpoint`` saves as with Keras 3.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _EXPORTS = ("export_onnx", "export_openvino", "export_litert")
 
 
 def write_files_once() -> None:
-    """Have the chief alone write what all workers save. To be called once, before the user's code.
+    """Let only the chief write the files that all workers save. Call it once, before the user's code.
 
     It runs no TensorFlow operation.
     """
@@ -69,7 +69,9 @@ def _mend(mend: Callable[[Any], None], keras: Any) -> None:
     try:
         mend(keras)
     except (ImportError, AttributeError) as error:  # private to Keras
-        _log.warning("%s is not as known (%s): all workers may write one file", keras.__name__, error)
+        _log.warning(
+            "this version of %s is not supported (%s): all workers may write the same file", keras.__name__, error
+        )
 
 
 def _mend_keras(keras: Any) -> None:
@@ -106,7 +108,7 @@ def _mend_tf_keras(tf_keras: Any) -> None:
 
 
 def _path_as_given(filepath: str, strategy: Any) -> str:
-    """Stand in for what gives a worker that is not the chief a directory of its own."""
+    """Replace the function that gives a worker other than the chief a directory of its own."""
     return filepath
 
 
@@ -115,7 +117,7 @@ def _wrap(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
 
 
 def _redirect(module: Any, name: str, parameter: str) -> None:
-    """Have a function write to where :class:`OneWriter` says, instead of to what it is given as a parameter."""
+    """Let a function write to the path from :class:`OneWriter`, instead of the one in its parameter."""
     _wrap(module, name, functools.partial(_redirected, parameter=parameter))
 
 
@@ -141,7 +143,7 @@ def _redirected(function: Callable[..., Any], parameter: str) -> Callable[..., A
 
 
 def _making_directories(makedirs: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Wrap Keras' ``makedirs``, which several workers call at once, and some of them may not."""
+    """Wrap Keras' ``makedirs``, which several workers call at once, some of them without permission."""
 
     @functools.wraps(makedirs)
     def make(path: str) -> Any:
@@ -204,7 +206,7 @@ def _mend_board(board: Any) -> None:
 
 
 def _scratch_of(callback: Any) -> str:
-    """Return a callback's own directory, which goes with it."""
+    """Return a callback's own directory, which is removed with it."""
     if not hasattr(callback, "_tfos_scratch"):
         callback._tfos_scratch = tempfile.mkdtemp(prefix=SCRATCH)
         weakref.finalize(callback, shutil.rmtree, callback._tfos_scratch, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""What a model is made of has to be made in the strategy's scope, and is built there before its first step.
+"""Check that a model's parts were made in the strategy's scope, and build the model there before its first step.
 
-A metric that was made outside counts the rows of its own worker alone, and a layer begins with other weights on each
-worker: neither TensorFlow nor Keras says so. An optimizer that was made outside fails with "Mixing different
+A metric made outside counts only the rows of its own worker, and a layer made outside starts with other weights on each
+worker. Neither TensorFlow nor Keras reports this. An optimizer made outside fails with "Mixing different
 tf.distribute.Strategy objects".
 """
 
@@ -42,24 +42,24 @@ def strategies() -> list[Any]:
 
 
 def warn_of_a_model_outside(model: Any) -> None:
-    """Say once that a model that was made outside of any scope is trained by each worker for itself.
+    """Warn once that each worker trains its own copy of a model that was made outside of any scope.
 
     Raises
     ------
     PlanError
-        If what it was compiled with was made within.
+        If its optimizer was made inside a scope.
     """
     if model in _warned:
         return
     if any(map(_is_distributed, _of_optimizers(model))):
         raise PlanError(
-            f"model {model.name!r} was made outside of the strategy's scope, and its optimizer within. {_HOW}"
+            f"model {model.name!r} was made outside of the strategy's scope, but its optimizer inside. {_HOW}"
         )
     if any(map(is_synchronous, _strategies)):
         _warned.add(model)
         _log.warning(
-            "model %r was made outside of the strategy's scope, so that each worker trains a model of its own on its "
-            "own rows. %s, if the workers are to train one together",
+            "model %r was made outside of the strategy's scope, so each worker trains its own model on its "
+            "own rows. To train one model together: %s",
             model.name,
             _HOW,
         )
@@ -71,7 +71,7 @@ def refuse_what_is_outside(model: Any) -> None:
     Raises
     ------
     PlanError
-        If there is one. It names the first.
+        If one exists; the message names the first one.
     """
     for metric in _innermost(model.metrics):
         raise PlanError(
@@ -88,7 +88,7 @@ def refuse_what_is_outside(model: Any) -> None:
 
 
 def _innermost(parts: Iterable[Any]) -> Iterator[Any]:
-    """Find layers and metrics with variables outside of the scope: those of which others are made, not the others."""
+    """Find layers and metrics with variables outside of the scope: only the innermost ones, not their containers."""
     for part in parts:
         variables = part.trainable_variables if hasattr(part, "trainable_variables") else part.variables
         if not all(map(_is_distributed, variables)):
@@ -102,7 +102,7 @@ def refuse_losses_by_row(model: Any) -> None:
     Raises
     ------
     PlanError
-        If there is one.
+        If one exists.
     """
     import keras
 
@@ -110,22 +110,22 @@ def refuse_losses_by_row(model: Any) -> None:
         if isinstance(loss, keras.losses.Loss) and loss.reduction in (None, "none"):
             raise PlanError(
                 f"loss {loss.name!r} has reduction={loss.reduction!r}: one process trains on the sum of its rows' "
-                "losses, and several workers would not. Give reduction='sum', which has the same gradients, or leave "
-                "it out for the mean"
+                "losses, but several workers would not. Use reduction='sum', which has the same gradients, or leave "
+                "it out to use the mean"
             )
 
 
 def build(model: Any, data_batch: Any) -> None:
     """Build a model's layers, metrics, loss and optimizer from the shapes of a batch.
 
-    Keras calls the program's metrics and loss with symbols for that. With ``run_eagerly`` they may be functions that
-    read numbers: then they are not called.
+    For this, Keras calls the program's metrics and loss with symbolic tensors. With ``run_eagerly`` they may be
+    functions that read numbers, so they are not called.
     """
     import keras
 
     unbuilt = model.optimizer is not None and not model.optimizer.built
     if unbuilt and is_synchronous(model.distribute_strategy):
-        refuse_what_is_outside(model)  # an optimizer from outside fails when it is built
+        refuse_what_is_outside(model)  # before the build, in which an optimizer from outside fails
     try:
         model._symbolic_build(data_batch=data_batch)
     except Exception:

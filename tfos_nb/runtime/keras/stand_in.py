@@ -1,9 +1,9 @@
-"""A row that stands in on a replica without one, so that no program ever sees a batch without rows.
+"""Give a placeholder row to a replica without rows, so that a program never gets an empty batch.
 
-Where a step has fewer rows than replicas, a replica without a row has to take part in it all the same. It sees the
-first row that it ever had, or zeros if it had none, and nothing of that counts
-(:mod:`tfos_nb.runtime.keras.replica`). A row of its own is what the program bears for certain: not every layer bears a
-batch without rows or a row of zeros, a lookup may refuse an empty text.
+If a step has fewer rows than replicas, a replica without a row must still take part. It gets the first row that it ever
+had, or zeros if it had none, and this row does not count (:mod:`tfos_nb.runtime.keras.replica`). The program can surely
+process a row of its own. Some layers fail on an empty batch or on a row of zeros, and a lookup may refuse an empty
+text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def rows_of(data: Any) -> Any:
 
 @dataclass
 class _Kept:
-    """A row of one kind of batch, in parts that are tensors."""
+    """Kept row of one kind of batch, as tensors."""
 
     parts: list[Any]
     real: Any  # whether it is one that this replica had
@@ -48,9 +48,9 @@ class _Kept:
 
 
 class StandIn:
-    """Gives out batches, and a row that stands in for those without rows.
+    """Return batches, and a placeholder row for those without rows.
 
-    It holds one row for each replica and each kind of batch.
+    It keeps one row for each replica and each kind of batch.
     """
 
     def __init__(self) -> None:
@@ -58,10 +58,10 @@ class StandIn:
         self._lock = threading.Lock()
 
     def fill(self, data: Any, place: int | None = None) -> tuple[Any, Any]:
-        """Return ``data``, or a row that stands in if it has none, and whether it has rows: None if that is certain.
+        """Return ``data``, or a placeholder row if it is empty, and whether it has rows: None if that is certain.
 
-        ``place`` tells apart what is otherwise alike. Whether there are rows is then never certain in a graph: it would
-        be another graph, with other collectives, than that of a worker whose batches have come in more sizes.
+        ``place`` distinguishes calls that are otherwise alike. With it, a graph never takes for certain that it has
+        rows. Otherwise it would have other collectives than the graph of a worker that has had more batch sizes.
         """
         import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""What ``fit``, ``evaluate`` and ``predict`` call for each batch, where replicas have different numbers of rows."""
+"""The steps of ``fit``, ``evaluate`` and ``predict`` when replicas have different numbers of rows."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _refuse_xla(model: Any) -> None:
 
     if model.jit_compile and not tf.config.list_logical_devices("GPU"):
         raise PlanError(
-            "compile(jit_compile=True): XLA has no collectives on CPUs, so that several workers cannot train together. "
+            "compile(jit_compile=True): XLA has no collectives on CPUs, so several workers cannot train together. "
             "Leave jit_compile out, or train on GPUs"
         )
 

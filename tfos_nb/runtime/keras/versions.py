@@ -1,4 +1,4 @@
-"""Which versions of Keras all tests were run with, and what to do with another."""
+"""Versions of Keras that all tests were run with, and advice for other versions."""
 
 from __future__ import annotations
 

@@ -145,7 +145,8 @@ def _tensor(value: Any, wanted: Tensor, source: Function) -> Any:
     except (TypeError, ValueError) as error:
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FeedFailed(
-            f"{source.name} gave a {type(value).__name__} for {wanted.name!r}, which is no tensor ({told}): return a "
+            f"{source.name} gave a {type(value).__name__} for {wanted.name!r}, which is not a tensor ({told}): "
+            "return a "
             "tensor, an array, or lists of one length; lists of different lengths as tf.ragged.constant(…)"
         ) from error
 
@@ -170,13 +171,14 @@ def _shaped(output: Output, tensor: Tensor, source: Function) -> Output:
 def _check_ragged(output: Ragged, tensor: Tensor, source: Function, axes: int) -> None:
     if not source.rows:
         raise FeedFailed(
-            f"{source.name} gave a ragged tensor for {tensor.name!r}, and a reduction gives a dense one: pad it with "
+            f"{source.name} gave a ragged tensor for {tensor.name!r}, and a reduction must give a dense one: pad it "
+            "with "
             "to_tensor()"
         )
     if output.ndim != axes:
         raise FeedFailed(
             f"{source.name} gave a ragged tensor of {output.ndim} axes for {tensor.name!r}, whose type in the schema "
-            f"has {axes}: declare an array for each axis beside that of the rows, as in 'words array<string>'"
+            f"has {axes}: declare an array for each axis besides that of the rows, as in 'words array<string>'"
         )
 
 

@@ -78,7 +78,7 @@ def load_checkpoint(path: str, use: Use) -> Model:
         if whole is None:
             what = f"the checkpoint {prefix}" if prefix else str(weights)
             raise ModelUnusable(
-                f"{what} holds weights alone: give the function that builds the model, model_fn=…, or put a "
+                f"{what} contains only weights: give the function that builds the model, model_fn=…, or put a "
                 ".keras file of the model beside it"
             )
         model = read_keras(os.path.join(path, whole), use)
@@ -125,9 +125,9 @@ def _built(built: custom_objects.ModelCode) -> Any:
     except Exception as error:
         raise ModelUnusable(f"{name}() failed: {type(error).__name__}: {error}") from error
     if not hasattr(model, "load_weights"):
-        raise ModelUnusable(f"{name}() returned a {type(model).__name__}: it returns a Keras model")
+        raise ModelUnusable(f"{name}() must return a Keras model, got a {type(model).__name__}")
     if not getattr(model, "built", True):
-        raise ModelUnusable(f"{name}() returned a model without its inputs: begin it with keras.Input")
+        raise ModelUnusable(f"{name}() returned a model without inputs: begin the model with keras.Input")
     return model
 
 

@@ -1,4 +1,4 @@
-"""What a classifier gives, in the columns that Spark ML's evaluators ask for.
+"""Convert a classifier's outputs to the columns that Spark ML's evaluators need.
 
 ::
 

@@ -80,8 +80,8 @@ class Feed:
         Raises
         ------
         FeedFailed
-            For a null, a list of a wrong length, or a value that the input's type cannot hold; it names the column, the
-            row and the value.
+            For a null, a list of a wrong length, or a value that does not fit the input's type. The message names the
+            column, the row and the value.
         """
         where = where or Where()
         parts = [
@@ -333,12 +333,12 @@ def _pictures(values: pa.Array, tensor: Tensor) -> Array:
     for row, content in enumerate(values):
         data = content.as_py()
         if data is None:
-            raise _Unfit(row, "a null", ", and a model takes pictures: leave such rows out")
+            raise _Unfit(row, "a null", ", and the model needs images: leave such rows out")
         try:
             picture = tf.io.decode_image(data, channels=channels or 0, expand_animations=False)
         except tf.errors.InvalidArgumentError as error:
             told = str(error.message).splitlines()[0].rpartition("} ")[2][:120]
-            raise _Unfit(row, f"no picture, {len(data)} bytes that begin with {data[:8]!r}", f": {told}") from None
+            raise _Unfit(row, f"{len(data)} bytes that are no image and begin with {data[:8]!r}", f": {told}") from None
         if height and width and picture.shape[:2] != (height, width):
             picture = tf.image.resize(picture, (height, width), antialias=True)
         pictures.append(picture.numpy())

@@ -103,7 +103,7 @@ class KerasInputs:
         if column in self.decode:
             if not text or len(tensor.shape) != 3:
                 raise FeedFailed(
-                    f"decode=[{column!r}]: the column must be binary and the model's input a picture of three axes, "
+                    f"decode=[{column!r}]: the column must be binary, and the model's input an image of three axes, "
                     f"got {dtype} and {_shown(tensor.shape)}: leave it out of decode"
                 )
         elif text != (tensor.dtype == "string"):

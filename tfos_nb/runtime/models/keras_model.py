@@ -60,7 +60,7 @@ def read_keras(path: str, use: Use) -> Any:
     try:
         version = _keras_version(path)
     except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
-        raise ModelUnusable(f"the file is damaged or not whole ({error}): copy it again, or save it anew") from error
+        raise ModelUnusable(f"the file is damaged or incomplete ({error}): copy it again, or save it again") from error
     flavour = "tf_keras" if version.startswith("2.") and importlib.util.find_spec("tf_keras") else "keras"
     keras = importlib.import_module(flavour)
     custom = by_registered_names(custom_objects.unpack(use.code).custom_objects, path)
@@ -100,7 +100,9 @@ def _keras_version(path: str) -> str:
     h5py = importlib.import_module("h5py")  # it comes with Keras
     with h5py.File(path) as file:
         if "model_config" not in file.attrs:
-            raise ModelUnusable("it holds weights alone, not a model: save the whole model with model.save(PATH.keras)")
+            raise ModelUnusable(
+                "it contains only weights, not a model: save the whole model with model.save(PATH.keras)"
+            )
         version = file.attrs.get("keras_version", "")
     return version.decode() if isinstance(version, bytes) else str(version)
 
@@ -111,7 +113,7 @@ def keras_model(model: Any, use: Use) -> Model:
 
     given = named_inputs(model)
     if not given or not named_outputs(model):
-        raise ModelUnusable(f"a {type(model).__name__} does not say what it takes: {_EXPORT}")
+        raise ModelUnusable(f"a {type(model).__name__} does not describe its inputs: {_EXPORT}")
     structure = structure_of(model, "input")
     inputs = tuple(tensor_of("input", name, tensor) for name, tensor in given)
     part, returned = _asked(model, use, inputs)
@@ -203,7 +205,7 @@ def _up_to(model: Any, layers: list[Any]) -> tuple[Any, list[tuple[str, Any]]]:
         try:
             end = layer.output
         except (AttributeError, ValueError):
-            raise ModelUnusable(f"its layer {layer.name!r} is used several times or never: take another one") from None
+            raise ModelUnusable(f"its layer {layer.name!r} is used several times or never: use another layer") from None
         flat = flattened(end)
         names = [layer.name] if len(flat) == 1 else [f"{layer.name}_{index}" for index in range(len(flat))]
         ends += zip(names, flat, strict=True)

@@ -1,7 +1,7 @@
-"""A Keras model's outputs: which column is the label of each, its loss and metrics, and how it is read when applied.
+"""Outputs of a Keras model: the label's column, the loss and the metrics of each, and how to read it when applied.
 
-Losses, metrics and labels may be said for all outputs at once, in a list in the outputs' order, in a dictionary by
-their names, or nested as the outputs are.
+Losses, metrics and labels may be given in four forms: one for all outputs, a list in the outputs' order, a dictionary
+by their names, or a structure nested like the outputs.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class Outputs:
         found = named_outputs(model)
         if not found:
             raise PlanError(
-                f"a {type(model).__name__} does not say what it takes and gives: build it with keras.Sequential, which "
+                f"a {type(model).__name__} does not describe its inputs and outputs: build it with keras.Sequential, "
+                "which "
                 "begins with a keras.Input, or keras.Model(inputs, outputs); or train it with TFEstimator"
             )
         return cls(tuple(name for name, _ in found), structure_of(model, "output"))

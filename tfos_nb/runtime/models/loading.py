@@ -1,4 +1,4 @@
-"""Which kind of file becomes a model by which reader.
+"""Choose the reader for each kind of model file.
 
 ::
 

@@ -150,7 +150,7 @@ def check_file(path: str) -> None:
     if expected is None:
         raise ModelUnusable("a model is a .keras or .h5 file, or the directory of a SavedModel" + _other_kind([path]))
     if not head.startswith(expected):
-        raise ModelUnusable(f"it is called {suffix}, and is no such file inside: save the model anew")
+        raise ModelUnusable(f"its name ends with {suffix}, but it is not such a file: save the model again")
 
 
 def is_saved_model(path: str) -> bool:
@@ -164,7 +164,7 @@ def check_directory(path: str) -> None:
     if is_saved_model(path) or any(re.search(r"\.(index|keras|h5|hdf5)$", name) for name in names):
         return
     if not names:
-        raise ModelUnusable("the directory is empty: was the model written somewhere else, or not yet?")
+        raise ModelUnusable("the directory is empty: the model is in another place, or not written yet")
     versions = [name for name in names if is_saved_model(os.path.join(path, name))]
     below = f"; there is one in its {', '.join(versions[:5])}: give that directory" if versions else ""
     there = ", ".join(names[:8]) + ", …" * (len(names) > 8)
@@ -193,7 +193,7 @@ def tensor_of(role: str, name: str, spec: Any) -> Tensor:
     import tensorflow as tf
 
     if not hasattr(spec, "shape"):
-        raise ModelUnusable(f"{role} {name!r} is a {type(spec).__name__}, which is no tensor")
+        raise ModelUnusable(f"{role} {name!r} is a {type(spec).__name__}, not a tensor")
     kind = "sparse" if getattr(spec, "sparse", False) else "ragged" if getattr(spec, "ragged", False) else ""
     if role == "input" and kind:
         raise ModelUnusable(
@@ -201,7 +201,7 @@ def tensor_of(role: str, name: str, spec: Any) -> Tensor:
         )
     shape = tf.TensorShape(spec.shape)
     if shape.rank is None:
-        raise ModelUnusable(f"{role} {name!r} does not say how many axes it has: export the model with its shapes")
+        raise ModelUnusable(f"{role} {name!r} has an unknown number of axes: export the model with its shapes")
     sizes = shape.as_list()
     if not sizes or sizes[0] is not None:
         has = f"exactly {sizes[0]} rows" if sizes else "no axis for rows"
@@ -224,7 +224,7 @@ class Traced:
 
     AutoGraph writes the source that it makes of a function into the temporary directory and removes it when Python
     exits (``tensorflow/python/autograph/pyct/loader.py``). Spark kills its Python workers: each would leave its files.
-    Once the function is traced nobody reads them.
+    Once the function is traced they are not read any more.
 
     Parameters
     ----------
@@ -285,7 +285,7 @@ def why_not_loaded(error: BaseException) -> str:
     """Say in a sentence why a model could not be loaded; Keras puts its whole configuration around it."""
     text = str(error).strip() or type(error).__name__
     if isinstance(error, TfosError):
-        return text  # it is written for whoever reads this
+        return text  # the message is for the reader of this error
     unknown = _OWN_CODE.search(text)
     if unknown:
         own = unknown[1]

@@ -143,7 +143,7 @@ class Place:
         """
         system, path = file_system(self.url)
         if not system.exists(path):
-            raise ModelAbsent("there is no such file or directory")
+            raise ModelAbsent("the file or directory does not exist")
         known = system.find(path, detail=True) if system.isdir(path) else {path: system.info(path)}
         return hashlib.sha256(repr((self.url, sorted(known.items(), key=str))).encode()).hexdigest()
 

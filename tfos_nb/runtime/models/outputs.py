@@ -98,7 +98,8 @@ def _flat_column(flat: Array, tensor: Tensor) -> pa.Array:
             return pa.array(flat, pa.binary()).cast(kind)
         except pa.ArrowInvalid:
             raise FeedFailed(
-                f"output {tensor.name!r} has bytes that are no UTF-8 text: let the model encode them, for example with "
+                f"output {tensor.name!r} has bytes that are not UTF-8 text: let the model encode them, for example "
+                "with "
                 "tf.io.encode_base64"
             ) from None
     if tensor.dtype in ("float16", "bfloat16"):

@@ -1,8 +1,8 @@
 """SavedModels as functions of arrays: by a signature, or by the names of any tensors in the graph.
 
-A name that is asked for is looked up in the signature first; if it is not there and no signature was named, in the
-graph, as TensorFlow 1's programs do: ``dense/Softmax:0``, ``dense/Softmax``, or what any signature calls a tensor. A
-graph is run in a session, which takes SavedModels of TensorFlow 1 and 2.
+A requested name is looked up in the signature first. If it is not found there and no signature was named, it is looked
+up in the graph, as in TensorFlow 1: ``dense/Softmax:0``, ``dense/Softmax``, or the name of a tensor in any signature. A
+graph is run in a session, which can load SavedModels of TensorFlow 1 and 2.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def graph_model(session: Any, aliases: Mapping[str, Mapping[str, str]], use: Use
     names = use.inputs or tuple(op.name for op in graph.get_operations() if op.type == "Placeholder")
     given = [_find(graph, name, aliases.get("inputs", {}), told) for name in names]
     if not use.outputs:
-        raise ModelUnusable(f"name the tensors that it should give; it takes {', '.join(names) or 'nothing'}. {told}")
+        raise ModelUnusable(f"name the tensors that it must return; it takes {', '.join(names) or 'nothing'}. {told}")
     returned = [_find(graph, name, aliases.get("outputs", {}), told) for name in use.outputs]
     unfed = _unfed(given, returned)
     if unfed:

@@ -185,7 +185,7 @@ def take_model(source: Source, signature: Signature) -> Model:
     except ModelUnusable as error:
         raise FeedFailed(f"the model cannot be loaded on {socket.gethostname()}: {error}") from error
     if model.signature != signature:
-        raise FeedFailed("the model takes or gives something else than when it was looked at: apply it anew")
+        raise FeedFailed("the model's inputs or outputs changed after it was loaded; call transform() again")
     return model
 
 
@@ -201,7 +201,7 @@ def _as_batches(batches: Iterator[Any]) -> Iterator[pa.RecordBatch]:
     for given in batches:
         columns = given if isinstance(given, tuple) else (given,)  # Spark gives the only one itself
         if not columns:
-            raise FeedFailed("the model was given no argument: name the columns, as in name(column)")
+            raise FeedFailed("the model needs arguments: name the columns, as in name(column)")
         yield pa.RecordBatch.from_arrays(list(columns), names=[f"c{index}" for index in range(len(columns))])
 
 

@@ -1,5 +1,5 @@
-"""The processes of a node: Spark's task, the supervisor that it starts, and the process that has TensorFlow.
+"""Processes of a node: Spark's task, the supervisor that it starts, and the process that runs TensorFlow.
 
-In come a plan and a payload; out come reports, results, and how it ended. One node is one Spark task. The driver
-imports the task and the programs' names; nothing else imports this package.
+The input is a plan and a payload. The output is reports, results, and how the node ended. One node is one Spark task.
+The driver imports the task and the programs' names; no other package imports this one.
 """

@@ -1,6 +1,6 @@
-"""One look from an executor: its Python, what that lacks, and whether it reaches the driver.
+"""Check an executor: its Python, its missing modules, and whether it reaches the driver.
 
-A task of its own, not a node: ``%tfos_doctor`` sends it.
+It is a separate task, not a node; ``%tfos_doctor`` runs it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ __all__ = ["GREETING", "PROBE_SCHEMA", "PROBE_SECONDS", "Probe"]
 PROBE_SCHEMA = "python string, version string, missing string, unreachable string"
 
 GREETING = b"tfos_nb"
-"""What the driver's port says to whoever connects."""
+"""Bytes that the driver's port sends to each client."""
 
 PROBE_SECONDS = 20.0
-"""How long the executors' look may take; a Python worker may have to be started for it."""
+"""Time limit of the check; a Python worker may have to be started for it."""
 
 _CONNECT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Looks for modules and connects to the driver.
+    """Look for modules, and connect to the driver.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class Probe:
     modules: tuple[str, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Give one row."""
+        """Yield one row."""
         for _ in batches:
             pass
         row = {
@@ -55,10 +55,10 @@ class Probe:
         yield pa.RecordBatch.from_pydict({name: pa.array([value], pa.string()) for name, value in row.items()})
 
     def unreachable(self) -> str:
-        """Say why the driver cannot be reached; nothing if it can."""
+        """Return why the driver cannot be reached; empty if it can."""
         try:
             with socket.create_connection((self.host, self.port), _CONNECT_SECONDS) as connection:
                 heard = connection.recv(len(GREETING), socket.MSG_WAITALL)
         except OSError as error:
             return str(error) or type(error).__name__
-        return "" if heard == GREETING else "something else answers there"
+        return "" if heard == GREETING else "another program answers there"

@@ -1,4 +1,4 @@
-"""The TensorFlow process of a node, as its supervisor has it: one for each generation of the cluster."""
+"""The supervisor's view of a node's TensorFlow process; each generation of the cluster has a new one."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tfos_nb.runtime.node.warm_process import PROGRAMS, Fork, ForkedProcess, War
 
 __all__ = ["Exited", "Heard", "NodeProcess", "Wrote", "environment_of"]
 
-# Blocks of rows come and go by megabytes. As glibc is, each is given back to the system and fetched anew, page by page:
-# half of the time that a node spends in the system while it is fed.
+# Blocks of rows are megabytes in size. With its defaults, glibc returns each one to the system and fetches it again,
+# page by page. That took half of a node's system time while it was fed.
 _ALLOCATION = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
-_LAST_WORDS = 1.0  # seconds for what a process that has ended has said before
+_LAST_WORDS = 1.0  # seconds to read the last messages of a process that has ended
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Exited:
 
 @dataclass(frozen=True)
 class Heard:
-    """A process has said something that its supervisor acts on."""
+    """A process has sent a message that its supervisor acts on."""
 
     process: NodeProcess
     message: MainStarted | Saving
@@ -53,26 +53,26 @@ class Wrote:
 
 
 class NodeProcess:
-    """A running process, what it says, writes and uses.
+    """A running process, with its messages, output and resource usage.
 
-    To be made by a thread that stays: the process ends with it.
+    Make it in a thread that lives as long as it: the process ends with that thread.
 
     Parameters
     ----------
     job : NodeJob
-        What it is to run.
+        The job that it runs.
     directory : str
-        Where its sockets are; it is made here.
+        Directory of its sockets, which is made here.
     temporary : str
-        Where its temporary files are.
+        Directory of its temporary files.
     host : str
-        By which the other nodes reach it.
+        The address by which the other nodes reach it.
     events : queue.SimpleQueue
-        Is told :class:`Exited`, :class:`Heard` and :class:`Wrote`.
+        Receives :class:`Exited`, :class:`Heard` and :class:`Wrote`.
     pass_on : callable
-        Takes all that it says.
+        Takes all its messages.
     warm : WarmProcess, optional
-        Forks it; without one it is started from nothing.
+        Forks it; without one it is started as a new interpreter.
     """
 
     def __init__(
@@ -112,30 +112,30 @@ class NodeProcess:
         self._listener = threading.Thread(target=self._listen, name="tfos_nb node", daemon=True)
 
     def listen(self) -> None:
-        """Pass on what it says from now on; what it has said already is not lost."""
+        """Pass its messages on from now on, including those that it has sent already."""
         self._listener.start()
 
     def send(self, message: Any) -> None:
-        """Tell it something."""
+        """Send it a message."""
         self._channel.send(message)
 
     def kill(self) -> None:
-        """End it and all that it started."""
+        """Kill it and all that it started."""
         kill_group(self._process)
 
     def end(self) -> None:
-        """End it, and return when nothing it said is on its way any more."""
+        """Kill it, and return when all its messages have been read."""
         self.kill()
         self._process.wait()
         if self._listener.ident is not None:
-            self._listener.join(_LAST_WORDS)  # it ends with the process, but for what that may have left its socket to
+            self._listener.join(_LAST_WORDS)  # it ends with the process, unless a child still has the socket
 
     def measure(self, now: float) -> None:
-        """Look at what it uses."""
+        """Measure its resource usage."""
         self._use.measure(now)
 
     def end_if_stopped(self, now: float) -> None:
-        """End it if it has been stopped by a signal for too long, for its peers wait for it."""
+        """Kill it if it has been stopped by a signal for too long, because its peers wait for it."""
         self._use.look_whether_stopped(now)
         stopped_at = self._use.stopped_at
         if stopped_at is not None and now - stopped_at >= self._patience:
@@ -143,7 +143,7 @@ class NodeProcess:
             self.kill()
 
     def heartbeat(self, always: bool) -> Heartbeat | None:
-        """Return what is new of it; None if that is nothing, unless ``always``."""
+        """Return a heartbeat if its figures have changed, or if ``always``; else None."""
         reports, feed = self._reports.empty()
         if not reports and not always:
             return None
@@ -151,7 +151,7 @@ class NodeProcess:
         return Heartbeat(self._node, use.cpu_percent, use.memory_bytes, reports, feed, self._gpus.newest)
 
     def left_over(self) -> list[Any]:
-        """Return what it has written and reported, and nobody was told of: it has ended."""
+        """Return its output and reports that were not sent on yet, after it has ended."""
         self._reports.close()
         for thread in (self.output.thread, self._reporting):
             thread.join(_LAST_WORDS)
@@ -164,7 +164,7 @@ class NodeProcess:
         return words
 
     def last_words(self, returncode: int) -> list[Any]:
-        """Return what is left to tell of it when it has ended."""
+        """Return the remaining messages about it when it has ended."""
         words = self.left_over()
         code = returncode if returncode >= 0 else None
         signal = signal_name(returncode)
@@ -179,8 +179,8 @@ class NodeProcess:
                 self._pass_on(message)
                 if isinstance(message, (MainStarted, Saving)):
                     self._events.put(Heard(self, message))
-        except ValueError as error:  # nothing that it says will be understood any more, its result neither
-            self._note = f"said what is no message ({error}), and was then ended by its supervisor"
+        except ValueError as error:  # no later message can be read any more, not even its result
+            self._note = f"sent bytes that are not a message ({error}), and was then ended by its supervisor"
             self.kill()
 
 
@@ -202,11 +202,11 @@ def _started(job: NodeJob, temporary: str, directory: str, host: str, fds: tuple
 def environment_of(temporary: str, env: Mapping[str, str], gpus: tuple[str, ...] = ()) -> dict[str, str]:
     """Return the environment variables of a node's process: this one's, with those that the user has set in ``env``.
 
-    What it leaves in the ``temporary`` directory goes with the node: AutoGraph writes sources there, and whoever is
-    killed removes none.
+    Files in the ``temporary`` directory are removed with the node: AutoGraph writes sources there, and a killed process
+    does not remove them.
     """
     env = {
-        "KERAS_BACKEND": "tensorflow",  # as a worker of Spark's that has applied a model has it
+        "KERAS_BACKEND": "tensorflow",  # as in a Spark worker that has applied a model
         **os.environ,
         "TMPDIR": temporary,
         "TF_GRPC_REUSE_PORT": "1",

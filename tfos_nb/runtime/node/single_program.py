@@ -1,4 +1,4 @@
-"""One program in one Spark task, on its own: both ends of what is said about it.
+"""Run one independent program in one Spark task: the task, the child process, and their messages.
 
 ::
 
@@ -8,8 +8,8 @@
 
 The program has a process of its own with its own environment, which ends with the task. It has no peers and takes no
 rows. It is forked from the application's warm process (:mod:`tfos_nb.runtime.node.warm_process`). On a host with GPUs,
-without ``warm``, and where that process cannot be reached, it is a fresh interpreter, which imports TensorFlow if it
-wants it.
+without ``warm``, or if that process cannot be reached, it is a new interpreter, which imports TensorFlow only if the
+program needs it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _TAIL_BYTES = 8000
 @message
 @dataclass(frozen=True)
 class SingleProgramJob:
-    """All that the child needs; it comes from Spark's task closure by an inherited socket."""
+    """All that the child needs; it comes from Spark's task closure through an inherited socket."""
 
     index: int
     count: int
@@ -70,7 +70,7 @@ class SingleProgramJob:
 @message
 @dataclass(frozen=True)
 class SingleProgramEnded:
-    """How a program ended: with a result, or with ``summary`` saying why not."""
+    """End of a program: its result, or a ``summary`` of why it has none."""
 
     index: int
     result: bytes | None = field(default=None, repr=False)
@@ -83,17 +83,17 @@ class SingleProgramEnded:
 
 
 class SingleProgramContext:
-    """``ctx`` of a program that runs on its own.
+    """``ctx`` of an independent program.
 
     Attributes
     ----------
     index, count : int
-        Which of how many programs this is, from 0: what to share the work out by. ``task_index`` and ``num_workers``
-        are the same.
+        This program's index, from 0, and the number of programs, to divide the work by. ``task_index`` and
+        ``num_workers`` are the same.
     gpus : tuple of str
         The GPUs that it has; ``CUDA_VISIBLE_DEVICES`` is set.
     args : object
-        What the program was given.
+        The arguments of the program.
     """
 
     job_name = "worker"
@@ -120,19 +120,19 @@ class SingleProgramTask:
     env: dict[str, str]
     python_path: tuple[str, ...]
     payload: bytes = field(repr=False)
-    claim: int = 0  # GPUs to be found on the host
+    claim: int = 0  # number of GPUs to claim on the host
     warm_token: str = field(default="", repr=False)
     warm_idle: float = 0.0
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run it to its end, and tell the driver how that was."""
+        """Run it to its end, and report the outcome to the driver."""
         from pyspark import BarrierTaskContext, TaskContext
 
         deque(batches, maxlen=0)
         context = TaskContext.get()
         assert context is not None, "a SingleProgramTask runs inside a Spark task"
         if self.barrier:
-            BarrierTaskContext.get().barrier()  # all have their places before the first one begins
+            BarrierTaskContext.get().barrier()  # all tasks have their slots before the first program begins
         gpus = context.resources().get("gpu")
         addresses = tuple(gpus.addresses) if gpus is not None else ()
         job = SingleProgramJob(context.partitionId(), self.count, addresses, self.python_path, self.payload)
@@ -207,7 +207,7 @@ class SingleProgramTask:
 
     def _environment(self, gpus: tuple[str, ...], temporary: str) -> dict[str, str]:
         path = {"PYTHONPATH": path_variable()}
-        if not gpus and not host_has_gpus():  # as a node's, so that it can be forked where they are
+        if not gpus and not host_has_gpus():  # the same as a node's, so that it can be forked from the same process
             return {**environment_of(temporary, self.env), **path, **self.env}
         ours = {
             **path,
@@ -222,7 +222,7 @@ class SingleProgramTask:
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[str]:
-    """Make a program's temporary directory; what is left in it goes with the program."""
+    """Make a program's temporary directory, which is removed with all files when the program ends."""
     path = private_directory("scratch", sockets=False)
     try:
         yield path
@@ -235,8 +235,8 @@ def _call(job: SingleProgramJob) -> SingleProgramEnded:
         main, args = unpack(job.payload)
         result = wire.encode_result(main(args, SingleProgramContext(job.index, job.count, job.gpus, args)))
     except wire.NotData as error:
-        return SingleProgramEnded(job.index, summary=f"what main returned cannot travel: {error}")
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the cell must show it
+        return SingleProgramEnded(job.index, summary=f"the value that main returned cannot be sent: {error}")
+    except BaseException as error:  # noqa: BLE001 - the cell must show any error
         frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
         text = "".join(traceback.format_exception(type(error), error, frames))
         return SingleProgramEnded(job.index, summary=f"{type(error).__name__}: {error}", traceback=text)

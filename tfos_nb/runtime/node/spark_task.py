@@ -1,17 +1,17 @@
-"""What one Spark task does: become a node.
+"""Run a node in a Spark task.
 
-The task starts the node's supervisor and, as a rule, waits for it: it holds its Spark slot, so Spark accounts for the
-CPU and the GPU. Where every slot is a node and Spark would have none left to feed from, the task leaves the supervisor
-behind and returns (``hold=False``); the door then watches the node instead of Spark. So it does where that comes about
-later, by the loss of an executor, whose tasks Spark runs again in the slots that are left.
+The task starts the node's supervisor and usually waits for it. So it holds its Spark slot, and Spark accounts for the
+CPU and the GPU. If the nodes use every slot, none is left for the tasks that feed rows. Then the task leaves the
+supervisor running and returns (``hold=False``), and only the driver watches the node. The same happens later if an
+executor is lost and Spark retries its tasks in the remaining slots.
 
-The node does not die with the task. Spark ends the Python processes of a whole executor when it interrupts one of its
-tasks while that task's Python starts ("Lost connection to Python daemon, attempting to restart", PySpark 4), so any
-query of the user's that fails would end the training. Spark then runs this task again, somewhere; the driver tells it
-that its node is there, and it holds the slot for it.
+The node does not end with the task. Spark ends all Python processes of an executor when it interrupts a task while that
+task's Python starts ("Lost connection to Python daemon, attempting to restart", PySpark 4). So a failing query of the
+user would end the training. Spark then retries this task on some executor. The driver answers that its node still runs,
+and the task only holds a slot for it.
 
-Where the cluster may start its nodes again, a task whose supervisor has ended asks whether another is wanted, and
-starts it. A supervisor also ends where it is cut off from the driver; the task goes on asking for a while.
+If the cluster may start its nodes again, a task whose supervisor has ended asks whether another is wanted, and starts
+it. A supervisor also ends when it is cut off from the driver; the task then keeps asking for a while.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
 SUMMARY_SCHEMA = "node string, code int"
 _LOOK_SECONDS = 1.0
 _ASK_SECONDS = 5.0
-_CUT_OFF_SECONDS = 30.0  # in which a driver that cannot be reached may be there again; a supervisor has less patience
+_CUT_OFF_SECONDS = 30.0  # in which an unreachable driver may come back; a supervisor waits less long
 _UNREACHED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _ASKED_A_SECOND = 20  # questions of the tasks of one job
 
@@ -61,7 +61,7 @@ _ASKED_A_SECOND = 20  # questions of the tasks of one job
 @message
 @dataclass(frozen=True)
 class NodeThere:
-    """Question of a task: whether its node is in the cluster, started by another attempt."""
+    """Question of a task: whether another attempt has already brought its node into the cluster."""
 
     node: str
 
@@ -69,7 +69,7 @@ class NodeThere:
 @message
 @dataclass(frozen=True)
 class NodeWanted:
-    """Question of a task whose supervisor has ended: whether to start another. None: that is not decided yet."""
+    """Question of a task whose supervisor has ended: whether to start another. Answer None: not decided yet."""
 
     node: str
 
@@ -77,9 +77,10 @@ class NodeWanted:
 @message
 @dataclass(frozen=True)
 class HoldsSlot:
-    """Question of a task that holds a slot for its node: for what. ``pid``: of its supervisor, if it has started one.
+    """Question of a task that holds a slot for its node: what to do with the slot.
 
-    ``machine``: where that is its number; containers have their own numbers.
+    ``pid`` is its supervisor's process id, if it has started one. ``machine`` is where that id is valid, since each
+    container has its own ids.
 
     Answer: the value of a :class:`SlotUse`.
     """
@@ -90,22 +91,22 @@ class HoldsSlot:
 
 
 class SlotUse(Enum):
-    """What a task does with its slot."""
+    """What a task must do with its slot."""
 
     HOLD = "hold"
-    """The node lives on it."""
+    """Keep it: the node runs on it."""
 
     END = "end"
-    """The supervisor is silent, and the driver does without it: it is to be ended."""
+    """Kill the supervisor: it is silent, and the driver has dropped it."""
 
     LEAVE = "leave"
-    """The rows need it: the node goes on without a task."""
+    """Leave it to the tasks that feed rows: the node continues without a task."""
 
 
 @message
 @dataclass(frozen=True)
 class SupervisorEnded:
-    """Statement of a task: its supervisor has ended with this code, having written this."""
+    """Statement of a task: its supervisor has ended, with this code and this output."""
 
     node: str
     code: int
@@ -132,7 +133,7 @@ class NodeTask:
     warm_token: str = field(default="", repr=False)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Be a node for as long as it lives."""
+        """Run the node until it ends or the task leaves it."""
         deque(batches, maxlen=0)
         job = self._job()
         with DoorClient(self.door) as door:
@@ -142,7 +143,7 @@ class NodeTask:
         yield pa.RecordBatch.from_pydict({"node": pa.array([job.node]), "code": pa.array([code or 0], pa.int32())})
 
     def _stay(self, job: NodeJob, door: DoorClient, code: int | None) -> int | None:
-        """Hold the slot, and start the node anew where that is wanted; return its last code, if it does not go on."""
+        """Hold the slot, and start the node again when wanted; return its last code, or None if it continues."""
         never = threading.Event()
         while code is not None and (there := self._whether_there(job.node, door)) is not None:
             if not there:
@@ -154,7 +155,7 @@ class NodeTask:
         return code
 
     def _whether_there(self, node: str, door: DoorClient) -> bool | None:
-        """Whether the node is there, or is to be started; None if neither, or if the driver has gone."""
+        """Return True if the node already runs, False if it must be started, None if neither, or without a driver."""
         never, gone_at = threading.Event(), math.inf
         while time.monotonic() < gone_at:
             try:
@@ -205,11 +206,11 @@ class NodeTask:
     def _is_wanted(node: str, door: DoorClient) -> bool:
         never = threading.Event()
         while (wanted := door.ask(NodeWanted(node))) is None:
-            never.wait(_LOOK_SECONDS / 4)  # the driver finds out who failed first
+            never.wait(_LOOK_SECONDS / 4)  # the driver first finds out which node failed first
         return bool(wanted)
 
     def _run(self, job: NodeJob, door: DoorClient) -> int | None:
-        """Run a supervisor to its end, and return its code; None if it goes on without this task."""
+        """Run a supervisor to its end and return its code; None if it continues without this task."""
         with tempfile.TemporaryFile() as complaints:
             supervisor = start_module(
                 "tfos_nb.runtime.node.supervisor",
@@ -217,8 +218,8 @@ class NodeTask:
                 stdin=subprocess.PIPE,
                 stderr=complaints.fileno() if self.hold else subprocess.DEVNULL,
             )
-            assert supervisor.stdin is not None, "it was asked for"
-            with contextlib.suppress(BrokenPipeError):  # it is dead: the code and the complaints tell why
+            assert supervisor.stdin is not None, "stdin was set to a pipe"
+            with contextlib.suppress(BrokenPipeError):  # it is dead: its exit code and its output say why
                 write_frame(supervisor.stdin, job)
             if not self.hold:
                 return None
@@ -238,11 +239,11 @@ class NodeTask:
             return code
 
     def _wait(self, supervisor: subprocess.Popen[bytes], job: NodeJob, door: DoorClient) -> int | None:
-        """Wait for it; end it if it hangs, and the driver wants another one in its place. None: it is left behind."""
+        """Wait for it; kill it if it hangs and the driver wants to replace it. Return None if it is left running."""
         seconds = max(_LOOK_SECONDS, len(self.nodes) / _ASKED_A_SECOND)
-        if job.settings.get("restarts"):  # another is to be in its place soon
+        if job.settings.get("restarts"):  # another one must replace it soon
             seconds = min(seconds, _ASK_SECONDS)
-        if self.door.relayed:  # a question is a task of Spark's
+        if self.door.relayed:  # each question needs a Spark task
             seconds = _ASK_SECONDS
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -255,14 +256,14 @@ class NodeTask:
 
 
 def slot_use(question: HoldsSlot, door: DoorClient) -> SlotUse:
-    """Ask the driver; where it does not answer, the slot is held, since a supervisor waits for it by itself."""
+    """Ask the driver. Without an answer the slot is held, since the supervisor itself waits for the driver."""
     with contextlib.suppress(grpc.RpcError):
         return SlotUse(door.ask(question))
     return SlotUse.HOLD
 
 
 def executor_process() -> int:
-    """Return the number of the process that this task's Python ends with: the executor's JVM."""
+    """Return the id of the process with which this task's Python ends: the executor's JVM."""
     with contextlib.suppress(psutil.Error):
         for parent in psutil.Process().parents():
             if parent.name() == "java":
@@ -271,7 +272,7 @@ def executor_process() -> int:
 
 
 def _executor_name() -> str:
-    """Return Spark's name of this executor: Python is not told, but the executor's JVM was, by its arguments."""
+    """Return Spark's name of this executor, from the arguments of its JVM: Spark does not pass it to Python."""
     name = os.environ.get("SPARK_EXECUTOR_ID")
     if name is not None:
         return name

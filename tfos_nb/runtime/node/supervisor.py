@@ -7,15 +7,16 @@
                                   ▲ pipe: output ◀──────────┘
     NodeTask (Spark) ──stdin: the job──▶ supervisor
 
-It starts the TF process at once, so that TensorFlow is imported while the cluster gathers; holds the port open until
-TensorFlow has it (SO_REUSEPORT, and ``TF_GRPC_REUSE_PORT=1``); passes messages on; sends heartbeats; and sees to it
-that the process ends: with SIGKILL after a grace, since TensorFlow swallows SIGTERM. When the driver's stream is gone,
-it ends the process and itself. Spark's task may go before it (see :mod:`tfos_nb.runtime.node.spark_task`).
+It starts the TF process at once, so that TensorFlow is imported while the other nodes reserve. It keeps the port
+reserved until TensorFlow has it (SO_REUSEPORT, and ``TF_GRPC_REUSE_PORT=1``). It passes messages on and sends
+heartbeats. It ends the process with SIGKILL after a grace period, since TensorFlow ignores SIGTERM. When the driver's
+stream ends, it ends the process and itself. Spark's task may end earlier (see
+:mod:`tfos_nb.runtime.node.spark_task`).
 
-A cluster that may start its nodes again has supervisors that outlive their processes: told to, they start the next one,
-on another port, and reserve anew. They also hold the memory that a state is kept in meanwhile.
+In a cluster that may start its nodes again, a supervisor outlives its process. On request it starts the next one, on
+another port, and reserves again. It also owns the memory in which a state is kept in between.
 
-It never imports TensorFlow, and is the same whether Spark's task waits for it or leaves it behind.
+It never imports TensorFlow, and works the same whether Spark's task waits for it or leaves it.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ from tfos_nb.runtime.storage.shared_directory import PlaceSeen
 _HEARTBEAT_EVERY = 1.0
 _AFTER_FAREWELL = 3.0
 _AFTER_SAVING = 3.0
-# These pass through here, so the wire must know them: naming them imports them.
+# These messages pass through here, so their classes must be registered: naming them imports them.
 PASSED_ON = (
     ledger.FeedBegins,
     ledger.FeedSchema,
@@ -85,12 +86,12 @@ class _Said:
 
 
 class Supervisor:
-    """The life of one node.
+    """Supervise one node.
 
     Parameters
     ----------
     job : NodeJob
-        From Spark's task.
+        The job, from Spark's task.
     """
 
     def __init__(self, job: NodeJob) -> None:
@@ -109,7 +110,7 @@ class Supervisor:
         self._warm: WarmProcess | None = None
         self._processes = 0
         self._notes: list[str] = []
-        self._ended = False  # the process has, and another may follow
+        self._ended = False  # the process has ended, and another may follow
         self._kill_at: float | None = None
         self._at_once = False
         self._saving = False
@@ -141,7 +142,7 @@ class Supervisor:
                 remove_directory(directory)
 
     def _take_gpus(self) -> str | None:
-        """Take GPUs of the host where Spark gave none; return why that is not possible."""
+        """Claim GPUs of the host if Spark gave none; return the reason if that is not possible."""
         try:
             taken = self._claims.take(self._job.claim)
         except GpusTaken as error:
@@ -158,7 +159,7 @@ class Supervisor:
             try:
                 self._process = self._new_process()
                 return
-            except OSError as error:  # it was killed, and what it had forked with it
+            except OSError as error:  # it was killed, and the processes that it had forked too
                 self._say(f"{error}")
                 self._warm.close()
                 self._warm = None
@@ -180,7 +181,7 @@ class Supervisor:
 
     def _say(self, why: str) -> None:
         """Keep a line for the node's log that explains a slow start; it is sent with the reservation."""
-        self._notes.append(f"tfos_nb: {why}: TensorFlow is imported anew for this node")
+        self._notes.append(f"tfos_nb: {why}: this node imports TensorFlow itself")
 
     def _new_process(self) -> NodeProcess:
         self._processes += 1
@@ -190,7 +191,7 @@ class Supervisor:
             temporary=self._temporary,
             host=self._host,
             events=self._events,
-            pass_on=lambda message: self._stream.send(message),  # there is none yet when the first process starts
+            pass_on=lambda message: self._stream.send(message),  # no stream exists when the first process starts
             warm=self._warm,
         )
         self._ended = False
@@ -223,7 +224,7 @@ class Supervisor:
         self._process.listen()
 
     def _start_again(self, message: StartAgain) -> None:
-        """End the process, and begin the next one's life: all that the old one said has been passed on by then."""
+        """End the process and start the next one, after all messages of the old one were passed on."""
         assert self._process is not None, "it was started"
         self._process.end()
         for word in self._process.left_over():
@@ -245,7 +246,7 @@ class Supervisor:
             self._tick()
 
     def _goes_on(self, event: Any) -> bool:
-        """Act on what has happened; whether there is anything left to supervise."""
+        """Handle an event; return whether a process is left to supervise."""
         if isinstance(event, Exited) and event.process is self._process:
             return self._report_end(event)
         if isinstance(event, _Said):
@@ -255,23 +256,23 @@ class Supervisor:
         return True
 
     def _heed(self, message: MainStarted | Saving) -> None:
-        """Act on what the node says, beside passing it on."""
+        """Act on a message of the node, besides passing it on."""
         if isinstance(message, MainStarted):
             self._start_board()
         elif self._kill_at is None or not self._at_once:
             self._saving = message.going_on
             if self._kill_at is not None:
-                self._kill_at = max(self._kill_at, time.monotonic() + _AFTER_SAVING)  # main has to return yet
+                self._kill_at = max(self._kill_at, time.monotonic() + _AFTER_SAVING)  # main still has to return
 
     def _start_board(self) -> None:
-        """Start TensorBoard, if it is this node that has one: not before ``main``, whose start it would slow down."""
+        """Start TensorBoard if this node has one; not before ``main``, whose start it would slow down."""
         log_dir = str(self._job.settings.get("log_dir", ""))
         if log_dir and self._job.settings.get("board") == self._job.node and self._board is None:
             self._board = TensorBoard(log_dir)
-            self._board.start()  # here, in the main thread: it ends with the thread that started it
+            self._board.start()  # in the main thread, because it ends with the thread that started it
 
     def _obey(self, message: Any) -> bool:
-        """Do as the driver says; whether there is anything left to supervise."""
+        """Execute a message of the driver; return whether a process is left to supervise."""
         assert self._process is not None, "it was started"
         if isinstance(message, OpenTunnel):
             self._tunnel.open(message)
@@ -327,7 +328,7 @@ class Supervisor:
             self._stream.send(Heartbeat(self._job.node, None, None, (), None) if self._ended else beat)
 
     def _report_end(self, event: Exited) -> bool:
-        """Tell how the process ended; whether another may follow."""
+        """Report how the process ended; return whether another may follow."""
         for word in event.process.last_words(event.returncode):
             self._stream.send(word)
         self._ended = True
@@ -337,7 +338,7 @@ class Supervisor:
         return False
 
     def _take_leave(self) -> None:
-        """End the stream, and let the last messages arrive: the driver ends its side once it has them."""
+        """End the stream after the last messages have arrived: the driver ends its side once it has them."""
         self._stream.end()
         deadline = time.monotonic() + 2.0
         while (left := deadline - time.monotonic()) > 0:
@@ -348,7 +349,7 @@ class Supervisor:
                 return
 
     def _listen_to_driver(self) -> None:
-        """Turn what the driver says into events, in a thread of its own."""
+        """Turn the driver's messages into events, in a thread of its own."""
         try:
             for message in self._stream:
                 self._events.put(_Said(message))
@@ -380,8 +381,8 @@ def main() -> None:
     if job is None:
         return
     Supervisor(job).run()
-    # All is done. gRPC's threads are still there, and with them the interpreter may not come to its end (grpc/grpc,
-    # issue 20026); the task waits for this process, and holds its slot until then.
+    # All is done. gRPC's threads still run, and may prevent the interpreter's exit (grpc/grpc, issue 20026). The task
+    # waits for this process, and would keep its slot.
     os._exit(0)
 
 

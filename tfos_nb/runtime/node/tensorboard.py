@@ -1,7 +1,7 @@
-"""A TensorBoard process: on the chief's executor while a cluster runs, beside the kernel when it has ended.
+"""TensorBoard process: on the chief's executor while a cluster runs, on the kernel's host after its end.
 
-TensorBoard has no authentication, so it listens on no port: on a unix socket in a directory that only this user can
-enter. Its fast loader, a server of its own that does listen on one, is left out.
+TensorBoard has no authentication, so it does not listen on a port. It listens on a unix socket in a directory that only
+this user can enter. Its fast loader, a separate server that listens on a port, is disabled.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _LOG_DIR = "TFOS_NB_LOG_DIR"
 
 
 def make_log_dir(log_dir: str) -> None:
-    """Make a log directory, so that TensorBoard and the program find it there; a URL is left to its file system.
+    """Make a log directory, so that TensorBoard and the program find it; nothing is done for a URL.
 
     Raises
     ------
     TfosError
-        If it cannot be made: the message says on which host and why.
+        If it cannot be made; the message gives the host and the reason.
     """
     if "://" in log_dir:
         return
@@ -71,7 +71,7 @@ class TensorBoard:
         """Start the process; it listens some seconds later."""
         self._process = start_module(
             "tfos_nb.runtime.node.tensorboard",
-            # Its arguments are shown to every user of the machine, and a URL may hold a password.
+            # Every user of the machine can see its arguments, and a URL may contain a password.
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3", _LOG_DIR: self._log_dir},
             arguments=(self._path, "--reload_interval", "5", "--load_fast", "false"),
             stdout=subprocess.PIPE,
@@ -96,7 +96,7 @@ class TensorBoard:
 
     @property
     def said(self) -> str:
-        """What it wrote last: the reason, if it ended by itself."""
+        """The end of its output, which gives the reason if it ended by itself."""
         with self._changed:
             return "\n".join(self._said)
 
@@ -114,7 +114,7 @@ class TensorBoard:
         remove_directory(self._directory)
 
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None, "it was asked for"
+        assert process.stdout is not None, "stdout was set to a pipe"
         for line in process.stdout:
             with self._changed:
                 if line.startswith(_LISTENS):
@@ -131,12 +131,12 @@ class TensorBoard:
 
 @dataclass(frozen=True)
 class _ServerAt:
-    """Makes TensorBoard's server, on a unix socket."""
+    """Make TensorBoard's server on a unix socket."""
 
     path: str
 
     def __call__(self, app: Any, flags: Any) -> Any:
-        """Make it: what TensorBoard wants of a ``TensorBoardServer``."""
+        """Return the server, with the interface of a ``TensorBoardServer``."""
         from werkzeug.serving import make_server
 
         server: Any = make_server(f"unix://{self.path}", 0, app, threaded=True)
@@ -154,7 +154,7 @@ def main(arguments: list[str]) -> None:
     path, *options = arguments
     log_dir = os.environ.pop(_LOG_DIR)
     if not tensorflow_opens(log_dir):
-        # TensorBoard looks for a module of this name; with it, it leaves TensorFlow alone and reads through fsspec.
+        # If a module of this name exists, TensorBoard does not import TensorFlow and reads through fsspec.
         sys.modules["tensorboard.compat.notf"] = ModuleType("tensorboard.compat.notf")
         file_system(log_dir)
     main_lib.global_init()

@@ -276,7 +276,7 @@ class TensorFlowProcess:
         """Describe an error. One of the feed's comes out of TensorFlow as its own kind; the cause is shown instead."""
         root = self._feed_error if self._feed_error is not None else error
         if isinstance(root, wire.NotData):
-            return MainRaised(self._job.node, f"what main returned cannot travel: {root}", "")
+            return MainRaised(self._job.node, f"the value that main returned cannot be sent: {root}", "")
         if isinstance(root, TfosError):
             frames = _users_frames(error)  # none where main was not called yet: then the sentence is all there is
             return MainRaised(self._job.node, str(root), frames and f"{frames}{type(root).__name__}: {root}")
@@ -297,9 +297,9 @@ class TensorFlowProcess:
         try:
             for message in self._channel:
                 self._hear(message)
-        except Exception:  # it would hear no stop and no farewell, and nobody would know
-            logger.exception("a message from the supervisor could not be taken")
-        os._exit(1)  # or the supervisor is gone, so nobody is left to hear of anything
+        except Exception:  # it would receive no stop and no farewell, without any sign
+            logger.exception("a message from the supervisor could not be processed")
+        os._exit(1)  # or the supervisor is gone, so no message can be sent any more
 
     def _hear(self, message: Any) -> None:
         handler = self._handlers.get(type(message))

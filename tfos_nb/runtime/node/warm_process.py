@@ -1,4 +1,4 @@
-"""A process that has imported TensorFlow and does nothing but fork: the next process of a node starts in milliseconds.
+"""Process that has imported TensorFlow and only forks, so that a node's next process starts in milliseconds.
 
 ::
 
@@ -10,7 +10,7 @@
 A Spark application has one warm server a host (:class:`WarmServer`), which the first supervisor starts and which
 outlives it: the nodes of the next cluster are forked from it too. It is reached by a socket in a directory of this
 user's alone, by a name that follows from the application's token; who connects has to be this user, and to send the
-token. A node with GPUs is never forked from it: a supervisor whose node may be started anew has a forker of its own
+token. A node with GPUs is never forked from it: a supervisor whose node may be started again has a forker of its own
 there, and others start a fresh interpreter.
 
 A process that was forked after TensorFlow was imported works; one that was forked after TensorFlow has run an operation
@@ -303,7 +303,7 @@ class WarmProcess:
         try:
             pid = self._answers.get(timeout=_FORKS_WITHIN)  # its end is an answer too
         except queue.Empty:
-            raise TimeoutError(f"the warm process has forked nothing for {_FORKS_WITHIN:g} s") from None
+            raise TimeoutError(f"the warm process has not forked within {_FORKS_WITHIN:g} s") from None
         if not pid:
             raise ConnectionResetError("the warm process has gone")
         return pid
@@ -400,14 +400,14 @@ def _start_server(directory: str, path: str, env: Mapping[str, str], terms: Serv
             )
         finally:
             os.close(alive)
-    assert starting.stdin is not None, "it was asked for"
+    assert starting.stdin is not None, "stdin was set to a pipe"
     with starting.stdin, contextlib.suppress(BrokenPipeError):  # it is dead, and its socket will say so
         write_frame(starting.stdin, terms)
     try:
         starting.wait(_LOCKED_WITHIN)
     except subprocess.TimeoutExpired:
         kill_group(starting)
-        raise TimeoutError(f"the warm process has not begun within {_LOCKED_WITHIN:g} s") from None
+        raise TimeoutError(f"the warm process did not start within {_LOCKED_WITHIN:g} s") from None
 
 
 def _clear(own: str) -> None:
@@ -442,12 +442,12 @@ def _is_served(directory: Path) -> bool:
 
 
 def _make_private(directory: str) -> None:
-    """Make a directory that only this user can enter; refuse one that somebody else has put in its place."""
+    """Make a directory that only this user can enter; refuse one that another user has put in its place."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(directory, 0o700)
     there = os.lstat(directory)
     if there.st_uid != os.getuid() or there.st_mode & 0o777 != 0o700 or os.path.islink(directory):
-        raise PermissionError(f"{directory} is not a directory of this user alone")
+        raise PermissionError(f"{directory} is not a directory that only this user can enter")
 
 
 @contextlib.contextmanager
@@ -461,7 +461,7 @@ def _locked(path: str) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:  # it was stopped
                     raise TimeoutError(f"another process has held {path} for {_LOCKED_WITHIN:g} s") from None
-            nothing.wait(0.02)  # the system tells nobody that a lock is free but who waits for it without a limit
+            nothing.wait(0.02)  # the system has no timed wait for a lock, so poll
         yield
 
 
@@ -498,7 +498,7 @@ class WarmServer:
     """An application's warm process on a host: makes a forker for each supervisor that connects.
 
     It ends with its anchor, after ``terms.idle`` seconds without a node, when the machine's memory is nearly used up,
-    or by a signal; its forkers, and the nodes that they have forked, live on until their supervisors end them.
+    or by a signal. Its forkers, and the nodes that they have forked, continue until their supervisors end them.
 
     Parameters
     ----------
@@ -545,7 +545,7 @@ class WarmServer:
         return waited >= self._terms.idle or _has_ended(self._anchor) or _memory_left() < _LEAST_MEMORY
 
     def _withdraw(self) -> bool:
-        """Remove the socket, so that nobody connects any more; whether nobody just has."""
+        """Remove the socket, so that no process connects any more; return whether none has just connected."""
         with contextlib.suppress(TimeoutError), _locked(os.path.join(self._directory, "lock")):
             if not select.select([self._listener], [], [], 0)[0]:
                 shutil.rmtree(self._directory, ignore_errors=True)
@@ -690,7 +690,7 @@ def _become(order: Fork, fds: list[int], leads: int) -> None:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
-        np.random.seed()  # Python's own generator begins anew in a fork by itself
+        np.random.seed()  # Python reseeds its own generator in a fork
         os.environ["TFOS_NB_PARENT"] = str(os.getppid())
         sys.argv = ["tfos_nb", *map(str, given), *order.arguments]
         if order.program not in PROGRAMS:
@@ -705,7 +705,7 @@ def import_all() -> None:
     spare_scikit_learn()
     import keras  # noqa: F401
     import pyarrow.flight  # noqa: F401
-    import pyspark.cloudpickle  # noqa: F401 - main comes by it; from Spark's zip it is compiled anew each time
+    import pyspark.cloudpickle  # noqa: F401 - it unpickles main; from Spark's zip it would be compiled each time
     import tensorflow  # noqa: F401
 
     from tfos_nb.runtime.program import setup  # noqa: F401
@@ -725,7 +725,7 @@ def main() -> None:
     alive, directory = int(sys.argv[3]), sys.argv[4]
     terms = read_frame(sys.stdin.buffer)
     if os.fork():
-        os._exit(0)  # whoever started it has nothing to do with its life
+        os._exit(0)  # it must not depend on the process that started it
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     with contextlib.suppress(OSError):  # of a disk that is full; it is wanted only to end one server of too many

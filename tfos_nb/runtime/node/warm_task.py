@@ -1,7 +1,7 @@
-"""What a short task does for the cluster to come: it begins to warm its host, or looks how far that is.
+"""Short task before a cluster: begin to warm its host, or check the state of that.
 
-It holds its slot for as long as it takes to start a process, and to import in Spark's Python worker what a task that
-feeds needs; what the process imports (:mod:`tfos_nb.runtime.node.warm_process`), it imports beside Spark.
+It holds its slot only while it starts a process, and imports the modules of feeding tasks into Spark's Python worker.
+The started process (:mod:`tfos_nb.runtime.node.warm_process`) does its own imports outside Spark.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from tfos_nb.runtime.node.warm_process import ServerTerms, WarmProcess, can_fork
 __all__ = ["WARMTH_SCHEMA", "WarmTask"]
 
 WARMTH_SCHEMA = "host string, state string"
-"""What a task gives: its host, and ``cold``, ``importing``, ``warm``, or why it cannot be."""
+"""Columns of a task's answer: its host, and ``cold``, ``importing``, ``warm``, or why it cannot be warmed."""
 
 
 @dataclass(frozen=True)
 class WarmTask:
-    """Begins to warm the host that it runs on, if it is cold; or only looks.
+    """Begin to warm the host that it runs on, if it is cold; or only check its state.
 
     Parameters
     ----------
     token : str
         The application's.
     idle : float
-        Seconds after which a process that nobody has used ends; 0 to look alone.
+        Seconds after which an unused process ends; 0 only checks the state.
     env : mapping of str to str
-        What every node gets in its environment.
+        Environment variables of every node.
     """
 
     token: str = field(repr=False)

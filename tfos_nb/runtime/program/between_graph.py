@@ -1,15 +1,17 @@
-"""TensorFlow 1's way: each worker builds the graph, the variables are on the ps, and a session per worker trains.
+"""Between-graph training of TensorFlow 1: variables on the ps; each worker builds the graph and trains in a session.
 
-``tf.compat.v1.train.MonitoredTrainingSession`` does it, but for some traps on a cluster that starts and ends by itself:
+``tf.compat.v1.train.MonitoredTrainingSession`` does this, but has problems in a cluster that starts and ends
+automatically. This module solves them:
 
-- A worker that comes before the chief has initialised the variables looks again only after 30 seconds. Here it looks
-  each second.
-- Under SyncReplicasOptimizer a worker waits for a token that is given out with each update. When the others are at
-  their end there are no more updates, and the last one waits for ever. Here each worker leaves tokens when it ends, by
-  which the others get on alone.
-- It is the chief that makes the updates. Where it ended first it closed the queue of tokens, and the others lost the
-  rest of their rows. Here it ends last.
-- Its thread that makes the updates waits for gradients even then; the session gave it two minutes to end.
+- A worker that comes before the chief has initialised the variables checks again only after 30 seconds. Here it checks
+  every second.
+- Under SyncReplicasOptimizer a worker waits for a token, which comes with each update. After the other workers have
+  ended no updates are made, and the last worker waits for ever. Here each worker leaves tokens when it ends, so the
+  others can continue alone.
+- The chief makes the updates. When it ended first, it closed the queue of tokens, and the others lost the rest of their
+  rows. Here it ends last.
+- The chief's thread that makes the updates waits for gradients even at the end. TensorFlow's session waits two minutes
+  for that thread.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_EVERY = 1  # seconds
 _LOOK_OFTEN = 0.1  # seconds
-_OTHERS_STAND_STILL = 120.0  # seconds without an update, after which the chief waits for the other workers no longer
+_OTHERS_STAND_STILL = 120.0  # seconds without an update after which the chief stops waiting for the other workers
 _CHIEF_WITHIN = 600  # seconds
 _THREADS_END_WITHIN = 5  # seconds
 
@@ -87,16 +89,16 @@ def monitored_session(
 
 
 def _patient_creator(scaffold: Any, target: str, config: Any) -> Any:
-    """Make what MonitoredSession asks for a session; its class is TensorFlow's, which is imported late."""
+    """Return a session creator for MonitoredSession; its base class is TensorFlow's, which is imported late."""
     import tensorflow as tf
 
     train = tf.compat.v1.train
 
     class PatientCreator(tf.compat.v1.train.SessionCreator):  # type: ignore[misc]
-        """Waits for the chief, and looks each second."""
+        """Wait for the chief, and check every second."""
 
         def create_session(self) -> Any:
-            """Wait until the variables are there."""
+            """Wait until the variables are initialised."""
             scaffold.finalize()
             manager = train.SessionManager(
                 local_init_op=scaffold.local_init_op,
@@ -110,11 +112,11 @@ def _patient_creator(scaffold: Any, target: str, config: Any) -> Any:
 
 
 def _at_the_end(optimizer: Any, workers: int, is_chief: bool) -> Any:
-    """Make the hook by which a worker that ends lets the others get on, and the chief waits for them."""
+    """Return the hook with which an ending worker lets the others continue, and the chief waits for them."""
     import tensorflow as tf
 
     class AtTheEnd(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-        """Gives out as many tokens as there are workers, and counts those that have ended."""
+        """Leave one token for each worker, and count the workers that have ended."""
 
         def begin(self) -> None:
             """Build the operations, while the graph can still be changed."""
@@ -125,8 +127,8 @@ def _at_the_end(optimizer: Any, workers: int, is_chief: bool) -> Any:
                 self._tell, self._ended = ended.enqueue(1), ended.size()
 
         def end(self, session: Any) -> None:
-            """Leave tokens; the chief stays until the others are through, and makes their updates."""
-            with contextlib.suppress(tf.errors.CancelledError):  # the chief has gone all the same
+            """Leave tokens; the chief stays until the others have ended, and makes their updates."""
+            with contextlib.suppress(tf.errors.CancelledError):  # the chief has ended anyway
                 session.run(self._leave)
             if not is_chief:
                 session.run(self._tell)
@@ -138,6 +140,6 @@ def _at_the_end(optimizer: Any, workers: int, is_chief: bool) -> Any:
                 elif time.monotonic() - since > _OTHERS_STAND_STILL:
                     logger.warning("%d of %d other workers have not ended", workers - 1 - seen[0], workers - 1)
                     return
-                threading.Event().wait(_LOOK_OFTEN)  # a queue on the ps wakes nobody here
+                threading.Event().wait(_LOOK_OFTEN)  # a queue on the ps cannot wake this thread
 
     return AtTheEnd()

@@ -1,6 +1,6 @@
-"""An evaluator's view of the training: the checkpoints, as they come, until the training is over.
+"""Watch a training's checkpoints for an evaluator, until the training is over.
 
-No process tells another of a checkpoint; the directory is looked at. That the training is over, the driver tells.
+Checkpoints are found by polling the directory. The driver says when the training is over.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckpointWatch"]
 
-_CLOCKS_DIFFER = 1.0  # seconds; some file systems also tell whole seconds only
+_CLOCKS_DIFFER = 1.0  # seconds; some file systems also have a resolution of whole seconds
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified")
 _PART_OF_CHECKPOINT = re.compile(r"\.data-\d+-of-\d+$|_temp$|(^|/)checkpoint$")
 
 
 @dataclass(frozen=True, order=True)
 class _Seen:
-    """A file as it was at one look. Of two that were written at once, the number in the name decides."""
+    """File as seen at one poll. Of two files with the same time, the number in the name decides which is newer."""
 
     modified: float
     numbers: tuple[int, ...]
@@ -38,9 +38,10 @@ class _Seen:
 
 @dataclass(frozen=True)
 class CheckpointWatch:
-    """The checkpoints in a directory that are written while this process lives, each once; the newest goes first.
+    """Iterate over the checkpoints that are written to a directory while this process lives, each once.
 
-    One that is overtaken before it was given out is left out, so a slow evaluator does not fall behind.
+    Each iteration returns the newest one. Older ones that were not returned yet are skipped, so a slow evaluator does
+    not fall behind.
 
     Parameters
     ----------
@@ -49,11 +50,11 @@ class CheckpointWatch:
     pattern : str
         Which files count.
     poll : float
-        Seconds between two looks.
+        Seconds between two polls.
     passes : RowQueue
-        Of the evaluator: it is closed when the training is over.
+        The evaluator's queue, which is closed when the training is over.
     stopping : threading.Event
-        Set when the user wants the end.
+        Set when the user has asked to stop.
     """
 
     directory: str
@@ -67,16 +68,16 @@ class CheckpointWatch:
             raise PlanError(f"poll must be a number of seconds, more than 0, got {self.poll!r}")
 
     def __iter__(self) -> Iterator[str]:
-        """Wait for each; end when the training is over and the newest has been given out."""
+        """Wait for each checkpoint; end when the training is over and the newest one was returned."""
         over = threading.Event()
         threading.Thread(target=self._await_end, args=(over,), name="tfos_nb training's end", daemon=True).start()
         since = _process_started() - _CLOCKS_DIFFER
         given: _Seen | None = None
         before: set[_Seen] = set()
         while not self.stopping.is_set():
-            last = over.is_set()  # asked first: what was written before is then seen below
+            last = over.is_set()  # checked first, so that all files written before are seen below
             now = {seen for seen in self._look() if seen.modified >= since and (given is None or seen > given)}
-            whole = now if last else now & before  # the same at two looks: nobody writes it any more
+            whole = now if last else now & before  # unchanged between two polls: the file is complete
             before = now
             if whole:
                 given = max(whole)
@@ -87,7 +88,7 @@ class CheckpointWatch:
                 over.wait(self.poll)
 
     def _await_end(self, over: threading.Event) -> None:
-        self.passes.schema()  # no rows are fed to an evaluator: it returns when the driver says that none will come
+        self.passes.schema()  # an evaluator is fed no rows: this returns when the driver says that none will come
         over.set()
 
     def _look(self) -> Iterator[_Seen]:

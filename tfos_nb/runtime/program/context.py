@@ -1,6 +1,6 @@
 """``ctx``: what the user's ``main(args, ctx)`` receives.
 
-:class:`NodeContext` documents all of it, and gives each part to the one that has its state: rows to
+:class:`NodeContext` documents all of it, and delegates each part to the class that has its state: rows to
 :class:`~tfos_nb.runtime.program.row_sources.RowSources` and :class:`~tfos_nb.runtime.inference.data_feed.RowLists`,
 strategies to :class:`~tfos_nb.runtime.program.tensorflow_cluster.TensorFlowCluster`, states to
 :class:`~tfos_nb.runtime.recovery.checkpointing.Checkpoints`.
@@ -47,20 +47,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ContextSettings:
-    """What a program's ``ctx`` is told of its cluster; :class:`NodeContext` documents the fields that it shows.
+    """Cluster settings of a program's ``ctx``; :class:`NodeContext` documents the fields that it shows.
 
     Attributes
     ----------
     name : str
-        The node, as the driver calls it: where others of its role are not there, ``member`` has another index.
+        The node's name in the driver. If other nodes of its role are absent, ``member`` has another index.
     member : Member
-        Its place among those that are there.
+        Its place among the present nodes.
     fed : bool
         Whether Spark feeds it.
     held_states : tuple of str
-        The states amid a pass that all nodes have saved.
+        The states from the middle of a pass that all nodes have saved.
     run : str
-        Names this run among those that share ``model_dir``.
+        Identifies this run among those that share ``model_dir``.
     """
 
     name: str
@@ -77,18 +77,18 @@ class ContextSettings:
 
 @dataclass(frozen=True)
 class ContextCalls:
-    """What the node's process does for a program.
+    """Callbacks from a program into its node's process.
 
     Attributes
     ----------
     failed : callable
-        Called with an error of the rows, which comes out of TensorFlow as another kind.
+        Called with an error of the rows, which TensorFlow would raise as another type.
     saving : callable
-        Called with True and False: something is saved, or nothing any more.
+        Called with True when saving begins, and with False when it ends.
     checkpoint : CheckpointCalls
-        What is told of states.
+        The calls about states.
     coordinator : CoordinatorCalls
-        What is done for one that serves or coordinates.
+        The calls of a program that serves or coordinates.
     """
 
     failed: Callable[[FeedFailed], object]
@@ -98,7 +98,7 @@ class ContextCalls:
 
 
 class NodeContext:
-    """This node's place in the cluster, its rows, and the way to report and save.
+    """This node's place in the cluster, its rows, and methods to report and save.
 
     Attributes
     ----------
@@ -107,24 +107,25 @@ class NodeContext:
     task_index : int
         The index in that role.
     is_chief : bool
-        Whether this node saves and speaks for the cluster: the chief, or ``worker:0`` where there is none.
+        Whether this node saves, and its result is the cluster's: the chief, or ``worker:0`` without a chief.
     num_workers : int
         How many nodes train: the workers, and the chief if it trains too.
     cluster_spec : dict of str to list of str
-        TensorFlow's own: the addresses of each role. ``TF_CONFIG`` is set from it.
+        The addresses of each role, as TensorFlow has them. ``TF_CONFIG`` is set from it.
     cluster_name : str
         The cluster's name.
     model_dir : str
         Where :meth:`save` writes.
     log_dir : str
-        Where ``tf.summary`` and Keras' ``TensorBoard`` callback write what TensorBoard shows; empty if there is none.
-        Of a URL that TensorFlow cannot write to, such as ``hdfs://``, a local directory, whose files are copied there.
+        Where ``tf.summary`` and Keras' ``TensorBoard`` callback write; empty without TensorBoard. If the cluster's
+        ``log_dir`` is a URL that TensorFlow cannot write to, such as ``hdfs://``, this is a local directory whose files
+        are copied there.
     args : object
-        What the program was given, as in ``main(args, ctx)``.
+        The arguments of the program, as in ``main(args, ctx)``.
     generation : int
-        How often the cluster's nodes were started, from 1: above it, ``main`` is called again after a loss.
+        How often the cluster's nodes were started, from 1. If it is 2 or more, ``main`` is called again after a loss.
     restarts : int
-        How often they may be started again, as the cluster was launched.
+        How often the nodes may be started again, as the cluster was launched.
     """
 
     def __init__(
@@ -218,7 +219,7 @@ class NodeContext:
 
         Each iteration over it is one pass over the share, so ``fit(ctx.dataset(…), epochs=E)`` makes E passes; the
         driver delivers them by ``train(df, epochs=E)``. The last batch of a pass may be smaller. Shares may be uneven:
-        under a synchronous strategy a node that has come to its end waits for the others, and no row is left out.
+        under a synchronous strategy a node at the end of its share waits for the others, and no row is left out.
 
         Parameters
         ----------
@@ -246,19 +247,19 @@ class NodeContext:
             Weights by class, for the classes in the column ``y``: numbers, text or one-hot. Elements are then ``(x, y,
             weight)``, with ``sample_weight`` multiplied by it. A class that is not named weighs 1.
         sparse : list of str, optional
-            Columns of Spark ML's vectors that are to be a ``tf.SparseTensor``; others of these become dense.
+            Columns of Spark ML's vectors that become a ``tf.SparseTensor``; other columns of vectors become dense.
         queue : str, optional
             The queue whose rows these are, one of the cluster's ``queues``.
 
         Returns
         -------
         tf.data.Dataset
-            Tensors of shape ``(rows, …)``: a number a row gives ``(rows,)``, lists of n give ``(rows, n)``.
+            Tensors of shape ``(rows, …)``: a column of numbers gives ``(rows,)``, lists of n give ``(rows, n)``.
 
         Raises
         ------
         FeedFailed
-            If a column is not there, or has no tensor.
+            If a column does not exist, or cannot become a tensor.
 
         Examples
         --------
@@ -283,9 +284,9 @@ class NodeContext:
     def validation(self, batch_size: int, *, queue: str = DEFAULT_QUEUE, **options: Any) -> tf.data.Dataset:
         """Return this node's share of the validation rows, for ``fit(…, validation_data=ctx.validation(64, …))``.
 
-        The rows that the driver gave as ``cluster.train(df, validation=df2)``. They were fed once, before the training
-        rows, and each iteration goes through all of them. Where ``train`` is called several times, they are those of
-        the call whose rows are being trained on.
+        They are the rows of ``cluster.train(df, validation=df2)``. They were fed once, before the training rows, and
+        each iteration goes through all of them. If ``train`` is called several times, they are those of the call whose
+        rows are trained on at the time.
 
         Parameters
         ----------
@@ -321,9 +322,9 @@ class NodeContext:
         share: str = "rows",
         **options: Any,
     ) -> tf.data.Dataset:
-        """Return this node's share of the rows in some files, which it reads by itself.
+        """Return this node's share of the rows in some files, which the node reads itself.
 
-        The shares' numbers of rows differ by one at most, and no row is in two. Each iteration is one pass.
+        The sizes of the shares differ by at most one row, and each row is in one share. Each iteration is one pass.
 
         Parameters
         ----------
@@ -332,22 +333,22 @@ class NodeContext:
         batch_size : int
             Rows in a batch: the global one under a synchronous strategy.
         format : {"tfrecord", "parquet", "csv", "images"}, optional
-            By default what the files' names say.
+            By default from the files' names.
         shuffle : int, optional
-            Another order in each pass: files (of Parquet: row groups) change places over all nodes, and rows within so
-            many. 0 leaves all as it is.
+            Use another order in each pass: files (for Parquet: row groups) are shuffled over all nodes, and rows within
+            a buffer of so many. 0 keeps the order.
         seed : int, optional
-            Of the shuffling; the same on all nodes. The same seed gives the same orders.
+            Seed of the shuffling; it must be the same on all nodes. The same seed gives the same orders.
         features : mapping, optional
             TFRecord: as for ``tf.io.parse_example``; by default as in the first record. ``{}`` leaves records as bytes.
         types : mapping, optional
-            CSV: Arrow's types by column, such as ``{"x": "float32"}``. By default as the first block of the first file
-            that has rows.
+            CSV: Arrow's types by column, such as ``{"x": "float32"}``. By default the types that the first block of the
+            first file with rows has.
         image_size : tuple of int, optional
-            Images: height and width that all are made. Columns: ``"image"`` (uint8, three channels), ``"label"`` (the
-            number of the file's directory, in the order of their names), ``"path"``.
+            Images: the height and width to which all are resized. Columns: ``"image"`` (uint8, three channels),
+            ``"label"`` (the index of the file's directory, in the order of their names), ``"path"``.
         share : {"rows", "files"}, optional
-            ``"files"`` gives each node whole files, and nobody counts rows: the shares are as even as the files.
+            ``"files"`` gives each node whole files, and no rows are counted: the shares are as even as the files.
         **options
             ``x``, ``y``, ``sample_weight``, ``class_weight``, ``columns``, ``fill``, ``drop_remainder``,
             ``prefetch``: as for :meth:`dataset`.
@@ -355,7 +356,7 @@ class NodeContext:
         Raises
         ------
         FeedFailed
-            If nothing matches, a file is not what its format says, or not like the first one. It names the file.
+            If no file matches, a file is not of the format, or differs from the first one. The message names the file.
 
         Examples
         --------
@@ -366,7 +367,7 @@ class NodeContext:
         return self._sources.read(kind, asked, shuffle=shuffle, seed=seed, share=share)
 
     def files(self, pattern: str | Sequence[str]) -> list[str]:
-        """Return this node's share of the files that match, for a pipeline of one's own: whole files, in order.
+        """Return this node's share of the files that match, for a pipeline of your own: whole files, in order.
 
         Parameters
         ----------
@@ -381,40 +382,41 @@ class NodeContext:
         Raises
         ------
         FeedFailed
-            If nothing matches.
+            If no file matches.
         """
         return self._sources.files(pattern)
 
     def tf_path(self, path: str) -> str:
-        """Return a path in full: a URL as it is, any other path on the cluster's default file system.
+        """Return a full path: a URL unchanged, any other path on the cluster's default file system.
 
-        That is Hadoop's ``fs.defaultFS`` where this host has its ``core-site.xml``, else the local one. TensorFlow
-        itself reads local paths, ``file://`` and ``gs://`` (``hdfs://``, ``s3://`` and others only with plug-ins);
-        :meth:`read` reads whatever fsspec knows.
+        The default file system is Hadoop's ``fs.defaultFS`` if this host has a ``core-site.xml``, else the local one.
+        TensorFlow itself reads local paths, ``file://`` and ``gs://`` (``hdfs://``, ``s3://`` and others only with
+        plug-ins). :meth:`read` reads all that fsspec supports.
         """
         return tf_path(path)
 
     def stop_feeding(self, queue: str = DEFAULT_QUEUE) -> None:
-        """Say that this node wants no more rows of what ``cluster.train`` was called with, for a queue.
+        """Tell the driver that this node wants no more rows of the current call of ``cluster.train``, for a queue.
 
-        Rows that wait are dropped. When all nodes have said so, what Spark still has to read is not read, and ``train``
-        returns; ``main`` goes on. Keras' ``fit`` says it by itself when it was ended early (``model.stop_training``,
-        ``EarlyStopping``). Under a synchronous strategy all workers have to say it after the same step.
+        Waiting rows are dropped. When all nodes have called this, Spark does not read the remaining rows, and ``train``
+        returns; ``main`` continues. Keras' ``fit`` calls it automatically when it is ended early
+        (``model.stop_training``, ``EarlyStopping``). Under a synchronous strategy all workers must call it after the
+        same step.
         """
         self._sources.stop_feeding(queue)
 
     def batches(self, after: int = -1, *, queue: str = DEFAULT_QUEUE) -> Iterator[int]:
-        """Go through the micro-batches of a stream: gives the number of each one when it is there.
+        """Iterate over the micro-batches of a stream: yields the number of each batch when it has come.
 
-        Each iteration over ``ctx.dataset(…)`` within a turn is over that batch, so iterate over it once. By asking for
-        the next number, ``main`` says that it is through with the batch: only then does Spark's checkpoint note it as
-        done. So save before the turn ends, and give what was saved as ``after`` when it starts again: then each row
-        is in the state once.
+        Iterating over ``ctx.dataset(…)`` inside the loop reads the rows of that batch, so do it once. By asking for the
+        next number, ``main`` reports the batch as finished. Only then does Spark's checkpoint note it as done. So save
+        the state with the number before the loop's next iteration, and pass that number as ``after`` when the program
+        starts again. Then each row is in the state once.
 
         Parameters
         ----------
         after : int, optional
-            Leave out the batches to this one: the state has them.
+            Skip the batches up to this one, since the state includes them.
         queue : str, optional
             The queue that the stream is fed to.
 
@@ -426,7 +428,7 @@ class NodeContext:
         Raises
         ------
         FeedFailed
-            If the rows come from no stream, or batches are missing between ``after`` and the first.
+            If the rows do not come from a stream, or batches are missing between ``after`` and the first.
 
         Examples
         --------
@@ -441,7 +443,7 @@ class NodeContext:
 
     @property
     def batch_number(self) -> int | None:
-        """The number of the micro-batch that is given out, or was last; None if the rows come from no stream."""
+        """The number of the micro-batch that was handed out last; None if the rows do not come from a stream."""
         return self._sources.batch_number
 
     def get_data_feed(
@@ -456,8 +458,8 @@ class NodeContext:
     ) -> DataFeed:
         """Return this node's rows as lists.
 
-        Whoever asks again gets the same rows from where the first was. For tensors :meth:`dataset` and
-        :meth:`requests` are faster by far.
+        A second call continues with the same rows where the first one is. For tensors, :meth:`dataset` and
+        :meth:`requests` are much faster.
 
         Parameters
         ----------
@@ -466,20 +468,20 @@ class NodeContext:
         qname_in : str
             The queue.
         qname_out : str
-            Results go back to where their rows came from, so this names nothing; it is taken for older programs.
+            Not used, since results go back to where their rows came from. Accepted for older programs.
         input_mapping : dict of str to str, optional
-            The tensor of each column: batches are then ``{tensor: list}``. Columns are found by name, or, where rows
-            have no names, by place, in the order of the sorted names.
+            The tensor of each column: batches are then ``{tensor: list}``. Columns are found by name. If rows have no
+            names, they are found by position, in the order of the sorted names.
         across_partitions : bool
-            In inference, let a batch hold rows of several partitions. It then waits for more while any that has begun
-            is not at its end.
+            In inference, allow rows of several partitions in a batch. A batch then waits for more rows while a
+            partition that has begun has not ended.
         arrays : bool
-            Have a list of numbers in a row as a NumPy array, which costs less.
+            Return a list of numbers in a row as a NumPy array, which is cheaper.
 
         Raises
         ------
         FeedFailed
-            If there is no such queue, or this node gets no rows.
+            If the queue does not exist, or this node gets no rows.
 
         Examples
         --------
@@ -501,7 +503,7 @@ class NodeContext:
         qname: str = DEFAULT_QUEUE,
         across_partitions: bool = False,
     ) -> Iterator[Request]:
-        """Go through the rows of ``cluster.inference`` in batches of arrays, each of which wants a reply.
+        """Iterate over the rows of ``cluster.inference`` in batches of arrays, each of which needs a reply.
 
         Ends when the driver has said that no more rows come.
 
@@ -521,7 +523,7 @@ class NodeContext:
         Raises
         ------
         FeedFailed
-            If a batch was not replied to before the next, or a column is not there or has no tensor.
+            If a batch was not replied to before the next, or a column does not exist or cannot become a tensor.
 
         Examples
         --------
@@ -533,24 +535,24 @@ class NodeContext:
     # --- TensorFlow's own cluster ---
 
     def strategy(self, kind: str = "auto", **options: Any) -> Any:
-        """Return the ``tf.distribute.Strategy`` of a kind, told what this cluster is.
+        """Return the ``tf.distribute.Strategy`` of a kind, configured for this cluster.
 
         Parameters
         ----------
         kind : str, optional
             ``"sync"``: MultiWorkerMirroredStrategy over all workers. ``"async"``: ParameterServerStrategy, on the
-            chief; the same one however often it is asked for. ``"mirrored"``: MirroredStrategy over this node's own
-            devices. ``"one"``: one device. ``"default"``: the strategy in force. ``"auto"``, if nothing is given:
-            async in a cluster with parameter servers, sync in any other. On an evaluator sync means one.
+            chief; each call returns the same one. ``"mirrored"``: MirroredStrategy over this node's own devices.
+            ``"one"``: one device. ``"default"``: the current strategy. ``"auto"`` (the default): async in a cluster
+            with parameter servers, sync in any other. On an evaluator sync means one.
         **options
-            Of sync: ``communication``, ``"auto"`` (NCCL where all workers have GPUs), ``"nccl"`` or ``"ring"``;
-            ``timeout``, the seconds that a step may wait for its peers; ``protocol``. Of async:
-            ``variable_partitioner``; ``protocol``. Of mirrored: ``devices``, names or a number.
+            For sync: ``communication``, ``"auto"`` (NCCL if all workers have GPUs), ``"nccl"`` or ``"ring"``;
+            ``timeout``, the seconds that a step may wait for its peers; ``protocol``. For async:
+            ``variable_partitioner``; ``protocol``. For mirrored: ``devices``, names or a number.
 
         Raises
         ------
         PlanError
-            If the kind is not known, or the cluster's roles do not fit it; TensorFlow would wait for ever.
+            If the kind is not known, or does not fit the cluster's roles; TensorFlow would wait for ever.
 
         Examples
         --------
@@ -586,15 +588,15 @@ class NodeContext:
         repeat: bool = False,
         **options: Any,
     ) -> CoordinatedDataset:
-        """Return the workers' rows for the coordinator: each worker goes through those that Spark has fed to it.
+        """Return the workers' rows for the coordinator: each worker reads the rows that Spark has fed to it.
 
         Parameters
         ----------
         batch_size : int or callable
-            Rows in a batch. Or a function that returns a ``tf.data.Dataset``, for data that the workers have otherwise.
+            Rows in a batch. Or a function that returns a ``tf.data.Dataset``, for data from elsewhere.
         repeat : bool, optional
-            Whether a worker goes on after its last row, through its rows again and again. Needed for tf_keras' ``fit``,
-            which counts steps and gives each to whichever worker is free.
+            Whether a worker repeats its rows without end. Needed for tf_keras' ``fit``, which counts steps and gives
+            each to any free worker.
         **options
             As :meth:`dataset` takes them: ``x``, ``y``, ``shuffle``,
             ``fill`` …
@@ -608,7 +610,7 @@ class NodeContext:
         Raises
         ------
         FeedFailed
-            If no rows will come, or a column is not there or has no tensor.
+            If no rows will come, or a column does not exist or cannot become a tensor.
         PlanError
             On a node that is not the chief.
 
@@ -621,11 +623,11 @@ class NodeContext:
         return self._tensorflow.coordinator_dataset(batch_size, repeat, options)
 
     def serve(self, protocol: str = "") -> None:
-        """Run TensorFlow's server for the other nodes, and do not return: what a parameter server's ``main`` does.
+        """Run TensorFlow's server for the other nodes, and do not return.
 
-        So do the workers of a ``ParameterServerStrategy``, whose chief gives them their steps; their rows from Spark
-        are then the chief's to use, by :meth:`coordinator_dataset`. The cluster is done when the chief has returned,
-        and every other node has returned or serves.
+        Parameter servers call it, and the workers of a ``ParameterServerStrategy``, whose chief gives them their steps.
+        The chief then uses the workers' rows from Spark with :meth:`coordinator_dataset`. The cluster is done when the
+        chief has returned, and every other node has returned or serves.
 
         Examples
         --------
@@ -696,9 +698,9 @@ class NodeContext:
     def release_port(self) -> str:
         """Return this node's address, ``host:port``, on which a server of this process may now listen.
 
-        TensorFlow's servers, and gRPC's, listen on it while the node's supervisor still holds it against others
-        (``SO_REUSEPORT``), so nothing has to be let go and there is no moment in which it could be lost. A server that
-        does not set that option itself takes a port of its own.
+        TensorFlow's and gRPC's servers can listen on it while the node's supervisor still reserves it
+        (``SO_REUSEPORT``). So it need not be released, and no other process can take it in between. A server that does
+        not set that option needs a port of its own.
         """
         return self._tensorflow.member.address
 
@@ -706,7 +708,7 @@ class NodeContext:
 
     @property
     def checkpoint_dir(self) -> str:
-        """Where :meth:`checkpoint` writes, a directory of this cluster alone. It does for ``BackupAndRestore`` too."""
+        """Where :meth:`checkpoint` writes, a directory of this cluster only. ``BackupAndRestore`` can use it too."""
         return self._checkpoint_dir()
 
     def _checkpoint_dir(self) -> str:
@@ -715,26 +717,27 @@ class NodeContext:
     def checkpoint(
         self, model: Any = None, *, epoch: int, rows: int | None = None, max_to_keep: int = 3, **objects: Any
     ) -> str:
-        """Save a state, and that it holds ``epoch`` epochs of the rows; after a loss, training goes on from there.
+        """Save a state that includes ``epoch`` epochs of the rows; after a loss, training continues from it.
 
-        Every node calls it, at the same place of its program, since what a synchronous strategy spreads over the nodes
-        is gathered. The chief writes. To a place that TensorFlow cannot write to by itself the state is uploaded in the
-        background; the next call waits for it, and raises its error, as the end of ``main`` does.
+        Every node must call it at the same point of its program, because values that a synchronous strategy spreads
+        over the nodes are gathered. The chief writes. If TensorFlow cannot write to the place itself, the state is
+        uploaded in the background. The next call, or the end of ``main``, waits for the upload and raises its error.
 
         Parameters
         ----------
         model : keras.Model, optional
             The model, with its optimizer if it is compiled.
         epoch : int
-            How many passes over the rows the state holds, counted from the first call of ``train``.
+            How many passes over the rows the state includes, counted from the first call of ``train``.
         rows : int, optional
-            How many rows of the pass after these this node has been through, in this iteration over
-            :meth:`dataset`, which must not shuffle. After a loss the iteration begins behind them.
+            How many rows of the next pass this node has used, in this iteration over :meth:`dataset`, which must not
+            shuffle. After a loss the iteration begins after them.
         max_to_keep : int, optional
-            How many checkpoints to keep. The newest of a whole epoch is kept whatever the number, and after a loss that
-            from which the nodes go on.
+            How many checkpoints to keep. The newest one of a whole epoch is always kept, and after a loss the one from
+            which the nodes continue.
         **objects
-            More of the state, by name: a ``tf.Variable``, an optimizer, or whatever ``tf.train.Checkpoint`` takes.
+            More of the state, by name: a ``tf.Variable``, an optimizer, or any object that ``tf.train.Checkpoint``
+            takes.
 
         Returns
         -------
@@ -762,11 +765,11 @@ class NodeContext:
         return self._checkpoints.save(model, objects, epoch=epoch, rows=rows, max_to_keep=max_to_keep)
 
     def resume(self, model: Any = None, **objects: Any) -> Resumed:
-        """Put the newest state back that this cluster has saved before its last loss, if there is one.
+        """Restore the newest state that this cluster saved before its last loss, if one exists.
 
-        To be called before the first row is read, with what :meth:`checkpoint` is given. Rows that the state holds are
-        not fed again. Every node finds the same state, whenever it calls: what is saved from now on is for the next
-        generation.
+        Call it before the first row is read, with the same objects as :meth:`checkpoint`. Rows that the state includes
+        are not fed again. Every node finds the same state, whenever it calls: states that are saved from now on are for
+        the next generation.
 
         Parameters
         ----------
@@ -778,7 +781,7 @@ class NodeContext:
         Returns
         -------
         Resumed
-            Where to go on; its ``epoch`` is 0 if there is no state.
+            The position to continue from; its ``epoch`` is 0 without a state.
 
         Raises
         ------
@@ -788,23 +791,23 @@ class NodeContext:
         return self._checkpoints.resume(model, objects)
 
     def look_at_place(self) -> None:
-        """Tell the driver now which directory this host has for states: it ends the cluster if they differ."""
+        """Report this host's directory for states to the driver, which ends the cluster if the directories differ."""
         self._checkpoints.look_at_place()
 
     def checkpoints(self, directory: str = "checkpoints", *, pattern: str = "*", poll: float = 0.5) -> Iterator[str]:
-        """Give the path of each checkpoint that the training writes, as it comes: what an evaluator goes through.
+        """Yield the path of each checkpoint that the training writes, for an evaluator.
 
-        It ends when the training is over and the newest checkpoint has been given out. One that is overtaken before it
-        was given out is left out.
+        The iteration ends when the training is over and the newest checkpoint was yielded. A checkpoint is skipped if a
+        newer one comes before it was yielded.
 
         Parameters
         ----------
         directory : str, optional
             Where they are written, under :attr:`model_dir` if it is relative; a path or a URL that fsspec knows.
         pattern : str, optional
-            Which files count. Of ``tf.train.Checkpoint``'s files the common prefix is given, once a checkpoint.
+            Which files count. For ``tf.train.Checkpoint``'s files the common prefix is yielded, once per checkpoint.
         poll : float, optional
-            Seconds between two looks.
+            Seconds between two polls of the directory.
 
         Examples
         --------
@@ -818,7 +821,7 @@ class NodeContext:
         return path if os.path.isabs(path) or "://" in path else f"{self.model_dir.rstrip('/')}/{path}"
 
     def save(self, model: Any, path: str = "model.keras") -> str:
-        """Save a Keras model: the chief writes, beside the place and then renamed, and the other nodes do nothing.
+        """Save a Keras model: the chief writes a temporary file and renames it; the other nodes do nothing.
 
         Parameters
         ----------
@@ -833,7 +836,7 @@ class NodeContext:
             The full path, on every node.
         """
         if not callable(getattr(model, "save", None)):
-            raise TypeError(f"ctx.save takes a Keras model, not {type(model).__name__}: {model!r:.60}")
+            raise TypeError(f"model must be a Keras model in ctx.save, got {type(model).__name__}: {model!r:.60}")
         if not path or path.endswith("/"):
             raise ValueError(f"ctx.save(model, {path!r}): give the file's name, such as 'model.keras'")
         target = self.absolute_path(path)
@@ -851,7 +854,7 @@ class NodeContext:
         logger.info("saved the model at %s", without_password(target))
 
     def finish_saving(self) -> None:
-        """Wait until all that was saved is where it belongs; raise what kept it from that. The end of ``main`` does."""
+        """Wait until all saved files are uploaded; raise an upload's error. The end of ``main`` calls it."""
         self._uploads.finish()
 
     # --- progress ---
@@ -871,7 +874,7 @@ class NodeContext:
         Parameters
         ----------
         epoch, epochs, step, steps : int, optional
-            Where the program is, counted from 1, and of how many.
+            The program's current epoch and step, counted from 1, and their totals.
         epoch_end : bool, optional
             Whether this is an epoch's last report: the cluster's history keeps it.
         **metrics
@@ -881,7 +884,7 @@ class NodeContext:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the user has asked the cluster to stop: a loop of one's own looks at it between steps."""
+        """Whether the user has asked the cluster to stop; a loop of your own must check it between steps."""
         return self._stopping.is_set()
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Asynchronous training: a coordinator's steps over datasets that live on the workers, and are fed from Spark there.
+"""Asynchronous training: datasets on the workers, fed from Spark there, for a coordinator's steps.
 
 ::
 
@@ -7,12 +7,12 @@
                                                            └─ PyFunc, by name ──▶ LocalFeed ──▶ RowQueue ◀── Spark
 
 A dataset function of ``ClusterCoordinator.create_per_worker_dataset`` becomes a graph that runs on each worker, where
-no Python of the coordinator's can be called. But TensorFlow's PyFunc operation looks its function up by a token in the
-process that executes it, and a worker of ours is a Python process too: it registers its rows under fixed tokens before
-its server starts, and the coordinator's dataset names them.
+no Python code of the coordinator can be called. But TensorFlow's PyFunc operation finds its function by a token in the
+process that executes it, and our workers are Python processes. A worker registers its rows under fixed tokens before
+its server starts, and the coordinator's dataset uses these tokens.
 
 The operation is public (``tf.raw_ops.PyFunc``); the registry, ``tensorflow.python.ops.script_ops._py_funcs``, is not.
-It is used here and nowhere else, and a worker tries it out before it serves.
+It is used only here, and a worker tests it before it serves.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ __all__ = ["FedDataset", "LocalFeed", "cut", "fed_columns", "idle", "take_step"]
 logger = logging.getLogger(__name__)
 
 _TOKEN = "tfos_nb_"  # noqa: S105 - a name in TensorFlow's registry, not a secret
-_ASKED_EVERY = 0.5  # seconds for which a worker lets the coordinator wait for an answer; it then asks again
-_LONGEST_REST = 1.0  # seconds: the end of a pass waits for whoever rests
+_ASKED_EVERY = 0.5  # seconds after which a worker answers "not yet" and the coordinator asks again
+_LONGEST_REST = 1.0  # seconds: the end of a pass waits for resting workers
 _MANY = 1 << 62
 
 
 @message
 @dataclass(frozen=True)
 class Described:
-    """A worker's answer to what its rows look like: unknown as yet, known, or that none will come."""
+    """A worker's answer to the question for its rows' schema: not known yet, known, or no rows will come."""
 
     schema: FeedSchema | None = None
     none_will_come: bool = False
@@ -61,7 +61,7 @@ class Described:
 @message
 @dataclass(frozen=True)
 class Wanted:
-    """What a coordinator's dataset reads: the columns, what to put for nulls, and whether it never ends."""
+    """Options of a coordinator's dataset: the columns, the replacements of nulls, and whether it never ends."""
 
     columns: tuple[str, ...]
     fill: dict[str, Any] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Wanted:
 
 
 class LocalFeed:
-    """A worker's rows, given out by token to TensorFlow operations that run in this process.
+    """A worker's rows, available by token to TensorFlow operations that run in this process.
 
     TensorFlow's registry holds its functions weakly: keep the object for as long as the process serves.
 
@@ -89,7 +89,7 @@ class LocalFeed:
         self._stopping = stopping
         self._turn = threading.Lock()
         self._number = 0
-        self._turn_of = 0  # the coordinator's pass, as far as it has said; it counts from 1
+        self._turn_of = 0  # the coordinator's last known pass, counted from 1
         self._live: Generator[dict[str, Any], None, None] | None = None
         self._columns: tuple[Column, ...] = ()
         self._known = threading.Event()
@@ -104,7 +104,7 @@ class LocalFeed:
         }
 
     def register(self) -> None:
-        """Make the rows known by token to the operations of this process, and try that out.
+        """Register the rows' tokens for the operations of this process, and test them.
 
         Raises
         ------
@@ -132,14 +132,14 @@ class LocalFeed:
         self._known.set()
 
     def describe(self) -> bytes:
-        """Say what the rows look like, or after a moment that it is not known yet."""
+        """Return the rows' schema, or after a moment the answer that it is not known yet."""
         self._known.wait(_ASKED_EVERY)
         return wire.encode(self._described)
 
     def open(self, wanted: Any) -> Any:
-        """Begin a pass; the one before, if it is not at its end, is left. Returns the pass' number."""
+        """Begin a pass and return its number; a previous pass that has not ended is left."""
         asked = wire.expect(Wanted, wanted)
-        self._known.wait()  # who has come late is told what the coordinator has been told before
+        self._known.wait()  # a worker that came late may not have the schema yet, which the coordinator has
         described = self._described.schema
         assert described is not None, "the coordinator has asked for it"
         with self._turn:
@@ -148,7 +148,7 @@ class LocalFeed:
             self._columns = chosen_columns(described, DatasetOptions(1, columns=asked.columns, fill=asked.fill))
             self._number += 1
             if 0 < self._turn_of <= self._passes.passes_before:
-                self._live = None  # the worker that was here before has been through this pass
+                self._live = None  # this worker's predecessor has finished this pass
                 return np.int64(self._number)
             passes: Any = self._passes
             if asked.repeat:
@@ -158,7 +158,7 @@ class LocalFeed:
             return np.int64(self._number)
 
     def next(self, number: Any) -> list[Any]:
-        """Give the pass' next block: whether there is one, and the columns' arrays."""
+        """Return the pass' next block: whether one exists, and the columns' arrays."""
         with self._turn:
             block = next(self._live, None) if self._live is not None and number == self._number else None
             if block is None:
@@ -167,17 +167,17 @@ class LocalFeed:
             return [np.bool_(True), *(block[column.name] for column in self._columns)]
 
     def take(self, turn: Any) -> Any:
-        """Learn which pass the coordinator's next step belongs to; tell which worker this is."""
+        """Record the pass of the coordinator's next step; return this worker's number."""
         self._turn_of = int(turn)
         return np.int64(self._task)
 
     def cut(self) -> Any:
-        """Leave out passes over rows that are here: the coordinator has more workers now, which get their share."""
+        """Drop passes over delivered rows: the coordinator has more workers now, which get a share."""
         self._passes.cut()
         return np.int64(self._task)
 
     def idle(self, rest: Any) -> Any:
-        """Take a moment: this worker has come to its end, and others have not."""
+        """Wait a moment: this worker has finished its rows, and others have not."""
         self._stopping.wait(min(float(rest), _LONGEST_REST))
         return np.int64(self._task)
 
@@ -188,7 +188,7 @@ def _log_failure(error: FeedFailed) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Entry:
-    """A function as the registry wants it: an object that can be referred to weakly, which a bound method cannot."""
+    """Function for the registry, which needs an object that can be weakly referenced, unlike a bound method."""
 
     function: Callable[..., Any]
 
@@ -198,13 +198,13 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _Repeated:
-    """Passes without an end: all that Spark delivers as one, and then the last one's rows again and again."""
+    """Endless pass: all passes that Spark delivers, and then the last one's rows again and again."""
 
     passes: RowQueue
     stopping: threading.Event
 
     def next_pass(self) -> Iterator[pa.RecordBatch]:
-        """Give out all of it."""
+        """Yield all rows."""
         kept: Spill | None = None
         while (batches := self.passes.next_pass()) is not None:
             if kept is not None:
@@ -215,25 +215,25 @@ class _Repeated:
                 yield batch
             kept.seal()
         if kept is not None and not kept.whole:
-            raise FeedFailed("the rows could not be kept, to go through them again: raise spill_bytes")
+            raise FeedFailed("the rows could not be kept on disk, so they cannot be repeated: raise spill_bytes")
         while kept is not None and kept.bytes and not self.stopping.is_set():
             yield from kept.batches()
 
 
 def _unlike(version: str, why: object) -> str:
     return (
-        f"TensorFlow {version} keeps its Python functions otherwise than 2.16 to 2.21, so a coordinator cannot reach "
-        f"a worker's rows ({why}). Launch with input_mode='tensorflow' and let the workers read files"
+        f"a coordinator cannot reach a worker's rows: TensorFlow {version} registers Python functions in another way "
+        f"than 2.16 to 2.21 ({why}). Launch with input_mode='tensorflow' and let the workers read files"
     )
 
 
 def fed_columns(options: DatasetOptions, stopping: threading.Event) -> tuple[Column, ...]:
-    """Ask a worker what the rows look like, and choose the columns; waits for the first row anywhere.
+    """Ask a worker for the rows' schema, and choose the columns; waits for the first row on any worker.
 
     Raises
     ------
     FeedFailed
-        If no rows will come, or a column is not there or has no tensor.
+        If no rows will come, or a column does not exist or cannot become a tensor.
     """
     import tensorflow as tf
 
@@ -252,17 +252,17 @@ def fed_columns(options: DatasetOptions, stopping: threading.Event) -> tuple[Col
 
 @dataclass(frozen=True)
 class FedDataset:
-    """A coordinator's dataset function: on a worker it gives that worker's rows, a pass for each iteration."""
+    """A coordinator's dataset function: on a worker it returns that worker's rows, one pass for each iteration."""
 
     options: DatasetOptions
     columns: tuple[Column, ...]
     repeat: bool = False
 
     def __call__(self, input_context: Any = None) -> tf.data.Dataset:
-        """Build it; ``input_context`` is what tf_keras' ``DatasetCreator`` gives, and is not needed."""
+        """Build the dataset; ``input_context``, which tf_keras' ``DatasetCreator`` passes, is not used."""
         import tensorflow as tf
 
-        # The coordinator traces it, and AutoGraph would warn that it cannot read what is in it.
+        # The coordinator traces it, and AutoGraph would warn that it cannot read its source.
         made: tf.data.Dataset = tf.autograph.experimental.do_not_convert(self._made)()
         return made
 
@@ -299,7 +299,7 @@ class _Pass:
 
 @dataclass(frozen=True)
 class _Block:
-    """One block of a pass: whether there is one, and its columns."""
+    """One block of a pass: whether it exists, and its columns."""
 
     columns: tuple[Column, ...]
     number: Any
@@ -316,7 +316,7 @@ class _Block:
 
 
 def take_step(turn: Any) -> Any:
-    """Begin, on a worker, a step of the pass of this number; return the tensor that tells which worker it is."""
+    """Begin, on a worker, a step of pass ``turn``; return a tensor with the worker's number."""
     import tensorflow as tf
 
     (task,) = tf.raw_ops.PyFunc(input=[turn], token=_TOKEN + "take", Tout=[tf.int64])
@@ -324,18 +324,18 @@ def take_step(turn: Any) -> Any:
 
 
 def cut(worker: int) -> None:
-    """Have a worker leave out passes over rows that it has, but for the first; one that is lost has none any more."""
+    """Have a worker drop all passes but the first over the rows that it has; a lost worker has none any more."""
     import tensorflow as tf
 
     try:
         with tf.device(f"/job:worker/replica:0/task:{worker}/device:CPU:0"):
             tf.raw_ops.PyFunc(input=[], token=_TOKEN + "cut", Tout=[tf.int64])
     except tf.errors.UnavailableError:
-        logger.info("worker:%d is lost, and is told by the driver how often to go through its rows", worker)
+        logger.info("worker:%d is lost; the driver will tell its replacement how often to repeat its rows", worker)
 
 
 def idle(rest: Any) -> Any:
-    """Return, on a worker, the operations that take some seconds: it has no rows left, and others have."""
+    """Return operations that wait on a worker without rows, while other workers have some."""
     import tensorflow as tf
 
     return tf.raw_ops.PyFunc(input=[rest], token=_TOKEN + "idle", Tout=[tf.int64])

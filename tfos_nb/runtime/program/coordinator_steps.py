@@ -1,4 +1,4 @@
-"""The steps that a coordinator gives out to the workers, each over a dataset of the worker's own."""
+"""Schedule a coordinator's steps on the workers, each over the worker's own dataset."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 __all__ = ["CoordinatedDataset"]
 
-_ELSEWHERE = 0.1  # seconds between two looks at a step that another worker has to do
-_REST = 0.05  # seconds that workers without rows rest for between them, while others still have some
-_IN_FLIGHT = 4  # steps given out for each worker before one's result is waited for
+_ELSEWHERE = 0.1  # seconds between two checks of a step that another worker must do
+_REST = 0.05  # seconds that all workers without rows rest together, while others still have some
+_IN_FLIGHT = 4  # steps scheduled for each worker before waiting for a result
 
 
 class CoordinatedDataset:
-    """A dataset that every worker has its own of, and the steps over it that a coordinator gives out.
+    """Per-worker datasets, and the steps over them that a coordinator schedules.
 
-    Made by ``ctx.coordinator_dataset``. It is a dataset function too: tf_keras takes it as
+    Made by ``ctx.coordinator_dataset``. It is also a dataset function: pass it to tf_keras as
     ``DatasetCreator(ctx.coordinator_dataset(…, repeat=True))``.
 
     Parameters
@@ -36,16 +36,16 @@ class CoordinatedDataset:
     function : callable
         Returns a ``tf.data.Dataset``; it is traced here and run on each worker.
     take_in : callable, optional
-        Has the coordinator give steps to workers that have come late; returns their numbers.
+        Admits workers that joined late to the coordinator; returns their numbers.
     turns : iterator of int, optional
-        Numbers the passes over rows that Spark feeds, of all such datasets of the coordinator.
+        Numbers the passes over rows that Spark feeds, for all such datasets of the coordinator.
     through : callable, optional
-        Is told each worker's number and that of the pass that it has been through.
+        Called with each worker's number and that of the pass that it has finished.
 
     Raises
     ------
     PlanError
-        If the function does not make its dataset itself: one that was made on the chief cannot travel to the workers.
+        If the function does not make its dataset itself: a dataset made on the chief cannot be sent to the workers.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class CoordinatedDataset:
         self._coordinator = coordinator
         self._function = function
         self._take_in = take_in
-        self._made_for = 0  # so many workers
+        self._made_for = 0  # number of workers
         self._turns = turns
         self._through = through
         self._turn = 0  # the number of the pass that was begun last; 0 if Spark feeds none
@@ -73,7 +73,7 @@ class CoordinatedDataset:
     def __iter__(self) -> Any:
         """Return the workers' iterators, as one value for ``coordinator.schedule``: each begins a pass.
 
-        Workers that were added to the cluster take part from now on.
+        Workers that were added to the cluster join from now on.
         """
         late = self._take_in() if self._take_in is not None else []
         if self._made_for != self._workers:
@@ -85,10 +85,10 @@ class CoordinatedDataset:
         return iter(self._datasets)
 
     def _share_with(self, late: list[int]) -> None:
-        """Have rows that are fed from now on shared with workers that have come late."""
+        """Share rows that are fed from now on with workers that joined late."""
         if not late or self._through is None:
             return
-        for worker in late:  # as if it had been through all before, in which it had no share
+        for worker in late:  # it counts as finished with all earlier passes, in which it had no share
             self._through(worker, max(0, self._turn - 1))
         if self._turns is not None:
             for worker in range(self._workers - len(late)):
@@ -99,15 +99,15 @@ class CoordinatedDataset:
         return len(self._coordinator._cluster.workers)
 
     def steps(self, step: Callable[..., Any]) -> Iterator[Any]:
-        """Have the workers go through a pass, each through its own rows, and give each step's result when it is done.
+        """Run one pass, each worker over its own rows, and yield each step's result when it is done.
 
-        The pass is over when every worker has come to its end: all rows of all workers have been through ``step`` then,
-        each once. A worker that is done before others takes no more steps.
+        The pass is over when every worker has finished its rows. Then ``step`` has used every row of every worker once.
+        A worker that finishes before the others takes no more steps.
 
         Parameters
         ----------
         step : callable
-            Takes an element (a tuple as its parts) and returns tensors, or None. It is made a ``tf.function`` and runs
+            Takes an element (of a tuple, its parts) and returns tensors, or None. It is made a ``tf.function`` and runs
             on the workers.
 
         Raises
@@ -138,7 +138,7 @@ class CoordinatedDataset:
                 else:
                     self._note_end(int(task), ended)
                     rest = _rest(len(ended))
-        except GeneratorExit:  # the caller has seen enough; what has been given out is still done
+        except GeneratorExit:  # the caller has stopped iterating; scheduled steps are still completed
             self._coordinator.join()
             raise
         except Exception as error:
@@ -171,9 +171,9 @@ class CoordinatedDataset:
 
 
 class _Flight:
-    """The steps that have been given out, and their results in the order in which they come.
+    """Scheduled steps, and their results in the order in which they come.
 
-    Each step is waited for in a thread of its own: that of a worker which stands still keeps nobody from the others'.
+    A separate thread waits for each step, so a worker that hangs does not delay the results of the others.
     """
 
     def __init__(self, most: int) -> None:
@@ -182,21 +182,21 @@ class _Flight:
         self._over = threading.Event()
         self._given: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
-        for number in range(most):  # which no exit waits for: who stands still may do so for long
+        for number in range(most):  # daemon threads, which the exit does not wait for: a worker may hang for long
             threading.Thread(target=self._fetch, name=f"tfos_nb step {number}", daemon=True).start()
 
     @property
     def has_room(self) -> bool:
-        """Whether another one may be given out."""
+        """Whether another step may be scheduled."""
         return self.steps < self._most
 
     def add(self, step: Any) -> None:
-        """Wait for a step that has been given out."""
+        """Add a scheduled step to wait for."""
         self.steps += 1
         self._given.put(step)
 
     def next_done(self) -> Any:
-        """Return the result of whichever step is done next; raise its error."""
+        """Return the result of the next step that is done, or raise its error."""
         result, error = self._done.get()
         self.steps -= 1
         if error is not None:
@@ -204,7 +204,7 @@ class _Flight:
         return result
 
     def end(self) -> None:
-        """Wait for no more steps than those that are under way."""
+        """Stop waiting threads after the scheduled steps."""
         self._over.set()
         for _ in range(self._most):
             self._given.put(None)
@@ -213,15 +213,16 @@ class _Flight:
         while (step := self._given.get()) is not None:
             try:
                 self._done.put((_result_of(step, self._over), None))
-            except Exception as error:  # noqa: BLE001 - it is raised where the result is wanted
+            except Exception as error:  # noqa: BLE001 - it is raised where the result is used
                 self._done.put((None, error))
 
 
 def _result_of(step: Any, over: threading.Event) -> Any:
-    """Fetch a step's result, wherever the step is done; raise what kept it from that when nobody wants it any more.
+    """Fetch a step's result, also from another worker after a loss; raise any other error at once.
 
-    A worker that is lost between a step and the copy of its result fails the copy, which TensorFlow makes here if
-    somebody waits for it; and then gives the step to another worker, whose result takes the place of the lost one.
+    If a worker is lost after a step but before its result was copied, the copy fails. TensorFlow makes that copy in the
+    waiting thread. TensorFlow then gives the step to another worker, whose result replaces the lost one. The loss
+    itself is raised only once no result is wanted any more.
     """
     import tensorflow as tf
 
@@ -237,7 +238,7 @@ def _result_of(step: Any, over: threading.Event) -> Any:
 
 
 def _went_with_its_worker(error: Any) -> bool:
-    """Whether a result was where nobody is any more, or somebody else is, who does not know of it."""
+    """Whether a result was on a lost worker, or its replacement does not have it."""
     import tensorflow as tf
 
     said = str(error)
@@ -259,14 +260,14 @@ def _element_spec(function: Callable[..., Any]) -> Any:
     traced = tf.function(look).get_concrete_function()
     if any(tensor.dtype is tf.variant for tensor in traced.captured_inputs):
         raise PlanError(
-            "coordinator_dataset: the function takes a tf.data.Dataset from outside it, which stays on the chief. Make "
-            "the dataset inside the function: it runs on each worker"
+            "coordinator_dataset: the function uses a tf.data.Dataset from outside it, which stays on the chief. Make "
+            "the dataset inside the function, which runs on each worker"
         )
     return found[0]
 
 
 def _rest(workers: int) -> Any:
-    """Return for how long each of so many workers rests, which have no rows: together they ask no more often."""
+    """Return how long each of ``workers`` workers without rows rests, so that all together ask at a fixed rate."""
     import tensorflow as tf
 
     return tf.constant(_REST * workers, tf.float32)
@@ -278,7 +279,7 @@ def _parts(element: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class _Empty:
-    """What a step gives for which there are no rows: zeros of the same kind, after a moment's rest."""
+    """Result of a step without rows: zeros of the same structure, after a short rest."""
 
     outcome: Any
 
@@ -290,7 +291,7 @@ class _Empty:
 
     @staticmethod
     def filled(result: Any) -> Any:
-        """Give a result that can be a branch's: nothing becomes a zero."""
+        """Return a result that can be a branch's value: None becomes a zero."""
         import tensorflow as tf
 
         return tf.constant(0) if result is None else result
@@ -303,6 +304,6 @@ def _zeros(tensor: Any) -> Any:
 
 
 def _cause(error: Exception) -> Exception:
-    """Find our own error in one of TensorFlow's, which holds it as text."""
+    """Return our own error from TensorFlow's, which contains it as text."""
     found = re.search(r"FeedFailed: (.+)", str(error))
     return FeedFailed(found[1]) if found else error

@@ -1,4 +1,4 @@
-"""What a node runs for an Estimator: the user's own training function, and the one that exports."""
+"""Programs that a node runs for an Estimator: the user's training function, and the export function."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["ExportProgram", "TrainProgram", "seed_everything"]
 
 @dataclass(frozen=True)
 class TrainProgram:
-    """Calls ``train_fn(args, ctx)``; of what it returns, data alone are passed on.
+    """Call ``train_fn(args, ctx)``, and return its result only if it is data.
 
     Parameters
     ----------
     train_fn : callable
         The user's.
     seed : int or None
-        What Python, NumPy and TensorFlow are seeded with before.
+        Seed for Python, NumPy and TensorFlow.
     """
 
     train_fn: Callable[[Any, Any], Any]
@@ -47,7 +47,7 @@ class TrainProgram:
 
 @dataclass(frozen=True)
 class ExportProgram:
-    """Calls ``export_fn(args)`` in a process of its own.
+    """Call ``export_fn(args)`` in a process of its own.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class ExportProgram:
 
 
 def _data(result: Any) -> Any:
-    """Return a result if it is data: nobody asked for another."""
+    """Return a result if it is data, else None: the caller does not need other results."""
     given = os.fspath(result) if isinstance(result, os.PathLike) else result
     try:
         wire.encode_result(given)

@@ -1,12 +1,12 @@
-"""Try whether the installed Keras, mended, trains several replicas to the numbers of one: ``python -m`` this module.
+"""Check that the installed Keras, with the patches, trains several replicas to the numbers of one: ``python -m``.
 
-The mends look for what they replace, and refuse a Keras that has not all of it. A Keras that has all of it may do
-something else with it, which shows in a training only. A small model is trained in a process of its own, on two devices
-that are parts of one CPU, and once more on one device: batch by batch on the same rows, a batch with fewer rows than
-devices among them. The process prints why not, or nothing.
+The patches look for the code that they replace, and refuse a Keras that does not have all of it. A Keras that has all
+of it may still use it in another way, which only a training shows. So a process of its own trains a small model twice:
+on two devices that are parts of one CPU, and on one device. Both train on the same batches, one of which has fewer rows
+than devices. The process prints the difference, or nothing.
 
-A driver asks an executor before it launches a cluster, once for an application, if the driver's Keras is not one of the
-versions that all tests were run with (:data:`tfos_nb.runtime.keras.versions.TESTED`).
+Before a launch, once for an application, the driver has an executor run this, if the Keras version is not one of those
+that all tests were run with (:data:`tfos_nb.runtime.keras.versions.TESTED`).
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class KerasProbe:
 
 # --- the process that checks ------------------------------------------------------------------------------------------
 
-_STEPS = ((5, 5), (3, 2))  # rows, and of a step: shares that differ, and a step that has a row for one device alone
+_STEPS = ((5, 5), (3, 2))  # rows, and rows of a step: uneven shares, and a step with a row for one device only
 _EPOCHS = 2
 _NEAR = 1e-4
 
 
 class _Rows:
-    """Rows as a node is fed them."""
+    """Rows as a node receives them."""
 
     def __init__(self, rows: int) -> None:
         import numpy as np
@@ -87,7 +87,7 @@ class _Rows:
 
 
 def _trained(strategy: Any, rows: int, batch: int) -> dict[str, Any]:
-    """Train a small model; return all numbers that came out of it."""
+    """Train a small model; return all its resulting numbers."""
     import keras
     import tensorflow as tf
 
@@ -96,7 +96,7 @@ def _trained(strategy: Any, rows: int, batch: int) -> dict[str, Any]:
     keras.backend.clear_session()
     keras.utils.set_random_seed(7)
     dataset = build_dataset(_Rows(rows), DatasetOptions(batch, "x", "y", "w"), print, alone=False)
-    if strategy.num_replicas_in_sync == 1:  # of an unknown number, Keras counts one step more at an epoch's end
+    if strategy.num_replicas_in_sync == 1:  # with an unknown number of steps, Keras counts one more at an epoch's end
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(-(-rows // batch)))
     with strategy.scope():
         inputs = keras.Input((3,))
@@ -114,7 +114,7 @@ def _trained(strategy: Any, rows: int, batch: int) -> dict[str, Any]:
 
 
 def check() -> str:
-    """Train on two devices and on one, in this process; return in which number they differ, or nothing."""
+    """Train on two devices and on one, in this process; return the first number that differs, or nothing."""
     import numpy as np
     import tensorflow as tf
 
@@ -144,7 +144,7 @@ def main() -> None:
     """Say in a line of standard output what is wrong, if anything is."""
     try:
         unlike = check()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is what would happen to a program
+    except Exception as error:  # noqa: BLE001 - a program would get the same error
         unlike = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     if unlike:
         sys.stdout.write(f"{_SAID}{unlike}\n")

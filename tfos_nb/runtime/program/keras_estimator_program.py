@@ -1,4 +1,4 @@
-"""What a node runs for a KerasEstimator: it builds the model, trains it on its share of the rows, and saves it."""
+"""Program that a node runs for a KerasEstimator: build the model, train it on the node's rows, and save it."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ __all__ = ["Columns", "Compiling", "KerasProgram"]
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns the model learns from.
+    """Columns that the model learns from.
 
     Parameters
     ----------
     x : str or tuple of str
-        The features: one column, or those that are called like the model's inputs.
+        The features: one column, or columns with the names of the model's inputs.
     y : str, list or dict
-        The label; or those of several outputs, in a list in the outputs' order or by their names.
+        The label, or the labels of several outputs, as a list in the outputs' order or by their names.
     weight : str or None
         The rows' weights.
     validation : bool
-        Whether there are validation rows.
+        Whether validation rows are fed.
     decode : frozenset of str
-        The features that hold encoded pictures.
+        The features that contain encoded images.
     """
 
     x: str | tuple[str, ...]
@@ -49,7 +49,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Compiling:
-    """What the model is compiled with: names, or configurations in Keras' own form. None: as it is compiled."""
+    """Arguments of ``compile``: names, or Keras' configurations. None keeps the model's own."""
 
     optimizer: Any = None
     loss: Any = None
@@ -59,25 +59,25 @@ class Compiling:
 
 @dataclass(frozen=True)
 class KerasProgram:
-    """Trains a Keras model.
+    """Train a Keras model.
 
     Parameters
     ----------
     model : bytes
-        A ``.keras`` file; empty: the function in ``code`` builds the model.
+        A ``.keras`` file. If it is empty, the function in ``code`` builds the model.
     code : bytes
-        Code of the user's, from :func:`tfos_nb.runtime.code.custom_objects.pack`: own classes, the function that builds
+        The user's code, from :func:`tfos_nb.runtime.code.custom_objects.pack`: own classes, the function that builds
         the model, and the callbacks as its only argument.
     columns, compiling
-        What is learned from, and how.
+        The columns to learn from, and the arguments of ``compile``.
     batch_size, epochs, shuffle : int
         As Keras and ``ctx.dataset`` take them.
     task : Task or None
-        What the model is for. None: what its loss says.
+        The model's task. None: derived from its loss.
     seed : int or None
-        Of weights and shuffling.
+        Seed of weights and shuffling.
     trusted : bool
-        ``model`` is a model object's of the user's in the driver's session: Python code in it may run.
+        Whether Python code in ``model`` may run: it is a model object of the user's, from the driver's session.
     """
 
     model: bytes = field(repr=False)
@@ -92,7 +92,7 @@ class KerasProgram:
     trusted: bool = False
 
     def __call__(self, args: Any, ctx: Any) -> dict[str, Any]:
-        """Train, and say where the model is and what it is for."""
+        """Train; return the model's path and task."""
         if self.seed is not None:
             seed_everything(self.seed)
         taken = custom_objects.unpack(self.code)
@@ -121,7 +121,7 @@ class KerasProgram:
         try:
             trained.fit(rows, validation_data=held_out, epochs=self.epochs, callbacks=callbacks, verbose=2)
         except Exception as error:
-            if inputs.failures:  # TensorFlow tells of it in a page of text
+            if inputs.failures:  # TensorFlow's own message is a page of text
                 raise inputs.failures[0] from error
             raise
         heads = outputs.heads(trained.loss, self.task)
@@ -143,10 +143,10 @@ class KerasProgram:
         import keras
 
         if not self.model:
-            assert taken.function is not None, "the driver has looked"
+            assert taken.function is not None, "the driver has checked"
             model = taken.function()
             if not isinstance(model, keras.Model):
-                raise PlanError(f"the function that builds the model returned a {type(model).__name__}: return it")
+                raise PlanError(f"the function must return a Keras model, got {type(model).__name__}: return the model")
             return model
         with tempfile.TemporaryDirectory(prefix="tfos_nb-model-") as directory:
             path = os.path.join(directory, "model.keras")
@@ -156,13 +156,13 @@ class KerasProgram:
             return keras.models.load_model(path, custom_objects=custom or None, safe_mode=not self.trusted)
 
     def _compiled(self, model: Any, own: Mapping[str, Any]) -> Any:
-        """Return the model that is trained: this one, or one of its layers with its outputs in one dictionary."""
+        """Return the model to train: this one, or one made of its layers with its outputs in one dictionary."""
         asked, outputs = self.compiling, Outputs.of(model)
         trained = outputs.flat(model) if outputs.is_deep else model
         if not trained.compiled or asked.optimizer is not None or asked.loss is not None or asked.metrics:
             loss = asked.loss if asked.loss is not None else getattr(model, "loss", None)
             if loss is None:
-                raise PlanError("the model is not compiled: compile it, or give loss= and optimizer=")
+                raise PlanError("the model is not compiled: compile it, or set loss= and optimizer=")
             outputs.check(self.columns.y, loss, asked.metrics)
             before = _compiled_with(model)
             optimizer = asked.optimizer or getattr(model, "optimizer", None) or "rmsprop"
@@ -182,18 +182,18 @@ class KerasProgram:
 
 @dataclass(frozen=True)
 class _Batches:
-    """Makes what Keras trains on of a batch of columns.
+    """Convert a batch of columns to Keras' inputs, labels and weights.
 
     Parameters
     ----------
     inputs : KerasInputs
-        Makes the model's inputs of the features.
+        Converts the features to the model's inputs.
     outputs : Outputs
-        What the labels are for.
+        The model's outputs, for the labels.
     labels : mapping
         The column of each output's label, by the output's name.
     alone : bool
-        Whether the label is a column of its own, not one of a dictionary.
+        Whether the label is a single column, not a dictionary of columns.
     """
 
     inputs: KerasInputs
@@ -202,16 +202,16 @@ class _Batches:
     alone: bool
 
     def of(self, dataset: Any) -> Any:
-        """Return a dataset of what Keras trains on."""
+        """Return the dataset for Keras."""
         import tensorflow as tf
 
         self.inputs.check(dataset.element_spec[0])
         return dataset.map(tf.autograph.experimental.do_not_convert(self.__call__))
 
     def __call__(self, x: Any, y: Any, *weight: Any) -> Any:
-        """Return the inputs, the labels and perhaps the weights of a batch.
+        """Return the inputs, the labels and, if given, the weights of a batch.
 
-        Labels of type ``double`` are cast as Keras casts those of an array: a metric may be a function that does not.
+        Labels of type ``double`` are cast as Keras casts an array's, since a metric that is a function may not do so.
         """
         import keras
         import tensorflow as tf
@@ -228,7 +228,7 @@ class _Batches:
 
 @contextlib.contextmanager
 def _known(own: Mapping[str, Any]) -> Any:
-    """Let Keras find the user's own code by its names, and save it under those that it was registered with."""
+    """Let Keras find the user's code by its names, and save it under its registered names."""
     import keras
 
     for name, value in own.items():
@@ -240,9 +240,9 @@ def _known(own: Mapping[str, Any]) -> Any:
 
 
 def _made(value: Any, kind: str, own: Mapping[str, Any]) -> Any:
-    """Make something of Keras of its description, or several; the name of a metric is left to Keras.
+    """Make Keras' objects from their descriptions; the name of a metric is left as it is.
 
-    Keras asks the loss what accuracy means.
+    Keras derives the meaning of "accuracy" from the loss.
     """
     import keras
 
@@ -258,7 +258,7 @@ def _made(value: Any, kind: str, own: Mapping[str, Any]) -> Any:
 
 
 def _compiled_with(model: Any) -> dict[str, Any]:
-    """Return what a model was compiled with beside its optimizer and loss: metrics, weights of losses, and switches."""
+    """Return a model's arguments of ``compile`` besides optimizer and loss: metrics, loss weights, and switches."""
     import keras
 
     config = (model.get_compile_config() if model.compiled else None) or {}

@@ -1,21 +1,20 @@
-"""How a coordinator goes on with a worker that comes back at another address, and takes in one that comes late.
+"""Let a coordinator continue with a worker that comes back at another address, and admit one that joins late.
 
-TensorFlow's ``ClusterCoordinator`` takes a worker back that comes again at its old address: a thread of its own sends
-the cluster's definition once more to all, and waits until all have answered. Here that thread waits first, until the
-driver has said where the lost worker is now, and writes that into the definition.
+TensorFlow's ``ClusterCoordinator`` takes back a worker that returns at its old address. One of its threads sends the
+cluster's definition again to all, and waits until all have answered. Here that thread first waits until the driver has
+sent the lost worker's new address, and writes it into the definition.
 
-A worker that the driver starts while others train is written into the definition too, and gets a thread of the
-coordinator's that gives it steps, between two passes: what each worker has of its own (datasets, iterators) is made for
-all of them then.
+A worker that the driver starts while others train is added to the definition too, between two passes. The coordinator
+gets a thread that gives it steps. Per-worker objects (datasets, iterators) are then made again for all workers.
 
-A worker that stands still, or whose host has fallen silent, must not keep the coordinator from the others
+A worker that hangs, or whose host is silent, must not block the coordinator's work with the others
 (:func:`each_alone`).
 
-While one worker is replaced another may answer that it cannot read what it was asked (:func:`unread`). It lives, and is
-asked again; TensorFlow by itself would give up the whole cluster.
+While one worker is replaced, another one may answer that it cannot read a request (:func:`unread`). It is alive, so the
+request is repeated; TensorFlow alone would give up the whole cluster.
 
 The threads and the definition are private to TensorFlow (``WorkerPreemptionHandler`` and ``Worker``, the same in 2.16
-to 2.21). Where they are otherwise, a lost worker means a new generation, as a lost chief does.
+to 2.21). If a TensorFlow differs, a lost worker causes a new generation, as a lost chief does.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ __all__ = ["ASKED_AGAIN", "Peers", "each_alone", "unread"]
 
 logger = logging.getLogger(__name__)
 
-ASKED_AGAIN = 3  # times in a row that a worker is asked what it cannot read; then it is not the connection's fault
+ASKED_AGAIN = 3  # repeats of a request that a worker cannot read; after that the connection is not the cause
 _LOOKED_FOR_EVERY = 2.0  # seconds
-_STANDS_STILL = 30.0  # seconds after which an answer that takes less than one does not come any more
+_STANDS_STILL = 30.0  # seconds after which an answer that normally takes less than one will not come
 
 
 class Peers:
-    """Where this node's peers are, as far as that has changed since it was started."""
+    """Addresses of this node's peers that have changed since it was started."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -54,13 +53,13 @@ class Peers:
         self._definition: Any = None
 
     def moved(self, message: Moved) -> None:
-        """Learn where a worker is now."""
+        """Record a worker's new address."""
         with self._changed:
             self._moved[Node.parse(message.node).index] = message.address
             self._changed.notify_all()
 
     def followed_by(self, coordinator: Any) -> bool:
-        """Have a ``ClusterCoordinator`` go on with workers that move; whether that is possible."""
+        """Let a ``ClusterCoordinator`` continue with workers that move; return whether that is possible."""
         from tensorflow.python.eager import context
 
         try:
@@ -72,15 +71,15 @@ class Peers:
             self._coordinator, self._definition = coordinator, definition
         except (AttributeError, StopIteration) as error:
             logger.warning(
-                "a lost worker will end this generation: TensorFlow's coordinator is another one (%r)", error
+                "a lost worker will end this generation: this TensorFlow's coordinator is not supported (%r)", error
             )
             return False
         return True
 
     def take_in(self) -> list[int]:
-        """Have the coordinator give steps to workers that have come late, too; return their numbers.
+        """Admit workers that joined late to the coordinator; return their numbers.
 
-        Where some have come it waits first until no step is under way.
+        If some have joined, it first waits until no step is running.
         """
         if self._coordinator is None:
             return []
@@ -109,12 +108,13 @@ class Peers:
             counts._num_workers += len(late)
         cluster.workers += [Worker(index, f"/job:worker/replica:0/task:{index}", cluster) for index in late]
         for index, address in late.items():
-            logger.info("worker:%d has come, and is at %s", index, address)
+            logger.info("worker:%d has joined, at %s", index, address)
 
     def find(self, workers: Any) -> None:
-        """Wait until every worker answers, where it was or where it has moved to, and put the new addresses in place.
+        """Wait until every worker answers, at its old or its new address, and record the new addresses.
 
-        One whose network was gone answers where it was. While one is waited for another may go: all are asked again.
+        A worker whose network failed answers at its old address. While one is awaited another may be lost, so all are
+        asked again.
         """
         while silent := [index for index in sorted(workers) if not _is_there(workers[index])]:
             for index, address in self._new_places(silent, workers).items():
@@ -123,10 +123,10 @@ class Peers:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Have TensorFlow ask the workers for the cluster's definition; end this process if it waits for who is gone.
+        """Watch TensorFlow's update of the cluster's definition; end this process if it waits for a lost worker.
 
-        TensorFlow asks without a limit, and its question cannot be taken back. A worker that goes while it is asked
-        is known to be somewhere else after a while; from a process that is ended a new generation begins.
+        TensorFlow's request to the workers has no time limit and cannot be cancelled. If a worker is lost during it,
+        the driver reports its new address after a while. The end of this process then starts a new generation.
         """
         over = threading.Event()
         with self._changed:
@@ -147,7 +147,7 @@ class Peers:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _new_places(self, silent: list[int], workers: Any) -> dict[int, str]:
-        """Wait, not for long, until one of these workers has moved; return where those are that have."""
+        """Wait a short time until one of these workers has moved; return the new addresses."""
 
         def moved() -> dict[int, str]:
             known = self._moved
@@ -158,7 +158,7 @@ class Peers:
 
 
 def _workers_of(jobs: Any) -> Any:
-    """Return what is said of the workers, by number, in a list of all jobs."""
+    """Return the workers' entries, by number, from a list of all jobs."""
     return next(job.tasks for job in jobs if job.name == Role.WORKER.value)
 
 
@@ -168,10 +168,10 @@ def _is_there(address: str) -> bool:
 
 
 def each_alone() -> None:
-    """Have each of a coordinator's threads, one a worker, wait for its own worker alone.
+    """Let each thread of a coordinator, one for each worker, wait only for its own worker.
 
-    TensorFlow has them share the default executor between their steps. There lie what is asked of a worker that
-    does not answer, if only that it drop a result; and who leaves ``context.executor_scope`` waits for all of it.
+    TensorFlow lets them share the default executor between their steps. Requests to a worker that does not answer stay
+    in it, even one to delete a result. A thread that leaves ``context.executor_scope`` waits for all of them.
     """
     from tensorflow.python.distribute.coordinator import cluster_coordinator
     from tensorflow.python.eager import context, executor
@@ -181,7 +181,7 @@ def each_alone() -> None:
         process = worker._process_queue
     except AttributeError as error:
         logger.warning(
-            "a worker that stands still may halt the others: TensorFlow's coordinator is another (%r)", error
+            "a worker that hangs may block the others: this TensorFlow's coordinator is not supported (%r)", error
         )
         return
     if hasattr(process, "each_alone"):
@@ -191,7 +191,7 @@ def each_alone() -> None:
     def process_alone(self: Any) -> None:
         context.context().executor = own = executor.new_executor(enable_async=False)  # of this thread
         process(self)
-        del own  # until here: TensorFlow holds no reference to it
+        del own  # kept until here, because TensorFlow holds no reference to it
 
     process_alone.each_alone = True  # type: ignore[attr-defined]
     worker._process_queue = process_alone
@@ -199,7 +199,7 @@ def each_alone() -> None:
 
 @dataclass(frozen=True)
 class _Update:
-    """TensorFlow's ``update_server_def``, which first finds those that have moved."""
+    """TensorFlow's ``update_server_def``, which first finds the workers that have moved."""
 
     peers: Peers
     workers: Any
@@ -212,10 +212,10 @@ class _Update:
 
 
 def unread(error: Exception) -> bool:
-    """Whether a worker that lives says that it could not read a request.
+    """Whether a living worker answered that it could not read a request.
 
-    So gRPC's server answers a call that ends without a message, or with one that it cannot make out: INTERNAL, which
-    TensorFlow takes for a mistake of the program's.
+    gRPC's server answers INTERNAL to a call that ends without a message, or with one that it cannot parse. TensorFlow
+    takes this for an error of the program.
     """
     import tensorflow as tf
 
@@ -225,9 +225,9 @@ def unread(error: Exception) -> bool:
 
 
 class _AskedAgain:
-    """TensorFlow's ``wait_on_failure``, which has a worker do again what it could not read.
+    """TensorFlow's ``wait_on_failure``, which repeats a request that a worker could not read.
 
-    Nothing of the worker's is made anew, as it would be after a loss: it has its rows still.
+    The worker's objects are not made again, as they would be after a loss: it still has its rows.
     """
 
     def __init__(self, original: Callable[..., Any]) -> None:
@@ -247,5 +247,5 @@ class _AskedAgain:
                 if again is None or not unread(error) or self._in_a_row[where] >= ASKED_AGAIN:
                     raise
                 self._in_a_row[where] += 1
-                logger.warning("%s could not read what it was asked, and is asked again: %s", where, error)
+                logger.warning("%s could not read a request, which is repeated: %s", where, error)
                 again()

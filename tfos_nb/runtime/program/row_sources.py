@@ -1,4 +1,4 @@
-"""Where a node's rows can come from: Spark's feed, validation rows, a stream's micro-batches, and files."""
+"""Sources of a node's rows: Spark's feed, validation rows, a stream's micro-batches, and files."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ logger = logging.getLogger(__name__)
 
 
 class RowSources:
-    """The datasets that ``ctx`` makes.
+    """Make the datasets of ``ctx``.
 
     Parameters
     ----------
     member : Member
-        This node's place: which share is its own.
+        This node's place, which determines its share.
     queues : RowQueues
-        What Spark feeds.
+        The rows that Spark feeds.
     failed : callable
-        Called with an error of the rows, which comes out of TensorFlow as another kind.
+        Called with an error of the rows, which TensorFlow would raise as another type.
     """
 
     def __init__(self, member: Member, queues: RowQueues, failed: Callable[[FeedFailed], object]) -> None:
@@ -52,17 +52,17 @@ class RowSources:
         return self._dataset(ValidationRows(self._queues.of(queue)), options)
 
     def batches(self, after: int, queue: str) -> Iterator[int]:
-        """Go through the micro-batches of a stream."""
+        """Iterate over the micro-batches of a stream."""
         while (number := self._queues.of(queue).next_batch(after)) is not None:
             yield number
 
     @property
     def batch_number(self) -> int | None:
-        """The micro-batch that is given out, or was last."""
+        """The micro-batch that was handed out last."""
         return self._queues.default.batch
 
     def stop_feeding(self, queue: str) -> None:
-        """Want no more of the call of ``train`` whose rows are given out."""
+        """Want no more rows of the current call of ``train``."""
         logger.info("no more rows are wanted")
         self._queues.of(queue).enough_of_pass()
 
@@ -89,5 +89,5 @@ class RowSources:
         return {name: self._queues.of(name).begun for name in self._queues.names}
 
     def passes_missed(self) -> int:
-        """Count the passes that were asked for when no more were to come, of all queues."""
+        """Count the passes, of all queues, that were asked for after the last one."""
         return sum(self._queues.of(name).missed for name in self._queues.names)

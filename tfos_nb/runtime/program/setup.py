@@ -1,4 +1,4 @@
-"""What a node does to TensorFlow and Keras before and while the user's ``main`` runs."""
+"""Patch TensorFlow and Keras before and while the user's ``main`` runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["autolog", "keep_fits", "patch_keras_fit", "progress_callback"]
 
 
 def patch_keras_fit() -> str:
-    """Mend Keras' ``fit``, have what would hang or fail refused with a reason, and TensorFlow not wait for its tuning.
+    """Patch Keras' ``fit``, refuse calls that would hang or fail, and stop TensorFlow from waiting for its tuning.
 
-    Returns a line for the log: what was mended of Keras.
+    Returns a line for the log: which parts of Keras were patched.
     """
     note = fit.patch_keras_fit()
     refuse_what_fails()

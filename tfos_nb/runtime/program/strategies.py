@@ -1,6 +1,6 @@
-"""What ``ctx.strategy`` builds: TensorFlow's strategies, told what this cluster is, and refused where they would hang.
+"""Build TensorFlow's strategies for ``ctx.strategy``, configured for this cluster, and refuse those that would hang.
 
-The kinds, and what TensorFlow calls them::
+The kinds, and their names in TensorFlow::
 
     sync       MultiWorkerMirroredStrategy     every worker has the model; gradients are added up in each step
     async      ParameterServerStrategy         the variables are on the ps; the chief gives steps to the workers
@@ -47,24 +47,24 @@ _ASK_PROTOCOL = (
     "except Exception as error: print(f'refused: {error}')"
 )
 _PROBE_SECONDS = 120.0
-_AWAITED = 60.0  # seconds for which a node looks for another's server before it leaves that to TensorFlow
+_AWAITED = 60.0  # seconds for which a node waits for another's server before it leaves the wait to TensorFlow
 _LOOKS_EVERY = 0.01
 
 
 @dataclass(frozen=True)
 class Member:
-    """A node of a cluster, as the strategies need to know it.
+    """A node of a cluster, with the facts that the strategies need.
 
     Parameters
     ----------
     node : Node
-        Which it is.
+        The node.
     cluster_spec : mapping of str to sequence of str
         All nodes' addresses, by role.
     gpus : sequence of str
         The GPUs that Spark gave it; every node that trains has as many.
     chief_trains : bool
-        Whether a chief trains as the workers do, although there are parameter servers.
+        Whether a chief trains like the workers, even with parameter servers.
 
     Examples
     --------
@@ -85,7 +85,7 @@ class Member:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this node saves and speaks for the cluster: the chief, or ``worker:0`` where there is none."""
+        """Whether this node saves, and its result is the cluster's: the chief, or ``worker:0`` without a chief."""
         has_chief = Role.CHIEF.value in self.cluster_spec
         return self.node.role is Role.CHIEF or (self.node == Node(Role.WORKER, 0) and not has_chief)
 
@@ -122,12 +122,12 @@ class Member:
         return len(self.cluster_spec.get(role.value, ()))
 
     def kind_of(self, asked: str) -> str:
-        """Return the kind that is meant on this node; refuse one that cannot be.
+        """Return the kind that applies on this node; refuse one that is not possible.
 
         Raises
         ------
         PlanError
-            If there is no such kind, or the cluster's roles do not fit it: TensorFlow would wait for ever.
+            If the kind is not known, or does not fit the cluster's roles: TensorFlow would wait for ever.
         """
         if asked not in KINDS:
             raise PlanError(f"strategy must be one of {', '.join(KINDS)}, got {asked!r}")
@@ -135,8 +135,8 @@ class Member:
         kind = ("async" if has_ps else "sync") if asked == "auto" else asked
         if kind == "async" and not has_ps:
             raise PlanError(
-                "strategy('async'): it keeps the variables on parameter servers, and this cluster has none. Launch it "
-                "with ps=1 (--ps 1)"
+                "strategy('async') keeps the variables on parameter servers, and this cluster has none: launch it with "
+                "ps=1 (--ps 1)"
             )
         if kind == "sync" and has_ps:
             raise PlanError(_SYNC_WITH_PS)
@@ -146,11 +146,11 @@ class Member:
 
     def _not_the_chief(self, call: str) -> str:
         if Role.CHIEF.value not in self.cluster_spec:
-            return f"{call}: there is no chief to coordinate. Launch with parameter servers and leave chief out"
+            return f"{call} needs a chief that coordinates: launch with parameter servers and leave chief out"
         remedy = "evaluates with a strategy of its own: ctx.strategy('one')"
         if self.node.role is not Role.EVALUATOR:
             remedy = "serves it: begin main with `if not ctx.is_chief: return ctx.serve()`"
-        return f"{call}: the chief alone coordinates, and {self.node} {remedy}"
+        return f"{call}: only the chief coordinates, and {self.node} {remedy}"
 
     def strategy(self, kind: str, options: Mapping[str, Any]) -> Any:
         """Build the strategy; ``options`` are those of :meth:`NodeContext.strategy`."""
@@ -188,7 +188,7 @@ class Member:
         if asked == "nccl" and not (self.gpus and seen):
             lacks = "TensorFlow sees no GPU here" if self.gpus else "this cluster's nodes have no GPUs (gpus=1)"
             raise PlanError(
-                f"communication='nccl': it joins GPUs, and {lacks}. Leave 'auto', which takes what is there"
+                f"communication='nccl' connects GPUs, and {lacks}: use 'auto', which chooses by the available devices"
             )
         if asked == "auto" and self.gpus and not seen:
             logger.warning("Spark gave this node GPU %s, but TensorFlow sees none", ", ".join(self.gpus))
@@ -204,7 +204,7 @@ class Member:
         return tf.distribute.ParameterServerStrategy(resolver, variable_partitioner)
 
     def resolver(self, protocol: str = "") -> Any:
-        """Return TensorFlow's resolver of this cluster, without the evaluators, who take no part in training."""
+        """Return TensorFlow's resolver of this cluster, without the evaluators, which do not train."""
         import tensorflow as tf
 
         return tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -224,7 +224,7 @@ class Member:
         import tensorflow as tf
 
         if self.node.role is Role.EVALUATOR:
-            raise PlanError(f"{self.node} takes no part in training, so it has nothing to serve")
+            raise PlanError(f"{self.node} does not train, so it cannot serve: call serve() on the other nodes only")
         return tf.distribute.Server(
             self.training_spec,
             job_name=self.node.role.value,
@@ -234,7 +234,7 @@ class Member:
         )
 
     def connect(self, protocol: str = "") -> list[str]:
-        """Make the devices of the nodes that serve this node's own; return the names of all."""
+        """Make the devices of the serving nodes usable on this node; return the names of all."""
         import tensorflow as tf
 
         tf.config.experimental_connect_to_cluster(
@@ -247,8 +247,8 @@ class Member:
 
 
 _SYNC_WITH_PS = (
-    "strategy('sync'): in a cluster with parameter servers MultiWorkerMirroredStrategy waits for ever. Launch it with "
-    "ps=0, or take ctx.strategy('async')"
+    "strategy('sync') would wait for ever in a cluster with parameter servers (MultiWorkerMirroredStrategy): launch "
+    "the cluster with ps=0, or use ctx.strategy('async')"
 )
 
 
@@ -258,12 +258,12 @@ def mirrored(devices: int | Sequence[str] | None = None) -> Any:
     Parameters
     ----------
     devices : int or sequence of str, optional
-        Their names; or how many: of the GPUs, or, where there are none, the parts that the CPU is cut into.
+        Their names, or a number: of GPUs or, on a node without GPUs, of parts into which the CPU is divided.
 
     Raises
     ------
     PlanError
-        If there are too few GPUs, or the CPU can no longer be cut.
+        If the node has too few GPUs, or the CPU can no longer be divided.
     """
     import tensorflow as tf
 
@@ -271,7 +271,9 @@ def mirrored(devices: int | Sequence[str] | None = None) -> Any:
         return tf.distribute.MirroredStrategy(devices)
     gpus = tf.config.list_physical_devices("GPU")
     if devices < 1 or (gpus and devices > len(gpus)):
-        raise PlanError(f"devices={devices}: this node has {len(gpus) or 'no'} GPUs; give a number from 1 up to theirs")
+        raise PlanError(
+            f"devices must be 1 or more, on a node with GPUs at most their number ({len(gpus)}), got {devices}"
+        )
     if gpus:
         return tf.distribute.MirroredStrategy([f"/gpu:{index}" for index in range(devices)])
     cut_cpu(devices)
@@ -279,7 +281,7 @@ def mirrored(devices: int | Sequence[str] | None = None) -> Any:
 
 
 def cut_cpu(parts: int) -> None:
-    """Have TensorFlow see the CPU as so many devices; only before it has used it."""
+    """Divide the CPU into ``parts`` devices for TensorFlow; possible only before TensorFlow has used it."""
     import tensorflow as tf
 
     (cpu,) = tf.config.list_physical_devices("CPU")
@@ -290,7 +292,8 @@ def cut_cpu(parts: int) -> None:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * parts)
     except RuntimeError as error:
         raise PlanError(
-            f"devices={parts}: TensorFlow has already used the CPU as it is ({error}). Build the strategy first in main"
+            f"devices={parts}: TensorFlow has used the CPU already, so it cannot be divided ({error}). Build the "
+            "strategy first in main"
         ) from error
 
 
@@ -302,7 +305,7 @@ def mesh(member: Member, dimensions: Mapping[str, int], kind: str) -> Any:
     roles = [role for role in (Role.CHIEF.value, Role.WORKER.value) if role in member.cluster_spec]
     jobs = [address for role in roles for address in member.cluster_spec[role]]
     if member.node.role.value not in roles:
-        raise PlanError(f"mesh: it spans the nodes that train, and {member.node} does not")
+        raise PlanError(f"mesh must be called on nodes that train, and {member.node} does not train")
     position = jobs.index(member.cluster_spec[member.node.role.value][member.node.index])
     os.environ["DTENSOR_CLIENT_ID"] = str(position)
     os.environ["DTENSOR_NUM_CLIENTS"] = str(len(jobs))
@@ -320,10 +323,10 @@ def mesh(member: Member, dimensions: Mapping[str, int], kind: str) -> Any:
 
 
 def await_servers(addresses: Sequence[str]) -> None:
-    """Wait until TensorFlow's servers at these addresses run, for a minute at the most.
+    """Wait until TensorFlow's servers at these addresses run, at most a minute.
 
-    TensorFlow waits for them too, but where it finds one that does not listen yet, it looks again a second later, as
-    was measured with 2.21.
+    TensorFlow waits for them too, but it tries again only a second after it found a server that did not listen yet
+    (measured with 2.21).
     """
     deadline, pause = time.monotonic() + _AWAITED, threading.Event()
     for address in addresses:
@@ -333,7 +336,7 @@ def await_servers(addresses: Sequence[str]) -> None:
 
 
 def _await_leader() -> None:
-    """Wait for the server that a synchronous strategy of this node's is to join, if it is another's."""
+    """Wait for the leader's server, which a synchronous strategy of this node joins, if it is another node's."""
     config = json.loads(os.environ.get("TF_CONFIG") or "{}")
     cluster, task = config.get("cluster", {}), config.get("task", {})
     leader = next((role for role in (Role.CHIEF.value, Role.WORKER.value) if cluster.get(role)), "")
@@ -365,15 +368,15 @@ def check_protocol(protocol: str) -> str:
         found = _FACTORY.search(str(error))
         names = [name.removesuffix("_SERVER").lower().replace("_", "+") for name in found[1].split()] if found else []
         raise PlanError(
-            f"protocol={protocol!r}: TensorFlow {tf.__version__} was built without it; it has "
-            f"{', '.join(names) or 'grpc'}. Between GPUs NCCL takes the fast network by itself, whatever the protocol"
+            f"protocol={protocol!r}: TensorFlow {tf.__version__} was built without it; use one of "
+            f"{', '.join(names) or 'grpc'}. NCCL uses the fast network between GPUs with any protocol"
         ) from None
     return protocol
 
 
 @dataclass(frozen=True)
 class ProtocolProbe:
-    """A Spark task that asks an executor's TensorFlow for a protocol: one row, with the reason for a refusal or ''."""
+    """Spark task that checks an executor's TensorFlow for a protocol: one row, with the reason for a refusal or ''."""
 
     protocol: str
     python_path: tuple[str, ...] = ()
@@ -390,11 +393,11 @@ class ProtocolProbe:
 
 
 def refuse_what_fails() -> None:
-    """Have TensorFlow and Keras refuse, with a reason, what they would hang in or fail in without one.
+    """Patch TensorFlow and Keras to refuse, with a reason, calls that would hang or fail without one.
 
-    MultiWorkerMirroredStrategy in a cluster with parameter servers waits for ever; Keras 3's ``fit`` under
+    MultiWorkerMirroredStrategy in a cluster with parameter servers waits for ever. Keras 3's ``fit`` under
     ParameterServerStrategy fails with advice that does not help. MultiWorkerMirroredStrategy after the first operation
-    of TensorFlow says nothing of that operation.
+    of TensorFlow fails with a message that does not mention that operation.
     """
     import tensorflow as tf
 
@@ -405,7 +408,7 @@ def refuse_what_fails() -> None:
     import keras
 
     model: Any = keras.Model
-    if hasattr(model, "distribute_strategy"):  # another backend's has none, and does not run under a strategy
+    if hasattr(model, "distribute_strategy"):  # another backend's model has none, and does not run under a strategy
         for name in ("fit", "evaluate", "predict"):
             _before(model, name, _refuse_keras3)
 

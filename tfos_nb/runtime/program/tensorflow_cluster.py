@@ -1,4 +1,4 @@
-"""This node's part in TensorFlow's own cluster: strategies, servers, the coordinator and its datasets."""
+"""TensorFlow's own cluster on this node: strategies, servers, the coordinator and its datasets."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["CoordinatorCalls", "TensorFlowCluster"]
 
 @dataclass(frozen=True)
 class CoordinatorCalls:
-    """What a node's process does for a program that serves or coordinates.
+    """Callbacks of a program that serves or coordinates into its node's process.
 
     Attributes
     ----------
     coordinating : callable
-        Called before TensorFlow waits for the servers of the others; the driver knows whether they come.
+        Called before TensorFlow waits for the other nodes' servers; the driver knows whether they will come.
     coordinated : callable
-        Called with the coordinator; returns what is told of each worker's passes, by worker and number.
+        Called with the coordinator. Returns a callback for finished passes, which takes a worker and a pass' number.
     late : callable
-        Returns the workers that have come since it was called last.
+        Admits the workers that joined since the last call, and returns their numbers.
     serving : callable
         Called when this node's server runs.
     """
@@ -43,18 +43,18 @@ class CoordinatorCalls:
 
 
 class TensorFlowCluster:
-    """What ``ctx`` asks TensorFlow for, told what this cluster is.
+    """TensorFlow's objects for ``ctx``, configured for this cluster.
 
     Parameters
     ----------
     member : Member
         This node's place.
     rows : RowQueue
-        Its rows, which a coordinator has its worker read.
+        Its rows, which a worker reads for the coordinator.
     stopping : threading.Event
         Set when the user has asked the cluster to stop.
     calls : CoordinatorCalls
-        What the process does meanwhile.
+        Callbacks into the node's process.
     """
 
     def __init__(self, member: Member, rows: RowQueue, stopping: threading.Event, calls: CoordinatorCalls) -> None:
@@ -67,14 +67,14 @@ class TensorFlowCluster:
         self._turns = itertools.count(1)  # passes over rows that Spark feeds, of all its datasets
 
     def strategy(self, kind: str, options: Mapping[str, Any]) -> Any:
-        """Return the strategy of a kind; that of the coordinator is the same one however often it is asked for."""
+        """Return the strategy of a kind; each call returns the same one for the coordinator."""
         meant = self.member.kind_of(kind)
         if meant == "async":
             return self.coordinator(options).strategy
         return self.member.strategy(meant, options)
 
     def coordinator(self, options: Mapping[str, Any]) -> Any:
-        """Return TensorFlow's coordinator, made when it is asked for first."""
+        """Return TensorFlow's coordinator, which the first call makes."""
         self.member.kind_of("async")
         if self._coordinator is None:
             self._coordinator = self._coordinate(options)
@@ -83,7 +83,7 @@ class TensorFlowCluster:
     def _coordinate(self, options: Mapping[str, Any]) -> Any:
         import tensorflow as tf
 
-        self._calls.coordinating()  # TensorFlow waits for servers that never come: the driver knows better
+        self._calls.coordinating()  # TensorFlow would wait for ever for a missing server; the driver would not
         each_alone()
         coordinator = tf.distribute.coordinator.ClusterCoordinator(self.member.strategy("async", options))
         self._through = self._calls.coordinated(coordinator)
@@ -92,7 +92,7 @@ class TensorFlowCluster:
     def coordinator_dataset(
         self, batch_size: int | Callable[[], Any], repeat: bool, options: Mapping[str, Any]
     ) -> CoordinatedDataset:
-        """Return the workers' rows for the coordinator, or what a function of the user's gives on each of them."""
+        """Return the workers' rows for the coordinator, or the datasets that a user's function makes on each worker."""
         from tfos_nb.runtime.datasets.dataset import DatasetOptions
         from tfos_nb.runtime.program.coordinator import FedDataset, fed_columns
         from tfos_nb.runtime.program.coordinator_steps import CoordinatedDataset
@@ -100,13 +100,15 @@ class TensorFlowCluster:
         coordinator = self.coordinator({})
         if callable(batch_size):
             if options or repeat:
-                raise PlanError(f"{', '.join(options) or 'repeat'}: for rows from Spark; a function says it itself")
+                raise PlanError(
+                    f"{', '.join(options) or 'repeat'} applies only to rows from Spark: do it in the dataset function"
+                )
             return CoordinatedDataset(coordinator, batch_size, self._calls.late, None, self._through)
         unknown = [name for name in ("class_weight", "sparse") if options.get(name)]
         if unknown:
-            raise PlanError(f"coordinator_dataset takes no {', '.join(unknown)}: do it in the step")
+            raise PlanError(f"coordinator_dataset does not support {', '.join(unknown)}: do it in the step")
         chosen = DatasetOptions(batch_size, **options)
-        self._rows.ask()  # for the workers, which do not know what the state holds
+        self._rows.ask()  # on behalf of the workers, which do not know the restored state
         function = FedDataset(chosen, fed_columns(chosen, self._stopping), repeat)
         return CoordinatedDataset(coordinator, function, self._calls.late, self._turns, self._through)
 
@@ -123,7 +125,7 @@ class TensorFlowCluster:
         server.join()
 
     def connect(self, protocol: str) -> list[str]:
-        """Make the devices of the nodes that serve usable by name here; return the names of all."""
+        """Make the devices of the serving nodes usable by name here; return the names of all."""
         self._calls.coordinating()
         return self.member.connect(protocol)
 

@@ -1,5 +1,5 @@
-"""What a training goes on from after a loss: checkpoints, and states that the supervisors hold in memory.
+"""States from which a training continues after a loss: checkpoints, and states that the supervisors hold in memory.
 
-In come a program's states, with how far it is in its rows; out comes the state of one moment on all nodes. It imports
-the feed, whose positions it keeps, and what lies below.
+The input is a program's states, with its position in the rows. The output is the state of one moment on all nodes. It
+imports the feed, whose positions it keeps, and the packages below.
 """

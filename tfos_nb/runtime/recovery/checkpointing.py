@@ -1,4 +1,4 @@
-"""What ``ctx.checkpoint`` and ``ctx.resume`` do: a state, and how far its program has come, written as one.
+"""Implement ``ctx.checkpoint`` and ``ctx.resume``: write a state together with the program's position.
 
 ::
 
@@ -131,7 +131,7 @@ class Checkpoints:
         import tensorflow as tf
 
         if type(epoch) is not int or epoch < 0:
-            raise ValueError(f"epoch must be the number of epochs that the state holds, 0 or more, got {epoch!r}")
+            raise ValueError(f"epoch must be the number of epochs that the state includes, 0 or more, got {epoch!r}")
         if rows is not None and (type(rows) is not int or rows < 0):
             raise ValueError(f"rows must be the number of rows since the last whole epoch, 0 or more, got {rows!r}")
         state = tf.train.Checkpoint(**_named(model, objects))
@@ -203,10 +203,12 @@ class Checkpoints:
                 tf.train.Checkpoint(**named).read(f"{folder}/{_STATE}").assert_existing_objects_matched()
             except (AssertionError, ValueError, tf.errors.OpError) as error:
                 here = without_password(self.directory)
-                raise TfosError(f"the state in {here} is not of what was given to ctx.resume: {error}") from error
+                raise TfosError(
+                    f"the state in {here} does not match the objects given to ctx.resume: {error}"
+                ) from error
         self._from = name
         self._rows.resume(epoch, "" if _is_of_a_whole_epoch(name) else name)
-        logger.info("goes on after epoch %d, from %s/%s", epoch, without_password(self.directory), name)
+        logger.info("continues after epoch %d, from %s/%s", epoch, without_password(self.directory), name)
         return Resumed(epoch)
 
     def _may_go_on(self, name: str, says: Mapping[str, int]) -> bool:
@@ -314,7 +316,7 @@ def _is_of_a_whole_epoch(name: str) -> bool:
 
 
 def _nothing() -> None:
-    """Tell nobody: one who joins has to wait for the end of a pass."""
+    """Send nothing: a node that joins must wait for the end of a pass."""
 
 
 def _write(state: Any, folder: str, epoch: int, generation: int) -> None:
@@ -329,7 +331,7 @@ def _named(model: Any, objects: dict[str, Any]) -> dict[str, Any]:
     if optimizer is not None:
         named["model_optimizer"] = optimizer
     if not named:
-        raise ValueError("give what is to be saved: ctx.checkpoint(model, epoch=1), or variables by name")
+        raise ValueError("ctx.checkpoint needs objects to save: ctx.checkpoint(model, epoch=1), or variables by name")
     return named
 
 

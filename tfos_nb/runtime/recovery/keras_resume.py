@@ -45,8 +45,9 @@ def _save_whole_epochs(keras: Any) -> None:
     def on_train_begin_of_whole_epochs(self: Any, logs: Any = None) -> None:
         if self.save_freq != "epoch" and (self.save_freq or takes_false_for_one):
             _log.warning(
-                "BackupAndRestore(save_freq=%r) saves at the end of each epoch here: from a state amid an epoch Keras "
-                "would train on some rows twice. ctx.checkpoint(rows=…) saves one that would not",
+                "BackupAndRestore(save_freq=%r) saves only at the end of each epoch here: from a state in the "
+                "middle of an epoch Keras "
+                "would train on some rows twice. ctx.checkpoint(rows=…) saves a state that avoids this",
                 self.save_freq,
             )
             self.save_freq = "epoch"

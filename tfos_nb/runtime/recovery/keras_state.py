@@ -1,13 +1,13 @@
-"""A Keras ``fit`` that keeps its state in memory after each epoch, and goes on from there after a loss.
+"""Keep the state of a Keras ``fit`` in memory after each epoch, and continue from it after a loss.
 
-No line of the user's is needed. Each worker keeps the model's and the optimizer's variables, and how many passes over
-the rows they have been through (:mod:`tfos_nb.runtime.recovery.memory_state`). In the next generation the worker with
-the latest state hands it to those that have an earlier one or none; the rows are fed from the next pass on.
+The user's program needs no code for this. Each worker keeps the model's and the optimizer's variables, and the number
+of passes that they include (:mod:`tfos_nb.runtime.recovery.memory_state`). In the next generation the worker with the
+latest state sends it to those that have an earlier one or none. The rows are fed from the next pass on.
 
-The first ``fit`` of ``main`` is kept, also when it is over and others follow. Where it would not be exact nothing is,
-and ``main`` begins anew: a ``fit`` with ``steps_per_epoch``, whose epochs are no passes; one that callbacks ended
-before its time; independent workers, each with a model of its own. A ``fit`` with the user's own ``BackupAndRestore``
-is left to that.
+The state of ``main``'s first ``fit`` is kept, also after it has ended and others follow. If the state would not be
+exact, none is kept, and ``main`` starts from the beginning. This is so for a ``fit`` with ``steps_per_epoch``, whose
+epochs are not passes; for one that callbacks ended early; and for independent workers, each with a model of its own. A
+``fit`` with the user's own ``BackupAndRestore`` is left to that callback.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _fitting(state: State | None, variables: list[Any]) -> State | None:
         return None
     wanted = [[variable.dtype.name, list(variable.shape)] for variable in variables]
     if state.index != wanted:
-        _log.warning("the state in memory is not of this model: fit begins anew")
+        _log.warning("the state in memory is not of this model: fit starts from the beginning")
         return None
     return state
 

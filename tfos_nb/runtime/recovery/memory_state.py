@@ -159,5 +159,5 @@ def _bytes_of(name: str, shape: Sequence[int]) -> int:
 
     kind = np.dtype(name)
     if kind.hasobject or not all(type(size) is int and size >= 0 for size in shape):
-        raise ValueError(f"{name} and {shape} describe no array of numbers")
+        raise ValueError(f"{name} and {shape} do not describe an array of numbers")
     return kind.itemsize * math.prod(shape)

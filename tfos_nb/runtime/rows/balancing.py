@@ -1,13 +1,13 @@
-"""How rows are dealt out to nodes: all get equally many, to a row, in pieces that a node can take.
+"""Divide rows among nodes: all get equally many, to within one row, in pieces that a node can take.
 
-Rows are dealt in rounds. A round brings the nodes to one level: those with the fewest rows get most of it. So the
-counts are level after every round, and not only at the end.
+Rows are assigned in rounds. Each round balances the nodes: those with the fewest rows get most of it. So the counts are
+even after every round, and not only at the end.
 
-The first rounds are small, so that the nodes' rows are mixed, and later ones larger, so that many rows make few pieces:
-a node's piece is a sixteenth of the rows before it. None is larger than what a node takes at once. A task sends the
-pieces of one node after those of another, and where nodes train in step, one that is full may wait for another whose
-piece comes next: it would wait for ever if its own did not fit in. (Where it does not all the same, the driver has the
-node make room.)
+The first rounds are small, so that the nodes' rows are mixed. Later rounds are larger, so that many rows make few
+pieces: a node's piece is a sixteenth of the rows before it. No piece is larger than a node takes at once. A task sends
+one node's pieces after another's. Where nodes train in step, a full node may wait for another one whose piece comes
+next. If the full node's own piece did not fit, it would wait for ever. (If that happens anyway, the driver tells the
+node to make room.)
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def level(counts: Iterable[tuple[int, bool, str]], rows: int) -> list[tuple[str,
 
 
 class Dealt:
-    """Which node has which rows of one partition, from its first row on.
+    """Record of which node has which rows of one partition, from its first row on.
 
-    Nodes are numbers here, and neighbouring rows of one node are kept as one: of an epoch of 100 million rows there may
-    be some hundred thousand pieces.
+    Nodes are numbers here, and adjacent rows of one node are stored as one piece. An epoch of 100 million rows may have
+    some hundred thousand pieces.
 
     Examples
     --------

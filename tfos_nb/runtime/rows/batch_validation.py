@@ -1,7 +1,7 @@
-"""Whether rows that another process sent may be looked at.
+"""Validate a received batch: no offset may point outside its buffers.
 
-Arrow goes where the offsets in a batch lead without asking whether that is in the batch: a byte that was changed on the
-way, or by a process that went wrong, would take this process with it when the rows are read.
+Arrow follows the offsets in a batch without such a check. If a byte was changed in transit, or by a faulty process,
+reading the rows could crash this process.
 """
 
 from __future__ import annotations
@@ -32,5 +32,5 @@ def sound(rows: Any, schema: pa.Schema) -> pa.RecordBatch:
     try:
         rows.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise FeedFailed(f"these are no rows: {error}") from None
+        raise FeedFailed(f"the received bytes are not valid rows: {error}") from None
     return rows

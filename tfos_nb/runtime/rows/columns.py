@@ -1,8 +1,8 @@
-"""What becomes of a column: Arrow's buffers as NumPy arrays, without a Python loop over rows.
+"""Convert columns: Arrow's buffers to NumPy arrays, without a Python loop over rows.
 
-Numbers and booleans become arrays of one value a row; lists of equal lengths (nested or not) one dense array; strings
-and
-bytes an array of bytes objects. A null, or a list of another length, is an error that names the column and the row.
+Numbers and booleans become arrays with one value for each row. Lists of equal lengths (nested or not) become one dense
+array. Strings and bytes become an array of bytes objects. A null, or a list of another length, is an error that names
+the column and the row.
 """
 
 from __future__ import annotations
@@ -125,7 +125,9 @@ def arrays_of(
 def _found(batch: pa.RecordBatch, column: Column) -> pa.Array:
     place = batch.schema.get_field_index(column.name)
     if place < 0:  # Arrow would take the last one
-        raise FeedFailed(f"column {column.name!r} is not there, or more than once: there are {batch.schema.names}")
+        raise FeedFailed(
+            f"column {column.name!r} does not exist, or exists more than once; the columns are {batch.schema.names}"
+        )
     return batch.column(place)
 
 
@@ -160,7 +162,7 @@ def sparse_of(
 
 def _vectors(values: pa.Array, column: Column, fill: Any) -> pa.Array:
     if not is_vector(values.type):
-        raise FeedFailed(f"column {column.name!r} is {values.type} here, and held vectors in the first rows")
+        raise FeedFailed(f"column {column.name!r} is {values.type} here, and has vectors in the first rows")
     if values.null_count and fill is None:
         _refuse_nulls(values, column)
     if values.null_count and fill != 0:

@@ -20,10 +20,10 @@ _NULLS, _LENGTHS, _VALUES = range(-3, 0)  # behind a column's place: what of it 
 
 
 class Fingerprint:
-    """A checksum of all rows that were added, in their order; the same however they are cut into batches.
+    """Checksum of all rows that were added, in their order; it does not depend on how they are cut into batches.
 
-    Each column is one or several streams of bytes (its values; the lengths of its lists and texts; where it has nulls),
-    and each stream has a CRC-32C, which goes on over the ends of batches.
+    Each column is one or several streams of bytes: its values, the lengths of its lists and texts, and its null flags.
+    Each stream has a CRC-32C, which continues across batches.
 
     Attributes
     ----------

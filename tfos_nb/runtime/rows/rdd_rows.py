@@ -89,7 +89,8 @@ def _check_names(names: list[Any], records: list[dict[Any, Any]], number: int) -
     wrong = next((name for name in names if not isinstance(name, str)), None)
     if wrong is not None:
         raise FeedFailed(
-            f"row {number} is a dictionary with the key {wrong!r}: keys are the names of columns, and so text. Make "
+            f"row {number} is a dictionary with the key {wrong!r}: keys are names of columns, so they must be text. "
+            "Make "
             "them so in the RDD's map, {str(key): value}, or feed tuples"
         )
     for offset, record in enumerate(records):

@@ -62,7 +62,7 @@ def sparse_rows(values: pa.Array, length: int, name: str) -> tuple[Array, Array]
         raise FeedFailed(
             f"column {name!r} holds a vector of length {int(lengths[row])} where the first row's has {length} "
             f"({shown(content[row].as_py())}, {row + 1} rows into a block): a "
-            "tensor needs one length. Leave such rows out in Spark, or make the vectors anew"
+            "tensor needs one length. Leave such rows out in Spark, or make vectors of one length"
         )
     rows = np.repeat(np.arange(len(values), dtype=np.int64), counts)
     of_dense = np.repeat(dense, counts)

@@ -1,5 +1,5 @@
-"""Files on any file system: paths in full, places reached by a URL, and files that are written once and whole.
+"""Files on any file system: full paths, places reached by a URL, and files that are written once and atomically.
 
-In come a path as a user wrote it, and bytes; out come files that are there as a whole or not at all. It knows nothing
-of rows, models or TensorFlow, and imports :mod:`~tfos_nb.runtime.control` alone.
+The input is a path as a user wrote it, and bytes. The output is files that exist completely or not at all. It does not
+depend on rows, models or TensorFlow, and imports only :mod:`~tfos_nb.runtime.control`.
 """

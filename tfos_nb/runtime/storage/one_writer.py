@@ -123,7 +123,7 @@ class OneWriter:
             if notice is not None and notice.what == FAILED:
                 raise OSError(f"the chief could not save {path}: {notice.why}")
             if notice is None and not self._reader.lost:
-                logger.info("the chief does not save %s, so this worker does", path)
+                logger.info("the chief does not save %s, so this worker saves it", path)
                 _copy_whole(scratch, place or path)
             elif notice is not None and place and not self._is_here(place, notice):
                 self._save_on_this_host(scratch, place, notice)

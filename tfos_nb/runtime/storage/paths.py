@@ -91,7 +91,7 @@ def is_forbidden(error: OSError) -> bool:
 def hadoop_conf_dirs() -> list[str]:
     """Return the directories of this host's Hadoop configuration; in a YARN container, if the host names none, Spark's.
 
-    Spark's YARN client sends the configuration of whoever submitted along, into each container's working directory.
+    Spark's YARN client sends the submitter's configuration to each container's working directory.
     """
     named = [os.environ.get(variable, "") for variable in ("HADOOP_CONF_DIR", "YARN_CONF_DIR")]
     sent = os.path.abspath(os.path.join("__spark_conf__", "__hadoop_conf__"))

@@ -1,8 +1,8 @@
-"""Places that this host reaches by a URL: through fsspec, since TensorFlow opens few of them.
+"""Access URLs through fsspec, since TensorFlow itself opens few kinds of them.
 
-TensorFlow itself knows paths, ``file://``, ``gs://`` and ``ram://``. What it is to write elsewhere, such as to
-``hdfs://``, it writes on this host's disk, and from there it is copied: :class:`Draft` for what is written once, and
-:class:`tfos_nb.runtime.storage.log_mirror.LogMirror` for what grows.
+TensorFlow itself supports paths, ``file://``, ``gs://`` and ``ram://``. For other places, such as ``hdfs://``, it
+writes to this host's disk, and the files are copied from there. :class:`Draft` is for files that are written once, and
+:class:`tfos_nb.runtime.storage.log_mirror.LogMirror` for files that grow.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Unreachable(TfosError, OSError):
 
 
 class _Silent(OSError):
-    """Nobody answers, or somebody else does: a client would not help."""
+    """No server answers, or another kind of server does: a client would not help."""
 
 
 def scheme_of(url: str) -> str:
@@ -165,7 +165,7 @@ def _find_hadoop_conf() -> None:
 
 
 def _knock(url: str) -> None:
-    """See that who a URL names is there: HDFS clients try for minutes before they say that nobody is."""
+    """Check that a URL's server answers: HDFS clients try for minutes before they report that none does."""
     with contextlib.suppress(ValueError):  # no port is no number of one
         there = urlsplit(url)
         if there.hostname and there.port:
@@ -174,7 +174,7 @@ def _knock(url: str) -> None:
 
 @functools.cache
 def _answers(host: str, port: int, is_hadoop: bool) -> None:
-    """See that somebody listens; a NameNode does not take its web page's port for its own.
+    """Check that a server listens, and that the port is not that of a NameNode's web page.
 
     Hadoop's RPC servers tell a browser that it has come to the wrong port (``org.apache.hadoop.ipc.Server``), and
     nobody else says that. Who says nothing within a moment may be a NameNode that is busy.
@@ -184,7 +184,7 @@ def _answers(host: str, port: int, is_hadoop: bool) -> None:
         with socket.create_connection((host, port), _KNOCK_SECONDS) as there:
             said = _said_to_a_browser(there) if is_hadoop else b""
     except OSError as error:
-        raise _Silent(f"nobody answers at {host}:{port}{wanted} ({error})") from error
+        raise _Silent(f"no server answers at {host}:{port}{wanted} ({error})") from error
     if said.startswith(b"HTTP/") and _WRONG_DOOR not in said:
         raise _Silent(f"a web server answers at {host}:{port}{wanted}: fs.defaultFS in core-site.xml, often port 8020")
 
@@ -205,7 +205,7 @@ def answered_within(seconds: float, place: str, call: Callable[[], _T]) -> _T:
     Raises
     ------
     Unreachable
-        If it has not returned within so many seconds. The call is left to itself, in a thread that nobody waits for.
+        If it has not returned within so many seconds. The call continues in a thread that is not waited for.
     """
     found: list[_T] = []
     raised: list[BaseException] = []
@@ -223,7 +223,7 @@ def answered_within(seconds: float, place: str, call: Callable[[], _T]) -> _T:
         raise raised[0]
     if not found:
         raise Unreachable(
-            f"{without_password(place)} has not answered on {socket.gethostname()} for {seconds:g} s. See that the "
+            f"{without_password(place)} has not answered on {socket.gethostname()} for {seconds:g} s. Check that the "
             "store is up and that this host reaches it, or give another place"
         )
     return found[0]

@@ -1,4 +1,4 @@
-"""Which files the chief of a synchronous strategy saves, and when each is there: from the chief to the other workers.
+"""Notices from the chief of a synchronous strategy to other workers: which files it saves, and when each is complete.
 
 ::
 
@@ -6,7 +6,7 @@
 
 The service belongs to ``MultiWorkerMirroredStrategy`` and runs in its leader. It keeps values by key and lets a reader
 wait for a key. A key cannot be written twice, so the notices are numbered, and each worker reads them in their order.
-No collective is involved: a worker that saves alone keeps nobody waiting.
+No collective is used: a worker that saves alone does not block the others.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ class NoticeWriter:
             try:
                 context.context().set_config_key_value(key, json.dumps(asdict(notice)))
             except (tf.errors.OpError, AttributeError) as error:
-                logger.warning("the other workers could not be told of %s: %s", notice.path, error)
+                logger.warning("the other workers could not be notified of %s: %s", notice.path, error)
 
 
 class NoticeReader:
-    """Another worker's end: a thread reads the notices, and whoever saves waits for his."""
+    """Another worker's end: a thread reads the notices, and a saving thread waits for its own."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

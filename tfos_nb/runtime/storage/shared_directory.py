@@ -1,4 +1,4 @@
-"""Whether a directory is the same one on every node's host: both ends.
+"""Check that a directory is the same one on every node's host: both ends.
 
 ::
 

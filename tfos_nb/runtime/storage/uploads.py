@@ -99,8 +99,9 @@ class Uploads:
                 if left <= 0 and last.cancel():
                     self._saving.__exit__()
                     raise TfosError(
-                        f"what was saved is not at {self._place or 'its place'}: the store has taken nothing for "
-                        f"{_SILENT:g} s. See that it is up and that this host reaches it"
+                        f"the saved files are not at {self._place or 'their place'}: the store has accepted nothing "
+                        "for "
+                        f"{_SILENT:g} s. Check that it runs and that this host reaches it"
                     ) from None
         last.result(0)
 
@@ -108,9 +109,9 @@ class Uploads:
         error: BaseException | None = None
         try:
             upload()
-        except BaseException as raised:  # noqa: BLE001 - it is raised where somebody waits
+        except BaseException as raised:  # noqa: BLE001 - it is raised in the thread that waits
             error = raised
-        if not done.set_running_or_notify_cancel():  # nobody waits any more
+        if not done.set_running_or_notify_cancel():  # no thread waits any more
             return
         self._saving.__exit__()
         if error is None:

@@ -1,8 +1,7 @@
-"""Records that are not as a plain writer writes them, brought into that form by protobuf, or refused.
+"""Bring unusual records into the usual form with protobuf, or refuse them.
 
 Protobuf allows much that hardly any writer does: numbers one by one instead of packed, a list in several parts, a key
-twice, a value before its key, fields that nobody knows. Such a record is read by protobuf, which knows all of that, and
-written anew.
+twice, a value before its key, unknown fields. Protobuf itself reads such a record, and writes it again.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def canonical(record: bytes, record_type: RecordType) -> bytes:
     if strange == [2] and record_type is RecordType.EXAMPLE:
         raise NotThatMessage("it is a SequenceExample, not an Example")
     if strange:
-        raise NotThatMessage(f"it is no {record_type.value}: the message has a field {strange[0]}")
+        raise NotThatMessage(f"it is not a valid {record_type.value}: the message has a field {strange[0]}")
     message.DiscardUnknownFields()
     return bytes(message.SerializeToString(deterministic=True))
 

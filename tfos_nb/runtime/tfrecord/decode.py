@@ -93,7 +93,8 @@ def _arrays(field: Field, lists: Lists, owners: Ints) -> pa.Array:
         wrong = np.flatnonzero(lists.counts != field.length)
         if wrong.size:
             raise RecordError(
-                f"column {field.name!r} has an array of {lists.counts[wrong[0]]} values where {field.length} are asked",
+                f"column {field.name!r} has an array of {lists.counts[wrong[0]]} values, and {field.length} are "
+                "declared",
                 int(owners[wrong[0]]),
             )
     return _lists(lists.counts, _cast(field, lists, np.repeat(owners, lists.counts)))
@@ -149,7 +150,7 @@ def _text(field: Field, values: pa.Array, owners: Ints) -> pa.Array:
                 value.decode()
             except UnicodeDecodeError:
                 raise RecordError(
-                    f"column {field.name!r} is declared {field.told}, and a record has bytes that are no UTF-8: "
+                    f"column {field.name!r} is declared {field.told}, and a record has bytes that are not UTF-8: "
                     f"declare {field.told.replace('string', 'binary')}",
                     row,
                 ) from None

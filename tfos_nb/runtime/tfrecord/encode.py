@@ -211,7 +211,7 @@ def _refuse_length(field: Field, rows: _Values) -> None:
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         raise RecordError(
-            f"column {field.name!r} holds an array of {rows.counts[row]} values where {field.length} are asked", row
+            f"column {field.name!r} holds an array of {rows.counts[row]} values, and {field.length} are declared", row
         )
 
 

@@ -1,4 +1,4 @@
-"""What a column is in a record: which of the three lists of a Feature holds it, and what Arrow and Spark call it."""
+"""Types of a column in a record: the list of a Feature that contains it, and its types in Arrow and Spark."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Paths: what is there, in which partition it lies, and how a file is opened.
+"""Paths: list files, find their partition values, and open them.
 
-A path is one of this machine or a URL that fsspec knows. Names that begin with ``_`` or ``.`` are markers and files
-under way, as in Spark, and a directory ``column=value`` gives its files the value of a partition column.
+A path is a local one or a URL that fsspec knows. Names that begin with ``_`` or ``.`` are markers and unfinished files,
+as in Spark. A directory ``column=value`` gives its files the value of a partition column.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def found(url: str) -> list[DataFile]:
         roots = sorted(map(str, fs.glob(root)))
     files = [file for one in roots for file in _under(fs, one)]
     if not files and not any(fs.exists(one) for one in roots):
-        raise PlanError(f"{plain(url)}: there is no such {'file' if _GLOB.search(root) else 'path'}")
+        raise PlanError(f"{plain(url)}: no such {'file' if _GLOB.search(root) else 'path'} exists")
     return files
 
 

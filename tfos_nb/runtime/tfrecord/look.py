@@ -98,14 +98,14 @@ class Look:
         if problems:
             raise PlanError(
                 "the records disagree, so no schema fits them all. " + ". ".join(problems) + ". Declare a schema "
-                "without these columns, or write the files anew with one type each"
+                "without these columns, or write the files again with one type each"
             )
         return tuple(self._field(name, seen, name in binary) for name, seen in sorted(self.columns.items()))
 
     def _field(self, name: str, seen: Seen, binary: bool) -> Field:
         kind = next(iter(seen.kinds), Kind.BYTES)
         if binary and kind is not Kind.BYTES:
-            raise PlanError(f"binary: column {name!r} has {kind.told} values, no bytes")
+            raise PlanError(f"binary: column {name!r} has {kind.told} values, not bytes")
         text = STRINGS if seen.text and not binary else "binary"
         return Field(name, {Kind.FLOAT: FLOAT, Kind.INT: INT, Kind.BYTES: text}[kind], seen.depth)
 
@@ -207,7 +207,7 @@ def _look_into(result: Look, file: DataFile, stream: Any, record_type: RecordTyp
             damage.append((place, block.broken if place or "length" not in block.broken else "it is no TFRecord file"))
         if damage and not skip:
             place, why = min(damage)
-            raise RecordError(f"{plain(file.url)}, byte {place}: {why}; mode='skip' leaves such records out")
+            raise RecordError(f"{plain(file.url)}, byte {place}: {why}; mode='skip' skips such records")
         result.add(file, block, parsed, heads[good])
         if left <= 0:
             return

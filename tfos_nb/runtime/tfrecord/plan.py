@@ -1,4 +1,4 @@
-"""What is asked of a read, and what that comes to for the files that are there."""
+"""Options of a read, and the plan that follows from them for the existing files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfos_nb.runtime.tfrecord.schema import fields_of, near, record_type_of, typ
 __all__ = ["SAMPLE", "Asked", "Planned", "ask", "plan"]
 
 SAMPLE = 1000
-"""How many records are looked at if nobody says otherwise."""
+"""How many records are read by default to infer a schema."""
 
 _JSON = {"tinyint": "byte", "smallint": "short", "int": "integer", "bigint": "long"}
 _MODES = ("fail", "skip")
@@ -65,9 +65,9 @@ def ask(
     if type(sample) is not int or sample < 0:
         raise PlanError(f"sample must be a number of records, or 0, got {sample!r}")
     if schema is None and not sample:
-        raise PlanError("sample=0 looks at no record, so the schema has to be declared: schema='column type, …'")
+        raise PlanError("sample=0 reads no record, so the schema must be declared: schema='column type, …'")
     if bad_column and mode != "skip":
-        raise PlanError(f"bad_column={bad_column!r} is for mode='skip': with 'fail' there is no such row")
+        raise PlanError(f"bad_column={bad_column!r} needs mode='skip': with 'fail' no damaged row is returned")
     binary = (binary,) if isinstance(binary, str) else tuple(binary)
     if binary and schema is not None:
         raise PlanError("binary is for a schema that is inferred: declare these columns as binary in yours")
@@ -83,7 +83,7 @@ def plan(asked: Asked, files: Sequence[DataFile], opener: Opener, *, tally: Any 
         If there is none, or a sample of them does not fit.
     """
     if not files and asked.schema is None:
-        raise PlanError("there are no records at this path, so there is no schema to infer: declare one with schema=…")
+        raise PlanError("this path has no records to infer a schema from: declare one with schema=…")
     declared = {} if asked.schema is None else {c["name"]: type_name(c["type"]) for c in asked.schema["fields"]}
     partition = partition_types(files, declared)
     names = [name for name, _ in partition]
@@ -99,7 +99,7 @@ def _fields(asked: Asked, files: Sequence[DataFile], opener: Opener, partition: 
     if asked.sample and files:
         seen = look(files, opener, asked.record_type, asked.sample, skip=asked.skip)
         if not seen.records and asked.schema is None:
-            raise PlanError("the files at this path have no records, so there is no schema to infer: declare one")
+            raise PlanError("the files at this path have no records to infer a schema from: declare one")
     if asked.schema is None:
         assert seen is not None
         inferred = tuple(field for field in seen.infer(asked.binary) if field.name not in partition)

@@ -143,8 +143,8 @@ def read_batches(reading: Reading, file: DataFile, stream: BinaryIO) -> Iterator
     Raises
     ------
     RecordError
-        For a damaged record, unless such are skipped, and for one that does not fit the schema; with the file and the
-        byte at which the record begins.
+        For a damaged record, unless these are skipped, and for one that does not fit the schema. The message has the
+        file and the byte at which the record begins.
     """
     return _Reader(reading, file).batches(stream)
 

@@ -113,9 +113,9 @@ def with_lengths(fields: tuple[Field, ...], lengths: Any) -> tuple[Field, ...]:
         if name not in by_name:
             raise PlanError(f"lengths: no column {name!r}{near(name, list(by_name))}; there are {', '.join(by_name)}")
         if not by_name[name].depth:
-            raise PlanError(f"lengths: column {name!r} is {by_name[name].told}, no array")
+            raise PlanError(f"lengths: column {name!r} is {by_name[name].told}, not an array")
         if type(length) is not int or length < 0:
-            raise PlanError(f"lengths: {name!r} has {length!r}, which is no number of values")
+            raise PlanError(f"lengths: the length of {name!r} must be a number of values, got {length!r}")
     return tuple(Field(field.name, field.element, field.depth, lengths.get(field.name)) for field in fields)
 
 

@@ -1,13 +1,13 @@
 """The data source ``tfrecord`` of Spark 4: ``spark.read.format("tfrecord")`` and ``df.write.format("tfrecord")``.
 
-Spark plans with it in a Python process beside the driver, and reads and writes with it in the executors' processes. Its
-options are those of :func:`tfos_nb.tfrecord.read` and :func:`tfos_nb.tfrecord.write`, as text, with the names that
-TensorFlow's connectors gave them where they have such.
+Spark uses it for planning in a Python process beside the driver, and for reading and writing in the executors'
+processes. Its options are those of :func:`tfos_nb.tfrecord.read` and :func:`tfos_nb.tfrecord.write`, as text. An option
+that TensorFlow's connector also has keeps the connector's name.
 
 ================== =========================================================================
 ``recordType``     ``Example`` or ``SequenceExample``
 ``mode``           reading: ``fail`` or ``skip``
-``badColumn``      reading with ``skip``: the column that tells of damage
+``badColumn``      reading with ``skip``: the column that describes the damage
 ``binary``         reading without a schema: columns of bytes, with commas between
 ``sample``         reading: about how many records to look at
 ``lengths``        the lengths of arrays, as JSON: ``{"pixels": 64}``
@@ -138,7 +138,7 @@ def _lengths(chosen: Mapping[str, str]) -> Any:
     try:
         return json.loads(chosen.get("lengths", "null"))
     except ValueError:
-        raise PlanError(f'option lengths={chosen["lengths"]!r}: it is JSON such as {{"pixels": 64}}') from None
+        raise PlanError(f'option lengths={chosen["lengths"]!r}: must be JSON such as {{"pixels": 64}}') from None
 
 
 def _through_spark(call: str, error: NoFileSystem) -> PlanError:

@@ -65,10 +65,10 @@ class Children:
 
 
 def split(data: Octets, starts: Ints, ends: Ints) -> tuple[Children, Ints]:
-    """Find the repeated field 1 that fills each span, and the spans that hold something else.
+    """Find the repeated field 1 that fills each span, and the spans that contain other fields.
 
-    One step takes the next field of every span, so there are as many steps as the longest has fields; when only few
-    spans are left, they are walked one by one.
+    One step takes the next field of every span, so the span with the most fields determines the number of steps. When
+    only few spans are left, they are processed one by one.
     """
     rows = np.flatnonzero(starts < ends)
     at, stop = starts[rows], ends[rows]
@@ -172,7 +172,7 @@ def numbers_of(octets: Octets) -> tuple[Ints, Ints]:
     sizes = last - starts + 1
     longest = int(sizes.max())
     if last[-1] != octets.size - 1 or longest > _NUMBER_BYTES:
-        raise ValueError("a number that is no varint")
+        raise ValueError("a number that is not a varint")
     values = (octets[starts] & 0x7F).astype(np.uint64)
     for number in range(1, longest):
         longer = np.flatnonzero(sizes > number)

@@ -146,9 +146,9 @@ def may_write(exists: bool, is_file: bool, mode: str, url: str) -> bool:
     if exists and mode == "ignore":
         return False
     if exists and mode == "errorifexists":
-        raise PlanError(f"{plain(url)} is there already: give another path, mode='overwrite' or mode='append'")
+        raise PlanError(f"{plain(url)} exists already: give another path, mode='overwrite' or mode='append'")
     if is_file:
-        raise PlanError(f"{plain(url)} is a file: give a directory, the files get names of their own")
+        raise PlanError(f"{plain(url)} is a file: give a directory, in which the files get names of their own")
     return True
 
 
@@ -246,7 +246,7 @@ class WriteJob:
             fs.mv(file_system(part.temporary)[1], place)
         except FileNotFoundError:
             raise FeedFailed(
-                f"{plain(part.temporary)}, which an executor on {host} wrote, is not to be seen on "
+                f"{plain(part.temporary)}, which an executor on {host} wrote, is not visible on "
                 f"{socket.gethostname()}: path has to be on a disk that all hosts share, or a URL that fsspec knows"
             ) from None
 
@@ -311,7 +311,7 @@ class _Sink:
             self._file = self._fs.open(self._path, "wb")
         except FileNotFoundError:
             raise FeedFailed(
-                f"{plain(job.temporary)}, which the driver made, is not to be seen on {socket.gethostname()}: path has "
+                f"{plain(job.temporary)}, which the driver made, is not visible on {socket.gethostname()}: path has "
                 "to be on a disk that all hosts share, or a URL that fsspec knows"
             ) from None
 

@@ -1,4 +1,4 @@
-"""What is asked of a Spark, whichever way it is reached."""
+"""Common interface to Spark, for a SparkContext and for Spark Connect."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_connect(value: object) -> bool:
 class Context(ABC):
     """One Spark application.
 
-    What it cannot know, an implementation says in its own words: none of these raises for that.
+    An implementation that cannot know a value returns a substitute; none of these methods raises for that.
     """
 
     # --- what it is ---
@@ -134,7 +134,7 @@ class Context(ABC):
         """Ask this Spark something; None if it cannot be asked, or its answer does not come soon."""
         try:
             return ask()
-        except Exception as error:  # noqa: BLE001 - py4j's many: Spark has ended, say, and whoever waits is told why
+        except Exception as error:  # noqa: BLE001 - one of py4j's many errors: Spark may have ended, and the caller learns why
             logger.info("Spark did not answer: %s", error)
             return None
 

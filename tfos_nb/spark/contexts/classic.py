@@ -36,7 +36,7 @@ class Classic(Context):
     def _scala(self) -> JavaObject:
         """Scala's SparkContext, which answers what Python's does not."""
         if self.sc._jsc is None:
-            raise PlanError("the Spark session was stopped: start one anew, or leave spark=None")
+            raise PlanError("the Spark session was stopped: start a new one, or leave spark=None")
         return self.sc._jsc.sc()
 
     @property
@@ -113,7 +113,7 @@ class Classic(Context):
 
     def check_threads(self) -> None:
         if not isinstance(SparkContext._gateway, ClientServer):
-            raise PlanError("PYSPARK_PIN_THREAD=false: jobs of several threads would get each other's tags; unset it")
+            raise PlanError("PYSPARK_PIN_THREAD=false: jobs of several threads would get each other's tags: unset it")
 
     def thread(self, target: Callable[[], None], name: str) -> Thread:
         # It hands on what the caller's thread has set in Spark, such as the scheduler pool, and has its own JVM thread.

@@ -1,8 +1,8 @@
-"""A Spark that is reached over Spark Connect: this process is a client, and the driver is on the server.
+"""A Spark that is used over Spark Connect: this process is a client, and the driver is on the server.
 
-The protocol tells the server's settings, runs actions, and cancels them by tag. It does not tell which stages run nor
-which executors there are. So places are counted by the partitions that Spark would give a range, which it says in a
-plan without running anything, and busy are the nodes of this process's own clusters: what others run is not seen.
+The protocol returns the server's settings, runs actions, and cancels them by tag. It does not list the running stages
+or the executors. So the number of slots is taken from the number of partitions that Spark would give a range; a plan
+shows that without running it. Only the nodes of this process's own clusters count as busy: jobs of others are not seen.
 
 References
 ----------
@@ -101,11 +101,13 @@ class Connect(Context):
         plan = self.spark.range(_ROWS)._explain_string()
         match = re.search(r"\bRange \(.*?splits=(\d+)\)", plan)
         if match is None:
-            raise PlanError(f"Spark Connect's server does not tell how many cores it has. Its plan of a range: {plan}")
+            raise PlanError(
+                f"the number of cores of Spark Connect's server cannot be read from its plan of a range: {plan}"
+            )
         return int(match[1])
 
     def _stated_cores(self) -> int:
-        """Count from the settings where somebody has set how many partitions a range gets; 0 where nobody has."""
+        """Return the cores by the settings, if a setting fixes the number of a range's partitions; else 0."""
         if not any(self.setting(name) for name in _PARTITIONS):
             return 0
         cluster = self.local_cluster
@@ -171,7 +173,7 @@ class Connect(Context):
             self.spark.addTag(tag)
 
     def cancel(self, tag: str) -> None:
-        # A client asks a server that is gone for ten minutes more; whoever ends a cluster does not wait so long.
+        # A client retries a lost server for ten minutes; the end of a cluster does not wait so long.
         asking = Thread(target=self._interrupt, args=(tag,), name=f"tfos_nb interrupt {tag}", daemon=True)
         asking.start()
         asking.join(_ANSWER_SECONDS)
@@ -179,7 +181,7 @@ class Connect(Context):
     def _interrupt(self, tag: str) -> None:
         try:
             self.spark.interruptTag(tag)
-        except Exception as error:  # noqa: BLE001 - whoever cancels looks whether the job ends
+        except Exception as error:  # noqa: BLE001 - the caller checks whether the job ends
             logger.info("Spark Connect did not interrupt %s: %s", tag, error)
 
     def partitions(self, description: str) -> int:
@@ -207,7 +209,7 @@ class Connect(Context):
 def _answer(ask: Callable[[], _Answer], answers: list[_Answer]) -> None:
     try:
         answers.append(ask())
-    except Exception as error:  # noqa: BLE001 - whoever asks does without an answer
+    except Exception as error:  # noqa: BLE001 - the caller continues without an answer
         logger.info("Spark Connect did not answer: %s", error)
 
 

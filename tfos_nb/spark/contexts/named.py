@@ -1,4 +1,4 @@
-"""Which Spark the environment has chosen before there is a session."""
+"""Find the Spark that the environment names, before a session exists."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_server() -> None:
     Raises
     ------
     PlanError
-        If nobody lets in.
+        If no server accepts a connection.
     """
     server = server_of(os.environ.get("SPARK_REMOTE", ""))
     if server is None or any(os.environ.get(name) for name in _PROXIES):
@@ -63,6 +63,6 @@ def check_server() -> None:
         socket.create_connection(server, _KNOCK_SECONDS).close()
     except (OSError, OverflowError, UnicodeError) as error:
         raise PlanError(
-            f"SPARK_REMOTE names a server of Spark Connect at {server[0]}:{server[1]}, and nobody answers there "
+            f"SPARK_REMOTE names a server of Spark Connect at {server[0]}:{server[1]}, and no server answers there "
             f"({error}). Start it, or correct or unset SPARK_REMOTE"
         ) from None

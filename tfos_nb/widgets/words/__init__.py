@@ -1,1 +1,1 @@
-"""What the views say of a cluster, in words and figures: pure functions of its state, the same in every view."""
+"""Words and figures that the views show of a cluster: pure functions of its state, the same in every view."""

@@ -1,4 +1,4 @@
-"""What the tiles and the cells of the panel say; the page and the static HTML share it."""
+"""Texts of the panel's tiles and cells; the page and the static HTML share them."""
 
 from __future__ import annotations
 

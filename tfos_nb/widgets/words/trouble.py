@@ -1,4 +1,4 @@
-"""Which node to look at first, and where in the user's program an error comes from."""
+"""Find the node to look at first, and the line of the user's program that an error comes from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the renderings say: the sentence, the numbers, which node is the trouble. Text and HTML share it."""
+"""Texts of the renderings: the sentence, the numbers, the node with the problem. Text and HTML share them."""
 
 from __future__ import annotations
 
