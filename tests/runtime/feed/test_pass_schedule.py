@@ -61,19 +61,25 @@ class Schedules(RuleBasedStateMachine):
     def begins_of(self, feed: int) -> FeedBegins:
         return self.begun[feed - 1]
 
+    def all_have_ended(self) -> bool:
+        """Whether every training feed has all its rows."""
+        return all(begins.validates or begins.feed in self.ends for begins in self.begun)
+
     # --- the driver ---
 
-    @precondition(lambda self: not self.schedule.closed and not self.is_stream)
+    @precondition(lambda self: not self.schedule.closed and not self.is_stream and self.all_have_ended())
     @rule(passes=st.integers(1, 4), validates=st.booleans())
     def begin(self, passes: int, validates: bool) -> None:
-        """The driver feeds the validation rows of a call of ``train`` before the others."""
+        """The driver feeds one call of ``train`` after another, and the validation rows of each before the others."""
         feed, call = len(self.begun) + 1, len(self.begun) + 1
         if validates:
             self.announce(FeedBegins(feed, 1, True, call=call, validates=True))
             self.do(self.schedule.end(FeedEnds(feed, 5, 0)))
         self.announce(FeedBegins(len(self.begun) + 1, passes, passes > 1, call, validation=feed if validates else 0))
 
-    @precondition(lambda self: not self.schedule.closed and all(begins.batch is not None for begins in self.begun))
+    @precondition(
+        lambda self: not self.schedule.closed and self.all_have_ended() and all(b.batch is not None for b in self.begun)
+    )
     @rule(described=st.booleans())
     def begin_batch(self, described: bool) -> None:
         self.is_stream = True
@@ -215,6 +221,72 @@ class Schedules(RuleBasedStateMachine):
 
 TestSchedules = Schedules.TestCase
 TestSchedules.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+def two_calls(**second: int) -> PassSchedule:
+    """Return a schedule of two calls of ``train``, each with validation rows and three passes."""
+    schedule = PassSchedule("worker:0")
+    for call in (1, 2):
+        rows, training = 2 * call - 1, 2 * call
+        schedule.begin(FeedBegins(rows, 1, True, call, validates=True))
+        schedule.end(FeedEnds(rows, 3, 0))
+        schedule.begin(FeedBegins(training, 3, True, call, validation=rows))
+        schedule.end(FeedEnds(training, 10, 2))
+    return schedule
+
+
+def test_what_a_later_call_does_not_need_is_given_up_when_its_rows_are_read() -> None:
+    schedule = two_calls()
+    for number in (1, 2, 3):
+        turn, commands = schedule.take()
+        assert (turn, commands) == (Turn(2, number), ())
+        assert turn is not None
+        schedule.done(turn, 10)
+    assert schedule.take() == (Turn(4, 1), (Discard(1), Free(1), LeaveBehind(2)))
+    assert schedule.take() == (Turn(4, 2), ())
+
+
+def test_rows_that_nobody_wants_any_more_are_given_up_with_their_replays() -> None:
+    schedule = two_calls()
+    schedule.take()
+    enough = Tell(PassDone("worker:0", 4, 0, 0, enough=True))
+    assert schedule.refuse_latest() == (Discard(2), Free(2), Discard(4), Free(4), enough)
+    assert schedule.waiting == ()
+    schedule.begin(FeedBegins(5, 2, True, 2, validation=3))
+    assert schedule.end(FeedEnds(5, 7, 1)) == (Free(5),), "it is not replayed"
+    assert schedule.waiting == ()
+
+
+def test_after_a_stop_nothing_is_given_out_whatever_the_driver_says() -> None:
+    schedule = PassSchedule("worker:0")
+    schedule.begin(FeedBegins(1, 3, True, 1))
+    assert schedule.stop() == (Discard(1),)
+    assert schedule.end(FeedEnds(1, 3, 2)) == (Free(1),)
+    assert schedule.begin(FeedBegins(2, 1, False, 2)) == (Discard(2),)
+    assert schedule.waiting == ()
+
+
+def test_a_micro_batch_that_was_cut_by_a_stop_is_not_told_as_done() -> None:
+    schedule = PassSchedule("worker:0")
+    schedule.begin(FeedBegins(1, 1, False, 1, batch=0))
+    schedule.describe(FeedSchema(1, b"", {}))
+    turn, _ = schedule.take()
+    assert turn is not None
+    schedule.stop()
+    assert schedule.done(turn, 5) == ()
+    assert schedule.settle() == ()
+
+
+def test_a_loop_over_batches_ends_once_and_goes_on_with_the_next_call() -> None:
+    schedule = PassSchedule("worker:0")
+    schedule.begin(FeedBegins(1, 1, False, 1, batch=0))
+    schedule.refuse_latest()
+    assert schedule.is_batch_settled()
+    assert schedule.next_batch(-1) == (None, False, ())
+    assert not schedule.is_batch_settled(), "it has ended, once"
+    schedule.refuse_latest()
+    schedule.begin(FeedBegins(2, 1, False, 2, batch=0))
+    assert not schedule.is_batch_settled()
 
 
 def test_a_micro_batch_is_remembered_for_as_long_as_it_waits() -> None:

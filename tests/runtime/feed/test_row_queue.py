@@ -215,6 +215,50 @@ def test_the_books_of_an_endless_stream_do_not_grow(node: Node) -> None:
     assert node.queue.status().rows_in == node.queue.status().rows_out == 120
 
 
+def test_a_pass_that_is_collected_while_the_driver_is_told_does_not_wait_for_itself(tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    def tell(message: Any) -> None:
+        told.append(message)
+        kept.clear()  # the last reference to a pass that was half read goes
+
+    queue = RowQueue("worker:0", str(tmp_path), 1 << 20, 1 << 20, tell)
+    queue.begin(FeedBegins(1, 1, False, call=1))
+    queue.feed_rows(1).accept(0, ((0, 5),), block_of(0, 5))
+    rows = queue.next_pass()
+    assert rows is not None
+    next(rows)
+    kept = [rows]
+    del rows
+    over = threading.Event()
+    threading.Thread(target=lambda: (queue.enough(), over.set()), daemon=True).start()
+    assert over.wait(SECONDS)
+    assert [(done.number, done.enough) for done in told] == [(0, True), (1, False)]
+    queue.stop()
+
+
+def test_the_rows_of_the_other_feeds_go_on_while_the_driver_is_told(tmp_path: Path) -> None:
+    telling, go_on = threading.Event(), threading.Event()
+
+    def tell(message: Any) -> None:
+        telling.set()
+        go_on.wait(SECONDS)
+
+    queue = RowQueue("worker:0", str(tmp_path), 1 << 20, 1 << 20, tell)
+    queue.begin(FeedBegins(1, 1, False, call=1))
+    threading.Thread(target=queue.enough, daemon=True).start()
+    assert telling.wait(SECONDS)
+    queue.begin(FeedBegins(2, 1, False, call=2))
+    queue.feed_rows(2).accept(0, ((0, 5),), block_of(0, 5))
+    queue.end(FeedEnds(2, 5, 0))
+    assert queue.status().rows_in == 5
+    rows = queue.next_pass()
+    assert rows is not None
+    assert next(rows).num_rows == 5
+    go_on.set()
+    queue.stop()
+
+
 def test_where_rows_are_repeated_a_pass_is_made_when_its_rows_are_there(node: Node) -> None:
     """Whoever is ahead waits for more rows, and the one behind it for a step: neither may hold up the driver."""
     node.feed(1, 0, 10, validates=True)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -282,6 +283,47 @@ def test_a_server_without_nodes_ends_after_a_while(root: Path, anchor: subproces
     (there,) = set(root.glob("tfos_nb-warm-*")) - before
     warm_process.close()
     assert until(lambda: not there.exists(), 60)
+
+
+def server_of(env: dict[str, str], terms: ServerTerms) -> int:
+    """Connect to a server, and return its process number."""
+    WarmProcess.of_the_application(env, terms).close()
+    return int(Path(warm_process._directory(env, terms.token), "alive").read_text())
+
+
+def test_a_server_that_has_imported_what_was_changed_since_is_replaced(
+    root: Path, anchor: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """As after ``pip install --upgrade`` between two cells; Python imports this module when it starts."""
+    module = tmp_path / "sitecustomize.py"
+    module.write_text("VERSION = 1")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    terms = replace(terms_of(anchor), token="of changed files")
+    first = server_of(env, terms)
+    assert until(lambda: warm_process.state_on_this_host(env, terms.token) == "warm")
+    assert server_of(env, terms) == first
+    module.write_text("VERSION = 2")
+    os.utime(module, ns=(1, 1))
+    assert server_of(env, terms) != first
+    assert first not in {server.pid for server in servers(root)}
+
+
+@pytest.mark.slow
+def test_servers_of_many_environments_at_once_are_no_more_than_of_as_many_in_turn(
+    root: Path, anchor: subprocess.Popen[bytes]
+) -> None:
+    terms = replace(terms_of(anchor), token="of many at once")
+    environments = [{**os.environ, "TF_ONE": f"at once {number}"} for number in range(6)]
+    starting = [threading.Thread(target=server_of, args=(env, terms)) for env in environments]
+    for thread in starting:
+        thread.start()
+    for thread in starting:
+        thread.join(60)
+
+    def served() -> int:
+        return sum(warm_process.state_on_this_host(env, terms.token) != "cold" for env in environments)
+
+    assert until(lambda: served() <= 3, 120)
 
 
 def test_what_a_killed_server_left_is_removed_by_the_next(root: Path, anchor: subprocess.Popen[bytes]) -> None:

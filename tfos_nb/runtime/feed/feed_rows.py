@@ -205,9 +205,11 @@ class FeedRows:
             self.spill.close()
 
     def forget_order(self) -> None:
-        """Forget the order in which rows came: :meth:`reached` will not be called any more."""
+        """Forget the order of the rows, and drop any that still come: the program is past this feed."""
+        self.discard()
         with self._changed:
             self._order.clear()
+            self._lanes.clear()
 
     def reached(self, rows: int) -> tuple[dict[int, int], dict[int, Reached]]:
         """Return the position that the first ``rows`` rows of a pass reach in each partition: the row after the last.

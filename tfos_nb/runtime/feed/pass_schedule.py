@@ -184,7 +184,9 @@ class PassSchedule:
         if self._is_unwanted(begins):
             return (*commands, *self._refuse(begins))
         self._let_go = False
-        if begins.batch is None:  # a micro-batch is queued only once it has a row, or is known to be empty
+        if (
+            begins.batch is None and not self.stopped
+        ):  # a micro-batch is queued only once it has a row, or is known to be empty
             self._waiting.append(Turn(begins.feed, 1))
         return tuple(commands)
 
@@ -200,11 +202,13 @@ class PassSchedule:
 
     def end(self, ends: FeedEnds) -> tuple[Command, ...]:
         """Record that a share is complete, and how often to repeat it; a second message may reduce the repeats."""
-        feed = self.feeds[ends.feed]
+        feed = self.feeds.get(ends.feed)
+        if feed is None:  # a micro-batch that is long past
+            return ()
         if feed.begins.validates:
             feed.ended = ends
             return (Seal(ends.feed),)
-        if self._is_unwanted(feed.begins):
+        if self.stopped or self._is_unwanted(feed.begins):
             ends = FeedEnds(ends.feed, ends.rows, 0)
         if feed.ended is not None:
             commands = self._cut(feed, ends)
@@ -215,7 +219,7 @@ class PassSchedule:
             commands = (Seal(ends.feed) if ends.replays else Free(ends.feed),)
         if self._repeats:
             commands = (*commands, self._all_here(ends))
-        if feed.begins.batch is not None and not feed.lined_up:
+        if feed.begins.batch is not None and not feed.lined_up and not self.stopped:
             commands = (*commands, *self._take_empty(feed))
         return commands
 
@@ -238,14 +242,15 @@ class PassSchedule:
 
     def _line_up(self, feed: FeedState) -> None:
         feed.lined_up = True
-        if not self._is_unwanted(feed.begins):
+        if not (self.stopped or self._is_unwanted(feed.begins)):
             self._waiting.append(Turn(feed.begins.feed, 1))
 
     def _forget_batches(self, last: int) -> list[Command]:
         """Forget the micro-batches up to feed ``last`` that the program has finished."""
         needed = {turn.feed for turn in self._waiting} | {self._turn.feed if self._turn is not None else 0}
         batches = [number for number, feed in self.feeds.items() if feed.begins.batch is not None]
-        old = [number for number in batches if number <= last and number not in needed]
+        done = {number for number in batches if self.feeds[number].lined_up or self.feeds[number].ended is not None}
+        old = [number for number in batches if number <= last and number in done and number not in needed]
         for number in old:
             del self.feeds[number]
         return [Forget(number) for number in old]
@@ -322,7 +327,7 @@ class PassSchedule:
             if feed.begins.validates and number < validation:
                 feed.past = True
                 yield from _drop(number)
-            elif not feed.begins.validates and feed.is_over and number != current:
+            elif not feed.begins.validates and number != current and (feed.is_over or self._is_unwanted(feed.begins)):
                 feed.past = True
                 yield LeaveBehind(number)
 

@@ -75,6 +75,7 @@ class RowQueue:
         self._rows: dict[int, FeedRows] = {}
         self._due: deque[Told] = deque()
         self._telling = threading.Lock()
+        self._teller = 0  # the thread that holds it
         self._waits_for_rows = False
         self._validating = 0  # running passes over validation rows
         self._forgotten_rows = 0
@@ -371,10 +372,11 @@ class RowQueue:
             if state is None:
                 return None
             rows = self._rows[state.begins.feed]
-        assert state.ended is not None, "the driver feeds validation rows before all others"
-        if rows.spill is None or not rows.spill.whole or rows.rows_in != state.ended.rows:
-            raise FeedFailed(f"not all of the {rows.rows_in} validation rows could be kept on disk")
-        return Pass(self._validate(rows.spill.batches()), rows.shares)
+            assert state.ended is not None, "the driver feeds validation rows before all others"
+            if rows.spill is None or not rows.spill.whole or rows.rows_in != state.ended.rows:
+                raise FeedFailed(f"not all of the {rows.rows_in} validation rows could be kept on disk")
+            batches = rows.spill.batches()  # now: the pass of a later call gives these rows up
+        return Pass(self._validate(batches), rows.shares)
 
     def _validate(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         self._validating += 1
@@ -414,10 +416,19 @@ class RowQueue:
         self._changed.notify_all()
 
     def _tell_due(self) -> None:
-        """Send the waiting messages to the driver, in order."""
+        """Send the queued messages to the driver, in their order.
+
+        A pass may be collected while this thread sends a message. What its end has to tell is sent by the outer call.
+        """
+        if not self._due or self._teller == threading.get_ident():
+            return
         with self._telling:
-            while self._due:
-                self._tell(self._due.popleft())
+            self._teller = threading.get_ident()
+            try:
+                while self._due:
+                    self._tell(self._due.popleft())
+            finally:
+                self._teller = 0
 
 
 @dataclass(frozen=True)

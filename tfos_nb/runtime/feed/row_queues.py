@@ -19,6 +19,7 @@ __all__ = ["DEFAULT_QUEUE", "RowQueues", "check_queue"]
 
 DEFAULT_QUEUE = "input"
 _ANNOUNCED_WITHIN = 60.0
+_FEEDS_KNOWN = 256  # a stream has no end
 
 
 def check_queue(name: str, known: Sequence[str]) -> str:
@@ -81,6 +82,8 @@ class RowQueues:
         queue.begin(begins)
         with self._told:
             self._by_feed[begins.feed] = queue
+            while len(self._by_feed) > _FEEDS_KNOWN:
+                del self._by_feed[next(iter(self._by_feed))]
             self._told.notify_all()
             unwanted = queue in self._terminated
         if unwanted:

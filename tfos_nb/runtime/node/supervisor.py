@@ -163,6 +163,8 @@ class Supervisor:
                 self._say(f"{error}")
                 self._warm.close()
                 self._warm = None
+                if isinstance(error, TimeoutError):  # it was stopped, and would be found again
+                    break
         self._process = self._new_process()
 
     def _find_warm(self) -> WarmProcess | None:

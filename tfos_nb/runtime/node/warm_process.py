@@ -27,6 +27,7 @@ import hashlib
 import hmac
 import importlib
 import importlib.util
+import json
 import os
 import queue
 import re
@@ -40,6 +41,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -79,13 +81,14 @@ _DESCRIPTORS = 3
 _TOKEN_WITHIN = 5.0  # seconds for a process that has connected to say who it is
 _LOCKED_WITHIN = 30.0  # seconds for another process that looks for the server, or starts it
 _FORKS_WITHIN = 60.0  # seconds, in which it may yet have to import TensorFlow; without it a node imports that itself
+_WARM_FORKS_WITHIN = 20.0  # the same, where it has imported all: one that does not answer then was stopped
 _LEADS_WITHIN = 5.0  # seconds for a process that was forked to lead a group
 _CODE_WITHIN = 5.0  # seconds after a process has ended for its forker to say how, which may have been stopped
 _LOOK_EVERY = 5.0  # seconds between two looks at the machine's memory
 _LEAST_MEMORY = 0.05  # of the machine's; with less, a server whose nodes have ended gives its own back
 _MOST_SERVERS = 3  # of an application, each for other variables that an import depends on
 _PREFIX = "tfos_nb-warm-"
-_READY = "ready"  # a file of this name says that all is imported
+_READY = "ready"  # a file of this name says that all is imported: from which files, and when they were changed
 _DIGITS = 8  # of a digest in a directory's name: a socket's path has to be short
 _CREDENTIALS = struct.Struct("3i")  # process, user, group: SO_PEERCRED, unix(7)
 
@@ -94,7 +97,8 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group: SO_PEERCRED, unix(7)
 # HDF5_PLUGIN_PATH when it is imported: a worker of Spark's that has applied a model has it, and others do not.
 _IMPORT_READS = re.compile(
     r"PYTHON(?!PATH$|_WORKER_FACTORY)|TF_(?!CONFIG$)|TENSORFLOW|KERAS|XLA_|CUDA_|NVIDIA_|NCCL_|OMP_|KMP_|MKL_|OPENBLAS"
-    r"|BLIS_|NUMEXPR|NPY_|NUMPY|HDF5_(?!PLUGIN_PATH$)|GRPC_|ABSL_|PROTOCOL_BUFFERS|ARROW_|MALLOC_|GLIBC_|LD_|LANG$"
+    r"|BLIS_|GOTO_|GFORTRAN_|NUMEXPR|NPY_|NUMPY|SCIPY_|PANDAS_|HDF5_(?!PLUGIN_PATH$)|GRPC_|ABSL_|PROTOCOL_BUFFERS"
+    r"|WRAPT_|MSGPACK_|PILLOW_|OPENSSL_|SSLKEYLOGFILE$|ARROW_|JE_ARROW_|MALLOC_|GLIBC_|LD_|LANG$"
     r"|LANGUAGE$|LC_|HOME$"
 )
 _IMPORTED = ("tensorflow", "keras", "tf_keras", "numpy", "pyarrow", "tfos_nb")
@@ -226,8 +230,14 @@ class WarmProcess:
         From :meth:`of_the_application`, if there is no server and none can be started.
     """
 
-    def __init__(self, control: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
+    def __init__(
+        self,
+        control: socket.socket,
+        process: subprocess.Popen[bytes] | None = None,
+        forks_within: float = _FORKS_WITHIN,
+    ) -> None:
         self._socket = control
+        self._forks_within = forks_within
         self._process = process
         self._forked: ForkedProcess | None = None
         self._forker = 0
@@ -267,7 +277,8 @@ class WarmProcess:
         except OSError:
             control.close()
             raise
-        return cls(control)
+        is_warm = state_on_this_host(env, terms.token) == "warm"
+        return cls(control, forks_within=_WARM_FORKS_WITHIN if is_warm else _FORKS_WITHIN)
 
     def fork(self, order: Fork, fds: tuple[int, ...], output: int | None = None) -> ForkedProcess:
         """Have a process forked, which gets these descriptors.
@@ -301,9 +312,9 @@ class WarmProcess:
         """Send the order, and return the number of the process that was forked."""
         socket.send_fds(self._socket, [wire.encode(order)], list(fds))
         try:
-            pid = self._answers.get(timeout=_FORKS_WITHIN)  # its end is an answer too
+            pid = self._answers.get(timeout=self._forks_within)  # its end is an answer too
         except queue.Empty:
-            raise TimeoutError(f"the warm process has not forked within {_FORKS_WITHIN:g} s") from None
+            raise TimeoutError(f"the warm process has not forked within {self._forks_within:g} s") from None
         if not pid:
             raise ConnectionResetError("the warm process has gone")
         return pid
@@ -361,6 +372,7 @@ def _connect(env: Mapping[str, str], terms: ServerTerms) -> socket.socket:
         path = os.path.join(directory, "socket")
         control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.settimeout(_LOCKED_WITHIN)  # of a server that was stopped, with many waiting
+        _end_if_stale(Path(directory))
         try:
             control.connect(path)
         except (FileNotFoundError, ConnectionRefusedError):
@@ -415,19 +427,69 @@ def _clear(own: str) -> None:
 
     ``own`` is the directory that the caller is about to use.
     """
-    name, kept = os.path.basename(own).rpartition("-")[0], []
     for found in map(Path, glob.glob(f"{glob.escape(_family())}*")):
-        if str(found) == own:
-            continue
+        with contextlib.suppress(OSError):
+            gone = str(found) != own and not _is_served(found)
+            if gone and time.time() - found.stat().st_mtime > _LOOK_EVERY:  # not one that is being made
+                shutil.rmtree(found, ignore_errors=True)
+    others = [found for found in _served_directories(own) if str(found) != own]
+    for old in others[: max(0, len(others) + 1 - _MOST_SERVERS)]:
+        _end_server(old)
+
+
+def _served_directories(own: str) -> list[Path]:
+    """Return the directories of the application's servers, the one that was asked for longest ago first."""
+    name, kept = own.rpartition("-")[0], []
+    for found in map(Path, glob.glob(f"{glob.escape(name)}-*")):
         with contextlib.suppress(OSError):
             if _is_served(found):
-                kept += [(found.stat().st_mtime, found)] if found.name.startswith(name) else []
-            elif time.time() - found.stat().st_mtime > _LOOK_EVERY:  # not one that is being made
-                shutil.rmtree(found, ignore_errors=True)
-    for _, old in sorted(kept)[: max(0, len(kept) + 1 - _MOST_SERVERS)]:
-        with contextlib.suppress(OSError, ValueError):
-            # What it has forked lives on: only the server itself ends.
-            os.kill(int((old / "alive").read_text()), signal.SIGTERM)
+                kept.append((found.stat().st_mtime, found))
+    return [found for _, found in sorted(kept)]
+
+
+def _end_server(directory: Path) -> None:
+    """End a server; the processes that it has forked live on."""
+    with contextlib.suppress(OSError, ValueError):
+        os.kill(int((directory / "alive").read_text()), signal.SIGTERM)
+
+
+def _end_if_stale(directory: Path) -> None:
+    """End the server that has imported files which were changed since: nodes would not see the new ones."""
+    try:
+        imported: dict[str, int] = json.loads((directory / _READY).read_text())
+    except (OSError, ValueError):  # it imports them yet, or the disk is full
+        return
+    if all(_changed_at(file) == when for file, when in imported.items()):
+        return
+    _end_server(directory)
+    deadline, nothing = time.monotonic() + _LEADS_WITHIN, threading.Event()
+    while _is_served(directory) and time.monotonic() < deadline:
+        nothing.wait(0.02)
+
+
+def _tell_ready(directory: Path) -> None:
+    """Write down what was imported; on a disk that is full, only that it was."""
+    ready, part = directory / _READY, directory / f"{_READY}.part"
+    try:
+        part.write_text(json.dumps(_imported_files()))
+        part.rename(ready)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
+            ready.touch()
+
+
+def _imported_files() -> dict[str, int]:
+    """Return the files of all modules that this process has imported, and when each was changed last."""
+    files = {str(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
+    return {file: when for file in sorted(files) if (when := _changed_at(file)) is not None}
+
+
+def _changed_at(file: str) -> int | None:
+    try:
+        return os.stat(file).st_mtime_ns
+    except OSError:  # it is in an archive, or gone
+        return None
 
 
 def _is_served(directory: Path) -> bool:
@@ -542,15 +604,31 @@ class WarmServer:
 
     def _is_over(self) -> bool:
         waited = time.monotonic() - self._idle_since
-        return waited >= self._terms.idle or _has_ended(self._anchor) or _memory_left() < _LEAST_MEMORY
+        is_unwanted = waited >= self._terms.idle or _has_ended(self._anchor)
+        return is_unwanted or _memory_left() < _LEAST_MEMORY or self._is_one_too_many(waited)
+
+    def _is_one_too_many(self, waited: float) -> bool:
+        """Return whether several were started at once, so that none of them saw the others, and this is an old one."""
+        if waited < _LOOK_EVERY:
+            return False
+        served = _served_directories(self._directory)
+        return Path(self._directory) in served[: max(0, len(served) - _MOST_SERVERS)]
 
     def _withdraw(self) -> bool:
         """Remove the socket, so that no process connects any more; return whether none has just connected."""
         with contextlib.suppress(TimeoutError), _locked(os.path.join(self._directory, "lock")):
             if not select.select([self._listener], [], [], 0)[0]:
-                shutil.rmtree(self._directory, ignore_errors=True)
+                if self._has_directory():
+                    shutil.rmtree(self._directory, ignore_errors=True)
                 return True
         return False
+
+    def _has_directory(self) -> bool:
+        """Return whether the directory is still this server's. If it was removed, another server may have made it."""
+        try:
+            return os.stat(os.path.join(self._directory, "alive")).st_ino == os.fstat(self._alive).st_ino
+        except OSError:
+            return False
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
@@ -602,6 +680,8 @@ def _memory_left() -> float:
     with contextlib.suppress(OSError, ValueError):  # no version 2 of cgroups, or no limit ("max")
         own = Path("/sys/fs/cgroup") / Path("/proc/self/cgroup").read_text().split("0::/", 1)[-1].split("\n")[0]
         most, used = (int((own / name).read_text()) for name in ("memory.max", "memory.current"))
+        counted = dict(line.split() for line in (own / "memory.stat").read_text().splitlines())
+        used -= int(counted.get("inactive_file", 0))  # read from disk, and given back when it is wanted
         left = min(left, 1 - used / most)
     return left
 
@@ -696,6 +776,8 @@ def _become(order: Fork, fds: list[int], leads: int) -> None:
         if order.program not in PROGRAMS:
             raise ValueError(f"{order.program} is not forked")
         importlib.import_module(order.program).main()
+    except Exception:  # noqa: BLE001 - it is written to the program's own output
+        traceback.print_exc()
     finally:
         os._exit(code)  # only an error comes here
 
@@ -724,13 +806,13 @@ def main() -> None:
         return
     alive, directory = int(sys.argv[3]), sys.argv[4]
     terms = read_frame(sys.stdin.buffer)
-    if os.fork():
+    if server := os.fork():
+        with contextlib.suppress(OSError):  # of a disk that is full; it is wanted only to end one server of too many
+            os.ftruncate(alive, 0)
+            os.write(alive, str(server).encode())
         os._exit(0)  # it must not depend on the process that started it
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    with contextlib.suppress(OSError):  # of a disk that is full; it is wanted only to end one server of too many
-        os.ftruncate(alive, 0)
-        os.write(alive, str(os.getpid()).encode())
     name_this_process("tfos_nb warm")
     before = dict(os.environ)
     import_all()
@@ -738,8 +820,7 @@ def main() -> None:
     os.chdir("/")  # it outlives the directory that it was started in, by which Python may have found what it imported
     gc.collect()
     gc.freeze()  # a collection in a fork would copy the pages of all that was imported
-    with contextlib.suppress(OSError):  # of a disk that is full
-        Path(directory, _READY).touch()
+    _tell_ready(Path(directory))
     WarmServer(socket.socket(fileno=descriptor), alive, directory, terms, imported).run()
 
 

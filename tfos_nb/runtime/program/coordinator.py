@@ -206,18 +206,22 @@ class _Repeated:
     def next_pass(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows."""
         kept: Spill | None = None
-        while (batches := self.passes.next_pass()) is not None:
+        try:
+            while (batches := self.passes.next_pass()) is not None:
+                if kept is not None:
+                    kept.close()
+                kept = self.passes.new_spill()
+                for batch in batches:
+                    kept.write(batch)
+                    yield batch
+                kept.seal()
+            if kept is not None and not kept.whole:
+                raise FeedFailed("the rows could not be kept on disk, so they cannot be repeated: raise spill_bytes")
+            while kept is not None and kept.bytes and not self.stopping.is_set():
+                yield from kept.batches()
+        finally:
             if kept is not None:
                 kept.close()
-            kept = self.passes.new_spill()
-            for batch in batches:
-                kept.write(batch)
-                yield batch
-            kept.seal()
-        if kept is not None and not kept.whole:
-            raise FeedFailed("the rows could not be kept on disk, so they cannot be repeated: raise spill_bytes")
-        while kept is not None and kept.bytes and not self.stopping.is_set():
-            yield from kept.batches()
 
 
 def _unlike(version: str, why: object) -> str:

@@ -176,6 +176,8 @@ class Member:
             timeout_seconds=timeout, implementation=self._implementation(communication)
         )
         resolver = self.resolver(protocol) if (protocol or plans_protocol()) != "grpc" else None
+        if resolver is not None:
+            _await_leader()
         return tf.distribute.MultiWorkerMirroredStrategy(resolver, collectives)
 
     def _implementation(self, communication: str) -> Any:
@@ -341,7 +343,7 @@ def _await_leader() -> None:
     cluster, task = config.get("cluster", {}), config.get("task", {})
     leader = next((role for role in (Role.CHIEF.value, Role.WORKER.value) if cluster.get(role)), "")
     joins = task.get("type") in (Role.CHIEF.value, Role.WORKER.value)
-    if leader and joins and (task["type"], int(task["index"])) != (leader, 0):
+    if leader and joins and (task["type"], int(task.get("index", 0))) != (leader, 0):
         await_servers(cluster[leader][:1])
 
 
@@ -420,21 +422,22 @@ def _before(owner: Any, name: str, check: Any) -> None:
 
     @functools.wraps(original)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        check(self)
+        check(self, *args, **kwargs)
         return original(self, *args, **kwargs)
 
     checked.tfos_nb_checked = True  # type: ignore[attr-defined]
     setattr(owner, name, checked)
 
 
-def _before_synchronous(strategy: Any) -> None:
+def _before_synchronous(strategy: Any, cluster_resolver: Any = None, *args: Any, **kwargs: Any) -> None:
     if Role.PS.value in json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {}):
         raise PlanError(_SYNC_WITH_PS)
     note_strategy(strategy)
-    _await_leader()
+    if cluster_resolver is None:  # another resolver may name a cluster of its own
+        _await_leader()
 
 
-def _refuse_keras3(model: Any) -> None:
+def _refuse_keras3(model: Any, *args: Any, **kwargs: Any) -> None:
     import tensorflow as tf
 
     strategies = model.distribute_strategy, tf.distribute.get_strategy()
