@@ -81,6 +81,12 @@ def take_slowly(args: Any, ctx: Any) -> None:
         time.sleep(0.05)
 
 
+def take_and_wait(args: Any, ctx: Any) -> None:
+    """End when the cluster is stopped, and not before."""
+    take_slowly(args, ctx)
+    until_it_should_stop(args, ctx)
+
+
 def late(rows: Iterator[Any]) -> Iterator[Any]:
     """Rows that come when train() has looked once what holds them up."""
     time.sleep(5.0)
@@ -154,7 +160,7 @@ def test_an_interrupt_of_launch_leaves_no_cluster_that_nobody_holds(
 def test_an_interrupt_at_the_end_of_train_stops_the_cluster(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = launch(take_slowly, spark=spark, workers=2, name="fed", grace=10)
+    cluster = launch(take_and_wait, spark=spark, workers=2, name="fed", grace=10)
     with monkeypatch.context() as patch:
         interrupted_after(Cluster, "_feed", patch)
         with pytest.raises(KeyboardInterrupt):

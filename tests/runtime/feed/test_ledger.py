@@ -353,3 +353,16 @@ def test_rows_that_there_cannot_be_are_refused() -> None:
         with pytest.raises(ValueError, match="cannot be claimed|cannot have"):
             ledger.finish(partition, rows)
     assert (ledger.rows, ledger.partitions_done) == (0, 0)
+
+
+def test_a_closed_ledger_keeps_its_counts_and_none_of_its_books() -> None:
+    ledger = FeedLedger(1, names(2))
+    for partition in range(20):
+        claim(ledger, partition, 0, 100, held=0, fitting=100, local=())
+        ledger.finish(partition, 100)
+    assert (ledger.rows, ledger.partitions_done) == (2000, 20)
+    for _ in range(2):
+        ledger.close()
+        assert (ledger.rows, ledger.partitions_done) == (2000, 20)
+        assert not ledger._dealt
+        assert not ledger._totals

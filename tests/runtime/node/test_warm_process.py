@@ -326,6 +326,14 @@ def test_servers_of_many_environments_at_once_are_no_more_than_of_as_many_in_tur
     assert until(lambda: served() <= 3, 120)
 
 
+def test_a_user_without_a_home_has_a_server_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    assert len(warm_process._fingerprint({"TF_ONE": "1"})) == 8
+
+
 def test_what_a_killed_server_left_is_removed_by_the_next(root: Path, anchor: subprocess.Popen[bytes]) -> None:
     before = set(root.glob("tfos_nb-warm-*"))
     WarmProcess.of_the_application(dict(os.environ), replace(terms_of(anchor), token="a killed one's")).close()
