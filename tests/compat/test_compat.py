@@ -167,7 +167,7 @@ def nothing(args: Any, ctx: Any) -> None: ...
             {"num_executors": 2, "num_ps": 2},
             r"num_executors=2 counts all nodes: with 2 ps, only 0 workers are left; raise it",
         ),
-        ({"num_executors": 1, "num_ps": 1, "master_node": "chief"}, "with 1 ps, a chief, 0 workers are left"),
+        ({"num_executors": 1, "num_ps": 1, "master_node": "chief"}, "with 1 ps, a chief, only 0 workers are left"),
         ({"num_executors": "2", "num_ps": 0}, "num_executors must be .*, got '2'"),
         ({"num_executors": 2, "num_ps": 0, "input_mode": 5}, "input_mode must be InputMode"),
         ({"num_executors": 2, "num_ps": 0, "master_node": "boss"}, "master_node='boss'"),

@@ -497,7 +497,7 @@ def test_columns_that_do_not_fit_are_refused_by_name(frame, models):
             f"2 columns fit (one, two). {takes}. {has}. Say which: inputs='COLUMN', or several numeric",
         ),
         (frame.select("id"), dense, {}, f"no column fits. {takes}. The DataFrame has id (int). Say which"),
-        (frame.select("x", "x"), dense, {}, "inputs: there are 2 columns 'x': rename one"),
+        (frame.select("x", "x"), dense, {}, "inputs: the DataFrame has 2 columns 'x': rename one"),
     ]
     for df, model, options, told in cases:
         assert told in refusal(df, model, **options)

@@ -101,7 +101,7 @@ def test_an_error_of_the_function_is_the_nodes_and_its_slots_are_free(spark: Spa
     [
         ({"input_mapping": {"sl": "x", "lable": "y"}}, "no column 'lable'; did you mean 'label'"),
         ({"input_mapping": {"day": "x"}}, "column 'day' is date, for which TensorFlow has no tensor: cast it"),
-        ({"input_mapping": {"sl": "x", "features": "x"}}, "'features' is vector, no number"),
+        ({"input_mapping": {"sl": "x", "features": "x"}}, "they must be numbers; 'features' is vector"),
         ({"weightCol": "wait"}, "no column 'wait'"),
         ({"validationIndicatorCol": "label"}, "column 'label' is double, not boolean"),
         ({"num_ps": 1, "cluster_size": 2}, "with 1 ps and a chief no worker is left; raise it to 3"),

@@ -288,7 +288,7 @@ def test_the_history_is_told_by_epoch_and_by_metric() -> None:
     assert (history[-1]["loss"], history["loss"], history["val_loss"]) == (1.0, [2.0, 1.0], [3.0])
     assert dict(history.items()) == {"loss": [2.0, 1.0], "val_loss": [3.0]}
     assert history == [{"loss": 2.0}, {"loss": 1.0, "val_loss": 3.0}]
-    with pytest.raises(KeyError, match="no metric 'acc'; there are loss, val_loss"):
+    with pytest.raises(KeyError, match="no metric 'acc'; the history has loss, val_loss"):
         history["acc"]
 
 

@@ -38,7 +38,7 @@ BLOCK = 4 * 1024 * 1024
 
 _SHARE = 128 * 1024 * 1024
 _SMALL = 4 * 1024 * 1024
-_SKIP = "mode='skip' leaves such records out"
+_SKIP = "mode='skip' skips such records"
 
 
 @dataclass(frozen=True)
