@@ -108,7 +108,7 @@ def _count(folders: tuple[Path, ...]) -> dict[str, float]:
     return {
         "node_processes": len(ours),
         "spark_processes": len(from_spark),
-        "zombies": sum(map(_is_zombie_of, psutil.process_iter(), itertools.repeat({this.pid, *map(_pid, processes)}))),
+        "zombies": sum(map(_is_zombie_of, psutil.process_iter(), itertools.repeat({this.pid, *map(_pid, ours)}))),
         "warm_mib": round(sum(map(_mib, ours)), 1),
         "threads": this.num_threads(),
         "descriptors": this.num_fds(),
