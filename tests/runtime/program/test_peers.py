@@ -17,12 +17,13 @@ import pytest
 from tests.waiting import until
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.lifecycle import Moved
+from tfos_nb.runtime.control.processes import greets
 from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.program import peers as peers_module
 from tfos_nb.runtime.program.coordinator import LocalFeed, Wanted
 from tfos_nb.runtime.program.coordinator_steps import _Flight, _result_of
-from tfos_nb.runtime.program.peers import Peers, _is_there, each_alone, unread
+from tfos_nb.runtime.program.peers import Peers, each_alone, unread
 
 BATCH = pa.RecordBatch.from_pydict({"id": pa.array(range(8), pa.int64())})
 
@@ -100,8 +101,8 @@ def test_tensorflows_server_is_there_and_one_that_only_lets_in_is_not() -> None:
 
     target = tf.distribute.Server.create_local_server().target
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert _is_there(target.removeprefix("grpc://"))
-        assert not _is_there(f"127.0.0.1:{silent.getsockname()[1]}")
+        assert greets(target.removeprefix("grpc://"))
+        assert not greets(f"127.0.0.1:{silent.getsockname()[1]}")
 
 
 @pytest.mark.parametrize("listens", [True, False], ids=["its process is just ending", "its process has ended"])

@@ -81,8 +81,7 @@ class PlacementDesk:
     def __init__(self, places: Callable[[], dict[str, FeedPlace]], closed: Callable[[], str]) -> None:
         self._places = places
         self._closed = closed
-        self._in_hand: dict[tuple[str, int, int], str] = {}
-        self._stages: dict[tuple[str, int, int], int] = {}
+        self._in_hand: dict[tuple[str, int, int], tuple[str, int]] = {}  # the node, and the attempt's stage
         self._tried: Counter[tuple[str, int, str]] = Counter()
         self._had: Counter[str] = Counter()
         self.asked_at = -math.inf
@@ -94,14 +93,13 @@ class PlacementDesk:
             return self._answer_places()
         if isinstance(message, ClaimNode):
             return self._claim(message)
-        attempt = message.inference, message.partition, message.attempt
-        self._stages.pop(attempt, None)
-        return self._in_hand.pop(attempt, None)
+        released = self._in_hand.pop((message.inference, message.partition, message.attempt), None)
+        return released[0] if released is not None else None
 
     @property
     def stages(self) -> set[int]:
         """The stages of Spark's whose tasks wait for results."""
-        return set(self._stages.values())
+        return {stage for _, stage in self._in_hand.values() if stage >= 0}
 
     def _answer_places(self) -> InferencePlaces:
         if self._closed():
@@ -116,7 +114,7 @@ class PlacementDesk:
         near = [name for name in claim.local if name in there] or list(there) or list(claim.local)
         if not near:
             return ""
-        busy = Counter(self._in_hand.values())
+        busy = Counter(name for name, _ in self._in_hand.values())
         node = min(
             near,
             key=lambda name: (
@@ -126,9 +124,7 @@ class PlacementDesk:
                 name,
             ),
         )
-        self._in_hand[claim.inference, claim.partition, claim.attempt] = node
-        if claim.stage >= 0:
-            self._stages[claim.inference, claim.partition, claim.attempt] = claim.stage
+        self._in_hand[claim.inference, claim.partition, claim.attempt] = node, claim.stage
         self._tried[claim.inference, claim.partition, node] += 1
         self._had[node] += 1
         return node

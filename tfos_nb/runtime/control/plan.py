@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
+import os
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from tfos_nb.errors import PlanError
 
-__all__ = ["ClusterPlan", "InputMode", "Node", "Role", "check_count"]
+__all__ = ["ClusterPlan", "InputMode", "Node", "Role", "check_count", "tf_config"]
 
 
 _TRAINS = "trains"
@@ -251,3 +254,19 @@ def check_count(field: str, value: object, least: int) -> None:
     """Refuse a value that is not a whole number, or is less than ``least``."""
     if type(value) is not int or value < least:
         raise PlanError(f"{field} must be a whole number, {least} or more, got {value!r}")
+
+
+def tf_config() -> tuple[dict[str, list[str]], dict[str, Any]]:
+    """Return the cluster and the task that TensorFlow's ``TF_CONFIG`` names for this process; empty without it.
+
+    Examples
+    --------
+    >>> os.environ["TF_CONFIG"] = '{"cluster": {"worker": ["h:1"]}, "task": {"type": "worker", "index": 0}}'
+    >>> tf_config()
+    ({'worker': ['h:1']}, {'type': 'worker', 'index': 0})
+    >>> del os.environ["TF_CONFIG"]
+    >>> tf_config()
+    ({}, {})
+    """
+    config = json.loads(os.environ.get("TF_CONFIG") or "{}")
+    return config.get("cluster", {}), config.get("task", {})

@@ -153,14 +153,15 @@ def answers(host: str, port: int) -> bool:
     return True
 
 
-def greets(host: str, port: int) -> bool:
-    """Whether a gRPC server is alive there: it sends its settings to each client (RFC 9113, section 3.4).
+def greets(address: str) -> bool:
+    """Whether a gRPC server is alive at ``host:port``: it sends its settings to each client (RFC 9113, section 3.4).
 
     An accepted connection is not enough. When a process is killed, Linux closes its connections before its listening
     sockets, and accepts new connections until these are closed.
     """
+    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, port), _ANSWERS_WITHIN) as connection:
+        with socket.create_connection((host.strip("[]"), int(port)), _ANSWERS_WITHIN) as connection:
             return bool(connection.recv(1))
     except OSError:
         return False

@@ -24,16 +24,32 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, PassDone
 from tfos_nb.runtime.feed.positions import PositionHeld
 
-__all__ = ["Command", "Discard", "FeedState", "Forget", "Free", "LeaveBehind", "PassSchedule", "Seal", "Tell", "Turn"]
+__all__ = [
+    "Command",
+    "Discard",
+    "FeedState",
+    "Forget",
+    "Free",
+    "LeaveBehind",
+    "PassSchedule",
+    "Seal",
+    "Tell",
+    "Told",
+    "Turn",
+]
 
 _BATCHES_KNOWN = 16  # micro-batches that are remembered; a stream has no end
+
+
+Told = PassDone | FeedFrom | PositionHeld
+"""What the driver is told."""
 
 
 @dataclass(frozen=True)
 class Tell:
     """Send a message to the driver."""
 
-    message: PassDone | FeedFrom | PositionHeld
+    message: Told
 
 
 @dataclass(frozen=True)

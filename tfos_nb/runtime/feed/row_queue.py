@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -24,14 +25,12 @@ from tfos_nb.runtime.control.reports import FeedStatus
 from tfos_nb.runtime.feed import pass_schedule as schedule
 from tfos_nb.runtime.feed.batching import Pass
 from tfos_nb.runtime.feed.feed_rows import FeedRows
-from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSchema, MakeRoom, PassDone
-from tfos_nb.runtime.feed.pass_schedule import Command, PassSchedule, Turn
+from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema, MakeRoom
+from tfos_nb.runtime.feed.pass_schedule import Command, PassSchedule, Told, Turn
 from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.feed.spill import Spill
 
-__all__ = ["RowQueue", "Told", "ValidationRows"]
-
-Told = PassDone | FeedFrom | PositionHeld
+__all__ = ["RowQueue", "ValidationRows"]
 
 logger = logging.getLogger(__name__)
 
@@ -103,9 +102,7 @@ class RowQueue:
 
     def end(self, ends: FeedEnds) -> None:
         """Record that the share is complete, and how often to repeat it."""
-        with self._changed:
-            self._do(self._schedule.end(ends))
-        self._tell_due()
+        self._apply(self._schedule.end, ends)
 
     def make_room(self, message: MakeRoom) -> None:
         """Let more rows of a feed wait than the limit allows, if it has begun here."""
@@ -122,7 +119,7 @@ class RowQueue:
 
     def stop(self) -> None:
         """Hand out no more passes, and release every waiting sender."""
-        with self._changed:
+        with self._changed:  # without telling: it must not wait for a message that is under way
             self._do(self._schedule.stop())
 
     def take_place(self, passes: int) -> None:
@@ -194,9 +191,7 @@ class RowQueue:
         self._done(turn, rows)
 
     def _done(self, turn: Turn, rows: int) -> None:
-        with self._changed:
-            self._do(self._schedule.done(turn, rows))
-        self._tell_due()
+        self._apply(self._schedule.done, turn, rows)
 
     def next_batch(self, after: int) -> int | None:
         """Wait for the next micro-batch after ``after`` and return its number; None if the stream is over.
@@ -206,9 +201,7 @@ class RowQueue:
         FeedFailed
             If the rows do not come from a stream, or the stream continues after a batch that was never handed out.
         """
-        with self._changed:
-            self._do(self._schedule.settle())
-        self._tell_due()
+        self._apply(self._schedule.settle)
         while True:
             with self._changed:
                 self._wait_for_rows(self._schedule.is_batch_settled)
@@ -225,15 +218,11 @@ class RowQueue:
         Waiting rows are dropped, and the driver is told. A pass that a dataset is reading ends early. Without a feed,
         nothing happens.
         """
-        with self._changed:
-            self._do(self._schedule.refuse_latest())
-        self._tell_due()
+        self._apply(self._schedule.refuse_latest)
 
     def enough_of_pass(self) -> None:
         """Want no more rows of the current call of ``train``, even if the next call was already made."""
-        with self._changed:
-            self._do(self._schedule.refuse_current())
-        self._tell_due()
+        self._apply(self._schedule.refuse_current)
 
     def resume(self, passes: int, state: str = "") -> None:
         """Record that the restored state includes ``passes`` passes: only later passes are fed.
@@ -250,9 +239,7 @@ class RowQueue:
 
     def ask(self) -> None:
         """Ask the driver for rows, once; from then on the position is fixed."""
-        with self._changed:
-            self._do(self._schedule.ask())
-        self._tell_due()
+        self._apply(self._schedule.ask)
 
     def leave_to_another(self) -> None:
         """Leave the question of the position to another node, which knows the restored state."""
@@ -261,9 +248,7 @@ class RowQueue:
 
     def repeat(self) -> None:
         """Record that the rows are repeated for as long as there are steps: see :class:`PassSchedule`."""
-        with self._changed:
-            self._do(self._schedule.repeat())
-        self._tell_due()
+        self._apply(self._schedule.repeat)
 
     def cut(self) -> None:
         """Drop the passes over delivered rows that have not begun: they are fed again, to more nodes."""
@@ -396,6 +381,12 @@ class RowQueue:
         self._waits_for_rows = True
         self._changed.wait_for(settled)
         self._waits_for_rows = False
+
+    def _apply(self, event: Callable[..., tuple[Command, ...]], *given: Any) -> None:
+        """Pass an event to the schedule, execute what it returns, and tell the driver without the lock."""
+        with self._changed:
+            self._do(event(*given))
+        self._tell_due()
 
     def _do(self, commands: tuple[Command, ...]) -> None:
         """Execute the schedule's commands, and wake all waiting threads. The lock is held; messages are sent later."""

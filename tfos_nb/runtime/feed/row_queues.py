@@ -13,7 +13,8 @@ from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control.reports import FeedStatus
 from tfos_nb.runtime.feed.feed_rows import FeedRows
 from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema, MakeRoom
-from tfos_nb.runtime.feed.row_queue import RowQueue, Told
+from tfos_nb.runtime.feed.pass_schedule import Told
+from tfos_nb.runtime.feed.row_queue import RowQueue
 
 __all__ = ["DEFAULT_QUEUE", "RowQueues", "check_queue"]
 

@@ -31,7 +31,6 @@ import contextlib
 import functools
 import importlib.util
 import inspect
-import json
 import logging
 import os
 import sys
@@ -40,6 +39,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from tfos_nb.errors import PlanError
+from tfos_nb.runtime.control.plan import tf_config
 from tfos_nb.runtime.keras.adapt import mend_adapt
 from tfos_nb.runtime.keras.optimizers import mend_optimizers
 from tfos_nb.runtime.keras.replica import is_synchronous, mend_replicas, sent_as
@@ -494,8 +494,7 @@ def _dir_of_this_worker(backup_dir: str) -> str:
     """
     import tensorflow as tf
 
-    config = json.loads(os.environ.get("TF_CONFIG") or "{}")
-    cluster, task = config.get("cluster", {}), config.get("task", {})
+    cluster, task = tf_config()
     alone = len(cluster.get("chief", [])) + len(cluster.get("worker", [])) < 2
     if not backup_dir or "ps" in cluster or task.get("type") not in ("chief", "worker"):
         return backup_dir

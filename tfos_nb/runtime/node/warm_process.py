@@ -266,7 +266,8 @@ class WarmProcess:
     @classmethod
     def of_the_application(cls, env: Mapping[str, str], terms: ServerTerms) -> WarmProcess:
         """Have the application's warm server on this host make a forker; start that server if there is none."""
-        control = _connect(env, terms)
+        directory = _directory(env, terms.token)
+        control = _connect(directory, env, terms)
         entries = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
         umask = os.umask(0o077)
         os.umask(umask)
@@ -277,7 +278,7 @@ class WarmProcess:
         except OSError:
             control.close()
             raise
-        is_warm = state_on_this_host(env, terms.token) == "warm"
+        is_warm = os.path.exists(os.path.join(directory, _READY))
         return cls(control, forks_within=_WARM_FORKS_WITHIN if is_warm else _FORKS_WITHIN)
 
     def fork(self, order: Fork, fds: tuple[int, ...], output: int | None = None) -> ForkedProcess:
@@ -364,9 +365,8 @@ class WarmProcess:
 # --- finding the application's server, or starting it ---
 
 
-def _connect(env: Mapping[str, str], terms: ServerTerms) -> socket.socket:
+def _connect(directory: str, env: Mapping[str, str], terms: ServerTerms) -> socket.socket:
     """Connect to the application's server for these variables. If there is none, bind its socket and start it."""
-    directory = _directory(env, terms.token)
     _make_private(directory)
     with _locked(os.path.join(directory, "lock")):
         path = os.path.join(directory, "socket")

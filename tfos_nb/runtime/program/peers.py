@@ -86,7 +86,7 @@ class Peers:
         workers = _workers_of(self._definition.cluster.job)
         late: dict[int, str] = {}
         with self._changed:
-            while (address := self._moved.get(len(workers) + len(late), "")) and _is_there(address):
+            while (address := self._moved.get(len(workers) + len(late), "")) and greets(address):
                 late[len(workers) + len(late)] = address
         if late:
             self._coordinator.join()
@@ -116,7 +116,7 @@ class Peers:
         A worker whose network failed answers at its old address. While one is awaited another may be lost, so all are
         asked again.
         """
-        while silent := [index for index in sorted(workers) if not _is_there(workers[index])]:
+        while silent := [index for index in sorted(workers) if not greets(workers[index])]:
             for index, address in self._new_places(silent, workers).items():
                 workers[index] = address
                 logger.info("worker:%d is at %s now", index, address)
@@ -160,11 +160,6 @@ class Peers:
 def _workers_of(jobs: Any) -> Any:
     """Return the workers' entries, by number, from a list of all jobs."""
     return next(job.tasks for job in jobs if job.name == Role.WORKER.value)
-
-
-def _is_there(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    return greets(host.strip("[]"), int(port))
 
 
 def each_alone() -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import json
 import logging
 import os
 import re
@@ -27,7 +26,7 @@ import pyarrow as pa
 
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.code.first_use import note_first_use
-from tfos_nb.runtime.control.plan import Node, Role
+from tfos_nb.runtime.control.plan import Node, Role, tf_config
 from tfos_nb.runtime.control.processes import greets, run_apart
 from tfos_nb.runtime.keras.scope import note_strategy
 
@@ -113,6 +112,12 @@ class Member:
             return self._training_chiefs + self.node.index, self.num_workers
         return (0, self.num_workers if self.node.role is Role.CHIEF and self._training_chiefs else 1)
 
+    def await_leader(self) -> None:
+        """Wait for the server of the first node that trains, which the others join."""
+        leaders = self.cluster_spec.get(Role.CHIEF.value) or self.cluster_spec.get(Role.WORKER.value, ())
+        if self.node.role in (Role.CHIEF, Role.WORKER) and not self.is_chief:
+            await_servers(leaders[:1])
+
     @property
     def _training_chiefs(self) -> int:
         coordinates = Role.PS.value in self.cluster_spec and not self.chief_trains
@@ -177,7 +182,7 @@ class Member:
         )
         resolver = self.resolver(protocol) if (protocol or plans_protocol()) != "grpc" else None
         if resolver is not None:
-            _await_leader()
+            self.await_leader()
         return tf.distribute.MultiWorkerMirroredStrategy(resolver, collectives)
 
     def _implementation(self, communication: str) -> Any:
@@ -318,8 +323,7 @@ def mesh(member: Member, dimensions: Mapping[str, int], kind: str) -> Any:
         raise PlanError(f"mesh {dict(dimensions)}: {total} devices cannot be shared out among {len(jobs)} nodes")
     if kind == "CPU" and total > len(jobs):
         cut_cpu(total // len(jobs))
-    if position:
-        await_servers(jobs[:1])
+    member.await_leader()
     dtensor.initialize_accelerator_system(kind)
     return dtensor.create_distributed_mesh(list(dimensions.items()), device_type=kind)
 
@@ -332,19 +336,15 @@ def await_servers(addresses: Sequence[str]) -> None:
     """
     deadline, pause = time.monotonic() + _AWAITED, threading.Event()
     for address in addresses:
-        host, _, port = address.rpartition(":")
-        while not greets(host.strip("[]"), int(port)) and time.monotonic() < deadline:
+        while not greets(address) and time.monotonic() < deadline:
             pause.wait(_LOOKS_EVERY)
 
 
 def _await_leader() -> None:
-    """Wait for the leader's server, which a synchronous strategy of this node joins, if it is another node's."""
-    config = json.loads(os.environ.get("TF_CONFIG") or "{}")
-    cluster, task = config.get("cluster", {}), config.get("task", {})
-    leader = next((role for role in (Role.CHIEF.value, Role.WORKER.value) if cluster.get(role)), "")
-    joins = task.get("type") in (Role.CHIEF.value, Role.WORKER.value)
-    if leader and joins and (task["type"], int(task.get("index", 0))) != (leader, 0):
-        await_servers(cluster[leader][:1])
+    """Wait for the leader's server, which a synchronous strategy of this process joins, if it is another node's."""
+    cluster, task = tf_config()
+    if task.get("type") in (Role.CHIEF.value, Role.WORKER.value):
+        Member(Node(Role(task["type"]), int(task.get("index", 0))), cluster).await_leader()
 
 
 def plans_protocol() -> str:
@@ -430,7 +430,7 @@ def _before(owner: Any, name: str, check: Any) -> None:
 
 
 def _before_synchronous(strategy: Any, cluster_resolver: Any = None, *args: Any, **kwargs: Any) -> None:
-    if Role.PS.value in json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {}):
+    if Role.PS.value in tf_config()[0]:
         raise PlanError(_SYNC_WITH_PS)
     note_strategy(strategy)
     if cluster_resolver is None:  # another resolver may name a cluster of its own
