@@ -65,7 +65,7 @@ def try_one(data: bytes) -> None:
 def write_seeds(directory: Path) -> None:
     """Begin with what is right."""
     directory.mkdir(parents=True, exist_ok=True)
-    chunk, data = _Chunk(((3, 5), (8, 11)), (5, 7)), {"a": (1, [2.5, None, b"x"])}
+    chunk, data = _Chunk(((3, 5), (8, 11)), (2, 3), (5, 7)), {"a": (1, [2.5, None, b"x"])}
     for number, message in enumerate([*MESSAGES, chunk, FeedTicket(1, 2), data]):
         mark = b"\x01" if isinstance(message, _Chunk) else b"\x00"
         (directory / f"seed-{number}").write_bytes(mark + wire.encode(message))

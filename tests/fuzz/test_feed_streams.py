@@ -218,10 +218,12 @@ RIGHT_SPANS = (((0, 4),), ((0, 2), (3, 5)), ((1, 3), (64, 66)), ((5, 6),), ((2**
 WRONG_SPANS = (
     (), ((-1, 3),), ((4, 0),), ((0, 0),), ((0, 2), (2, 4)), ((3, 5), (0, 2)), ((0, 4), (0, 4)), ((0, 2**62),)
 )  # fmt: skip
+fingerprints = st.sampled_from([(0, 0), (0, 0), (0, 0), (4, 7), (-1, 2**62)])
 chunks = st.builds(
     _Chunk,
     spans=st.sampled_from([*RIGHT_SPANS, *WRONG_SPANS]),
-    known=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    follows=fingerprints,
+    known=fingerprints,
     block=st.sampled_from([-1, -1, -2, 5000, 2**40]),
     size=st.sampled_from([0, 1, 16 << 20, -1, 2**62]),
     spent=st.booleans(),
@@ -234,7 +236,7 @@ metadata = chunks.map(wire.encode) | right_or_not | bytes_of_any_kind | any_mess
 def taken(sent: list[tuple[int, bool, bytes | None]]) -> list[int]:
     """Say which rows of such a stream are announced as they should be, up to the first batch that is not."""
     seen: list[int] = []
-    reached = 0
+    reached, known = 0, (0, 0)
     for rows, alone, word in sent:
         try:
             chunk = wire.decode(word or b"")
@@ -243,14 +245,14 @@ def taken(sent: list[tuple[int, bool, bytes | None]]) -> list[int]:
         if alone or not isinstance(chunk, _Chunk) or chunk.spans in WRONG_SPANS or chunk.block >= 0:
             break
         numbers = [number for first, end in chunk.spans if end - first <= 4 for number in range(first, end)]
-        if len(numbers) != rows or numbers != sorted({*numbers}) or numbers[0] < reached:
+        if len(numbers) != rows or numbers != sorted({*numbers}) or numbers[0] < reached or chunk.follows != known:
             break
         seen += range(rows)
-        reached = numbers[-1] + 1
+        reached, known = numbers[-1] + 1, chunk.known
     return seen
 
 
-@example(sent=[(4, False, wire.encode(_Chunk(((-1, 3),), (0, 0))))], near=True)
+@example(sent=[(4, False, wire.encode(_Chunk(((-1, 3),), (0, 0), (0, 0))))], near=True)
 @examples(60)
 @given(
     sent=st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.none() | metadata), min_size=1, max_size=4),
@@ -303,7 +305,7 @@ def test_a_granted_block_with_whatever_in_it_brings_its_rows_or_an_error(
         assert stream._blocks is not None
         assert grant.block >= 0, "there are more blocks than examples"
         stream._blocks._memory[grant.block * BLOCK_BYTES : grant.block * BLOCK_BYTES + len(memory)] = memory
-        chunk = _Chunk(((0, 3),), (0, 0), grant.block, len(written) if size is None else size)
+        chunk = _Chunk(((0, 3),), (0, 0), (0, 0), grant.block, len(written) if size is None else size)
         expected = rows_in(memory[: chunk.size]) if 0 < chunk.size <= BLOCK_BYTES else -1
         reached = -1
         with contextlib.suppress(*REFUSED):
@@ -363,7 +365,7 @@ def test_rows_whose_bytes_were_changed_kill_no_node(node: Node, head: bytes, bod
     The reader of the node makes arrays of all rows that were taken, so it would follow the offsets.
     """
     partition = node.begin()
-    word = wire.encode(_Chunk(((0, 4),), (0, 0)))
+    word = wire.encode(_Chunk(((0, 4),), (0, 0), (0, 0)))
     with grpc.insecure_channel(f"unix:{node.place.socket}") as channel:
         call = channel.stream_stream("/arrow.flight.protocol.FlightService/DoPut")
         sent = iter(RIGHT.messages(partition, head, body, word))

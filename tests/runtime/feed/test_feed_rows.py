@@ -129,6 +129,27 @@ def test_rows_that_were_taken_before_or_come_from_an_earlier_attempt_are_refused
     assert box.next_ids() == [0, 1, 2, 3, 4, 64, 65, 70, 71]
 
 
+def test_every_batch_continues_the_fingerprint_of_the_row_before_it(make: Callable[..., Box]) -> None:
+    box = make()
+    box.begin()
+    feed = box.passes.feed_rows(1)
+    feed.open(0, 1)
+    feed.accept(0, ((0, 4),), batch_of(0, 4), attempt=1, follows=(0, 0), known=(4, 7))
+    for follows in ((4, 8), (3, 7), (0, 0)):
+        with pytest.raises(FeedFailed, match="of partition 0 do not follow the 4 rows that are here"):
+            feed.accept(0, ((4, 6),), batch_of(4, 2), attempt=1, follows=follows, known=(6, 9))
+    feed.accept(0, ((4, 6),), batch_of(4, 2), attempt=1, follows=(4, 7), known=(6, 9))
+    feed.open(0, 2)
+    with pytest.raises(FeedFailed, match="do not follow the 6 rows"):
+        feed.accept(0, ((6, 8),), batch_of(6, 2), attempt=2, follows=(6, 8), known=(8, 1))
+    feed.accept(0, ((6, 8),), batch_of(6, 2), attempt=2, follows=(0, 0), known=(2, 3))  # it did not read the first 6
+    with pytest.raises(FeedFailed, match="do not follow the 2 rows"):
+        feed.accept(0, ((8, 9),), batch_of(8, 1), attempt=2, follows=(0, 0), known=(1, 4))
+    feed.accept(0, ((8, 9),), batch_of(8, 1), attempt=2, follows=(2, 3), known=(3, 4))
+    box.end(9)
+    assert box.next_ids() == list(range(9))
+
+
 def test_more_rows_wait_where_room_is_made_for_them(make: Callable[..., Box]) -> None:
     """The rows of another node, which this one waits for, lie behind them."""
     box = make(buffer_bytes=100)

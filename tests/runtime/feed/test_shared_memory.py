@@ -184,7 +184,8 @@ def test_a_block_that_was_not_granted_is_refused() -> None:
         writer, _ = client.do_put(descriptor, schema, headers)
         nothing = pa.RecordBatch.from_pylist([], schema=schema)
         with pytest.raises(pa.ArrowException, match="bytes 0 to 100 of block 4 were not granted"):
-            writer.write_with_metadata(nothing, wire.encode(_Chunk(((0, 1),), (0, 0), block=4, size=100, spent=True)))
+            chunk = _Chunk(((0, 1),), (0, 0), (0, 0), block=4, size=100, spent=True)
+            writer.write_with_metadata(nothing, wire.encode(chunk))
             writer.done_writing()
             writer.close()
         client.close()

@@ -27,6 +27,7 @@ from tfos_nb.runtime.feed.batching import Shares
 from tfos_nb.runtime.feed.ledger import FeedEnds, Reached
 from tfos_nb.runtime.feed.pass_schedule import FeedState
 from tfos_nb.runtime.feed.spill import Spill
+from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE
 from tfos_nb.runtime.rows.spans import Spans, merged, rows_within
 
 __all__ = ["FeedRows", "Superseded"]
@@ -57,12 +58,21 @@ class _Lane:
     reached: Reached = field(default_factory=Reached)
     attempt: int = 0
     streaming: bool = False
+    begun: bool = False  # whether a batch of this stream has come
     moved: float = 0.0  # monotonic time of its attempt's last message
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def is_for(self, attempt: int, now: float) -> bool:
         """Return whether an attempt may send the rows from now on."""
         return attempt >= self.attempt or not self.streaming or now - self.moved >= _SILENT
+
+    def is_followed_by(self, follows: tuple[int, int]) -> bool:
+        """Return whether a batch that comes after rows of this fingerprint comes after the rows that are here.
+
+        The first batch of a stream may begin a new chain, since not all rows need to be read again.
+        """
+        here = self.reached.rows, self.reached.fingerprint
+        return follows == here or (not self.begun and follows == (0, 0))
 
 
 class FeedRows:
@@ -118,7 +128,7 @@ class FeedRows:
             now = time.monotonic()
             if not lane.is_for(attempt, now):
                 raise _superseded(partition, attempt, lane.attempt)
-            lane.attempt, lane.streaming, lane.moved = attempt, True, now
+            lane.attempt, lane.streaming, lane.begun, lane.moved = attempt, True, False, now
         return lane
 
     def leave(self, partition: int, attempt: int) -> None:
@@ -129,16 +139,25 @@ class FeedRows:
                 lane.streaming = False
 
     def accept(
-        self, partition: int, spans: Spans, batch: pa.RecordBatch, *, attempt: int = 0, known: tuple[int, int] = (0, 0)
+        self,
+        partition: int,
+        spans: Spans,
+        batch: pa.RecordBatch,
+        *,
+        attempt: int = 0,
+        follows: tuple[int, int] | None = None,
+        known: tuple[int, int] = (0, 0),
     ) -> None:
         """Take these rows of a partition.
 
-        Blocks while the queue is full. ``known`` is the attempt's fingerprint, and the number of rows that it covers.
+        Blocks while the queue is full. ``follows`` and ``known`` are the attempt's fingerprints before and behind these
+        rows, each after the number of rows that it covers. Without ``follows`` they are not compared.
 
         Raises
         ------
         FeedFailed
-            If the row numbers are impossible, differ from the number of rows that came, or were received before.
+            If the row numbers are impossible, differ from the number of rows that came, or were received before, or if
+            ``follows`` is not the fingerprint of the rows that are here.
         Superseded
             If another attempt sends the partition now.
         """
@@ -154,6 +173,12 @@ class FeedRows:
                 raise FeedFailed(
                     f"rows {spans} of partition {partition} came again: those before {lane.reached.row} are here"
                 )
+            if follows is not None and not lane.is_followed_by(follows):
+                raise FeedFailed(
+                    f"rows {spans} of partition {partition} do not follow the {lane.reached.rows} rows that are here: "
+                    f"their attempt has read other rows before them. {KEEP_ROWS_ALIKE}"
+                )
+            lane.begun = True
             reached = Reached(spans[-1][1], *known)
             self._put([_Span(partition, end, end - start, reached) for start, end in spans], batch)
             lane.reached, lane.moved = reached, time.monotonic()

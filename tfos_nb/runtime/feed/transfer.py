@@ -9,8 +9,9 @@
 The protocol of one stream has four steps. The sender names the partition. The node answers with its position in it: the
 rows that it has from an earlier attempt. The sender writes record batches, each with the numbers of its rows. At the
 end, the node acknowledges the position reached; only then is the partition done. A sender that follows a failed one
-skips the rows before the node's position, and compares their fingerprint with the node's. A batch may contain several
-pieces of a partition; the rows between them belong to other nodes.
+skips the rows before the node's position, and compares their fingerprint with the node's. Every batch carries the
+fingerprint of the rows before it, which the node compares with its own. A batch may contain several pieces of a
+partition; the rows between them belong to other nodes.
 
 On the same host, the stream is a unix socket in a private directory, and the rows are passed in shared memory
 (:mod:`tfos_nb.runtime.feed.shared_memory`). The socket then carries empty batches that say where the rows are. The node
@@ -87,12 +88,14 @@ class _Position:
 class _Chunk:
     """Metadata of every batch: which rows of the partition it contains, in order.
 
-    ``known`` is the attempt's fingerprint that ends with the last of these rows, with the number of rows that it
-    covers. The rows are in ``size`` bytes of ``block``, beginning at byte ``first``. If ``block`` is -1, they are in
-    the batch itself. ``spent`` says that the sender wants a new grant for the one that it has used.
+    ``known`` is the attempt's fingerprint that ends with the last of these rows, after the number of rows that it
+    covers, and ``follows`` the one that ends before the first of them: (0, 0) begins anew. The rows are in ``size``
+    bytes of ``block``, beginning at byte ``first``. If ``block`` is -1, they are in the batch itself. ``spent`` says
+    that the sender wants a new grant for the one that it has used.
     """
 
     spans: Spans
+    follows: tuple[int, int]
     known: tuple[int, int]
     block: int = -1
     size: int = 0
@@ -151,7 +154,8 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]
                 piece = reader.read_chunk()
                 chunk = wire.expect(_Chunk, piece.app_metadata)
                 rows = sound(piece.data if chunk.block < 0 else grants.used(chunk), reader.schema)
-                feed.accept(ticket.partition, chunk.spans, rows, attempt=ticket.attempt, known=chunk.known)
+                fingerprints = {"follows": chunk.follows, "known": chunk.known}
+                feed.accept(ticket.partition, chunk.spans, rows, attempt=ticket.attempt, **fingerprints)
                 del rows  # otherwise this thread holds the block until the next batch
                 if chunk.spent:
                     grants.next()
@@ -334,9 +338,9 @@ class NodeStream:
         if not new:
             return
         self._compare()
-        batch = batch.slice(known_here)
+        batch, follows = batch.slice(known_here), self._fingerprint.at
         self._fingerprint.add(batch)
-        chunk = _Chunk(new, (self._fingerprint.rows, self._fingerprint.value))
+        chunk = _Chunk(new, follows, self._fingerprint.at)
         chunk = self._hand_over(chunk, batch)
         try:
             self._writer.write_with_metadata(batch if chunk.block < 0 else self._nothing, wire.encode(chunk))

@@ -62,6 +62,11 @@ class Fingerprint:
         """The checksum so far; 0 if there are no rows."""
         return int(google_crc32c.value(repr(sorted(self._sums.items())).encode())) if self._sums else 0
 
+    @property
+    def at(self) -> tuple[int, int]:
+        """The number of rows so far, and their checksum."""
+        return self.rows, self.value
+
     def _add(self, values: pa.Array, path: _Path) -> None:
         start = self._counts.get(path, 0)
         self._counts[path] = start + len(values)
