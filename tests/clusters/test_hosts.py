@@ -158,6 +158,36 @@ def test_nothing_is_left_on_hosts_that_no_longer_reach_the_driver(
         assert not running.ended, "the driver is another matter"
 
 
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.minTaskRuntime": "200ms",
+    "spark.speculation.quantile": "0.1",
+    "spark.speculation.multiplier": "1.1",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [False, True], ids=["the-same-rows", "in-another-order"])
+def test_rows_of_a_task_that_spark_runs_twice_at_once_are_fed_once_or_refused(
+    wires: Network, cluster: Standalone, spark_home: Path, tmp_path: Path, changes: bool
+) -> None:
+    """Spark starts the second attempt of a slow task on another host, while the first one still sends."""
+    program = arguments(wires, cluster, tmp_path, 1)
+    options = [*program[: program.index(str(PROGRAMS / "lose_a_host.py"))], *as_options(SPECULATION)]
+    given = [*options, str(PROGRAMS / "speculate.py"), str(tmp_path), str(int(changes))]
+    with submitted(given, environment(wires), tmp_path, spark_home) as running:
+        if changes:
+            assert until(lambda: running.ended, 180, every=0.2), running.tail
+            told = running.log.read_text(errors="replace")
+            assert "FeedFailed: partition 0 gave other rows when Spark ran it again" in told, running.tail
+        else:
+            found = results_of(running)
+            assert set(map(tuple, found["results"].values())) == {(sum_of_ids(1, 80_000), 1)}
+    assert {path.name for path in tmp_path.glob("attempt-*")} == {"attempt-0", "attempt-1"}, "Spark has speculated"
+
+
 def left_of(wires: Network, there: list[dict[int, str]]) -> list[str]:
     """Return what runs on the hosts, and the directories of those that did."""
     modules = [f"{pid} {module}" for host in wires.hosts for pid, module in host.of_tfos_nb().items()]
