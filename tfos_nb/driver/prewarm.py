@@ -22,12 +22,15 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from typing import ParamSpec
 
 from pyspark.sql import SparkSession
 
 from tfos_nb.driver.settings import Settings
 from tfos_nb.errors import PlanError
+from tfos_nb.runtime.node.python_daemon import wanted
+from tfos_nb.runtime.node.warm_process import DAEMON_CONF, PYTHON_DAEMON
 from tfos_nb.runtime.node.warm_task import WARMTH_SCHEMA, WarmTask
 from tfos_nb.runtime.program.strategies import PROTOCOL_VARIABLE
 from tfos_nb.spark import session
@@ -35,7 +38,7 @@ from tfos_nb.spark.contexts import context_of
 from tfos_nb.spark.session import Job, SparkJobs, run_to_the_end, slots_total
 from tfos_nb.spark.slots import gives_gpus
 
-__all__ = ["VARIABLE", "begin", "look", "settle", "spark_session", "warm_token"]
+__all__ = ["VARIABLE", "begin", "functions_with_tensorflow", "look", "settle", "spark_session", "warm_token"]
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +74,19 @@ def begin(spark: SparkSession) -> None:
             _begun[key] = _sent(spark, Settings.warm_idle)
         except PlanError as error:  # this Spark cannot run jobs from several threads; a launch reports that
             logger.info("the executors are not warmed: %s", error)
+
+
+def functions_with_tensorflow(spark: SparkSession) -> AbstractContextManager[None]:
+    """Have Spark run the Python functions that are made meanwhile in workers that find TensorFlow imported.
+
+    Its daemon for them is forked from the application's warm process. Where Spark has another daemon than ours, where
+    it gives GPUs to tasks, and with ``TFOS_NB_PREWARM=0``, nothing changes.
+    """
+    context = context_of(spark)
+    is_ours = context.setting(DAEMON_CONF) == PYTHON_DAEMON and os.environ.get(VARIABLE, "").strip() != "0"
+    if not is_ours or gives_gpus(spark):
+        return nullcontext()
+    return context.functions_with(wanted(warm_token(spark), Settings.warm_idle))
 
 
 def settle(spark: SparkSession) -> None:

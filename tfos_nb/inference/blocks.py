@@ -15,6 +15,7 @@ from pyspark.sql import Column, DataFrame, types
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, MapType, StructField, StructType
 
+from tfos_nb.driver.prewarm import functions_with_tensorflow
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.inference.column_matching import column_type, depth_of
 from tfos_nb.inference.frames import NULLS, check_fill, check_frame
@@ -130,7 +131,7 @@ def map_batches(
     if not keep:
         needed = _places(df, [tensor.name for tensor in inputs])
         feeds = block.feeds([tensor.name for tensor in inputs], inputs)
-        return needed.mapInArrow(MapTask(source, feeds, batch_size, nulls == "skip"), StructType(fields))
+        return _mapped(needed, MapTask(source, feeds, batch_size, nulls == "skip"), fields)
     taken = {known(name) for name in df.columns}
     twice = [field.name for field in fields if known(field.name) in taken]
     if twice:
@@ -206,13 +207,18 @@ def reduce_batches(
     task = ReduceTask(source, feeds, batch_size, tuple(range(len(keys))), nulls == "skip")
     if keys:
         sorted_by = kept.columns[: len(keys)]
-        return kept.repartition(*sorted_by).sortWithinPartitions(*sorted_by).mapInArrow(task, StructType(columns))
-    places = StructType([StructField(f"c{index}", field.dataType) for index, field in enumerate(columns)])
-    parts = kept.mapInArrow(task, places).repartition(1)
-    row = parts.mapInArrow(ReduceTask(source, feeds, batch_size), places).first()
+        return _mapped(kept.repartition(*sorted_by).sortWithinPartitions(*sorted_by), task, columns)
+    places = [StructField(f"c{index}", field.dataType) for index, field in enumerate(columns)]
+    parts = _mapped(kept, task, places).repartition(1)
+    row = _mapped(parts, ReduceTask(source, feeds, batch_size), places).first()
     if row is None:
         raise FeedFailed("the DataFrame has no rows, so it cannot be reduced")
     return {tensor.name: _value(row[index], tensor) for index, tensor in enumerate(inputs)}
+
+
+def _mapped(frame: DataFrame, task: Any, fields: Sequence[StructField]) -> DataFrame:
+    with functions_with_tensorflow(frame.sparkSession):
+        return frame.mapInArrow(task, StructType(list(fields)))
 
 
 def _check_keys(df: DataFrame, keys: Sequence[str]) -> None:

@@ -26,6 +26,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from tfos_nb.driver.launching import error_of_job
+from tfos_nb.driver.prewarm import functions_with_tensorflow
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.code.custom_objects import ModelCode, pack
 from tfos_nb.runtime.code.user_classes import own_objects
@@ -188,7 +189,8 @@ def look(spark: SparkSession, source: Source, name: str) -> Signature:
         If it cannot be loaded there, or Spark has no type for its inputs or outputs.
     """
     jobs = SparkJobs(spark, f"tfos_nb-inference-{uuid.uuid4().hex[:8]}")
-    action = spark.range(0, 1, 1, 1).mapInArrow(LookTask(source), LOOK_SCHEMA).collect
+    with functions_with_tensorflow(spark):
+        action = spark.range(0, 1, 1, 1).mapInArrow(LookTask(source), LOOK_SCHEMA).collect
     job = jobs.run(action, f"tfos_nb: look at the model {name}")
     try:
         ended = job.done.wait(_LOOK_SECONDS)

@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import DataType, StructField, StructType
 
+from tfos_nb.driver.prewarm import functions_with_tensorflow
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.models.scoring import ScoreTask
 
@@ -42,7 +43,8 @@ def applied(df: DataFrame, task: ScoreTask, added: Sequence[StructField], keep: 
     frame = df.toDF(*(f"c{index}" for index in range(len(df.columns))))
     fields = [*(df.schema.fields[index] for index in keep), *added]
     lay = _by_udf if has_arrow_udfs() else _by_map
-    return lay(frame, df.schema.fields, task, added, keep).toDF(*(column.name for column in fields))
+    with functions_with_tensorflow(df.sparkSession):
+        return lay(frame, df.schema.fields, task, added, keep).toDF(*(column.name for column in fields))
 
 
 def output_column(task: ScoreTask, added: Sequence[StructField], columns: Sequence[Column]) -> Column:

@@ -10,6 +10,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructField, StructType
 
+from tfos_nb.driver.prewarm import functions_with_tensorflow
 from tfos_nb.errors import PlanError
 from tfos_nb.inference.column_matching import column_type
 from tfos_nb.inference.frames import Asked
@@ -95,4 +96,5 @@ def register_udf(
     )
     kind = fields[0].dataType if len(fields) == 1 else StructType(fields)
     udf = importlib.import_module("pyspark.sql.functions").arrow_udf(task.outputs, kind)
-    return session.udf.register(name, udf)
+    with functions_with_tensorflow(session):
+        return session.udf.register(name, udf)

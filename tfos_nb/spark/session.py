@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import os
 import pwd
+import subprocess
 import sys
 import tempfile
 import threading
@@ -33,8 +34,10 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+import tfos_nb
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.control.processes import left_behind, owner
+from tfos_nb.runtime.node.warm_process import DAEMON_CONF, PYTHON_DAEMON
 from tfos_nb.spark.contexts import Context, context_of, is_connect
 from tfos_nb.spark.contexts.named import check_server, named_spark
 from tfos_nb.spark.java import find_java
@@ -84,6 +87,7 @@ LOG_CONF = "spark.tfos_nb.log"
 _TASK_FAILURES = 4  # as many as on a real cluster; plain local[N] would give a task only one try
 _LOG = "tfos_nb-spark-"
 _POLL_SECONDS = 0.2  # Spark offers Python no event for a job that was submitted
+_FINDS_SECONDS = 10.0  # in which an interpreter starts; without an answer nothing is set
 _FORMAT_SECONDS = 10.0  # in which Spark registers a format; nothing fails without it
 _MEBIBYTE = 1024 * 1024
 _Result = TypeVar("_Result")
@@ -207,7 +211,23 @@ def _embedded_conf(slots: int | None, app_name: str, conf: Mapping[str, str]) ->
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
     }
-    return SparkConf().setAll(list({**ours, **conf}.items()))
+    settings = {**ours, **conf}
+    if settings["spark.master"].startswith("local") and _finds_this_package(_executors_python()):
+        settings.setdefault(DAEMON_CONF, PYTHON_DAEMON)
+    return SparkConf().setAll(list(settings.items()))
+
+
+def _executors_python() -> str:
+    return os.environ.get("PYSPARK_PYTHON", sys.executable)
+
+
+def _finds_this_package(python: str) -> bool:
+    """Return whether an interpreter that Spark starts in some directory finds this very tfos_nb, by no help of ours."""
+    command = [python, "-c", "import importlib.util as u; print(u.find_spec('tfos_nb').origin)"]
+    with suppress(OSError, subprocess.SubprocessError):
+        told = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=_FINDS_SECONDS)
+        return told.stdout.strip() == tfos_nb.__file__
+    return False
 
 
 def _refuse_nobody() -> None:
@@ -229,7 +249,7 @@ def _start_embedded(conf: SparkConf) -> SparkSession:
     settings = {
         "JAVA_HOME": str(java.home),
         # Without it the executors take another python3 from PATH, and fail.
-        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
+        "PYSPARK_PYTHON": _executors_python(),
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_HOME": os.environ.get("SPARK_HOME", str(Path(pyspark.__file__).parent)),
         # No search for the machine's name, and a UI that other machines do not see.

@@ -62,7 +62,9 @@ from tfos_nb.runtime.control.processes import (
 from tfos_nb.runtime.control.wire import message
 
 __all__ = [
+    "DAEMON_CONF",
     "PROGRAMS",
+    "PYTHON_DAEMON",
     "Fork",
     "ForkedProcess",
     "ServerTerms",
@@ -72,8 +74,10 @@ __all__ = [
     "state_on_this_host",
 ]
 
-PROGRAMS = ("tfos_nb.runtime.node.tensorflow_process", "tfos_nb.runtime.node.single_program")
-"""What is forked: a node's process, and a program of :mod:`tfos_nb.parallel`."""
+DAEMON_CONF = "spark.python.daemon.module"
+PYTHON_DAEMON = "tfos_nb.runtime.node.python_daemon"
+PROGRAMS = ("tfos_nb.runtime.node.tensorflow_process", "tfos_nb.runtime.node.single_program", PYTHON_DAEMON)
+"""What is forked: a node's process, a program of :mod:`tfos_nb.parallel`, and the daemon of Spark's Python workers."""
 
 _MOST = 1 << 16  # bytes of a message
 _ENVIRONMENT = 1 << 20  # of the one with a whole environment in it
@@ -264,14 +268,19 @@ class WarmProcess:
         return cls(control, process)
 
     @classmethod
-    def of_the_application(cls, env: Mapping[str, str], terms: ServerTerms) -> WarmProcess:
-        """Have the application's warm server on this host make a forker; start that server if there is none."""
+    def of_the_application(
+        cls, env: Mapping[str, str], terms: ServerTerms, variables: Mapping[str, str] | None = None
+    ) -> WarmProcess:
+        """Have the application's warm server on this host make a forker; start that server if there is none.
+
+        ``env`` is the environment for the imports, and that of the forked processes if ``variables`` is not given.
+        """
         directory = _directory(env, terms.token)
         control = _connect(directory, env, terms)
         entries = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
         umask = os.umask(0o077)
         os.umask(umask)
-        given = Environment(terms.token, dict(env), os.getcwd(), tuple(entries), umask, os.getpid())
+        given = Environment(terms.token, dict(variables or env), os.getcwd(), tuple(entries), umask, os.getpid())
         try:
             control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ENVIRONMENT)
             control.send(wire.encode(given))
@@ -764,7 +773,10 @@ def _become(order: Fork, fds: list[int], leads: int) -> None:
 
     code = 1
     try:
-        os.setsid()
+        if order.program == PYTHON_DAEMON:  # it makes itself a group's leader, which the leader of a session cannot
+            os.setpgid(0, 0)
+        else:
+            os.setsid()
         os.close(leads)
         *given, output = fds
         os.dup2(output, 1)

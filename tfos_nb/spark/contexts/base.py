@@ -6,7 +6,8 @@ import logging
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -166,6 +167,10 @@ class Context(ABC):
     @abstractmethod
     def action(self, frame: Any) -> Callable[[], object]:
         """Return an action that computes a DataFrame to its end, for what its tasks do."""
+
+    def functions_with(self, variables: Mapping[str, str]) -> AbstractContextManager[None]:
+        """Have the Python functions that are made meanwhile carry environment variables, where Spark can do that."""
+        return nullcontext()
 
     @abstractmethod
     def shared(self, content: bytes) -> Any:

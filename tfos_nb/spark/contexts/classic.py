@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from threading import Thread
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from threading import RLock, Thread
 from typing import TYPE_CHECKING, Any
 
 from py4j.clientserver import ClientServer
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
 
 __all__ = ["Classic"]
+
+_environment_lock = RLock()
 
 
 class Classic(Context):
@@ -125,6 +128,17 @@ class Classic(Context):
         self.sc.setJobDescription(description)
         # What sparkmonitor calls it, of which it shows no more than one word.
         self.sc._jsc.setCallSite(description.replace(" ", "_"))
+
+    @contextmanager
+    def functions_with(self, variables: Mapping[str, str]) -> Iterator[None]:
+        with _environment_lock:
+            before = dict(self.sc.environment)
+            self.sc.environment.update(variables)
+            try:
+                yield
+            finally:
+                self.sc.environment.clear()
+                self.sc.environment.update(before)
 
     def cancel(self, tag: str) -> None:
         self.sc.cancelJobsWithTag(tag)

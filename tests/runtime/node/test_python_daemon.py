@@ -1,0 +1,191 @@
+"""PySpark's daemon, forked from the application's warm process: as Spark starts it, and in Spark."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import ENVIRONMENT, RunScript
+from tests.runtime.node.test_warm_process import servers
+from tests.waiting import until
+from tfos_nb.runtime.node.python_daemon import VARIABLE, wanted
+
+Start = Callable[..., "Daemon"]
+
+OF_SPARK = ("-m", "tfos_nb.runtime.node.python_daemon", "pyspark.worker")
+WARM = wanted("0123456789abcdef", 60)
+
+
+class Daemon:
+    """What Spark's JVM has of a daemon: the process, its pipes, and the port of which it tells."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        env = {**ENVIRONMENT, "PYTHON_WORKER_FACTORY_SECRET": "secret", **environment}
+        command = [sys.executable, *(arguments or OF_SPARK)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
+        self._connections: list[socket.socket] = []
+        (self.port,) = struct.unpack("!i", self.stdout.read(4))
+
+    def worker(self) -> psutil.Process:
+        """Have a worker forked."""
+        connection = socket.create_connection(("127.0.0.1", self.port))
+        self._connections.append(connection)
+        (pid,) = struct.unpack("!i", connection.recv(4))
+        return psutil.Process(pid)
+
+    def hang_up(self) -> None:
+        """End the workers' connections, as Spark's JVM does when it ends."""
+        for connection in self._connections:
+            connection.close()
+
+    def close(self) -> None:
+        self.hang_up()
+        self.process.kill()
+        self.process.wait(30)
+        self.stdin.close()
+        self.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def root() -> Iterator[Path]:
+    """A temporary directory of these tests' own, in which one warm process is shared; sockets fit into its name."""
+    with tempfile.TemporaryDirectory(prefix="warm-", dir="/tmp") as directory:
+        yield Path(directory)
+        for server in servers(Path(directory)):
+            server.kill()
+
+
+@pytest.fixture
+def start(root: Path) -> Iterator[Start]:
+    daemons: list[Daemon] = []
+
+    def run(*arguments: str, **environment: str) -> Daemon:
+        daemons.append(Daemon(*arguments, TMPDIR=str(root), **environment))
+        return daemons[-1]
+
+    yield run
+    for daemon in daemons:
+        daemon.close()
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def is_forked(worker: psutil.Process) -> bool:
+    return worker.name() == "pyspark.daemon"
+
+
+@pytest.mark.parametrize("how", ["terminate", "close", "kill"])
+def test_the_daemon_and_its_workers_end_with_the_process_that_spark_knows(start: Start, how: str) -> None:
+    """Spark terminates it, or closes its input; and it may be killed."""
+    daemon = start(**WARM)
+    worker = daemon.worker()
+    assert is_forked(worker)
+    manager = worker.parent()
+    assert manager is not None
+    assert manager.pid != daemon.process.pid
+    {"terminate": daemon.process.terminate, "close": daemon.stdin.close, "kill": daemon.process.kill}[how]()
+    daemon.process.wait(30)
+    daemon.hang_up()
+    assert until(lambda: not is_alive(worker) and not is_alive(manager))
+
+
+def test_a_worker_that_spark_wants_killed_is(start: Start) -> None:
+    daemon = start(**WARM)
+    worker, other = daemon.worker(), daemon.worker()
+    assert is_forked(worker)
+    daemon.stdin.write(struct.pack("!i", worker.pid))
+    daemon.stdin.flush()
+    assert until(lambda: not is_alive(worker))
+    assert is_alive(other)
+    assert daemon.process.poll() is None
+
+
+WITHOUT_ONE = """
+from tfos_nb.runtime.node import python_daemon, warm_process
+
+def refuse(*arguments, **options):
+    raise PermissionError("the directory is another user's")
+
+warm_process.WarmProcess.of_the_application = refuse
+python_daemon.run()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "environment"),
+    [
+        (OF_SPARK, {}),
+        (OF_SPARK, {VARIABLE: "of another version"}),
+        (("-c", WITHOUT_ONE, "pyspark.worker"), WARM),
+    ],
+    ids=["not-wanted", "not-understood", "no-warm-process"],
+)
+def test_it_is_pysparks_own_daemon(start: Start, command: tuple[str, ...], environment: dict[str, str]) -> None:
+    worker = start(*command, **environment).worker()
+    assert not is_forked(worker)
+    assert VARIABLE in worker.environ() or not environment, "it was there"
+
+
+def test_models_are_applied_by_workers_that_import_nothing_and_others_have_no_tensorflow(
+    run_script: RunScript, tmp_path: Path
+) -> None:
+    ended = run_script(
+        """
+        import json
+        import keras
+        import pyarrow as pa
+        import tfos_nb
+        from tfos_nb.driver.prewarm import functions_with_tensorflow
+
+        def look(batches):
+            import os
+            import sys
+            there = "tensorflow" in sys.modules
+            import numpy as np
+            for batch in batches:
+                pass
+            names = sorted(name for name in os.environ if name.startswith(("TFOS_NB_PYTHON", "TFOS_NB_PARENT")))
+            told = json.dumps([there, names, os.environ["SPARK_REUSE_WORKER"], os.getpid(), float(np.random.rand())])
+            import time
+            time.sleep(1)  # so that each task has a worker of its own
+            yield pa.RecordBatch.from_pydict({"told": [told]})
+
+        def looked(spark):
+            rows = spark.range(0, 2, 1, 2).mapInArrow(look, "told string").collect()
+            return [json.loads(row.told) for row in rows]
+
+        spark = tfos_nb.spark_session(2, conf={"spark.ui.enabled": "false"})
+        without = looked(spark)
+        with functions_with_tensorflow(spark):
+            rows = spark.range(0, 2, 1, 2).mapInArrow(look, "told string")
+        beside = [json.loads(row.told) for row in rows.collect()]
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        given = tfos_nb.predict(spark.range(3).selectExpr("CAST(id AS FLOAT) x"), model).collect()
+        after = looked(spark)
+        print("told", json.dumps([without, beside, [list(row) for row in given], after]))
+        spark.stop()
+        """,
+        TFOS_NB_PREWARM=None,
+        TMPDIR=str(tmp_path),
+    )
+    told = next(line for line in ended.stdout.splitlines() if line.startswith("told "))
+    without, beside, given, after = json.loads(told.removeprefix("told "))
+    assert [there for there, *_ in without + after] == [False] * 4
+    assert [(there, names, reused) for there, names, reused, *_ in beside] == [(True, [], "1")] * 2
+    assert len({pid for *_, pid, _ in beside}) == 2
+    assert len({drawn for *_, drawn in beside}) == 2, "two workers draw the same numbers"
+    assert given == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]

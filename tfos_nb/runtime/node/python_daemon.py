@@ -1,0 +1,106 @@
+"""Daemon that forks Spark's Python workers; those that apply a model find TensorFlow imported.
+
+::
+
+    executor's JVM ──starts──▶ this module ── pyspark.daemon ──fork──▶ workers, of every other function
+                   ──starts──▶ this module ··· warm process ──fork──▶ pyspark.daemon ──fork──▶ workers that apply models
+
+Spark starts the module that ``spark.python.daemon.module`` names, once for each set of environment variables of Python
+functions. If :data:`VARIABLE` is one of them, the daemon is forked from the application's warm process
+(:mod:`tfos_nb.runtime.node.warm_process`), and this process only waits for its end. Without that variable, on a host
+with GPUs, and if the warm process cannot be reached, this process itself is PySpark's daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import sys
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfos_nb.runtime.node.warm_process import ForkedProcess
+
+__all__ = ["VARIABLE", "wanted"]
+
+VARIABLE = "TFOS_NB_PYTHON_DAEMON"
+
+
+def wanted(token: str, idle: float) -> dict[str, str]:
+    """Return the environment variables of a Python function that is to find TensorFlow imported.
+
+    Parameters
+    ----------
+    token : str
+        The application's.
+    idle : float
+        Seconds after which an unused warm process ends.
+    """
+    return {VARIABLE: f"{token} {idle:g}"}
+
+
+def run() -> None:
+    """Be PySpark's daemon, or wait for the one that the warm process has forked."""
+    token, _, idle = os.environ.pop(VARIABLE, "").partition(" ")
+    if token:
+        with contextlib.suppress(OSError, ValueError):  # the workers import TensorFlow themselves then
+            if forked := _forked(token, float(idle)):
+                sys.exit(_wait(forked))
+    _pyspark_daemon().manager()
+
+
+def _forked(token: str, idle: float) -> ForkedProcess | None:
+    """Have the daemon forked from the warm process; None on a host where that is not done."""
+    # Not imported for the workers of every other function.
+    from tfos_nb.runtime.control.processes import path_variable
+    from tfos_nb.runtime.host.gpu import host_has_gpus
+    from tfos_nb.runtime.node.process import environment_of
+    from tfos_nb.runtime.node.warm_process import PYTHON_DAEMON, Fork, ServerTerms, WarmProcess, can_fork
+
+    if host_has_gpus() or not can_fork():
+        return None
+    env = {**environment_of(tempfile.gettempdir(), {}), "PYTHONPATH": path_variable()}
+    terms = ServerTerms(token, os.getppid(), idle)
+    warm = WarmProcess.of_the_application(env, terms, variables={**env, **os.environ})
+    return warm.fork(Fork(PYTHON_DAEMON, tuple(sys.argv[1:])), (0, 1), output=2)
+
+
+def _wait(daemon: ForkedProcess) -> int:
+    """Return the daemon's exit code; it has the JVM's pipes to itself from here on."""
+    signal.signal(signal.SIGTERM, lambda *_: _terminate(daemon.pid))
+    with open(os.devnull, "r+b") as nothing:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(nothing.fileno(), 1)
+    return abs(daemon.wait())
+
+
+def _terminate(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+
+
+def _pyspark_daemon() -> Any:
+    return importlib.import_module("pyspark.daemon")
+
+
+def main() -> None:
+    """Be PySpark's daemon in a process that was forked from the warm one."""
+    import numpy as np
+
+    from tfos_nb.runtime.control.processes import PARENT_VARIABLE, name_this_process
+
+    for given, descriptor in enumerate(map(int, sys.argv[1:3])):
+        os.dup2(descriptor, given)
+        os.close(descriptor)
+    sys.argv[1:3] = []
+    os.environ.pop(PARENT_VARIABLE, None)
+    os.register_at_fork(after_in_child=np.random.seed)  # otherwise all workers would draw the same numbers
+    name_this_process("pyspark.daemon")
+    _pyspark_daemon().manager()
+
+
+if __name__ == "__main__":
+    run()
