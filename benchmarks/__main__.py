@@ -16,8 +16,8 @@ from benchmarks.settings import Settings
 from benchmarks.table import Result, document, render
 
 NAMES = (
-    "feed", "replay", "start", "leak", "report", "completion", "board", "panel", "transform", "cluster_inference",
-    "tfrecord", "steps", "pauses", "recovery", "going_on", "saving", "fleet", "scaling",
+    "feed", "replay", "start", "leak", "report", "completion", "board", "panel", "transform", "first_model",
+    "cluster_inference", "tfrecord", "steps", "pauses", "recovery", "going_on", "saving", "fleet", "scaling",
 )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from benchmarks.settings import Settings
 
-__all__ = ["run"]
+__all__ = ["empty_job_seconds", "prewarm", "run"]
 
 TARGETS = {"cold": 2.0, "warm": 0.5, "prewarmed": 0.5}
 WIDTH = 64
@@ -39,18 +39,18 @@ def run(settings: Settings) -> Result:
     figures: dict[str, list[float]] = {name: [] for name in names}
     _import_seconds()  # brings TensorFlow's files into the page cache
     with spark_session() as spark:
-        _empty_job_seconds(spark)  # the driver's JVM lives through all sessions: the first one would pay for it
+        empty_job_seconds(spark)  # the driver's JVM lives through all sessions: the first one would pay for it
     for number in range(settings.repeat):
         figures["import"].append(_import_seconds())
         with spark_session() as spark:
-            figures["cold_job"].append(_empty_job_seconds(spark))
-            figures["warm_job"].append(_empty_job_seconds(spark))
+            figures["cold_job"].append(empty_job_seconds(spark))
+            figures["warm_job"].append(empty_job_seconds(spark))
         if not settings.only_baselines:
             with spark_session() as spark:
                 figures["cold_start"].append(_first_step_seconds(spark))
                 figures["warm_start"].append(_first_step_seconds(spark))
             with spark_session() as spark:
-                _prewarm(spark)
+                prewarm(spark)
                 figures["prewarmed_start"].append(_first_step_seconds(spark))
         newest = ", ".join(f"{name} {values[-1]:.2f} s" for name, values in figures.items() if values)
         settings.say(f"start: {number + 1}/{settings.repeat}: {newest}")
@@ -83,19 +83,20 @@ def _import_seconds() -> float:
     return time.perf_counter() - started
 
 
-def _empty_job_seconds(spark: SparkSession) -> float:
+def empty_job_seconds(spark: SparkSession) -> float:
+    """Run an empty job."""
     started = time.perf_counter()
     spark.range(0, 4, 1, 4).mapInArrow(programs.no_rows, "id long").collect()
     return time.perf_counter() - started
 
 
-def _prewarm(spark: SparkSession) -> None:
+def prewarm(spark: SparkSession) -> None:
     """Warm the executors, and wait until they are."""
-    from tfos_nb.driver import prewarm
+    from tfos_nb.driver.prewarm import begin, look
 
-    prewarm.begin(spark)
+    begin(spark)
     deadline = time.monotonic() + WARM_SECONDS
-    while set(states := prewarm.look(spark).values()) != {"warm"}:
+    while set(states := look(spark).values()) != {"warm"}:
         if time.monotonic() > deadline:
             raise RuntimeError(f"the executors are not warm after {WARM_SECONDS} s: {sorted(states)}")
         time.sleep(0.5)
