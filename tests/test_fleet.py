@@ -21,7 +21,7 @@ from benchmarks.fleet_driver import Driver
 from benchmarks.fleet_nodes import Fleet
 from tfos_nb.driver.cluster_desk import ClusterDesk
 from tfos_nb.driver.feed_desk import FeedDesk
-from tfos_nb.driver.membership import Everyone
+from tfos_nb.driver.membership import CheckAll
 from tfos_nb.errors import NodeFailed
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import Link
@@ -99,7 +99,7 @@ class Counted:
 def test_asking_after_each_of_many_whether_all_have_come_costs_three_looks_each(order: str) -> None:
     count = 500
     counted = Counted(count)
-    everyone = Everyone(range(count), counted.look)
+    everyone = CheckAll(range(count), counted.look)
     coming = {
         "first to last": list(range(count)),
         "last to first": list(reversed(range(count))),
@@ -116,7 +116,7 @@ def test_asking_after_each_of_many_whether_all_have_come_costs_three_looks_each(
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans())))
 def test_everyone_says_what_asking_each_would_say_also_when_it_ceases_to_hold(changes: list[tuple[int, bool]]) -> None:
     counted = Counted(5)
-    everyone = Everyone(range(5), counted.look)
+    everyone = CheckAll(range(5), counted.look)
     for place, holds in changes:
         counted.held[place] = holds
         assert everyone() == all(counted.held)

@@ -46,7 +46,7 @@ from tfos_nb.runtime.node.spark_task import HoldsSlot, SlotUse, SupervisorEnded
 from tfos_nb.runtime.storage.shared_directory import PlaceSeen, PlacesSeen
 from tfos_nb.state.cluster_state import JOINED, LEAVING, NodeStatus
 
-__all__ = ["JOINS", "TRANSITIONS", "Everyone", "Failure", "Member", "Membership", "Replaced", "replay"]
+__all__ = ["JOINS", "TRANSITIONS", "CheckAll", "Failure", "Member", "Membership", "Replaced", "replay"]
 
 JOINS = 3
 """An absent node that was lost so often before it could join is given up."""
@@ -416,7 +416,7 @@ class Member:
         self.through = 0
 
 
-class Everyone(Generic[_Item]):
+class CheckAll(Generic[_Item]):
     """Check repeatedly whether a condition holds for every item, with few evaluations.
 
     The item for which it did not hold is checked first the next time. So while one item is missing, a check evaluates
@@ -487,7 +487,7 @@ class Membership:
         self._leavers: dict[str, Member] = {}  # main has returned, and there is no server
         self._places_seen = PlacesSeen()
         self._fed = frozenset(plan.fed_nodes)
-        self._gone = Everyone(list(self.members.values()), lambda one: one.stream is None)
+        self._gone = CheckAll(list(self.members.values()), lambda one: one.stream is None)
         self._count_on(self.members.values())
         self._events: dict[type, Callable[[Any], object]] = {
             Arrived: self._arrived,
@@ -667,12 +667,12 @@ class Membership:
         self._training = [one for one in self._present if one.node.role is not Role.EVALUATOR]
         self._fed_members = [one for one in self._present if one.node in self._fed]
         self._first = finishing[0]
-        self._reserved = Everyone(self._present, lambda one: one.reservation)
-        self._up = Everyone(self._present, lambda one: one.up and one.status is not NodeStatus.STARTING)
-        self._take_rows = Everyone(self._fed_members, lambda one: one.up)
-        self._returned = Everyone(finishing, lambda one: one.returned or one.serving)
-        self._through = Everyone(self._present, lambda one: one.status.ended or one.serving)
-        self._at_rest = Everyone(self._present, lambda one: not one.saving or one.stream is None)
+        self._reserved = CheckAll(self._present, lambda one: one.reservation)
+        self._up = CheckAll(self._present, lambda one: one.up and one.status is not NodeStatus.STARTING)
+        self._take_rows = CheckAll(self._fed_members, lambda one: one.up)
+        self._returned = CheckAll(finishing, lambda one: one.returned or one.serving)
+        self._through = CheckAll(self._present, lambda one: one.status.ended or one.serving)
+        self._at_rest = CheckAll(self._present, lambda one: not one.saving or one.stream is None)
 
     def _count_on_and_feed(self, present: list[Member]) -> None:
         self._count_on(present)
@@ -1038,7 +1038,7 @@ class Membership:
             self.members[name] = known.pop(name) if name in known else Member(Node.parse(name), absent=True)
         self.members.update(known)
         self._fed = frozenset(plan.fed_nodes)
-        self._gone = Everyone(list(self.members.values()), lambda one: one.stream is None)
+        self._gone = CheckAll(list(self.members.values()), lambda one: one.stream is None)
 
     def _go_on_without(self, event: GoOnWithout) -> tuple[str, ...]:
         """Continue with the nodes that have come; return the names of the others."""
