@@ -28,7 +28,7 @@ def say(words: Any) -> None:
 def main() -> None:
     """Serve until the input ends."""
     directory, token = sys.argv[1:]
-    queue_module._ANNOUNCED_WITHIN = 0.05
+    queue_module.ANNOUNCED_WITHIN = 0.05
     passes = RowQueue("worker:0", directory, BUFFER, 1 << 20, lambda told: None)
     server = FeedServer(passes, directory=directory, host="127.0.0.1", token=token)
     server.answer_with(RequestDesk("worker:0", ["input"], 1 << 20).exchange)

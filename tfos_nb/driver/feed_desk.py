@@ -15,6 +15,7 @@ from tfos_nb.runtime.control.door import DoorAddress
 from tfos_nb.runtime.control.lifecycle import FeedPlace
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.feed.feed_task import SUMMARY_SCHEMA, FeedTask
+from tfos_nb.runtime.feed.pass_schedule import BATCHES_KNOWN
 from tfos_nb.runtime.feed.positions import HeldPositions, PositionHeld
 from tfos_nb.spark.feedable import feedable, read_schema, refuse_ended, unlike_schemas
 from tfos_nb.spark.session import places_beside_exchanges
@@ -28,7 +29,6 @@ _ALL_TOLD = 16  # up to so many nodes, a task receives all places; with a certif
 
 _MANY = (ledger.ClaimRows, ledger.WherePlaces)
 _CLOSED_KNOWN = 16  # feeds whose ledgers are closed, about which late tasks may still ask
-_BATCHES_KNOWN = 16  # micro-batches whose ledgers are kept; a stream has no end
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class FeedDesk:
             book = ledger.FeedLedger(number, self.nodes, held)
             feed = Feed(number, passes, spill, epoch, epochs, book, place or FeedOf(), rendezvous=self._rendezvous)
             if feed.place.batch is not None:
-                self._feeds.pop(number - _BATCHES_KNOWN, None)
+                self._feeds.pop(number - BATCHES_KNOWN, None)
             self._forget_old(keep=feed.place.validation)
             feed.told.update(self.nodes)
             self._feeds[number] = self.current = feed

@@ -313,7 +313,7 @@ def test_a_share_of_another_size_than_announced_is_an_error(make: Callable[..., 
 
 
 def test_a_node_that_is_never_told_of_a_feed_says_so(make: Callable[..., Box], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfos_nb.runtime.feed.row_queue._ANNOUNCED_WITHIN", 0.05)
+    monkeypatch.setattr("tfos_nb.runtime.feed.row_queue.ANNOUNCED_WITHIN", 0.05)
     with pytest.raises(FeedFailed, match="did not announce feed 7 to worker:0"):
         make().passes.feed_rows(7)
 

@@ -776,7 +776,7 @@ def test_a_nodes_error_reaches_the_task() -> None:
         token = [(b"tfos-token", driver.address.token.encode())]
         node = driver.nodes["worker:0"]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tfos_nb.runtime.feed.row_queue._ANNOUNCED_WITHIN", 0.05)
+            patch.setattr("tfos_nb.runtime.feed.row_queue.ANNOUNCED_WITHIN", 0.05)
             with pytest.raises(pa.ArrowException, match="did not announce feed 1"):
                 stream_to(node.server.place, near=True, headers=token)
 

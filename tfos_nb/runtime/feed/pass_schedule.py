@@ -25,6 +25,7 @@ from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedFrom, FeedSche
 from tfos_nb.runtime.feed.positions import PositionHeld
 
 __all__ = [
+    "BATCHES_KNOWN",
     "Command",
     "Discard",
     "FeedState",
@@ -38,7 +39,7 @@ __all__ = [
     "Turn",
 ]
 
-_BATCHES_KNOWN = 16  # micro-batches that are remembered; a stream has no end
+BATCHES_KNOWN = 16  # micro-batches that are remembered, here and by the ledgers; a stream has no end
 
 
 Told = PassDone | FeedFrom | PositionHeld
@@ -196,7 +197,7 @@ class PassSchedule:
         self._latest = begins
         if begins.batch is not None:
             self._first_batch = self._first_batch or begins
-            commands += self._forget_batches(begins.feed - _BATCHES_KNOWN)
+            commands += self._forget_batches(begins.feed - BATCHES_KNOWN)
         if self._is_unwanted(begins):
             return (*commands, *self._refuse(begins))
         self._let_go = False

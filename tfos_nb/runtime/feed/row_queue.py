@@ -30,11 +30,11 @@ from tfos_nb.runtime.feed.pass_schedule import Command, PassSchedule, Told, Turn
 from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.feed.spill import Spill
 
-__all__ = ["RowQueue", "ValidationRows"]
+__all__ = ["ANNOUNCED_WITHIN", "RowQueue", "ValidationRows"]
 
 logger = logging.getLogger(__name__)
 
-_ANNOUNCED_WITHIN = 60.0  # seconds between a feed's first row and the driver's announcement, which comes separately
+ANNOUNCED_WITHIN = 60.0  # seconds between a feed's first row and the driver's announcement, which comes separately
 
 
 class RowQueue:
@@ -143,9 +143,9 @@ class RowQueue:
             If the announcement does not come.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: feed in self._rows, _ANNOUNCED_WITHIN):
+            if not self._changed.wait_for(lambda: feed in self._rows, ANNOUNCED_WITHIN):
                 raise FeedFailed(
-                    f"the driver did not announce feed {feed} to {self._node} within {_ANNOUNCED_WITHIN:.0f} s"
+                    f"the driver did not announce feed {feed} to {self._node} within {ANNOUNCED_WITHIN:.0f} s"
                 )
             return self._rows[feed]
 

@@ -14,12 +14,11 @@ from tfos_nb.runtime.control.reports import FeedStatus
 from tfos_nb.runtime.feed.feed_rows import FeedRows
 from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema, MakeRoom
 from tfos_nb.runtime.feed.pass_schedule import Told
-from tfos_nb.runtime.feed.row_queue import RowQueue
+from tfos_nb.runtime.feed.row_queue import ANNOUNCED_WITHIN, RowQueue
 
 __all__ = ["DEFAULT_QUEUE", "RowQueues", "check_queue"]
 
 DEFAULT_QUEUE = "input"
-_ANNOUNCED_WITHIN = 60.0
 _FEEDS_KNOWN = 256  # a stream has no end
 
 
@@ -125,7 +124,7 @@ class RowQueues:
     def feed_rows(self, feed: int) -> FeedRows:
         """Return the rows of a feed; wait until the driver has announced it."""
         with self._told:
-            self._told.wait_for(lambda: feed in self._by_feed, _ANNOUNCED_WITHIN)
+            self._told.wait_for(lambda: feed in self._by_feed, ANNOUNCED_WITHIN)
             queue = self._queue_of(feed)
         return queue.feed_rows(feed)
 
