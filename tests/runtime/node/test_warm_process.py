@@ -285,6 +285,24 @@ def test_a_server_without_nodes_ends_after_a_while(root: Path, anchor: subproces
     assert until(lambda: not there.exists(), 60)
 
 
+def test_a_server_stays_until_the_last_executor_that_has_asked_has_ended(root: Path) -> None:
+    executors = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(10_000)"]) for _ in range(3)]
+    env, token = dict(os.environ), "an application's with three executors"
+    found = {server_of(env, ServerTerms(token, one.pid, 600.0)) for one in executors[:2]}
+    assert len(found) == 1
+    assert until(lambda: warm_process.state_on_this_host(env, token) == "warm", 60)
+    (server,) = found
+    executors[0].kill()
+    executors[0].wait()
+    assert server_of(env, ServerTerms(token, executors[2].pid, 600.0)) == server
+    executors[1].kill()
+    executors[1].wait()
+    assert not until(lambda: warm_process.state_on_this_host(env, token) == "cold", 7)
+    executors[2].kill()
+    executors[2].wait()
+    assert until(lambda: warm_process.state_on_this_host(env, token) == "cold", 30)
+
+
 def server_of(env: dict[str, str], terms: ServerTerms) -> int:
     """Connect to a server, and return its process number."""
     WarmProcess.of_the_application(env, terms).close()

@@ -93,6 +93,7 @@ _LEAST_MEMORY = 0.05  # of the machine's; with less, a server whose nodes have e
 _MOST_SERVERS = 3  # of an application, each for other variables that an import depends on
 _PREFIX = "tfos_nb-warm-"
 _READY = "ready"  # a file of this name says that all is imported: from which files, and when they were changed
+_ANCHOR = "anchor-"  # what comes before an executor's number and start in the name of a file
 _DIGITS = 8  # of a digest in a directory's name: a socket's path has to be short
 _CREDENTIALS = struct.Struct("3i")  # process, user, group: SO_PEERCRED, unix(7)
 
@@ -165,7 +166,7 @@ class ServerTerms:
     token : str
         The application's.
     anchor : int
-        The process that it ends with: the executor's JVM.
+        The JVM of the executor that asks. The server ends with the last of the executors that have asked.
     idle : float
         Seconds after the end of its last node for which it waits for another.
     """
@@ -382,6 +383,7 @@ def _connect(directory: str, env: Mapping[str, str], terms: ServerTerms) -> sock
         control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.settimeout(_LOCKED_WITHIN)  # of a server that was stopped, with many waiting
         _end_if_stale(Path(directory))
+        _note_anchor(directory, terms.anchor)
         try:
             control.connect(path)
         except (FileNotFoundError, ConnectionRefusedError):
@@ -501,6 +503,41 @@ def _changed_at(file: str) -> int | None:
         return None
 
 
+def _note_anchor(directory: str, anchor: int) -> None:
+    """Write down an executor that asks, since the server may outlive the one that has started it."""
+    with contextlib.suppress(OSError):  # of a disk that is full: the server ends earlier then
+        Path(directory, f"{_ANCHOR}{anchor}-{_started_at(anchor)}").touch()
+
+
+def _noted_anchor(directory: str) -> int | None:
+    """Return a descriptor of an executor that was written down and is still there; None if all have ended."""
+    for note in Path(directory).glob(f"{_ANCHOR}*"):
+        with contextlib.suppress(OSError, ValueError):
+            pid, started = map(int, note.name.removeprefix(_ANCHOR).split("-"))
+            if (watch := _watch_of(pid, started)) is not None:
+                return watch
+            note.unlink()
+    return None
+
+
+def _watch_of(pid: int, started: int) -> int | None:
+    """Return a descriptor of a process; None if it has ended, whoever has its number now."""
+    try:
+        watch = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    with contextlib.suppress(OSError):
+        if _started_at(pid) == started and not _has_ended(watch):
+            return watch
+    os.close(watch)
+    return None
+
+
+def _started_at(pid: int) -> int:
+    """Return when a process was started, in ticks since the boot (proc_pid_stat(5)); its number may be used again."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
 def _is_served(directory: Path) -> bool:
     try:
         with (directory / "alive").open("rb") as alive:
@@ -568,8 +605,9 @@ def _fingerprint(env: Mapping[str, str]) -> str:
 class WarmServer:
     """An application's warm process on a host: makes a forker for each supervisor that connects.
 
-    It ends with its anchor, after ``terms.idle`` seconds without a node, when the machine's memory is nearly used up,
-    or by a signal. Its forkers, and the nodes that they have forked, continue until their supervisors end them.
+    It ends with the last executor that has asked, after ``terms.idle`` seconds without a node, when the machine's
+    memory is nearly used up, or by a signal. Its forkers, and the nodes that they have forked, continue until their
+    supervisors end them.
 
     Parameters
     ----------
@@ -593,7 +631,7 @@ class WarmServer:
         self._directory = directory
         self._terms = terms
         self._imported = imported
-        self._anchor = os.pidfd_open(terms.anchor)
+        self._anchor: int | None = os.pidfd_open(terms.anchor)  # of the executor that is watched
         self._forkers: dict[int, int] = {}  # a descriptor that tells of its end -> its process number
         self._idle_since = time.monotonic()
         self._poll = select.poll()
@@ -607,14 +645,28 @@ class WarmServer:
                 if descriptor == self._listener.fileno():
                     self._accept()
                 elif descriptor == self._anchor:
-                    self._poll.unregister(self._anchor)
+                    self._let_anchor_go()
                 else:
                     self._reap(descriptor)
 
     def _is_over(self) -> bool:
         waited = time.monotonic() - self._idle_since
-        is_unwanted = waited >= self._terms.idle or _has_ended(self._anchor)
+        is_unwanted = waited >= self._terms.idle or not self._is_anchored()
         return is_unwanted or _memory_left() < _LEAST_MEMORY or self._is_one_too_many(waited)
+
+    def _is_anchored(self) -> bool:
+        """Return whether an executor of the application is there, and watch one."""
+        if self._anchor is None:
+            self._anchor = _noted_anchor(self._directory)
+            if self._anchor is not None:
+                self._poll.register(self._anchor, select.POLLIN)
+        return self._anchor is not None
+
+    def _let_anchor_go(self) -> None:
+        if self._anchor is not None:
+            self._poll.unregister(self._anchor)
+            os.close(self._anchor)
+        self._anchor = None
 
     def _is_one_too_many(self, waited: float) -> bool:
         """Return whether several were started at once, so that none of them saw the others, and this is an old one."""
@@ -664,7 +716,7 @@ class WarmServer:
         try:
             os.setsid()
             self._listener.close()
-            for descriptor in (self._alive, self._anchor, *self._forkers):
+            for descriptor in filter(None, (self._alive, self._anchor, *self._forkers)):
                 os.close(descriptor)
             connection.settimeout(_TOKEN_WITHIN)
             given = wire.decode(connection.recv(_ENVIRONMENT))
