@@ -103,6 +103,16 @@ def test_the_daemon_and_its_workers_end_with_the_process_that_spark_knows(start:
     assert until(lambda: not is_alive(worker) and not is_alive(manager))
 
 
+def test_the_daemon_ends_some_time_after_its_last_worker(start: Start) -> None:
+    daemon = start(**wanted("0123456789abcdef", 2))
+    worker = daemon.worker()
+    with pytest.raises(subprocess.TimeoutExpired):
+        daemon.process.wait(5)
+    assert is_alive(worker)
+    daemon.hang_up()
+    daemon.process.wait(30)
+
+
 def test_a_worker_that_spark_wants_killed_is(start: Start) -> None:
     daemon = start(**WARM)
     worker, other = daemon.worker(), daemon.worker()

@@ -19,6 +19,7 @@ import os
 import signal
 import sys
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["VARIABLE", "wanted"]
 
 VARIABLE = "TFOS_NB_PYTHON_DAEMON"
+_LOOKS = 10  # at the daemon's workers, in the time after which it ends
 
 
 def wanted(token: str, idle: float) -> dict[str, str]:
@@ -65,7 +67,11 @@ def _forked(token: str, idle: float) -> ForkedProcess | None:
     env = {**environment_of(tempfile.gettempdir(), {}), "PYTHONPATH": path_variable()}
     terms = ServerTerms(token, os.getppid(), idle)
     warm = WarmProcess.of_the_application(env, terms, variables={**env, **os.environ})
-    return warm.fork(Fork(PYTHON_DAEMON, tuple(sys.argv[1:])), (0, 1), output=2)
+    try:
+        return warm.fork(Fork(PYTHON_DAEMON, (f"{idle:g}", *sys.argv[1:])), (0, 1), output=2)
+    except OSError:
+        warm.close()
+        raise
 
 
 def _wait(daemon: ForkedProcess) -> int:
@@ -95,11 +101,37 @@ def main() -> None:
     for given, descriptor in enumerate(map(int, sys.argv[1:3])):
         os.dup2(descriptor, given)
         os.close(descriptor)
-    sys.argv[1:3] = []
+    idle = float(sys.argv[3])
+    sys.argv[1:4] = []
     os.environ.pop(PARENT_VARIABLE, None)
     os.register_at_fork(after_in_child=np.random.seed)  # otherwise all workers would draw the same numbers
     name_this_process("pyspark.daemon")
+    _end_when_idle(idle)
     _pyspark_daemon().manager()
+
+
+def _end_when_idle(idle: float) -> None:
+    """End this daemon after so many seconds without a worker. Spark starts another when it needs one.
+
+    Spark ends idle workers, and never a daemon, which holds TensorFlow's memory.
+    """
+    looks, manager = 0, os.getpid()
+
+    def look(*_: object) -> None:
+        nonlocal looks
+        looks = 0 if _has_children(manager) else looks + 1
+        if looks >= _LOOKS and os.getpid() == manager:
+            os.kill(manager, signal.SIGTERM)
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, idle / _LOOKS, idle / _LOOKS)
+
+
+def _has_children(pid: int) -> bool:
+    try:
+        return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text().strip())
+    except OSError:  # a kernel without this file
+        return True
 
 
 if __name__ == "__main__":
