@@ -89,8 +89,8 @@ class NodeJobs:
             if not nodes:
                 continue
             self._submitted.remove(one)
-            if not ended:
-                staying = tuple(node for node in one.nodes if node not in nodes)
+            staying = tuple(node for node in one.nodes if node not in nodes)
+            if staying or not ended:  # also of a job that has ended: a node that has left its slot may be lost later
                 self._submitted.append(replace(one, nodes=staying))
             if one.here:
                 self._here(nodes[0])
