@@ -106,25 +106,32 @@ def main() -> None:
     os.environ.pop(PARENT_VARIABLE, None)
     os.register_at_fork(after_in_child=np.random.seed)  # otherwise all workers would draw the same numbers
     name_this_process("pyspark.daemon")
-    _end_when_idle(idle)
+    _IdleWatch(idle).start()
     _pyspark_daemon().manager()
 
 
-def _end_when_idle(idle: float) -> None:
-    """End this daemon after so many seconds without a worker. Spark starts another when it needs one.
+class _IdleWatch:
+    """Ends this daemon after ``idle`` seconds without a worker. Spark starts another one when it needs it.
 
     Spark ends idle workers, and never a daemon, which holds TensorFlow's memory.
     """
-    looks, manager = 0, os.getpid()
 
-    def look(*_: object) -> None:
-        nonlocal looks
-        looks = 0 if _has_children(manager) else looks + 1
-        if looks >= _LOOKS and os.getpid() == manager:
-            os.kill(manager, signal.SIGTERM)
+    def __init__(self, idle: float) -> None:
+        self._every = idle / _LOOKS
+        self._daemon = os.getpid()
+        self._looks = 0  # in a row that found no worker
 
-    signal.signal(signal.SIGALRM, look)
-    signal.setitimer(signal.ITIMER_REAL, idle / _LOOKS, idle / _LOOKS)
+    def start(self) -> None:
+        """Look from now on; a forked worker does not."""
+        signal.signal(signal.SIGALRM, self._look)
+        signal.setitimer(signal.ITIMER_REAL, self._every, self._every)
+
+    def _look(self, *_: object) -> None:
+        if os.getpid() != self._daemon:  # an alarm of a worker's own program
+            return
+        self._looks = 0 if _has_children(self._daemon) else self._looks + 1
+        if self._looks >= _LOOKS:
+            os.kill(self._daemon, signal.SIGTERM)
 
 
 def _has_children(pid: int) -> bool:
