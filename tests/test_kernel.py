@@ -118,7 +118,8 @@ def runs(process):
         forked = process.name().startswith("tfos_nb ") and process.name() != "tfos_nb warm"
         if forked:  # of the warm process that this kernel's executors have: other tests have their own
             return process.environ().get("TEST_KERNEL") == os.environ["TEST_KERNEL"]
-        return process in mine and any("tfos_nb.runtime" in part for part in process.cmdline())
+        parts = process.cmdline()  # Spark keeps its own daemon
+        return process in mine and any("tfos_nb.runtime" in p and not p.endswith("python_daemon") for p in parts)
     except psutil.Error:  # it has just ended, whatever it was
         return False
 print("left:", [p.pid for p in psutil.process_iter() if runs(p)],

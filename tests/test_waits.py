@@ -69,6 +69,7 @@ KNOWN = {
     "runtime.node.tensorboard: TensorBoard.stop": _KILLED,
     "runtime.node.tensorboard: main": _ITS_LIFE,
     "runtime.node.tensorflow_process: TensorFlowProcess.run": "its supervisor's word; the process ends with it",
+    "runtime.node.python_daemon: _wait": _ITS_LIFE,
     "runtime.node.warm_process: ForkedProcess.wait": _ITS_LIFE,
     "runtime.node.warm_process: WarmProcess._listen": _KILLED,
     "runtime.node.warm_process: _Forker.run": _ITS_LIFE,
