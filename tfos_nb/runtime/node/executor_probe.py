@@ -1,6 +1,6 @@
 """Check an executor: its Python, its missing modules, and whether it reaches the driver.
 
-It is a separate task, not a node; ``%tfos_doctor`` runs it.
+The check runs in a separate Spark task, not in a node. ``%tfos_doctor`` runs it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CONNECT_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Probe:
-    """Look for modules, and connect to the driver.
+    """Task that looks for modules and connects to the driver.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class Probe:
     modules: tuple[str, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield one row."""
+        """Yield one row with the columns of ``PROBE_SCHEMA``."""
         for _ in batches:
             pass
         row = {

@@ -49,20 +49,20 @@ class Heard:
 
 @dataclass(frozen=True)
 class Wrote:
-    """A process has written lines."""
+    """A process has written lines to its output."""
 
 
 class NodeProcess:
     """A running process, with its messages, output and resource usage.
 
-    Make it in a thread that lives as long as it: the process ends with that thread.
+    Create it in a thread that outlives the process, because the process ends with that thread.
 
     Parameters
     ----------
     job : NodeJob
-        The job that it runs.
+        The job of the process.
     directory : str
-        Directory of its sockets, which is made here.
+        Directory of its sockets. It is created if it does not exist.
     temporary : str
         Directory of its temporary files.
     host : str
@@ -70,9 +70,9 @@ class NodeProcess:
     events : queue.SimpleQueue
         Receives :class:`Exited`, :class:`Heard` and :class:`Wrote`.
     pass_on : callable
-        Takes all its messages.
+        Called with each of its messages.
     warm : WarmProcess, optional
-        Forks it; without one it is started as a new interpreter.
+        Forks the process. By default a new interpreter is started.
     """
 
     def __init__(
@@ -112,19 +112,19 @@ class NodeProcess:
         self._listener = threading.Thread(target=self._listen, name="tfos_nb node", daemon=True)
 
     def listen(self) -> None:
-        """Pass its messages on from now on, including those that it has sent already."""
+        """Pass its messages on from now on, including those that are already waiting."""
         self._listener.start()
 
     def send(self, message: Any) -> None:
-        """Send it a message."""
+        """Send the process a message."""
         self._channel.send(message)
 
     def kill(self) -> None:
-        """Kill it and all that it started."""
+        """Kill the process and all processes that it started."""
         kill_group(self._process)
 
     def end(self) -> None:
-        """Kill it, and return when all its messages have been read."""
+        """Kill the process, and return when all its messages have been read."""
         self.kill()
         self._process.wait()
         if self._listener.ident is not None:
@@ -164,7 +164,7 @@ class NodeProcess:
         return words
 
     def last_words(self, returncode: int) -> list[Any]:
-        """Return the remaining messages about it when it has ended."""
+        """Return the remaining messages about the process after it has ended, the last one ``NodeEnded``."""
         words = self.left_over()
         code = returncode if returncode >= 0 else None
         signal = signal_name(returncode)
@@ -200,10 +200,10 @@ def _started(job: NodeJob, temporary: str, directory: str, host: str, fds: tuple
 
 
 def environment_of(temporary: str, env: Mapping[str, str], gpus: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the environment variables of a node's process: this one's, with those that the user has set in ``env``.
+    """Return the environment variables of a node's process: this process's, changed by the user's ``env``.
 
-    Files in the ``temporary`` directory are removed with the node: AutoGraph writes sources there, and a killed process
-    does not remove them.
+    The ``temporary`` directory is removed with the node. AutoGraph writes source files there, and a killed process does
+    not remove them.
     """
     env = {
         "KERAS_BACKEND": "tensorflow",  # as in a Spark worker that has applied a model

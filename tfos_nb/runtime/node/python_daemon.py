@@ -1,4 +1,4 @@
-"""Daemon that forks Spark's Python workers; those that apply a model find TensorFlow imported.
+"""Daemon that forks Spark's Python workers. Workers that apply a model start with TensorFlow imported.
 
 ::
 
@@ -32,12 +32,12 @@ _LOOKS = 10  # at the daemon's workers, in the time after which it ends
 
 
 def wanted(token: str, idle: float) -> dict[str, str]:
-    """Return the environment variables of a Python function that is to find TensorFlow imported.
+    """Return the environment variables that let a Python function run in a worker that has imported TensorFlow.
 
     Parameters
     ----------
     token : str
-        The application's.
+        The application's token.
     idle : float
         Seconds after which an unused warm process ends.
     """
@@ -45,7 +45,7 @@ def wanted(token: str, idle: float) -> dict[str, str]:
 
 
 def run() -> None:
-    """Be PySpark's daemon, or wait for the one that the warm process has forked."""
+    """Run PySpark's daemon, or wait for the one that the warm process has forked."""
     token, _, idle = os.environ.pop(VARIABLE, "").partition(" ")
     if token:
         with contextlib.suppress(OSError, ValueError):  # the workers import TensorFlow themselves then
@@ -55,8 +55,8 @@ def run() -> None:
 
 
 def _forked(token: str, idle: float) -> ForkedProcess | None:
-    """Have the daemon forked from the warm process; None on a host where that is not done."""
-    # Not imported for the workers of every other function.
+    """Fork the daemon from the warm process and return it; return None on a host with GPUs or without pidfd."""
+    # Imported here, because the workers of all other functions do not need these modules.
     from tfos_nb.runtime.control.processes import path_variable
     from tfos_nb.runtime.host.gpu import host_has_gpus
     from tfos_nb.runtime.node.process import environment_of
@@ -75,7 +75,7 @@ def _forked(token: str, idle: float) -> ForkedProcess | None:
 
 
 def _wait(daemon: ForkedProcess) -> int:
-    """Return the daemon's exit code; it has the JVM's pipes to itself from here on."""
+    """Wait for the daemon and return its exit code. This process closes the JVM's pipes: only the daemon uses them."""
     signal.signal(signal.SIGTERM, lambda *_: _terminate(daemon.pid))
     with open(os.devnull, "r+b") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -93,7 +93,7 @@ def _pyspark_daemon() -> Any:
 
 
 def main() -> None:
-    """Be PySpark's daemon in a process that was forked from the warm one."""
+    """Run PySpark's daemon in a process that was forked from the warm process."""
     import numpy as np
 
     from tfos_nb.runtime.control.processes import PARENT_VARIABLE, name_this_process

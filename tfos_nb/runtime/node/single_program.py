@@ -58,7 +58,7 @@ _TAIL_BYTES = 8000
 @message
 @dataclass(frozen=True)
 class SingleProgramJob:
-    """All that the child needs; it comes from Spark's task closure through an inherited socket."""
+    """Job of the child process. The task takes it from Spark's closure and sends it through an inherited socket."""
 
     index: int
     count: int
@@ -83,15 +83,15 @@ class SingleProgramEnded:
 
 
 class SingleProgramContext:
-    """``ctx`` of an independent program.
+    """The ``ctx`` argument of an independent program.
 
     Attributes
     ----------
     index, count : int
-        This program's index, from 0, and the number of programs, to divide the work by. ``task_index`` and
-        ``num_workers`` are the same.
+        This program's index, from 0, and the number of programs, to divide the work. ``task_index`` and ``num_workers``
+        have the same values.
     gpus : tuple of str
-        The GPUs that it has; ``CUDA_VISIBLE_DEVICES`` is set.
+        The program's GPUs. ``CUDA_VISIBLE_DEVICES`` is set to them.
     args : object
         The arguments of the program.
     """
@@ -125,7 +125,7 @@ class SingleProgramTask:
     warm_idle: float = 0.0
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run it to its end, and report the outcome to the driver."""
+        """Run the program to its end, report the outcome to the driver, and yield one row with its index."""
         from pyspark import BarrierTaskContext, TaskContext
 
         deque(batches, maxlen=0)
@@ -182,7 +182,7 @@ class SingleProgramTask:
         warm: WarmProcess | None, env: dict[str, str], channel: int, output: int
     ) -> ForkedProcess | subprocess.Popen[bytes]:
         if warm is not None:
-            with contextlib.suppress(OSError):  # it was killed
+            with contextlib.suppress(OSError):  # the warm process was killed
                 return warm.fork(Fork(PROGRAMS[1]), (channel,), output)
         arguments = (str(channel),)
         return start_module(PROGRAMS[1], env=env, fds=(channel,), arguments=arguments, stdout=output, stderr=output)
@@ -191,7 +191,7 @@ class SingleProgramTask:
         size = os.fstat(output.fileno()).st_size
         output.seek(max(0, size - _TAIL_BYTES))
         tail = output.read().decode(errors="replace")
-        sys.stderr.write(tail)  # the rest of what Spark keeps of a task
+        sys.stderr.write(tail)  # so that Spark's log of the task has it too
         if ended is not None:
             return replace(ended, host=socket.gethostname(), log_tail=tail)
         signal = signal_name(code)
@@ -207,7 +207,7 @@ class SingleProgramTask:
 
     def _environment(self, gpus: tuple[str, ...], temporary: str) -> dict[str, str]:
         path = {"PYTHONPATH": path_variable()}
-        if not gpus and not host_has_gpus():  # the same as a node's, so that it can be forked from the same process
+        if not gpus and not host_has_gpus():  # the same as a node's, so that both use the same warm process
             return {**environment_of(temporary, self.env), **path, **self.env}
         ours = {
             **path,
@@ -222,7 +222,7 @@ class SingleProgramTask:
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[str]:
-    """Make a program's temporary directory, which is removed with all files when the program ends."""
+    """Make a program's temporary directory, and remove it with all files when the program ends."""
     path = private_directory("scratch", sockets=False)
     try:
         yield path

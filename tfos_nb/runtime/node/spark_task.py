@@ -79,8 +79,8 @@ class NodeWanted:
 class HoldsSlot:
     """Question of a task that holds a slot for its node: what to do with the slot.
 
-    ``pid`` is its supervisor's process id, if it has started one. ``machine`` is where that id is valid, since each
-    container has its own ids.
+    ``pid`` is its supervisor's process id, if it has started one. ``machine`` is the host name where that id is valid,
+    since each container has its own ids.
 
     Answer: the value of a :class:`SlotUse`.
     """
@@ -106,7 +106,7 @@ class SlotUse(Enum):
 @message
 @dataclass(frozen=True)
 class SupervisorEnded:
-    """Statement of a task: its supervisor has ended, with this code and this output."""
+    """Message of a task: its supervisor has ended, with this exit code and this output."""
 
     node: str
     code: int
@@ -143,7 +143,7 @@ class NodeTask:
         yield pa.RecordBatch.from_pydict({"node": pa.array([job.node]), "code": pa.array([code or 0], pa.int32())})
 
     def _stay(self, job: NodeJob, door: DoorClient, code: int | None) -> int | None:
-        """Hold the slot, and start the node again when wanted; return its last code, or None if it continues."""
+        """Hold the slot, and start the node again if wanted; return its last exit code, or None if it continues."""
         never = threading.Event()
         while code is not None and (there := self._whether_there(job.node, door)) is not None:
             if not there:
@@ -155,7 +155,7 @@ class NodeTask:
         return code
 
     def _whether_there(self, node: str, door: DoorClient) -> bool | None:
-        """Return True if the node already runs, False if it must be started, None if neither, or without a driver."""
+        """Return True if the node already runs, False if it must be started, None if neither or without a driver."""
         never, gone_at = threading.Event(), math.inf
         while time.monotonic() < gone_at:
             try:
@@ -239,7 +239,10 @@ class NodeTask:
             return code
 
     def _wait(self, supervisor: subprocess.Popen[bytes], job: NodeJob, door: DoorClient) -> int | None:
-        """Wait for it; kill it if it hangs and the driver wants to replace it. Return None if it is left running."""
+        """Wait for the supervisor and return its code, or None if it is left running.
+
+        Kill it if it hangs and the driver wants to replace it.
+        """
         seconds = max(_LOOK_SECONDS, len(self.nodes) / _ASKED_A_SECOND)
         if job.settings.get("restarts"):  # another one must replace it soon
             seconds = min(seconds, _ASK_SECONDS)
@@ -256,7 +259,7 @@ class NodeTask:
 
 
 def slot_use(question: HoldsSlot, door: DoorClient) -> SlotUse:
-    """Ask the driver. Without an answer the slot is held, since the supervisor itself waits for the driver."""
+    """Ask the driver what to do with a slot. Without an answer it is held: the supervisor waits for the driver too."""
     with contextlib.suppress(grpc.RpcError):
         return SlotUse(door.ask(question))
     return SlotUse.HOLD

@@ -14,7 +14,7 @@ stream ends, it ends the process and itself. Spark's task may end earlier (see
 :mod:`tfos_nb.runtime.node.spark_task`).
 
 In a cluster that may start its nodes again, a supervisor outlives its process. On request it starts the next one, on
-another port, and reserves again. It also owns the memory in which a state is kept in between.
+another port, and reserves again. It also owns the shared memory that keeps a training state between two processes.
 
 It never imports TensorFlow, and works the same whether Spark's task waits for it or leaves it.
 """
@@ -142,7 +142,7 @@ class Supervisor:
                 remove_directory(directory)
 
     def _take_gpus(self) -> str | None:
-        """Claim GPUs of the host if Spark gave none; return the reason if that is not possible."""
+        """Claim GPUs of the host if Spark gave none; return the reason if that is not possible, else None."""
         try:
             taken = self._claims.take(self._job.claim)
         except GpusTaken as error:
@@ -151,7 +151,7 @@ class Supervisor:
         return None
 
     def _start_process(self) -> None:
-        """Fork the node's process from a warm one. Start a fresh interpreter without one, or after two failures."""
+        """Fork the node's process from a warm process. Start a new interpreter without one, or after two failures."""
         for _ in range(2):
             self._warm = self._warm or self._find_warm()
             if self._warm is None:
@@ -159,11 +159,11 @@ class Supervisor:
             try:
                 self._process = self._new_process()
                 return
-            except OSError as error:  # it was killed, and the processes that it had forked too
+            except OSError as error:  # the warm process was killed, and with it the processes that it had forked
                 self._say(f"{error}")
                 self._warm.close()
                 self._warm = None
-                if isinstance(error, TimeoutError):  # it was stopped, and would be found again
+                if isinstance(error, TimeoutError):  # it was stopped by a signal, and would be found again
                     break
         self._process = self._new_process()
 
@@ -258,7 +258,7 @@ class Supervisor:
         return True
 
     def _heed(self, message: MainStarted | Saving) -> None:
-        """Act on a message of the node, besides passing it on."""
+        """Act on a message of the node, which is also passed on to the driver."""
         if isinstance(message, MainStarted):
             self._start_board()
         elif self._kill_at is None or not self._at_once:
@@ -330,7 +330,7 @@ class Supervisor:
             self._stream.send(Heartbeat(self._job.node, None, None, (), None) if self._ended else beat)
 
     def _report_end(self, event: Exited) -> bool:
-        """Report how the process ended; return whether another may follow."""
+        """Report how the process ended; return whether another process may follow."""
         for word in event.process.last_words(event.returncode):
             self._stream.send(word)
         self._ended = True
@@ -378,7 +378,7 @@ def _hold_port(host: str) -> socket.socket:
 
 
 def main() -> None:
-    """Run as the supervisor's process: the job comes by standard input."""
+    """Run as the supervisor's process, which reads its job from standard input."""
     job = read_frame(sys.stdin.buffer)
     if job is None:
         return

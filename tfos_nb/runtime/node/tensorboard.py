@@ -26,12 +26,12 @@ _LOG_DIR = "TFOS_NB_LOG_DIR"
 
 
 def make_log_dir(log_dir: str) -> None:
-    """Make a log directory, so that TensorBoard and the program find it; nothing is done for a URL.
+    """Make a log directory, so that TensorBoard and the program find it. Do nothing if it is a URL.
 
     Raises
     ------
     TfosError
-        If it cannot be made; the message gives the host and the reason.
+        If the directory cannot be made. The message gives the host and the reason.
     """
     if "://" in log_dir:
         return
@@ -55,7 +55,7 @@ class TensorBoard:
     Attributes
     ----------
     socket : str or None
-        The path where it listens; None until it does, and again when it has ended.
+        Path of its unix socket; None before it listens and after it has ended.
     """
 
     def __init__(self, log_dir: str) -> None:
@@ -68,7 +68,7 @@ class TensorBoard:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process; it listens some seconds later."""
+        """Start the process. It listens some seconds later."""
         self._process = start_module(
             "tfos_nb.runtime.node.tensorboard",
             # Every user of the machine can see its arguments, and a URL may contain a password.
@@ -90,24 +90,24 @@ class TensorBoard:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, by itself or by :meth:`stop`."""
+        """Whether the process has ended, by itself or by :meth:`stop`."""
         with self._changed:
             return self._over
 
     @property
     def said(self) -> str:
-        """The end of its output, which gives the reason if it ended by itself."""
+        """The last lines of its output. They give the reason if it ended by itself."""
         with self._changed:
             return "\n".join(self._said)
 
     def wait(self, timeout: float) -> str | None:
-        """Wait until it listens or has ended; return the socket's path."""
+        """Wait up to ``timeout`` seconds until it listens or has ended; return the socket's path or None."""
         with self._changed:
             self._changed.wait_for(lambda: self._listens or self._over, timeout)
         return self.socket
 
     def stop(self) -> None:
-        """End it at once. Idempotent."""
+        """Kill the process and remove its directory. Idempotent."""
         if self._process is not None:
             kill_group(self._process)
             self._process.wait()
@@ -145,7 +145,7 @@ class _ServerAt:
 
 
 def main(arguments: list[str]) -> None:
-    """Run TensorBoard in this process, which ends with the one that started it."""
+    """Run TensorBoard in this process, which ends with its parent process."""
     from tensorboard import default, main_lib, program
 
     from tfos_nb.runtime.control.processes import die_with_parent

@@ -1,10 +1,10 @@
-"""The node itself: a process that has TensorFlow and calls the user's ``main``.
+"""A node's process: imports TensorFlow and calls the user's ``main``.
 
-Its supervisor (:mod:`tfos_nb.runtime.node.supervisor`) has it forked by a warm process, or starts it as ``python -m
-tfos_nb.runtime.node.tensorflow_process``, with one socket for messages and one for reports. Where TensorFlow has to be
-imported yet, that is done while the cluster still gathers.
+A warm process forks it for its supervisor (:mod:`tfos_nb.runtime.node.supervisor`), or the supervisor starts it as
+``python -m tfos_nb.runtime.node.tensorflow_process``. It has one socket for messages and one for reports. If TensorFlow
+is not imported yet, it is imported while the other nodes of the cluster still start.
 
-The process stays after ``main`` has returned, until the driver says farewell: its peers may still need its server.
+The process stays after ``main`` has returned, until the driver sends ``Farewell``: its peers may still need its server.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _COLLATERAL = re.compile(
     r"Collective ops is aborted|tasks are unhealthy|Cancelled by peer|coordination service|CoordinationService"
     r"|remote target"
 )
-# What else may have lost its connection, to a database for one, says the same: of TensorFlow's own errors alone.
+# Only for TensorFlow's own errors: another lost connection, for example to a database, has the same text.
 _DISCONNECTED = re.compile(r"Connection reset by peer|failed to connect to all addresses|Socket closed")
 _FEED_STATUS_EVERY = 0.5
 _OURS = str(Path(__file__).parents[2])
@@ -81,7 +81,7 @@ _OURS = str(Path(__file__).parents[2])
 
 @dataclass
 class _Signals:
-    """What the message thread tells the main thread."""
+    """Events and values that the message thread sets for the main thread."""
 
     start: threading.Event
     farewell: threading.Event
@@ -93,7 +93,21 @@ class _Signals:
 
 
 class TensorFlowProcess:
-    """One node, seen from inside its process."""
+    """The node that this process runs.
+
+    Parameters
+    ----------
+    channel : Channel
+        The connection to the supervisor.
+    reporter : Reporter
+        Sends the metrics of steps and the feed's status.
+    job : NodeJob
+        The job to run.
+    directory : str
+        Directory of the node's sockets.
+    host : str
+        The address by which the other nodes reach this one.
+    """
 
     def __init__(self, channel: Channel, reporter: Reporter, job: NodeJob, directory: str, host: str) -> None:
         self._channel = channel
@@ -129,7 +143,7 @@ class TensorFlowProcess:
         }
 
     def run(self) -> None:
-        """Live from the first message to the farewell."""
+        """Run the node from the first message to ``Farewell``."""
         outcome: MainReturned | MainRaised
         threading.Thread(target=self._listen, name="tfos_nb messages", daemon=True).start()
         threading.Thread(target=self._tell_feed, name="tfos_nb feed status", daemon=True).start()
@@ -141,7 +155,7 @@ class TensorFlowProcess:
             outcome = self._raised(error)
         if self._logs is not None:
             self._logs.stop()
-        self._reporter.flush()  # the farewell may come before the last report would have been sent
+        self._reporter.flush()  # Farewell may arrive before the last report would have been sent
         self._say_feed()
         self._channel.send(outcome)
         self._queues.stop()
@@ -236,7 +250,7 @@ class TensorFlowProcess:
         )
 
     def _ranked(self, workers: tuple[int, ...]) -> Node:
-        """Return what TensorFlow is to take this node for, where some of the workers are not there."""
+        """Return this node's role and index for TensorFlow, which counts only the present ``workers``."""
         if not workers or self._node.role is not Role.WORKER:
             return self._node
         return Node(Role.WORKER, workers.index(self._node.index))
@@ -255,12 +269,12 @@ class TensorFlowProcess:
         self._channel.send(PlaceSeen(self._job.node, socket.gethostname(), place, mark))
 
     def _has_server(self, spec: dict[str, list[str]]) -> bool:
-        """Whether something listens on this node's port, which its supervisor only holds."""
+        """Return whether a server listens on this node's port. Its supervisor only binds the port."""
         port = spec[self._node.role.value][self._node.index].rpartition(":")[2]
         return answers("localhost", int(port))
 
     def _coordinated(self, coordinator: Any) -> Callable[[int, int], object]:
-        """Follow the workers, where they may be replaced; return what is told of each one's passes."""
+        """Follow the workers if they may be replaced; return the callback that reports each worker's passes."""
         if self._job.settings.get("restarts") and self._peers.followed_by(coordinator):
             self._channel.send(Following(self._job.node))
         return lambda worker, passes: self._channel.send(ledger.WorkerThrough(f"worker:{worker}", passes))
@@ -273,12 +287,12 @@ class TensorFlowProcess:
         self._feed_error = error
 
     def _raised(self, error: BaseException) -> MainRaised:
-        """Describe an error. One of the feed's comes out of TensorFlow as its own kind; the cause is shown instead."""
+        """Return a description of an error. TensorFlow wraps an error of the feed in its own; the cause is shown."""
         root = self._feed_error if self._feed_error is not None else error
         if isinstance(root, wire.NotData):
             return MainRaised(self._job.node, f"the value that main returned cannot be sent: {root}", "")
         if isinstance(root, TfosError):
-            frames = _users_frames(error)  # none where main was not called yet: then the sentence is all there is
+            frames = _users_frames(error)  # empty if main was not called yet: then only the message is shown
             return MainRaised(self._job.node, str(root), frames and f"{frames}{type(root).__name__}: {root}")
         summary = _headline(root)
         text = "".join(traceback.format_exception(type(error), error, _users_part(error)))
@@ -297,9 +311,9 @@ class TensorFlowProcess:
         try:
             for message in self._channel:
                 self._hear(message)
-        except Exception:  # it would receive no stop and no farewell, without any sign
+        except Exception:  # without this thread the node would silently receive no Stop and no Farewell
             logger.exception("a message from the supervisor could not be processed")
-        os._exit(1)  # or the supervisor is gone, so no message can be sent any more
+        os._exit(1)  # this is also reached if the supervisor is gone, so no message can be sent any more
 
     def _hear(self, message: Any) -> None:
         handler = self._handlers.get(type(message))
@@ -315,12 +329,12 @@ class TensorFlowProcess:
         self._signals.start.set()
 
     def _stop(self, message: Stop) -> None:
-        """Tell main; the process stays until the farewell, since a peer that saves may need its server."""
+        """Tell ``main`` to stop. The process stays until ``Farewell``, since a peer that saves may need its server."""
         self._signals.stopping.set()
         self._queues.stop()
         self._requests.stop()
         if not self._called:
-            os._exit(0)  # main never will be
+            os._exit(0)  # main will not be called
 
     def _hear_the_last(self, message: ledger.NoMoreFeeds) -> None:
         self._queues.close()
@@ -330,11 +344,11 @@ class TensorFlowProcess:
         self._signals.farewell.set()
         if self._serves:
             self._say_feed()
-            os._exit(0)  # TensorFlow's server joins for ever, and has no way to be stopped
+            os._exit(0)  # TensorFlow's server joins forever and cannot be stopped
 
 
 def _headline(error: BaseException) -> str:
-    """Say in a line what an error is; TensorFlow hides the reason behind a preamble and before the node's name."""
+    """Return an error's type and reason in one line, without TensorFlow's preamble and node names."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.strip().startswith("[[")]
     preamble = bool(lines) and lines[0].startswith(("Graph execution error", "in user code:"))
     reason = (lines[-1] if preamble else lines[0]) if lines else ""
@@ -346,7 +360,7 @@ def _headline(error: BaseException) -> str:
 
 
 def _users_part(error: BaseException) -> Any:
-    """Leave this file's frames out of a traceback: it begins with the user's ``main``."""
+    """Return an error's traceback without this file's frames, so that it begins with the user's ``main``."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename == __file__:
         frame = frame.tb_next
@@ -358,14 +372,17 @@ def _hosts_of(spec: dict[str, list[str]]) -> int:
 
 
 def _is_collateral(error: BaseException) -> bool:
-    """Whether an error only says that a peer has gone."""
+    """Return whether an error only says that a peer has gone."""
     text = str(error)
     tensorflows = any(kind.__module__.startswith("tensorflow.") for kind in type(error).__mro__)
     return bool(_COLLATERAL.search(text) or (tensorflows and _DISCONNECTED.search(text)))
 
 
 def _users_frames(error: BaseException) -> str:
-    """Format the user's own frames: those of installed packages, and ours, say nothing about a bad row."""
+    """Format only the user's own frames: the frames of installed packages and of tfos_nb do not explain a bad row.
+
+    Return an empty string if there are none.
+    """
     own = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -375,7 +392,7 @@ def _users_frames(error: BaseException) -> str:
 
 
 def _remove_generated_files() -> None:
-    """Remove the sources that AutoGraph wrote: it would do so at the interpreter's end, which is left out here."""
+    """Remove the source files that AutoGraph wrote. It would remove them at interpreter exit, which is skipped here."""
     for name, module in list(sys.modules.items()):
         if name.startswith("__autograph_generated_file") and getattr(module, "__file__", None):
             with contextlib.suppress(OSError):
@@ -386,9 +403,9 @@ def main() -> None:
     """Run as the node's process."""
     die_with_parent()
     raise_descriptors()
-    faulthandler.enable()  # what a crash of TensorFlow's was doing is then in the node's log
-    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")  # this process is all ours
-    for chatty in ("absl", "tensorflow"):  # a line for each collective that is compiled is no news to the user
+    faulthandler.enable()  # so that the node's log has the stack of a crash in TensorFlow
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")  # no other code configures this process
+    for chatty in ("absl", "tensorflow"):  # they log a line for each compiled collective
         logging.getLogger(chatty).setLevel(logging.WARNING)
     messages, reports, directory, host = sys.argv[1:5]
     channel = Channel.of_fd(int(messages))

@@ -7,14 +7,14 @@
                                                                        ▲ fork, for each supervisor that connects
                                                        warm server ────┘ has imported TensorFlow
 
-A Spark application has one warm server a host (:class:`WarmServer`), which the first supervisor starts and which
-outlives it: the nodes of the next cluster are forked from it too. It is reached by a socket in a directory of this
-user's alone, by a name that follows from the application's token; who connects has to be this user, and to send the
-token. A node with GPUs is never forked from it: a supervisor whose node may be started again has a forker of its own
-there, and others start a fresh interpreter.
+A Spark application has one warm server (:class:`WarmServer`) on each host. The first supervisor starts it. The server
+outlives that supervisor, so the nodes of the next cluster are forked from it too. Its socket is in a directory that
+only this user can enter, and the directory's name is derived from the application's token. A client must run as this
+user and send the token. A node with GPUs is never forked from the server. Its supervisor starts a forker for itself if
+the node may be started again, and a fresh interpreter otherwise.
 
-A process that was forked after TensorFlow was imported works; one that was forked after TensorFlow has run an operation
-hangs for ever, so none is ever run here, and there is one thread alone.
+A process that is forked after TensorFlow was imported works. A process that is forked after TensorFlow has run an
+operation hangs forever. Therefore no operation is ever run here, and the process has only one thread.
 """
 
 from __future__ import annotations
@@ -77,29 +77,29 @@ __all__ = [
 DAEMON_CONF = "spark.python.daemon.module"
 PYTHON_DAEMON = "tfos_nb.runtime.node.python_daemon"
 PROGRAMS = ("tfos_nb.runtime.node.tensorflow_process", "tfos_nb.runtime.node.single_program", PYTHON_DAEMON)
-"""What is forked: a node's process, a program of :mod:`tfos_nb.parallel`, and the daemon of Spark's Python workers."""
+"""Programs that can be forked: a node's process, a program of :mod:`tfos_nb.parallel`, and Spark's Python daemon."""
 
-_MOST = 1 << 16  # bytes of a message
-_ENVIRONMENT = 1 << 20  # of the one with a whole environment in it
+_MOST = 1 << 16  # maximum size of a message, in bytes
+_ENVIRONMENT = 1 << 20  # maximum size of an Environment message, in bytes
 _DESCRIPTORS = 3
-_TOKEN_WITHIN = 5.0  # seconds for a process that has connected to say who it is
-_LOCKED_WITHIN = 30.0  # seconds for another process that looks for the server, or starts it
-_FORKS_WITHIN = 60.0  # seconds, in which it may yet have to import TensorFlow; without it a node imports that itself
-_WARM_FORKS_WITHIN = 20.0  # the same, where it has imported all: one that does not answer then was stopped
-_LEADS_WITHIN = 5.0  # seconds for a process that was forked to lead a group
-_CODE_WITHIN = 5.0  # seconds after a process has ended for its forker to say how, which may have been stopped
-_LOOK_EVERY = 5.0  # seconds between two looks at the machine's memory
-_LEAST_MEMORY = 0.05  # of the machine's; with less, a server whose nodes have ended gives its own back
-_MOST_SERVERS = 3  # of an application, each for other variables that an import depends on
+_TOKEN_WITHIN = 5.0  # seconds for a new client to send its token
+_LOCKED_WITHIN = 30.0  # seconds to wait for the lock, which a process holds while it finds or starts the server
+_FORKS_WITHIN = 60.0  # seconds for a fork, which may first import TensorFlow; after it a node imports TensorFlow itself
+_WARM_FORKS_WITHIN = 20.0  # the same, if all is imported: a forker that takes longer was stopped by a signal
+_LEADS_WITHIN = 5.0  # seconds for a forked process to become the leader of a group
+_CODE_WITHIN = 5.0  # seconds to wait for a process's exit code after its end; its forker may have been stopped
+_LOOK_EVERY = 5.0  # seconds between two checks of the machine's memory
+_LEAST_MEMORY = 0.05  # fraction of the memory that must be free; with less, a server without nodes ends
+_MOST_SERVERS = 3  # servers of an application; each has other values of the variables that an import depends on
 _PREFIX = "tfos_nb-warm-"
-_READY = "ready"  # a file of this name says that all is imported: from which files, and when they were changed
-_ANCHOR = "anchor-"  # what comes before an executor's number and start in the name of a file
-_DIGITS = 8  # of a digest in a directory's name: a socket's path has to be short
+_READY = "ready"  # name of the file that lists the imported files and their modification times, once all are imported
+_ANCHOR = "anchor-"  # prefix of the names of the files that note an executor's process id and start
+_DIGITS = 8  # length of a digest in a directory's name: a socket's path must be short
 _CREDENTIALS = struct.Struct("3i")  # process, user, group: SO_PEERCRED, unix(7)
 
-# What Python, TensorFlow, Keras and the libraries below them read of the environment while they are imported, or when
-# the interpreter starts. A server has one set of values of these; all others are set after the fork. h5py sets
-# HDF5_PLUGIN_PATH when it is imported: a worker of Spark's that has applied a model has it, and others do not.
+# Environment variables that Python, TensorFlow, Keras and their libraries read when they are imported, or when the
+# interpreter starts. A server has one set of values of these; all other variables are set after the fork. h5py sets
+# HDF5_PLUGIN_PATH when it is imported, so only Spark workers that have applied a model have it: it is not compared.
 _IMPORT_READS = re.compile(
     r"PYTHON(?!PATH$|_WORKER_FACTORY)|TF_(?!CONFIG$)|TENSORFLOW|KERAS|XLA_|CUDA_|NVIDIA_|NCCL_|OMP_|KMP_|MKL_|OPENBLAS"
     r"|BLIS_|GOTO_|GFORTRAN_|NUMEXPR|NPY_|NUMPY|SCIPY_|PANDAS_|HDF5_(?!PLUGIN_PATH$)|GRPC_|ABSL_|PROTOCOL_BUFFERS"
@@ -112,9 +112,9 @@ _IMPORTED = ("tensorflow", "keras", "tf_keras", "numpy", "pyarrow", "tfos_nb")
 @message
 @dataclass(frozen=True)
 class Environment:
-    """To a forker, first: who asks, and what the processes that it forks are to find.
+    """First message to a forker: the supervisor, and the environment of the processes to fork.
 
-    ``path`` is what comes before the interpreter's own places in ``sys.path``.
+    ``path`` has the entries that come before the interpreter's own in ``sys.path``.
     """
 
     token: str = field(repr=False)
@@ -128,10 +128,10 @@ class Environment:
 @message
 @dataclass(frozen=True)
 class Fork:
-    """To a forker, with descriptors for the program, and one for its output, which comes last: fork.
+    """Request to a forker: fork a process that runs ``program``.
 
-    ``program`` is one of the runtime's modules with a ``main``, which finds the numbers of its descriptors, and then
-    these ``arguments``, in ``sys.argv``.
+    The message carries the program's descriptors, and last a descriptor for its output. ``program`` is one of
+    :data:`PROGRAMS`. Its ``main`` finds the numbers of its descriptors in ``sys.argv``, followed by ``arguments``.
     """
 
     program: str
@@ -141,7 +141,7 @@ class Fork:
 @message
 @dataclass(frozen=True)
 class Forked:
-    """From it: the new process, and its own number."""
+    """Answer of a forker: the process ids of the new process and of the forker."""
 
     pid: int
     forker: int
@@ -150,7 +150,7 @@ class Forked:
 @message
 @dataclass(frozen=True)
 class Ended:
-    """From it: a forked process has ended, with a return code as ``Popen`` has it."""
+    """Message of a forker: a forked process has ended, with a return code as in ``subprocess.Popen``."""
 
     pid: int
     returncode: int
@@ -159,16 +159,16 @@ class Ended:
 @message
 @dataclass(frozen=True)
 class ServerTerms:
-    """For how long, and for whom, an application's warm server is there. Comes by a pipe from who starts it.
+    """Clients and lifetime of an application's warm server. It gets them through a pipe when it is started.
 
     Parameters
     ----------
     token : str
-        The application's.
+        The application's token, which each client must send.
     anchor : int
-        The JVM of the executor that asks. The server ends with the last of the executors that have asked.
+        Process id of the executor's JVM that asks. The server ends with the last of those that have asked.
     idle : float
-        Seconds after the end of its last node for which it waits for another.
+        Seconds that the server waits for another node after its last one has ended.
     """
 
     token: str = field(repr=False)
@@ -177,7 +177,7 @@ class ServerTerms:
 
 
 def state_on_this_host(env: Mapping[str, str], token: str) -> str:
-    """Say how far the application's warm server for these variables is: ``cold``, ``importing`` or ``warm``."""
+    """Return the state of the application's warm server for these variables: ``cold``, ``importing`` or ``warm``."""
     directory = Path(_directory(env, token))
     if not _is_served(directory):
         return "cold"
@@ -185,12 +185,12 @@ def state_on_this_host(env: Mapping[str, str], token: str) -> str:
 
 
 def can_fork() -> bool:
-    """Whether this system can tell of the end of a process that is not one's own child."""
+    """Return whether this system can report the end of a process that is not a child of this one."""
     return hasattr(os, "pidfd_open")
 
 
 class ForkedProcess:
-    """A process that a forker has forked; as far as it goes, what ``subprocess.Popen`` is of a child."""
+    """A process that a forker has forked, with a part of the interface of ``subprocess.Popen``."""
 
     def __init__(self, pid: int, stdout: IO[bytes] | None) -> None:
         self.pid = pid
@@ -199,7 +199,7 @@ class ForkedProcess:
         self._returncode = -signal.SIGKILL
         try:
             self._watch = os.pidfd_open(pid)
-        except ProcessLookupError:  # it has ended, and its code is on its way
+        except ProcessLookupError:  # it has ended, and the forker will send its exit code
             self._watch = -1
 
     def __del__(self) -> None:
@@ -207,12 +207,12 @@ class ForkedProcess:
             os.close(self._watch)
 
     def end(self, returncode: int) -> None:
-        """Learn that it has ended."""
+        """Record that the process has ended with ``returncode``."""
         self._returncode = returncode
         self._ended.set()
 
     def wait(self) -> int:
-        """Wait for its end; return its code, or the negative number of the signal that ended it."""
+        """Wait for the end of the process; return its exit code, or the negative number of the signal that ended it."""
         if self._watch >= 0:
             select.select([self._watch], [], [])
         self._ended.wait(_CODE_WITHIN)
@@ -220,19 +220,21 @@ class ForkedProcess:
 
 
 class WarmProcess:
-    """A supervisor's end of its forker.
+    """A supervisor's connection to its forker.
 
     Parameters
     ----------
     control : socket.socket
-        The connection to the forker, which ends when this is closed.
+        The connection. The forker ends when it is closed.
     process : subprocess.Popen, optional
         The forker, if it is a child of this process.
+    forks_within : float
+        Seconds that :meth:`fork` waits for the forker's answer.
 
     Raises
     ------
     OSError
-        From :meth:`of_the_application`, if there is no server and none can be started.
+        From :meth:`of_the_application`, if no server exists and none can be started.
     """
 
     def __init__(
@@ -246,16 +248,16 @@ class WarmProcess:
         self._process = process
         self._forked: ForkedProcess | None = None
         self._forker = 0
-        self._answers: queue.SimpleQueue[int] = queue.SimpleQueue()  # 0 for none
+        self._answers: queue.SimpleQueue[int] = queue.SimpleQueue()  # process ids; 0 after the forker's end
         self._lock = threading.Lock()
-        self._ended: Ended | None = None  # the last one; of process 0: the forker's own end
+        self._ended: Ended | None = None  # the last one; process 0 is the forker itself
         threading.Thread(target=self._listen, name="tfos_nb warm process", daemon=True).start()
 
     @classmethod
     def of_ones_own(cls, env: Mapping[str, str]) -> WarmProcess:
-        """Start a process that imports TensorFlow and forks for this supervisor alone.
+        """Start a process that imports TensorFlow and forks only for this supervisor.
 
-        To be called by a thread that stays: the process ends with it.
+        The process ends with the thread that calls this.
         """
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         process = start_module(
@@ -263,7 +265,7 @@ class WarmProcess:
             env=env,
             fds=(theirs.fileno(),),
             arguments=("fork", str(theirs.fileno())),
-            stderr=None,  # why it could not import TensorFlow is then among its supervisor's last words
+            stderr=None,  # inherited, so that a failed import of TensorFlow appears in the supervisor's output
         )
         theirs.close()
         return cls(control, process)
@@ -272,9 +274,9 @@ class WarmProcess:
     def of_the_application(
         cls, env: Mapping[str, str], terms: ServerTerms, variables: Mapping[str, str] | None = None
     ) -> WarmProcess:
-        """Have the application's warm server on this host make a forker; start that server if there is none.
+        """Connect to a new forker of the application's warm server on this host. Start the server if none runs.
 
-        ``env`` is the environment for the imports, and that of the forked processes if ``variables`` is not given.
+        ``env`` is the environment for the imports. The forked processes get ``variables``, by default ``env``.
         """
         directory = _directory(env, terms.token)
         control = _connect(directory, env, terms)
@@ -292,21 +294,21 @@ class WarmProcess:
         return cls(control, forks_within=_WARM_FORKS_WITHIN if is_warm else _FORKS_WITHIN)
 
     def fork(self, order: Fork, fds: tuple[int, ...], output: int | None = None) -> ForkedProcess:
-        """Have a process forked, which gets these descriptors.
+        """Fork a process and return it.
 
         Parameters
         ----------
         order : Fork
-            What it is to be.
+            The program to run and its arguments.
         fds : tuple of int
-            Its descriptors.
+            Descriptors that the process gets.
         output : int, optional
-            Where it writes. Default: to a pipe, which is its ``stdout`` here.
+            Descriptor of its output. Default: a pipe, which is the returned process's ``stdout``.
 
         Raises
         ------
         OSError
-            If the forker has gone, or does not answer.
+            If the forker has ended or does not answer.
         """
         if output is not None:
             return self._watched(self._ask(order, (*fds, output)), None)
@@ -320,10 +322,10 @@ class WarmProcess:
             os.close(theirs)
 
     def _ask(self, order: Fork, fds: tuple[int, ...]) -> int:
-        """Send the order, and return the number of the process that was forked."""
+        """Send the order and return the id of the forked process."""
         socket.send_fds(self._socket, [wire.encode(order)], list(fds))
         try:
-            pid = self._answers.get(timeout=self._forks_within)  # its end is an answer too
+            pid = self._answers.get(timeout=self._forks_within)  # the forker's end counts as an answer, 0
         except queue.Empty:
             raise TimeoutError(f"the warm process has not forked within {self._forks_within:g} s") from None
         if not pid:
@@ -331,10 +333,10 @@ class WarmProcess:
         return pid
 
     def close(self) -> None:
-        """End it, and what it has forked."""
+        """End the forker and the process that it has forked."""
         if self._process is not None:
             kill_group(self._process)
-        elif self._forker and not self._is_gone:  # closing the socket does not end a forker that was stopped
+        elif self._forker and not self._is_gone:  # closing the socket does not end a forker stopped by a signal
             with contextlib.suppress(OSError):
                 os.kill(self._forker, signal.SIGKILL)
         with contextlib.suppress(OSError):
@@ -358,7 +360,7 @@ class WarmProcess:
                 self._take(wire.decode(data))
         if self._process is not None:
             self._process.wait()
-        self._take(Ended(0, -signal.SIGKILL))  # what it has forked ends with it
+        self._take(Ended(0, -signal.SIGKILL))  # the forked process ends with its forker
         self._answers.put(0)
 
     def _take(self, news: Forked | Ended) -> None:
@@ -376,12 +378,12 @@ class WarmProcess:
 
 
 def _connect(directory: str, env: Mapping[str, str], terms: ServerTerms) -> socket.socket:
-    """Connect to the application's server for these variables. If there is none, bind its socket and start it."""
+    """Connect to the application's server for these variables. If none runs, bind its socket and start it."""
     _make_private(directory)
     with _locked(os.path.join(directory, "lock")):
         path = os.path.join(directory, "socket")
         control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        control.settimeout(_LOCKED_WITHIN)  # of a server that was stopped, with many waiting
+        control.settimeout(_LOCKED_WITHIN)  # connect() blocks if the server was stopped and its backlog is full
         _end_if_stale(Path(directory))
         _note_anchor(directory, terms.anchor)
         try:
@@ -396,24 +398,24 @@ def _connect(directory: str, env: Mapping[str, str], terms: ServerTerms) -> sock
 
 
 def _directory(env: Mapping[str, str], token: str) -> str:
-    """Return where the application's server for these variables has its socket, on this host and in this container."""
+    """Return the directory of the application's server for these variables, on this host and in this container."""
     application = hashlib.sha256(f"{token}\n{_container()}".encode()).hexdigest()[:_DIGITS]
     return f"{_family()}{application}-{_fingerprint(env)}"
 
 
 def _start_server(directory: str, path: str, env: Mapping[str, str], terms: ServerTerms) -> None:
-    for left in (path, os.path.join(directory, _READY)):  # by one that was killed
+    for left in (path, os.path.join(directory, _READY)):  # files of a server that was killed
         with contextlib.suppress(FileNotFoundError):
             os.unlink(left)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         os.chmod(path, 0o600)
         listener.listen()
-        # Held for as long as the server lives: by this, others see that the directory is in use.
+        # The server holds this lock while it lives, so other processes see that the directory is in use.
         alive = os.open(os.path.join(directory, "alive"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(alive, 0)  # the number in it is that of one that was killed
+            os.ftruncate(alive, 0)  # it has the process id of a server that was killed
             starting = start_module(
                 "tfos_nb.runtime.node.warm_process",
                 env={**env, "TMPDIR": tempfile.gettempdir()},
@@ -424,7 +426,7 @@ def _start_server(directory: str, path: str, env: Mapping[str, str], terms: Serv
         finally:
             os.close(alive)
     assert starting.stdin is not None, "stdin was set to a pipe"
-    with starting.stdin, contextlib.suppress(BrokenPipeError):  # it is dead, and its socket will say so
+    with starting.stdin, contextlib.suppress(BrokenPipeError):  # it is dead, and connecting to its socket will fail
         write_frame(starting.stdin, terms)
     try:
         starting.wait(_LOCKED_WITHIN)
@@ -434,14 +436,14 @@ def _start_server(directory: str, path: str, env: Mapping[str, str], terms: Serv
 
 
 def _clear(own: str) -> None:
-    """Remove what servers that are gone have left, and end the application's oldest ones where there are too many.
+    """Remove the directories of servers that have ended, and end the application's oldest servers if it has too many.
 
     ``own`` is the directory that the caller is about to use.
     """
     for found in map(Path, glob.glob(f"{glob.escape(_family())}*")):
         with contextlib.suppress(OSError):
             gone = str(found) != own and not _is_served(found)
-            if gone and time.time() - found.stat().st_mtime > _LOOK_EVERY:  # not one that is being made
+            if gone and time.time() - found.stat().st_mtime > _LOOK_EVERY:  # a newer one may belong to a server's start
                 shutil.rmtree(found, ignore_errors=True)
     others = [found for found in _served_directories(own) if str(found) != own]
     for old in others[: max(0, len(others) + 1 - _MOST_SERVERS)]:
@@ -449,7 +451,7 @@ def _clear(own: str) -> None:
 
 
 def _served_directories(own: str) -> list[Path]:
-    """Return the directories of the application's servers, the one that was asked for longest ago first."""
+    """Return the directories of the application's servers, the least recently used first."""
     name, kept = own.rpartition("-")[0], []
     for found in map(Path, glob.glob(f"{glob.escape(name)}-*")):
         with contextlib.suppress(OSError):
@@ -459,16 +461,16 @@ def _served_directories(own: str) -> list[Path]:
 
 
 def _end_server(directory: Path) -> None:
-    """End a server; the processes that it has forked live on."""
+    """End a server; the processes that it has forked continue."""
     with contextlib.suppress(OSError, ValueError):
         os.kill(int((directory / "alive").read_text()), signal.SIGTERM)
 
 
 def _end_if_stale(directory: Path) -> None:
-    """End the server that has imported files which were changed since: nodes would not see the new ones."""
+    """End the server if a file that it has imported has changed since: nodes would run the old code."""
     try:
         imported: dict[str, int] = json.loads((directory / _READY).read_text())
-    except (OSError, ValueError):  # it imports them yet, or the disk is full
+    except (OSError, ValueError):  # it is still importing, or the disk is full
         return
     if all(_changed_at(file) == when for file, when in imported.items()):
         return
@@ -479,7 +481,7 @@ def _end_if_stale(directory: Path) -> None:
 
 
 def _tell_ready(directory: Path) -> None:
-    """Write down what was imported; on a disk that is full, only that it was."""
+    """Write the file that lists the imported files; leave it empty if the disk is full."""
     ready, part = directory / _READY, directory / f"{_READY}.part"
     try:
         part.write_text(json.dumps(_imported_files()))
@@ -491,7 +493,7 @@ def _tell_ready(directory: Path) -> None:
 
 
 def _imported_files() -> dict[str, int]:
-    """Return the files of all modules that this process has imported, and when each was changed last."""
+    """Return the files of all modules that this process has imported, with their modification times in ns."""
     files = {str(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
     return {file: when for file in sorted(files) if (when := _changed_at(file)) is not None}
 
@@ -499,7 +501,7 @@ def _imported_files() -> dict[str, int]:
 def _changed_at(file: str) -> int | None:
     try:
         return os.stat(file).st_mtime_ns
-    except OSError:  # it is in an archive, or gone
+    except OSError:  # it is in an archive, or was removed
         return None
 
 
@@ -550,7 +552,7 @@ def _is_served(directory: Path) -> bool:
 
 
 def _make_private(directory: str) -> None:
-    """Make a directory that only this user can enter; refuse one that another user has put in its place."""
+    """Make a directory that only this user can enter; raise PermissionError if the existing one is not such."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(directory, 0o700)
     there = os.lstat(directory)
@@ -567,20 +569,23 @@ def _locked(path: str) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > deadline:  # it was stopped
+                if time.monotonic() > deadline:  # the holder was stopped by a signal
                     raise TimeoutError(f"another process has held {path} for {_LOCKED_WITHIN:g} s") from None
-            nothing.wait(0.02)  # the system has no timed wait for a lock, so poll
+            nothing.wait(0.02)  # flock has no timeout, so poll
         yield
 
 
 def _family() -> str:
-    """Return how the names of this user's servers on this machine begin; other hosts may share the directory."""
+    """Return the common prefix of the directories of this user's servers on this machine.
+
+    It names the machine because several hosts may share the temporary directory.
+    """
     here = hashlib.sha256(machine().encode()).hexdigest()[:6]
     return os.path.join(short_temporary_directory(), f"{_PREFIX}{os.getuid()}-{here}-")
 
 
 def _container() -> str:
-    """Return the namespaces and the cgroup of this process. A server forks only for supervisors that share its own."""
+    """Return the namespaces and the cgroup of this process. A server forks only for supervisors in the same ones."""
     with contextlib.suppress(OSError):
         spaces = sorted(os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns"))
         return "\n".join([*spaces, Path("/proc/self/cgroup").read_text()])
@@ -588,7 +593,7 @@ def _container() -> str:
 
 
 def _fingerprint(env: Mapping[str, str]) -> str:
-    """Return a digest of all that an import depends on: interpreter, packages, environment variables, Keras' file."""
+    """Return a digest of all that an import depends on: interpreter, packages, variables, and Keras' configuration."""
     parts = [sys.executable, *(f"{name}={env[name]}" for name in sorted(env) if _IMPORT_READS.match(name))]
     for name in _IMPORTED:
         spec = importlib.util.find_spec(name)
@@ -603,24 +608,23 @@ def _fingerprint(env: Mapping[str, str]) -> str:
 
 
 class WarmServer:
-    """An application's warm process on a host: makes a forker for each supervisor that connects.
+    """Serve an application on one host: fork a forker for each supervisor that connects.
 
-    It ends with the last executor that has asked, after ``terms.idle`` seconds without a node, when the machine's
-    memory is nearly used up, or by a signal. Its forkers, and the nodes that they have forked, continue until their
-    supervisors end them.
+    The server ends with the last executor that has asked, after ``terms.idle`` seconds without a node, if the machine's
+    memory is nearly used up, or by a signal. Its forkers and their nodes continue until their supervisors end them.
 
     Parameters
     ----------
     listener : socket.socket
-        Where supervisors connect.
+        Socket to which supervisors connect.
     alive : int
-        The descriptor that is locked for as long as it lives.
+        Descriptor of the file that stays locked while the server lives.
     directory : str
-        Where its socket is.
+        Directory of its socket.
     terms : ServerTerms
-        See there.
+        Its clients and its lifetime.
     imported : mapping of str to str
-        The environment variables that what was imported has set.
+        Environment variables that the imported modules have set.
     """
 
     def __init__(
@@ -632,14 +636,14 @@ class WarmServer:
         self._terms = terms
         self._imported = imported
         self._anchor: int | None = os.pidfd_open(terms.anchor)  # of the executor that is watched
-        self._forkers: dict[int, int] = {}  # a descriptor that tells of its end -> its process number
+        self._forkers: dict[int, int] = {}  # process descriptor (pidfd) -> process id
         self._idle_since = time.monotonic()
         self._poll = select.poll()
         self._poll.register(listener, select.POLLIN)
         self._poll.register(self._anchor, select.POLLIN)
 
     def run(self) -> None:
-        """Serve until it is not wanted any more."""
+        """Serve until the server is no longer needed."""
         while not (self._forkers == {} and self._is_over() and self._withdraw()):
             for descriptor, _ in self._poll.poll(_LOOK_EVERY * 1000):
                 if descriptor == self._listener.fileno():
@@ -669,14 +673,20 @@ class WarmServer:
         self._anchor = None
 
     def _is_one_too_many(self, waited: float) -> bool:
-        """Return whether several were started at once, so that none of them saw the others, and this is an old one."""
+        """Return whether the application has too many servers, and this is one of the oldest.
+
+        That happens when several are started at the same time, so that none sees the others.
+        """
         if waited < _LOOK_EVERY:
             return False
         served = _served_directories(self._directory)
         return Path(self._directory) in served[: max(0, len(served) - _MOST_SERVERS)]
 
     def _withdraw(self) -> bool:
-        """Remove the socket, so that no process connects any more; return whether none has just connected."""
+        """Remove the directory with the socket, so that no more clients connect.
+
+        Return False, and leave it, if a client has just connected or another process holds the lock.
+        """
         with contextlib.suppress(TimeoutError), _locked(os.path.join(self._directory, "lock")):
             if not select.select([self._listener], [], [], 0)[0]:
                 if self._has_directory():
@@ -685,7 +695,7 @@ class WarmServer:
         return False
 
     def _has_directory(self) -> bool:
-        """Return whether the directory is still this server's. If it was removed, another server may have made it."""
+        """Return whether the directory still belongs to this server. Another may have made it again after a removal."""
         try:
             return os.stat(os.path.join(self._directory, "alive")).st_ino == os.fstat(self._alive).st_ino
         except OSError:
@@ -712,7 +722,7 @@ class WarmServer:
         self._idle_since = time.monotonic()
 
     def _become_forker(self, connection: socket.socket) -> None:
-        """Go on as the forker of one supervisor; never returns."""
+        """Continue as the forker of one supervisor; never returns."""
         try:
             os.setsid()
             self._listener.close()
@@ -733,7 +743,7 @@ def _has_ended(watch: int) -> bool:
 
 
 def _memory_left() -> float:
-    """Return the part of the memory that is free: the machine's, or what its container may have."""
+    """Return the fraction of memory that is free: of the machine, or of its container's limit if that is less."""
     import psutil
 
     memory = psutil.virtual_memory()
@@ -742,13 +752,13 @@ def _memory_left() -> float:
         own = Path("/sys/fs/cgroup") / Path("/proc/self/cgroup").read_text().split("0::/", 1)[-1].split("\n")[0]
         most, used = (int((own / name).read_text()) for name in ("memory.max", "memory.current"))
         counted = dict(line.split() for line in (own / "memory.stat").read_text().splitlines())
-        used -= int(counted.get("inactive_file", 0))  # read from disk, and given back when it is wanted
+        used -= int(counted.get("inactive_file", 0))  # file cache, which the kernel frees when memory is needed
         left = min(left, 1 - used / most)
     return left
 
 
 def _enter(given: Environment) -> None:
-    """Take a supervisor's environment in the place of the one in which this process was started."""
+    """Replace the environment of this process by the supervisor's: variables, directory, umask and ``sys.path``."""
     before = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
     own = [entry for entry in sys.path[1:] if entry not in before]
     os.environ.clear()
@@ -768,10 +778,10 @@ class _Forker:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._child: tuple[int, int] | None = None  # its process number, and a descriptor that tells of its end
+        self._child: tuple[int, int] | None = None  # its process id and its process descriptor (pidfd)
 
     def run(self) -> None:
-        """Fork whenever that is asked for, until the supervisor has gone; what was forked ends then."""
+        """Fork on each request until the supervisor has gone, then kill the forked process."""
         while True:
             control = self._control.fileno()
             ready, _, _ = select.select([control, *([self._child[1]] if self._child else [])], [], [])
@@ -786,7 +796,7 @@ class _Forker:
         _, status = os.waitpid(pid, 0)
         os.close(watch)
         self._child = None
-        with contextlib.suppress(OSError):  # the supervisor has gone; the next look at it says so
+        with contextlib.suppress(OSError):  # the supervisor has gone; the next receive finds that out
             self._control.send(wire.encode(Ended(pid, os.waitstatus_to_exitcode(status))))
 
     def _obey(self) -> bool:
@@ -797,7 +807,7 @@ class _Forker:
         if not data:
             return False
         order = wire.decode(data)
-        if self._child is not None:  # it was killed, and its end was not seen yet
+        if self._child is not None:  # the supervisor has killed it, but its end was not noticed yet
             os.killpg(self._child[0], signal.SIGKILL)
             self._reap(*self._child)
         ready, leads = os.pipe()
@@ -807,9 +817,9 @@ class _Forker:
             os.close(ready)
             _become(order, fds, leads)
         os.close(leads)
-        # Who is told of it may end its group at once: there is one from here on, or the process has ended.
+        # Wait until the process leads its group or has ended: a supervisor that has its id may kill that group at once.
         if not select.select([ready], [], [], _LEADS_WITHIN)[0]:
-            os.kill(pid, signal.SIGKILL)  # it was stopped
+            os.kill(pid, signal.SIGKILL)  # it was stopped by a signal
         os.close(ready)
         for fd in fds:
             os.close(fd)
@@ -820,12 +830,12 @@ class _Forker:
 
 
 def _become(order: Fork, fds: list[int], leads: int) -> None:
-    """Go on as the program of an order, which closes ``leads`` when it leads a group of its own; never returns."""
+    """Continue as the program of an order; never returns. Closing ``leads`` says that this process leads its group."""
     import numpy as np
 
     code = 1
     try:
-        if order.program == PYTHON_DAEMON:  # it makes itself a group's leader, which the leader of a session cannot
+        if order.program == PYTHON_DAEMON:  # PySpark's daemon calls setpgid, which fails in the leader of a session
             os.setpgid(0, 0)
         else:
             os.setsid()
@@ -843,11 +853,11 @@ def _become(order: Fork, fds: list[int], leads: int) -> None:
     except Exception:  # noqa: BLE001 - it is written to the program's own output
         traceback.print_exc()
     finally:
-        os._exit(code)  # only an error comes here
+        os._exit(code)  # reached only after an error
 
 
 def import_all() -> None:
-    """Import what every node needs, so that none does it again."""
+    """Import the modules that every node needs, so that forked nodes need not import them."""
     spare_scikit_learn()
     import keras  # noqa: F401
     import pyarrow.flight  # noqa: F401
@@ -861,7 +871,7 @@ def import_all() -> None:
 
 
 def main() -> None:
-    """Run as a forker of one's own, or as an application's server."""
+    """Run as the forker of one supervisor (``fork``) or as an application's server (``serve``)."""
     purpose, descriptor = sys.argv[1], int(sys.argv[2])
     if purpose == "fork":
         die_with_parent()
@@ -871,25 +881,25 @@ def main() -> None:
     alive, directory = int(sys.argv[3]), sys.argv[4]
     terms = read_frame(sys.stdin.buffer)
     if server := os.fork():
-        with contextlib.suppress(OSError):  # of a disk that is full; it is wanted only to end one server of too many
+        with contextlib.suppress(OSError):  # the disk is full; the id is needed only to end a surplus server
             os.ftruncate(alive, 0)
             os.write(alive, str(server).encode())
-        os._exit(0)  # it must not depend on the process that started it
+        os._exit(0)  # the server must not be a child of the process that started it
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     name_this_process("tfos_nb warm")
     before = dict(os.environ)
     import_all()
     imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
-    os.chdir("/")  # it outlives the directory that it was started in, by which Python may have found what it imported
+    os.chdir("/")  # it outlives the directory in which it was started; not earlier: modules may be imported from there
     gc.collect()
-    gc.freeze()  # a collection in a fork would copy the pages of all that was imported
+    gc.freeze()  # a collection in a forked process would copy the pages of all imported objects
     _tell_ready(Path(directory))
     WarmServer(socket.socket(fileno=descriptor), alive, directory, terms, imported).run()
 
 
 if __name__ == "__main__":
-    # By its own name: what it imports imports it, and a message that both had registered would be another's.
+    # Import the module by its name: other modules import it too, and __main__ would register its messages twice.
     from tfos_nb.runtime.node import warm_process
 
     warm_process.main()

@@ -1,4 +1,4 @@
-"""Short task before a cluster: begin to warm its host, or check the state of that.
+"""Short task before a cluster: start to warm its host, or check whether it is warm.
 
 It holds its slot only while it starts a process, and imports the modules of feeding tasks into Spark's Python worker.
 The started process (:mod:`tfos_nb.runtime.node.warm_process`) does its own imports outside Spark.
@@ -28,12 +28,12 @@ WARMTH_SCHEMA = "host string, state string"
 
 @dataclass(frozen=True)
 class WarmTask:
-    """Begin to warm the host that it runs on, if it is cold; or only check its state.
+    """Task that starts to warm its host if it is cold, or only checks its state.
 
     Parameters
     ----------
     token : str
-        The application's.
+        The application's token.
     idle : float
         Seconds after which an unused process ends; 0 only checks the state.
     env : mapping of str to str
@@ -45,7 +45,7 @@ class WarmTask:
     env: Mapping[str, str]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Give one row."""
+        """Yield one row with the columns of ``WARMTH_SCHEMA``."""
         deque(batches, maxlen=0)
         try:
             state = self._warmed()
@@ -68,5 +68,5 @@ class WarmTask:
 
 
 def _import_for_feeding() -> None:
-    """Import what feeds rows, which Spark's worker keeps for the tasks to come."""
+    """Import the module that feeds rows. Spark's Python worker keeps it for later tasks."""
     importlib.import_module("tfos_nb.runtime.feed.feed_task")
