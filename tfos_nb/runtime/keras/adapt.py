@@ -32,7 +32,7 @@ class _Adapting:
 
     def __init__(self, strategy: Any) -> None:
         self.strategy = strategy
-        self.rows = 0  # that this worker has taken
+        self.rows = 0  # number of rows that this worker has used
 
     def counted(self, *batch: Any) -> Any:
         """Count the rows of a batch, and return it."""
@@ -60,7 +60,7 @@ class _Adapting:
         ]
 
     def _of_each_replica(self, own: Any) -> Any:
-        """Return the integers of each replica, one replica below the other."""
+        """Return the integers of all replicas as an array with one line for each replica."""
         import tensorflow as tf
 
         told = self.strategy.run(lambda: of_each_replica(tf.constant(own, tf.int32))[1])
@@ -112,7 +112,7 @@ def _to_all_rows(adapt: Callable[..., None]) -> Callable[..., None]:
 
 
 def _take_all(layer: Any, data: Any, steps: int | None) -> None:
-    """Do what the layer's ``adapt`` does; that of Keras 3.16 fails on a worker without rows."""
+    """Do what the layer's ``adapt`` does. The ``adapt`` of Keras 3.16 fails on a worker without rows."""
     layer.reset_state()
     for batch in data if steps is None else data.take(steps):
         layer.update_state(batch[0] if isinstance(batch, tuple) else batch)
@@ -159,7 +159,7 @@ def _merge_summaries(layer: Any, adapting: _Adapting) -> None:
 
 
 def _merge_counts(layer: Any, adapting: _Adapting) -> None:
-    """Add the other workers' counts of tokens, and of documents that have them, to this worker's."""
+    """Add the other workers' counts of tokens, and of documents with a token, to this worker's."""
     import tensorflow as tf
 
     tables = [layer.token_counts]

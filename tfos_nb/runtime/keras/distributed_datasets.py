@@ -1,4 +1,4 @@
-"""Let a synchronous strategy use the batches of a fed dataset as that dataset cuts them.
+"""Let a synchronous strategy use the batches of a fed dataset without dividing them again.
 
 TensorFlow's strategies divide each batch of a dataset into one part for each replica, on every worker separately. So a
 partial batch of two workers becomes two steps of half its size, and a worker without batches joins with empty ones. A
@@ -27,7 +27,7 @@ _REBATCHING = ("batch", "window", "flatmap", "interleave", "groupby", "bucket", 
 
 
 def divisible(dataset: Any, cut: Cut) -> Any:
-    """Let strategies divide a dataset by its own ``cut``; return the dataset."""
+    """Mark a dataset with its ``cut``, by which strategies divide it; return the dataset."""
     setattr(dataset, _MARK, cut)
     return dataset
 
@@ -76,7 +76,7 @@ def _taken_as_cut(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _cut_for_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``Strategy.distribute_datasets_from_function``, whose function gives batches for one replica."""
+    """Wrap ``Strategy.distribute_datasets_from_function``, whose function returns a dataset of batches per replica."""
 
     @functools.wraps(original)
     def distribute_datasets_from_function(self: Any, dataset_fn: Any, options: Any = None) -> Any:
@@ -114,7 +114,7 @@ def _reordered(*batch: Any) -> Any:
 
 
 def of_size(size: int, *batch: Any) -> Any:
-    """Return a batch whose number of rows TensorFlow knows."""
+    """Return the batch with its number of rows, ``size``, as a static shape."""
     import tensorflow as tf
 
     def sized(leaf: Any) -> Any:
@@ -125,7 +125,7 @@ def of_size(size: int, *batch: Any) -> Any:
 
 
 def division_of(strategy: Any, batch: int) -> Division:
-    """Return how a strategy divides a global batch of so many rows."""
+    """Return how a strategy divides a global batch of ``batch`` rows."""
     replicas = len(strategy.extended.worker_devices)
     workers = strategy.num_replicas_in_sync // replicas
     return Division(batch, getattr(strategy.extended, "_id_in_cluster", 0) if workers > 1 else 0, workers, replicas)

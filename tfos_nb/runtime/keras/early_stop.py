@@ -31,11 +31,11 @@ def watch_fit(begun: Callable[[], dict[str, int]], enough: Callable[[str], objec
     Parameters
     ----------
     begun : callable
-        Counts the passes that were begun, by queue: only a ``fit`` that has begun one ends a feed.
+        Returns the number of passes begun so far, by queue. Only a ``fit`` that has begun a pass ends a feed.
     enough : callable
         Called after such a ``fit``, with the queue's name, if ``model.stop_training`` is set.
     missed : callable
-        Counts the passes that were asked for after the last one.
+        Returns the number of passes that were requested after the last one.
     """
     watch = _Watch(begun, enough, missed)
     for flavour in _FLAVOURS:
@@ -49,7 +49,7 @@ class _Watch:
     missed: Callable[[], int]
 
     def __call__(self, keras: Any) -> None:
-        """Wrap ``Model.fit`` of a Keras."""
+        """Wrap ``Model.fit`` of an imported Keras module."""
         model: Any = getattr(keras, "Model", None)
         if model is not None:
             model.fit = self._wrapped(model.fit, keras.callbacks)
@@ -63,7 +63,7 @@ class _Watch:
             before = self.begun()
             given = signature.bind(model, *args, **kwargs)
             theirs: Any = given.arguments.get("callbacks")
-            if not isinstance(theirs, callbacks.CallbackList):  # that one is finished, and only used
+            if not isinstance(theirs, callbacks.CallbackList):  # nothing can be added to a finished CallbackList
                 several = theirs if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
                 given.arguments["callbacks"] = [guard(self.missed), *several]  # ours is first
             history = fit(*given.args, **given.kwargs)
@@ -87,7 +87,7 @@ class _EndOfRows:
     params: dict[str, Any] | None
 
     def __init__(self, missed: Callable[[], int]) -> None:
-        super().__init__()  # of the callback beside it, which sets what follows to False
+        super().__init__()  # of the Callback class; it sets _supports_tf_logs to False
         self._supports_tf_logs = True
         self._missed = missed
         self._before = self._steps = 0

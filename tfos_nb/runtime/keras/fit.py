@@ -9,10 +9,11 @@ them in a node's process, but only if the installed Keras has the code that the 
 3. After an epoch over a dataset of unknown length, the next epoch is limited to the same number of steps, and later
    rows are never used. Keras also warns that the "input ran out of data" at the normal end of each pass. If the length
    is known, each worker uses its own. Workers with datasets of different lengths then do different numbers of steps,
-   and fail in, or wait for ever for, each other's collectives.
-4. Losses, metrics and states are those of one replica's rows, whatever their number. With uneven rows, masks or weights
-   the gradients are not those of the global batch. A replica without a row causes NaN, errors or a crash. Here every
-   value is that of the global batch (:mod:`tfos_nb.runtime.keras.replica`, :mod:`tfos_nb.runtime.keras.stand_in`).
+   and fail in, or wait forever for, each other's collectives.
+4. Keras computes losses, metrics and states on one replica's rows, whatever their number. With uneven rows, masks or
+   weights the gradients are not those of the global batch. A replica without a row causes NaN, errors or a crash. Here
+   every value is that of the global batch (:mod:`tfos_nb.runtime.keras.replica`,
+   :mod:`tfos_nb.runtime.keras.stand_in`).
 5. Optimizers clip, test, accumulate and average before the replicas' gradients are added up, or fail under a
    condition (:mod:`tfos_nb.runtime.keras.optimizers`).
 6. ``steps_per_execution > 1`` raises ``You must feed a value for placeholder tensor``. Here the steps run one by one.
@@ -153,7 +154,10 @@ def _unlike_known(keras: Any, trainer: _Trainer) -> str:
 
 
 def _refuse_fit(keras: Any, unlike: str) -> None:
-    """Let ``fit`` and the like raise an error with the reason, where they would fail or give wrong numbers."""
+    """Make ``fit``, ``evaluate`` and ``predict`` raise an error on several workers, with the reason.
+
+    There they would fail or return wrong numbers.
+    """
     told = advice(keras.__version__, unlike)
     for name in ("fit", "evaluate", "predict"):
         setattr(keras.Model, name, _refused_on_several(getattr(keras.Model, name), told))
@@ -217,7 +221,7 @@ def _symbol(spec: Any) -> Any:
     import keras
     import tensorflow as tf
 
-    # TensorFlow's PerReplicaSpec, where a worker has several devices: one spec for each of them, all alike.
+    # If a worker has several devices, this is TensorFlow's PerReplicaSpec: one spec for each device, all of them equal.
     spec = spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
     if isinstance(spec, tf.OptionalSpec) or not hasattr(spec, "shape"):
         return None
@@ -229,7 +233,7 @@ def _symbol(spec: Any) -> Any:
     )
 
 
-# --- fault 3: a dataset of unknown length stays one, and one of which only this worker knows the length becomes one --
+# --- fault 3: datasets of unknown length stay so, and a length that only this worker knows is hidden -----------------
 
 
 def _without_length(original: Callable[..., None]) -> Callable[..., None]:
@@ -275,14 +279,14 @@ def _quiet_end(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class _Thread(threading.local):
-    own_batch = False  # the batch is this worker's own: no other replica has rows of it
+    own_batch = False  # the batch belongs to this worker alone: no other replica has rows of it
 
 
 _thread = _Thread()
 
 
 class _Predict:
-    """Function that ``predict`` calls with some batches, and ``predict_on_batch`` with one of this worker's own.
+    """Function that ``predict`` calls with a list of batches, and ``predict_on_batch`` with one batch of this worker.
 
     Parameters
     ----------
@@ -368,7 +372,7 @@ def _concatenated(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _gathered(ragged: Any, strategy: Any) -> Any:
-    """Return the rows of a ragged tensor of all workers; TensorFlow gathers dense ones only."""
+    """Return the rows of a ragged tensor from all workers. TensorFlow itself gathers only dense tensors."""
     import tensorflow as tf
 
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
@@ -393,7 +397,7 @@ def _mend_backup(backup: Any) -> None:
     @functools.wraps(init)
     def init_for_worker(self: Any, backup_dir: str, *args: Any, **kwargs: Any) -> None:
         _refuse_elsewhere(backup_dir)
-        self._dir_of_one = backup_dir  # where a single worker wrote
+        self._dir_of_one = backup_dir  # directory of a training with a single worker
         init(self, _dir_of_this_worker(backup_dir), *args, **kwargs)
 
     @functools.wraps(on_train_begin)
@@ -459,7 +463,7 @@ def _remove_if_empty(backup_dir: str) -> None:
 
 
 def _use_state(backup: Any, folder: str, previous: str = "") -> None:
-    """Let a backup read and write in a directory; ``previous`` is where it finds a state if that one has none."""
+    """Let a backup read and write in ``folder``, and read from ``previous``, if given, when ``folder`` has no state."""
     for attribute in ("_weights_path", "_training_metadata_path"):
         name = os.path.basename(getattr(backup, attribute))
         setattr(backup, attribute, os.path.join(folder, name))
@@ -468,7 +472,10 @@ def _use_state(backup: Any, folder: str, previous: str = "") -> None:
 
 
 def _save_whole(backup: Any, save_model: Callable[[Any], None]) -> None:
-    """Write a state beside its place and rename it; then remove older ones, except one with ``double_checkpoint``."""
+    """Write a state to a temporary directory and rename it, then remove older states.
+
+    With ``double_checkpoint`` the previous state is kept.
+    """
     import tensorflow as tf
 
     files, before = tf.io.gfile, _states(backup.backup_dir)
@@ -506,7 +513,7 @@ def _dir_of_this_worker(backup_dir: str) -> str:
 def _start_from_latest(model: Any) -> None:
     """Copy the state of the replica with the latest restored epoch to all others, if they differ.
 
-    Without this, a worker that died before its last save would wait for ever for an epoch that the others do not run.
+    Without this, a worker that died before its last save would wait forever for an epoch that the others do not run.
     """
     import tensorflow as tf
 

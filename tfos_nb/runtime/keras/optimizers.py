@@ -2,13 +2,13 @@
 
 Keras clips, unscales, accumulates and tests the gradients of one replica, and adds up the results. So the norm for
 clipping is not that of the global batch. Each worker decides for itself whether a gradient is finite
-(``LossScaleOptimizer``), so only some workers may enter the all-reduce and wait for ever. And Keras' conditional code
+(``LossScaleOptimizer``), so only some workers may enter the all-reduce and wait forever. And Keras' conditional code
 (``gradient_accumulation_steps``, ``ema_overwrite_frequency``) fails, since TensorFlow can combine replicas only outside
 of conditions.
 
-Here the replicas' gradients are added up before anything else. After that all replicas compute the same from the same
-numbers, each on its own copies of the variables, and no replica waits for another. In a program's own ``train_step``
-the gradients are added up when a tape returns them. So the step may clip them before it calls an optimizer, or move the
+Here the replicas' gradients are added up first. After that all replicas compute the same update from the same numbers,
+each on its own copies of the variables, and no replica waits for another. In a program's own ``train_step`` the
+gradients are added up when a tape returns them. So the step may clip them before it calls an optimizer, or move the
 weights along them and back.
 """
 
@@ -37,7 +37,7 @@ _log = logging.getLogger("tfos_nb.keras")
 
 
 class _Thread(threading.local):
-    replica: int | None = None  # whose copies of variables are updated: its number on this worker
+    replica: int | None = None  # index, on this worker, of the replica whose copies of variables are updated
 
 
 _thread = _Thread()
@@ -57,9 +57,9 @@ def mend_optimizers() -> None:
     owners = [c for c in keras.optimizers.Optimizer.__mro__ if "apply" in vars(c)]
     owners[0].apply = _added_up(owners[0].apply)
     if "apply" in vars(loss_scale):
-        # Keras' code for TensorFlow joins the replicas under a condition; its common code does the same without.
+        # Keras' TensorFlow code combines the replicas under a condition. Its common code gives the same result without.
         loss_scale.apply = _added_up(loss_scale.apply, getattr(loss_scale, "_common_apply", None))
-    for kind in vars(keras.optimizers).values():  # one that is made of others, each of which applies its part
+    for kind in vars(keras.optimizers).values():  # optimizers that consist of others, each of which applies its part
         if isinstance(kind, type) and "apply" in vars(kind) and kind not in (owners[0], loss_scale):
             kind.apply = _added_up(kind.apply)  # type: ignore[attr-defined]
     tf.GradientTape.gradient = _of_all_rows(tf.GradientTape.gradient)
@@ -70,7 +70,7 @@ def mend_optimizers() -> None:
 
 
 def _added_up(original: Callable[..., Any], within: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Wrap ``Optimizer.apply``; ``within`` is called for it on the gradients of the global batch, if given."""
+    """Wrap ``Optimizer.apply``: call ``within``, by default ``original``, with the gradients of the global batch."""
 
     @functools.wraps(original)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -93,7 +93,7 @@ def _added_up(original: Callable[..., Any], within: Callable[..., Any] | None = 
 
 
 def _apply_alike(apply: Callable[[], Any]) -> None:
-    """Update all replicas' copies with the same gradients, outside of a step, where Keras' own code fails."""
+    """Update all replicas' copies with the same gradients outside of a step, where Keras' own code fails."""
     import tensorflow as tf
 
     def on_replica() -> None:
@@ -108,16 +108,16 @@ def _build(optimizer: Any, variables: list[Any]) -> None:
     from keras.src import backend
 
     if not optimizer.built:
-        # Outside of the step's graph: within it TensorFlow would make variables under conditions, and fail.
+        # Outside of the step's graph, because TensorFlow would create variables under conditions there, and fail.
         with tf.init_scope(), backend.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(variables)
         optimizer.built = True
 
 
 def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``GradientTape.gradient`` by variables.
+    """Wrap ``GradientTape.gradient`` for gradients with respect to variables.
 
-    If the program has taken sums over rows, the gradient is that of the sums over the rows of all replicas. In a
+    If the program has computed sums over rows, the gradient is that of the sums over the rows of all replicas. In a
     program's own step it is the gradient of the global batch.
     """
 
@@ -149,7 +149,7 @@ def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _sums_of_all_rows(replica: Replica, target: Any, output_gradients: Any) -> tuple[Any, Any]:
-    """Return of what a tape is asked for the gradient, and what comes to it, where ``target`` is made of sums."""
+    """Return the target and output gradients for a tape; sums over rows replace a target that is computed from them."""
     import tensorflow as tf
 
     targets = tf.nest.flatten(target)
@@ -160,7 +160,7 @@ def _sums_of_all_rows(replica: Replica, target: Any, output_gradients: Any) -> t
 
 
 def _warn_of_sums(target: Any) -> None:
-    """Warn that a loss is made of sums over the rows of a batch, and each replica uses only its own rows."""
+    """Warn if a loss is computed from sums over rows: each replica uses only its own rows."""
     import tensorflow as tf
 
     if any(map(is_of_rows, tf.nest.flatten(target))):

@@ -1,4 +1,4 @@
-"""A program's own training loops: a replica without a row gets a placeholder row, which does not count.
+"""Support a program's own training loops: a replica without rows gets a placeholder row, which does not count.
 
 If a step has fewer rows than replicas, the function that a program passes to ``strategy.run`` would get an empty batch.
 Many layers fail on one, and a mean over it is NaN. So the function gets a real row
@@ -43,7 +43,7 @@ _stand_ins: weakref.WeakKeyDictionary[Any, _Rows] = weakref.WeakKeyDictionary()
 
 
 class _Rows:
-    """A strategy's placeholder rows, and for each replica whether it has rows of its own."""
+    """A strategy's placeholder rows, and a flag for each replica that says whether it has rows of its own."""
 
     def __init__(self) -> None:
         self.stand_in = StandIn()
@@ -51,7 +51,7 @@ class _Rows:
         self._lock = threading.Lock()
 
     def flag(self) -> Any:
-        """Return the variable of this thread's replica."""
+        """Return the flag of this thread's replica, a variable."""
         import tensorflow as tf
         from tensorflow.python.ops.resource_variable_ops import ResourceVariable  # a strategy would make it everyone's
 
@@ -63,7 +63,7 @@ class _Rows:
 
 
 def expect_lacking_rows(strategy: Any) -> None:
-    """Mark a strategy that was given a dataset of fed rows: in its steps, replicas may have no rows."""
+    """Mark a strategy that distributes a dataset of fed rows: replicas may have no rows in its steps."""
     _stand_ins.setdefault(strategy.extended, _Rows())
 
 
@@ -142,7 +142,7 @@ class _Step:
 
 
 def _has_rows(leaf: Any) -> bool:
-    """Return whether a value may be a part of a batch, which a number is not."""
+    """Return whether a value may be part of a batch: a tensor, but not a single number."""
     import tensorflow as tf
 
     return isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and leaf.shape.rank != 0

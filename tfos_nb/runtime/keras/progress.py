@@ -1,7 +1,7 @@
 """Let ``fit`` and ``evaluate`` of Keras 3 and of tf_keras report their progress, and end when asked.
 
-Between two reports only the clock is read. Keras' numbers are read only when a report is due, because reading them on a
-GPU means to wait for it.
+Between two reports only the clock is read. Keras' numbers are read only when a report is due, because reading them from
+a GPU has to wait for the GPU.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Progress:
     params: dict[str, Any] | None
 
     def __init__(self, report: Callable[..., Any], stop: Stop | None = None) -> None:
-        super().__init__()  # of the callback beside it, which sets what follows to False
+        super().__init__()  # of the Callback class; it sets _supports_tf_logs to False
         # Without this, tf_keras converts all logs to numbers at each batch, which it cannot do under a
         # ParameterServerStrategy.
         self._supports_tf_logs = True
@@ -109,7 +109,7 @@ class _Progress:
     # --- evaluate, also as fit's validation ---
 
     def expect_evaluation(self, steps: int | None) -> None:
-        """Take the length of the coming validation, if known; else the length of the last one is assumed."""
+        """Set the number of steps of the next validation. If it is None, the length of the last one is assumed."""
         self._test_steps = steps if steps is not None else self._test_steps
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -191,9 +191,9 @@ class _Agreement:
 
     The same holds for ``evaluate``.
 
-    If one worker left alone, the others would wait in a collective for ever. So about twice a second all of them add up
-    their flags. The number of steps until the next sum must be the same for all. So it is computed from another shared
-    number: the sum of the workers' seconds since the last time.
+    If one worker left alone, the others would wait in a collective forever. So about twice a second all of them average
+    their flags. The number of steps until the next time must be the same for all. So it is computed from another shared
+    number: the mean of the workers' seconds since the last time.
     """
 
     def __init__(self, strategy: Any) -> None:
@@ -204,7 +204,7 @@ class _Agreement:
         self._since = time.monotonic()
 
     def reached(self, asked: bool, at_epoch_end: bool) -> bool:
-        """Whether any worker was asked to stop; between two agreements always False."""
+        """Return whether any worker was asked to stop; always False between two agreements."""
         self._count += not at_epoch_end
         if self._count < self._next and not at_epoch_end:
             return False
@@ -227,20 +227,21 @@ def progress_callback(report: Callable[..., Any], stop: Stop | None = None, *, f
     ----------
     report : callable
         Called as ``report(epoch=, epochs=, step=, steps=, epoch_end=, phase=, **metrics)`` at the end of a batch, at
-        most five times a second, and at the end of each epoch, then with ``epoch_end=True`` and with the validation's
-        ``val_…``. Epochs and steps count from 1; ``steps`` is None until it is known. ``phase`` is ``"fit"``; during an
-        evaluation ``"evaluate"``, with the evaluation's own steps; once Keras has returned ``"over"``. It must not
-        block.
+        most five times a second. It is also called at the end of each epoch, with ``epoch_end=True`` and the
+        validation's ``val_…``. Epochs and steps count from 1; ``steps`` is None until it is known. ``phase`` is
+        ``"fit"``, ``"evaluate"`` during an evaluation, with the evaluation's own steps, or ``"over"`` once Keras has
+        returned. The function must not block.
     stop : threading.Event, optional
         Training ends within about half a second after it is set, and so does an evaluation of Keras 3. Under a
-        synchronous strategy it is enough to set it on one worker, and all of them end after the same step; then each
-        of them must have this callback with a flag.
+        synchronous strategy every worker must have this callback with a flag. It is enough to set the flag on one
+        worker; all workers end after the same step.
     flavour : {"keras", "tf_keras"}, optional
-        Whose callback it is. By default what ``tf.keras`` is.
+        The Keras of the callback. Default: the one that ``tf.keras`` is.
 
     Returns
     -------
     keras.callbacks.Callback
+        The callback, to be passed to ``fit`` or ``evaluate``.
     """
     if flavour is None:
         flavour = _FLAVOURS[uses_tf_keras(os.environ)]
@@ -252,8 +253,8 @@ def progress_callback(report: Callable[..., Any], stop: Stop | None = None, *, f
 def autolog(report: Callable[..., Any], stop: Stop | None = None, log_dir: str = "") -> str:
     """Make every ``model.fit`` and ``model.evaluate`` of Keras 3 and of tf_keras add :func:`progress_callback`.
 
-    A Keras that is imported later is patched then. If the program passes a progress callback itself, only that one is
-    used. With a log directory, ``fit`` also writes its epochs there for TensorBoard, unless it was given a
+    A Keras that is not imported yet is patched when it is imported. If the program passes a progress callback itself,
+    only that one is used. With a log directory, ``fit`` also writes its epochs there for TensorBoard, unless it gets a
     ``TensorBoard`` callback.
 
     Returns
@@ -272,28 +273,28 @@ def autolog(report: Callable[..., Any], stop: Stop | None = None, log_dir: str =
 
 
 class _Flushing:
-    """Let a ``TensorBoard`` callback write each epoch when it ends; TensorFlow's writers wait two minutes."""
+    """Make a ``TensorBoard`` callback write each epoch at its end. TensorFlow's writers wait two minutes by default."""
 
     _writers: dict[str, Any]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        super().on_epoch_end(epoch, logs)  # type: ignore[misc]  # of the callback beside it
+        super().on_epoch_end(epoch, logs)  # type: ignore[misc]  # of the TensorBoard class
         for writer in getattr(self, "_writers", {}).values():
             writer.flush()
 
 
 @dataclass(frozen=True)
 class _Added:
-    """Callbacks that are added to those of a call."""
+    """Callbacks that are added to those of a call of ``fit`` or ``evaluate``."""
 
     report: Callable[..., Any]
     stop: Stop | None
     log_dir: str
 
     def to(self, inside: list[Any], keras: Any, method: str) -> list[Any]:
-        """Return the callbacks with ours after them, but before those that save a state.
+        """Return the callbacks ``inside`` with ours added at the end, but before the first one that saves a state.
 
-        So no state is saved of an epoch that was not reported.
+        So a state is saved only after its epoch was reported.
         """
         added = [progress_callback(self.report, self.stop, flavour=keras.__name__)]
         board = keras.callbacks.TensorBoard
@@ -338,7 +339,7 @@ def _reporting(method: Any, keras: Any, added: _Added) -> Any:
         elif not finished:
             given.arguments["callbacks"] = added.to(inside, keras, method.__name__)
         elif type(callbacks) is container:
-            # A finished container is only used, and does not prepare its callbacks again. So make a new one with them.
+            # A finished container does not set up added callbacks. So make a new one that has them.
             several = added.to(inside, keras, method.__name__)
             params = getattr(callbacks, "params", None) or {}
             given.arguments["callbacks"] = container(several, model=given.arguments["self"], **params)
@@ -354,7 +355,7 @@ def _single(callbacks: Any) -> list[Any]:
 
 
 def _steps_of(arguments: dict[str, Any]) -> int | None:
-    """How many steps an evaluation with these arguments takes, if that is known without reading data."""
+    """Return the number of steps of an evaluation with these arguments; None if that needs reading data."""
     import tensorflow as tf
 
     steps, x = arguments.get("steps"), arguments.get("x")
@@ -369,7 +370,7 @@ def _steps_of(arguments: dict[str, Any]) -> int | None:
 
 
 def _replicas_summed_over(model: Any, strategy: Any) -> int:
-    """Return over how many replicas tf_keras has added up numbers that were already equal on all of them.
+    """Return the number of replicas over which tf_keras has added up numbers that were already equal on all of them.
 
     This happens within an epoch on several workers. The test is the same private one as in tf_keras.
     """
@@ -381,7 +382,7 @@ def _replicas_summed_over(model: Any, strategy: Any) -> int:
 
 
 def _numbers(logs: Any) -> dict[str, float]:
-    if not hasattr(logs, "items"):  # under a ParameterServerStrategy it may be a result that does not exist yet
+    if not hasattr(logs, "items"):  # under a ParameterServerStrategy it may be a result that is not computed yet
         return {}
     found = {}
     for name, value in logs.items():

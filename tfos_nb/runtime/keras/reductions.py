@@ -2,13 +2,14 @@
 
 A program writes ``tf.reduce_sum(losses * mask) / tf.reduce_sum(mask)``, or the root of a mean, or a quotient of two
 sums (Dice, F1). On a replica each sum covers only its own rows, so the result is not that of a single process on all
-rows. The graph of the step shows from which sums and means a number is computed. Here these are taken over the rows of
-all replicas, and the program's number is computed again from them:
+rows. The graph of the step shows from which sums and means a number is computed. This module computes these sums and
+means over the rows of all replicas, and then computes the program's number again from them:
 
     f(s1, ..., m1, ...)  ->  f(sum of s1, ..., mean of m1, ...)
 
-The derivative by a replica's own ``s1`` is that of ``f`` by the sum, so that the gradient is exact as well. A number
-that is linear in means, such as the usual ``tf.reduce_mean``, is right without it and costs nothing.
+The derivative with respect to a replica's own ``s1`` is the derivative of ``f`` with respect to the sum, so the
+gradient is exact as well. A number that is linear in means, such as the usual ``tf.reduce_mean``, is right already. It
+is left unchanged, at no cost.
 """
 
 from __future__ import annotations
@@ -28,37 +29,38 @@ _LINEAR = {
     "Transpose", "Unpack",
 }  # fmt: skip
 _PRODUCTS = {"Mul": (0, 1), "MulNoNan": (0, 1), "RealDiv": (0,), "Div": (0,), "DivNoNan": (0,), "Xdivy": (0,)}
-"""What is linear in an operand if the other has no rows, and which operands that may be."""
+"""Operations that are linear in one operand if the other one has no rows, with the possible places of that operand."""
 _SUMS = {
     "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "DenseBincount", "Einsum", "L2Loss", "MatMul", "SegmentSum",
     "Size", "SparseSegmentSum", "Sum", "UnsortedSegmentSum",
 }  # fmt: skip
-"""What adds up over rows, where what comes of it has none."""
+"""Operations that add up over rows, if their input has rows and their output has none."""
 _OTHERS = {"Mean": "mean", "Max": "max", "Min": "min", "Any": "any", "All": "all", "EuclideanNorm": "norm"}
 _CALLS = {
     "Case", "If", "IdentityN", "PartitionedCall", "Placeholder", "StatefulPartitionedCall", "StatelessCase",
     "StatelessIf", "StatelessWhile", "While",
 }  # fmt: skip
-"""Operations that are not computed again: functions, loops, and those with a custom gradient of the program."""
+"""Operations that are not computed again: functions, loops, and operations with a custom gradient of the program."""
 _SELECTING = {"DynamicPartition", "RaggedGather", "RaggedRange", "SparseReshape", "Unique", "UniqueV2", "Where"}
-"""After these a tensor need not have equally many numbers for each row."""
-_MOST = 4096  # numbers of a tensor: one with more is not a loss
+"""Operations after which rows may have different numbers of elements."""
+_MOST = 4096  # maximum number of elements: a tensor with more is not a loss
 _ANY = float("inf")
 
 
 @dataclass(frozen=True)
 class _Leaf:
-    """A tensor that a number is made of, and how the replicas' come to that of all rows.
+    """A tensor from which a number is computed, and how to combine the replicas' values of it.
 
     Parameters
     ----------
     tensor : tensor
-        It has no rows any more.
+        This replica's value. Its shape does not depend on the number of rows.
     kind : str
-        ``sum``, ``mean``, ``max``, ``min``, ``any``, ``all`` or ``norm`` over rows, or the ``shape`` of what has rows;
-        ``same`` is what all replicas have alike. ``other`` things come to their mean over replicas, weighted by rows.
+        ``sum``, ``mean``, ``max``, ``min``, ``any``, ``all`` or ``norm`` over rows, or the ``shape`` of a tensor with
+        rows. ``same`` is equal on all replicas. ``other`` values are combined to their mean over replicas, weighted by
+        rows.
     size : tensor, optional
-        Of how many numbers it is the mean, where these need not be equally many a row.
+        Number of elements of which it is the mean, if rows may have different numbers of elements.
     """
 
     tensor: Any
@@ -67,17 +69,17 @@ class _Leaf:
 
     @property
     def is_number(self) -> bool:
-        """Whether there is a gradient by it."""
+        """Whether a gradient with respect to it exists."""
         return bool(self.tensor.dtype.is_floating)
 
     @property
     def has_rows(self) -> bool:
-        """Whether it is made of rows, in a known way."""
+        """Whether it is computed from rows, in a known way."""
         return self.kind not in ("same", "other")
 
     @property
     def is_plain(self) -> bool:
-        """Whether the mean of the replicas' own, weighted by rows, is that of all rows."""
+        """Whether the mean of the replicas' values, weighted by rows, is the value of all rows."""
         return self.kind in ("same", "other") or (self.kind == "mean" and self.size is None)
 
     def whole(self, replica: Replica) -> Any:
@@ -100,14 +102,14 @@ class _Leaf:
         if not self.is_number:
             return tf.cast(replica.added_up(tf.cast(self.tensor, tf.int64)), kind)
         weight = self._weight(replica)
-        # where, not a product alone: the mean of no numbers is NaN, and must count nothing.
+        # tf.where, because a product is not enough: the mean of zero elements is NaN, and must not count.
         whole = replica.added_up(tf.where(weight > 0, self.tensor * weight, tf.zeros_like(self.tensor)))
         return whole if self.size is None else tf.math.divide_no_nan(whole, replica.added_up(weight))
 
     def part(self, replica: Replica, whole: Any) -> Any:
-        """Return the derivative of the whole by this replica's own, divided by its share of the rows.
+        """Return the derivative of ``whole`` with respect to this replica's value, divided by its share of the rows.
 
-        Gradients are weighted by the share when they are added up.
+        Gradients are multiplied by the share when they are added up.
         """
         import tensorflow as tf
 
@@ -124,7 +126,7 @@ class _Leaf:
         return tf.math.divide_no_nan(weight, over)
 
     def _weight(self, replica: Replica) -> Any:
-        """Return by what it is multiplied before it is added up."""
+        """Return the factor by which this replica's value is multiplied before it is added up."""
         import tensorflow as tf
 
         if self.kind == "sum":
@@ -132,7 +134,7 @@ class _Leaf:
         return tf.cast(replica.share if self.size is None else self.size, self.tensor.dtype)
 
     def _shape(self, replica: Replica) -> Any:
-        """Return the shape of all rows: the first size that is not known counts them."""
+        """Return the shape of the tensor on all rows. The first unknown dimension is the number of rows."""
         import tensorflow as tf
 
         sizes = list(self.tensor.op.inputs[0].shape)
@@ -141,7 +143,7 @@ class _Leaf:
         return tf.where(counts, whole, self.tensor)
 
     def _extreme(self, replica: Replica) -> Any:
-        """Return the largest or the least of those of the replicas that have a row."""
+        """Return the maximum or the minimum of the values of the replicas that have a row."""
         import tensorflow as tf
 
         context = tf.distribute.get_replica_context()
@@ -158,18 +160,21 @@ class _Leaf:
 
 @dataclass
 class _Formula:
-    """How a tensor is made of sums and means over rows: tensors by their names, in the graph of the step."""
+    """Formula of a tensor: the sums and means over rows, the constants, and the operations that give its value.
+
+    The keys are the names of tensors in the graph of the step.
+    """
 
     value: Any
     leaves: dict[str, _Leaf]
     constants: dict[str, Any]
-    operations: list[Any]  # each after those that it takes from
+    operations: list[Any]  # each one comes after the operations whose outputs it uses
     differs: bool
-    """Whether it is other than the mean of what each replica makes of its own rows, weighted by rows."""
+    """Whether the value on all rows differs from the mean of the replicas' own values, weighted by rows."""
 
     @property
     def has_rows(self) -> bool:
-        """Whether it is made of rows, in a known way."""
+        """Whether it is computed from rows, in a known way."""
         return any(leaf.has_rows for leaf in self.leaves.values())
 
     @property
@@ -189,7 +194,7 @@ class _Formula:
 
 
 def is_of_rows(value: Any) -> bool:
-    """Return whether a tensor of a graph is not what the mean of each replica's own comes to, or has rows."""
+    """Return whether a tensor of a graph has rows, or is not the row-weighted mean of the replicas' own values."""
     import tensorflow as tf
 
     if tf.executing_eagerly() or not isinstance(value, tf.Tensor) or not value.dtype.is_floating:
@@ -198,7 +203,7 @@ def is_of_rows(value: Any) -> bool:
 
 
 def of_all_rows(replica: Replica, value: Any) -> Any:
-    """Return what ``value`` is on the rows of all replicas, with a gradient that fits :meth:`Replica.gradients`.
+    """Return ``value`` as computed on the rows of all replicas, with a gradient that fits :meth:`Replica.gradients`.
 
     Returns
     -------
@@ -224,12 +229,13 @@ def agreed(replica: Replica, value: Any, known: Sequence[str] = (), *, plain: bo
     known : sequence of str
         Names of tensors that are equal on all replicas.
     plain : bool
-        Whether to do so also if the mean of the replicas' own values is the same, as for states when they are levelled.
+        Whether to compute the value even if it is the mean of the replicas' own values. False for layers' states, which
+        :meth:`Replica.level` sets to that mean.
 
     Returns
     -------
     tensor or None
-        None if it is computed from rows in another way, or cannot be determined.
+        None if the value is computed from rows in another way, or if that cannot be determined.
     """
     formula = _formula(value, known, _ANY)
     if formula is None or not formula.is_known:
@@ -242,26 +248,27 @@ def agreed(replica: Replica, value: Any, known: Sequence[str] = (), *, plain: bo
 
 
 def targets_of_all_rows(replica: Replica, targets: list[Any], upstream: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Return of which tensors the gradient is taken instead of ``targets``, and what comes to each of them.
+    """Return the tensors whose gradient a tape must compute instead of ``targets``, and their upstream gradients.
 
     Parameters
     ----------
     replica : Replica
-        This replica, whose gradients are weighted by its share of the rows afterwards.
+        This replica. Its gradients are weighted by its share of the rows afterwards.
     targets, upstream : list
-        What a tape is asked for the gradient of, and of each target the gradient that comes to it, or None for ones.
+        The tensors whose gradient the program asks for, and the upstream gradient of each, or None for ones.
 
     Returns
     -------
     list, list
-        The targets, of which each that is made of sums over rows has become these sums.
+        The new targets and their upstream gradients. Each target that is computed from sums over rows is replaced by
+        these sums.
     """
     import tensorflow as tf
 
     found: tuple[list[Any], list[Any]] = ([], [])
     for target, above in zip(targets, upstream, strict=True):
         above = tf.ones_like(target) if above is None else above
-        if _has_rows(target):  # of a number a row the tape adds up the gradients
+        if _has_rows(target):  # for one number per row the tape adds up the gradients
             above = tf.math.divide_no_nan(above, tf.cast(replica.share, above.dtype))
         formula = _formula(target) if replica.is_in_its_graph else None
         if formula is None or not formula.differs:
@@ -291,7 +298,7 @@ def reduces_rows(value: Any) -> bool:
 
 
 def _behind(value: Any, further: Callable[[Any], bool] = lambda tensor: True) -> Iterator[Any]:
-    """Walk through the tensors that a tensor is made of, itself first, and not past those that ``further`` denies."""
+    """Iterate over a tensor and the tensors that it is computed from. Do not go past those that ``further`` rejects."""
     left, seen = [value], set()
     while left:
         tensor = left.pop()
@@ -303,12 +310,12 @@ def _behind(value: Any, further: Callable[[Any], bool] = lambda tensor: True) ->
 
 
 def _wholes(replica: Replica, formula: _Formula) -> dict[str, Any]:
-    """Return the sums and means over the rows of all replicas, by the tensors that hold this replica's."""
+    """Return the sums and means over the rows of all replicas, by the names of the tensors with this replica's own."""
     return {name: leaf.whole(replica) for name, leaf in formula.leaves.items()}
 
 
 def _formula(value: Any, known: Sequence[str] = (), most: float = _MOST) -> _Formula | None:
-    """Return how a tensor is made; None if it is none of a graph, or not of a few numbers."""
+    """Return the formula of a tensor; None if it is not in a graph, or not a number or has too many elements."""
     import tensorflow as tf
 
     if tf.executing_eagerly() or not isinstance(value, tf.Tensor) or not _is_few(value, most):
@@ -336,11 +343,11 @@ def _formula(value: Any, known: Sequence[str] = (), most: float = _MOST) -> _For
 
 
 def _walk(value: Any, known: Sequence[str], most: float) -> tuple[list[Any], dict[str, _Leaf]]:
-    """Return the operations that make ``value``, each after those that it takes from, and the sums and means."""
+    """Return the operations that compute ``value``, in the order of computation, and the leaves where they start."""
     operations: list[Any] = []
     leaves: dict[str, _Leaf] = {}
     seen: set[str] = set()
-    done_already: set[str] = set()  # an operation may make several of the tensors
+    done_already: set[str] = set()  # names of operations: one may have several of the tensors as outputs
     left = [(value, False)]
     while left:
         tensor, done = left.pop()
@@ -359,7 +366,7 @@ def _walk(value: Any, known: Sequence[str], most: float) -> tuple[list[Any], dic
 
 
 def _is_made_anew(operation: Any, most: float) -> bool:
-    """Return whether an operation can be computed again, on other inputs of the same shapes."""
+    """Return whether an operation can be computed again on other inputs of the same shapes."""
     definition = operation.op_def
     if operation.type in _CALLS or definition is None or not operation.inputs:
         return False
@@ -371,18 +378,18 @@ def _is_made_anew(operation: Any, most: float) -> bool:
 
 
 def _is_same(tensor: Any, known: Sequence[str]) -> bool:
-    """Return whether all replicas have a tensor alike: a variable, or what is known to be so."""
+    """Return whether a tensor is equal on all replicas: a variable, a constant, or one of the ``known`` names."""
     return tensor.op.type in ("ReadVariableOp", "Const") or tensor.name in known
 
 
 def _is_made_of_same(tensor: Any, known: Sequence[str]) -> bool:
-    """Return whether a tensor is made of nothing but what all replicas have alike, by operations without chance."""
+    """Return whether a tensor is computed only from equal tensors, by deterministic operations."""
     behind = _behind(tensor, lambda one: not _is_same(one, known))
     return all(_is_same(one, known) or _is_made_anew(one.op, _ANY) for one in behind)
 
 
 def _of_rows(tensor: Any) -> _Leaf | None:
-    """Return how a tensor is a sum or mean over rows, or their number; None if it is none of these."""
+    """Return the leaf of a tensor that reduces rows or counts them; None if it does neither."""
     import tensorflow as tf
 
     operation = tensor.op
@@ -393,7 +400,7 @@ def _of_rows(tensor: Any) -> _Leaf | None:
         return _Leaf(tensor, "shape") if given.shape.rank is not None else None
     if operation.type == "Einsum" and not _adds_up_one_size(operation):
         return None
-    of_product = operation.type == "Reshape" and given.op.type == "MatMul"  # as tf.tensordot has it
+    of_product = operation.type == "Reshape" and given.op.type == "MatMul"  # tf.tensordot creates this pair
     if operation.type in _SUMS or of_product:
         return _Leaf(tensor, "sum")
     kind = _OTHERS.get(operation.type)
@@ -403,7 +410,7 @@ def _of_rows(tensor: Any) -> _Leaf | None:
 
 
 def _adds_up_one_size(operation: Any) -> bool:
-    """Return whether an ``Einsum`` adds up over one size that is not known, the same of all that have it."""
+    """Return whether an ``Einsum`` adds up over exactly one unknown dimension, with the same label in all inputs."""
     labels = operation.get_attr("equation").decode().partition("->")[0].split(",")
     if "." in "".join(labels) or any(one.shape.rank is None for one in operation.inputs):
         return False
@@ -417,12 +424,12 @@ def _adds_up_one_size(operation: Any) -> bool:
 
 
 def _has_rows(tensor: Any) -> bool:
-    """Return whether a size of a tensor is not known before there is a batch."""
+    """Return whether a dimension of a tensor is unknown in the graph, so that it depends on the batch."""
     return not tensor.shape.is_fully_defined()
 
 
 def is_even(tensor: Any) -> bool:
-    """Return whether a tensor has equally many numbers for each row, as far as its graph shows."""
+    """Return whether all rows of a tensor have the same number of elements, as far as its graph shows."""
     if tensor.shape.rank is None or sum(size is None for size in tensor.shape) != 1:
         return False
     return not any(one.op.type in _SELECTING for one in _behind(tensor))
@@ -433,20 +440,20 @@ def _is_few(tensor: Any, most: float) -> bool:
 
 
 def _is_linear(operation: Any, of_rows: set[str]) -> bool:
-    """Return whether the mean of what an operation makes is what it makes of the mean."""
+    """Return whether the mean of an operation's outputs is its output for the mean of its inputs."""
     places = [place for place, one in enumerate(operation.inputs) if one.name in of_rows]
     if operation.type in ("GatherV2", "Slice", "StridedSlice", "Tile", "BroadcastTo", "Reshape", "Transpose"):
-        return places == [0]  # and not in where to look
+        return places == [0]  # only the values may come from rows, not the indices or sizes
     return operation.type in _LINEAR or (len(places) == 1 and places[0] in _PRODUCTS.get(operation.type, ()))
 
 
 def _made_anew(operation: Any, inputs: list[Any]) -> list[Any]:
-    """Run an operation on other inputs, as a tape can see it: what TensorFlow's own functions for operations do."""
+    """Run an operation on other inputs so that a tape records it, as TensorFlow's own functions for operations do."""
     from tensorflow.python.eager import execute
     from tensorflow.python.framework import op_def_library
 
     given, left = {}, list(inputs)
-    kinds = set()  # attributes that the inputs say
+    kinds = set()  # attributes that follow from the inputs
     for argument in operation.op_def.input_arg:
         kinds |= {argument.type_attr, argument.number_attr}
         count = operation.get_attr(argument.number_attr) if argument.number_attr else 1

@@ -1,20 +1,21 @@
 """One replica's part of a step, and the changes to Keras' computations while it runs.
 
 Keras computes each replica's losses, metrics and states as if that replica were alone, and scales its loss by one over
-the number of replicas. That is the loss of the global batch only where all replicas have equally many rows, no mask and
-no weights. Within a step the following holds instead, so that every value is the one that a single process computes on
+the number of replicas. That is the loss of the global batch only if all replicas have the same number of rows, no mask
+and no weights. Within a step the following holds instead. So every value is the one that a single process computes on
 the rows of all replicas:
 
 - A loss of Keras is the sum over all replicas, divided by the sum of all replicas' divisors. The gradient of the global
   batch is the mean of the replicas' gradients, weighted by rows.
-- A loss, or a function for a metric, that makes one number of a whole batch is called on the rows of all replicas. So
-  is ``Circle``, which compares each row with the others.
-- A number a step that a ``Mean`` or a ``Sum`` tracks has the weight of this replica's share of the rows. What a program
-  makes of sums over its rows is made of those over the rows of all replicas (:mod:`tfos_nb.runtime.keras.reductions`).
+- A loss or a metric's function that returns one number for a whole batch is called on the rows of all replicas. So is
+  ``Circle``, which compares each row with the others.
+- If a ``Mean`` or a ``Sum`` tracks one number per step, the number is weighted by this replica's share of the rows. A
+  number that a program computes from sums over its rows is computed from the sums over the rows of all replicas
+  (:mod:`tfos_nb.runtime.keras.reductions`).
 - A replica without rows gets a placeholder row (:mod:`tfos_nb.runtime.keras.stand_in`), which does not count. Its
-  losses and gradients are replaced by zeros (selected, not multiplied: it may be NaN), and it changes no variable.
-- A layer's floating-point state, such as the moving averages of ``BatchNormalization``, moves by the mean of the
-  replicas' moves, weighted by rows, and so is the same on all workers.
+  losses and gradients are replaced by zeros (selected, not multiplied: they may be NaN), and it changes no variable.
+- The floating-point state of a layer, such as the moving averages of ``BatchNormalization``, moves by the mean of the
+  replicas' moves, weighted by rows. So it is the same on all workers.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ __all__ = [
     "sum_over_replicas",
 ]
 
-_SEED = "seed_generator_state"  # the name that Keras gives it; all replicas draw alike, rows or none
+_SEED = "seed_generator_state"  # Keras' name of it; all replicas draw the same numbers, with or without rows
 _LIBRARIES = ("tensorflow", "keras", "tfos_nb")
 
 
@@ -60,7 +61,7 @@ def is_synchronous(strategy: Any) -> bool:
 
 
 def sum_over_replicas(values: Any) -> Any:
-    """Add up a tensor, or each of several, over all replicas of the current step."""
+    """Return the sum of a tensor, or of each of several, over all replicas of the current step."""
     import tensorflow as tf
 
     _thread.adds_up = True
@@ -78,7 +79,26 @@ def all_reduced(
     part: Callable[[Any], Any],
     back: Callable[[Any], Any],
 ) -> list[Any]:
-    """Return what ``reduce`` makes of each value's ``own``; as gradient, ``back`` of what it makes of its ``part``."""
+    """Reduce ``values`` over replicas by ``reduce``, with a gradient that is reduced in the same way.
+
+    Parameters
+    ----------
+    reduce : callable
+        Reduces a list of tensors over all replicas.
+    values : list of tensor
+        This replica's values.
+    own : callable
+        Applied to each value before it is reduced.
+    part : callable
+        Applied to each upstream gradient before it is reduced.
+    back : callable
+        Applied to each reduced gradient.
+
+    Returns
+    -------
+    list of tensor
+        The reduced values.
+    """
     import tensorflow as tf
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -93,7 +113,7 @@ def all_reduced(
 
 
 def of_gradient(part: Callable[[Any], Any], gradient: Any) -> Any:
-    """Return ``part`` of a gradient, of its rows where it is sparse; None if there is no gradient."""
+    """Return ``part`` of a gradient, or of its values if it is sparse; None if the gradient is None."""
     import tensorflow as tf
 
     if isinstance(gradient, tf.IndexedSlices):
@@ -110,7 +130,7 @@ def are_numbers(values: Sequence[Any]) -> bool:
 
 @dataclass
 class _Move:
-    """A variable that the step has assigned, and its value before."""
+    """A variable to which the step has assigned, and its value before the step."""
 
     variable: Any
     before: Any
@@ -125,9 +145,10 @@ class Replica:
     share : tensor
         Its rows divided by the rows of all replicas, ``float32``.
     has_rows : tensor or None
-        Whether it has a row; None if it certainly has.
+        Whether it has a row; None if it certainly has one.
     compiled : bool
-        Whether XLA compiles the step. XLA would need the other replicas' row counts, so their rows are not used then.
+        Whether XLA compiles the step. The rows of the other replicas are not used then, since XLA would need to know
+        their number.
     own_step : bool
         Whether the step is the program's own, which may change gradients before it calls an optimizer.
     """
@@ -136,19 +157,19 @@ class Replica:
     has_rows: Any
     compiled: bool = False
     own_step: bool = False
-    has_whole_gradients: bool = False  # a tape has given them, and an optimizer gets what was made of them
-    reduced: bool = False  # a loss of Keras was, over all replicas
+    has_whole_gradients: bool = False  # a tape has returned them, and an optimizer gets values computed from them
+    reduced: bool = False  # a loss of Keras was reduced over all replicas
     scaled: bool = False  # the program has scaled its loss for a sum over replicas
     applying: bool = False
     _graph: Any = None
     moves: dict[int, _Move] = field(default_factory=dict)
-    has_own_gradients: bool = False  # a tape has given some within a loop or a condition: of this replica's rows
-    known: list[str] = field(default_factory=list)  # names of tensors that all replicas have alike: whole gradients
-    results: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # of metrics: by its id, a value and its metric
+    has_own_gradients: bool = False  # a tape has returned some in a loop or a condition, of this replica's rows only
+    known: list[str] = field(default_factory=list)  # names of tensors that are equal on all replicas: whole gradients
+    results: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # id of a metric's result -> result, metric
 
     @contextlib.contextmanager
     def during(self) -> Iterator[None]:
-        """Make this the replica of the step that this thread traces or runs."""
+        """Make this the current replica of the thread within the block, in which it traces or runs a step."""
         _thread.replica = _thread.keeper = self
         self._graph = _graph()
         try:
@@ -158,7 +179,7 @@ class Replica:
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[None]:
-        """Keep the layers' states alone, in a step of the program's own: its losses and gradients are what they are."""
+        """Keep only the layers' states within the block, a step of the program's own; do not change its losses."""
         _thread.keeper = self
         try:
             yield
@@ -167,7 +188,7 @@ class Replica:
 
     @property
     def is_in_its_graph(self) -> bool:
-        """Whether this is not within a loop or a condition of the step, where TensorFlow joins no replicas."""
+        """Whether the code is outside of the step's loops and conditions, where TensorFlow cannot combine replicas."""
         return self._graph is _graph()
 
     def selected(self, value: Any) -> Any:
@@ -181,7 +202,7 @@ class Replica:
     def whole(self, part: Any) -> Any:
         """Return the sum of all replicas' parts.
 
-        Its gradient is that of this replica's part, divided by its share: see :meth:`gradients`.
+        The gradient with respect to this replica's part is divided by its share: see :meth:`gradients`.
         """
         import tensorflow as tf
 
@@ -202,41 +223,43 @@ class Replica:
 
     @property
     def by_rows(self) -> bool:
-        """Whether the gradients of this replica are those of a mean over its own rows."""
+        """Whether this replica's gradients are those of a mean over its own rows."""
         return self.reduced or not self.scaled
 
     def all_reduced(self, reduce: Callable[[list[Any]], list[Any]], values: list[Any]) -> list[Any]:
-        """Return what ``reduce`` makes of all replicas' values, with a gradient that fits :meth:`gradients`.
+        """Return the replicas' values reduced by ``reduce``, with a gradient that fits :meth:`gradients`.
 
-        What a layer reduces over replicas depends on the rows of all of them. The gradients that come back to it are
-        those of means over each replica's own rows, and so are weighted by rows before they are reduced, too.
+        A value that a layer reduces over replicas depends on the rows of all of them. Each replica's gradient with
+        respect to it is that of a mean over the replica's own rows. So these gradients are weighted by rows before they
+        are reduced.
         """
         return all_reduced(reduce, values, own=self.selected, part=self._part, back=self._back)
 
     def added_up(self, own: Any) -> Any:
-        """Return the sum over all replicas, with such a gradient where they are floating-point numbers."""
+        """Return the sum of ``own`` over all replicas; floating-point sums have the gradient of :meth:`all_reduced`."""
         if not own.dtype.is_floating:
             return sum_over_replicas(self.selected(own))
         return self.all_reduced(_summed, [own])[0]
 
     def _part(self, upstream: Any) -> Any:
-        """Return a gradient as it counts beside those of the other replicas."""
+        """Return this replica's part of a sum of gradients: weighted by its rows, or zero without rows."""
         import tensorflow as tf
 
         return self.selected(upstream * tf.cast(self.share, upstream.dtype) if self.by_rows else upstream)
 
     def _back(self, added_up: Any) -> Any:
-        """Return a gradient that all replicas have made together as one of this replica's own rows."""
+        """Convert a gradient that was added up over replicas to one of a mean over this replica's own rows."""
         import tensorflow as tf
 
         return tf.math.divide_no_nan(added_up, tf.cast(self.share, added_up.dtype)) if self.by_rows else added_up
 
     def on_all_rows(self, function: Callable[..., Any], arguments: Any, *, number: bool) -> Any:
-        """Return what ``function`` makes of the rows of all replicas: one number, or this replica's of a number a row.
+        """Call ``function`` with the rows of all replicas and return its result.
 
-        All replicas make the same number. What comes back to it, with whatever weights they gave it, is added up, and
-        each takes the gradient by its own rows. Of numbers a row each replica has others, which depend on its rows too:
-        their gradients are added up first.
+        If ``number``, the result is one number, the same on all replicas. Each replica may weight it differently, so
+        its upstream gradients are added up over replicas. Then each replica takes the gradient with respect to its own
+        rows. Otherwise ``function`` returns one number per row, and the result has those of this replica's rows. The
+        numbers of other replicas depend on this replica's rows too, so the gradients of all are added up first.
         """
         import keras
         import tensorflow as tf
@@ -262,7 +285,10 @@ class Replica:
         return alike(made)
 
     def _gathered(self, values: Any, span: tuple[Any, Any, Any], number: bool) -> Any:
-        """Return the rows of all replicas, of which this one's are at the span's place: each adds zeros elsewhere."""
+        """Return the rows of all replicas, with this replica's at the span's place.
+
+        Each replica pads its rows with zeros for the other replicas' rows, and the results are added up.
+        """
         import tensorflow as tf
 
         start, count, total = span
@@ -285,7 +311,7 @@ class Replica:
         def of_all(own: Any) -> tuple[Any, Callable[[Any], Any]]:
             def back(upstream: Any) -> Any:
                 part = self._back(upstream[start : start + count])
-                missing = tf.shape(own, tf.int64)[0] - count  # a row that stands in
+                missing = tf.shape(own, tf.int64)[0] - count  # the placeholder row
                 return tf.pad(part, [[0, missing], *[[0, 0]] * (own.shape.rank - 1)])
 
             return sum_over_replicas(placed(own)), back
@@ -293,22 +319,23 @@ class Replica:
         return tf.cast(of_all(wide), values.dtype)
 
     def metrics_of(self, outputs: Any) -> dict[str, Any]:
-        """Return which of what a step returns are results of metrics, by their names."""
+        """Return the metrics whose results are among a step's ``outputs``, by their names in it."""
         named = outputs.items() if isinstance(outputs, dict) else ()
         return {name: self.results[id(value)][1] for name, value in named if id(value) in self.results}
 
     def gradients(self, gradients: Sequence[Any]) -> list[Any]:
         """Return this replica's part of the sum that is the gradient of the global batch.
 
-        The gradient of the global batch is the mean of the replicas' gradients, weighted by rows. That holds for a mean
-        over rows that the program takes itself, and for what is the same on all replicas, such as a regularizer.
+        The gradient of the global batch is the mean of the replicas' gradients, weighted by rows. That also holds for a
+        mean over rows that the program computes itself, and for a term that is equal on all replicas, such as a
+        regularizer.
         """
         if not self.by_rows and self.has_rows is None:
             return list(gradients)
         return [of_gradient(self._part, gradient) for gradient in gradients]
 
     def whole_gradients(self, gradients: Sequence[Any]) -> list[Any]:
-        """Return the gradients of the global batch; a tape may take the gradient of what comes of them."""
+        """Return the gradients of the global batch. An outer tape can differentiate them."""
         import tensorflow as tf
 
         self.has_whole_gradients |= bool(gradients)
@@ -323,12 +350,15 @@ class Replica:
         return parts
 
     def alike(self, gradients: Sequence[Any]) -> list[Any]:
-        """Return gradients that a program has made of whole ones and of numbers of its rows, as all have them."""
+        """Return the gradients with a common value for all replicas, where they can be computed from sums and means.
+
+        A program may have computed them from whole gradients and from numbers of its own rows.
+        """
         found = [agreed(self, one, self.known) for one in gradients]
         return [one if whole is None else whole for one, whole in zip(gradients, found, strict=True)]
 
     def kept(self, variable: Any, value: Any) -> Any:
-        """Return what ``variable`` is assigned: what it is already, where this replica has no row."""
+        """Return the value to assign to ``variable``: its current value if this replica has no row."""
         import tensorflow as tf
 
         if self.applying or _SEED in variable.name:
@@ -345,13 +375,13 @@ class Replica:
         return tf.where(self.has_rows, tf.cast(value, current.dtype), current)
 
     def _moves(self, *, floating: bool) -> list[_Move]:
-        """Return the assignments in the graph that is traced, or all of them where none is."""
+        """Return the assignments in the graph that is being traced, or all of them if none is."""
         here = _graph()
         moves = [m for m in self.moves.values() if here is None or m.before.graph is here]
         return [m for m in moves if m.before.dtype.is_floating == floating]
 
     def moved(self) -> list[tuple[Any, Any, Any]]:
-        """Return the layers' states that have been assigned: variable, value before, and by how much it moved."""
+        """Return the assigned floating-point states of layers: variable, value before, and difference."""
         import tensorflow as tf
 
         moves = self._moves(floating=True)
@@ -360,7 +390,7 @@ class Replica:
     def level_counts(self, rows: Any) -> None:
         """Set the layers' integers and flags to those of the first replica that has ``rows``.
 
-        So a counter of steps counts the step on all workers, even on one without rows.
+        Then a counter of steps counts the step on all workers, even on a worker without rows.
         """
         import tensorflow as tf
 
@@ -395,7 +425,7 @@ def _summed(values: list[Any]) -> list[Any]:
 
 
 def of_each_replica(value: Any) -> tuple[Any, Any]:
-    """Return this replica's number, and the values of all replicas in their order."""
+    """Return this replica's index, and the values of all replicas in the order of their indices."""
     import tensorflow as tf
 
     context = tf.distribute.get_replica_context()
@@ -411,10 +441,10 @@ def _graph() -> Any:
 
 
 class _Thread(threading.local):
-    replica: Replica | None = None  # replicas of one process are threads
-    keeper: Replica | None = None  # the same, and in steps of the program's own too
-    one_process = False  # what is called has the rows of all replicas before it
-    adds_up = False  # what is added up is this package's own, and takes no part in gradients
+    replica: Replica | None = None  # each replica of a process runs in a thread
+    keeper: Replica | None = None  # the same, but set in steps of the program's own too
+    one_process = False  # the called function already gets the rows of all replicas
+    adds_up = False  # a sum of this package is running, which must not change gradients
 
 
 _thread = _Thread()
@@ -422,7 +452,7 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def as_one_process() -> Iterator[None]:
-    """Let Keras compute as in a single process, on the rows of all replicas."""
+    """Let Keras compute as in a single process within the block, since it gets the rows of all replicas."""
     replica, before = _thread.replica, _thread.one_process
     _thread.replica, _thread.one_process = None, True
     try:
@@ -442,7 +472,7 @@ def replica_of_own_loop() -> Replica | None:
 
 
 def keeper_of_states() -> Replica | None:
-    """Return who keeps the layers' states in this thread's step, one of Keras or of the program's own."""
+    """Return the replica that keeps the layers' states in this thread's step, whether of Keras or of the program."""
     return _thread.keeper
 
 
@@ -474,7 +504,7 @@ def mend_replicas() -> None:
     tf.nn.compute_average_loss = _scales(tf.nn.compute_average_loss)
     kind = type(tf.function(mend_replicas))
     kind.__call__ = _inlined(kind.__call__)
-    from tensorflow.python.distribute import values_util  # no public name of it can be replaced
+    from tensorflow.python.distribute import values_util  # the function has no public name that can be replaced
 
     values_util.on_read_assign_cross_replica = _whole(values_util.on_read_assign_cross_replica)
     _let_be_numbers()
@@ -485,7 +515,7 @@ def mend_replicas() -> None:
 
 
 def _reduced(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``reduce_values``, which makes one number of a loss for each element."""
+    """Wrap ``reduce_values``, which reduces the losses of the elements to one number."""
 
     @functools.wraps(original)
     def reduce_values(values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size") -> Any:
@@ -494,7 +524,7 @@ def _reduced(original: Callable[..., Any]) -> Callable[..., Any]:
         replica = _thread.replica
         if replica is None or reduction in (None, "none") or not replica.is_in_its_graph:
             return original(values, sample_weight, reduction)
-        if values.shape.rank == 0:  # a loss function that has made a number of the batch itself
+        if values.shape.rank == 0:  # the loss function has returned one number for the batch
             return replica.mean(of_all_rows(replica, values))
         total = tf.reduce_sum(values)
         if reduction == "sum":
@@ -506,7 +536,7 @@ def _reduced(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _sees_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``Loss.__call__``: the ``call`` of a loss that makes one number of a batch gets the rows of all replicas."""
+    """Wrap ``Loss.__call__``: a loss whose ``call`` returns one number for a batch gets the rows of all replicas."""
 
     @functools.wraps(original)
     def call_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -542,7 +572,7 @@ def _called_on_all(original: Callable[[Any, Any, Any], Any]) -> Callable[[Any, A
 
 
 def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``MeanMetricWrapper.update_state``: a function that makes one number of a batch gets all replicas' rows."""
+    """Wrap ``MeanMetricWrapper.update_state``: a function with one number for a batch gets the rows of all replicas."""
 
     @functools.wraps(original)
     def update_state(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -575,7 +605,10 @@ def is_of_keras(thing: Any) -> bool:
 
 
 def _compares_rows(holder: Any, theirs: bool, function: Callable[..., Any], arguments: Any) -> bool:
-    """Return whether a function of the program's own gives a number a row that depends on the others; seen once."""
+    """Return whether the program's function returns one number per row, each dependent on other rows.
+
+    The function is traced once for each signature, and the answer is stored in ``holder``.
+    """
     import keras
     import tensorflow as tf
 
@@ -599,7 +632,10 @@ def _compares_rows(holder: Any, theirs: bool, function: Callable[..., Any], argu
 
 
 def _is_of_batch(holder: Any, function: Callable[..., Any], arguments: Any) -> bool:
-    """Return whether a function of labels and outputs makes as many numbers of any batch, such as one; seen once."""
+    """Return whether a function of labels and outputs returns as many numbers for every batch, such as one.
+
+    The function is traced once for each signature, and the answer is stored in ``holder``.
+    """
     import keras
     import tensorflow as tf
 
@@ -624,19 +660,19 @@ def _is_of_batch(holder: Any, function: Callable[..., Any], arguments: Any) -> b
 
 
 def _divisor(replica: Replica, values: Any, sample_weight: Any) -> Any:
-    """Return what the sum of all replicas' values is divided by."""
+    """Return the divisor of the sum of all replicas' values."""
     import tensorflow as tf
 
     if sample_weight is not None:
         return sum_over_replicas(replica.selected(tf.cast(tf.reduce_sum(sample_weight), values.dtype)))
     own = tf.cast(tf.size(values), values.dtype)
-    if values.shape[1:].is_fully_defined() and (tf.executing_eagerly() or is_even(values)):  # as many a row
+    if values.shape[1:].is_fully_defined() and (tf.executing_eagerly() or is_even(values)):  # equal numbers per row
         return tf.math.divide_no_nan(own, tf.cast(replica.share, values.dtype))
     return sum_over_replicas(replica.selected(own))
 
 
 def _masked(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``apply_mask``: valid entries weigh total / valid, and both are counted over all replicas."""
+    """Wrap ``apply_mask``: valid entries get the weight total / valid, with both counted over all replicas."""
 
     @functools.wraps(original)
     def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
@@ -659,7 +695,7 @@ def _masked(original: Callable[..., Any]) -> Callable[..., Any]:
 def _scaled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Wrap ``scale_loss_for_distribution``, which Keras calls for a loss's value and for the losses that layers add.
 
-    Outside of ``strategy.run`` no replica's loss is added to it, so that there it stays what it is.
+    Outside of ``strategy.run`` no loss of another replica is added to the value, so it is returned unchanged.
     """
 
     @functools.wraps(original)
@@ -673,7 +709,7 @@ def _scaled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _unscaled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap ``unscale_loss_for_distribution``: a loss has the value that it has in a single process already."""
+    """Wrap ``unscale_loss_for_distribution``: the loss already has the value of a single process."""
 
     @functools.wraps(original)
     def unscale_loss_for_distribution(value: Any) -> Any:
@@ -689,7 +725,7 @@ def _has_replicas() -> bool:
 
 
 def _noticed(count: Callable[[Any], int]) -> Callable[[Any], int]:
-    """Wrap ``num_replicas_in_sync``: a train_step that asks for it scales its loss by itself, as TensorFlow advises."""
+    """Wrap ``num_replicas_in_sync``: a ``train_step`` that reads it scales its loss itself, as TensorFlow advises."""
 
     @functools.wraps(count)
     def num_replicas_in_sync(self: Any) -> int:
@@ -715,7 +751,7 @@ def _scales(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_right_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``ReplicaContext.all_reduce``, such as ``BatchNormalization(synchronized=True)`` calls it in a step."""
+    """Wrap ``ReplicaContext.all_reduce``, which layers such as ``BatchNormalization(synchronized=True)`` call."""
 
     @functools.wraps(original)
     def all_reduce(self: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
@@ -731,9 +767,10 @@ def _with_right_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _inlined(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``tf.function``: what a step calls is traced into its graph, where replicas may be joined.
+    """Wrap the call of a ``tf.function``: within a step it is traced into the step's graph.
 
-    A ``train_step`` may be decorated, and a layer's ``call``. XLA's functions stay what they are.
+    Only there can replicas be combined. A ``train_step`` or a layer's ``call`` may be a ``tf.function``. Functions that
+    XLA compiles are left unchanged.
     """
 
     @functools.wraps(original)
@@ -749,7 +786,10 @@ def _inlined(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_python(function: Any) -> Any:
-    """Return what a ``tf.function`` makes a graph of, so that it can become part of another; others are returned."""
+    """Return the Python function of a ``tf.function``, so that it can be traced into another graph.
+
+    Any other function is returned unchanged.
+    """
     import tensorflow as tf
 
     python = getattr(function, "python_function", None)
@@ -762,7 +802,7 @@ def as_python(function: Any) -> Any:
 
 
 def _weighted(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``update_state`` of a metric that adds up what it is given."""
+    """Wrap ``update_state`` of a metric that adds up its values: weight one number per step by this replica's rows."""
 
     @functools.wraps(original)
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
@@ -778,7 +818,7 @@ def _weighted(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def note_results(metrics: Sequence[Any]) -> None:
-    """Patch metrics of these kinds to record in the current step which values are their results."""
+    """Patch the classes of these metrics to record their results in the current step."""
     for metric in metrics:
         owner: Any = next(c for c in type(metric).__mro__ if "result" in vars(c))
         if not hasattr(owner.result, "_tfos_noted"):
@@ -798,7 +838,7 @@ def _noted(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _assigned(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Wrap ``Variable.assign``, which ``assign_add`` and ``assign_sub`` come to as well."""
+    """Wrap ``Variable.assign``, which ``assign_add`` and ``assign_sub`` call too."""
 
     @functools.wraps(original)
     def assign(self: Any, value: Any) -> Any:
@@ -811,7 +851,10 @@ def _assigned(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _begun_once(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """Wrap what gives a variable its first value, which each replica has, also where what they have is added up."""
+    """Wrap ``Variable._initialize``: count a first value only once if the replicas' values are added up.
+
+    Each replica starts with that value, so the sum would have it once for each replica.
+    """
 
     @functools.wraps(original)
     def initialize(self: Any, value: Any) -> None:
@@ -823,15 +866,16 @@ def _begun_once(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], No
             return
         if self.synchronization == "on_read" and made.aggregation == tf.VariableAggregation.SUM:
             with tf.init_scope():
-                made.assign(made.values[0])  # divides it between them
+                made.assign(made.values[0])  # divides the value among the replicas
 
     return initialize
 
 
 def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap what assigns a count outside of a step, of which TensorFlow gives each replica an equal part, rounded.
+    """Wrap ``on_read_assign_cross_replica``, which assigns a count outside of a step.
 
-    What does not divide goes to the first replica, so that the parts add up to the whole.
+    TensorFlow gives each replica an equal part, rounded. Here the first replica gets the remainder, so that the parts
+    add up to the whole.
     """
 
     @functools.wraps(original)
@@ -853,7 +897,7 @@ def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sent_as(kind: Any) -> Any:
-    """Return the type as which numbers of a type are sent: TensorFlow's collectives take few, and not ``bfloat16``."""
+    """Return the type in which numbers are sent. TensorFlow's collectives take few types, and not ``bfloat16``."""
     import tensorflow as tf
 
     if kind.is_floating and kind.size < tf.float32.size and kind != tf.float16:
@@ -863,7 +907,7 @@ def sent_as(kind: Any) -> Any:
 
 
 def _send_any_type() -> None:
-    """Send a variable's first value of any type to all workers."""
+    """Patch TensorFlow to send the first value of a variable of any type to all workers."""
     import tensorflow as tf
     from tensorflow.python.ops import collective_ops
 
@@ -882,9 +926,9 @@ def _send_any_type() -> None:
 
 
 def _let_be_numbers() -> None:
-    """Make ``int(model.optimizer.iterations)`` work: TensorFlow converts plain variables to numbers, not mirrored ones.
+    """Make ``int(model.optimizer.iterations)`` and ``np.asarray(model.optimizer.learning_rate.value)`` work.
 
-    The same holds for ``np.asarray(model.optimizer.learning_rate.value)``.
+    TensorFlow converts plain variables to numbers, but not mirrored ones.
     """
     from tensorflow.python.distribute.values import DistributedVariable
 
@@ -906,7 +950,7 @@ def _as_number(variable: Any, kind: Callable[[Any], Any]) -> Any:
 
 
 def _read(variable: Any) -> Any:
-    """Return a variable's value: of a metric's state what all replicas have, which ``numpy`` leaves out."""
+    """Return a variable's value. For a metric's state it is that of all replicas, which ``numpy()`` does not return."""
     import tensorflow as tf
 
     strategy, context = variable.distribute_strategy, tf.distribute.get_replica_context()

@@ -1,6 +1,6 @@
-"""Write files that Keras and TensorFlow save under ``MultiWorkerMirroredStrategy`` once, and atomically.
+"""Write the files that all workers save under ``MultiWorkerMirroredStrategy`` only once, and atomically.
 
-All of Keras 3's files go through a few functions. These pass the path to :mod:`tfos_nb.runtime.storage.one_writer`::
+All of Keras 3's files go through a few functions. Their path is replaced by :mod:`tfos_nb.runtime.storage.one_writer`::
 
     saving_lib.save_model                    model.save and ModelCheckpoint: .keras
     legacy_h5_format.save_model_to_hdf5      the same: .h5
@@ -8,11 +8,11 @@ All of Keras 3's files go through a few functions. These pass the path to :mod:`
     save.save_and_return_nodes               tf.saved_model.save, model.export
     export.export_onnx, …                    model.export(format=…)
 
-``CSVLogger`` and ``TensorBoard`` write while they train: only the chief's do. ``BackupAndRestore`` has a directory for
-each worker already (:mod:`tfos_nb.runtime.keras.fit`).
+``CSVLogger`` and ``TensorBoard`` write during training: only the chief's callbacks write to the user's path.
+``BackupAndRestore`` already has a directory for each worker (:mod:`tfos_nb.runtime.keras.fit`).
 
-With tf_keras, ``ModelCheckpoint`` and ``TensorBoard`` of the other workers use a directory below the user's. Here
-``ModelCheckpoint`` saves as with Keras 3.
+In tf_keras, the ``ModelCheckpoint`` and ``TensorBoard`` of workers other than the chief write below the user's
+directory. Here ``ModelCheckpoint`` saves as in Keras 3.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _joining(init: Callable[..., None]) -> Callable[..., None]:
 def _mend(mend: Callable[[Any], None], keras: Any) -> None:
     try:
         mend(keras)
-    except (ImportError, AttributeError) as error:  # private to Keras
+    except (ImportError, AttributeError) as error:  # the patched names are private to Keras
         _log.warning(
             "this version of %s is not supported (%s): all workers may write the same file", keras.__name__, error
         )
@@ -86,7 +86,7 @@ def _mend_keras(keras: Any) -> None:
     _redirect(saving_lib, "save_weights_only", "filepath")
     _redirect(legacy_h5_format, "save_model_to_hdf5", "filepath")
     for name in _EXPORTS:
-        if hasattr(export, name):  # newer than Keras 3.8 some of them
+        if hasattr(export, name):  # some of them are newer than Keras 3.8
             _redirect(export, name, "filepath")
     _wrap(file_utils, "makedirs", _making_directories)
     _wrap(callbacks.BackupAndRestore, "_save_model", _saving_as_given)
@@ -206,7 +206,7 @@ def _mend_board(board: Any) -> None:
 
 
 def _scratch_of(callback: Any) -> str:
-    """Return a callback's own directory, which is removed with it."""
+    """Return a temporary directory of the callback, which is removed with it."""
     if not hasattr(callback, "_tfos_scratch"):
         callback._tfos_scratch = tempfile.mkdtemp(prefix=SCRATCH)
         weakref.finalize(callback, shutil.rmtree, callback._tfos_scratch, ignore_errors=True)

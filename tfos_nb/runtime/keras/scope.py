@@ -1,8 +1,8 @@
 """Check that a model's parts were made in the strategy's scope, and build the model there before its first step.
 
-A metric made outside counts only the rows of its own worker, and a layer made outside starts with other weights on each
-worker. Neither TensorFlow nor Keras reports this. An optimizer made outside fails with "Mixing different
-tf.distribute.Strategy objects".
+A metric made outside of the scope counts only the rows of its own worker. A layer made outside starts with different
+weights on each worker. Neither TensorFlow nor Keras reports this. An optimizer made outside fails with "Mixing
+different tf.distribute.Strategy objects".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 _log = logging.getLogger("tfos_nb.keras")
 _HOW = "Make and compile the model within `with strategy.scope():`"
 
-_strategies: weakref.WeakSet[Any] = weakref.WeakSet()  # that this process has made
+_strategies: weakref.WeakSet[Any] = weakref.WeakSet()  # strategies that this process has made
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -47,7 +47,7 @@ def warn_of_a_model_outside(model: Any) -> None:
     Raises
     ------
     PlanError
-        If its optimizer was made inside a scope.
+        If the model's optimizer was made inside a scope.
     """
     if model in _warned:
         return
@@ -88,7 +88,7 @@ def refuse_what_is_outside(model: Any) -> None:
 
 
 def _innermost(parts: Iterable[Any]) -> Iterator[Any]:
-    """Find layers and metrics with variables outside of the scope: only the innermost ones, not their containers."""
+    """Yield layers and metrics with variables outside of the scope: only the innermost ones, not their containers."""
     for part in parts:
         variables = part.trainable_variables if hasattr(part, "trainable_variables") else part.variables
         if not all(map(_is_distributed, variables)):
@@ -97,7 +97,7 @@ def _innermost(parts: Iterable[Any]) -> Iterator[Any]:
 
 
 def refuse_losses_by_row(model: Any) -> None:
-    """Refuse losses of ``compile`` that give a number for each row: Keras adds up their gradients, not their means.
+    """Refuse losses of ``compile`` that return one number per row: Keras adds up their gradients, not their means.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def build(model: Any, data_batch: Any) -> None:
 
     unbuilt = model.optimizer is not None and not model.optimizer.built
     if unbuilt and is_synchronous(model.distribute_strategy):
-        refuse_what_is_outside(model)  # before the build, in which an optimizer from outside fails
+        refuse_what_is_outside(model)  # before the build, which fails with an optimizer from outside
     try:
         model._symbolic_build(data_batch=data_batch)
     except Exception:
@@ -142,7 +142,7 @@ def build(model: Any, data_batch: Any) -> None:
 
 
 def _of_optimizers(model: Any) -> Iterator[Any]:
-    """Find the variables of the optimizers that a model has, of compile and by attributes of its own."""
+    """Yield the variables of the optimizers among a model's attributes, including that of ``compile``."""
     import keras
 
     for value in _values(vars(model).values()):

@@ -1,9 +1,9 @@
 """Give a placeholder row to a replica without rows, so that a program never gets an empty batch.
 
 If a step has fewer rows than replicas, a replica without a row must still take part. It gets the first row that it ever
-had, or zeros if it had none, and this row does not count (:mod:`tfos_nb.runtime.keras.replica`). The program can surely
-process a row of its own. Some layers fail on an empty batch or on a row of zeros, and a lookup may refuse an empty
-text.
+had, or zeros if it had none, and this row does not count (:mod:`tfos_nb.runtime.keras.replica`). A real row is best,
+because the program can certainly process it. Some layers fail on an empty batch or on a row of zeros, and a lookup may
+refuse an empty text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["StandIn", "first_rows", "rows_of"]
 
 
 def rows_of(data: Any) -> Any:
-    """Return how many rows a batch has: an int if TensorFlow knows it, else a tensor."""
+    """Return the number of rows of a batch: an int if TensorFlow knows it, else a tensor."""
     import keras
     import tensorflow as tf
 
@@ -32,13 +32,13 @@ def rows_of(data: Any) -> Any:
 
 @dataclass
 class _Kept:
-    """Kept row of one kind of batch, as tensors."""
+    """The row that is kept for one kind of batch, in variables."""
 
     parts: list[Any]
-    real: Any  # whether it is one that this replica had
+    real: Any  # variable: whether it is a real row of this replica, not zeros
 
     def keep(self, leaves: list[Any]) -> Any:
-        """Keep the first row of a batch."""
+        """Keep the first row of a batch; return a true tensor."""
         import tensorflow as tf
 
         row = tf.nest.flatten([first_rows(leaf, 1) for leaf in leaves], expand_composites=True)
@@ -48,7 +48,7 @@ class _Kept:
 
 
 class StandIn:
-    """Return batches, and a placeholder row for those without rows.
+    """Replace empty batches by a placeholder row.
 
     It keeps one row for each replica and each kind of batch.
     """
@@ -58,17 +58,18 @@ class StandIn:
         self._lock = threading.Lock()
 
     def fill(self, data: Any, place: int | None = None) -> tuple[Any, Any]:
-        """Return ``data``, or a placeholder row if it is empty, and whether it has rows: None if that is certain.
+        """Return ``data``, or a placeholder row if it is empty, and whether it has rows.
 
-        ``place`` distinguishes calls that are otherwise alike. With it, a graph never takes for certain that it has
-        rows. Otherwise it would have other collectives than the graph of a worker that has had more batch sizes.
+        The second value is a tensor, or None if ``data`` certainly has rows. ``place`` distinguishes calls with data of
+        the same kind. If it is given, a graph is never traced as one that certainly has rows. Otherwise it would have
+        other collectives than the graph of a worker that has seen more batch sizes.
         """
         import tensorflow as tf
 
         data = tf.nest.map_structure(_as_tensor, data)
         rows = rows_of(data)
         if isinstance(rows, int) and rows > 0 and (place is None or tf.executing_eagerly()):
-            if tf.executing_eagerly():  # of the next batch it is not certain
+            if tf.executing_eagerly():  # the next batch may be empty
                 self._keep([leaf for leaf in tf.nest.flatten(data) if leaf is not None], place)
             return data, None
         has_rows = tf.convert_to_tensor(rows) > 0
@@ -118,7 +119,7 @@ class StandIn:
 
 
 def _as_tensor(leaf: Any) -> Any:
-    """Return an array that a program hands over for a batch as a tensor; whatever else it is as it is."""
+    """Convert a NumPy array to a tensor; return anything else unchanged."""
     import numpy as np
     import tensorflow as tf
 
@@ -126,7 +127,7 @@ def _as_tensor(leaf: Any) -> Any:
 
 
 def _empty(leaves: list[Any]) -> _Kept:
-    """Make room for a row of such leaves; until there is one it is zeros, and empty texts."""
+    """Create the variables for a row of such leaves, with zeros and empty texts until a real row is kept."""
     import tensorflow as tf
     from tensorflow.python.ops.resource_variable_ops import ResourceVariable  # a strategy would make it everyone's
 
@@ -154,7 +155,7 @@ def _zeros(leaf: Any) -> Any:
 
 
 def first_rows(leaf: Any, rows: Any) -> Any:
-    """Return the first rows of a tensor, dense, ragged or sparse; what has no rows, such as a number, as it is."""
+    """Return the first ``rows`` rows of a dense, ragged or sparse tensor; return a number unchanged."""
     import tensorflow as tf
 
     if isinstance(leaf, tf.SparseTensor):

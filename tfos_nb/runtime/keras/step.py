@@ -25,7 +25,7 @@ _RETURNED = "_tfos_metrics"
 
 
 class StepFunction:
-    """What ``Model.make_train_function`` and ``make_test_function`` make, for several replicas.
+    """Builder of the function of ``Model.make_train_function`` and ``make_test_function``, for several replicas.
 
     Parameters
     ----------
@@ -41,15 +41,15 @@ class StepFunction:
         self.strategy = model.distribute_strategy
         self.stand_in = StandIn()
         self.own_step = not is_of_keras(self.step)
-        self.metrics: dict[str, Any] = {}  # of which a step returns the results, by the names under which it does
+        self.metrics: dict[str, Any] = {}  # metrics whose results a step returns, by their names in its outputs
         note_results(model.metrics)
-        refuse_what_is_outside(model)  # all is built by now
+        refuse_what_is_outside(model)  # everything is built by now
         if not self.own_step:
             refuse_losses_by_row(model)
         _refuse_xla(model)
 
     def build(self) -> Callable[[Any], Any]:
-        """Make the function that ``fit`` calls with its iterator, once for each ``steps_per_execution`` steps."""
+        """Return the function that ``fit`` calls with its iterator, once for each ``steps_per_execution`` steps."""
         import tensorflow as tf
 
         on_data: Any = tf.autograph.experimental.do_not_convert(self._on_data)
@@ -70,7 +70,7 @@ class StepFunction:
                 try:
                     if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
                         outputs = once(iterator)
-                    else:  # train_on_batch hands over a Python generator
+                    else:  # train_on_batch passes a Python generator
                         outputs = on_data(_without_optionals(next(iterator)))
                 except (tf.errors.OutOfRangeError, StopIteration):
                     if outputs is None:
@@ -89,8 +89,8 @@ class StepFunction:
     def _on_replica(self, data: Any) -> Any:
         import tensorflow as tf
 
-        # Nothing of a step before its data: else the optimizer counts a step more at the end of an epoch, and it is a
-        # matter of chance on which workers (Keras in a single process does count one more).
+        # Run no operation of a step before its data has arrived. Otherwise the optimizer may count one more step at the
+        # end of an epoch, on some of the workers only (Keras in a single process does count one more).
         with tf.control_dependencies(_tensors(data)):
             return self._step(data)
 
@@ -122,7 +122,7 @@ class StepFunction:
         seen = rows if self.own_step else tf.cast(tf.convert_to_tensor(self.model._loss_tracker.count), tf.float32)
         parts = [(tf.cast(leaves[place], tf.float32), seen) for place in places]
         parts += [(tf.cast(move, tf.float32), replica.share) for _, _, move in moved]
-        # where, not a product alone: what is NaN for want of rows must count nothing.
+        # tf.where, because a product is not enough: a value that is NaN without rows must not count.
         flat = [tf.reshape(tf.where(w > 0, value * w, tf.zeros_like(value)), [-1]) for value, w in parts]
         sums = tf.split(sum_over_replicas(tf.concat([[seen], *flat], axis=0)), [1, *(part.shape[0] for part in flat)])
         for place, value in zip(places, sums[1:], strict=False):
@@ -133,10 +133,10 @@ class StepFunction:
 
 
 def with_results(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``_get_metrics_result_or_logs``, which says what came out of an epoch: what metrics of all replicas say.
+    """Wrap ``_get_metrics_result_or_logs``, so that an epoch's results are those of the metrics on all replicas.
 
-    The result of a metric within a step is that of one replica. Keras asks the metrics themselves only where a step
-    returns nothing but their results.
+    Within a step, a metric's result is that of one replica. Keras reads the metrics themselves only if a step returns
+    nothing but their results.
     """
 
     @functools.wraps(original)
@@ -154,7 +154,7 @@ def with_results(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _read(result: Any) -> Any:
-    """Return a metric's result; it may be its state as it is, of which each replica has a part."""
+    """Return a metric's result. If it is a variable, of which each replica has a part, return its whole value."""
     import keras
     import tensorflow as tf
 
@@ -190,7 +190,7 @@ def _like(leaf: Any, flat: Any) -> Any:
 
 
 def cut_predictions(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``predict_step(self, data)``: where a replica has no row, predict a row that stands in and leave it out."""
+    """Wrap ``predict_step(self, data)``: a replica without rows predicts a placeholder row, which is then left out."""
 
     @functools.wraps(step)
     def predict_step(self: Any, data: Any) -> Any:
@@ -216,7 +216,7 @@ def _cut(leaf: Any, has_rows: Any) -> Any:
 
 
 def _without_optionals(data: Any) -> Any:
-    """What Keras' ``_autoconvert_optionals`` does to a batch."""
+    """Replace ``Optional`` values in a batch by None, as Keras' ``_autoconvert_optionals`` does."""
     import keras
     import tensorflow as tf
 

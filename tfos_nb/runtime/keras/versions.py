@@ -25,7 +25,7 @@ def is_tested(version: str) -> bool:
 
 
 def advice(version: str, unlike: str) -> str:
-    """Say what to do where a Keras is not as known, or does not come to the right numbers."""
+    """Return the message for a Keras that differs from the tested versions, or that computes wrong numbers."""
     return (
         f"Keras {version} is not as known ({unlike}), so its fit, evaluate and predict are refused on several workers: "
         f"they would fail or give wrong numbers. Install Keras {' or '.join(TESTED)}, or use tf_keras (pip install "
@@ -34,7 +34,7 @@ def advice(version: str, unlike: str) -> str:
 
 
 def installed_keras() -> str:
-    """Return the version of the Keras that a program here would import, by its files; empty if there is none."""
+    """Return the version of the installed Keras, read from its files without an import; empty if there is none."""
     found = importlib.util.find_spec("keras")
     for folder in (found.submodule_search_locations or ()) if found is not None else ():
         with contextlib.suppress(OSError):
