@@ -1,5 +1,5 @@
 """Tools of the user's ``main(args, ctx)``: ``ctx``, strategies, coordinators, and the programs of estimators.
 
-The input is a node's place in the plan and its rows. The output is strategies, datasets and servers. All that a program
-can ask of its node is a method of ``ctx``. Nodes import this package; it imports all packages below.
+The input is a node's place in the plan and its rows. The output is strategies, datasets and servers. Everything that a
+program can ask of its node is a method of ``ctx``. Nodes import this package, and it imports all packages below it.
 """

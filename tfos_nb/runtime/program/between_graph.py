@@ -3,15 +3,15 @@
 ``tf.compat.v1.train.MonitoredTrainingSession`` does this, but has problems in a cluster that starts and ends
 automatically. This module solves them:
 
-- A worker that comes before the chief has initialised the variables checks again only after 30 seconds. Here it checks
+- A worker that starts before the chief has initialised the variables checks again only after 30 seconds. Here it checks
   every second.
 - Under SyncReplicasOptimizer a worker waits for a token, which comes with each update. After the other workers have
-  ended no updates are made, and the last worker waits for ever. Here each worker leaves tokens when it ends, so the
+  ended no updates are made, and the last worker waits forever. Here each worker leaves tokens when it ends, so the
   others can continue alone.
-- The chief makes the updates. When it ended first, it closed the queue of tokens, and the others lost the rest of their
+- The chief makes the updates. If it ends first, it closes the queue of tokens, and the others lose the rest of their
   rows. Here it ends last.
-- The chief's thread that makes the updates waits for gradients even at the end. TensorFlow's session waits two minutes
-  for that thread.
+- The chief's thread that makes the updates waits for gradients even at the end, and TensorFlow's session waits two
+  minutes for that thread. Here the session waits 5 seconds.
 """
 
 from __future__ import annotations
@@ -54,21 +54,22 @@ def monitored_session(
     is_chief : bool
         Whether this worker initialises the variables and writes checkpoints.
     optimizer : tf.compat.v1.train.SyncReplicasOptimizer, optional
-        The optimizer, if training is synchronous; after its ``apply_gradients``.
+        The optimizer, if training is synchronous. Its ``apply_gradients`` must have been called.
     workers : int, optional
-        How many workers there are; for ``optimizer``. Each of them has to train in such a session.
+        Number of workers, for ``optimizer``. Each of them must train in such a session.
     hooks : sequence of tf.compat.v1.train.SessionRunHook, optional
-        As ``StopAtStepHook``.
+        Hooks of the session, such as ``StopAtStepHook``.
     checkpoint_dir : str, optional
-        Where the chief writes checkpoints, and starts from the newest.
+        Directory where the chief writes checkpoints. It starts from the newest one there.
     save_checkpoint_secs : float, optional
         Seconds between two checkpoints. Default: 600.
     config : tf.compat.v1.ConfigProto, optional
-        Of the session.
+        Configuration of the session.
 
     Returns
     -------
     tf.compat.v1.train.MonitoredSession
+        The session.
     """
     import tensorflow as tf
 
@@ -89,16 +90,16 @@ def monitored_session(
 
 
 def _patient_creator(scaffold: Any, target: str, config: Any) -> Any:
-    """Return a session creator for MonitoredSession; its base class is TensorFlow's, which is imported late."""
+    """Return a session creator for MonitoredSession. The class is defined here because TensorFlow is imported late."""
     import tensorflow as tf
 
     train = tf.compat.v1.train
 
     class PatientCreator(tf.compat.v1.train.SessionCreator):  # type: ignore[misc]
-        """Wait for the chief, and check every second."""
+        """Session creator that waits for the chief, and checks every second."""
 
         def create_session(self) -> Any:
-            """Wait until the variables are initialised."""
+            """Wait until the variables are initialised, and return the session."""
             scaffold.finalize()
             manager = train.SessionManager(
                 local_init_op=scaffold.local_init_op,
@@ -112,11 +113,11 @@ def _patient_creator(scaffold: Any, target: str, config: Any) -> Any:
 
 
 def _at_the_end(optimizer: Any, workers: int, is_chief: bool) -> Any:
-    """Return the hook with which an ending worker lets the others continue, and the chief waits for them."""
+    """Return the hook by which an ending worker lets the others continue and the chief waits for the others."""
     import tensorflow as tf
 
     class AtTheEnd(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-        """Leave one token for each worker, and count the workers that have ended."""
+        """Hook that leaves one token for each worker, and counts the workers that have ended."""
 
         def begin(self) -> None:
             """Build the operations, while the graph can still be changed."""
@@ -127,8 +128,8 @@ def _at_the_end(optimizer: Any, workers: int, is_chief: bool) -> Any:
                 self._tell, self._ended = ended.enqueue(1), ended.size()
 
         def end(self, session: Any) -> None:
-            """Leave tokens; the chief stays until the others have ended, and makes their updates."""
-            with contextlib.suppress(tf.errors.CancelledError):  # the chief has ended anyway
+            """Leave tokens. The chief also stays until the others have ended, and makes their updates."""
+            with contextlib.suppress(tf.errors.CancelledError):  # the chief has ended already
                 session.run(self._leave)
             if not is_chief:
                 session.run(self._tell)

@@ -1,4 +1,4 @@
-"""Watch a training's checkpoints for an evaluator, until the training is over.
+"""Watch the checkpoints of a training for an evaluator, until the training is over.
 
 Checkpoints are found by polling the directory. The driver says when the training is over.
 """
@@ -28,7 +28,7 @@ _PART_OF_CHECKPOINT = re.compile(r"\.data-\d+-of-\d+$|_temp$|(^|/)checkpoint$")
 
 @dataclass(frozen=True, order=True)
 class _Seen:
-    """File as seen at one poll. Of two files with the same time, the number in the name decides which is newer."""
+    """A file as seen at one poll. If two files have the same time, the numbers in their names decide which is newer."""
 
     modified: float
     numbers: tuple[int, ...]
@@ -48,7 +48,7 @@ class CheckpointWatch:
     directory : str
         A path or a URL that fsspec knows.
     pattern : str
-        Which files count.
+        Pattern of the names of checkpoint files, such as ``*.keras``.
     poll : float
         Seconds between two polls.
     passes : RowQueue
@@ -68,7 +68,7 @@ class CheckpointWatch:
             raise PlanError(f"poll must be a number of seconds, more than 0, got {self.poll!r}")
 
     def __iter__(self) -> Iterator[str]:
-        """Wait for each checkpoint; end when the training is over and the newest one was returned."""
+        """Wait for each checkpoint and yield its path; end when the training is over and the newest one was yielded."""
         over = threading.Event()
         threading.Thread(target=self._await_end, args=(over,), name="tfos_nb training's end", daemon=True).start()
         since = _process_started() - _CLOCKS_DIFFER

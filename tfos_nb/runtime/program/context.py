@@ -47,16 +47,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ContextSettings:
-    """Cluster settings of a program's ``ctx``; :class:`NodeContext` documents the fields that it shows.
+    """Cluster settings of a program's ``ctx``. :class:`NodeContext` documents the fields that it shows.
 
     Attributes
     ----------
     name : str
-        The node's name in the driver. If other nodes of its role are absent, ``member`` has another index.
+        The node's name in the driver. If other nodes of its role are absent, the index in ``member`` differs from it.
     member : Member
         Its place among the present nodes.
     fed : bool
-        Whether Spark feeds it.
+        Whether Spark feeds it rows.
     held_states : tuple of str
         The states from the middle of a pass that all nodes have saved.
     run : str
@@ -86,9 +86,9 @@ class ContextCalls:
     saving : callable
         Called with True when saving begins, and with False when it ends.
     checkpoint : CheckpointCalls
-        The calls about states.
+        Callbacks about states.
     coordinator : CoordinatorCalls
-        The calls of a program that serves or coordinates.
+        Callbacks of a program that serves or coordinates.
     """
 
     failed: Callable[[FeedFailed], object]
@@ -109,9 +109,9 @@ class NodeContext:
     is_chief : bool
         Whether this node saves, and its result is the cluster's: the chief, or ``worker:0`` without a chief.
     num_workers : int
-        How many nodes train: the workers, and the chief if it trains too.
+        Number of nodes that train: the workers, and the chief if it trains too.
     cluster_spec : dict of str to list of str
-        The addresses of each role, as TensorFlow has them. ``TF_CONFIG`` is set from it.
+        The addresses of each role, in TensorFlow's format. ``TF_CONFIG`` is set from it.
     cluster_name : str
         The cluster's name.
     model_dir : str
@@ -123,9 +123,10 @@ class NodeContext:
     args : object
         The arguments of the program, as in ``main(args, ctx)``.
     generation : int
-        How often the cluster's nodes were started, from 1. If it is 2 or more, ``main`` is called again after a loss.
+        How often the cluster's nodes have been started, from 1. If it is 2 or more, ``main`` was called again after a
+        loss.
     restarts : int
-        How often the nodes may be started again, as the cluster was launched.
+        How often the nodes may be started again, as set at the launch.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class NodeContext:
 
     @property
     def queue_names(self) -> tuple[str, ...]:
-        """The names of the queues that Spark feeds, as the cluster was launched."""
+        """The names of the queues that Spark feeds, as set at the launch."""
         return self._row_lists.queues.names
 
     @property
@@ -224,32 +225,32 @@ class NodeContext:
         Parameters
         ----------
         batch_size : int
-            Rows in a batch, as Keras takes it: the global batch under a synchronous strategy, which gives each of R
-            replicas ``batch_size / R`` rows a step.
+            Rows in a batch, as in Keras: under a synchronous strategy the global batch, of which each of R replicas
+            gets ``batch_size / R`` rows per step.
         x, y : str or list of str, optional
-            Columns for Keras' ``fit``: elements are then ``(x, y)``, a list giving a dictionary of tensors. Without
+            Columns for Keras' ``fit``: elements are then ``(x, y)``. A list gives a dictionary of tensors. Without
             them, elements are ``{column: tensor}``.
         sample_weight : str, optional
             A column of weights; elements are then ``(x, y, sample_weight)``.
         columns : list of str, optional
             Only these columns, in dictionary elements.
         fill : mapping, optional
-            What to put in place of a null, by column. Without it a null is an error.
+            Replacement for a null, by column. Without it a null is an error.
         shuffle : int, optional
-            Shuffle within a buffer of so many rows.
+            Shuffle within a buffer of this many rows.
         seed : int, optional
-            Of the shuffling.
+            Seed of the shuffling.
         drop_remainder : bool, optional
-            Leave a smaller last batch out.
+            Leave out a smaller last batch.
         prefetch : int, optional
-            Batches to prepare ahead.
+            Number of batches to prepare ahead.
         class_weight : mapping, optional
             Weights by class, for the classes in the column ``y``: numbers, text or one-hot. Elements are then ``(x, y,
-            weight)``, with ``sample_weight`` multiplied by it. A class that is not named weighs 1.
+            weight)``, with ``sample_weight`` multiplied by it. A class that is not named has the weight 1.
         sparse : list of str, optional
             Columns of Spark ML's vectors that become a ``tf.SparseTensor``; other columns of vectors become dense.
         queue : str, optional
-            The queue whose rows these are, one of the cluster's ``queues``.
+            The queue from which the rows come, one of the cluster's ``queues``.
 
         Returns
         -------
@@ -284,9 +285,9 @@ class NodeContext:
     def validation(self, batch_size: int, *, queue: str = DEFAULT_QUEUE, **options: Any) -> tf.data.Dataset:
         """Return this node's share of the validation rows, for ``fit(…, validation_data=ctx.validation(64, …))``.
 
-        They are the rows of ``cluster.train(df, validation=df2)``. They were fed once, before the training rows, and
+        They are the rows of ``cluster.train(df, validation=df2)``. They are fed once, before the training rows, and
         each iteration goes through all of them. If ``train`` is called several times, they are those of the call whose
-        rows are trained on at the time.
+        training rows are currently used.
 
         Parameters
         ----------
@@ -336,14 +337,14 @@ class NodeContext:
             By default from the files' names.
         shuffle : int, optional
             Use another order in each pass: files (for Parquet: row groups) are shuffled over all nodes, and rows within
-            a buffer of so many. 0 keeps the order.
+            a buffer of this many rows. 0 keeps the order.
         seed : int, optional
             Seed of the shuffling; it must be the same on all nodes. The same seed gives the same orders.
         features : mapping, optional
             TFRecord: as for ``tf.io.parse_example``; by default as in the first record. ``{}`` leaves records as bytes.
         types : mapping, optional
-            CSV: Arrow's types by column, such as ``{"x": "float32"}``. By default the types that the first block of the
-            first file with rows has.
+            CSV: Arrow's types by column, such as ``{"x": "float32"}``. By default the types of the first block of the
+            first file with rows.
         image_size : tuple of int, optional
             Images: the height and width to which all are resized. Columns: ``"image"`` (uint8, three channels),
             ``"label"`` (the index of the file's directory, in the order of their names), ``"path"``.
@@ -356,7 +357,8 @@ class NodeContext:
         Raises
         ------
         FeedFailed
-            If no file matches, a file is not of the format, or differs from the first one. The message names the file.
+            If no file matches, a file does not have the format, or it differs from the first one. The message names the
+            file.
 
         Examples
         --------
@@ -377,7 +379,7 @@ class NodeContext:
         Returns
         -------
         list of str
-            Every ``num_workers``-th file of the sorted ones. Each file is in one node's share.
+            Every ``num_workers``-th of the sorted files. Each file is in one node's share.
 
         Raises
         ------
@@ -406,12 +408,12 @@ class NodeContext:
         self._sources.stop_feeding(queue)
 
     def batches(self, after: int = -1, *, queue: str = DEFAULT_QUEUE) -> Iterator[int]:
-        """Iterate over the micro-batches of a stream: yields the number of each batch when it has come.
+        """Iterate over the micro-batches of a stream: yield the number of each batch when it has arrived.
 
-        Iterating over ``ctx.dataset(…)`` inside the loop reads the rows of that batch, so do it once. By asking for the
-        next number, ``main`` reports the batch as finished. Only then does Spark's checkpoint note it as done. So save
-        the state with the number before the loop's next iteration, and pass that number as ``after`` when the program
-        starts again. Then each row is in the state once.
+        Iterating over ``ctx.dataset(…)`` inside the loop reads the rows of that batch, so do it once. When ``main``
+        asks for the next number, the batch is finished, and Spark's checkpoint records it as done. So save the state
+        together with the number before the loop's next iteration, and pass that number as ``after`` when the program
+        starts again. Then the state includes each row once.
 
         Parameters
         ----------
@@ -423,7 +425,7 @@ class NodeContext:
         Yields
         ------
         int
-            The batch's number in the stream; of a DStream its time, in milliseconds.
+            The batch's number in the stream; for a DStream its time in milliseconds.
 
         Raises
         ------
@@ -443,7 +445,7 @@ class NodeContext:
 
     @property
     def batch_number(self) -> int | None:
-        """The number of the micro-batch that was handed out last; None if the rows do not come from a stream."""
+        """The number of the micro-batch that was yielded last; None if the rows do not come from a stream."""
         return self._sources.batch_number
 
     def get_data_feed(
@@ -458,7 +460,7 @@ class NodeContext:
     ) -> DataFeed:
         """Return this node's rows as lists.
 
-        A second call continues with the same rows where the first one is. For tensors, :meth:`dataset` and
+        A second call continues with the same rows at the position of the first one. For tensors, :meth:`dataset` and
         :meth:`requests` are much faster.
 
         Parameters
@@ -466,15 +468,15 @@ class NodeContext:
         train_mode : bool
             True: the rows of ``cluster.train``, all passes one after the other. False: those of ``cluster.inference``.
         qname_in : str
-            The queue.
+            The queue from which the rows come.
         qname_out : str
-            Not used, since results go back to where their rows came from. Accepted for older programs.
+            Not used, since results are returned to the call that sent their rows. Accepted for older programs.
         input_mapping : dict of str to str, optional
             The tensor of each column: batches are then ``{tensor: list}``. Columns are found by name. If rows have no
             names, they are found by position, in the order of the sorted names.
         across_partitions : bool
-            In inference, allow rows of several partitions in a batch. A batch then waits for more rows while a
-            partition that has begun has not ended.
+            In inference, allow rows of several partitions in a batch. A batch then waits for more rows until each
+            partition that has begun has ended.
         arrays : bool
             Return a list of numbers in a row as a NumPy array, which is cheaper.
 
@@ -505,18 +507,18 @@ class NodeContext:
     ) -> Iterator[Request]:
         """Iterate over the rows of ``cluster.inference`` in batches of arrays, each of which needs a reply.
 
-        Ends when the driver has said that no more rows come.
+        The iteration ends when the driver has said that no more rows come.
 
         Parameters
         ----------
         batch_size : int
-            The most rows in a batch; the last one of a partition may have fewer.
+            Maximum number of rows in a batch. The last batch of a partition may have fewer.
         columns : list of str, optional
             Only these columns.
         fill : mapping, optional
-            What to put in place of a null, by column.
+            Replacement for a null, by column.
         qname : str
-            The queue.
+            The queue from which the rows come.
         across_partitions : bool
             As in :meth:`get_data_feed`.
 
@@ -542,8 +544,8 @@ class NodeContext:
         kind : str, optional
             ``"sync"``: MultiWorkerMirroredStrategy over all workers. ``"async"``: ParameterServerStrategy, on the
             chief; each call returns the same one. ``"mirrored"``: MirroredStrategy over this node's own devices.
-            ``"one"``: one device. ``"default"``: the current strategy. ``"auto"`` (the default): async in a cluster
-            with parameter servers, sync in any other. On an evaluator sync means one.
+            ``"one"``: one device. ``"default"``: the current strategy. ``"auto"`` (the default): ``"async"`` in a
+            cluster with parameter servers, ``"sync"`` in any other. On an evaluator ``"sync"`` means ``"one"``.
         **options
             For sync: ``communication``, ``"auto"`` (NCCL if all workers have GPUs), ``"nccl"`` or ``"ring"``;
             ``timeout``, the seconds that a step may wait for its peers; ``protocol``. For async:
@@ -552,7 +554,7 @@ class NodeContext:
         Raises
         ------
         PlanError
-            If the kind is not known, or does not fit the cluster's roles; TensorFlow would wait for ever.
+            If the kind is not known, or does not fit the cluster's roles; TensorFlow would wait forever.
 
         Examples
         --------
@@ -564,7 +566,7 @@ class NodeContext:
     def coordinator(self, **options: Any) -> Any:
         """Return the chief's ``tf.distribute.coordinator.ClusterCoordinator``; ``.strategy`` is its strategy.
 
-        The options are those of ``strategy("async")``. The workers and the parameter servers :meth:`serve` meanwhile.
+        The options are those of ``strategy("async")``. The workers and the parameter servers must call :meth:`serve`.
 
         Raises
         ------
@@ -595,17 +597,16 @@ class NodeContext:
         batch_size : int or callable
             Rows in a batch. Or a function that returns a ``tf.data.Dataset``, for data from elsewhere.
         repeat : bool, optional
-            Whether a worker repeats its rows without end. Needed for tf_keras' ``fit``, which counts steps and gives
-            each to any free worker.
+            Whether a worker repeats its rows endlessly. Needed for tf_keras' ``fit``, which counts steps and gives each
+            step to any free worker.
         **options
-            As :meth:`dataset` takes them: ``x``, ``y``, ``shuffle``,
-            ``fill`` …
+            ``x``, ``y``, ``shuffle``, ``fill`` …, as for :meth:`dataset`.
 
         Returns
         -------
         CoordinatedDataset
-            ``rows.steps(train_step)`` is one pass. ``iter(rows)`` is what ``coordinator.schedule`` takes. tf_keras
-            takes it as ``DatasetCreator(rows)``.
+            ``rows.steps(train_step)`` is one pass. Pass ``iter(rows)`` to ``coordinator.schedule``, and
+            ``DatasetCreator(rows)`` to tf_keras.
 
         Raises
         ------
@@ -625,9 +626,9 @@ class NodeContext:
     def serve(self, protocol: str = "") -> None:
         """Run TensorFlow's server for the other nodes, and do not return.
 
-        Parameter servers call it, and the workers of a ``ParameterServerStrategy``, whose chief gives them their steps.
-        The chief then uses the workers' rows from Spark with :meth:`coordinator_dataset`. The cluster is done when the
-        chief has returned, and every other node has returned or serves.
+        Parameter servers call it, and so do the workers of a ``ParameterServerStrategy``, to which the chief gives
+        steps. The chief uses the workers' rows from Spark with :meth:`coordinator_dataset`. The cluster is done when
+        the chief has returned, and every other node has returned or serves.
 
         Examples
         --------
@@ -637,19 +638,19 @@ class NodeContext:
         self._tensorflow.serve(protocol)
 
     def server(self, protocol: str = "", *, config: Any = None) -> Any:
-        """Start TensorFlow's server on this node's address and return it: for graphs and sessions of TensorFlow 1.
+        """Start TensorFlow's server on this node's address and return it, for graphs and sessions of TensorFlow 1.
 
         Parameters
         ----------
         protocol : str, optional
-            Default: the plan's.
+            The server's protocol. Default: the protocol that was set at the launch.
         config : tf.compat.v1.ConfigProto, optional
-            Of the server.
+            The server's configuration.
 
         Returns
         -------
         tf.distribute.Server
-            ``server.target`` is what a session takes.
+            The server. Pass ``server.target`` to a session.
         """
         return self._tensorflow.member.server(protocol, config)
 
@@ -660,7 +661,7 @@ class NodeContext:
         return monitored_session(server, is_chief=self.is_chief, **options)
 
     def connect(self, protocol: str = "") -> list[str]:
-        """Make the devices of the nodes that :meth:`serve` usable by name here, for a model that spans nodes.
+        """Make the devices of the serving nodes (:meth:`serve`) usable by name here, for a model that spans nodes.
 
         Returns
         -------
@@ -676,18 +677,19 @@ class NodeContext:
         return self._tensorflow.connect(protocol)
 
     def mesh(self, device_type: str | None = None, /, **dimensions: int) -> Any:
-        """Return a DTensor mesh over the devices of all nodes that train; each calls it, with the same arguments.
+        """Return a DTensor mesh over the devices of all nodes that train. Each must call it with the same arguments.
 
         Parameters
         ----------
         device_type : str, optional
-            ``"GPU"`` or ``"CPU"``. Default: GPU where the nodes have some.
+            ``"GPU"`` or ``"CPU"``. Default: ``"GPU"`` if the nodes have GPUs.
         **dimensions
-            The mesh's dimensions and their sizes. A node's CPU is cut into as many devices as needed.
+            The mesh's dimensions and their sizes. A node's CPU is divided into as many devices as needed.
 
         Returns
         -------
         tf.experimental.dtensor.Mesh
+            The mesh.
 
         Examples
         --------
@@ -699,8 +701,8 @@ class NodeContext:
         """Return this node's address, ``host:port``, on which a server of this process may now listen.
 
         TensorFlow's and gRPC's servers can listen on it while the node's supervisor still reserves it
-        (``SO_REUSEPORT``). So it need not be released, and no other process can take it in between. A server that does
-        not set that option needs a port of its own.
+        (``SO_REUSEPORT``). So it need not be released first, and no other process can take it. A server that does not
+        set that option needs another port.
         """
         return self._tensorflow.member.address
 
@@ -708,7 +710,7 @@ class NodeContext:
 
     @property
     def checkpoint_dir(self) -> str:
-        """Where :meth:`checkpoint` writes, a directory of this cluster only. ``BackupAndRestore`` can use it too."""
+        """Directory where :meth:`checkpoint` writes; only this cluster uses it. ``BackupAndRestore`` can use it too."""
         return self._checkpoint_dir()
 
     def _checkpoint_dir(self) -> str:
@@ -719,25 +721,25 @@ class NodeContext:
     ) -> str:
         """Save a state that includes ``epoch`` epochs of the rows; after a loss, training continues from it.
 
-        Every node must call it at the same point of its program, because values that a synchronous strategy spreads
-        over the nodes are gathered. The chief writes. If TensorFlow cannot write to the place itself, the state is
-        uploaded in the background. The next call, or the end of ``main``, waits for the upload and raises its error.
+        Every node must call it at the same point of its program, because values that a synchronous strategy distributes
+        over the nodes are gathered. The chief writes. If TensorFlow cannot write to :attr:`model_dir` itself, the state
+        is uploaded in the background. The next call, or the end of ``main``, waits for the upload and raises its error.
 
         Parameters
         ----------
         model : keras.Model, optional
             The model, with its optimizer if it is compiled.
         epoch : int
-            How many passes over the rows the state includes, counted from the first call of ``train``.
+            Number of passes over the rows that the state includes, counted from the first call of ``train``.
         rows : int, optional
-            How many rows of the next pass this node has used, in this iteration over :meth:`dataset`, which must not
-            shuffle. After a loss the iteration begins after them.
+            Number of rows of the next pass that this node has used in this iteration over :meth:`dataset`, which must
+            not shuffle. After a loss the iteration begins after them.
         max_to_keep : int, optional
-            How many checkpoints to keep. The newest one of a whole epoch is always kept, and after a loss the one from
-            which the nodes continue.
+            Number of checkpoints to keep. The newest one of a whole epoch is always kept, and after a loss also the one
+            from which the nodes continue.
         **objects
-            More of the state, by name: a ``tf.Variable``, an optimizer, or any object that ``tf.train.Checkpoint``
-            takes.
+            Other objects of the state, by name: a ``tf.Variable``, an optimizer, or any object that
+            ``tf.train.Checkpoint`` accepts.
 
         Returns
         -------
@@ -751,7 +753,7 @@ class NodeContext:
         ...         step(batch)
         ...     ctx.checkpoint(model, epoch=epoch + 1)
 
-        Where an epoch takes hours:
+        If an epoch takes hours:
 
         >>> for epoch in range(ctx.resume(model).epoch, 5):  # doctest: +SKIP
         ...     rows = 0
@@ -768,15 +770,15 @@ class NodeContext:
         """Restore the newest state that this cluster saved before its last loss, if one exists.
 
         Call it before the first row is read, with the same objects as :meth:`checkpoint`. Rows that the state includes
-        are not fed again. Every node finds the same state, whenever it calls: states that are saved from now on are for
-        the next generation.
+        are not fed again. Every node finds the same state, no matter when it calls this, because states that are saved
+        from now on are only for the next generation.
 
         Parameters
         ----------
         model : keras.Model, optional
             The model.
         **objects
-            More of the state, by name.
+            Other objects of the state, by name.
 
         Returns
         -------
@@ -786,7 +788,7 @@ class NodeContext:
         Raises
         ------
         TfosError
-            If the state is not of these objects.
+            If the state was saved from other objects.
         """
         return self._checkpoints.resume(model, objects)
 
@@ -803,9 +805,11 @@ class NodeContext:
         Parameters
         ----------
         directory : str, optional
-            Where they are written, under :attr:`model_dir` if it is relative; a path or a URL that fsspec knows.
+            Directory of the checkpoints: a path, or a URL that fsspec knows. A relative path is under
+            :attr:`model_dir`.
         pattern : str, optional
-            Which files count. For ``tf.train.Checkpoint``'s files the common prefix is yielded, once per checkpoint.
+            Pattern of the file names. For ``tf.train.Checkpoint``'s files the common prefix is yielded, once per
+            checkpoint.
         poll : float, optional
             Seconds between two polls of the directory.
 
@@ -869,7 +873,7 @@ class NodeContext:
         epoch_end: bool = False,
         **metrics: Any,
     ) -> None:
-        """Show progress in the notebook. Never waits and never raises; Keras' ``fit`` reports by itself.
+        """Show progress in the notebook. It never waits and never raises. Keras' ``fit`` reports automatically.
 
         Parameters
         ----------
@@ -884,7 +888,7 @@ class NodeContext:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the user has asked the cluster to stop; a loop of your own must check it between steps."""
+        """Whether the user has asked the cluster to stop. Your own training loop must check it between steps."""
         return self._stopping.is_set()
 
     def __repr__(self) -> str:

@@ -71,7 +71,7 @@ class Wanted:
 class LocalFeed:
     """A worker's rows, available by token to TensorFlow operations that run in this process.
 
-    TensorFlow's registry holds its functions weakly: keep the object for as long as the process serves.
+    TensorFlow's registry has only weak references to its functions: keep the object while the process serves.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class LocalFeed:
     task : int
         The worker's index.
     stopping : threading.Event
-        Set when the user wants the end.
+        Set when the user has asked the cluster to stop.
     """
 
     def __init__(self, passes: RowQueue, task: int, stopping: threading.Event) -> None:
@@ -137,9 +137,9 @@ class LocalFeed:
         return wire.encode(self._described)
 
     def open(self, wanted: Any) -> Any:
-        """Begin a pass and return its number; a previous pass that has not ended is left."""
+        """Begin a pass and return its number. A previous pass that has not ended is closed."""
         asked = wire.expect(Wanted, wanted)
-        self._known.wait()  # a worker that came late may not have the schema yet, which the coordinator has
+        self._known.wait()  # a worker that joined late may get the schema later than the coordinator
         described = self._described.schema
         assert described is not None, "the coordinator has asked for it"
         with self._turn:
@@ -158,7 +158,7 @@ class LocalFeed:
             return np.int64(self._number)
 
     def next(self, number: Any) -> list[Any]:
-        """Return the pass' next block: whether one exists, and the columns' arrays."""
+        """Return the next block of a pass: whether one exists, and the columns' arrays."""
         with self._turn:
             block = next(self._live, None) if self._live is not None and number == self._number else None
             if block is None:
@@ -167,17 +167,23 @@ class LocalFeed:
             return [np.bool_(True), *(block[column.name] for column in self._columns)]
 
     def take(self, turn: Any) -> Any:
-        """Record the pass of the coordinator's next step; return this worker's number."""
+        """Record the number of the pass of the coordinator's next step; return this worker's number."""
         self._turn_of = int(turn)
         return np.int64(self._task)
 
     def cut(self) -> Any:
-        """Drop passes over delivered rows: the coordinator has more workers now, which get a share."""
+        """Drop later passes over delivered rows, since workers that joined late get a share of them.
+
+        Return this worker's number.
+        """
         self._passes.cut()
         return np.int64(self._task)
 
     def idle(self, rest: Any) -> Any:
-        """Wait a moment: this worker has finished its rows, and others have not."""
+        """Wait ``rest`` seconds, at most one, because this worker has finished its rows and others have not.
+
+        Return this worker's number.
+        """
         self._stopping.wait(min(float(rest), _LONGEST_REST))
         return np.int64(self._task)
 
@@ -198,7 +204,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _Repeated:
-    """Endless pass: all passes that Spark delivers, and then the last one's rows again and again."""
+    """Endless pass: all passes that Spark delivers, and then the rows of the last one repeatedly."""
 
     passes: RowQueue
     stopping: threading.Event
@@ -232,7 +238,7 @@ def _unlike(version: str, why: object) -> str:
 
 
 def fed_columns(options: DatasetOptions, stopping: threading.Event) -> tuple[Column, ...]:
-    """Ask a worker for the rows' schema, and choose the columns; waits for the first row on any worker.
+    """Ask a worker for the rows' schema and return the chosen columns; waits for the first row on any worker.
 
     Raises
     ------
@@ -288,7 +294,7 @@ class FedDataset:
 
 @dataclass(frozen=True)
 class _Pass:
-    """From what is wanted to a pass' blocks."""
+    """Function of ``flat_map``: open a pass with the encoded options, and return a dataset of its blocks."""
 
     columns: tuple[Column, ...]
 
@@ -303,7 +309,7 @@ class _Pass:
 
 @dataclass(frozen=True)
 class _Block:
-    """One block of a pass: whether it exists, and its columns."""
+    """Function of ``map``: return the next block of a pass, as whether it exists and its columns."""
 
     columns: tuple[Column, ...]
     number: Any
@@ -328,7 +334,7 @@ def take_step(turn: Any) -> Any:
 
 
 def cut(worker: int) -> None:
-    """Have a worker drop all passes but the first over the rows that it has; a lost worker has none any more."""
+    """Make a worker drop all passes but the first over the rows that it has. A lost worker has no rows to drop."""
     import tensorflow as tf
 
     try:

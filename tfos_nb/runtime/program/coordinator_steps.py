@@ -32,15 +32,15 @@ class CoordinatedDataset:
     Parameters
     ----------
     coordinator : tf.distribute.coordinator.ClusterCoordinator
-        The chief's.
+        The chief's coordinator.
     function : callable
-        Returns a ``tf.data.Dataset``; it is traced here and run on each worker.
+        Returns a ``tf.data.Dataset``. It is traced here and run on each worker.
     take_in : callable, optional
         Admits workers that joined late to the coordinator; returns their numbers.
     turns : iterator of int, optional
-        Numbers the passes over rows that Spark feeds, for all such datasets of the coordinator.
+        Numbers for the passes over rows that Spark feeds, shared by all such datasets of the coordinator.
     through : callable, optional
-        Called with each worker's number and that of the pass that it has finished.
+        Called when a worker has finished a pass, with the numbers of the worker and of the pass.
 
     Raises
     ------
@@ -71,7 +71,7 @@ class CoordinatedDataset:
         return self._function()
 
     def __iter__(self) -> Any:
-        """Return the workers' iterators, as one value for ``coordinator.schedule``: each begins a pass.
+        """Begin a pass: return the workers' iterators, as one value for ``coordinator.schedule``.
 
         Workers that were added to the cluster join from now on.
         """
@@ -107,13 +107,18 @@ class CoordinatedDataset:
         Parameters
         ----------
         step : callable
-            Takes an element (of a tuple, its parts) and returns tensors, or None. It is made a ``tf.function`` and runs
-            on the workers.
+            Takes an element, or the parts of an element that is a tuple, and returns tensors or None. It is made a
+            ``tf.function`` and runs on the workers.
+
+        Yields
+        ------
+        object
+            The result of one step.
 
         Raises
         ------
         FeedFailed
-            If a worker cannot make tensors of a row; the message names the column.
+            If a worker cannot convert a row to tensors. The message names the column.
 
         Examples
         --------
@@ -204,7 +209,7 @@ class _Flight:
         return result
 
     def end(self) -> None:
-        """Stop waiting threads after the scheduled steps."""
+        """Let the threads end after the scheduled steps."""
         self._over.set()
         for _ in range(self._most):
             self._given.put(None)
@@ -218,11 +223,11 @@ class _Flight:
 
 
 def _result_of(step: Any, over: threading.Event) -> Any:
-    """Fetch a step's result, also from another worker after a loss; raise any other error at once.
+    """Fetch a step's result, after a loss from another worker; raise any other error at once.
 
-    If a worker is lost after a step but before its result was copied, the copy fails. TensorFlow makes that copy in the
-    waiting thread. TensorFlow then gives the step to another worker, whose result replaces the lost one. The loss
-    itself is raised only once no result is wanted any more.
+    TensorFlow copies a result in the waiting thread. If the worker is lost after the step but before the copy, the copy
+    fails. TensorFlow then gives the step to another worker, whose result replaces the lost one. The loss itself is
+    raised only once the caller needs no more results.
     """
     import tensorflow as tf
 
@@ -238,7 +243,7 @@ def _result_of(step: Any, over: threading.Event) -> Any:
 
 
 def _went_with_its_worker(error: Any) -> bool:
-    """Whether a result was on a lost worker, or its replacement does not have it."""
+    """Return whether a result was lost with its worker, or the worker's replacement does not have it."""
     import tensorflow as tf
 
     said = str(error)
@@ -291,7 +296,7 @@ class _Empty:
 
     @staticmethod
     def filled(result: Any) -> Any:
-        """Return a result that can be a branch's value: None becomes a zero."""
+        """Return a result that can be the value of a ``tf.cond`` branch: None becomes a zero."""
         import tensorflow as tf
 
         return tf.constant(0) if result is None else result

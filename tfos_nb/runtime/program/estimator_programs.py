@@ -19,12 +19,12 @@ __all__ = ["ExportProgram", "TrainProgram", "seed_everything"]
 
 @dataclass(frozen=True)
 class TrainProgram:
-    """Call ``train_fn(args, ctx)``, and return its result only if it is data.
+    """Call ``train_fn(args, ctx)``, and return its result if it is data, else None.
 
     Parameters
     ----------
     train_fn : callable
-        The user's.
+        The user's training function.
     seed : int or None
         Seed for Python, NumPy and TensorFlow.
     """
@@ -37,7 +37,7 @@ class TrainProgram:
         return self.train_fn
 
     def __call__(self, args: Any, ctx: Any) -> Any:
-        """Train."""
+        """Train, and return the result of ``train_fn`` if it is data, else None."""
         if self.seed is not None:
             seed_everything(self.seed)
         if isinstance(getattr(args, "argv", None), list):
@@ -47,24 +47,24 @@ class TrainProgram:
 
 @dataclass(frozen=True)
 class ExportProgram:
-    """Call ``export_fn(args)`` in a process of its own.
+    """Call ``export_fn(args)`` in a separate process.
 
     Parameters
     ----------
     export_fn : callable
-        The user's.
+        The user's export function.
     """
 
     export_fn: Callable[[Any], Any]
 
-    __signature__ = inspect.signature(lambda args, ctx: None)  # as a program's, whatever the user's function takes
+    __signature__ = inspect.signature(lambda args, ctx: None)  # that of a program, not that of the user's function
 
     @property
     def __wrapped__(self) -> Callable[[Any], Any]:
         return self.export_fn
 
     def __call__(self, args: Any, ctx: Any) -> Any:
-        """Export."""
+        """Export, and return the result of ``export_fn`` if it is data, else None."""
         return _data(self.export_fn(args))
 
 
@@ -83,5 +83,5 @@ def seed_everything(seed: int) -> None:
     import tensorflow as tf
 
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # the one that Keras and users draw from
+    np.random.seed(seed % 2**32)  # NumPy's global generator, which Keras and users use
     tf.random.set_seed(seed)

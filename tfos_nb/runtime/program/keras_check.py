@@ -1,12 +1,12 @@
-"""Check that the installed Keras, with the patches, trains several replicas to the numbers of one: ``python -m``.
+"""Check that the patched Keras computes the same numbers on several replicas as on one.
 
 The patches look for the code that they replace, and refuse a Keras that does not have all of it. A Keras that has all
-of it may still use it in another way, which only a training shows. So a process of its own trains a small model twice:
-on two devices that are parts of one CPU, and on one device. Both train on the same batches, one of which has fewer rows
-than devices. The process prints the difference, or nothing.
+of it may still use it differently, and only a training shows that. So a separate process (``python -m``) trains a small
+model twice: on two devices that are parts of one CPU, and on one device. Both train on the same batches, one of which
+has fewer rows than devices. The process prints the first difference, or nothing.
 
-Before a launch, once for an application, the driver has an executor run this, if the Keras version is not one of those
-that all tests were run with (:data:`tfos_nb.runtime.keras.versions.TESTED`).
+If the installed Keras version is not in :data:`tfos_nb.runtime.keras.versions.TESTED`, the versions with which all
+tests were run, the driver runs this check on an executor, once per application, before a launch.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _SAID = "unlike: "
 
 @dataclass(frozen=True)
 class KerasProbe:
-    """A Spark task that checks an executor's Keras: one row, its version and what is wrong with it, or ''."""
+    """Spark task that checks an executor's Keras and yields one row: the version, and what is wrong with it or ''."""
 
     python_path: tuple[str, ...] = ()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Check in a process of its own, since Spark goes on using this one."""
+        """Check in a separate process, since Spark continues to use this one, and yield the row."""
         for _ in batches:
             pass
         version = installed_keras()
@@ -58,13 +58,13 @@ class KerasProbe:
 
 # --- the process that checks ------------------------------------------------------------------------------------------
 
-_STEPS = ((5, 5), (3, 2))  # rows, and rows of a step: uneven shares, and a step with a row for one device only
+_STEPS = ((5, 5), (3, 2))  # rows, and rows per step: uneven shares, and a step with a row for only one device
 _EPOCHS = 2
 _NEAR = 1e-4
 
 
 class _Rows:
-    """Rows as a node receives them."""
+    """Rows in the form in which a node receives them."""
 
     def __init__(self, rows: int) -> None:
         import numpy as np
@@ -87,7 +87,7 @@ class _Rows:
 
 
 def _trained(strategy: Any, rows: int, batch: int) -> dict[str, Any]:
-    """Train a small model; return all its resulting numbers."""
+    """Train a small model; return its history, evaluation, variables and number of steps by name."""
     import keras
     import tensorflow as tf
 
@@ -114,7 +114,7 @@ def _trained(strategy: Any, rows: int, batch: int) -> dict[str, Any]:
 
 
 def check() -> str:
-    """Train on two devices and on one, in this process; return the first number that differs, or nothing."""
+    """Train on two devices and on one in this process; return a line about the first difference, or ''."""
     import numpy as np
     import tensorflow as tf
 
@@ -141,7 +141,7 @@ def _short(value: Any) -> str:
 
 
 def main() -> None:
-    """Say in a line of standard output what is wrong, if anything is."""
+    """Run the check, and print one line that says what is wrong, if anything is."""
     try:
         unlike = check()
     except Exception as error:  # noqa: BLE001 - a program would get the same error

@@ -77,7 +77,7 @@ class KerasProgram:
     seed : int or None
         Seed of weights and shuffling.
     trusted : bool
-        Whether Python code in ``model`` may run: it is a model object of the user's, from the driver's session.
+        Whether Python code in ``model`` may run, because it is the user's own model object from the driver's session.
     """
 
     model: bytes = field(repr=False)
@@ -92,12 +92,12 @@ class KerasProgram:
     trusted: bool = False
 
     def __call__(self, args: Any, ctx: Any) -> dict[str, Any]:
-        """Train; return the model's path and task."""
+        """Train and save the model; return its path, and the task and whether there are logits for each output."""
         if self.seed is not None:
             seed_everything(self.seed)
         taken = custom_objects.unpack(self.code)
         callbacks = list(taken.args[0]) if taken.args else []
-        scope = self._scope(ctx)  # a strategy comes before anything else of TensorFlow
+        scope = self._scope(ctx)  # a strategy must be made before any other operation of TensorFlow
         with scope(), _known(taken.custom_objects):
             model = self._read(taken)
         fed = ctx.dataset(self.batch_size, **self._wanted(), shuffle=self.shuffle, seed=self.seed)
@@ -121,7 +121,7 @@ class KerasProgram:
         try:
             trained.fit(rows, validation_data=held_out, epochs=self.epochs, callbacks=callbacks, verbose=2)
         except Exception as error:
-            if inputs.failures:  # TensorFlow's own message is a page of text
+            if inputs.failures:  # TensorFlow's own message would be a page of text
                 raise inputs.failures[0] from error
             raise
         heads = outputs.heads(trained.loss, self.task)
@@ -156,7 +156,7 @@ class KerasProgram:
             return keras.models.load_model(path, custom_objects=custom or None, safe_mode=not self.trusted)
 
     def _compiled(self, model: Any, own: Mapping[str, Any]) -> Any:
-        """Return the model to train: this one, or one made of its layers with its outputs in one dictionary."""
+        """Return the compiled model to train: this one, or one of its layers with the outputs in one dictionary."""
         asked, outputs = self.compiling, Outputs.of(model)
         trained = outputs.flat(model) if outputs.is_deep else model
         if not trained.compiled or asked.optimizer is not None or asked.loss is not None or asked.metrics:
@@ -211,7 +211,8 @@ class _Batches:
     def __call__(self, x: Any, y: Any, *weight: Any) -> Any:
         """Return the inputs, the labels and, if given, the weights of a batch.
 
-        Labels of type ``double`` are cast as Keras casts an array's, since a metric that is a function may not do so.
+        Labels of type ``double`` are cast as Keras casts those of an array, since a metric that is a function may not
+        cast them.
         """
         import keras
         import tensorflow as tf
@@ -228,7 +229,7 @@ class _Batches:
 
 @contextlib.contextmanager
 def _known(own: Mapping[str, Any]) -> Any:
-    """Let Keras find the user's code by its names, and save it under its registered names."""
+    """Let Keras find the user's code by its names within the block, and save it under its registered names."""
     import keras
 
     for name, value in own.items():
@@ -240,9 +241,9 @@ def _known(own: Mapping[str, Any]) -> Any:
 
 
 def _made(value: Any, kind: str, own: Mapping[str, Any]) -> Any:
-    """Make Keras' objects from their descriptions; the name of a metric is left as it is.
+    """Return Keras' objects for their names or configurations.
 
-    Keras derives the meaning of "accuracy" from the loss.
+    The name of a metric is returned unchanged, because Keras derives the meaning of "accuracy" from the loss.
     """
     import keras
 

@@ -1,8 +1,8 @@
-"""Let a coordinator continue with a worker that comes back at another address, and admit one that joins late.
+"""Let a coordinator continue with a worker that returns at another address, and admit a worker that joins late.
 
-TensorFlow's ``ClusterCoordinator`` takes back a worker that returns at its old address. One of its threads sends the
-cluster's definition again to all, and waits until all have answered. Here that thread first waits until the driver has
-sent the lost worker's new address, and writes it into the definition.
+TensorFlow's ``ClusterCoordinator`` readmits a worker that returns at its old address. One of its threads sends the
+cluster's definition again to all nodes, and waits until all have answered. Here that thread first waits until the
+driver has sent the lost worker's new address, and writes it into the definition.
 
 A worker that the driver starts while others train is added to the definition too, between two passes. The coordinator
 gets a thread that gives it steps. Per-worker objects (datasets, iterators) are then made again for all workers.
@@ -113,8 +113,8 @@ class Peers:
     def find(self, workers: Any) -> None:
         """Wait until every worker answers, at its old or its new address, and record the new addresses.
 
-        A worker whose network failed answers at its old address. While one is awaited another may be lost, so all are
-        asked again.
+        A worker whose network failed answers at its old address. Another worker may be lost during the wait, so all are
+        checked again.
         """
         while silent := [index for index in sorted(workers) if not greets(workers[index])]:
             for index, address in self._new_places(silent, workers).items():
@@ -165,8 +165,9 @@ def _workers_of(jobs: Any) -> Any:
 def each_alone() -> None:
     """Let each thread of a coordinator, one for each worker, wait only for its own worker.
 
-    TensorFlow lets them share the default executor between their steps. Requests to a worker that does not answer stay
-    in it, even one to delete a result. A thread that leaves ``context.executor_scope`` waits for all of them.
+    In TensorFlow the threads share the default executor between their steps. Requests to a worker that does not answer
+    stay in that executor, even a request to delete a result. A thread that leaves ``context.executor_scope`` waits for
+    all of them.
     """
     from tensorflow.python.distribute.coordinator import cluster_coordinator
     from tensorflow.python.eager import context, executor
@@ -207,10 +208,10 @@ class _Update:
 
 
 def unread(error: Exception) -> bool:
-    """Whether a living worker answered that it could not read a request.
+    """Return whether a living worker answered that it could not read a request.
 
     gRPC's server answers INTERNAL to a call that ends without a message, or with one that it cannot parse. TensorFlow
-    takes this for an error of the program.
+    treats this as an error of the program.
     """
     import tensorflow as tf
 
@@ -222,7 +223,7 @@ def unread(error: Exception) -> bool:
 class _AskedAgain:
     """TensorFlow's ``wait_on_failure``, which repeats a request that a worker could not read.
 
-    The worker's objects are not made again, as they would be after a loss: it still has its rows.
+    Unlike after a loss, the worker's objects are not made again, because it still has its rows.
     """
 
     def __init__(self, original: Callable[..., Any]) -> None:

@@ -52,17 +52,17 @@ class RowSources:
         return self._dataset(ValidationRows(self._queues.of(queue)), options)
 
     def batches(self, after: int, queue: str) -> Iterator[int]:
-        """Iterate over the micro-batches of a stream."""
+        """Yield the number of each micro-batch of a stream after ``after``."""
         while (number := self._queues.of(queue).next_batch(after)) is not None:
             yield number
 
     @property
     def batch_number(self) -> int | None:
-        """The micro-batch that was handed out last."""
+        """Number of the micro-batch that was yielded last; None if the rows do not come from a stream."""
         return self._queues.default.batch
 
     def stop_feeding(self, queue: str) -> None:
-        """Want no more rows of the current call of ``train``."""
+        """Tell the driver that this node wants no more rows of the current call of ``train``."""
         logger.info("no more rows are wanted")
         self._queues.of(queue).enough_of_pass()
 
@@ -85,9 +85,9 @@ class RowSources:
         return dataset_of(rows, options, self._failed, *decode, alone=alone, waits=waits)
 
     def passes_begun(self) -> dict[str, int]:
-        """Count the passes that were begun, by queue."""
+        """Return the number of passes that were begun, by queue."""
         return {name: self._queues.of(name).begun for name in self._queues.names}
 
     def passes_missed(self) -> int:
-        """Count the passes, of all queues, that were asked for after the last one."""
+        """Return the number of passes, of all queues, that were requested after the last one."""
         return sum(self._queues.of(name).missed for name in self._queues.names)

@@ -17,7 +17,10 @@ __all__ = ["autolog", "keep_fits", "patch_keras_fit", "progress_callback"]
 def patch_keras_fit() -> str:
     """Patch Keras' ``fit``, refuse calls that would hang or fail, and stop TensorFlow from waiting for its tuning.
 
-    Returns a line for the log: which parts of Keras were patched.
+    Returns
+    -------
+    str
+        One line for the log: which parts of Keras were patched.
     """
     note = fit.patch_keras_fit()
     refuse_what_fails()

@@ -1,4 +1,4 @@
-"""Build TensorFlow's strategies for ``ctx.strategy``, configured for this cluster, and refuse those that would hang.
+"""Build TensorFlow's strategies for ``ctx.strategy``, configured for this cluster. Refuse those that would hang.
 
 The kinds, and their names in TensorFlow::
 
@@ -6,7 +6,7 @@ The kinds, and their names in TensorFlow::
     async      ParameterServerStrategy         the variables are on the ps; the chief gives steps to the workers
     mirrored   MirroredStrategy                this node's own GPUs, or parts of its CPU
     one        OneDeviceStrategy               one device of this node
-    default    the strategy in force           none, as a rule
+    default    the current strategy            TensorFlow's default strategy outside of any scope
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Member:
     cluster_spec : mapping of str to sequence of str
         All nodes' addresses, by role.
     gpus : sequence of str
-        The GPUs that Spark gave it; every node that trains has as many.
+        The GPUs that Spark gave it. Every node that trains has the same number.
     chief_trains : bool
         Whether a chief trains like the workers, even with parameter servers.
 
@@ -107,13 +107,13 @@ class Member:
 
     @property
     def place_among_readers(self) -> tuple[int, int]:
-        """This node's number among those that train, and how many these are; any other node reads all."""
+        """This node's index among the nodes that train, and their count; (0, 1) for any other node, which reads all."""
         if self.node.role is Role.WORKER:
             return self._training_chiefs + self.node.index, self.num_workers
         return (0, self.num_workers if self.node.role is Role.CHIEF and self._training_chiefs else 1)
 
     def await_leader(self) -> None:
-        """Wait for the server of the first node that trains, which the others join."""
+        """Wait for the server of the first node that trains, to which the others connect."""
         leaders = self.cluster_spec.get(Role.CHIEF.value) or self.cluster_spec.get(Role.WORKER.value, ())
         if self.node.role in (Role.CHIEF, Role.WORKER) and not self.is_chief:
             await_servers(leaders[:1])
@@ -132,7 +132,7 @@ class Member:
         Raises
         ------
         PlanError
-            If the kind is not known, or does not fit the cluster's roles: TensorFlow would wait for ever.
+            If the kind is not known, or does not fit the cluster's roles: TensorFlow would wait forever.
         """
         if asked not in KINDS:
             raise PlanError(f"strategy must be one of {', '.join(KINDS)}, got {asked!r}")
@@ -241,7 +241,7 @@ class Member:
         )
 
     def connect(self, protocol: str = "") -> list[str]:
-        """Make the devices of the serving nodes usable on this node; return the names of all."""
+        """Make the devices of the serving nodes usable on this node; return the names of all devices."""
         import tensorflow as tf
 
         tf.config.experimental_connect_to_cluster(
@@ -331,8 +331,8 @@ def mesh(member: Member, dimensions: Mapping[str, int], kind: str) -> Any:
 def await_servers(addresses: Sequence[str]) -> None:
     """Wait until TensorFlow's servers at these addresses run, at most a minute.
 
-    TensorFlow waits for them too, but it tries again only a second after it found a server that did not listen yet
-    (measured with 2.21).
+    TensorFlow waits for them too, but if a server does not listen yet, it tries again only after a second (measured
+    with 2.21).
     """
     deadline, pause = time.monotonic() + _AWAITED, threading.Event()
     for address in addresses:
@@ -341,24 +341,24 @@ def await_servers(addresses: Sequence[str]) -> None:
 
 
 def _await_leader() -> None:
-    """Wait for the leader's server, which a synchronous strategy of this process joins, if it is another node's."""
+    """Wait for the server of the first node that trains, to which a synchronous strategy of this process connects."""
     cluster, task = tf_config()
     if task.get("type") in (Role.CHIEF.value, Role.WORKER.value):
         Member(Node(Role(task["type"]), int(task.get("index", 0))), cluster).await_leader()
 
 
 def plans_protocol() -> str:
-    """Return the protocol that the plan of this node's cluster names."""
+    """Return the protocol from the plan of this node's cluster."""
     return os.environ.get(PROTOCOL_VARIABLE, "grpc")
 
 
 def check_protocol(protocol: str) -> str:
-    """Return the protocol, if this TensorFlow has it.
+    """Return ``protocol`` if this TensorFlow has it.
 
     Raises
     ------
     PlanError
-        Naming those that it has.
+        If it does not have it. The message names the protocols that it has.
     """
     import tensorflow as tf
 
@@ -384,7 +384,7 @@ class ProtocolProbe:
     python_path: tuple[str, ...] = ()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Ask in a process of its own, since Spark goes on using this one."""
+        """Check in a separate process, since Spark continues to use this one, and yield the row."""
         for _ in batches:
             pass
         question = ("-c", _ASK_PROTOCOL, self.protocol)
@@ -397,7 +397,7 @@ class ProtocolProbe:
 def refuse_what_fails() -> None:
     """Patch TensorFlow and Keras to refuse, with a reason, calls that would hang or fail without one.
 
-    MultiWorkerMirroredStrategy in a cluster with parameter servers waits for ever. Keras 3's ``fit`` under
+    MultiWorkerMirroredStrategy in a cluster with parameter servers waits forever. Keras 3's ``fit`` under
     ParameterServerStrategy fails with advice that does not help. MultiWorkerMirroredStrategy after the first operation
     of TensorFlow fails with a message that does not mention that operation.
     """

@@ -27,9 +27,10 @@ class CoordinatorCalls:
     Attributes
     ----------
     coordinating : callable
-        Called before TensorFlow waits for the other nodes' servers; the driver knows whether they will come.
+        Called before TensorFlow waits for the other nodes' servers. The driver knows whether they will start.
     coordinated : callable
-        Called with the coordinator. Returns a callback for finished passes, which takes a worker and a pass' number.
+        Called with the coordinator. Returns a callback for finished passes, which takes the numbers of a worker and of
+        a pass.
     late : callable
         Admits the workers that joined since the last call, and returns their numbers.
     serving : callable
@@ -63,18 +64,18 @@ class TensorFlowCluster:
         self._stopping = stopping
         self._calls = calls
         self._coordinator: Any = None
-        self._through: Callable[[int, int], object] | None = None  # of the coordinator
-        self._turns = itertools.count(1)  # passes over rows that Spark feeds, of all its datasets
+        self._through: Callable[[int, int], object] | None = None  # the coordinator's callback for finished passes
+        self._turns = itertools.count(1)  # numbers of passes over rows that Spark feeds, for all its datasets
 
     def strategy(self, kind: str, options: Mapping[str, Any]) -> Any:
-        """Return the strategy of a kind; each call returns the same one for the coordinator."""
+        """Return the strategy of a kind. Each call with ``async`` returns the same one, the coordinator's."""
         meant = self.member.kind_of(kind)
         if meant == "async":
             return self.coordinator(options).strategy
         return self.member.strategy(meant, options)
 
     def coordinator(self, options: Mapping[str, Any]) -> Any:
-        """Return TensorFlow's coordinator, which the first call makes."""
+        """Return TensorFlow's coordinator. The first call creates it."""
         self.member.kind_of("async")
         if self._coordinator is None:
             self._coordinator = self._coordinate(options)
@@ -83,7 +84,7 @@ class TensorFlowCluster:
     def _coordinate(self, options: Mapping[str, Any]) -> Any:
         import tensorflow as tf
 
-        self._calls.coordinating()  # TensorFlow would wait for ever for a missing server; the driver would not
+        self._calls.coordinating()  # TensorFlow would wait forever for a missing server; the driver would not
         each_alone()
         coordinator = tf.distribute.coordinator.ClusterCoordinator(self.member.strategy("async", options))
         self._through = self._calls.coordinated(coordinator)
@@ -92,7 +93,7 @@ class TensorFlowCluster:
     def coordinator_dataset(
         self, batch_size: int | Callable[[], Any], repeat: bool, options: Mapping[str, Any]
     ) -> CoordinatedDataset:
-        """Return the workers' rows for the coordinator, or the datasets that a user's function makes on each worker."""
+        """Return a dataset of the workers' rows, or of those that a user's function makes on each worker."""
         from tfos_nb.runtime.datasets.dataset import DatasetOptions
         from tfos_nb.runtime.program.coordinator import FedDataset, fed_columns
         from tfos_nb.runtime.program.coordinator_steps import CoordinatedDataset
@@ -117,7 +118,7 @@ class TensorFlowCluster:
         from tfos_nb.runtime.program.coordinator import LocalFeed
 
         node = self.member.node
-        rows = LocalFeed(self._rows, node.index, self._stopping)  # kept: TensorFlow refers to it weakly
+        rows = LocalFeed(self._rows, node.index, self._stopping)  # TensorFlow has only a weak reference to it
         if node.role is Role.WORKER:
             rows.register()
         server = self.member.server(protocol)
@@ -125,7 +126,7 @@ class TensorFlowCluster:
         server.join()
 
     def connect(self, protocol: str) -> list[str]:
-        """Make the devices of the serving nodes usable by name here; return the names of all."""
+        """Make the devices of the serving nodes usable by name here; return the names of all devices."""
         self._calls.coordinating()
         return self.member.connect(protocol)
 
