@@ -1,6 +1,6 @@
-"""Limit the fits of this program that run at the same time to Spark's slots; the others wait in order.
+"""Limit the fits of this program that run at the same time to Spark's slots. The others wait in order.
 
-Spark would start the nodes of two clusters side by side until no slot is left, and both would wait for their remaining
+Spark would start the nodes of two clusters alternately until no slot is left, and both would wait for their remaining
 nodes. So only one fit starts at a time, when its slots are free. It counts as using them until it has ended::
 
     CrossValidator(parallelism=4) ─▶ fit ─▶ admitted(…) ─▶ its nodes are up ─▶ place.started() ─▶ the next one starts
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["Need", "Place", "admitted"]
 
 _LOOK_SECONDS = 1.0
-"""Between two looks at Spark's slots: Spark offers Python no event for one that becomes free."""
+"""Seconds between two checks of Spark's slots, since Spark offers Python no event for a slot that becomes free."""
 
 _SAY_AFTER = 5.0
-"""Seconds of waiting after which a person is told."""
+"""Seconds of waiting after which the user is told."""
 
 _lines: dict[Hashable, _Line] = {}
 _lines_lock = threading.Lock()
@@ -39,18 +39,18 @@ _lines_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Need:
-    """What one fit takes of Spark.
+    """Resources that one fit needs.
 
     Parameters
     ----------
     nodes : int
-        The nodes that take a slot.
+        Number of nodes that need a slot.
     cpus, gpus : int
-        Of each node.
+        CPUs and GPUs of each node.
     feeding : bool
-        Whether rows are fed to them, which takes one slot more.
+        Whether rows are fed to the nodes, which needs one more slot.
     writes : tuple of str
-        The directories that no other fit may write at the same time.
+        Directories that no other fit may write at the same time.
     """
 
     nodes: int
@@ -61,7 +61,7 @@ class Need:
 
 
 class Place:
-    """One fit's place among those that run; it is left when the block of :func:`admitted` is."""
+    """One fit's place among the fits that run or wait. It ends with the block of :func:`admitted`."""
 
     def __init__(self, line: _Line, need: Need, total: int) -> None:
         self._line = line
@@ -71,16 +71,16 @@ class Place:
 
     @property
     def share(self) -> float:
-        """The part of all slots that its nodes hold, where one slot stays free for feeding."""
+        """The fraction of the slots that its nodes hold. If rows are fed, one slot is not counted if possible."""
         spare = int(self.need.feeding and self.total > self.need.nodes)
         return self.need.nodes / max(self.total - spare, 1)
 
     def started(self) -> None:
-        """Say that the nodes are up: the next fit may start."""
+        """Record that the nodes run, so that the next fit may start."""
         self._line.has_started(self)
 
     def feeders(self) -> int | None:
-        """Return how many tasks may feed these nodes at once, so that other fits find slots; None: any number."""
+        """Return how many tasks may feed these nodes at once, so that other fits have slots; None: no limit."""
         return self._line.feeders(self)
 
 
@@ -93,13 +93,13 @@ class _Line:
         self._waiting: list[Place] = []
 
     def enter(self, place: Place, may_start: Callable[[], bool]) -> None:
-        """Wait until the fits before it leave room, and ``may_start``."""
+        """Wait until the fits before this one leave enough slots, and ``may_start`` returns True."""
         with self._changed:
             self._refuse_same_directory(place)
             self._waiting.append(place)
         try:
             with self._changed:
-                # The others end by their own deadlines; an end tells of itself.
+                # No timeout here: the other fits have their own, and each one notifies this condition when it ends.
                 while not self._has_room(place):
                     self._changed.wait(_LOOK_SECONDS)
                 place.starting = True
@@ -155,23 +155,28 @@ def _line_of(spark: SparkSession) -> _Line:
 
 @contextlib.contextmanager
 def admitted(spark: SparkSession, need: Need, timeout: float, say: Callable[[str], Any]) -> Iterator[Place]:
-    """Wait until Spark has slots for a fit, and count it among those that run for as long as the block lasts.
+    """Wait until Spark has slots for a fit, and count it as running during the block.
 
     Parameters
     ----------
     spark : SparkSession
-        Where it will run.
+        The session in which it will run.
     need : Need
-        What it takes.
+        The resources that it needs.
     timeout : float
-        Seconds that it waits for slots that something other than fits of this program holds.
+        Seconds to wait for slots that are held by something other than fits of this program.
     say : callable
-        Takes a line for a person, where it takes long.
+        Called with a line for the user if the wait is long.
+
+    Yields
+    ------
+    Place
+        The fit's place.
 
     Raises
     ------
     PlanError
-        If Spark has too few slots altogether, or they are not free in time; it says what to change.
+        If Spark has too few slots in total, or they are not free in time. The message says what to change.
     """
     free = _Free(spark, need, resource_profile(spark, need.cpus, need.gpus), timeout, say)
     line = _line_of(spark)
@@ -184,7 +189,7 @@ def admitted(spark: SparkSession, need: Need, timeout: float, say: Callable[[str
 
 
 class _Free:
-    """Whether Spark's slots for a fit are free now."""
+    """Callable that returns whether Spark's slots for a fit are free now, and raises after the timeout."""
 
     def __init__(
         self,
@@ -197,7 +202,7 @@ class _Free:
         self._spark, self._need, self._profile = spark, need, profile
         self._timeout, self._say = timeout, say
         self.total = slots_total(spark, profile, at_least=need.nodes + int(need.feeding))
-        # With as many nodes as slots, these leave their slots to the tasks that feed them.
+        # If there are as many nodes as slots, the nodes' tasks leave their slots to the tasks that feed rows.
         self._feeding = need.feeding and self.total > need.nodes
         if self.total < need.nodes:
             self._check()
@@ -210,7 +215,7 @@ class _Free:
         check_slots(self._spark, need.nodes, self._feeding, cpus=need.cpus, gpus=need.gpus, profile=self._profile)
 
     def __call__(self) -> bool:
-        self._turn = self._turn or time.monotonic()  # the time in the line does not count
+        self._turn = self._turn or time.monotonic()  # the wait for other fits does not count
         try:
             self._check()
         except PlanError as error:

@@ -1,4 +1,4 @@
-"""Check whether data can be fed, before a row is read, and compare the types of a feed's rows."""
+"""Check whether data can be fed before a row is read, and compare the types of a feed's rows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["check_alike", "check_table", "feedable", "read_schema", "refuse_ende
 
 
 def refuse_ended(data: Any) -> None:
-    """Refuse rows of a Spark that was stopped: another session, started since, cannot read them.
+    """Refuse rows of a Spark session that was stopped: a session that was started later cannot read them.
 
     Raises
     ------
     PlanError
-        If they are such.
+        If ``data`` belongs to a stopped session.
     """
     session = getattr(data, "sparkSession", None)
     context = getattr(data, "ctx", None) if session is None else getattr(session, "_sc", None)  # Connect has none
@@ -27,12 +27,15 @@ def refuse_ended(data: Any) -> None:
 
 
 def check_table(data: Any, validation: Any = None) -> None:
-    """Refuse what ``train`` would refuse of tables, without starting anything; of an RDD nothing is known yet.
+    """Refuse the tables that ``train`` would refuse, without starting anything.
+
+    An RDD is not checked, since its columns are known only when its rows are read.
 
     Raises
     ------
     PlanError
-        If one is of a Spark that was stopped, has a column without a tensor, or they do not go together.
+        If a table belongs to a stopped session, has a column that cannot become a tensor, or the columns of the two
+        tables do not match.
     """
     for table in (data, validation):
         refuse_ended(table)
@@ -62,14 +65,14 @@ _OWN_TYPE = "it is a type of its own; make a number or an array of it"
 
 
 def check_alike(data: Any, validation: Any) -> None:
-    """Look whether validation rows have all that the training rows have, in the same types.
+    """Check that the validation rows have all columns of the training rows, with the same types.
 
-    Of an RDD it is not known before its rows are read: then the first of them are compared.
+    The columns of an RDD are known only when its rows are read. Its first rows are compared then.
 
     Raises
     ------
     PlanError
-        Naming the columns, before anything is read.
+        If a column is missing or has another type. The message names the column. Nothing has been read then.
     """
     if not (hasattr(data, "schema") and hasattr(validation, "schema")):
         return
@@ -89,14 +92,14 @@ def check_alike(data: Any, validation: Any) -> None:
 
 
 def feedable(frame: Any) -> Any:
-    """Return a DataFrame whose columns all have tensors.
+    """Return a DataFrame whose columns can all become tensors.
 
-    ML vectors go as they are, sparse ones in the little that they hold; a Spark before 4 makes arrays of them.
+    ML vectors are not converted, so sparse ones stay small. Before Spark 4 they are converted to arrays.
 
     Raises
     ------
     PlanError
-        Naming a column that has no tensor, and what to do with it, before anything is read.
+        If a column cannot become a tensor. The message names it and says what to do. Nothing has been read then.
     """
     import pyspark
 
@@ -118,7 +121,7 @@ def feedable(frame: Any) -> Any:
 
 
 def _check_names(frame: Any) -> None:
-    """Refuse names by which Spark's own ``mapInArrow`` does not find the columns again."""
+    """Refuse column names by which Spark's ``mapInArrow`` does not find the columns."""
     if not frame.columns:
         raise PlanError("the DataFrame has no columns")
     known: set[str] = set()
@@ -147,7 +150,7 @@ def _check_cases(frame: Any) -> None:
 
 
 def _advice(kind: Any) -> str | None:
-    """Say what to do with a type that has no tensor; None if it has one."""
+    """Return what to do with a type that cannot become a tensor; None if it can."""
     from pyspark.sql.types import ArrayType, UserDefinedType
 
     while isinstance(kind, ArrayType):
@@ -158,7 +161,10 @@ def _advice(kind: Any) -> str | None:
 
 
 def unlike_schemas(first: bytes, other: bytes, common: bool = False) -> str:
-    """Say in which columns two partitions differ, or only in which of their ``common`` ones."""
+    """Return a text about the columns whose types differ between two partitions; empty if none do.
+
+    With ``common`` only the columns that both have are compared.
+    """
     ours, theirs = read_schema(first), read_schema(other)
     kinds = [dict(zip(schema.names, schema.types, strict=True)) for schema in (ours, theirs)]
     every = dict.fromkeys([*ours.names, *theirs.names])
@@ -171,7 +177,7 @@ def unlike_schemas(first: bytes, other: bytes, common: bool = False) -> str:
 
 
 def read_schema(schema: bytes) -> Any:
-    """Read Arrow's own encoding; raise pyarrow's error if it is none."""
+    """Return the schema from its Arrow encoding; raise pyarrow's error if it is not valid."""
     import pyarrow as pa
 
     return pa.ipc.read_schema(pa.py_buffer(schema))

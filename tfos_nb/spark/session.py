@@ -1,14 +1,14 @@
 """The Spark session, and the Spark jobs of a cluster.
 
-:mod:`tfos_nb.spark.contexts` has Spark's facts about itself, and how its jobs are tagged and cancelled.
-:mod:`tfos_nb.spark.slots` has the checks of preflight, which are exported from here too.
+:mod:`tfos_nb.spark.contexts` reads Spark's settings and state, and tags and cancels its jobs.
+:mod:`tfos_nb.spark.slots` has the checks of preflight, which this module exports too.
 
 ::
 
     spark_session()                     the user's session, or an embedded local Spark
-    resource_profile(spark, cpus, gpus) stage-level scheduling, where a node needs other resources than Spark's default
-    check_dynamic_allocation(spark, need), check_slots(spark, need, feeding)   refuse, in seconds, what cannot run
-    SparkJobs(spark, tag).run(target, description) -> Job                      one Spark action in a thread of its own
+    resource_profile(spark, cpus, gpus) stage-level scheduling, if a node needs other resources than Spark's default
+    check_dynamic_allocation(spark, need), check_slots(spark, need, feeding)   refuse a cluster that cannot run
+    SparkJobs(spark, tag).run(target, description) -> Job                      one Spark action in its own thread
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ __all__ = [
 ]
 
 LOG_CONF = "spark.tfos_nb.log"
-"""The configuration in which the embedded Spark says where its log is."""
+"""Name of the setting that has the path of the embedded Spark's log."""
 
-_TASK_FAILURES = 4  # as many as on a real cluster; plain local[N] would give a task only one try
+_TASK_FAILURES = 4  # as on a real cluster; plain local[N] would give a task only one attempt
 _LOG = "tfos_nb-spark-"
-_POLL_SECONDS = 0.2  # Spark offers Python no event for a job that was submitted
-_FINDS_SECONDS = 10.0  # in which an interpreter starts; without an answer nothing is set
-_FORMAT_SECONDS = 10.0  # in which Spark registers a format; nothing fails without it
+_POLL_SECONDS = 0.2  # Spark offers Python no event for a submitted job
+_FINDS_SECONDS = 10.0  # time limit of an interpreter's answer; without an answer the setting is left out
+_FORMAT_SECONDS = 10.0  # time limit of Spark's registration of a format; nothing fails without it
 _MEBIBYTE = 1024 * 1024
 _Result = TypeVar("_Result")
 
@@ -96,28 +96,28 @@ _Result = TypeVar("_Result")
 def spark_session(
     slots: int | None = None, *, app_name: str = "tfos_nb", conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Give the user's Spark session, or start an embedded local Spark.
+    """Return the user's Spark session, or start an embedded local Spark.
 
     Parameters
     ----------
     slots : int, optional
-        Tasks that the embedded Spark runs at once. Default: the cores of this machine, at least 4.
+        Number of tasks that the embedded Spark runs at the same time. Default: the cores of this machine, at least 4.
     app_name : str
         The embedded Spark's name in its UI.
     conf : mapping of str to str, optional
-        More configuration of the embedded Spark; it overrides ours.
+        More configuration of the embedded Spark. It overrides the defaults of this function.
 
     Returns
     -------
     SparkSession
-        An existing session is used as it is; the arguments are only for one that is started here. The log of a session
-        that is started here goes to a file instead of the cell: ``spark.conf.get("spark.tfos_nb.log")``. The file is
-        removed when Python ends.
+        An existing session is returned unchanged. The arguments apply only to a session that is started here. Its log
+        is written to a file instead of the cell: ``spark.conf.get("spark.tfos_nb.log")``. The file is removed when
+        Python ends.
 
     Raises
     ------
     PlanError
-        If no session exists and no Java is found to start one; or if it cannot be started with these arguments.
+        If no session exists and no Java is found to start one, or if it cannot be started with these arguments.
     """
     if slots is not None and (type(slots) is not int or slots < 1):
         raise PlanError(
@@ -130,15 +130,20 @@ def spark_session(
 
 
 def session_and_format(spark: SparkSession | None, slots: int) -> tuple[SparkSession, Callable[[], None]]:
-    """Return the user's session, or one that is started here, and how to wait until it knows TFRecord files by name.
+    """Return the user's session, or one that is started here, and register the TFRecord format in the background.
 
     Spark needs most of a second to list its formats, since it starts a Python process for that. A launch does not need
-    the format, so it is registered in the background.
+    the format.
+
+    Returns
+    -------
+    SparkSession, callable
+        The session, and a function that waits until the format is registered.
 
     Raises
     ------
     PlanError
-        As :func:`spark_session` and :func:`usable_session` raise it.
+        As in :func:`spark_session` and :func:`usable_session`.
     """
     session = _own_session(slots, "tfos_nb", {}) if spark is None else _checked(spark)
     asking = threading.Thread(target=_with_format, args=(session,), name="tfos_nb format", daemon=True)
@@ -155,8 +160,8 @@ def _own_session(slots: int | None, app_name: str, conf: Mapping[str, str]) -> S
 
 
 def active_session() -> SparkSession | None:
-    """Give the Spark session that is there, and start none."""
-    if "SPARK_CONNECT_MODE_ENABLED" in os.environ:  # PySpark sets it with the first session of that kind
+    """Return the existing Spark session, or None; never start one."""
+    if "SPARK_CONNECT_MODE_ENABLED" in os.environ:  # PySpark sets it when it makes the first Spark Connect session
         from tfos_nb.spark.contexts.connect import default_session
 
         return default_session()
@@ -167,17 +172,17 @@ def active_session() -> SparkSession | None:
 
 
 def is_stopped(value: object) -> bool:
-    """Whether a value is a session that was stopped."""
+    """Return whether a value is a session that was stopped."""
     return (isinstance(value, SparkSession) or is_connect(value)) and context_of(value).stopped  # type: ignore[arg-type]
 
 
 def usable_session(spark: SparkSession) -> SparkSession:
-    """Return the session that the user gave.
+    """Check the user's session, register the TFRecord format if possible, and return the session.
 
     Raises
     ------
     PlanError
-        If it is not a SparkSession, or is stopped.
+        If it is not a SparkSession, or was stopped.
     """
     return _with_format(_checked(spark))
 
@@ -222,7 +227,7 @@ def _executors_python() -> str:
 
 
 def _finds_this_package(python: str) -> bool:
-    """Return whether an interpreter that Spark starts in some directory finds this very tfos_nb, by no help of ours."""
+    """Return whether an interpreter that is started in another directory finds this installation of tfos_nb."""
     command = [python, "-c", "import importlib.util as u; print(u.find_spec('tfos_nb').origin)"]
     with suppress(OSError, subprocess.SubprocessError):
         told = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=_FINDS_SECONDS)
@@ -231,7 +236,7 @@ def _finds_this_package(python: str) -> bool:
 
 
 def _refuse_nobody() -> None:
-    """Refuse a user whose number has no name here: Hadoop's login in Spark fails on it, behind a page of Java."""
+    """Refuse a user id without a name: Hadoop's login in Spark would fail with a long Java stack trace."""
     number = os.geteuid()
     try:
         pwd.getpwuid(number)
@@ -252,12 +257,12 @@ def _start_embedded(conf: SparkConf) -> SparkSession:
         "PYSPARK_PYTHON": _executors_python(),
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_HOME": os.environ.get("SPARK_HOME", str(Path(pyspark.__file__).parent)),
-        # No search for the machine's name, and a UI that other machines do not see.
+        # Spark does not look up the machine's name, and other machines cannot open its UI.
         "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
     }
     settings.update(_join_sparkmonitor(conf, Path(settings["SPARK_HOME"])))
     with _environment(settings):
-        if SparkContext._gateway is not None:  # the JVM of a session that was stopped is still there: it is used again
+        if SparkContext._gateway is not None:  # the JVM of a stopped session still runs, and is used again
             return SparkSession.builder.config(conf=conf).getOrCreate()
         log = _log_file()
         conf.set(LOG_CONF, str(log))
@@ -279,15 +284,15 @@ def _join_sparkmonitor(conf: SparkConf, home: Path) -> dict[str, str]:
     settings = found.merged(dict(conf.getAll()))
     gateway = SparkContext._gateway
     if gateway is not None and gateway.jvm.System.getenv(PORT) != str(found.port):
-        return {}  # this JVM was started without it, and its class path is settled
+        return {}  # this JVM was started without the jar, and its class path cannot be changed
     conf.setAll(list(settings.items()))
     return {PORT: str(found.port)}
 
 
 def _log_file() -> Path:
-    """Make the file that takes what the JVM writes: in the user's cell its banners and warnings would bury the rest.
+    """Make the log file of the JVM, whose banners and warnings would fill the user's cell; return its path.
 
-    Those of processes that were killed go.
+    Log files of processes that were killed are removed.
     """
     for path in left_behind(_LOG):
         with suppress(OSError):  # it is another user's
@@ -300,7 +305,7 @@ def _log_file() -> Path:
 
 @contextmanager
 def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for as long as Spark starts; it hands them to all that it starts."""
+    """Set environment variables during the start of Spark, which passes them to all processes that it starts."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:
@@ -314,27 +319,27 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
 
 
 def run_to_the_end(frame: Any) -> Callable[[], object]:
-    """Return an action that computes a DataFrame for what its tasks do, not for its rows."""
+    """Return an action that computes a DataFrame for the effects of its tasks, not for its rows."""
     return context_of(frame.sparkSession).action(frame)
 
 
 class Job(Generic[_Result]):
-    """A Spark action that runs in a thread of its own.
+    """A Spark action that runs in its own thread.
 
     Attributes
     ----------
     description : str
-        What the Spark UI calls it.
+        The job's description in the Spark UI.
     tag : str
-        Its own Spark job tag.
+        The Spark job tag that only this job has.
     done : threading.Event
-        Set when the action has ended, in whatever way.
+        Set when the action has ended, with or without an error.
     result
-        What it returned; None until then.
+        The action's return value; None until it has returned.
     error : BaseException or None
-        What it raised.
+        The exception that the action raised.
     cancelled : bool
-        Whether :meth:`cancel` was called: then ``error`` says only that.
+        Whether :meth:`cancel` was called. Then ``error`` only reports the cancellation.
     """
 
     def __init__(
@@ -373,29 +378,29 @@ class Job(Generic[_Result]):
                 self._then()
 
     def partitions(self) -> int:
-        """Count the tasks of the job's last stage, the partitions of what it computes; 0 while Spark does not know."""
+        """Return the number of tasks in the job's last stage, its partitions; 0 while Spark does not know it."""
         if self._context.stopped or self.done.is_set():
             return 0
         return self._context.partitions(self.description)
 
     def cancel(self, timeout: float = 10.0) -> bool:
-        """Cancel this job and no other, and wait until its action has ended; whether it has."""
+        """Cancel only this job, and wait until its action has ended; return whether it has."""
         self.cancelled = True
         deadline = time.monotonic() + timeout
-        # Spark forgets a cancellation that comes before the action has submitted its job: so again until it has ended.
+        # Spark ignores a cancellation before the action has submitted its job, so repeat it until the action has ended.
         while not self.done.is_set() and time.monotonic() < deadline and not self._context.stopped:
             self._context.cancel(self.tag)
             self.done.wait(_POLL_SECONDS)
         return self.done.is_set()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until its thread is gone; whether it is."""
+        """Wait until the job's thread has ended; return whether it has."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
 
 class SparkJobs:
-    """Runs the Spark jobs of one cluster, all of them under one tag.
+    """Run the Spark jobs of one cluster, all with the same tag.
 
     Parameters
     ----------
@@ -423,9 +428,9 @@ class SparkJobs:
     def run(
         self, target: Callable[[], _Result], description: str, then: Callable[[], object] | None = None
     ) -> Job[_Result]:
-        """Run an action in a daemon thread, under the cluster's tag, its own tag and a description for people.
+        """Run an action in a daemon thread with the cluster's tag, its own tag and a description; return the job.
 
-        ``then`` is called after ``done`` is set, so that a thread which it wakes sees the job as done.
+        ``then`` is called after ``done`` is set, so that a thread that it wakes sees the job as done.
         """
         with self._lock:
             self._jobs = [job for job in self._jobs if not job.done.is_set()]
@@ -436,27 +441,27 @@ class SparkJobs:
         return job
 
     def cancel_stage(self, stage: int, reason: str) -> None:
-        """Cancel a stage of a job of the user's, which fails with this reason. Does not wait for Spark."""
+        """Cancel a stage of a user's job, which fails with this reason. Do not wait for Spark."""
         cancel = partial(self._context.in_time, partial(self._context.cancel_stage, stage, reason))
         threading.Thread(target=cancel, name=f"tfos_nb cancels stage {stage}", daemon=True).start()
 
     def room(self, job: Job[Any]) -> Room | None:
-        """Look what Spark has for the tasks of a job; None if it cannot be asked."""
+        """Return the slots that Spark has for the tasks of a job; None if it does not answer."""
         return self._context.in_time(partial(room_for, self._context, job.description))
 
     def running(self) -> tuple[Job[Any], ...]:
-        """Jobs that have not ended."""
+        """Return the jobs that have not ended."""
         with self._lock:
             return tuple(job for job in self._jobs if not job.done.is_set())
 
     def cancel_all(self, timeout: float = 10.0) -> bool:
-        """Cancel what runs of this cluster, and nothing else; whether all of it has ended."""
+        """Cancel all running jobs of this cluster, and no others; return whether all have ended."""
         deadline = time.monotonic() + timeout
         ended = [job.cancel(max(deadline - time.monotonic(), _POLL_SECONDS)) for job in self.running()]
         return all(ended)
 
     def wait_for_slots(self, timeout: float) -> None:
-        """Wait until no task of the cluster holds a slot: one does for a moment after its job was cancelled."""
+        """Wait until no task of the cluster holds a slot. A task holds it for a moment after its job was cancelled."""
         deadline = time.monotonic() + timeout
         nothing = threading.Event()  # Spark has no event for the end of a task, so poll
         while self._context.in_time(partial(self._context.running, self.tag)) and time.monotonic() < deadline:

@@ -52,22 +52,23 @@ _POLL_SECONDS = 0.2
 
 
 def gives_gpus(spark: SparkSession) -> bool:
-    """Whether this Spark shares out GPUs itself."""
+    """Return whether this Spark assigns GPUs to tasks itself."""
     return context_of(spark).gpus > 0
 
 
 def resource_profile(spark: SparkSession, cpus: int = 1, gpus: int = 0) -> ResourceProfile | None:
-    """Make the resource profile under which a task is one node.
+    """Return the resource profile with which a task has the resources of one node.
 
     Returns
     -------
     ResourceProfile or None
-        What ``mapInArrow(…, profile=…)`` and ``RDD.withResources`` take; None where Spark's default task is it already.
+        The profile for ``mapInArrow(…, profile=…)`` and ``RDD.withResources``; None if Spark's default task already has
+        these resources.
 
     Raises
     ------
     PlanError
-        If this Spark cannot give a task ``cpus`` and ``gpus``; the message says what to set.
+        If this Spark cannot give a task ``cpus`` and ``gpus``. The message says what to set.
     """
     context = context_of(spark)
     task_cpus = int(context.setting("spark.task.cpus", "1"))
@@ -108,7 +109,7 @@ def _check_executor(context: Context, cpus: int, gpus: int) -> None:
 
 @dataclass(frozen=True)
 class Slots:
-    """Places for nodes: how many this Spark has, how many of them are busy, and with what."""
+    """Slots for nodes: how many this Spark has, how many of them are busy, and the stages that use them."""
 
     total: int
     busy: int
@@ -116,7 +117,7 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """Places that a new node could take now."""
+        """Number of slots that new nodes could take now."""
         return max(self.total - self.busy, 0)
 
 
@@ -127,7 +128,7 @@ def slots_total(
     at_least: int | None = None,
     timeout: float = _REGISTER_SECONDS,
 ) -> int:
-    """Count the tasks of a profile that this Spark can run at once, busy or not.
+    """Return the number of tasks of a profile that this Spark can run at the same time, including running ones.
 
     If requested executors are still registering, it waits for them: at most ``timeout`` seconds, and only until Spark
     has ``at_least`` slots.
@@ -146,7 +147,7 @@ def slots_total(
 
 
 def _expected_executors(context: Context) -> int:
-    """How many executors were asked for; 1 where only the machines decide."""
+    """Return the number of requested executors; 0 for a local Spark, 1 if only the number of machines limits it."""
     if context.is_local:
         return 0
     cluster = context.local_cluster
@@ -160,7 +161,10 @@ def _expected_executors(context: Context) -> int:
 
 
 def places_beside_exchanges(spark: SparkSession) -> int:
-    """Count the tasks that can run beside the nodes and the exchanges with a relay, of which one runs at a time."""
+    """Return the number of tasks that can run beside the nodes and one exchange with a relay, at least 1.
+
+    Only one such exchange runs at a time.
+    """
     context = context_of(spark)
     held = sum(math.ceil(stage.cpus / int(context.setting("spark.task.cpus", "1"))) for stage in slots_busy(spark))
     return max(context.places(None) - held - 1, 1)
@@ -168,7 +172,7 @@ def places_beside_exchanges(spark: SparkSession) -> int:
 
 @dataclass(frozen=True)
 class Room:
-    """What Spark has for the tasks of one job: how many of them run, and what runs in its ``total`` slots."""
+    """Slots for the tasks of one job: how many of its tasks run, and which stages hold the ``total`` slots."""
 
     running: int
     total: int
@@ -177,17 +181,17 @@ class Room:
 
     @property
     def free(self) -> int:
-        """Slots in which another of its tasks could run now."""
+        """Number of slots in which another of its tasks could run now."""
         return max(self.total - self.held, 0)
 
     @property
     def is_for_nodes(self) -> bool:
-        """Whether nodes hold all slots: then none becomes free by itself."""
+        """Whether only nodes hold slots, which do not become free before their clusters end."""
         return self.total > 0 and are_nodes(self.stages)
 
 
 def room_for(context: Context, description: str) -> Room:
-    """Look what Spark has for the tasks of a job, of which the default profile is."""
+    """Return the slots for the tasks of a job that uses the default profile."""
     stages = context.busy()
     cpus = int(context.setting("spark.task.cpus", "1"))
     gpus = float(context.setting("spark.task.resource.gpu.amount", "0"))
@@ -197,7 +201,7 @@ def room_for(context: Context, description: str) -> Room:
 
 
 def slots_busy(spark: SparkSession) -> tuple[Busy, ...]:
-    """List the stages that run tasks now, with their jobs' descriptions."""
+    """Return the stages that run tasks now, with their jobs' descriptions."""
     return context_of(spark).busy()
 
 
@@ -216,23 +220,23 @@ def check_slots(
     Parameters
     ----------
     need : int
-        The nodes that need a slot of their own.
+        Number of nodes, each of which needs a slot.
     feeding : bool
-        Whether one slot more is needed, for the tasks that feed them.
+        Whether one more slot is needed for the tasks that feed the nodes.
     exchanging : bool, optional
-        Whether one more is needed, for the tasks that fetch the nodes' messages.
+        Whether one more slot is needed for the tasks that fetch the nodes' messages.
     cpus, gpus, profile
-        Of a node, and the profile that :func:`resource_profile` made for them.
+        CPUs and GPUs of a node, and the profile that :func:`resource_profile` made for them.
 
     Returns
     -------
     Slots
-        What was counted, for the plan that the user sees.
+        The counted slots, for the plan that the user sees.
 
     Raises
     ------
     PlanError
-        If slots are missing: with the numbers, the users of the busy slots, and what to change.
+        If slots are missing. The message has the numbers, the users of the busy slots, and what to change.
     """
     wanted = need + feeding + exchanging
     nothing = threading.Event()  # Spark has no event for a task that has ended, so poll
@@ -275,14 +279,19 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _kept_executors(context: Context) -> int:
-    """Executors that dynamic allocation never takes away."""
+    """Return the number of executors that dynamic allocation never removes."""
     return int(context.setting("spark.dynamicAllocation.minExecutors", "0"))
 
 
 def check_local_python(spark: SparkSession) -> None:
-    """Refuse an interpreter of the executors that cannot run a node, where the executors are on this machine.
+    """Refuse an executors' interpreter that cannot run a node, if the executors are on this machine.
 
-    On a cluster only the executors can check this; they do when a node reserves.
+    On a cluster only the executors can check this. They do so when a node reserves.
+
+    Raises
+    ------
+    PlanError
+        If the interpreter does not run, has another version than this one, or lacks a module.
     """
     python = context_of(spark).python
     if python in ("", sys.executable):
@@ -305,7 +314,7 @@ def check_local_python(spark: SparkSession) -> None:
 def check_dynamic_allocation(spark: SparkSession, need: int) -> None:
     """Refuse dynamic allocation unless the executors that it always keeps have ``need`` slots.
 
-    Spark would start more executors only when tasks wait, one after another. And it removes an idle executor, on which
+    Spark would start more executors only when tasks wait, one after another. It also removes an idle executor, on which
     a node that has left its slot may still run.
     """
     context = context_of(spark)

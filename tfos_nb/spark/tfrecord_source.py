@@ -1,4 +1,4 @@
-"""The data source ``tfrecord``, made known to a Spark session."""
+"""Register the data source ``tfrecord`` with a Spark session."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def register(spark: SparkSession) -> None:
     Parameters
     ----------
     spark : pyspark.sql.SparkSession
-        Of Spark 4 or newer. Every function of this package that gets a session does this by itself.
+        A session of Spark 4 or newer. Every function of this package that gets a session calls this automatically.
 
     Raises
     ------
@@ -49,12 +49,12 @@ def register(spark: SparkSession) -> None:
 
 
 def register_if_possible(spark: SparkSession) -> bool:
-    """Register the data source where Spark has such; whether it has."""
+    """Register the data source if this Spark supports data sources in Python; return whether it does."""
     try:
         from tfos_nb.runtime.tfrecord.source import TFRecordSource
     except ImportError:
         return False
-    if not _is_registered(spark):  # a second time Spark would warn that it replaces the first
+    if not _is_registered(spark):  # the second time, Spark would warn that it replaces the first one
         with _as_active(spark):
             spark.dataSource.register(TFRecordSource)
     return True
@@ -62,7 +62,7 @@ def register_if_possible(spark: SparkSession) -> bool:
 
 @contextlib.contextmanager
 def _as_active(spark: SparkSession) -> Iterator[None]:
-    """Have Spark look into this session, not the active one, for a source of that name (seen with 4.3)."""
+    """Make this the active session in the block: Spark looks there for a source of the same name (seen with 4.3)."""
     ours = getattr(spark, "_jsparkSession", None)
     if ours is None:
         yield
@@ -80,7 +80,7 @@ def _as_active(spark: SparkSession) -> Iterator[None]:
 
 
 def register_quietly(spark: SparkSession) -> None:
-    """Register the data source where that works. Nothing else depends on it, so a refusal is ignored."""
+    """Register the data source if possible. Nothing else depends on it, so a failure is only logged."""
     try:
         register_if_possible(spark)
     except Exception as error:  # noqa: BLE001 - whatever Spark has against it, the functions need no data source
@@ -89,6 +89,6 @@ def register_quietly(spark: SparkSession) -> None:
 
 def _is_registered(spark: SparkSession) -> bool:
     session = getattr(spark, "_jsparkSession", None)
-    if session is None:  # Spark Connect does not tell
+    if session is None:  # Spark Connect does not report it
         return False
     return bool(session.sessionState().dataSourceManager().dataSourceExists(NAME))

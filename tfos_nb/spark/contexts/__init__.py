@@ -1,13 +1,13 @@
-"""Spark, as the driver asks it: by its SparkContext, or over Spark Connect, which has none.
+"""Interface to Spark for the driver, through a SparkContext or through Spark Connect, which has none.
 
 ::
 
-    context_of(spark) ─▶ Context      what tfos_nb asks of a Spark: settings, executors, places, jobs by tag, …
+    context_of(spark) ─▶ Context      common interface: settings, executors, places, jobs by tag, …
                           ├── Classic     PySpark's SparkContext, and Scala's behind it
-                          └── Connect     a client of Spark Connect: what its protocol tells
+                          └── Connect     a client of Spark Connect, limited to its protocol
 
-Everything that needs a SparkContext is in :mod:`tfos_nb.spark.contexts.classic`, and so is nearly every call of
-PySpark's inner parts; what runs on the executors needs neither.
+Everything that needs a SparkContext is in :mod:`tfos_nb.spark.contexts.classic`, and so is nearly every use of
+PySpark's private API. Code that runs on the executors needs neither.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Context", "context_of", "is_connect"]
 
 
 def context_of(spark: SparkSession) -> Context:
-    """Return what answers for a session; it is cheap, and is not kept."""
+    """Return a new :class:`Context` for a session. Making one is cheap, so it need not be kept."""
     if is_connect(spark):
         from tfos_nb.spark.contexts.connect import Connect
 

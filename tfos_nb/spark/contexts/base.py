@@ -24,7 +24,7 @@ _Answer = TypeVar("_Answer")
 
 
 def is_connect(value: object) -> bool:
-    """Whether a session, or a DataFrame, is of Spark Connect."""
+    """Return whether a session or a DataFrame belongs to Spark Connect."""
     return "connect" in type(value).__module__.split(".")
 
 
@@ -34,44 +34,44 @@ class Context(ABC):
     An implementation that cannot know a value returns a substitute; none of these methods raises for that.
     """
 
-    # --- what it is ---
+    # --- identity and settings ---
 
     @property
     @abstractmethod
     def key(self) -> Hashable:
-        """What tells this application from another one."""
+        """Key that identifies this application."""
 
     @property
     @abstractmethod
     def stopped(self) -> bool:
-        """Whether it was stopped."""
+        """Whether the application was stopped."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """What it is called."""
+        """Name of the application."""
 
     @property
     @abstractmethod
     def ui(self) -> str:
-        """The address of its UI; empty where there is none, or none is told."""
+        """Address of its UI; empty if it has none or the address is not known."""
 
     @abstractmethod
     def settings(self) -> dict[str, str]:
-        """Return its whole configuration."""
+        """Return the whole configuration."""
 
     @abstractmethod
     def setting(self, name: str, default: str = "") -> str:
-        """Return one value of its configuration."""
+        """Return one value of the configuration, or ``default`` if it is not set."""
 
     @property
     @abstractmethod
     def python(self) -> str:
-        """The Python that its executors start, where that can be looked at from here; else empty."""
+        """Path of the executors' Python if it can be checked on this machine; else empty."""
 
     @property
     def master(self) -> str:
-        """The master's address."""
+        """The master's URL."""
         return self.setting("spark.master")
 
     @property
@@ -81,7 +81,7 @@ class Context(ABC):
 
     @property
     def local_cluster(self) -> tuple[int, int] | None:
-        """Executors and cores of each, if the master is ``local-cluster[executors,cores,memory]``."""
+        """Number of executors and cores per executor if the master is ``local-cluster[executors,cores,memory]``."""
         match = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", self.master)
         return (int(match[1]), int(match[2])) if match else None
 
@@ -89,50 +89,50 @@ class Context(ABC):
     def has_dynamic_allocation(self) -> bool:
         """Whether Spark starts and ends executors by itself."""
         enabled = self.setting("spark.dynamicAllocation.enabled", "false").lower() == "true"
-        return enabled and not self.is_local  # there Spark ignores it
+        return enabled and not self.is_local  # a local Spark ignores the setting
 
     @property
     def gpus(self) -> int:
-        """GPUs of an executor that Spark shares out."""
+        """Number of an executor's GPUs that Spark assigns to tasks."""
         return int(self.setting("spark.executor.resource.gpu.amount", "0"))
 
     @property
     def executor_cores(self) -> int | None:
-        """Cores of an executor; None where Spark gives it all that a machine has."""
+        """Number of cores of an executor; None if Spark gives it all cores of a machine."""
         if self.is_local:
             return self.cores()
         stated = int(self.setting("spark.executor.cores", "0"))
         cluster = self.local_cluster
         return stated or (cluster[1] if cluster else None)
 
-    # --- who runs what ---
+    # --- executors and running tasks ---
 
     @abstractmethod
     def cores(self) -> int:
-        """Count the cores of the executors that are there."""
+        """Return the number of cores of all registered executors."""
 
     @abstractmethod
     def executors(self) -> int:
-        """Count the executors that are there."""
+        """Return the number of registered executors."""
 
     @abstractmethod
     def places(self, profile: ResourceProfile | None) -> int:
-        """Count the tasks of a profile that can run at once, busy or not."""
+        """Return the number of tasks of a profile that can run at the same time, including running ones."""
 
     @abstractmethod
     def busy(self) -> tuple[Busy, ...]:
-        """List the stages that run tasks now, with their jobs' descriptions."""
+        """Return the stages that run tasks now, with their jobs' descriptions."""
 
     @abstractmethod
     def running(self, tag: str) -> int:
-        """Count the tasks that run now of jobs with a tag; 0 where Spark does not tell."""
+        """Return the number of running tasks of jobs with a tag; 0 if Spark does not report it."""
 
     @abstractmethod
     def know(self, profile: ResourceProfile) -> None:
-        """Tell Spark of a profile: it counts places only of those that it knows."""
+        """Register a profile with Spark, which counts places only for registered profiles."""
 
     def in_time(self, ask: Callable[[], _Answer]) -> _Answer | None:
-        """Ask this Spark something; None if it cannot be asked, or its answer does not come soon."""
+        """Call ``ask``, a query to Spark, and return its answer; None if it fails or takes too long."""
         try:
             return ask()
         except Exception as error:  # noqa: BLE001 - one of py4j's many errors: Spark may have ended, and the caller learns why
@@ -143,52 +143,52 @@ class Context(ABC):
 
     @abstractmethod
     def check_threads(self) -> None:
-        """Refuse a PySpark whose jobs of several threads would get each other's tags."""
+        """Refuse a PySpark in which the jobs of several threads would get each other's tags."""
 
     @abstractmethod
     def thread(self, target: Callable[[], None], name: str) -> Thread:
-        """Make a daemon thread that runs actions as the caller's would."""
+        """Return a daemon thread that runs actions with the Spark settings of the calling thread."""
 
     @abstractmethod
     def mark(self, tags: tuple[str, ...], description: str) -> None:
-        """Have this thread's actions carry tags, and a description for people."""
+        """Set the tags of this thread's actions, and their description in the UI."""
 
     @abstractmethod
     def cancel(self, tag: str) -> None:
-        """Cancel the actions that run with a tag. One that has not been submitted yet is not known to Spark."""
+        """Cancel the running actions with a tag. Spark does not know an action that is not submitted yet."""
 
     def cancel_stage(self, stage: int, reason: str) -> None:  # noqa: B027 - Spark Connect has no such thing
-        """Cancel a stage of anybody's job, where Spark can: the job's action fails with this reason."""
+        """Cancel a stage of any job, if Spark supports it. The job's action fails with this reason."""
 
     @abstractmethod
     def partitions(self, description: str) -> int:
-        """Count the tasks of the last stage of the job with a description; 0 while Spark does not tell."""
+        """Return the number of tasks in the last stage of the job with a description; 0 if Spark does not report it."""
 
     @abstractmethod
     def action(self, frame: Any) -> Callable[[], object]:
-        """Return an action that computes a DataFrame to its end, for what its tasks do."""
+        """Return an action that computes a whole DataFrame for the effects of its tasks."""
 
     def functions_with(self, variables: Mapping[str, str]) -> AbstractContextManager[None]:
-        """Have the Python functions that are made meanwhile carry environment variables, where Spark can do that."""
+        """Set environment variables for the Python functions that are made in the block, if Spark supports it."""
         return nullcontext()
 
     @abstractmethod
     def shared(self, content: bytes) -> Any:
-        """Return an object for tasks to carry; its ``value`` is the content.
+        """Return an object that tasks can carry, whose ``value`` is ``content``.
 
         Raises
         ------
         PlanError
-            If it is too large for the way.
+            If ``content`` is too large to be sent to the tasks.
         """
 
-    # --- where this process is ---
+    # --- this process's address ---
 
     def address(self) -> tuple[str, str]:
-        """Return by which name the executors reach this process, and at which address it listens."""
+        """Return the host name by which the executors reach this process, and the address on which it listens."""
         own = os.environ.get("TFOS_SERVER_HOST", "")
         return (own, own) if own else self._address()
 
     @abstractmethod
     def _address(self) -> tuple[str, str]:
-        """Return both where the user has named none."""
+        """Return the default of :meth:`address`, for a user who has set no host."""

@@ -1,4 +1,4 @@
-"""A Spark whose driver is this process: what its SparkContext tells, and Scala's behind it."""
+"""Context for a Spark whose driver is this process: its SparkContext, and Scala's SparkContext behind it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _environment_lock = RLock()
 
 
 class Classic(Context):
-    """A SparkContext.
+    """Context of a classic Spark session.
 
     Parameters
     ----------
     sc : pyspark.SparkContext
-        The one.
+        The session's SparkContext.
     """
 
     def __init__(self, sc: SparkContext) -> None:
@@ -37,7 +37,7 @@ class Classic(Context):
 
     @property
     def _scala(self) -> JavaObject:
-        """Scala's SparkContext, which answers what Python's does not."""
+        """Scala's SparkContext, for what Python's SparkContext does not offer."""
         if self.sc._jsc is None:
             raise PlanError("the Spark session was stopped: start a new one, or leave spark=None")
         return self.sc._jsc.sc()
@@ -84,7 +84,7 @@ class Classic(Context):
         return int(self._scala.maxNumConcurrentTasks(java))
 
     def busy(self) -> tuple[Busy, ...]:
-        # The scheduler's own books: what Spark's UI and its status tracker tell may be ten seconds old.
+        # Read from the scheduler itself: the data of Spark's UI and of its status tracker may be ten seconds old.
         profiles = self._scala.resourceProfileManager()
         busy = []
         for task_set, tasks in self._running():
@@ -101,7 +101,7 @@ class Classic(Context):
                 yield manager.taskSet(), tasks
 
     def _description(self, task_set: JavaObject) -> str:
-        """Return what a person calls the job of these tasks, or Spark itself, by the line that has started it."""
+        """Return the description of these tasks' job; without one, Spark's name for it, the line that started it."""
         described = task_set.properties().getProperty("spark.job.description")
         if described is None:
             stage = self.sc.statusTracker().getStageInfo(task_set.stageId())
@@ -119,14 +119,14 @@ class Classic(Context):
             raise PlanError("PYSPARK_PIN_THREAD=false: jobs of several threads would get each other's tags: unset it")
 
     def thread(self, target: Callable[[], None], name: str) -> Thread:
-        # It hands on what the caller's thread has set in Spark, such as the scheduler pool, and has its own JVM thread.
+        # It inherits the calling thread's settings in Spark, such as the scheduler pool, and has its own JVM thread.
         return InheritableThread(target=target, name=name, daemon=True)
 
     def mark(self, tags: tuple[str, ...], description: str) -> None:
         for tag in tags:
             self.sc.addJobTag(tag)
         self.sc.setJobDescription(description)
-        # What sparkmonitor calls it, of which it shows no more than one word.
+        # The call site is sparkmonitor's name of the job, of which it shows only one word.
         self.sc._jsc.setCallSite(description.replace(" ", "_"))
 
     @contextmanager
@@ -156,7 +156,7 @@ class Classic(Context):
         return 0
 
     def action(self, frame: Any) -> Callable[[], object]:
-        # ``collect`` would do, but for its name: PySpark gives the job that of the line in which it is called.
+        # Not ``collect``: PySpark would name the job after the line in which it is called.
         count: Callable[[], int] = frame._jdf.toJavaRDD().count
         return count
 
@@ -169,7 +169,7 @@ class Classic(Context):
 
 
 def _task_sets(schedulable: JavaObject) -> Iterator[JavaObject]:
-    """Walk the scheduler's pools: of a task set, a leaf, the queue is null."""
+    """Yield the task sets in a scheduler pool, recursively. Task sets are the leaves, which have no queue."""
     queue = schedulable.schedulableQueue()
     if queue is None:
         yield schedulable

@@ -1,8 +1,9 @@
-"""A Spark that is used over Spark Connect: this process is a client, and the driver is on the server.
+"""Context for Spark Connect: this process is a client, and Spark's driver is on the server.
 
 The protocol returns the server's settings, runs actions, and cancels them by tag. It does not list the running stages
-or the executors. So the number of slots is taken from the number of partitions that Spark would give a range; a plan
-shows that without running it. Only the nodes of this process's own clusters count as busy: jobs of others are not seen.
+or the executors. So the number of slots is taken from the number of partitions that Spark would give a range. The plan
+of the range shows it without being run. Only the nodes of this process's own clusters count as busy, since jobs of
+other clients are not visible.
 
 References
 ----------
@@ -35,14 +36,16 @@ logger = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 
 _ANSWER_SECONDS = 4.0
-_ROWS = 1 << 40  # more than any Spark has cores: a range of fewer rows may get fewer partitions
+_ROWS = 1 << 40  # more rows than any Spark has cores: a range of fewer rows may get fewer partitions
 _PARTITIONS = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
 _CARRIED = 100 << 20
-"""Bytes that a task may carry: the server takes messages of 128 MiB (``spark.connect.grpc.maxInboundMessageSize``)."""
+"""Bytes that a task may carry: the server accepts messages up to 128 MiB
+(``spark.connect.grpc.maxInboundMessageSize``).
+"""
 
 
 def default_session() -> SparkSession | None:
-    """Return this process's session of Spark Connect, in whichever thread it was made; None if there is none."""
+    """Return this process's Spark Connect session, whichever thread made it; None if there is none."""
     from pyspark.sql.connect.session import SparkSession as Session
 
     session = Session.getActiveSession() or Session._get_default_session()
@@ -50,12 +53,12 @@ def default_session() -> SparkSession | None:
 
 
 class Connect(Context):
-    """A client of Spark Connect.
+    """Context of a Spark Connect session.
 
     Parameters
     ----------
     spark : pyspark.sql.connect.session.SparkSession
-        Its session.
+        The session.
     """
 
     def __init__(self, spark: Any) -> None:
@@ -79,12 +82,12 @@ class Connect(Context):
         return ""
 
     def settings(self) -> dict[str, str]:
-        settings: Any = self.spark.conf.getAll  # a property of Spark 4's; 3.5 has none
+        settings: Any = self.spark.conf.getAll  # a property in Spark 4, a method in 3.5
         return dict(settings() if callable(settings) else settings)
 
     @cached_property
     def _told(self) -> dict[str, str]:
-        """The configuration, asked for once: each question is a call of the server's, and there are many."""
+        """The configuration, fetched once, because each request for a setting would be a call to the server."""
         return self.settings()
 
     def setting(self, name: str, default: str = "") -> str:
@@ -130,7 +133,7 @@ class Connect(Context):
         return max(cores // each, 1) * at_once
 
     def _task(self, profile: ResourceProfile | None) -> tuple[int, float]:
-        """CPUs and GPUs of one task."""
+        """Return the CPUs and GPUs of one task."""
         if profile is None:
             return int(self.setting("spark.task.cpus", "1")), float(self.setting("spark.task.resource.gpu.amount", "0"))
         wanted = profile.taskResources
@@ -144,7 +147,7 @@ class Connect(Context):
         return 0
 
     def in_time(self, ask: Callable[[], _Answer]) -> _Answer | None:
-        # A client asks a server that is gone for ten minutes more: it is not asked again meanwhile.
+        # A client retries a lost server for ten minutes: do not send another query while one is still being retried.
         if self._asking is not None and self._asking.is_alive():
             return None
         answers: list[_Answer] = []
@@ -158,11 +161,11 @@ class Connect(Context):
         assert profile.id is not None, "asking for it has the server make it"
 
     def _activate(self) -> None:
-        """Make this thread's the session, where it has none: PySpark looks for it there."""
+        """Make the session the active one of this thread, where PySpark looks for it."""
         type(self.spark)._set_default_and_active_session(self.spark)
 
     def check_threads(self) -> None:
-        """Nothing: a client has tags of each thread."""
+        """Do nothing: a Spark Connect client keeps the tags of each thread separate."""
 
     def thread(self, target: Callable[[], None], name: str) -> Thread:
         return Thread(target=target, name=name, daemon=True)
@@ -201,7 +204,7 @@ class Connect(Context):
 
     def _address(self) -> tuple[str, str]:
         host = _own_address(self.spark.client.host)
-        if _is_loopback(host):  # the server is on this machine: executors reach the one as they reach the other
+        if _is_loopback(host):  # the server is on this machine: executors reach this process as they reach the server
             host = self.setting("spark.driver.host") or host
         return host, host
 
@@ -214,7 +217,7 @@ def _answer(ask: Callable[[], _Answer], answers: list[_Answer]) -> None:
 
 
 def _own_address(server: str) -> str:
-    """Return the address of this machine from which packets to a server leave; none is sent."""
+    """Return the address of this machine from which packets to a server would be sent. No packet is sent."""
     family, kind, protocol, _, address = socket.getaddrinfo(server, 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)

@@ -1,4 +1,4 @@
-"""Find the Spark that the environment names, before a session exists."""
+"""Find the Spark that the environment specifies, before a session exists."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
 def named_spark() -> str:
-    """Name the Spark that spark-submit, its arguments or ``SPARK_REMOTE`` have chosen; empty if an embedded one starts.
+    """Return a text that names the Spark chosen by spark-submit, its arguments or ``SPARK_REMOTE``.
 
-    Of a URL only the host and the port are told.
+    It is empty if an embedded Spark would be started. It contains no password: of a URL of Spark Connect it has only
+    the host and the port.
     """
     remote = os.environ.get("SPARK_REMOTE", "")
     if server := server_of(remote):
@@ -35,7 +36,7 @@ def named_spark() -> str:
 
 
 def server_of(remote: str) -> tuple[str, int] | None:
-    """Return the host and the port of ``SPARK_REMOTE``, of which the rest may be a secret; None if it names none.
+    """Return the host and the port in ``SPARK_REMOTE``, whose other parts may be secret; None if it has no host.
 
     Examples
     --------
@@ -47,9 +48,9 @@ def server_of(remote: str) -> tuple[str, int] | None:
 
 
 def check_server() -> None:
-    """Knock at the server that ``SPARK_REMOTE`` names; PySpark would ask one that is not there for minutes, silently.
+    """Check that the server in ``SPARK_REMOTE`` accepts connections; PySpark would retry silently for minutes.
 
-    Behind a proxy it is left to PySpark.
+    Behind a proxy nothing is checked.
 
     Raises
     ------
