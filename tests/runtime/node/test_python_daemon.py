@@ -16,6 +16,7 @@ import pytest
 
 from tests.conftest import ENVIRONMENT, RunScript
 from tests.runtime.node.test_warm_process import servers
+from tests.test_failures import is_alive
 from tests.waiting import until
 from tfos_nb.runtime.node.python_daemon import VARIABLE, wanted
 
@@ -80,10 +81,6 @@ def start(root: Path) -> Iterator[Start]:
         daemon.close()
 
 
-def is_alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-
-
 def is_forked(worker: psutil.Process) -> bool:
     return worker.name() == "pyspark.daemon"
 
@@ -144,10 +141,16 @@ python_daemon.run()
     ],
     ids=["not-wanted", "not-understood", "no-warm-process"],
 )
-def test_it_is_pysparks_own_daemon(start: Start, command: tuple[str, ...], environment: dict[str, str]) -> None:
+def test_it_is_pysparks_own_daemon_and_says_why(
+    start: Start, command: tuple[str, ...], environment: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
     worker = start(*command, **environment).worker()
     assert not is_forked(worker)
     assert VARIABLE in worker.environ() or not environment, "it was there"
+    told = capfd.readouterr().err
+    assert ("Spark's Python workers import TensorFlow themselves: " in told) == bool(environment)
+    assert not environment or "is not understood" in told or "PermissionError: the directory is another user's" in told
+    assert "0123456789abcdef" not in told
 
 
 def test_models_are_applied_by_workers_that_import_nothing_and_others_have_no_tensorflow(

@@ -6,20 +6,21 @@ import os
 import queue
 import socket
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tfos_nb.runtime.control.lifecycle import MainStarted, NodeEnded, NodeJob, Saving
-from tfos_nb.runtime.control.processes import Channel, kill_group, signal_name, start_module
+from tfos_nb.runtime.control.processes import Channel, kill_group, path_variable, signal_name, start_module
 from tfos_nb.runtime.control.reports import Heartbeat, LogLines, ReportBox
 from tfos_nb.runtime.host.gpu import GpuWatch, gpu_variables
 from tfos_nb.runtime.host.output import Output
 from tfos_nb.runtime.host.usage import ProcessUse
 from tfos_nb.runtime.node.warm_process import PROGRAMS, Fork, ForkedProcess, WarmProcess
 
-__all__ = ["Exited", "Heard", "NodeProcess", "Wrote", "environment_of"]
+__all__ = ["Exited", "Heard", "NodeProcess", "Wrote", "environment_of", "environment_to_warm"]
 
 # Blocks of rows are megabytes in size. With its defaults, glibc returns each one to the system and fetches it again,
 # page by page. That took half of a node's system time while it was fed.
@@ -220,3 +221,8 @@ def environment_of(temporary: str, env: Mapping[str, str], gpus: tuple[str, ...]
     if not gpus:
         env["CUDA_VISIBLE_DEVICES"] = "-1"
     return env
+
+
+def environment_to_warm(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables for the warm process of nodes without GPUs, changed by the user's ``env``."""
+    return {**environment_of(tempfile.gettempdir(), env), "PYTHONPATH": path_variable()}

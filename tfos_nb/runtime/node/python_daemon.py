@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import signal
 import sys
-import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from tfos_nb.runtime.node.warm_process import ForkedProcess
 
 __all__ = ["VARIABLE", "wanted"]
+
+logger = logging.getLogger(__name__)
 
 VARIABLE = "TFOS_NB_PYTHON_DAEMON"
 _LOOKS = 10  # at the daemon's workers, in the time after which it ends
@@ -46,25 +49,35 @@ def wanted(token: str, idle: float) -> dict[str, str]:
 
 def run() -> None:
     """Run PySpark's daemon, or wait for the one that the warm process has forked."""
-    token, _, idle = os.environ.pop(VARIABLE, "").partition(" ")
-    if token:
-        with contextlib.suppress(OSError, ValueError):  # the workers import TensorFlow themselves then
-            if forked := _forked(token, float(idle)):
-                sys.exit(_wait(forked))
+    wish = os.environ.pop(VARIABLE, "")
+    if wish and (forked := _forked_if_possible(wish)):
+        sys.exit(_wait(forked))
     _pyspark_daemon().manager()
+
+
+def _forked_if_possible(wish: str) -> ForkedProcess | None:
+    """Fork the daemon as :func:`wanted`; if that fails, say why in the executor's log and return None."""
+    token, _, idle = wish.partition(" ")
+    try:
+        return _forked(token, float(idle))
+    except ValueError:  # of another version; its message would contain a part of the variable
+        why = f"the value of {VARIABLE} is not understood"
+    except OSError as error:
+        why = f"the warm process cannot be reached: {type(error).__name__}: {error}"
+    logger.warning("Spark's Python workers import TensorFlow themselves: %s", why)
+    return None
 
 
 def _forked(token: str, idle: float) -> ForkedProcess | None:
     """Fork the daemon from the warm process and return it; return None on a host with GPUs or without pidfd."""
     # Imported here, because the workers of all other functions do not need these modules.
-    from tfos_nb.runtime.control.processes import path_variable
     from tfos_nb.runtime.host.gpu import host_has_gpus
-    from tfos_nb.runtime.node.process import environment_of
+    from tfos_nb.runtime.node.process import environment_to_warm
     from tfos_nb.runtime.node.warm_process import PYTHON_DAEMON, Fork, ServerTerms, WarmProcess, can_fork
 
     if host_has_gpus() or not can_fork():
         return None
-    env = {**environment_of(tempfile.gettempdir(), {}), "PYTHONPATH": path_variable()}
+    env = environment_to_warm({})
     terms = ServerTerms(token, os.getppid(), idle)
     warm = WarmProcess.of_the_application(env, terms, variables={**env, **os.environ})
     try:
@@ -76,14 +89,15 @@ def _forked(token: str, idle: float) -> ForkedProcess | None:
 
 def _wait(daemon: ForkedProcess) -> int:
     """Wait for the daemon and return its exit code. This process closes the JVM's pipes: only the daemon uses them."""
-    signal.signal(signal.SIGTERM, lambda *_: _terminate(daemon.pid))
+    signal.signal(signal.SIGTERM, partial(_terminate, daemon.pid))
     with open(os.devnull, "r+b") as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(nothing.fileno(), 1)
     return abs(daemon.wait())
 
 
-def _terminate(pid: int) -> None:
+def _terminate(pid: int, *_: object) -> None:
+    """Handle a signal by sending SIGTERM to the daemon."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
 

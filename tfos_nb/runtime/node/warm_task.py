@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import importlib
 import socket
-import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from tfos_nb.runtime.control.processes import path_variable
-from tfos_nb.runtime.node.process import environment_of
+from tfos_nb.runtime.node.process import environment_to_warm
 from tfos_nb.runtime.node.spark_task import executor_process
 from tfos_nb.runtime.node.warm_process import ServerTerms, WarmProcess, can_fork, state_on_this_host
 
@@ -59,7 +57,7 @@ class WarmTask:
     def _warmed(self) -> str:
         if not can_fork():
             return "cannot be warmed: this system does not tell of the end of another's process"
-        env = {**environment_of(tempfile.gettempdir(), self.env), "PYTHONPATH": path_variable()}
+        env = environment_to_warm(self.env)
         state = state_on_this_host(env, self.token)
         if state != "cold" or not self.idle:
             return state
