@@ -84,7 +84,7 @@ def _import_seconds() -> float:
 
 
 def empty_job_seconds(spark: SparkSession) -> float:
-    """Run an empty job."""
+    """Run an empty job, and return the seconds that it took."""
     started = time.perf_counter()
     spark.range(0, 4, 1, 4).mapInArrow(programs.no_rows, "id long").collect()
     return time.perf_counter() - started

@@ -41,6 +41,11 @@ def cluster(wires: Network, spark_home: Path, tmp_path_factory: pytest.TempPathF
 
 
 def arguments(wires: Network, cluster: Standalone, root: Path, epochs: int, **options: Any) -> list[str]:
+    program = [str(PROGRAMS / "lose_a_host.py"), str(root), str(epochs), json.dumps(options)]
+    return [*of_spark(wires, cluster), *program]
+
+
+def of_spark(wires: Network, cluster: Standalone, **more: str) -> list[str]:
     settings = {
         "spark.driver.host": wires.address,
         "spark.driver.bindAddress": wires.address,
@@ -49,9 +54,9 @@ def arguments(wires: Network, cluster: Standalone, root: Path, epochs: int, **op
         "spark.executorEnv.PYTHONPATH": PYTHONPATH,
         "spark.ui.enabled": "false",
         "spark.task.maxFailures": "100",
+        **more,
     }
-    program = [str(PROGRAMS / "lose_a_host.py"), str(root), str(epochs), json.dumps(options)]
-    return ["--master", cluster.url, *as_options(settings), *program]
+    return ["--master", cluster.url, *as_options(settings)]
 
 
 def environment(wires: Network) -> dict[str, str]:
@@ -174,9 +179,7 @@ def test_rows_of_a_task_that_spark_runs_twice_at_once_are_fed_once_or_refused(
     wires: Network, cluster: Standalone, spark_home: Path, tmp_path: Path, changes: bool
 ) -> None:
     """Spark starts the second attempt of a slow task on another host, while the first one still sends."""
-    program = arguments(wires, cluster, tmp_path, 1)
-    options = [*program[: program.index(str(PROGRAMS / "lose_a_host.py"))], *as_options(SPECULATION)]
-    given = [*options, str(PROGRAMS / "speculate.py"), str(tmp_path), str(int(changes))]
+    given = [*of_spark(wires, cluster, **SPECULATION), str(PROGRAMS / "speculate.py"), str(tmp_path), str(int(changes))]
     with submitted(given, environment(wires), tmp_path, spark_home) as running:
         if changes:
             assert until(lambda: running.ended, 180, every=0.2), running.tail

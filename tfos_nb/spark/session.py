@@ -217,8 +217,9 @@ def _embedded_conf(slots: int | None, app_name: str, conf: Mapping[str, str]) ->
         "spark.sql.execution.arrow.pyspark.enabled": "true",
     }
     settings = {**ours, **conf}
-    if settings["spark.master"].startswith("local") and _finds_this_package(_executors_python()):
-        settings.setdefault(DAEMON_CONF, PYTHON_DAEMON)
+    is_local = settings["spark.master"].startswith("local")
+    if is_local and DAEMON_CONF not in settings and _finds_this_package(_executors_python()):
+        settings[DAEMON_CONF] = PYTHON_DAEMON
     return SparkConf().setAll(list(settings.items()))
 
 

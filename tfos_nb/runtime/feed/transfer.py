@@ -154,8 +154,14 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]
                 piece = reader.read_chunk()
                 chunk = wire.expect(_Chunk, piece.app_metadata)
                 rows = sound(piece.data if chunk.block < 0 else grants.used(chunk), reader.schema)
-                fingerprints = {"follows": chunk.follows, "known": chunk.known}
-                feed.accept(ticket.partition, chunk.spans, rows, attempt=ticket.attempt, **fingerprints)
+                feed.accept(
+                    ticket.partition,
+                    chunk.spans,
+                    rows,
+                    attempt=ticket.attempt,
+                    follows=chunk.follows,
+                    known=chunk.known,
+                )
                 del rows  # otherwise this thread holds the block until the next batch
                 if chunk.spent:
                     grants.next()
