@@ -14,7 +14,7 @@ __all__ = ["active_clusters", "begin", "end"]
 
 
 class _Ended(Protocol):
-    """What is asked of a cluster that has ended."""
+    """Interface of a cluster that has ended."""
 
     @property
     def log_bytes(self) -> int: ...
@@ -22,20 +22,20 @@ class _Ended(Protocol):
     def shorten_logs(self, most: int | None = None) -> None: ...
 
 
-_LOGS_OF_ENDED = 32 << 20  # bytes, about, of all clusters that have ended; of the oldest ones little is left
+_LOGS_OF_ENDED = 32 << 20  # approximate bytes of log of all ended clusters; the oldest clusters keep few lines
 _lock = threading.Lock()
 _living: dict[str, Any] = {}
 _ended: list[weakref.ref[_Ended]] = []
 
 
 def begin(cluster: Any) -> None:
-    """Note that a cluster has been started; it is known by its ``id``."""
+    """Record a started cluster by its ``id``."""
     with _lock:
         _living[cluster.id] = cluster
 
 
 def end(cluster: Any) -> None:
-    """Note that it has ended, and have those that have ended keep no more than so much of their logs together."""
+    """Record that a cluster has ended, and shorten the logs of ended clusters to their common limit."""
     with _lock:
         _living.pop(cluster.id, None)
         _ended.append(weakref.ref(cluster))
@@ -43,12 +43,12 @@ def end(cluster: Any) -> None:
         _ended[:] = map(weakref.ref, ended)
     left = _LOGS_OF_ENDED
     for one in reversed(ended):
-        if one.log_bytes > left:  # of the newest one, of which somebody may just have seen the end, as much as can be
+        if one.log_bytes > left:  # the newest cluster, whose end a user may just have seen, keeps as much as possible
             one.shorten_logs(left if one is cluster else None)
         left -= min(one.log_bytes, left)
 
 
 def active_clusters() -> tuple[Any, ...]:
-    """Return those that have not ended, the oldest first."""
+    """Return the clusters that have not ended, the oldest first."""
     with _lock:
         return tuple(_living.values())

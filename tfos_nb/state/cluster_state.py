@@ -1,7 +1,7 @@
-"""State of a cluster at one moment: immutable, with all that a rendering needs.
+"""State of a cluster at one moment: immutable, with everything that a view needs.
 
 The driver changes its own records (:mod:`tfos_nb.driver.membership`), and makes a new :class:`ClusterState` for each
-request. Nothing here depends on Spark, gRPC or a notebook.
+request. Nothing in this module depends on Spark, gRPC or a notebook.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = [
 ]
 
 WITHOUT = "; the others go on without "
-"""Behind a cluster's error while it recovers, before the names of those that are not waited for."""
+"""Text after a cluster's error while it recovers, before the names of the nodes without which it continues."""
 
 JOINED, LEAVING = " joined", " not wanted any more"
-"""Behind the names of those for which it gathers, where nobody was lost."""
+"""Texts after the names of nodes that join or leave, if a cluster starts again and no node was lost."""
 
 
 class NodeStatus(str, enum.Enum):
-    """Where a node is in its life."""
+    """Status of a node."""
 
     PLANNED = "PLANNED"
     RESERVED = "RESERVED"
@@ -44,12 +44,12 @@ class NodeStatus(str, enum.Enum):
 
     @property
     def ended(self) -> bool:
-        """Whether the node's process has ended finally."""
+        """Whether the node's process has ended and will not be started again."""
         return self in (NodeStatus.DONE, NodeStatus.FAILED, NodeStatus.LOST, NodeStatus.STOPPED)
 
 
 class ClusterStatus(str, enum.Enum):
-    """Where a cluster is in its life."""
+    """Status of a cluster."""
 
     PLANNED = "PLANNED"
     STARTING = "STARTING"
@@ -62,13 +62,13 @@ class ClusterStatus(str, enum.Enum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of the cluster runs any more."""
+        """Whether no part of the cluster runs any more."""
         return self in (ClusterStatus.DONE, ClusterStatus.FAILED, ClusterStatus.STOPPED)
 
 
 @dataclass(frozen=True)
 class GpuUse:
-    """What a node's GPU does: its share of busy time in percent, and its memory in bytes."""
+    """Use of a node's GPU: its busy time in percent, and its memory in bytes."""
 
     name: str = ""
     percent: float | None = None
@@ -78,7 +78,7 @@ class GpuUse:
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line that a node wrote; ``time`` is when the driver got it, in seconds since 1970."""
+    """A line of a node's output. ``time`` is when the driver received it, in seconds since 1970."""
 
     time: float
     node: str
@@ -89,12 +89,12 @@ class LogLine:
 class NodeState:
     """One node at one moment.
 
-    ``epoch`` counts from 1 as people do; ``step`` is the step within the epoch; ``rows_per_second`` is what the node's
-    dataset handed to TensorFlow of late. ``metrics`` holds the newest loss and metrics by name, ``loss`` first;
-    ``curves`` how each of them went since the start, in at most 48 points evenly spread. ``phase`` is what Keras does:
-    ``"fit"``, ``"evaluate"``, or empty if it does not say. ``gpus`` are the GPUs' addresses as Spark gives them,
-    ``gpu_use`` what they do, where NVML tells. ``seconds_left`` is until the node's last epoch ends, at its pace of
-    late.
+    ``epoch`` counts from 1. ``step`` is the step within the epoch. ``rows_per_second`` is the recent rate at which the
+    node's dataset gives rows to TensorFlow. ``metrics`` has the newest loss and metrics by name, ``loss`` first.
+    ``curves`` has the course of each of them since the start, in at most 48 evenly spaced points. ``phase`` is what
+    Keras does: ``"fit"``, ``"evaluate"``, or empty if it is not known. ``gpus`` are the GPUs' addresses from Spark, and
+    ``gpu_use`` is their use, if NVML reports it. ``seconds_left`` is the time until the node's last epoch ends, at its
+    recent pace.
     """
 
     node: str
@@ -127,7 +127,7 @@ class NodeState:
 
 @dataclass(frozen=True)
 class FeedProgress:
-    """How far the feed under way has come: partitions of the DataFrame read, rows delivered, passes asked for."""
+    """Progress of the current feed: partitions of the DataFrame read, rows delivered, and passes requested."""
 
     partitions_done: int = 0
     partitions: int = 0
@@ -141,8 +141,8 @@ class ClusterState:
 
     ``id`` identifies it among all clusters of the machine, also in URLs. ``generation`` counts how often its nodes were
     started. ``elapsed`` is the number of seconds since launch. ``error`` is the text of the first failure. ``log`` has
-    the newest lines of all nodes, the oldest first. ``log_dir`` is the directory that TensorBoard shows, empty without
-    TensorBoard. ``plan`` is the printed plan.
+    the newest lines of all nodes, the oldest first. ``log_dir`` is the directory that TensorBoard shows; it is empty
+    without TensorBoard. ``plan`` is the printed plan.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Curve of a number since the start of a run, in a few points, however long the run is."""
+"""Curve of a number since the start of a run, in a limited number of points however long the run is."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 __all__ = ["POINTS", "Curve"]
 
 POINTS = 48
-"""The most points that a curve has."""
+"""Maximum number of points of a curve."""
 
 
 @dataclass
 class _Point:
-    """Some values that came one after another: how many, how many of them finite, and the mean of those."""
+    """Summary of consecutive values: their number, the number of finite ones, and the mean of the finite ones."""
 
     values: int = 0
     finite: int = 0
@@ -23,7 +23,7 @@ class _Point:
         if finite:
             share = finite / (self.finite + finite)
             both = mean if not self.finite else self.mean * (1 - share) + mean * share
-            # Rounding must not lead out of what was there, least of all beyond the largest number.
+            # Rounding must not move the mean out of the range of the values, and never beyond the largest float.
             low, high = sorted((mean, self.mean if self.finite else mean))
             self.mean = min(max(both, low), high)
         self.values += values
@@ -31,10 +31,11 @@ class _Point:
 
 
 class Curve:
-    """At most :data:`POINTS` means of equally many values each, in order; only the last may be of fewer.
+    """At most :data:`POINTS` means in order, each of the same number of values. The last may have fewer values.
 
-    When it is full, neighbours are merged, and from then on each point stands for twice as many values. A value that is
-    not finite counts for the time it took, not for the mean; a point without any finite value is NaN, a gap.
+    When the curve is full, neighbours are merged, and from then on each point stands for twice as many values. A value
+    that is not finite counts as a value of its point, but not in the mean. A point without a finite value is NaN, a
+    gap.
 
     Examples
     --------
@@ -47,11 +48,11 @@ class Curve:
 
     def __init__(self) -> None:
         self._points: list[_Point] = []
-        self._means: list[float] = []  # theirs: they are looked at more often than one is added
+        self._means: list[float] = []  # means of the points, kept because they are read more often than changed
         self._each = 1
 
     def add(self, value: float) -> None:
-        """Take the next value."""
+        """Add the next value."""
         if not self._points or self._points[-1].values == self._each:
             if len(self._points) == POINTS:
                 self._halve()

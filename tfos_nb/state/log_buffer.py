@@ -1,4 +1,4 @@
-"""The lines that the nodes of a cluster wrote of late, as the driver keeps them: in bounded memory, with the time."""
+"""Keep the newest lines of output of a cluster's nodes in the driver, with their times, in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tfos_nb.truncate import clip, clip_telling
 
 __all__ = ["LogBook", "brief_line"]
 
-_NODE_BYTES, _TEXT_BYTES = 24, 400  # of a line, as a page gets it
-_LINES_KEPT, _CHARACTERS_KEPT = 10_000, 1 << 21  # of each node, but
-_LINES_OF_ALL, _CHARACTERS_OF_ALL = 1_000_000, 1 << 28  # shared out among many, and
-_LINES_AT_LEAST, _CHARACTERS_AT_LEAST = 200, 1 << 16
-_NEWEST_KEPT = 1_000  # of all nodes
-_OF_ENDED, _CHARACTERS_OF_ENDED = 50, 1 << 14  # of each node, in a cluster that ended before others
-_BETWEEN = 1e-6
-_OF_A_LINE = 200  # bytes, about, beside its characters
+_NODE_BYTES, _TEXT_BYTES = 24, 400  # maximum sizes of the node's name and the text in a line that is sent to a page
+_LINES_KEPT, _CHARACTERS_KEPT = 10_000, 1 << 21  # maximum of each node
+_LINES_OF_ALL, _CHARACTERS_OF_ALL = 1_000_000, 1 << 28  # maximum of all nodes, divided equally among them
+_LINES_AT_LEAST, _CHARACTERS_AT_LEAST = 200, 1 << 16  # maximum of each node if they are very many
+_NEWEST_KEPT = 1_000  # newest lines of all nodes together
+_OF_ENDED, _CHARACTERS_OF_ENDED = 50, 1 << 14  # maximum of each node in a cluster that ended before others
+_BETWEEN = 1e-6  # seconds, the least difference between the times of two lines
+_OF_A_LINE = 200  # approximate bytes of a line besides its characters
 
 
 class _Lines:
-    """One node's lines, with the seconds since 1970 at which they came."""
+    """One node's lines, with the times at which they were received, in seconds since 1970."""
 
     def __init__(self, nodes: int) -> None:
         self.kept: deque[tuple[float, str]] = deque()
@@ -47,12 +47,14 @@ class _Lines:
 
 
 class LogBook:
-    """Keeps the newest lines of each node. No two lines have the same time, so a time says where to go on reading.
+    """Keep the newest lines of each node.
+
+    No two lines have the same time. So a reader can continue after the time of its last line.
 
     Parameters
     ----------
     nodes : iterable of str
-        Whose lines there will be.
+        Names of the nodes whose lines are kept.
     """
 
     def __init__(self, nodes: Iterable[str]) -> None:
@@ -62,7 +64,7 @@ class LogBook:
         self._last = 0.0
 
     def expect(self, nodes: Iterable[str]) -> None:
-        """Keep the lines of these nodes too."""
+        """Keep the lines of these nodes as well."""
         names = self._lines.keys() | set(nodes)
         for node in names - self._lines.keys():
             self._lines[node] = _Lines(len(names))
@@ -71,17 +73,17 @@ class LogBook:
         """Keep lines that a node wrote, in their order."""
         now = time.time()
         for text in lines:
-            self._last = max(now, self._last + _BETWEEN)  # should the clock be set back, the order stays
+            self._last = max(now, self._last + _BETWEEN)  # keeps the order even if the clock is set back
             self._lines[node].add(self._last, text)
             self._newest.append(LogLine(self._last, node, text))
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, about."""
+        """Approximate size in bytes."""
         return sum(lines.size for lines in self._lines.values())
 
     def shorten(self, most: int | None = None) -> None:
-        """Keep some of each node's last lines only; so many that they take at most these bytes, all together."""
+        """Keep only some of each node's last lines: 50, or as many as all together take at most ``most`` bytes."""
         kept = _OF_ENDED, _CHARACTERS_OF_ENDED
         if most is not None:
             of_each = most // max(1, len(self._lines)) // 2
@@ -91,11 +93,14 @@ class LogBook:
         self._newest = deque(self.tail(_OF_ENDED), maxlen=_NEWEST_KEPT)
 
     def texts(self, node: str) -> list[str]:
-        """Return the lines of a node that are kept, without their times."""
+        """Return the kept lines of a node, without their times."""
         return [text for _, text in self._lines[node].kept]
 
     def lines(self, node: str, after: float | None = None, limit: int | None = None) -> list[LogLine]:
-        """Return the newest lines of a node, or the first ones that came after a time; in their order."""
+        """Return, in order, the newest ``limit`` lines of a node, or the first ``limit`` lines after a time.
+
+        Without ``limit`` all of them are returned.
+        """
         kept: Iterable[tuple[float, str]] = self._lines[node].kept
         if after is not None:
             kept = islice(((at, text) for at, text in kept if at > after), limit)
@@ -104,7 +109,7 @@ class LogBook:
         return [LogLine(at, node, text) for at, text in kept]
 
     def tail(self, count: int) -> list[LogLine]:
-        """Return the newest lines of all nodes, the oldest first."""
+        """Return the newest ``count`` lines of all nodes, the oldest first."""
         if count <= len(self._newest) or len(self._newest) < _NEWEST_KEPT:
             return list(islice(self._newest, max(0, len(self._newest) - count), None))
         every = [LogLine(at, node, text) for node, lines in self._lines.items() for at, text in lines.kept]
@@ -112,8 +117,9 @@ class LogBook:
 
 
 def brief_line(line: LogLine) -> list[Any]:
-    """Write a line of the log as a page gets it, by whichever way: the time to a tenth, the text cut.
+    """Return a line of the log as it is sent to a page: time rounded to a tenth of a second, node, and cut text.
 
-    The two ways must agree, since the page tells by the whole line which ones it has already.
+    A page can receive lines by two ways. Both must use this function, since the page compares whole lines to find the
+    ones that it already has.
     """
     return [round(line.time, 1), clip(line.node, _NODE_BYTES), clip_telling(line.text, _TEXT_BYTES)]

@@ -1,4 +1,4 @@
-"""Order of metrics: the same in every view, independent of the order in which the nodes report."""
+"""Order of metrics, which is the same in every view and independent of the order in which the nodes report."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 @functools.lru_cache(maxsize=256)
 def _sorted(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Sort them once: all nodes of a cluster report the same ones, with each step."""
+    """Sort names. The result is cached, because all nodes of a cluster report the same names with each step."""
     return tuple(sorted(names, key=rank))

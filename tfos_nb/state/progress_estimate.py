@@ -12,19 +12,19 @@ from tfos_nb.runtime.control.reports import EVALUATE, OVER, StepReport
 __all__ = ["ProgressEstimate"]
 
 _OF_LATE = 30.0  # seconds of training over which the pace is measured
-_AT_LEAST = 6  # closings and openings, if there are not as many in that time
+_AT_LEAST = 6  # minimum number of closings and openings that are kept, even if they took longer than that
 _KEPT = 256
-_KNOWN_AFTER = 1.0  # seconds
+_KNOWN_AFTER = 1.0  # seconds that must have been measured before there is an estimate
 
 
 class _Mark(NamedTuple):
     time: float
     position: float  # in epochs, from 0
-    ended: int  # epochs, with all that belongs to their ends
+    ended: int  # number of ended epochs, including their validations and callbacks
 
 
 class _Way(NamedTuple):
-    """From one mark to a later one."""
+    """Difference between one mark and a later one."""
 
     seconds: float = 0.0
     epochs: float = 0.0
@@ -51,16 +51,16 @@ class ProgressEstimate:
     def _forget(self) -> None:
         self._last: _Mark | None = None
         self._epochs = 0
-        self._steps: deque[_Way] = deque(maxlen=_KEPT)  # of training alone
-        self._between: deque[_Way] = deque(maxlen=_KEPT)  # closings, which have an end, and openings
-        self._closing = _Way()  # the one under way
-        self._evaluated_meanwhile = False  # since the last mark
+        self._steps: deque[_Way] = deque(maxlen=_KEPT)  # only training steps
+        self._between: deque[_Way] = deque(maxlen=_KEPT)  # ends of epochs (``ends`` > 0) and starts of epochs
+        self._closing = _Way()  # the current end of an epoch
+        self._evaluated_meanwhile = False  # whether there was an evaluation since the last mark
         self._evaluating_since: float | None = None
         self._evaluated = 0.0
         self._share_evaluated = 0.0
 
     def take(self, report: StepReport) -> None:
-        """Take the next report."""
+        """Use the next report."""
         self._news = True
         if report.phase == EVALUATE:
             self._take_evaluation(report)
@@ -74,7 +74,7 @@ class ProgressEstimate:
             if last is not None and report.epochs == self._epochs and all(map(ge, mark, last)):
                 self._go(last, mark)
             else:
-                self._forget()  # the first, another fit, or a restart
+                self._forget()  # the first report, another fit, or a restart
             self._last, self._epochs, self._evaluated_meanwhile = mark, report.epochs, False
         self._evaluating_since = None
 
@@ -86,7 +86,7 @@ class ProgressEstimate:
             return _Mark(report.time, before + 1.0, before + 1)
         if report.step is not None and report.steps:
             return _Mark(report.time, before + min(1.0, report.step / report.steps), before)
-        # Of unknown length: its first step is as good as its beginning, and the others say nothing.
+        # The epoch's length is unknown: the first step counts as its start, and later steps give no position.
         return _Mark(report.time, float(before), before) if self._last is None else None
 
     def _go(self, last: _Mark, mark: _Mark) -> None:
@@ -110,7 +110,7 @@ class ProgressEstimate:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the last epoch ends, as they were at the last report; None until they are known."""
+        """Seconds until the last epoch ends, estimated at the last report; None until they are known."""
         if self._news:
             self._news = False
             left = self._reckon()
@@ -127,12 +127,12 @@ class ProgressEstimate:
         known = steps.seconds + closings.seconds + openings.seconds
         if known < _KNOWN_AFTER or not (steps.epochs or closings.ends):
             return None
-        # Where epochs are too short to see a step in, all of them is closing and opening.
+        # If epochs are too short for a report of a step, all their time counts as closing and opening.
         for_steps = steps.seconds / steps.epochs if steps.epochs else 0.0
         closing = self._for_closing(for_steps, closings)
         if closing is None:
             return None
-        # An epoch that is too short to see its opening has it in its closing.
+        # If an epoch is too short for a report of its opening, its closing includes the opening.
         count = len(seen) if len(seen) + 1 >= closings.ends else closings.ends
         opening = max(0.0, openings.seconds - for_steps * openings.epochs) / max(1, count)
         to_close = self._epochs - last.ended
@@ -146,7 +146,7 @@ class ProgressEstimate:
             return max(0.0, closings.seconds - for_steps * closings.epochs) / closings.ends
         if self._evaluating_since is None:
             return 0.0
-        # The first of all is under way.
+        # The first evaluation is running.
         return self._evaluated / self._share_evaluated if self._share_evaluated else None
 
 
@@ -155,7 +155,7 @@ def _is_end(mark: _Mark) -> bool:
 
 
 def _keep(ways: deque[_Way], way: _Way, least: int) -> None:
-    """Take one more, and let go of those that are not of late."""
+    """Append ``way``, and drop the oldest ones beyond the last ``_OF_LATE`` seconds, but keep at least ``least``."""
     ways.append(way)
     seconds = sum(one.seconds for one in ways)
     while len(ways) > least and seconds - ways[0].seconds >= _OF_LATE:
