@@ -1,4 +1,4 @@
-"""The magics: ``%load_ext tfos_nb`` comes here."""
+"""Register the magics with IPython, for ``%load_ext tfos_nb``."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _CLASSES: tuple[type[Magics], ...] = (TfosMagics, ClusterLines, SparkLines)
 def load(
     ipython: InteractiveShell, launch: Launch | None = None, provided: Mapping[str, Callable[..., Any]] | None = None
 ) -> None:
-    """Register the magics and their completion with a shell. Loading them again replaces them.
+    """Register the magics and their completion with a shell. A second call replaces them.
 
     Parameters
     ----------
     ipython : InteractiveShell
         The user's shell.
     launch : callable, optional
-        What starts a cluster, instead of :func:`tfos_nb.launch`.
+        Starts a cluster, instead of :func:`tfos_nb.launch`.
     provided : mapping of str to callable, optional
-        What :class:`~tfos_nb.magics.lines.ClusterLines` calls, instead of this package's own.
+        Functions that :class:`~tfos_nb.magics.lines.ClusterLines` calls instead of this package's own, by name.
     """
     unload(ipython)
     magics = TfosMagics(ipython, launch)
@@ -45,14 +45,14 @@ def load(
 
 
 def _use_session(prewarm: bool) -> None:
-    """Warm the executors of the session that is there already, if any; let it read and write TFRecord files by name."""
+    """If a session exists, warm its executors if ``prewarm``, and register the TFRecord format with it."""
     if "pyspark" not in sys.modules:
         return
     from tfos_nb.driver.prewarm import begin
     from tfos_nb.spark.session import active_session
     from tfos_nb.spark.tfrecord_source import register_quietly
 
-    with contextlib.suppress(Exception):  # of a Spark that has died, which is no reason to have no magics
+    with contextlib.suppress(Exception):  # Spark may have died, and the magics must be loaded nevertheless
         session = active_session()
         if session is not None:
             if prewarm:
@@ -61,7 +61,7 @@ def _use_session(prewarm: bool) -> None:
 
 
 def unload(ipython: InteractiveShell) -> None:
-    """Take the magics away again; clusters that run go on."""
+    """Remove the magics from a shell. Running clusters continue."""
     for magics in _CLASSES:
         for kind, names in magics.magics.items():
             for name in names:

@@ -20,7 +20,7 @@ def predict(df: DataFrame, model: str, *, inputs: Sequence[str] | None, output: 
     Raises
     ------
     PlanError
-        As :func:`tfos_nb.predict` does, in the words of the magic's line.
+        As in :func:`tfos_nb.predict`, but the message names the options of the magic's line.
     """
     check_frame(df)
     asked = Asked(inputs, output, batch_size, words=LINE)

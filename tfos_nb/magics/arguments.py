@@ -1,4 +1,4 @@
-"""Common parts of all magics' lines: words, one-line errors with the nearest valid word, the user's variables.
+"""Parse the lines of all magics: split words, report errors in one line, and look up the user's variables.
 
 A parser never prints and never exits: a line with an error raises :class:`~tfos_nb.errors.PlanError`.
 """
@@ -32,16 +32,16 @@ _HELP = ("-h", "--help", "-help", "-?")
 
 
 class LineParser(argparse.ArgumentParser):
-    """An argument parser for one magic, which raises where argparse prints and exits.
+    """Argument parser for one magic. It raises an error where argparse would print and exit.
 
     Parameters
     ----------
     magic : str
-        The magic as it is written: ``"%tfos_stop"``.
+        The magic as the user writes it: ``"%tfos_stop"``.
     usage : str
-        What follows it: ``"[NAME] [--now]"``.
+        The arguments after it: ``"[NAME] [--now]"``.
     description : str
-        What it does.
+        Description of the magic.
     """
 
     def __init__(self, magic: str, usage: str, description: str) -> None:
@@ -58,12 +58,12 @@ class LineParser(argparse.ArgumentParser):
         )
 
     def understand(self, line: str) -> argparse.Namespace:
-        """Parse a line.
+        """Parse a line and return its arguments.
 
         Raises
         ------
         PlanError
-            If it cannot be understood; the message is one line.
+            If the line is not valid. The message is one line.
         """
         words = split_line(line)
         self._refuse_strange(words)
@@ -76,34 +76,34 @@ class LineParser(argparse.ArgumentParser):
         return found
 
     def require(self, found: argparse.Namespace, name: str, metavar: str) -> str:
-        """Return an argument that must be on the line."""
+        """Return an argument that the line must have; raise PlanError if it is missing."""
         value = getattr(found, name)
         if value is None:
             raise PlanError(f"{self.magic}: {metavar} is missing: {self.line}")
         return str(value)
 
     def document(self) -> str:
-        """Write what the magic's ``?`` shows."""
+        """Return the text that the magic's ``?`` shows."""
         return self.format_help()
 
     def options(self) -> dict[str, argparse.Action]:
-        """Return every option by what it is called on the line."""
+        """Return all options, by the names that they have on the line."""
         return {option: action for action in self._actions for option in action.option_strings}
 
     def arguments(self) -> list[argparse.Action]:
-        """Return all arguments, those by place and the options, in the order of the help."""
+        """Return all arguments, positional ones and options, in the order of the help."""
         return list(self._actions)
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse would print."""
+        """Raise a PlanError with the message that argparse would print."""
         raise PlanError(message)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """Raise where argparse would end the process."""
+        """Raise a PlanError where argparse would end the process."""
         raise PlanError(message or f"the line ended with {status}")
 
     def _refuse_strange(self, words: list[str]) -> None:
-        """Say what a word is that would be taken for a NAME: a comment, or an option whose dashes became one."""
+        """Refuse words that would be mistaken for a NAME: comments, and options that begin with an en or em dash."""
         for word in words:
             if word.startswith("#"):
                 raise PlanError(f"{word}: a magic's line cannot have a comment; write it below")
@@ -125,7 +125,7 @@ class LineParser(argparse.ArgumentParser):
 
 
 def _say(error: argparse.ArgumentError) -> str:
-    """Say argparse's error in our words: the option, what was given, what it takes."""
+    """Return our message for an error of argparse: the option, what was given, and what it accepts."""
     option = error.argument_name or ""
     message = error.message or "it cannot be understood"
     if message.startswith("expected"):
@@ -138,7 +138,7 @@ def _say(error: argparse.ArgumentError) -> str:
 
 
 def split_line(line: str) -> list[str]:
-    """Split a line into words, with a shell's quotes."""
+    """Split a line into words, with the quoting rules of a shell."""
     try:
         return shlex.split(line)
     except ValueError:
@@ -146,14 +146,14 @@ def split_line(line: str) -> list[str]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Say which known word was probably meant: ``"; did you mean train_df?"``, or nothing."""
+    """Return a hint to the most similar known word, ``"; did you mean train_df?"``; empty if none is similar."""
     by_small_letters = {name.casefold(): name for name in sorted(known)}
     close = difflib.get_close_matches(word.casefold(), by_small_letters, n=1, cutoff=0.6)
     return f"; did you mean {by_small_letters[close[0]]}?" if close else ""
 
 
 def whole(text: str) -> int:
-    """Read a whole number."""
+    """Convert text to a whole number."""
     try:
         return int(text)
     except ValueError:
@@ -161,7 +161,7 @@ def whole(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Read a number of seconds above 0."""
+    """Convert text to a number of seconds, more than 0."""
     try:
         value = float(text)
     except ValueError:
@@ -172,7 +172,7 @@ def seconds(text: str) -> float:
 
 
 def assignment(text: str) -> tuple[str, str]:
-    """Read KEY=VALUE."""
+    """Split KEY=VALUE into the key and the value."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise argparse.ArgumentTypeError(f"{text}: must be KEY=VALUE")
@@ -180,7 +180,7 @@ def assignment(text: str) -> tuple[str, str]:
 
 
 def check_identifier(name: str, metavar: str = "NAME") -> None:
-    """Refuse what cannot become a variable, or would hide one of Python's own names."""
+    """Refuse a name that is not a valid variable name, or would hide one of Python's built-in names."""
     if not name.isidentifier() or keyword.iskeyword(name):
         better = "".join(char if char.isalnum() else "_" for char in name)
         hint = f"; {better} is one" if better.isidentifier() and not keyword.iskeyword(better) else ""
@@ -190,29 +190,29 @@ def check_identifier(name: str, metavar: str = "NAME") -> None:
 
 
 def is_data(value: object) -> bool:
-    """Whether rows can be fed from this: a DataFrame (classic or Connect), an RDD, a stream. Imports no Spark."""
-    # the type is asked: a Column of Spark has every attribute that one asks it for
+    """Return whether a value can be fed: a DataFrame (classic or Connect), an RDD, or a stream. Imports no Spark."""
+    # check the type, because an instance of Spark's Column has an attribute of any name
     kind = type(value)
     return kind is not type and any(hasattr(kind, method) for method in ("mapInArrow", "mapPartitions", "foreachBatch"))
 
 
 def find_variable(option: str, name: str, namespace: Mapping[str, Any], known: Iterable[str] | None = None) -> Any:
-    """Look a variable of the user up.
+    """Return the value of a user's variable.
 
     Raises
     ------
     PlanError
-        If there is none of that name.
+        If no variable has that name. The message may suggest one of ``known``, by default all the user's variables.
     """
     if name not in namespace:
         own = (other for other, value in namespace.items() if not (other.startswith("_") or callable(value)))
-        names = own if known is None else known  # IPython keeps open, exit and quit among the user's names
+        names = own if known is None else known  # IPython adds open, exit and quit to the user's names
         raise PlanError(f"{option} {name}: no such variable{nearest(name, names)}")
     return namespace[name]
 
 
 def find_data(name: str, namespace: Mapping[str, Any], option: str = "--data") -> Any:
-    """Look the DataFrame or RDD up that a line names."""
+    """Return the DataFrame, RDD or stream that a line names; raise PlanError for any other value."""
     sources = [other for other, value in namespace.items() if is_data(value) and not other.startswith("_")]
     value = find_variable(option, name, namespace, sources)
     if is_data(value):

@@ -1,7 +1,7 @@
 """Turn a cell's text into the function that runs on the nodes.
 
-The cell is run in the user's namespace as IPython would run it. It has a file name that ``linecache`` knows, and the
-line numbers of the notebook's cell. So tracebacks, here and from the nodes, show the user's own lines.
+The cell is run in the user's namespace, as IPython would run it. It gets a file name that ``linecache`` knows, and the
+line numbers of the notebook's cell. So tracebacks in the kernel and from the nodes show the user's own lines.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Main = Callable[[Any, Any], Any]
 
 
 class CellSyntaxError(TfosError):
-    """The cell is no Python. Shown as IPython shows a syntax error of any cell."""
+    """The cell has a syntax error. It is shown like the syntax error of any other cell in IPython."""
 
     def __init__(self, error: SyntaxError, lines: list[str]) -> None:
         super().__init__(str(error))
@@ -42,14 +42,14 @@ class CellSyntaxError(TfosError):
 
 @dataclass(frozen=True)
 class CellProgram:
-    """What a cell gives to the nodes.
+    """The function of a cell that runs on the nodes.
 
     Attributes
     ----------
     function : callable
         The function that takes (args, ctx).
     note : str
-        What the user should know of the choice; empty if there was none.
+        A note for the user about the choice of the function; empty if only one was possible.
     """
 
     function: Main
@@ -58,7 +58,7 @@ class CellProgram:
 
 @dataclass(frozen=True)
 class ParsedCell:
-    """A cell that is Python and has been asked for its function, but has not run."""
+    """A cell that was parsed and whose function was chosen, but that has not run."""
 
     shell: InteractiveShell
     tree: ast.Module
@@ -68,17 +68,17 @@ class ParsedCell:
 
     @property
     def names(self) -> set[str]:
-        """The functions and classes that the cell defines."""
+        """Names of the functions and classes that the cell defines."""
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
         return {node.name for node in self.tree.body if isinstance(node, kinds)}
 
     def run(self) -> CellProgram:
-        """Run the cell in the user's namespace and take its function.
+        """Run the cell in the user's namespace and return its function.
 
         Raises
         ------
         Exception
-            Whatever the cell raises, with the user's own traceback.
+            Any exception of the cell, with the user's own traceback.
         """
         code = self.shell.compile(self.tree, self.filename, "exec")  # type: ignore[arg-type]  # a tree is fine
         try:
@@ -91,21 +91,21 @@ class ParsedCell:
 
 
 def parse_cell(shell: InteractiveShell, text: str, fn: str | None = None) -> ParsedCell:
-    """Read a cell and choose its function, before anything runs.
+    """Parse a cell and choose its function, before anything runs.
 
     Parameters
     ----------
     shell : InteractiveShell
-        The user's shell: its input transformations, its compiler, its namespace.
+        The user's shell. Its input transformations, compiler and namespace are used.
     text : str
         The cell without its first line; empty if the function is outside it.
     fn : str, optional
-        The function's name, in the cell or in the namespace.
+        Name of the function, in the cell or in the namespace.
 
     Raises
     ------
     CellSyntaxError
-        If the cell is no Python.
+        If the cell has a syntax error.
     PlanError
         If it has no function that takes (args, ctx).
     """
@@ -125,18 +125,18 @@ def parse_cell(shell: InteractiveShell, text: str, fn: str | None = None) -> Par
 
 
 def _at_its_lines(source: str, text: str) -> str:
-    """Move the source down to the lines that it has in the notebook: the magic's own line is above it."""
+    """Prepend blank lines to the source, so that its line numbers are those of the cell with the magic's line."""
     blank = len(text) - len(text.lstrip("\n"))  # IPython's transformation drops leading blank lines
     return "\n" * (1 + blank) + source
 
 
 def _register(shell: InteractiveShell, source: str) -> str:
-    """Give the cell a file name under which tracebacks, here and on a node, find its lines.
+    """Register the cell's source under a file name that tracebacks in the kernel and on a node show; return the name.
 
-    IPython's own name for it would be ``/tmp/ipykernel_123/456.py``, which says nothing on a node: a node's traceback
-    is Python's, and has no IPython to translate the name.
+    IPython's own name would be ``/tmp/ipykernel_123/456.py``. On a node, which has no IPython to translate the name, it
+    would mean nothing to the user.
     """
-    history = shell.history_manager  # IPython 9 counts execution_count up before the cell runs, older ones after
+    history = shell.history_manager  # IPython 9 increments execution_count before the cell runs, older ones after it
     count = len(history.input_hist_parsed) - 1 if history is not None else shell.execution_count
     name = f"Cell In[{count}]"
     lines = source.splitlines(keepends=True)
@@ -161,7 +161,7 @@ def _choose(functions: list[ast.FunctionDef | ast.AsyncFunctionDef]) -> tuple[st
 def _find(
     fn: str, functions: list[ast.FunctionDef | ast.AsyncFunctionDef], tree: ast.Module, namespace: dict[str, Any]
 ) -> str:
-    """Check that the function that --fn names is there, or will be when the cell has run."""
+    """Check that the function that --fn names exists, or will exist when the cell has run; return its name."""
     inside = {node.name: node for node in functions}
     if fn in inside:
         node = inside[fn]
@@ -173,7 +173,7 @@ def _find(
     if fn not in namespace:
         kinds = types.FunctionType, partial
         own = (name for name, value in namespace.items() if isinstance(value, kinds) and not name.startswith("_"))
-        known = [*inside, *(name for name in own if not hasattr(builtins, name))]  # IPython has an open of its own
+        known = [*inside, *(name for name in own if not hasattr(builtins, name))]  # IPython adds its own open
         here = f"; the cell has {', '.join(inside)}" if inside else ""
         raise PlanError(f"--fn {fn}: no such function{nearest(fn, known) or here}")
     value = namespace[fn]
@@ -184,12 +184,12 @@ def _find(
     except TypeError:
         raise PlanError(f"--fn {fn}: it is {fn}{inspect.signature(value)}, and it is called with (args, ctx)") from None
     except ValueError:
-        pass  # a function in C without a signature: whoever names it knows
+        pass  # a function in C without a signature cannot be checked
     return fn
 
 
 def _assigned(tree: ast.Module) -> set[str]:
-    """Names that the cell gives to something at its top level: ``main = partial(train, 3)``, ``from x import main``."""
+    """Return the names that the cell assigns or imports at its top level, as in ``main = partial(train, 3)``."""
     names: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.Assign):
@@ -204,7 +204,7 @@ def _names(arguments: ast.arguments) -> list[str]:
 
 
 def _takes_two(arguments: ast.arguments) -> bool:
-    """Whether exactly two positional arguments must be given, and nothing by keyword."""
+    """Return whether a function needs exactly two positional arguments and no keyword arguments."""
     required = len(_names(arguments)) - len(arguments.defaults)
     return required == 2 and all(default is not None for default in arguments.kw_defaults)
 
@@ -215,12 +215,12 @@ def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 
 
 def _show_only_the_cell(shell: InteractiveShell, error: Exception) -> None:
-    """Let IPython render the traceback from the user's first frame on, without the magic's frames above it."""
+    """Let IPython show the traceback from the user's first frame on, without the magic's frames above it."""
     frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
-    if isinstance(error, SyntaxError):  # of a module that the cell imports: IPython has its own way
+    if isinstance(error, SyntaxError):  # in a module that the cell imports: IPython shows these in its own way
         return
     render = partial(shell.InteractiveTB.structured_traceback, type(error), error, frames, tb_offset=0)
     try:
         error._render_traceback_ = render  # type: ignore[attr-defined]  # IPython asks the exception for it
     except AttributeError:
-        return  # an exception with __slots__ is shown with our frames
+        return  # an exception with __slots__ is shown with the magic's frames

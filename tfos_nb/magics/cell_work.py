@@ -1,4 +1,4 @@
-"""A cluster's work while a cell waits for it: in a thread, so that the kernel stays free to be interrupted."""
+"""Run a cluster's work in a thread while the cell waits, so that the kernel can be interrupted."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tfos_nb.magics.clusters import RunningCluster, say_stopped
 __all__ = ["CellWork", "StoppedByUser"]
 
 _LOOK_UP = 0.2
-"""Seconds between two looks at what no event tells, and between two chances of an interrupt on Windows."""
+"""Seconds between two checks of states that have no event. On Windows an interrupt is handled only between them."""
 
 _PATIENCE = 3
-"""So many interrupts give the cell back, whatever the nodes do: one stops them, one cancels them, one leaves."""
+"""Number of interrupts after which the cell returns: one stops the nodes, one cancels them, one leaves them."""
 
 
 class StoppedByUser(KeyboardInterrupt):
     """The user interrupted the cell and the cluster was stopped.
 
-    A KeyboardInterrupt, so that "Run All" ends here as it does after any interrupt; shown as one line.
+    It is a KeyboardInterrupt, so that "Run All" ends as after any interrupt. It is shown as one line.
     """
 
     def _render_traceback_(self) -> list[str]:
@@ -28,20 +28,20 @@ class StoppedByUser(KeyboardInterrupt):
 
 
 class CellWork:
-    """Work on a cluster that a cell waits for.
+    """Work on a cluster for which a cell waits.
 
-    The first interrupt asks the cluster to stop, and the cell goes on waiting; the second cancels it.
+    The first interrupt asks the cluster to stop, and the cell continues to wait. The second interrupt cancels it.
 
     Parameters
     ----------
     cluster : RunningCluster
-        What an interrupt stops.
+        The cluster that an interrupt stops.
     work : callable
-        What is done in a thread of its own.
+        The work, which runs in a separate thread.
     say : callable
-        Takes a line for the display: what an interrupt led to.
+        Called with a line for the display about the effect of an interrupt.
     name : str
-        Of the thread.
+        Name of the thread.
     """
 
     def __init__(
@@ -55,18 +55,18 @@ class CellWork:
         self._thread = threading.Thread(target=self._go, name=f"tfos-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin, and do not wait."""
+        """Start the work, and do not wait for it."""
         self._thread.start()
 
     def run(self) -> None:
-        """Begin, and return when the work is done.
+        """Start the work, and return when it is done.
 
         Raises
         ------
         StoppedByUser
-            If the kernel was interrupted meanwhile.
+            If the kernel was interrupted during the work.
         Exception
-            What the work raised.
+            Any exception that the work raised.
         """
         with interruptible():
             try:
@@ -88,7 +88,10 @@ class CellWork:
             self._over.set()
 
     def _stop(self) -> None:
-        """Ask the cluster to stop and wait until it has; each further interrupt asks again, the last one leaves."""
+        """Ask the cluster to stop, and wait until it has stopped.
+
+        Each further interrupt asks again. The last one returns without waiting.
+        """
         interrupts, told = 1, 0
         while interrupts < _PATIENCE:
             try:
@@ -97,7 +100,7 @@ class CellWork:
                     self._say(self._cluster.request_stop())
                 if self._has_ended():
                     return
-                threading.Event().wait(_LOOK_UP)  # no event tells of both the work and the cluster
+                threading.Event().wait(_LOOK_UP)  # no single event covers both the work and the cluster
             except KeyboardInterrupt:
                 interrupts += 1
 

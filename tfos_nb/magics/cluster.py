@@ -1,4 +1,4 @@
-"""``%%tfos_cluster``: it parses its line, runs the cell, launches, and shows the cluster while it works."""
+"""Implement ``%%tfos_cluster``: parse its line, run the cell, launch the cluster, and show it while it works."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["TfosMagics"]
 
 @magics_class
 class TfosMagics(Magics, Defaults):
-    """The cell magic of tfos_nb, and what ``%config TfosMagics`` has to say to all magics.
+    """The cell magic of tfos_nb, and the settings of ``%config TfosMagics`` for all magics.
 
     Parameters
     ----------
     shell : InteractiveShell
         The user's shell.
     launch : callable, optional
-        What starts a cluster; :func:`tfos_nb.cluster.launch` if not given, imported when it is first needed.
+        Starts a cluster. Default: :func:`tfos_nb.cluster.launch`, imported when it is first needed.
     """
 
     def __init__(self, shell: InteractiveShell, launch: Launch | None = None) -> None:
@@ -61,15 +61,15 @@ class TfosMagics(Magics, Defaults):
             _TrainingWork(cluster, view, options, data, held_out).run()
 
     def launcher(self) -> Launch:
-        """Return what starts a cluster."""
+        """Return the function that starts a cluster."""
         if self._launch is None:
-            from tfos_nb.cluster import launch  # here, since it brings Spark with it
+            from tfos_nb.cluster import launch  # here, since it imports Spark
 
             self._launch = launch
         return self._launch
 
     def _read(self, cell: str, options: LaunchOptions) -> CellProgram:
-        """Run the cell, once nothing of the user's is in danger and it is known to have a function."""
+        """Run the cell and return its function, after checking NAME and that the cell has a function."""
         check_free(options.variable, self._namespace)
         parsed = parse_cell(self._shell, cell, options.fn)
         if options.variable in parsed.names:
@@ -84,7 +84,10 @@ class TfosMagics(Magics, Defaults):
 
 
 class _TrainingWork:
-    """Takes a cluster through up, train and wait, and says what comes next where the cell returns before its end."""
+    """Wait until a cluster runs, feed it, and wait for its end.
+
+    If the cell returns before the end, show a hint how to continue.
+    """
 
     def __init__(
         self, cluster: RunningCluster, view: LiveView, options: LaunchOptions, data: Any, held_out: Any
@@ -98,8 +101,8 @@ class _TrainingWork:
         self._to_the_end = data is not None or options.input_mode is InputMode.TENSORFLOW or options.wait
 
     def run(self) -> None:
-        """Go, and return when the cell is to return."""
-        if self._data is not None:  # the user may wait for the end before the thread has come so far
+        """Start the work, and return when the cell must return."""
+        if self._data is not None:  # the user may call wait() before the thread has called train()
             self._cluster.announce_train()
         course = CellWork(self._cluster, self, self._view.say, self._options.name)
         name = self._options.variable
@@ -114,7 +117,7 @@ class _TrainingWork:
         self._view.leave()
 
     def __call__(self) -> None:
-        """Do it all, in the thread; free the slots, whatever it is that fails."""
+        """Do the work, in the thread. If anything fails, stop the cluster to free its slots."""
         try:
             self._cluster.wait_until_up()
             if self._data is not None:
@@ -125,14 +128,14 @@ class _TrainingWork:
             self._cluster.stop()
             state = self._cluster.snapshot()
             if isinstance(error, ClusterClosed) and state.status is ClusterStatus.STOPPED and not state.error:
-                return  # the feed was cut short since the user asked for the end, and every main came to its own
+                return  # the feed ended early because the user stopped the cluster, and every main has returned
             if self._options.background and not state.error:
                 self._view.say(f"{type(error).__name__}: {error}")
             raise
 
 
 def _document() -> str:
-    """Write the text of ``%%tfos_cluster?``, with the defaults of launch where it can be imported."""
+    """Return the text of ``%%tfos_cluster?``, with the defaults of ``launch`` if it can be imported."""
     try:
         from tfos_nb.cluster import launch
     except ImportError:
@@ -140,5 +143,5 @@ def _document() -> str:
     return describe(launch)
 
 
-# IPython asks a documented object for getdoc() first: so the text is made only when it is read
+# IPython calls an object's getdoc() first, so the text is made only when it is read
 vars(TfosMagics)["tfos_cluster"].getdoc = _document

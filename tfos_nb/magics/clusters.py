@@ -1,4 +1,4 @@
-"""The user's clusters: what the magics need of one, which variables hold one, and which of them is meant."""
+"""Find the user's clusters: among the variables, and the one that a line means."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Launch", "PlannedCluster", "RunningCluster", "check_free", "clusters
 
 
 class RunningCluster(Protocol):
-    """What the magics need of a :class:`tfos_nb.Cluster`."""
+    """The part of :class:`tfos_nb.Cluster` that the magics use."""
 
     @property
     def plan(self) -> ClusterPlan: ...  # noqa: D102
@@ -43,7 +43,7 @@ Launch = Callable[..., RunningCluster]
 
 
 class PlannedCluster:
-    """A plan in the place of a cluster that is not there yet."""
+    """A plan with the interface of a cluster, for the display before the cluster exists."""
 
     def __init__(self, plan: ClusterPlan) -> None:
         self._plan = plan
@@ -63,12 +63,12 @@ class PlannedCluster:
 
 
 def is_cluster(value: object) -> bool:
-    """Whether a value is a Cluster; asked without importing Spark."""
+    """Return whether a value is a Cluster, without importing Spark."""
     return callable(getattr(type(value), "snapshot", None)) and isinstance(getattr(value, "plan", None), ClusterPlan)
 
 
 def clusters_of(namespace: Mapping[str, Any]) -> dict[str, RunningCluster]:
-    """Return the clusters among the user's variables, by name, and those that run without one, by what they are called.
+    """Return the clusters among the user's variables by variable name, and running ones without a variable by name.
 
     A variable may be deleted, or get another value, while its cluster runs.
     """
@@ -82,12 +82,12 @@ def clusters_of(namespace: Mapping[str, Any]) -> dict[str, RunningCluster]:
 
 
 def pick(magic: str, name: str | None, namespace: Mapping[str, Any]) -> tuple[str, RunningCluster]:
-    """Find the cluster that is meant: the one named, else the only one that runs, else the only one.
+    """Return the name and the cluster that a line means: the named one, the only running one, or else the only one.
 
     Raises
     ------
     PlanError
-        If there is none, or several could be meant.
+        If there is none, or several are possible.
     """
     clusters = clusters_of(namespace)
     if name in clusters:
@@ -107,7 +107,7 @@ def pick(magic: str, name: str | None, namespace: Mapping[str, Any]) -> tuple[st
 
 
 def check_free(name: str, namespace: Mapping[str, Any]) -> None:
-    """Refuse a NAME that holds something of the user's, or a cluster that runs."""
+    """Refuse a NAME whose variable has a value of the user's, or a running cluster."""
     value = namespace.get(name)
     if value is None:
         return
@@ -121,7 +121,7 @@ def check_free(name: str, namespace: Mapping[str, Any]) -> None:
 
 
 def say_stopped(cluster: RunningCluster, how: str) -> str:
-    """Say how many nodes have ended."""
+    """Return a line about how many nodes have ended, after the text ``how``."""
     nodes = cluster.snapshot().nodes
     ended = sum(node.status.ended for node in nodes)
     if ended == len(nodes):

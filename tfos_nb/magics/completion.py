@@ -1,9 +1,9 @@
 """Completion of the magics' lines: options, their choices, and the variables that fit.
 
-IPython's own completion is for Python, and would offer builtins after ``--data``. So where a DataFrame, a cluster or
-the like must follow and no variable fits, the text typed so far is offered. Then nothing changes, and IPython's
-completers, which inspect every variable, are not called. Where a file or a free word follows, nothing is offered here,
-and IPython's completers run.
+IPython's own completion is for Python, and would offer builtins after ``--data``. If a DataFrame, a cluster or the like
+must follow and no variable fits, the text typed so far is offered. Then nothing changes, and IPython's completers,
+which inspect every variable, are not called. If a file or a free word follows, nothing is offered here, and IPython's
+completers run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tfos_nb.runtime.control.plan import InputMode
 __all__ = ["LineCompleter", "install", "remove"]
 
 _FIRST = 1000
-"""Before all of IPython's: once this one has answered, the slow ones are not asked."""
+"""Priority higher than that of IPython's completers: when this one has answered, the slow ones are not called."""
 
 _IDENTIFIER = "tfos_nb"
 
@@ -38,7 +38,7 @@ _NO_VARIABLES = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType
 
 @dataclass(frozen=True)
 class _Place:
-    """What is completed: the words before it, and what the user sees and has."""
+    """Text to complete: the words before it, the fragment, the cell's text, and the user's visible variables."""
 
     words: tuple[str, ...]
     fragment: str
@@ -47,23 +47,23 @@ class _Place:
 
 
 class LineCompleter:
-    """Completes the lines of the magics.
+    """Complete the lines of the magics.
 
     Parameters
     ----------
     shell : InteractiveShell
-        The shell whose namespace is offered.
+        The shell whose variables are offered.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
 
     def offers(self, context: CompletionContext) -> tuple[list[str], str]:
-        """Return what can stand at the cursor, and the part of it that stands there."""
+        """Return the completions at the cursor, and the fragment that they replace."""
         found = _LINE.match(context.text_until_cursor)
         if found is None or (found[1].startswith("%%") and context.cursor_line):
             return [], ""
-        magic = found[1] if found[1].startswith("%") else f"%{found[1]}"  # IPython takes line magics without it
+        magic = found[1] if found[1].startswith("%") else f"%{found[1]}"  # IPython accepts line magics without %
         parser = parsers.ALL.get(magic)
         if parser is None:
             return [], ""
@@ -86,7 +86,7 @@ class LineCompleter:
 
 
 def _offer(parser: LineParser, place: _Place) -> tuple[list[str] | None, str]:
-    """Return all words that may stand there, whatever has been typed of one, and what has been; None if any may."""
+    """Return all possible words, whatever the fragment is, and the fragment; None instead if any word is possible."""
     options = parser.options()
     option, equals, value = place.fragment.partition("=")
     if equals and option in options:
@@ -104,7 +104,7 @@ def _offer(parser: LineParser, place: _Place) -> tuple[list[str] | None, str]:
 
 
 def _options(parser: LineParser, words: Iterable[str]) -> list[str]:
-    """Return the long options that the line does not have yet."""
+    """Return the long names of the options that the line does not have yet."""
     used = {word.partition("=")[0] for word in words}
     return [
         max(action.option_strings, key=len)
@@ -114,7 +114,7 @@ def _options(parser: LineParser, words: Iterable[str]) -> list[str]:
 
 
 def _due(parser: LineParser, words: tuple[str, ...]) -> argparse.Action | None:
-    """Return the argument that comes next by its place."""
+    """Return the next positional argument; None if there is no other."""
     options = parser.options()
     placed, skip = 0, False
     for word in words:
@@ -130,7 +130,7 @@ def _due(parser: LineParser, words: tuple[str, ...]) -> argparse.Action | None:
 
 def _values(dest: str, parser: LineParser, place: _Place) -> list[str] | None:
     values = _VALUES.get(dest)
-    if dest == "variable" and parser.magic == "%tfos_plan":  # it shows the plan of a cluster that is there
+    if dest == "variable" and parser.magic == "%tfos_plan":  # it can show the plan of an existing cluster
         values = _clusters
     return values(place) if values is not None else None
 
@@ -181,7 +181,7 @@ _VALUES: dict[str, Callable[[_Place], list[str]]] = {
     "args": _variables,
     "input_mode": _modes,
 }
-"""What can stand for an argument, by the name under which it is parsed."""
+"""Functions that return the possible values of an argument, by the argument's name in the parser."""
 
 
 def _matcher(completer: LineCompleter) -> Any:
@@ -200,14 +200,14 @@ def _matcher(completer: LineCompleter) -> Any:
 
 
 def install(shell: InteractiveShell) -> None:
-    """Let the shell complete the magics' lines."""
+    """Add the completion of the magics' lines to a shell."""
     if shell.Completer is not None:
         remove(shell)
         shell.Completer.custom_matchers.append(_matcher(LineCompleter(shell)))
 
 
 def remove(shell: InteractiveShell) -> None:
-    """Take the completion away again."""
+    """Remove the completion from a shell."""
     if shell.Completer is not None:
         matchers = shell.Completer.custom_matchers
         matchers[:] = [matcher for matcher in matchers if getattr(matcher, "matcher_identifier", "") != _IDENTIFIER]

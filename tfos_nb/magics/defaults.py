@@ -1,6 +1,6 @@
-"""``%config TfosMagics.…``: what holds where a line says nothing.
+"""Defaults of the magics' options, set by ``%config TfosMagics.…``.
 
-A line goes before ``%config``, and ``%config`` before what is built in.
+A line overrides ``%config``, and ``%config`` overrides the built-in defaults.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LAUNCH = {
     "background": "background",
     "tensorboard": "tensorboard",
 }
-"""Traits, and the fields of LaunchOptions that they stand for."""
+"""Names of traits, with the fields of LaunchOptions for which they are defaults."""
 
 _OWN = "; 0: as tfos_nb.launch has it"
 
@@ -74,7 +74,7 @@ class Defaults(Configurable):
     @validate("timeout", "feed_timeout", "grace")
     def _check_seconds(self, proposal: dict[str, Any]) -> float:
         value = float(proposal["value"])
-        if not value <= threading.TIMEOUT_MAX:  # NaN is not either
+        if not value <= threading.TIMEOUT_MAX:  # also true for NaN
             name = proposal["trait"].name
             raise TraitError(
                 f"TfosMagics.{name}={value}: must be a number of seconds, at most {threading.TIMEOUT_MAX:.0f}"
@@ -82,13 +82,13 @@ class Defaults(Configurable):
         return value
 
     def launch_defaults(self) -> dict[str, Any]:
-        """Return what was configured, as fields of LaunchOptions."""
+        """Return the configured values that differ from the built-in defaults, by the fields of LaunchOptions."""
         values = {field: getattr(self, trait) for trait, field in _LAUNCH.items()}
         built_in = {field: self.traits()[trait].default() for trait, field in _LAUNCH.items()}
         return {field: value for field, value in values.items() if value != built_in[field]}
 
     def screen(self, quiet: bool = False) -> Screen:
-        """Choose where a cluster is drawn."""
+        """Return the screen on which a cluster is shown; none if ``quiet``."""
         if quiet:
             return NoScreen()
         if not self.progress:

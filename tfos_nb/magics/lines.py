@@ -1,4 +1,4 @@
-"""The line magics of clusters: each parses its line, calls what is public, and shows what came of it."""
+"""The line magics of clusters: each parses its line, calls the public API, and shows the result."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from tfos_nb.widgets.live import LiveView, show
 
 __all__ = ["ClusterLines"]
 
-_FOLLOW_SECONDS = 0.5  # a node's lines come with its heartbeat, once a second
+_FOLLOW_SECONDS = 0.5  # a node sends its lines with its heartbeat, once a second
 
 _PROVIDED = {
     "show_panel": "tfos_nb.widgets.live",
     "show_tensorboard": "tfos_nb.widgets.tensorboard",
     "predict": "tfos_nb.magics.applying",
 }
-"""What is called, and where it is: imported when it is first needed, since Spark comes with some of it."""
+"""Functions that are called, and their modules, which are imported when needed, since some of them import Spark."""
 
 
 @magics_class
@@ -48,9 +48,9 @@ class ClusterLines(Magics):
     shell : InteractiveShell
         The user's shell.
     defaults : Defaults
-        What ``%config`` says.
+        The settings of ``%config``.
     provided : mapping of str to callable, optional
-        What is called instead of this package's own ``show_panel``, ``show_tensorboard`` or ``predict``.
+        Functions that are called instead of this package's ``show_panel``, ``show_tensorboard`` or ``predict``.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class ClusterLines(Magics):
         if height < 1:
             raise PlanError(f"--height must be a number of pixels, 1 or more, got {height}")
         more: dict[str, Any] = {"proxy_url": self._defaults.proxy_url} if self._defaults.proxy_url else {}
-        if detect_host().name == "databricks":  # Spark's configuration names the way through its driver proxy
+        if detect_host().name == "databricks":  # Spark's configuration has the address of its driver proxy
             more["spark_conf"] = session_settings() or {}
         self._call("show_tensorboard", cluster, log_dir=found.log_dir, height=height, frame=found.frame, **more)
 
@@ -200,12 +200,12 @@ def _write(lines: list[str]) -> None:
 
 
 def _follow(cluster: RunningCluster, node: str, seen: list[str]) -> None:
-    """Write what a node writes, until its cluster has ended or the kernel is interrupted."""
+    """Print the new lines of a node until its cluster has ended or the kernel is interrupted."""
     with interruptible():
         try:
             ended = False
             while not ended:
-                ended = cluster.snapshot().status.ended  # asked first: what it wrote until then is read below
+                ended = cluster.snapshot().status.ended  # checked first, so that the last lines are still read below
                 now = cluster.logs(node).splitlines()
                 _write(now[_overlap(seen, now) :])
                 seen = now
@@ -221,7 +221,7 @@ def _several(nodes: list[str]) -> str:
 
 
 def _overlap(before: list[str], now: list[str]) -> int:
-    """Count the lines that were shown already: a node's oldest lines are dropped when new ones come."""
+    """Return how many of the lines ``now`` were shown already: old lines are dropped when new ones come."""
     for length in range(min(len(before), len(now)), 0, -1):
         if before[len(before) - length :] == now[:length]:
             return length

@@ -1,4 +1,4 @@
-"""The options of ``%%tfos_cluster``: what they are called, what they mean, what they become."""
+"""The options of ``%%tfos_cluster``: their names, their help texts, and the arguments of a launch that they set."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LAUNCH_ONLY = (
     *("model_dir", "autolog", "env", "feed_timeout", "rendezvous_timeout", "grace", "restarts", "min_workers"),
     *("tensorboard", "log_dir", "warm"),
 )
-"""What :func:`tfos_nb.launch` takes from the line beside the plan."""
+"""Arguments of :func:`tfos_nb.launch` that come from the line and are not part of the plan."""
 
 _DESCRIPTION = """\
 Run this cell's function on a TensorFlow cluster of Spark executors.
@@ -53,10 +53,10 @@ Example
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """A line of ``%%tfos_cluster``, understood.
+    """The options of a parsed line of ``%%tfos_cluster``.
 
-    What the line does not say is what :class:`~tfos_nb.runtime.control.plan.ClusterPlan` has by itself, or None: then
-    :func:`tfos_nb.launch` is not told either and takes its own default.
+    An option that the line does not have gets the default of :class:`~tfos_nb.runtime.control.plan.ClusterPlan`, or
+    None. An option that is None is not passed to :func:`tfos_nb.launch`, which uses its own default.
     """
 
     variable: str = DEFAULT_VARIABLE
@@ -93,7 +93,7 @@ class LaunchOptions:
     quiet: bool = False
 
     def __post_init__(self) -> None:
-        """Check what only a line can get wrong, then let the plan check itself."""
+        """Check errors that only a line can have, then let the plan check itself."""
         if self.epochs is not None and self.epochs < 1:
             raise PlanError(f"--epochs must be a whole number, 1 or more, got {self.epochs}")
         if self.data is None and self.epochs is not None:
@@ -105,16 +105,16 @@ class LaunchOptions:
         self._check_settings()
 
     def _check_settings(self) -> None:
-        """Let what a launch is told beside the plan check itself, and whether it goes with the plan."""
+        """Check the settings that are not part of the plan, and whether they are compatible with the plan."""
         given = {field: getattr(self, field) for field in _LAUNCH_ONLY}
         Settings(**{field: value for field, value in given.items() if value is not None}).check(self.plan())
 
     def plan(self) -> ClusterPlan:
-        """Return the plan that the line asks for; it checks itself."""
+        """Return the plan of the line. The plan checks itself."""
         return ClusterPlan(**{field: getattr(self, field) for field in ClusterPlan.field_names()})
 
     def launch_arguments(self) -> dict[str, Any]:
-        """Return the keywords for :func:`tfos_nb.launch`."""
+        """Return the keyword arguments for :func:`tfos_nb.launch`."""
         arguments = {field: getattr(self, field) for field in ClusterPlan.field_names()}
         arguments["input_mode"] = self.input_mode.value
         given = {field: getattr(self, field) for field in _LAUNCH_ONLY}
@@ -122,21 +122,21 @@ class LaunchOptions:
 
 
 def parse_options(line: str, defaults: Mapping[str, Any] | None = None, *, magic: str = MAGIC) -> LaunchOptions:
-    """Understand a line.
+    """Parse a line and return its options.
 
     Parameters
     ----------
     line : str
-        What follows the magic.
+        The text after the magic.
     defaults : mapping of str to object, optional
-        What holds where the line says nothing, by the fields of :class:`LaunchOptions`.
+        Values of options that the line does not have, by the fields of :class:`LaunchOptions`.
     magic : str, optional
-        The magic that the line is of.
+        The magic to which the line belongs.
 
     Raises
     ------
     PlanError
-        If it cannot be understood; the message is one line.
+        If the line is not valid. The message is one line.
 
     Examples
     --------
@@ -155,18 +155,18 @@ def parse_options(line: str, defaults: Mapping[str, Any] | None = None, *, magic
         if not given["log_dir"].strip():
             raise PlanError("the log directory has no name: --logdir DIR")
         given["tensorboard"] = True
-    if "wait" in given:  # it goes before %config
+    if "wait" in given:  # it overrides %config
         given["background"] = False
     return LaunchOptions(**given)
 
 
 def describe(launch: Callable[..., object] | None = None) -> str:
-    """Write what ``%%tfos_cluster?`` shows.
+    """Return the text that ``%%tfos_cluster?`` shows.
 
     Parameters
     ----------
     launch : callable, optional
-        :func:`tfos_nb.launch`: the defaults that are its own are read from its signature.
+        :func:`tfos_nb.launch`, from whose signature its own defaults are read.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(LaunchOptions)}
     if launch is not None:
@@ -179,7 +179,7 @@ def describe(launch: Callable[..., object] | None = None) -> str:
 def build_parser(
     defaults: Mapping[str, Any] | None = None, *, magic: str = MAGIC, description: str = _DESCRIPTION
 ) -> LineParser:
-    """Make the parser; with defaults, its help tells them."""
+    """Make the parser. If defaults are given, its help shows them."""
 
     def told(field: str, text: str) -> str:
         value = (defaults or {}).get(field)
@@ -333,7 +333,7 @@ def _input_mode(text: str) -> InputMode:
 def _variable(text: str) -> tuple[str, str]:
     try:
         return assignment(text)
-    except argparse.ArgumentTypeError as error:  # it takes all words up to the next option: NAME too
+    except argparse.ArgumentTypeError as error:  # --env takes all words up to the next option, also a NAME
         raise argparse.ArgumentTypeError(f"{error}; the cluster's NAME comes first on the line") from None
 
 

@@ -1,7 +1,7 @@
-"""The lines of the line magics: one parser each, from which its ``?`` and its completion are made too.
+"""Parsers of the line magics, one for each, from which its ``?`` and its completion are made too.
 
-What a word stands for is told by the name under which it is parsed: ``df`` is a DataFrame, ``cluster`` a cluster, and
-so on, in all magics alike.
+An argument's name in the parser gives its meaning, which is the same in all magics: ``df`` is a DataFrame, ``cluster``
+is a cluster, and so on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def _parser(magic: str, usage: str, description: str, *arguments: tuple[str, str]) -> LineParser:
-    """Make a parser with arguments that stand on the line by their places."""
+    """Make a parser with optional positional arguments."""
     parser = LineParser(magic, usage, description)
     for name, text in arguments:
         metavar = "NAME" if name == "cluster" else name.upper()
@@ -139,4 +139,4 @@ ALL = {
     "%tfos_doctor": DOCTOR,
     "%tfos_spark": SPARK,
 }
-"""Every magic's parser, by the magic as it is written."""
+"""The parser of every magic, by the magic as the user writes it."""

@@ -1,4 +1,4 @@
-"""``%tfos_spark`` and ``%tfos_doctor``: the ground that clusters stand on."""
+"""Implement ``%tfos_spark`` and ``%tfos_doctor``, which show the Spark session and check the environment."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["SparkLines"]
 
 @magics_class
 class SparkLines(Magics):
-    """The Spark session, and whether all is there.
+    """Line magics that show the Spark session and check the environment.
 
     Parameters
     ----------
     shell : InteractiveShell
         The user's shell.
     defaults : Defaults
-        What ``%config`` says.
+        The settings of ``%config``.
     """
 
     def __init__(self, shell: InteractiveShell, defaults: Defaults) -> None:
@@ -51,7 +51,7 @@ class SparkLines(Magics):
                 )
             self._stop()
             return
-        from tfos_nb.driver import prewarm  # here, since it brings Spark with it
+        from tfos_nb.driver import prewarm  # here, since it imports Spark
         from tfos_nb.spark.session import active_session, spark_session
 
         host = detect_host()
@@ -96,7 +96,7 @@ class SparkLines(Magics):
         return checks.look_at_sparkmonitor(self._shell, host, sparks.session_settings())
 
     def _name(self, spark: Any) -> str:
-        """Make the session the variable ``spark`` if nothing has that name; say so, or nothing if it is another's."""
+        """Store the session in the variable ``spark`` and return that name; return '' if it has another value."""
         from tfos_nb.spark.session import is_stopped
 
         value = self._namespace.get("spark")

@@ -1,4 +1,4 @@
-"""Checks of ``%tfos_doctor`` and ``%tfos_spark``, and the checks before a cell runs.
+"""Checks of ``%tfos_doctor``, ``%tfos_spark`` and ``%tfos_plan``.
 
 The input is a session and the machine's state. The output is lines that say what is right, what is wrong, and what to
 do.

@@ -49,7 +49,7 @@ def _pip(package: str) -> str:
 
 
 def version_of(*names: str) -> str:
-    """Return the version of the first of these distributions that is installed; empty if none is."""
+    """Return the version of the first installed one of these distributions; empty if none is installed."""
     for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(name)
@@ -57,7 +57,7 @@ def version_of(*names: str) -> str:
 
 
 def look_at_packages() -> list[Finding]:
-    """Look at Python and at the packages that matter; none of them is imported."""
+    """Check the versions of Python and of the required and optional packages, without importing them."""
     version = ".".join(str(part) for part in sys.version_info[:3])
     found = [Finding("Python", "ok", f"{version}, {sys.executable}")]
     for title, names, needed in (
@@ -89,7 +89,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def look_at_java() -> list[Finding]:
-    """Look for the Java that an embedded Spark would take."""
+    """Check for the Java that an embedded Spark would use."""
     from tfos_nb.spark.java import find_java
 
     try:
@@ -99,7 +99,7 @@ def look_at_java() -> list[Finding]:
 
 
 def look_at_gpus() -> list[Finding]:
-    """Ask the driver of NVIDIA which GPUs this machine has."""
+    """Report the GPUs of this machine that NVIDIA's driver knows."""
     import pynvml
 
     try:
@@ -123,7 +123,7 @@ def _text(value: str | bytes) -> str:
 
 
 def look_at_host(host: Host, progress: str, environ: Mapping[str, str] | None = None) -> list[Finding]:
-    """Say where this runs, and how a cluster is shown there."""
+    """Report the notebook environment, and how a cluster is shown there."""
     environ = os.environ if environ is None else environ
     found = [Finding("notebook", "missing" if host.refusal else "ok", host.name, host.refusal)]
     variable = environ.get("TFOS_NB_PROGRESS", "").strip()
@@ -137,7 +137,7 @@ def look_at_host(host: Host, progress: str, environ: Mapping[str, str] | None = 
 
 
 def look_at_variables(environ: Mapping[str, str] | None = None) -> list[Finding]:
-    """Look at the variables that tfos_nb knows, and at those whose names come close."""
+    """Check the environment variables of tfos_nb, and report variables with similar names."""
     environ = os.environ if environ is None else environ
     found = []
     for name in sorted(name for name in environ if name.startswith("TFOS_") or name in _VARIABLES):
@@ -168,16 +168,16 @@ def _variable(name: str, value: str) -> Finding:
 
 
 def look_at_sparkmonitor(shell: Any, host: Host, conf: Mapping[str, str] | None) -> list[Finding]:
-    """Look whether sparkmonitor is installed, loaded, and in the session.
+    """Check whether sparkmonitor is installed, loaded by the kernel, and has its listener in the session.
 
     Parameters
     ----------
     shell : InteractiveShell
         The user's shell.
     host : Host
-        Where this runs.
+        The notebook environment.
     conf : mapping of str to str or None
-        The configuration of the session that is there.
+        The configuration of the existing session; None if there is none.
     """
     name = "sparkmonitor"
     version = version_of(name)
@@ -199,7 +199,7 @@ _ANEW = "restart the kernel, and let %tfos_spark start the session"
 
 
 def look_at_server(info: Mapping[str, Any]) -> Sequence[Finding]:
-    """Ask the Jupyter server that started this kernel whether it has tfos_nb's extension."""
+    """Check whether the Jupyter server that started this kernel has tfos_nb's extension."""
     from tfos_nb.magics.diagnosis.server import ask_server
 
     return [ask_server(info)]

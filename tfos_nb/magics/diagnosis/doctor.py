@@ -1,4 +1,4 @@
-"""``%tfos_doctor``: each thing is looked at in a thread of its own, with a deadline, so that none can hang the cell."""
+"""Run the checks of ``%tfos_doctor``, each in its own thread with a deadline, so that none can block the cell."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Look = Callable[[], Sequence[Finding]]
 
 @dataclass(frozen=True)
 class Check:
-    """What is looked at, how, and for how many seconds at the most."""
+    """A check: its name, its function, and its time limit in seconds."""
 
     what: str
     look: Look
@@ -24,7 +24,7 @@ class Check:
 
 
 class _Examination:
-    """One check in its thread."""
+    """One running check, in its own thread."""
 
     def __init__(self, check: Check) -> None:
         self._check = check
@@ -43,7 +43,7 @@ class _Examination:
             self._over.set()
 
     def findings(self) -> Sequence[Finding]:
-        """Wait for the check until its deadline."""
+        """Wait for the check until its deadline, and return its findings."""
         self._over.wait(max(0.0, self._deadline - time.monotonic()))
         if self._findings is None:
             told = f"no answer within {self._check.seconds:g} s"
@@ -52,6 +52,6 @@ class _Examination:
 
 
 def examine(checks: Sequence[Check]) -> list[Finding]:
-    """Look at everything at the same time; return the findings in the order of the checks."""
+    """Run all checks at the same time; return the findings in the order of the checks."""
     running = [_Examination(check) for check in checks]
     return [finding for one in running for finding in one.findings()]

@@ -10,12 +10,12 @@ __all__ = ["preflight"]
 
 
 def preflight(plan: ClusterPlan) -> str:
-    """Say in a line whether the Spark session takes the plan, or what would be started if there is none."""
+    """Return a line that says whether the Spark session can run the plan, or which Spark would be started."""
     refusal = detect_host().refusal
     if refusal:
         return f"Spark would refuse it: {refusal}"
     from tfos_nb.driver.launching import survey
-    from tfos_nb.spark.contexts import context_of  # here, since they bring Spark with them
+    from tfos_nb.spark.contexts import context_of  # here, since these modules import Spark
     from tfos_nb.spark.contexts.named import named_spark
     from tfos_nb.spark.session import active_session, slots_busy, slots_total
 

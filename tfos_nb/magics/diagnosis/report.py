@@ -1,4 +1,4 @@
-"""Findings, as a table of text or of HTML."""
+"""Show findings as a table, in text or in HTML."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _CELL = "padding:4px 12px 4px 0;text-align:left;vertical-align:top;white-space:n
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes
     ----------
     what : str
-        What was looked at.
+        Name of the checked item.
     state : str
-        ``ok``, ``warn`` (it works, or may work, with something to know), ``missing`` (it has to be mended), or empty
-        where there is nothing to judge.
+        ``ok``, ``warn`` (it works or may work, but the user should know something), ``missing`` (it must be fixed), or
+        empty if there is nothing to judge.
     told : str
         What was found.
     remedy : str
-        The command that mends it, or what to do.
+        The command that fixes it, or what to do.
     link : str
-        An address that belongs to it.
+        A URL that belongs to it.
     """
 
     what: str
@@ -56,7 +56,7 @@ class Finding:
 
 
 def render_findings_text(title: str, findings: Sequence[Finding]) -> str:
-    """Draw the findings for a terminal, a log, and ``text/plain``."""
+    """Return the findings as text, for a terminal, a log, and ``text/plain``."""
     signs = max((len(_SIGNS[finding.state]) for finding in findings), default=0)
     names = max((len(finding.what) for finding in findings), default=0)
     indent = " " * (signs + names + 4)
@@ -65,7 +65,7 @@ def render_findings_text(title: str, findings: Sequence[Finding]) -> str:
         head = f"{_SIGNS[finding.state]:<{signs}}  {finding.what:<{names}}  "
         lines += _wrapped(_plain(finding.told), head, indent)
         for more in filter(None, (finding.link, finding.remedy)):
-            lines += [f"{indent}→ {_plain(more)}"]  # not wrapped: it is to be copied
+            lines += [f"{indent}→ {_plain(more)}"]  # not wrapped, so that it can be copied
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -78,7 +78,7 @@ def _plain(text: str) -> str:
 
 
 def render_findings_html(title: str, findings: Sequence[Finding]) -> str:
-    """Draw the findings as a table, readable also where the page strips styles."""
+    """Return the findings as an HTML table, which is readable even if the page removes styles."""
     rows = "".join(
         f'<tr style="background:none"><td style="{_CELL};white-space:nowrap;color:{_COLOURS[finding.state]}">'
         f"{_SIGNS[finding.state]}</td>"
@@ -98,7 +98,7 @@ def _extras(finding: Finding) -> str:
 
 
 def show_findings(title: str, findings: Sequence[Finding]) -> None:
-    """Show the findings in the way of the place: a table in notebooks, text elsewhere."""
+    """Show the findings, as an HTML table in notebooks and as text elsewhere."""
     text = render_findings_text(title, findings)
     wanted = os.environ.get("TFOS_NB_PROGRESS", "").strip().lower()
     if detect_host().rendering == "text" or wanted in ("text", "none"):

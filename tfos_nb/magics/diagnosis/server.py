@@ -16,12 +16,12 @@ _ENABLE = "jupyter server extension enable tfos_nb.serverext"
 
 
 def ask_server(info: Mapping[str, Any]) -> Finding:
-    """Say whether the server has this package's extension, and what to do if not.
+    """Return whether the server has this package's extension, and what to do if it does not.
 
     Parameters
     ----------
     info : mapping
-        What :func:`tfos_nb.widgets.hosts.parent_server` gave.
+        The server, as returned by :func:`tfos_nb.widgets.hosts.parent_server`.
     """
     answer = ask_extension(info)
     if not answer.url:

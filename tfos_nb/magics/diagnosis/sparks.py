@@ -1,4 +1,4 @@
-"""The Spark session in findings: what it is, what its executors have, and whether they reach the driver."""
+"""Check the Spark session: its settings, its executors' Python, and whether executors reach the driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["PROBE_SECONDS", "describe_session", "look_at_spark", "session_settings"]
 
 REGISTER_SECONDS = 5.0
-"""How long executors that still register are waited for."""
+"""Seconds to wait for executors that are still registering."""
 
 _HOSTS_TOLD = 3
 _NODE_NEEDS = ("tfos_nb", "tensorflow", "keras", "pyarrow", "grpc", "msgpack", "pandas")
@@ -27,7 +27,7 @@ _DOOR = "driver's port"
 
 
 def session_settings() -> dict[str, str] | None:
-    """Return the configuration of the session that is there; None if there is none."""
+    """Return the configuration of the existing session; None if there is none."""
     from tfos_nb.spark.contexts import context_of
     from tfos_nb.spark.session import active_session
 
@@ -36,7 +36,7 @@ def session_settings() -> dict[str, str] | None:
 
 
 def describe_session(spark: SparkSession, host: Host, proxy_url: str = "") -> list[Finding]:
-    """Say which Spark this is, how much of it is busy, and where its UI and its log are."""
+    """Report the Spark version and master, its busy slots, and the addresses of its UI and its log."""
     from tfos_nb.spark.contexts import context_of, is_connect
     from tfos_nb.spark.session import LOG_CONF, slots_busy, slots_total
 
@@ -58,19 +58,19 @@ def describe_session(spark: SparkSession, host: Host, proxy_url: str = "") -> li
 
 
 def _through_proxy(url: str, host: Host, conf: Mapping[str, str], template: str) -> str:
-    """Return the address of Spark's UI in the user's browser, where it is another."""
+    """Return the address of Spark's UI for the user's browser if it goes through a proxy; else empty."""
     port = url.rpartition(":")[2].strip("/")
     if not port.isdigit():
         return ""
     try:
         address = proxied_url(int(port), "jobs/", host, template=template, spark_conf=conf) or ""
-    except PlanError:  # the doctor names the variable that is wrong
+    except PlanError:  # another check names the wrong variable
         return ""
     return "" if address.startswith("http://127.0.0.1:") else address
 
 
 def look_at_spark(host: Host, proxy_url: str = "") -> list[Finding]:
-    """Look at the session, at its executors' Python, and at the driver's port as they see it."""
+    """Check the session, its executors' Python, and whether executors reach the driver's port."""
     from tfos_nb.spark.session import active_session
 
     spark = active_session()
@@ -84,7 +84,7 @@ def look_at_spark(host: Host, proxy_url: str = "") -> list[Finding]:
 
 
 def _look_for_spark() -> Finding:
-    """Say which Spark there will be, where there is no session yet; knock at a server of Spark Connect."""
+    """Report which Spark would be used if there is no session yet; check a Spark Connect server's port."""
     from tfos_nb.spark.contexts.named import check_server, named_spark
 
     named = named_spark()
@@ -108,7 +108,7 @@ def _dynamic_allocation(spark: SparkSession) -> Finding:
 
 
 def _addresses(spark: SparkSession | None) -> tuple[str, str, range]:
-    """Return by which name a cluster's driver is reached, where it listens, and the ports it may take."""
+    """Return the host name by which a cluster's driver is reached, its listening address, and its allowed ports."""
     from tfos_nb.spark.contexts import context_of
 
     own = os.environ.get("TFOS_SERVER_HOST") or "127.0.0.1"
@@ -117,7 +117,7 @@ def _addresses(spark: SparkSession | None) -> tuple[str, str, range]:
 
 
 def _look_at_door(spark: SparkSession | None) -> Finding:
-    """Look whether the driver could listen, and reach itself, where no executor can be asked."""
+    """Check whether the driver could listen and reach itself, if no executor can run a check."""
     from tfos_nb.spark.reachability import listening
 
     try:
@@ -137,7 +137,7 @@ def _door_finding(host: str, port: int, reason: str, whose: str) -> Finding:
 
 
 def _look_from_executor(spark: SparkSession) -> list[Finding]:
-    """Send one task, if a slot is free for it."""
+    """Run one task that checks its executor, if a slot is free for it."""
     from tfos_nb.driver.launching import error_of_job
     from tfos_nb.driver.prewarm import look as look_at_hosts
     from tfos_nb.spark.reachability import look_from_executor
@@ -161,7 +161,7 @@ def _look_from_executor(spark: SparkSession) -> list[Finding]:
 
 
 def _warmth_finding(states: Mapping[str, str]) -> Finding:
-    """Say on which hosts a node starts without importing TensorFlow."""
+    """Report on which hosts a node starts without importing TensorFlow."""
     by_state: dict[str, list[str]] = {}
     for host, state in sorted(states.items()):
         by_state.setdefault(state, []).append(host)
