@@ -1,7 +1,7 @@
 """Control access to a port of the kernel that is not behind a Jupyter server.
 
-A link contains a code that works once and for a short time. Using it gives a pass, which is part of the address that
-the link leads to. So a link that stays in a saved notebook is useless.
+A link contains a code that works once and for a short time. The first request exchanges it for a pass, which is part of
+the address to which the request is redirected. So a link in a saved notebook is useless to others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CODE_SECONDS = 600.0
 
 
 class AccessLinks:
-    """The codes that were handed out and the passes they were changed for, of one kernel."""
+    """The codes and passes of one kernel, by cluster."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,14 +25,14 @@ class AccessLinks:
         self._passes: dict[str, str] = {}
 
     def invite(self, cluster_id: str) -> str:
-        """Make a code for a cluster's pages."""
+        """Return a new code for a cluster's pages."""
         code = secrets.token_urlsafe(24)
         with self._lock:
             self._codes[code] = (cluster_id, time.monotonic() + _CODE_SECONDS)
         return code
 
     def enter(self, cluster_id: str, code: str) -> str | None:
-        """Change a code for the cluster's pass; None if it was used, is too old, or is another cluster's."""
+        """Exchange a code for the cluster's pass; None if it was used, is too old, or belongs to another cluster."""
         with self._lock:
             known, until = self._codes.pop(code, ("", 0.0))
             if known != cluster_id or time.monotonic() > until:
@@ -40,7 +40,7 @@ class AccessLinks:
             return self._passes.setdefault(cluster_id, secrets.token_urlsafe(32))
 
     def knows(self, cluster_id: str, shown: str) -> bool:
-        """Whether this is the pass of that cluster."""
+        """Return whether ``shown`` is the pass of the cluster."""
         with self._lock:
             expected = self._passes.get(cluster_id)
         return expected is not None and hmac.compare_digest(expected.encode(), shown.encode())

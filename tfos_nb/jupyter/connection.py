@@ -1,12 +1,12 @@
-"""Location of a cluster: the small file with which a kernel tells the Jupyter server, and both ends of it.
+"""Write and read the file by which the Jupyter server finds a cluster's kernel, and filter the headers between them.
 
 ``<jupyter runtime dir>/tfos_nb/<cluster id>.json`` names the unix socket on which the kernel answers for that cluster.
-The directory is the user's alone, and so is the socket, so only the user can open it. The file contains no secret.
+Only the user can enter the directory and open the socket. The file contains no secret.
 
-What of a page's request goes through that socket, and on to TensorBoard, is decided here for both ends: a few headers
-by name. Cookies, tokens and authorization are not among them.
+This module also has, for both ends, the list of headers of a page's request that are sent through that socket and on to
+TensorBoard. Cookies, tokens and authorization are not in it.
 
-Loaded into the Jupyter server too: neither Spark nor TensorFlow is imported here.
+The Jupyter server imports this module too, so it imports neither Spark nor TensorFlow.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ _NOT_ASKED = ("token", "_xsrf")
 
 @dataclass(frozen=True)
 class Place:
-    """Where the kernel answers for a cluster: the socket's path, and the kernel's process.
+    """Place where a kernel answers for a cluster: the path of its socket, and its process id.
 
-    ``name`` is what the user calls the cluster; ``machine`` is whose process numbers are meant.
+    ``name`` is the cluster's name. ``machine`` identifies the machine or container in which ``pid`` is valid.
     """
 
     id: str
@@ -89,7 +89,7 @@ class Place:
 
     @property
     def alive(self) -> bool:
-        """Whether the kernel's process and its socket exist; for another machine's this cannot be known."""
+        """Whether the kernel's process and its socket exist; always True for another machine, which is not checked."""
         if self.machine != machine():
             return True
         try:
@@ -97,12 +97,12 @@ class Place:
         except ProcessLookupError:
             return False
         except PermissionError:
-            pass  # another user's process has the number now; the socket decides
+            pass  # another user's process has the id now, so check only the socket
         return os.path.exists(self.socket)
 
 
 def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
-    """Leave of a request's headers those that TensorBoard needs: nothing that says who asks, or proves it.
+    """Return only the headers of a request that TensorBoard needs, and none that identifies or authenticates the user.
 
     Examples
     --------
@@ -113,14 +113,14 @@ def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def answered(headers: Mapping[str, str]) -> dict[str, str]:
-    """Leave of an answer's headers those that a page may get: no cookie for Jupyter's origin, nothing of one hop."""
+    """Return only the headers of an answer that a page may get: no cookies of Jupyter's origin, none of one hop."""
     return {name: headers[name] for name in _ANSWERED if name in headers}
 
 
 def below(base: str, path: str, query: Iterable[tuple[str, str]]) -> URL:
-    """Return the address of a path that was asked for, after this base; Jupyter's token is left out of the query.
+    """Return the URL of a requested path below ``base``, without Jupyter's token in the query.
 
-    It is not put right as an address that a user writes is: of a part ``.<tab>.`` that would make one that leads up.
+    The URL is not normalized like one that a user types: normalization would turn a part ``.<tab>.`` into ``..``.
 
     Examples
     --------
@@ -132,7 +132,7 @@ def below(base: str, path: str, query: Iterable[tuple[str, str]]) -> URL:
 
 
 def stays_below(path: str) -> bool:
-    """Whether a path stays below the address it is put after: no part of it, once unquoted, leads up or away.
+    """Return whether a path stays below its base: no part of it is ``.`` or ``..`` after it is unquoted twice.
 
     Examples
     --------
@@ -144,15 +144,15 @@ def stays_below(path: str) -> bool:
 
 
 def is_id(text: str) -> bool:
-    """Whether this can be a cluster's id; nothing else becomes part of a path."""
+    """Return whether a text can be a cluster's id. No other text is used as part of a path."""
     return _ID.fullmatch(text) is not None
 
 
 def runtime_directory() -> Path:
-    """Return the directory of the files; server and kernel have the same one.
+    """Return the directory of the files, which is the same for the server and the kernel.
 
-    A user without a home directory, such as a container's that runs under any number, has one in the temporary
-    directory.
+    For a user without a home directory, such as in a container that runs under an arbitrary user id, it is in the
+    temporary directory.
     """
     from jupyter_core.paths import jupyter_runtime_dir
 
@@ -166,12 +166,12 @@ def runtime_directory() -> Path:
 
 
 def private_directory(path: Path) -> Path:
-    """Make a directory that only this user can enter, or check that it is one.
+    """Make a directory that only this user can enter, or make an existing one private; return it.
 
     Raises
     ------
     TfosError
-        If it belongs to another user.
+        If it is not a directory, or belongs to another user.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
@@ -183,7 +183,10 @@ def private_directory(path: Path) -> Path:
 
 
 def publish(place: Place) -> None:
-    """Tell the Jupyter server where a cluster is. Files of kernels that are gone stay a while: a page may ask."""
+    """Write a cluster's file for the Jupyter server.
+
+    The files of kernels that have ended are kept for a while, because a page may still ask for their clusters.
+    """
     directory = private_directory(runtime_directory())
     _sweep(directory, keep=place.id)
     descriptor, draft = tempfile.mkstemp(dir=directory)  # made with mode 0600
@@ -193,13 +196,13 @@ def publish(place: Place) -> None:
 
 
 def forget(cluster_id: str) -> None:
-    """Take a cluster's file away."""
+    """Remove a cluster's file."""
     with contextlib.suppress(OSError):
         (runtime_directory() / f"{cluster_id}.json").unlink()
 
 
 def find(cluster_id: str) -> Place | None:
-    """Look a cluster up; None if there is no such file, or it is not one of this user's."""
+    """Return a cluster's place from its file; None if there is no valid file of this user."""
     if not is_id(cluster_id):
         return None
     path = runtime_directory() / f"{cluster_id}.json"
@@ -215,9 +218,9 @@ def find(cluster_id: str) -> Place | None:
 
 
 def _sweep(directory: Path, keep: str) -> None:
-    """Remove the files of kernels that ended long ago; those of late still tell a page what happened.
+    """Remove the files of kernels that ended long ago. A page may still need newer files to show what happened.
 
-    A home directory may be another host's too: of its kernels the files go by their age.
+    Hosts may share a home directory. Files of another host's kernels are removed by their age.
     """
     files = sorted(directory.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
     for file in files[_KEPT_FILES:]:

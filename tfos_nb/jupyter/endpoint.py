@@ -1,4 +1,4 @@
-"""The kernel's web server: Stop, the log and TensorBoard of every cluster of this kernel, for the page.
+"""Web server in the kernel, which answers a page's requests for Stop, the log and TensorBoard of each cluster.
 
 ::
 
@@ -7,13 +7,13 @@
                                                               tb, while it runs ── tunnel ──▶ the chief's TensorBoard
                                                               tb, when it has ended ──▶ one beside the kernel
 
-Where no such server stands before the kernel, :meth:`Endpoint.open_port` opens a port of the loopback for TensorBoard
-alone; whoever comes in by it has changed the link's code for a pass, which is part of the address from then on: a
-cookie would not reach a frame in a page of another site.
+If no Jupyter server with this extension exists, :meth:`Endpoint.open_port` opens a loopback port for TensorBoard only.
+A client of that port exchanges the code of its link for a pass, which is then part of the address. A cookie would not
+work, because browsers do not send it for a frame in a page of another site.
 
-It runs in a thread of its own, so it answers while a cell blocks the kernel. A page's cookies and tokens stop at the
-Jupyter server, and again here: only the few headers that TensorBoard needs go on. Bodies are passed on piece by piece,
-never gathered.
+The server runs in its own thread, so it answers while a cell blocks the kernel. The Jupyter server and this server both
+remove a page's cookies and tokens: only the few headers that TensorBoard needs are passed on. Bodies are passed on in
+pieces and never collected in memory.
 """
 
 from __future__ import annotations
@@ -54,31 +54,31 @@ _LOG_LINES = 500
 _OPEN_SECONDS = 10.0
 _LOCAL_START_SECONDS = 60.0
 _ASK_AGAIN_SECONDS = 2
-_NODES_KEPT, _LINES_KEPT = 32, 50  # of a cluster that has ended
-_ENDED_KEPT = 100  # clusters that have ended, for whose pages it answers
-_BOARDS = 8  # TensorBoards beside the kernel, of some hundred MB each; an open page asks its own twice a minute
-_IDLE_SECONDS = 1800.0  # a TensorBoard without requests for so long is ended; the next request starts it again
+_NODES_KEPT, _LINES_KEPT = 32, 50  # maximum of an ended cluster's nodes, and of lines of each
+_ENDED_KEPT = 100  # maximum number of ended clusters for whose pages it answers
+_BOARDS = 8  # TensorBoards beside the kernel, of some hundred MB each; an open page sends a request twice a minute
+_IDLE_SECONDS = 1800.0  # a TensorBoard without requests for this time is ended; the next request starts it again
 _LOOK_SECONDS = 30.0
 _FRONT_PAGE = ("", "index.html")
 _PORT_VARIABLE = "TFOS_NB_PORT"
 
 
 class Served(Protocol):
-    """What the endpoint needs of a :class:`tfos_nb.Cluster`."""
+    """The part of :class:`tfos_nb.Cluster` that the endpoint uses."""
 
     @property
     def id(self) -> str:
-        """Its name in URLs."""
+        """The cluster's id in URLs."""
 
     @property
     def tensorboard_socket(self) -> str:
-        """The unix socket that leads to the chief's TensorBoard; empty when there is none, or none any more."""
+        """The unix socket that leads to the chief's TensorBoard; empty if there is none."""
 
     def snapshot(self) -> ClusterState:
-        """Return how it looks."""
+        """Return the cluster's state."""
 
     def request_stop(self) -> str:
-        """Ask it to stop; say what happens."""
+        """Ask the cluster to stop; return a line that says what happens."""
 
     def log_lines(self, node: str, limit: int) -> Sequence[LogLine]:
         """Return a node's newest lines."""
@@ -86,9 +86,9 @@ class Served(Protocol):
 
 @dataclass(frozen=True)
 class _Past:
-    """What is kept of a cluster that has ended, once another is there: how it looked, and its nodes' last lines.
+    """State and last lines of a cluster that has ended, kept after another one was started.
 
-    Its results and its history go with the user's last variable of it.
+    The cluster itself, with its results and history, can then be freed when no variable refers to it.
     """
 
     id: str
@@ -98,20 +98,20 @@ class _Past:
 
     @classmethod
     def of(cls, cluster: Served) -> _Past:
-        """Look at it for the last time."""
+        """Return the final state and last lines of a cluster."""
         state = cluster.snapshot()
         lines: dict[str, Sequence[LogLine]] = {}
-        for node in ["", *(node.node for node in state.nodes[:_NODES_KEPT])]:  # without a name: the chief
-            with contextlib.suppress(ValueError):  # it has none
+        for node in ["", *(node.node for node in state.nodes[:_NODES_KEPT])]:  # "" is the chief
+            with contextlib.suppress(ValueError):  # the cluster has no such node
                 lines[node] = tuple(cluster.log_lines(node, _LINES_KEPT))
         return cls(cluster.id, state, lines)
 
     def snapshot(self) -> ClusterState:
-        """Return how it looked."""
+        """Return the cluster's final state."""
         return self.state
 
     def request_stop(self) -> str:
-        """Say that there is nothing to stop."""
+        """Return a line that says that there is nothing to stop."""
         return f"{self.state.name} has ended already"
 
     def log_lines(self, node: str, limit: int) -> Sequence[LogLine]:
@@ -123,7 +123,7 @@ class _Past:
 
 @dataclass
 class _Board:
-    """A TensorBoard beside the kernel, and when it was asked last; ``serving`` counts the requests under way."""
+    """A TensorBoard beside the kernel, the time of its last request, and the number of its current requests."""
 
     board: TensorBoard
     asked: float
@@ -131,7 +131,7 @@ class _Board:
 
 
 class Endpoint:
-    """Answers for clusters on a unix socket, from a daemon thread.
+    """Answer requests for clusters on a unix socket, in a daemon thread.
 
     Examples
     --------
@@ -140,7 +140,7 @@ class Endpoint:
 
     def __init__(self) -> None:
         self._clusters: dict[str, Served] = {}
-        self._boards: dict[str, _Board] = {}  # by log directory, the one that was asked last at the end
+        self._boards: dict[str, _Board] = {}  # by log directory, the most recently used one last
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self._links = AccessLinks()
         self._port: int | None = None
@@ -156,7 +156,7 @@ class Endpoint:
         atexit.register(self.close)
 
     def serve(self, cluster: Served) -> None:
-        """Answer for a cluster from now on, and let the Jupyter server know."""
+        """Answer requests for a cluster from now on, and publish its place for the Jupyter server."""
         if cluster.id not in self._clusters:
             ended = [known for known in self._clusters.values() if known.snapshot().status.ended]
             for old in ended[: max(0, len(ended) - _ENDED_KEPT)]:
@@ -168,7 +168,7 @@ class Endpoint:
             connection.publish(Place(cluster.id, cluster.snapshot().name, self.socket, os.getpid()))
 
     def open_port(self, bind: str = "127.0.0.1") -> int:
-        """Listen on a port too, for TensorBoard alone, and return it; again, it is the same one.
+        """Listen also on a port, for TensorBoard only, and return it. Further calls return the same port.
 
         Parameters
         ----------
@@ -187,16 +187,16 @@ class Endpoint:
         return self._port
 
     def invitation(self, cluster_id: str) -> str:
-        """Return the path, below the port's root, of a link to a cluster's TensorBoard: it opens once, for a while."""
+        """Return the path, below the port's root, of a link to a cluster's TensorBoard, which works once for 10 min."""
         return f"{cluster_id}/enter?code={self._links.invite(cluster_id)}"
 
     def close(self) -> None:
-        """Answer no more; end the TensorBoards that were started here. Idempotent."""
+        """Stop the server and the TensorBoards that it has started. Idempotent."""
         for one in list(self._boards.values()):
             one.board.stop()
         self._boards.clear()
         if self._closing is not None and self._loop is not None and self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # it is closing already
+            with contextlib.suppress(RuntimeError):  # the loop is closed already
                 self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join(_OPEN_SECONDS)
         remove_directory(self._directory)
@@ -261,7 +261,7 @@ class Endpoint:
         admitted = self._links.enter(cluster.id, request.query.get("code", ""))
         if admitted is None:
             return _say(403, "This link has been used", "It opens once. Run %tfos_tensorboard again for a new one.")
-        # Relative: a proxy before the port may have put something before the path.
+        # A relative address, because a proxy in front of the port may have added a prefix to the path.
         return web.Response(status=302, headers={"Location": f"{admitted}/tb/", "Referrer-Policy": "no-referrer"})
 
     async def _guest(self, request: web.Request) -> web.StreamResponse:
@@ -270,10 +270,10 @@ class Endpoint:
         return await self.tensorboard(request)
 
     async def _here(self, request: web.Request) -> web.StreamResponse:
-        """Tell a page that asks whether a proxy leads here."""
+        """Answer a page that checks whether a proxy leads to this server."""
         return web.Response(status=204)
 
-    # --- what is answered -----------------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------------------------
 
     def _cluster(self, request: web.Request) -> Served:
         cluster = self._clusters.get(request.match_info["id"])
@@ -294,7 +294,7 @@ class Endpoint:
         return web.json_response({"lines": [brief_line(line) for line in lines]})
 
     async def tensorboard(self, request: web.Request) -> web.StreamResponse:
-        """Hand a request on to TensorBoard: the chief's while the cluster runs, one beside the kernel afterwards."""
+        """Pass a request on to TensorBoard: the chief's while the cluster runs, one beside the kernel afterwards."""
         cluster = self._cluster(request)
         if not connection.stays_below(request.match_info["path"]):
             raise web.HTTPNotFound(text="no such page")
@@ -341,7 +341,7 @@ class Endpoint:
             one.serving, one.asked = one.serving - 1, time.monotonic()
 
     def _board(self, log_dir: str) -> _Board:
-        """Return the TensorBoard over a directory; it is started in this thread, with which it would end."""
+        """Return the TensorBoard over a directory. It is started in this thread, because it ends with its thread."""
         one = self._boards.pop(log_dir, None)
         if one is None or one.board.over:
             one = _Board(TensorBoard(log_dir), time.monotonic())
@@ -350,7 +350,7 @@ class Endpoint:
         return one
 
     def _too_many(self) -> list[str]:
-        """Return the TensorBoards to end: those without requests for the longest time."""
+        """Return the log directories of surplus TensorBoards, the least recently used ones without requests."""
         idle = [log_dir for log_dir, one in self._boards.items() if not one.serving]
         return idle[: max(0, len(self._boards) - _BOARDS)]
 
@@ -360,7 +360,7 @@ class Endpoint:
         )
 
     async def _end_boards(self, log_dirs: Sequence[str]) -> None:
-        """End these, and hang up on the sockets of all that are gone."""
+        """End these TensorBoards, and close the sessions of all sockets that no longer exist."""
         for board in [self._boards.pop(log_dir).board for log_dir in log_dirs]:
             await asyncio.to_thread(board.stop)
         gone = [self._sessions.pop(path) for path in list(self._sessions) if not os.path.exists(path)]
@@ -379,7 +379,7 @@ class Endpoint:
 async def _handed_on(
     request: web.Request, session: aiohttp.ClientSession, origin: str, state: ClusterState
 ) -> web.StreamResponse:
-    """Ask TensorBoard and answer with what it says, piece by piece as it comes and as fast as it is taken."""
+    """Send a request to TensorBoard and return its answer, passed on in pieces as the client reads them."""
     if request.match_info["path"] in _FRONT_PAGE and request.method == "GET":
         return await front_page(session, origin) or _nothing_yet(state)
     body = request.content if request.body_exists else None
@@ -416,7 +416,7 @@ _making = threading.Lock()
 
 
 def the_endpoint() -> Endpoint:
-    """Return this kernel's endpoint; the first call opens it."""
+    """Return this kernel's endpoint. The first call starts it."""
     with _making:
         if not _the_one:
             _the_one.append(Endpoint())

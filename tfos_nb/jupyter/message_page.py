@@ -1,4 +1,4 @@
-"""The page that says in a sentence why there is nothing to show: one string, no script, nothing fetched."""
+"""Page that says in a sentence why there is nothing to show. It has no script and loads no other files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _STYLE = (
 
 
 def page(title: str, text: str, again: int | None = None) -> str:
-    """Write the page; both texts are escaped.
+    """Return the page's HTML. Both texts are escaped.
 
     Parameters
     ----------
     title, text : str
         What happened, and what to do.
     again : int, optional
-        Seconds after which the browser asks again by itself.
+        Seconds after which the browser reloads the page automatically.
     """
     refresh = f'<meta http-equiv="refresh" content="{again}">' if again is not None else ""
     return (

@@ -1,10 +1,10 @@
 """TensorBoard's first page, adapted for a notebook.
 
 The original has three problems in a notebook. The addresses of its fonts are outside the path under which the page is
-shown. If it is opened before any data are written, it shows "No dashboards are active" for ever; so a page of ours
-waits first. And it reads the numbers only once: reloading is a setting of the page, off by default and kept in the
-browser (``localStorage``, where TensorBoard's ``persistent_settings_data_source.ts`` reads it). A script switches it
-on, unless the user has switched it off.
+shown. If it is opened before any data are written, it shows "No dashboards are active" forever; so another page is
+shown until there are data. And it reads the numbers only once: reloading is a setting of the page, off by default and
+stored in the browser (``localStorage``, where TensorBoard's ``persistent_settings_data_source.ts`` reads it). A script
+switches it on, unless the user has switched it off.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tfos_nb.jupyter import connection
 __all__ = ["SCRIPT", "front_page", "script"]
 
 SCRIPT = "tfos_nb/reload.js"
-"""Where the script is: TensorBoard's Content-Security-Policy refuses one that is written into the page."""
+"""Path of the script. It is a separate file because TensorBoard's Content-Security-Policy forbids inline scripts."""
 
 _SETTINGS = "_tb_global_settings"
 _READ_ANEW = f"""\
@@ -34,12 +34,12 @@ try {{
 
 
 def script() -> web.Response:
-    """Return the script."""
+    """Return the response with the script that switches reloading on."""
     return web.Response(text=_READ_ANEW, content_type="text/javascript", headers={"Cache-Control": "no-cache"})
 
 
 async def front_page(session: aiohttp.ClientSession, origin: str) -> web.Response | None:
-    """Fetch TensorBoard's page; None if it has nothing to show yet."""
+    """Fetch TensorBoard's first page and return it adapted; None if TensorBoard has nothing to show yet."""
     if not await _has_something(session, origin):
         return None
     async with session.get(origin, skip_auto_headers=("User-Agent", "Accept-Encoding")) as answer:
@@ -51,7 +51,7 @@ async def front_page(session: aiohttp.ClientSession, origin: str) -> web.Respons
 
 
 async def _has_something(session: aiohttp.ClientSession, origin: str) -> bool:
-    """Ask TensorBoard what its page asks too: whether any of its plugins has found data of its kind."""
+    """Return whether any plugin of TensorBoard has found data, by the same request that TensorBoard's page makes."""
     url = f"{origin}/data/plugins_listing"
     async with session.get(url, skip_auto_headers=("User-Agent", "Accept-Encoding")) as answer:
         if answer.status != 200:
@@ -61,4 +61,4 @@ async def _has_something(session: aiohttp.ClientSession, origin: str) -> bool:
         plugins = json.loads(said)
         return any(plugin["enabled"] for plugin in plugins.values())
     except (ValueError, AttributeError, KeyError, TypeError):
-        return True  # another TensorBoard's: its own page shall tell
+        return True  # the answer of an unknown version: show TensorBoard's own page
