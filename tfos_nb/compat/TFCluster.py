@@ -1,4 +1,4 @@
-"""``TFCluster``: start a cluster, feed it, shut it down, as TensorFlowOnSpark calls it."""  # noqa: N999 - its name
+"""``TFCluster``: start, feed and shut down a cluster, under TensorFlowOnSpark's names."""  # noqa: N999 - its name
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ __all__ = ["InputMode", "TFCluster", "reserve", "run"]
 
 logger = logging.getLogger(__name__)
 
-_EPOCHS = 10  # what num_epochs=0 means
+_EPOCHS = 10  # number of passes for num_epochs=0
 _SHUTDOWN_SECONDS = 259200
 _NOT_FED = ("output", "error", "control")
 
 
 class InputMode:
-    """Where the nodes' data come from: plain numbers, as programs pass them on."""
+    """Source of the nodes' rows, as plain numbers, since programs pass them on."""
 
     TENSORFLOW = 0
     SPARK = 1
 
 
 class TFCluster:
-    """A running cluster. Made by :func:`run`.
+    """A running cluster, made by :func:`run`.
 
     Attributes
     ----------
     native : tfos_nb.Cluster
-        The cluster itself: its state, logs, results and more.
+        This package's own object of the cluster, with its state, logs, results and more.
     sc : pyspark.SparkContext
-        Spark's.
+        The SparkContext.
     cluster_meta, meta : dict
-        What the cluster was started with.
+        The settings with which the cluster was started.
     input_mode : int
-        Of :class:`InputMode`.
+        One of :class:`InputMode`.
     queues : list of str
-        As given.
+        The queues that were given to :func:`run`.
     """
 
     nodeRDD = None  # noqa: N815 - its name; no RDD stands behind the nodes
@@ -86,11 +86,11 @@ class TFCluster:
         dataRDD : pyspark.RDD
             The rows.
         num_epochs : int
-            Passes; 0 means 10.
+            Number of passes; 0 means 10.
         feed_timeout : float
             Seconds for which a node may take no row while rows wait for it.
         qname : str
-            The queue.
+            The queue to which the rows are fed.
         """
         self._check_fed("train", qname)
         if type(num_epochs) is not int or num_epochs < 0:
@@ -101,13 +101,13 @@ class TFCluster:
         self.native.train(dataRDD, num_epochs or _EPOCHS, qname=qname, feed_timeout=feed_timeout)
 
     def _feed(self, rdd: Any, epochs: int, feed_timeout: float, qname: str) -> None:
-        """Feed one interval of a stream; many have no row."""
+        """Feed the rows of one interval of a stream. Intervals without rows are skipped."""
         if not self.native.state.ended and not rdd.isEmpty():
-            with contextlib.suppress(ClusterClosed):  # the nodes had enough in the meantime
+            with contextlib.suppress(ClusterClosed):  # the nodes have ended in the meantime
                 self.native.train(rdd, epochs, qname=qname, feed_timeout=feed_timeout)
 
     def inference(self, dataRDD: Any, feed_timeout: float = 600, qname: str = "input") -> Any:  # noqa: N803
-        """Return the RDD of what ``main`` gives for the rows of an RDD: lazy, one result a row, in order."""
+        """Return the RDD of the program's results for the rows of an RDD: lazy, one result per row, in order."""
         self._check_fed("inference", qname)
         rdd = dataRDD.rdd if hasattr(dataRDD, "mapInArrow") else dataRDD
         return self.native.inference(rdd, qname=qname, feed_timeout=feed_timeout)
@@ -119,21 +119,21 @@ class TFCluster:
             raise PlanError(f"qname={qname!r}: this cluster has the queues {self.queues}. Run it with queues=[…]")
 
     def shutdown(self, ssc: Any = None, grace_secs: float = 0, timeout: float | None = _SHUTDOWN_SECONDS) -> None:
-        """Say that no more rows come, and wait until every ``main`` has returned; raise what went wrong.
+        """Tell the nodes that no more rows come, and wait until every program has returned; raise any failure.
 
         Parameters
         ----------
         ssc : pyspark.streaming.StreamingContext, optional
-            One that feeds the cluster: it is waited for first, and stopped when the nodes are done.
+            A StreamingContext that feeds the cluster. Its end is awaited first. It is stopped when the nodes are done.
         grace_secs : float
-            Not needed: a node that still exports is waited for.
+            Not used, because the end of a node that still exports is awaited.
         timeout : float
-            Seconds; then the nodes are ended. -1: as long as it takes.
+            Seconds to wait before the nodes are ended. -1: no limit.
 
         Raises
         ------
         TimeoutError
-            If it took longer.
+            If the nodes did not end within ``timeout``.
         NodeFailed
             If a node failed.
         """
@@ -142,12 +142,12 @@ class TFCluster:
         try:
             self.native.wait(None if timeout is None or timeout < 0 else timeout)
         except TimeoutError:
-            if not self.native.state.ended:  # an error of the cluster's own may be a TimeoutError too
+            if not self.native.state.ended:  # the cluster's own error may be a TimeoutError too
                 self.native.close()
             raise
 
     def _await_stream(self, ssc: Any) -> None:
-        """Wait for the end of the streams, or of the nodes; a failure of the nodes is for :meth:`shutdown` to raise."""
+        """Wait for the end of the streams or of the nodes. :meth:`shutdown` raises a failure of the nodes."""
         try:
             while not ssc.awaitTerminationOrTimeout(1):
                 if self.native.state.ended:
@@ -155,12 +155,12 @@ class TFCluster:
                     return
         except Exception as error:
             ssc.stop(stopSparkContext=False, stopGraceFully=False)
-            if not self.native.state.ended:  # an error of the program's own streams, of which the nodes know nothing
+            if not self.native.state.ended:  # an error in the program's streams, which does not end the nodes
                 self.native.close()
                 raise error_of_job(error, "the stream ended by an error") from error
 
     def tensorboard_url(self) -> str | None:
-        """Return a link to TensorBoard on this machine, which opens once; None if there is none."""
+        """Return a link to TensorBoard on this machine, which works once; None without TensorBoard."""
         if not self.native.snapshot().log_dir:
             return None
         from tfos_nb.jupyter.endpoint import the_endpoint
@@ -191,40 +191,40 @@ def run(  # noqa: PLR0917 - its order
     Parameters
     ----------
     sc : pyspark.SparkContext
-        Spark's.
+        The SparkContext.
     map_fun : callable
         The program.
     tf_args : object
-        Handed to it: a Namespace, a dictionary, or a list, which is also its ``sys.argv``.
+        Passed to the program: a Namespace, a dictionary, or a list, which is also its ``sys.argv``.
     num_executors : int
-        How many nodes: parameter servers, chief, evaluator and workers together.
+        Number of all nodes: parameter servers, chief, evaluator and workers.
     num_ps : int
-        How many of them are parameter servers.
+        Number of parameter servers.
     tensorboard : bool
-        Whether there is TensorBoard.
+        Whether to run TensorBoard.
     input_mode : int
-        Of :class:`InputMode`.
+        One of :class:`InputMode`.
     log_dir : str, optional
-        What TensorBoard shows.
+        The directory that TensorBoard shows.
     driver_ps_nodes : bool
         Whether the parameter servers run on the driver's host.
     master_node : str, optional
         ``"chief"`` (or ``"master"``) for a chief beside the workers.
     reservation_timeout : float
-        Seconds within which all nodes must come.
+        Seconds within which all nodes must register.
     queues : list of str
-        The queues; those called output, error and control are not fed.
+        The queues. Queues named output, error or control are not fed.
     eval_node : bool
         Whether one node is an evaluator.
     release_port : bool
-        Not needed: a node's port is held open until TensorFlow has it.
+        Not used, because a node's port stays reserved until TensorFlow has it.
 
     Raises
     ------
     PlanError
-        If the numbers do not add up, or Spark cannot take the plan.
+        If the numbers of nodes do not fit, or Spark cannot run the plan.
     RendezvousTimeout, NodeFailed
-        If the nodes did not come up.
+        If the nodes did not start.
     """
     fed = input_mode == InputMode.SPARK
     _check(sc, num_executors, num_ps, input_mode, fed and (driver_ps_nodes or eval_node))
@@ -295,7 +295,7 @@ def _spark_user(sc: Any) -> str:
 
 
 def _gpus_wanted(sc: Any, tf_args: Any) -> int:
-    """Return the GPUs of each worker: what the arguments ask for as ``num_gpus``, or else what Spark gives a task."""
+    """Return the number of GPUs of each worker: ``num_gpus`` of the arguments, or else Spark's GPUs per task."""
     found = tf_args.get("num_gpus") if isinstance(tf_args, dict) else getattr(tf_args, "num_gpus", None)
     if type(found) is int:
         return max(found, 0)
@@ -303,13 +303,13 @@ def _gpus_wanted(sc: Any, tf_args: Any) -> int:
 
 
 class _Reserved:
-    """What :func:`reserve` gives: a cluster that is yet to be started."""
+    """Result of :func:`reserve`: a cluster that is not started yet."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         self._arguments = arguments
 
     def start(self, map_fun: Callable[[Any, Any], Any], tf_args: Any) -> TFCluster:
-        """Start it; what is returned is also this object, as older programs expect."""
+        """Start the cluster and return it. This object becomes that cluster too, as older programs expect."""
         started = run(map_fun=map_fun, tf_args=tf_args, **self._arguments)
         self.__dict__ = started.__dict__
         self.__class__ = TFCluster  # type: ignore[assignment]
@@ -325,7 +325,7 @@ def reserve(  # noqa: PLR0917 - its order
     log_dir: str | None = None,
     queues: Sequence[str] = ("input", "output"),
 ) -> Any:
-    """Prepare a cluster, as programs of 2017 do; its ``start(map_fun, tf_args)`` starts it."""
+    """Return a prepared cluster, as programs from 2017 expect. Its ``start(map_fun, tf_args)`` starts it."""
     _check(sc, num_executors, num_ps, input_mode, False)
     return _Reserved(
         {

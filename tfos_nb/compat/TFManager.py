@@ -1,4 +1,4 @@
-"""``TFManager``: what a program's ``ctx.mgr`` is, as TensorFlowOnSpark calls it."""  # noqa: N999 - its name
+"""``TFManager``: the class of a program's ``ctx.mgr``, under TensorFlowOnSpark's name."""  # noqa: N999 - its name
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ logger = logging.getLogger(__name__)
 
 
 class NodeManager:
-    """``ctx.mgr``: the node's queues and a few values, all within the node's own process.
+    """``ctx.mgr``: the node's queues and a few values, all in the node's own process.
 
     Parameters
     ----------
     native : tfos_nb.runtime.program.context.NodeContext
-        The node.
+        This package's own ``ctx`` of the node.
     """
 
     def __init__(self, native: Any) -> None:
@@ -26,17 +26,17 @@ class NodeManager:
         self._values: dict[str, Any] = {"state": "running"}
 
     def get(self, key: str) -> Any:
-        """Return a value: ``"state"`` is running, terminating or stopped."""
+        """Return the value of a key, or None. The value of ``"state"`` is running, terminating or stopped."""
         if key == "state" and self._values["state"] == "running" and self.native.should_stop:
             return "stopped"
         return self._values.get(key)
 
     def set(self, key: str, value: Any) -> None:
-        """Keep a value, for this node alone."""
+        """Store a value, only for this node."""
         self._values[key] = value
 
     def get_queue(self, name: str) -> _Rows | _Results | _Errors | None:
-        """Return a queue that gives or takes one row at a time; None if there is none of that name."""
+        """Return the queue of that name, which gives or takes one item at a time; None if there is none."""
         if name == "output":
             return _Results(self.native)
         if name == "error":
@@ -45,7 +45,7 @@ class NodeManager:
 
 
 class _Rows:
-    """Rows one by one. Slow: a :class:`tfos_nb.compat.TFNode.DataFeed` takes many at once."""
+    """Queue of rows, one by one. It is slow: :class:`tfos_nb.compat.TFNode.DataFeed` takes many at a time."""
 
     def __init__(self, native: Any, name: str) -> None:
         self._feed = native.get_data_feed(True, name)
@@ -62,18 +62,18 @@ class _Rows:
 
 
 class _Results:
-    """Results one by one."""
+    """Queue of results, one by one."""
 
     def __init__(self, native: Any) -> None:
         self._feed = native.get_data_feed(False)
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Give the result of the next row."""
+        """Send the result of the next row."""
         self._feed.batch_results([item])
 
 
 class _Errors:
-    """What a program reports: it goes to the node's log."""
+    """Queue of a program's errors, which are written to the node's log."""
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """Log a traceback."""
@@ -81,16 +81,16 @@ class _Errors:
 
 
 class TFManager:
-    """Kept for programs that name it."""
+    """Empty class, kept for programs that use its name."""
 
 
 def start(authkey: bytes, queues: Any, mode: str = "local") -> NoReturn:
-    """Refuse: a node needs no manager's process."""
+    """Raise PlanError: a node needs no manager process."""
     _refuse()
 
 
 def connect(address: Any, authkey: bytes) -> NoReturn:
-    """Refuse: a node's queues are within its own process."""
+    """Raise PlanError: a node's queues are in its own process."""
     _refuse()
 
 

@@ -1,4 +1,4 @@
-"""``TFNode``: what a program calls on a node, as TensorFlowOnSpark calls it."""  # noqa: N999 - its name
+"""``TFNode``: functions that a program calls on a node, under TensorFlowOnSpark's names."""  # noqa: N999 - its name
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class DataFeed:
     mgr : NodeManager
         ``ctx.mgr``.
     train_mode : bool
-        True: the rows of ``train``. False: those of ``inference``, each of which wants a result.
+        True: the rows of ``train``. False: the rows of ``inference``, each of which needs a result.
     qname_in, qname_out : str
-        The queues.
+        Names of the queues of rows and of results.
     input_mapping : dict of str to str, optional
         The tensor of each column: batches are then ``{tensor: list}``.
     """
@@ -71,20 +71,20 @@ class DataFeed:
         return bool(self._feed.should_stop())
 
     def batch_results(self, results: Any) -> None:
-        """Give the results of the rows that were taken last, one a row."""
+        """Send the results of the rows of the last batch, one per row."""
         self._feed.batch_results(results)
 
     def terminate(self) -> None:
-        """Want no more rows: what Spark still has to read for them is not read."""
+        """Request no more rows. Spark does not read the remaining rows."""
         self.mgr.set("state", "terminating")
         self._feed.terminate()
 
 
 def hdfs_path(ctx: Any, path: str) -> str:
-    """Return a path in full, as the cluster's file systems understand it.
+    """Return a full path for the cluster's file systems.
 
-    A URL of any scheme stays as it is. An absolute path is put on ``ctx.defaultFS``; a relative one under the user's
-    folder there, or under the driver's working folder if it is the local file system.
+    A URL is returned unchanged. An absolute path is put on ``ctx.defaultFS``. A relative path is put under the user's
+    directory there, or under the driver's working directory if ``ctx.defaultFS`` is the local file system.
 
     Examples
     --------
@@ -107,16 +107,16 @@ def hdfs_path(ctx: Any, path: str) -> str:
 
 
 def start_cluster_server(ctx: Any, num_gpus: int = 1, rdma: bool = False) -> tuple[Any, Any]:
-    """Start TensorFlow's server of this node; return the cluster's specification and the server.
+    """Start TensorFlow's server on this node; return the cluster's specification and the server.
 
-    A strategy of TensorFlow 2 starts its own: this is for programs of ``tf.compat.v1``, and for parameter servers,
-    which then call ``server.join()``.
+    It is for programs of ``tf.compat.v1``, and for parameter servers, which then call ``server.join()``. A strategy of
+    TensorFlow 2 starts its own server.
     """
     import tensorflow as tf
 
     if ctx._server is None:
         protocol = check_protocol("grpc+verbs" if rdma else "grpc")
-        # The names are the program's own, "master" too: its device strings hold them.
+        # Use the program's own names of jobs, also "master", because its device strings contain them.
         cluster = tf.train.ClusterSpec(ctx.cluster_spec)
         server = tf.distribute.Server(cluster, job_name=ctx.job_name, task_index=ctx.task_index, protocol=protocol)
         ctx._server = cluster, server
@@ -125,28 +125,28 @@ def start_cluster_server(ctx: Any, num_gpus: int = 1, rdma: bool = False) -> tup
 
 
 def export_saved_model(sess: Any, export_dir: str, tag_set: Any, signatures: Any) -> NoReturn:
-    """Refuse: it is of TensorFlow 1."""
+    """Raise TfosError: the function works only with TensorFlow 1."""
     raise TfosError(
         "export_saved_model(sess, …) works only with TensorFlow 1: call compat.export_saved_model(model, export_dir)"
     )
 
 
 def release_port(ctx: Any) -> None:
-    """Do nothing: TensorFlow takes the node's port while it is held."""
+    """Do nothing: TensorFlow can listen on the node's port while it is still reserved."""
 
 
 def next_batch(mgr: Any, batch_size: int, qname: str = "input") -> NoReturn:
-    """Refuse, as TensorFlowOnSpark does."""
+    """Raise TfosError, because the function was removed in TensorFlowOnSpark too."""
     _refuse()
 
 
 def batch_results(mgr: Any, results: Any, qname: str = "output") -> NoReturn:
-    """Refuse, as TensorFlowOnSpark does."""
+    """Raise TfosError, because the function was removed in TensorFlowOnSpark too."""
     _refuse()
 
 
 def terminate(mgr: Any, qname: str = "input") -> NoReturn:
-    """Refuse, as TensorFlowOnSpark does."""
+    """Raise TfosError, because the function was removed in TensorFlowOnSpark too."""
     _refuse()
 
 

@@ -1,4 +1,4 @@
-"""``TFParallel``: independent programs, as TensorFlowOnSpark calls it."""  # noqa: N999 - its name
+"""``TFParallel``: run independent programs, under TensorFlowOnSpark's name."""  # noqa: N999 - its name
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["run"]
 def run(sc: Any, map_fn: Callable[[Any, Any], Any], tf_args: Any, num_executors: int, use_barrier: bool = True) -> None:
     """Call ``map_fn(tf_args, ctx)`` in ``num_executors`` processes on Spark's executors, and wait for all.
 
-    ``ctx.worker_num`` says which of ``ctx.num_workers`` it is.
+    ``ctx.worker_num`` is the index of the process, and ``ctx.num_workers`` the number of processes.
     """
     if not hasattr(sc, "parallelize"):
         raise PlanError(f"sc is a {type(sc).__name__}, not a SparkContext: give spark.sparkContext")

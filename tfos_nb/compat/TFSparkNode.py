@@ -1,4 +1,4 @@
-"""``TFSparkNode``: what a program gets as ``ctx``, as TensorFlowOnSpark calls it."""  # noqa: N999 - its name
+"""``TFSparkNode``: the ``ctx`` that a program gets, under TensorFlowOnSpark's names."""  # noqa: N999 - its name
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ __all__ = ["TFNodeContext", "TFSparkNode", "inference", "run", "shutdown", "trai
 class TFNodeContext:
     """A node's place in its cluster.
 
-    What this package's own ``ctx`` has beside these names is found here as well, such as ``ctx.dataset``,
-    ``ctx.strategy`` and ``ctx.save``. A name that both have means what it means for TensorFlowOnSpark.
+    The attributes and methods of this package's own ``ctx``, such as ``ctx.dataset`` and ``ctx.save``, are available
+    too. A name that both have has the meaning of TensorFlowOnSpark.
 
     Attributes
     ----------
     executor_id, worker_num : int
-        The node's number among all: parameter servers first, then chief, evaluator and workers.
+        The node's number among all nodes: parameter servers first, then chief, evaluator and workers.
     job_name : str
         ``"ps"``, ``"chief"`` (or ``"master"``), ``"evaluator"`` or ``"worker"``.
     task_index : int
-        Its number among those of its job.
+        The node's index among the nodes of its job.
     cluster_spec : dict of str to list of str
         The addresses of each job.
     num_workers : int
-        Chief and workers.
+        Number of workers, including the chief.
     defaultFS, working_dir : str
-        Hadoop's file system, and the folder of the driver.
+        Hadoop's default file system, and the driver's working directory.
     mgr : NodeManager or None
-        What a :class:`tfos_nb.compat.TFNode.DataFeed` is made of.
+        The argument of :class:`tfos_nb.compat.TFNode.DataFeed`; None under TFParallel.
     tmp_socket : None
-        No socket of Python's holds the port.
+        Always None, because no Python socket of this process reserves the port.
     native : tfos_nb.runtime.program.context.NodeContext
         This package's own ``ctx``.
     """
@@ -73,7 +73,7 @@ class TFNodeContext:
         return sorted({*super().__dir__(), *native})
 
     def absolute_path(self, path: str) -> str:
-        """Return a path in full: see :func:`tfos_nb.compat.TFNode.hdfs_path`."""
+        """Return a full path: see :func:`tfos_nb.compat.TFNode.hdfs_path`."""
         return TFNode.hdfs_path(self, path)
 
     tf_path = absolute_path
@@ -100,14 +100,14 @@ class TFNodeContext:
 
     @property
     def cluster(self) -> Any:
-        """The ``tf.train.ClusterSpec``."""
+        """The cluster's ``tf.train.ClusterSpec``."""
         import tensorflow as tf
 
         return tf.train.ClusterSpec(self.cluster_spec)
 
     @property
     def server(self) -> Any:
-        """TensorFlow's server of this node, started when it is first asked for."""
+        """TensorFlow's server of this node, started on first use."""
         return self.start_cluster_server()[1]
 
     def export_saved_model(self, sess: Any, export_dir: str, tag_set: Any, signatures: Any) -> None:
@@ -115,11 +115,11 @@ class TFNodeContext:
         TFNode.export_saved_model(sess, export_dir, tag_set, signatures)
 
     def release_port(self) -> None:
-        """Do nothing: TensorFlow takes the node's port while it is held."""
+        """Do nothing: TensorFlow can listen on the node's port while it is still reserved."""
 
 
 class TFSparkNode:
-    """Kept for programs that look at it."""
+    """Class without methods, kept for programs that read its attributes."""
 
     mgr = None
     cluster_id = None
@@ -128,22 +128,22 @@ class TFSparkNode:
 def run(  # noqa: PLR0917 - its order
     fn: Any, tf_args: Any, cluster_meta: Any, tensorboard: bool, log_dir: Any, queues: Any, background: bool
 ) -> NoReturn:
-    """Refuse: a node is started by ``TFCluster.run``."""
+    """Raise PlanError: ``TFCluster.run`` starts the nodes."""
     _refuse("run", "TFCluster.run(sc, map_fun, …)")
 
 
 def train(cluster_info: Any, cluster_meta: Any, feed_timeout: float = 600, qname: str = "input") -> NoReturn:
-    """Refuse: rows are fed by ``cluster.train``."""
+    """Raise PlanError: ``cluster.train`` feeds rows."""
     _refuse("train", "cluster.train(rdd)")
 
 
 def inference(cluster_info: Any, feed_timeout: float = 600, qname: str = "input") -> NoReturn:
-    """Refuse: rows are answered by ``cluster.inference``."""
+    """Raise PlanError: ``cluster.inference`` sends rows and returns results."""
     _refuse("inference", "cluster.inference(rdd)")
 
 
 def shutdown(cluster_info: Any, grace_secs: float = 0, queues: Any = ("input",)) -> NoReturn:
-    """Refuse: a cluster is ended by ``cluster.shutdown``."""
+    """Raise PlanError: ``cluster.shutdown`` ends a cluster."""
     _refuse("shutdown", "cluster.shutdown()")
 
 

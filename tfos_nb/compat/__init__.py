@@ -1,8 +1,8 @@
-"""TensorFlowOnSpark's modules, functions and classes, by their names, over this package's own.
+"""TensorFlowOnSpark's modules, functions and classes, under their names, implemented by this package's own API.
 
-A program written for TensorFlowOnSpark runs by changing its imports, ``from tensorflowonspark import TFCluster`` into
-``from tfos_nb.compat import TFCluster``. What is different on purpose is listed in ``docs/migrating.md``. New programs
-are better off with :func:`tfos_nb.launch`.
+A program written for TensorFlowOnSpark runs after its imports are changed from ``from tensorflowonspark import
+TFCluster`` to ``from tfos_nb.compat import TFCluster``. Deliberate differences are listed in ``docs/migrating.md``. New
+programs should use :func:`tfos_nb.launch`.
 
-Nothing is done here: every call goes on to the native API.
+This package has no logic of its own: every call is passed on to the native API.
 """

@@ -16,18 +16,18 @@ __all__ = ["ParallelProgram", "Program"]
 
 @dataclass(frozen=True)
 class Program:
-    """A node of a cluster.
+    """TensorFlowOnSpark program that runs on each node of a cluster.
 
     Parameters
     ----------
     map_fun : callable
-        The program.
+        The program's function.
     default_fs, working_dir : str
-        The driver's Hadoop file system and folder.
+        The driver's default Hadoop file system and its working directory.
     master : str
-        What the program calls the chief.
+        The program's name for the chief: ``"chief"`` or ``"master"``.
     user : str
-        Whose folder a relative path is in, on a file system that has such.
+        The user in whose directory relative paths are, on a file system with user directories.
     """
 
     map_fun: Callable[[Any, Any], Any]
@@ -41,7 +41,7 @@ class Program:
         return self.map_fun
 
     def __call__(self, tf_args: Any, ctx: Any) -> Any:
-        """Call the program."""
+        """Call the program with TensorFlowOnSpark's ``ctx``; return its result if it is data, else None."""
         spec = {self._named(role): addresses for role, addresses in ctx.cluster_spec.items()}
         ours = TFNodeContext(
             executor_id=ctx.executor_id,
@@ -62,7 +62,7 @@ class Program:
 
 @dataclass(frozen=True)
 class ParallelProgram:
-    """A program of its own, without a cluster."""
+    """TensorFlowOnSpark program that runs independently, without a cluster."""
 
     map_fun: Callable[[Any, Any], Any]
     default_fs: str
@@ -74,7 +74,7 @@ class ParallelProgram:
         return self.map_fun
 
     def __call__(self, tf_args: Any, ctx: Any) -> Any:
-        """Call the program."""
+        """Call the program with TensorFlowOnSpark's ``ctx``; return its result if it is data, else None."""
         ours = TFNodeContext(executor_id=ctx.index, defaultFS=self.default_fs, working_dir=self.working_dir)
         ours.num_workers = ctx.count
         ours.native, ours.user = ctx, self.user
@@ -82,7 +82,7 @@ class ParallelProgram:
 
 
 def _called(map_fun: Callable[[Any, Any], Any], tf_args: Any, ctx: TFNodeContext) -> Any:
-    """Call the program; what it returns was never asked for, so only data are passed on."""
+    """Call the program; return its result if it is data, else None. TensorFlowOnSpark ignores the result."""
     if isinstance(tf_args, list):
         sys.argv = list(tf_args)
     result = map_fun(tf_args, ctx)

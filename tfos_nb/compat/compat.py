@@ -1,4 +1,4 @@
-"""``compat``: what differed between versions of TensorFlow, as TensorFlowOnSpark calls it."""
+"""``compat``: functions that hide differences between versions of TensorFlow, under TensorFlowOnSpark's names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["disable_auto_shard", "export_saved_model", "is_gpu_available"]
 
 
 def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> None:
-    """Write a Keras model as a SavedModel. The chief's is the one; the others take part, and throw theirs away."""
+    """Write a Keras model as a SavedModel. The chief writes it; other nodes take part, and discard their copy."""
     if is_chief:
         with Draft(export_dir) as draft:
             _export(model, draft.path)
@@ -30,12 +30,12 @@ def _export(model: Any, directory: str) -> None:
 
 
 def disable_auto_shard(options: Any) -> None:
-    """Have a ``tf.data.Options`` leave the rows as they are shared out."""
+    """Set ``tf.data.Options`` so that TensorFlow does not divide the rows among workers again."""
     import tensorflow as tf
 
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
 
 
 def is_gpu_available() -> bool:
-    """Whether this host has a GPU."""
+    """Return whether this host has a GPU."""
     return gpu_info.is_gpu_available()

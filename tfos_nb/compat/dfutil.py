@@ -1,6 +1,6 @@
-"""``dfutil``: DataFrames as TFRecord files, and rows as Examples, as TensorFlowOnSpark calls it.
+"""``dfutil``: DataFrames as TFRecord files, and rows as Examples, under TensorFlowOnSpark's names.
 
-All of it is :mod:`tfos_nb.tfrecord`, which has more: modes, partitions, damage, declared schemas.
+:mod:`tfos_nb.tfrecord` implements it, and offers more: modes, partitions, damaged files, declared schemas.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = [
 ]  # fmt: skip
 
 loadedDF: MutableMapping[Any, str] = weakref.WeakKeyDictionary()  # noqa: N816 - its name
-"""Where the DataFrames of :func:`loadTFRecords` that are still in use came from."""
+"""Input directories of the DataFrames of :func:`loadTFRecords` that are still in use."""
 
-_ROWS = 1024  # that become Examples, or come from them, at once
+_ROWS = 1024  # number of rows that are converted at a time
 
 
 def saveAsTFRecords(df: DataFrame, output_dir: str) -> None:  # noqa: N802 - its name
-    """Write a DataFrame as TFRecord files; a directory that is there is refused, as Hadoop refuses it."""
+    """Write a DataFrame as TFRecord files. An existing directory is refused, as in Hadoop."""
     tfrecord.write(df, _whole(df.sparkSession.sparkContext, output_dir))
 
 
@@ -40,17 +40,17 @@ def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) 
     Parameters
     ----------
     sc : pyspark.SparkContext
-        Spark's.
+        The SparkContext.
     input_dir : str
-        The directory; where it has no scheme it is on Hadoop's default file system.
+        The directory. Without a scheme it is on Hadoop's default file system.
     binary_features : list of str
-        Columns of bytes to have as ``binary``. So are those of which a sample of the records has bytes that are no
-        text.
+        Columns of bytes to read as ``binary``. A column of bytes that are not text in a sample of the records is read
+        as ``binary`` too.
 
     Raises
     ------
     PlanError
-        If nothing is there, or the records disagree about a column.
+        If there are no files, or the records disagree about a column.
     """
     if not hasattr(sc, "parallelize"):
         raise PlanError(f"sc is a {type(sc).__name__}, not a SparkContext: give spark.sparkContext")
@@ -66,22 +66,22 @@ def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) 
 
 
 def isLoadedDF(df: DataFrame) -> bool:  # noqa: N802 - its name
-    """Whether :func:`loadTFRecords` returned this very DataFrame."""
+    """Return whether this DataFrame object was returned by :func:`loadTFRecords`."""
     return df in loadedDF
 
 
 def toTFExample(dtypes: Sequence[tuple[str, str]]) -> Callable[[Iterable[Any]], Iterator[tuple[bytearray, None]]]:  # noqa: N802 - its name
-    """Return what turns rows into ``(bytearray, None)``, the bytes being those of an Example: for ``mapPartitions``.
+    """Return a function for ``mapPartitions`` that converts rows to ``(bytearray of an Example, None)``.
 
     Parameters
     ----------
     dtypes : list of (str, str)
-        ``df.dtypes``.
+        Names and types of the columns, from ``df.dtypes``.
 
     Raises
     ------
     PlanError
-        If an Example has no place for a type.
+        If an Example cannot contain a type.
     """
     from tfos_nb.runtime.tfrecord.schema import fields_of
 
@@ -90,15 +90,15 @@ def toTFExample(dtypes: Sequence[tuple[str, str]]) -> Callable[[Iterable[Any]], 
 
 
 def fromTFExample(iter: Iterable[Any], binary_features: Sequence[str] = ()) -> list[Row]:  # noqa: N802 - its name
-    """Return the rows of ``(bytes of an Example, anything)``, their columns sorted by name: for ``mapPartitions``.
+    """Convert ``(bytes of an Example, anything)`` to rows with columns sorted by name, for ``mapPartitions``.
 
-    A feature of one value is that value, one of several a list, one of none None. Bytes are text, and a bytearray if
-    ``binary_features`` names them.
+    A feature with one value becomes that value, with several values a list, and without a value None. Bytes become
+    text, or a bytearray if the feature is in ``binary_features``.
 
     Raises
     ------
     FeedFailed
-        If a record is no Example, or bytes are no text.
+        If a record is not an Example, or bytes are not text.
     """
     records, rows = (bytes(record[0]) for record in iter), []
     while some := list(islice(records, _ROWS)):
@@ -107,7 +107,10 @@ def fromTFExample(iter: Iterable[Any], binary_features: Sequence[str] = ()) -> l
 
 
 def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> StructType:
-    """Return the schema of one ``tf.train.Example``, by the rules of :func:`fromTFExample`; no value is a string."""
+    """Return the schema of one ``tf.train.Example`` by the rules of :func:`fromTFExample`.
+
+    A feature without a value becomes a string column.
+    """
     from pyspark.sql.types import ArrayType, BinaryType, DataType, DoubleType, LongType, StringType, StructType
 
     struct = StructType()
@@ -121,13 +124,13 @@ def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> StructTyp
 
 
 def _whole(sc: Any, path: str) -> str:
-    """Return a path as Hadoop finds it: on its default file system, if no other is named."""
+    """Return a path qualified by Hadoop, on its default file system if the path has no scheme."""
     there = sc._jvm.org.apache.hadoop.fs.Path(str(path))
     return str(there.getFileSystem(sc._jsc.hadoopConfiguration()).makeQualified(there).toString())
 
 
 def _lineage_type(kind: Any, binary: bool) -> Any:
-    """Return the type that TensorFlowOnSpark gives what is inferred as another."""
+    """Return TensorFlowOnSpark's type for an inferred type: double for float, binary for a string if ``binary``."""
     from pyspark.sql.types import ArrayType, BinaryType, DoubleType, FloatType, StringType
 
     if isinstance(kind, ArrayType):
@@ -138,7 +141,7 @@ def _lineage_type(kind: Any, binary: bool) -> Any:
 
 
 def _parsed_type(kind: str) -> Any:
-    """Return a type of ``df.dtypes`` as Spark's JSON nests it."""
+    """Convert a type in ``df.dtypes`` to the form of Spark's JSON schemas."""
     if kind.startswith("array<") and kind.endswith(">"):
         return {"type": "array", "elementType": _parsed_type(kind[len("array<") : -1])}
     return kind
@@ -146,7 +149,7 @@ def _parsed_type(kind: str) -> Any:
 
 @dataclass(frozen=True)
 class _ToExamples:
-    """Turns a partition's rows into Examples."""
+    """Function that converts a partition's rows to Examples."""
 
     fields: tuple[Field, ...]
 

@@ -19,7 +19,7 @@ AS_LIST = "list"
 
 
 def is_gpu_available() -> bool:
-    """Whether this host has a GPU."""
+    """Return whether this host has a GPU."""
     return bool(_gpus())
 
 
@@ -29,16 +29,16 @@ def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) 
     Parameters
     ----------
     num_gpu : int
-        How many.
+        Number of GPUs.
     worker_index : int
-        Which of several workers on this host asks, so that they get different ones; -1: any.
+        Index of the caller among the workers on this host, so that they get different GPUs; -1: random GPUs.
     format : str
-        ``AS_STRING``, as ``CUDA_VISIBLE_DEVICES`` takes it, or ``AS_LIST``.
+        ``AS_STRING``, for ``CUDA_VISIBLE_DEVICES``, or ``AS_LIST``.
 
     Raises
     ------
     TfosError
-        If there are not so many.
+        If fewer GPUs are free.
     """
     free = [index for index, busy in _gpus() if not busy]
     if worker_index < 0:
@@ -56,7 +56,7 @@ def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) 
 
 
 def _gpus() -> list[tuple[int, bool]]:
-    """Return each GPU's number, and whether a process uses it."""
+    """Return the index of each GPU, and whether a process uses it."""
     try:
         import pynvml
 

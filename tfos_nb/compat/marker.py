@@ -1,4 +1,4 @@
-"""``marker``: what TensorFlowOnSpark puts between rows. Nothing is put there here; the names are kept."""
+"""``marker``: classes that TensorFlowOnSpark puts between rows. They are not used here; only the names are kept."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ __all__ = ["EndPartition", "Marker"]
 
 
 class Marker:
-    """A sign between rows."""
+    """A marker between rows."""
 
 
 class EndPartition(Marker):
-    """The end of a partition."""
+    """The marker of the end of a partition."""

@@ -1,4 +1,4 @@
-"""``pipeline``: Spark ML's Estimator and Model, as TensorFlowOnSpark calls them."""
+"""``pipeline``: Spark ML's Estimator and Model, under TensorFlowOnSpark's names."""
 
 from __future__ import annotations
 
@@ -68,18 +68,18 @@ __all__ = [
 
 
 class TFTypeConverters:
-    """Beside Spark ML's own converters."""
+    """Converters of parameter values, in addition to Spark ML's own."""
 
     @staticmethod
     def toDict(value: Any) -> dict[Any, Any]:  # noqa: N802 - its name
-        """Take a dictionary."""
+        """Return a mapping as a dictionary; raise TypeError for any other value."""
         if isinstance(value, Mapping):
             return dict(value)
         raise TypeError(f"{value!r} is not a dictionary")
 
 
 class TFModel(model.TFModel):
-    """Applies a saved model. Of the DataFrame's columns none stays, as before; ``keep_columns`` keeps some."""
+    """Apply a saved model. As in TensorFlowOnSpark no input column is kept, unless ``keep_columns`` names it."""
 
     def __init__(self, tf_args: Any = None, **given: Any) -> None:
         super().__init__(tf_args)
@@ -88,9 +88,9 @@ class TFModel(model.TFModel):
 
 
 class TFEstimator(estimator.TFEstimator):
-    """Trains with ``train_fn(args, ctx)``, which gets TensorFlowOnSpark's ``ctx`` and reads ``ctx.get_data_feed(…)``.
+    """Train with ``train_fn(args, ctx)``, which gets TensorFlowOnSpark's ``ctx`` and reads ``ctx.get_data_feed(…)``.
 
-    The rows are the columns of ``input_mapping`` in the order of their sorted names.
+    The rows have the columns of ``input_mapping``, sorted by name.
     """
 
     _chief = "trains"
@@ -125,7 +125,7 @@ class TFEstimator(estimator.TFEstimator):
 
 
 def single_node_env(args: Any) -> None:
-    """Have TensorFlow in this process be no part of a cluster; a list is also ``sys.argv``."""
+    """Let TensorFlow in this process run without a cluster. If ``args`` is a list, it is also set as ``sys.argv``."""
     if isinstance(args, list):
         sys.argv = list(args)
     found = args.get("num_gpus") if isinstance(args, dict) else getattr(args, "num_gpus", None)
@@ -133,14 +133,14 @@ def single_node_env(args: Any) -> None:
 
 
 def get_meta_graph_def(saved_model_dir: str, tag_set: str) -> Any:
-    """Return the graph of a SavedModel that has these tags, commas between."""
+    """Return the graph of a SavedModel with these tags, separated by commas."""
     from tensorflow.python.tools import saved_model_utils
 
     return saved_model_utils.get_meta_graph_def(saved_model_dir, tag_set)
 
 
 def yield_batch(iterable: Iterable[Any], batch_size: int, num_tensors: int = 1) -> Iterator[list[list[Any]]]:
-    """Cut rows into batches: of each, a list for each of the first ``num_tensors`` fields."""
+    """Divide rows into batches, each with a list of values for each of the first ``num_tensors`` fields."""
     batch: list[list[Any]] = [[] for _ in range(num_tensors)]
     for row in iterable:
         if row is None:

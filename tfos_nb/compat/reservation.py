@@ -1,4 +1,4 @@
-"""``reservation``: the rendezvous of TensorFlowOnSpark. Here it is the driver's door; the names are kept.
+"""``reservation``: the rendezvous of TensorFlowOnSpark. Here the driver's door replaces it; only the names are kept.
 
 TensorFlowOnSpark's server took pickles from any client. The door takes messages over TLS, with a token. Programs do not
 need to connect to it: stop a cluster with ``cluster.native.stop()``, and end a feed with ``DataFeed.terminate()``.
@@ -20,12 +20,12 @@ MAX_RETRIES = 3
 
 
 class Reservations:
-    """Who has come, of so many.
+    """Record of the nodes that have registered.
 
     Parameters
     ----------
     required : int
-        How many are to come.
+        Number of expected nodes.
     """
 
     def __init__(self, required: int) -> None:
@@ -34,35 +34,35 @@ class Reservations:
         self._found: list[Any] = []
 
     def add(self, meta: Any) -> None:
-        """Note one."""
+        """Record a node."""
         with self._lock:
             self._found.append(meta)
 
     def done(self) -> bool:
-        """Whether all have come."""
+        """Return whether all nodes have registered."""
         with self._lock:
             return len(self._found) >= self.required
 
     def get(self) -> list[Any]:
-        """Return those that have come."""
+        """Return the nodes that have registered."""
         with self._lock:
             return list(self._found)
 
     def remaining(self) -> int:
-        """Return how many are missing."""
+        """Return the number of missing nodes."""
         with self._lock:
             return self.required - len(self._found)
 
 
 class Server:
-    """Refuses to open an unprotected port."""
+    """Class that raises PlanError, because TensorFlowOnSpark's server is an unprotected port."""
 
     def __init__(self, count: int) -> None:
         _refuse("Server")
 
 
 class Client:
-    """Refuses to connect to an unprotected port."""
+    """Class that raises PlanError, because TensorFlowOnSpark's client connects to an unprotected port."""
 
     def __init__(self, server_addr: Any) -> None:
         _refuse("Client")

@@ -1,4 +1,4 @@
-"""``util``: small things of a host, as TensorFlowOnSpark calls them."""
+"""``util``: helper functions for a host, under TensorFlowOnSpark's names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ __all__ = ["find_in_path", "get_ip_address", "read_executor_id", "single_node_en
 def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[Any] = ()) -> None:
     """Let TensorFlow in this process use at most ``num_gpus`` unused GPUs, and no cluster.
 
-    ``nodes`` are the hosts of all workers: the one that asks takes the place of its index among those of its own host.
+    ``nodes`` has the hosts of all workers. From it follows the caller's index among the workers on its own host, by
+    which these get different GPUs.
     """
     os.environ.pop("TF_CONFIG", None)
     if num_gpus > 0 and gpu_info.is_gpu_available():
@@ -29,7 +30,7 @@ def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[A
 
 
 def get_ip_address() -> str:
-    """Return the address by which this host reaches others. Nothing is sent."""
+    """Return the address of this host from which packets to other hosts would be sent. No packet is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("8.8.8.8", 80))
@@ -41,7 +42,7 @@ def get_ip_address() -> str:
 
 
 def find_in_path(path: str, file: str) -> str | bool:
-    """Return the first file of that name in a list of folders such as ``PATH``; False if there is none."""
+    """Return the first file named ``file`` in a list of directories such as ``PATH``; False if there is none."""
     for folder in path.split(os.pathsep):
         candidate = os.path.join(folder, file)
         if os.path.isfile(candidate):
@@ -50,12 +51,12 @@ def find_in_path(path: str, file: str) -> str | bool:
 
 
 def write_executor_id(num: int) -> None:
-    """Write a number into the file ``executor_id`` of the working folder."""
+    """Write a number to the file ``executor_id`` in the working directory."""
     with open("executor_id", "w", encoding="ascii") as file:
         file.write(str(num))
 
 
 def read_executor_id() -> int:
-    """Read the number from the file ``executor_id`` of the working folder."""
+    """Return the number in the file ``executor_id`` in the working directory."""
     with open("executor_id", encoding="ascii") as file:
         return int(file.read())
