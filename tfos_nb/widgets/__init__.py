@@ -1,4 +1,4 @@
-"""Show a cluster: text, HTML, and the view that keeps either up to date."""
+"""Show a cluster as text, HTML or a widget, and keep the view up to date while the cluster runs."""
 
 from __future__ import annotations
 

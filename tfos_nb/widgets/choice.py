@@ -1,4 +1,4 @@
-"""Choose a screen by the user's wish, by where the code runs, and by the widgets that can be imported."""
+"""Choose a screen by the user's setting, by the environment in which the code runs, and by the installed widgets."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from tfos_nb.widgets.screens import ClearingScreen, LogScreen, NoScreen, Noteboo
 __all__ = ["CHOICES", "choose_rendering", "choose_screen"]
 
 CHOICES = ("auto", "widget", "html", "text", "none")
-"""What ``TFOS_NB_PROGRESS`` may be."""
+"""Allowed values of ``TFOS_NB_PROGRESS``."""
 
 
 def choose_rendering(environ: Mapping[str, str] | None = None, host: Host | None = None) -> tuple[str, Host]:
-    """Choose what to show, by ``TFOS_NB_PROGRESS`` or by where the code runs: ``widget``, ``html``, ``text``, ``none``.
+    """Choose the rendering by ``TFOS_NB_PROGRESS`` or by the environment in which the code runs.
+
+    Returns
+    -------
+    str, Host
+        ``widget``, ``html``, ``text`` or ``none``, and the environment.
 
     Raises
     ------
@@ -37,7 +42,7 @@ def choose_rendering(environ: Mapping[str, str] | None = None, host: Host | None
 
 
 def choose_screen(environ: Mapping[str, str] | None = None, stream: TextIO | None = None) -> Screen:
-    """Choose where to draw: see :func:`choose_rendering`."""
+    """Return the screen to draw on: see :func:`choose_rendering`."""
     out = stream or sys.stdout
     rendering, host = choose_rendering(environ)
     if rendering == "none":
@@ -50,7 +55,7 @@ def choose_screen(environ: Mapping[str, str] | None = None, stream: TextIO | Non
 
 
 def _widget_screen(*, anywidget: bool) -> Screen:
-    """Return the best of the widgets that can be imported; where none can, HTML."""
+    """Return the best screen whose widgets can be imported; if none can, the screen with HTML."""
     if anywidget:
         with contextlib.suppress(ImportError):
             from tfos_nb.widgets.panel import PanelScreen

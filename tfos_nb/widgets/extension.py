@@ -1,6 +1,6 @@
 """Find out whether the Jupyter server that started this kernel has tfos_nb's extension.
 
-The kernel may have another Python than the server, so the server must be asked.
+The kernel may run in another Python than the server, so only a request to the server can tell.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What the server said: the extension's version, or the HTTP status in its place, or why nothing came."""
+    """The server's answer: the extension's version, or an HTTP status, or the reason why no answer came."""
 
     url: str = ""
     version: str = ""
@@ -29,21 +29,22 @@ class Answer:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuse redirects: the token is for this server only."""
+    """Handler that follows no redirects, because the token is for this server only."""
 
     def redirect_request(self, *args: object) -> None:
-        """Follow none."""
+        """Return None, so that a redirect is not followed."""
 
 
 def ask_extension(info: Mapping[str, Any], seconds: float = _SECONDS) -> Answer:
-    """Ask for the version of the extension.
+    """Ask the server for the version of the extension, and return its answer.
 
     Parameters
     ----------
     info : mapping
-        What :func:`tfos_nb.widgets.hosts.parent_server` gave. Its token is sent to that server and shown nowhere.
+        The server, as returned by :func:`tfos_nb.widgets.hosts.parent_server`. Its token is sent only to that server
+        and never shown.
     seconds : float, optional
-        How long the server may take.
+        Time limit of the request.
     """
     url = str(info.get("url", ""))
     if not url.startswith(("http://", "https://")):

@@ -1,4 +1,4 @@
-"""The widget that frames TensorBoard: ``frame.js`` finds the way from the page."""
+"""Widget that shows TensorBoard in a frame. ``frame.js`` finds an address that the page can reach."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Frame"]
 
 
 class Frame(anywidget.AnyWidget):
-    """TensorBoard of a cluster.
+    """Widget with the TensorBoard of a cluster.
 
     ``proxied`` and ``local`` are addresses of the kernel's port, for pages whose server has no extension.
     ``invitations`` are appended to these addresses, one for the frame and one for the link beside it; each works once.

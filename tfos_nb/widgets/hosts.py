@@ -1,7 +1,7 @@
-"""Detect where the code runs: which notebook, terminal or script, what it can show, and how a browser reaches a port.
+"""Detect where the code runs: the kind of notebook, terminal or script, what it can show, and its URLs of ports.
 
-The page is not asked, since the kernel would hang if it did not answer. Environment variables, the shell and the
-imported modules are enough. Spark and TensorFlow are never imported for this.
+Environment variables, the shell and the imported modules are enough to find this out. The page is not queried, since
+the kernel would hang if the page did not answer. Spark and TensorFlow are never imported for this.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CONNECT_ON_DATABRICKS = (
 
 @dataclass(frozen=True)
 class Host:
-    """Where the code runs.
+    """Environment in which the code runs.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Host:
     replaces_by_clearing : bool
         Whether an output can be replaced only by clearing the cell's outputs and writing them again.
     refusal : str
-        Why tfos_nb cannot run here, and what to do; empty if it can.
+        The reason why tfos_nb cannot run here, and what to do; empty if it can.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Host:
 
     @property
     def headless(self) -> bool:
-        """Whether no page shows what the code displays while it runs."""
+        """Whether no page shows the code's output while it runs."""
         return self.name in ("headless", "script")
 
 
@@ -69,16 +69,16 @@ def detect_host(
     shell: Any = None,
     modules: Mapping[str, ModuleType] | None = None,
 ) -> Host:
-    """Tell where the code runs.
+    """Return the environment in which the code runs.
 
     Parameters
     ----------
     environ : mapping of str to str, optional
-        The environment; that of the process by default.
+        Environment variables. Default: those of the process.
     shell : InteractiveShell, optional
-        IPython's shell; the one of the process by default, if there is one.
+        IPython's shell. Default: the shell of the process, if it has one.
     modules : mapping of str to module, optional
-        What has been imported; ``sys.modules`` by default.
+        The imported modules. Default: ``sys.modules``.
     """
     environ = os.environ if environ is None else environ
     modules = sys.modules if modules is None else modules
@@ -97,41 +97,44 @@ def detect_host(
         return Host("vscode", "widget")
     if environ.get("JPY_SESSION_NAME") and not _is_inherited("JPY_SESSION_NAME", environ):
         return Host("jupyter", "widget")
-    if environ.get("VSCODE_PID"):  # terminals of VS Code do not have it, its Interactive Window does
+    if environ.get("VSCODE_PID"):  # set in VS Code's Interactive Window, but not in its terminals
         return Host("vscode", "widget")
     return Host("headless", "html")
 
 
 def _current_shell(modules: Mapping[str, ModuleType]) -> Any:
-    """Return IPython's shell, if IPython has been imported and has one."""
+    """Return IPython's shell; None if IPython is not imported or has none."""
     ipython = modules.get("IPython")
     get_ipython = getattr(ipython, "get_ipython", None)
     return get_ipython() if callable(get_ipython) else None
 
 
 def _is_inherited(name: str, environ: Mapping[str, str]) -> bool:
-    """Whether who started this kernel has the variable with the same value: it is of the notebook that this runs in.
+    """Return whether the process that started this kernel has the variable with the same value.
 
-    So it is with papermill or nbclient in a cell. A Jupyter server makes the variable for each kernel anew, and has
-    none itself.
+    That is so if papermill or nbclient runs in a cell: then the variable belongs to the notebook of that cell. A
+    Jupyter server sets the variable for each kernel, and does not have it itself.
     """
     parent = environ.get("JPY_PARENT_PID", "")
     if not parent.isdigit():
         return False
     try:
         theirs = Path(f"/proc/{parent}/environ").read_bytes()
-    except OSError:  # no Linux, or another user's process
+    except OSError:  # not Linux, or another user's process
         return False
     return os.fsencode(f"{name}={environ[name]}") in theirs.split(b"\0")
 
 
 def _has_zeppelin_context(names: Mapping[str, Any]) -> bool:
-    """Whether Zeppelin has put its context, ``z``, there; ``ZEPPELIN_HOME`` alone may be of the machine."""
+    """Return whether the names include Zeppelin's context, ``z``.
+
+    The variable ``ZEPPELIN_HOME`` is not enough, because it may be set for the whole machine.
+    """
     return "ZeppelinContext" in type(names.get("z")).__name__
 
 
 def _refusal(environ: Mapping[str, str], names: Mapping[str, Any]) -> str:
-    """Say why this compute of Databricks cannot take a cluster, if it cannot, and the user does not want to try."""
+    """Return why this Databricks compute cannot run a cluster; empty if it can, or the user wants to try."""
     if environ.get("TFOS_SERVER_RELAY", "").strip() == "1":
         return ""
     if environ.get("IS_SERVERLESS", "").lower() in ("1", "true"):
@@ -157,25 +160,25 @@ def proxied_url(
     port : int
         The port.
     path : str
-        What comes after it, without a slash before it; a directory needs its slash at the end.
+        The path below it, without a leading slash. A directory needs a trailing slash.
     host : Host
-        Where the code runs.
+        Environment in which the code runs.
     environ : mapping of str to str, optional
-        The environment; that of the process by default.
+        Environment variables. Default: those of the process.
     template : str, optional
-        A URL with ``%PORT%`` that the user has configured; the environment's own goes before it.
+        A URL with ``%PORT%`` that the user has configured. The environment variables have precedence.
     spark_conf : mapping of str to str, optional
-        Spark's configuration, from which Databricks' driver proxy is known.
+        Spark's configuration, which has the address of Databricks' driver proxy.
 
     Returns
     -------
     str or None
-        A URL, or a path on the notebook page's own origin; None where only the page knows it (Colab), or nobody.
+        A URL, or a path on the notebook page's own origin. None if it is not known, or known only to the page (Colab).
 
     Raises
     ------
     PlanError
-        If a configured URL has no ``%PORT%``, or is no URL for a browser.
+        If a configured URL has no ``%PORT%``, or is not a URL for a browser.
     """
     environ = os.environ if environ is None else environ
     configured = _configured(environ, template)
@@ -193,7 +196,7 @@ def proxied_url(
 
 
 def _configured(environ: Mapping[str, str], template: str) -> str:
-    """Return the URL that the user or the administrator has set, checked."""
+    """Return the URL that the user or the administrator has set, after a check; empty if none is set."""
     given = [(name, environ.get(name, "")) for name in _URL_VARIABLES] + [("TfosMagics.proxy_url", template)]
     for name, value in given:
         value = value.strip()
@@ -204,7 +207,7 @@ def _configured(environ: Mapping[str, str], template: str) -> str:
 
 
 def check_proxy_url(name: str, value: str) -> None:
-    """Refuse what cannot be the URL of a port: without ``%PORT%``, or no address for a browser."""
+    """Refuse a value that cannot be the URL of a port: it lacks ``%PORT%``, or a browser cannot open it."""
     if _PORT not in value:
         raise PlanError(f"{name}={value}: it lacks {_PORT}, in whose place the port goes, as in /proxy/{_PORT}/")
     scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", value)
@@ -217,7 +220,7 @@ def _joined(base: str, path: str) -> str:
 
 
 def _driver_proxy(port: int, path: str, conf: Mapping[str, str]) -> str | None:
-    """Return the way through Databricks' driver proxy, if Spark says which cluster of which workspace this is."""
+    """Return the URL through Databricks' driver proxy; None if Spark's configuration does not name the cluster."""
     cluster = conf.get("spark.databricks.clusterUsageTags.clusterId", "")
     organization = conf.get("spark.databricks.clusterUsageTags.clusterOwnerOrgId", "")
     workspace = conf.get("spark.databricks.workspaceUrl", "")
@@ -228,7 +231,7 @@ def _driver_proxy(port: int, path: str, conf: Mapping[str, str]) -> str | None:
 
 
 def _prefix(environ: Mapping[str, str], host: Host) -> str:
-    """Return the path of the Jupyter server that shows this kernel, with its last slash; empty if none does."""
+    """Return the base path of this kernel's Jupyter server, with a trailing slash; empty if it has none."""
     if host.name not in ("jupyter", "headless"):
         return ""
     for name in ("JUPYTERHUB_SERVICE_PREFIX", "NB_PREFIX"):
@@ -240,10 +243,10 @@ def _prefix(environ: Mapping[str, str], host: Host) -> str:
 
 
 def parent_server(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return what the Jupyter server that started this kernel says of itself, including its token: never show it.
+    """Return the data of the Jupyter server that started this kernel. They include its token: never show them.
 
-    It is what ``jupyter_server.serverapp.list_running_servers`` gives, whose import would take more than a second.
-    Empty if no server started this kernel, or it runs on another machine.
+    They are those of ``jupyter_server.serverapp.list_running_servers``, whose import would take more than a second. The
+    result is empty if no server started this kernel, or the server runs on another machine.
     """
     environ = os.environ if environ is None else environ
     parent = environ.get("JPY_PARENT_PID", "")

@@ -1,8 +1,8 @@
-"""The panel as static HTML: one string, no script, nothing fetched.
+"""The panel as static HTML: one string, without scripts or external files.
 
 Hosts without widgets show it while the cluster runs, and it stays in the saved file. It has the style of the live
-panel. If the host strips the style (GitHub, an untrusted notebook), a plain table and the sentence remain. They set no
-colour, so they are readable on white and on dark.
+panel. If the host removes the style (GitHub, an untrusted notebook), a plain table and the sentence remain. They set no
+colour, so they are readable on a light and on a dark background.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfos_nb.widgets.words.trouble import aside, headline, own_line, trouble_fir
 __all__ = ["render_html"]
 
 FEW_NODES = 12
-"""Up to so many nodes have a row each; of more, a cell each, and a row for the ones to look at."""
+"""Up to this number each node has a row. With more, each node has a cell, and only the most important ones a row."""
 
 SHOWN_OF_MANY = 5
 
@@ -32,18 +32,18 @@ LOG_LINES = 100
 LONGEST_LINE = 1000
 
 LONGEST_MESSAGE, LONGEST_TRACE = 8_000, 12_000
-"""Bytes of an error that are kept in the file, below the sentence."""
+"""Maximum bytes of an error's message and traceback that are kept below the sentence."""
 
 _SIGNS = {"bad": "✕", "warn": "!"}
 
 
 def render_html(state: ClusterState, *, note: str = "", left: float | None = None, every_node: bool = False) -> str:
-    """Draw a cluster as a self-contained piece of HTML.
+    """Return a cluster as self-contained HTML.
 
     Parameters
     ----------
     state : ClusterState
-        What to draw.
+        The state to show.
     note : str
         One more line at the end.
     left : float, optional
@@ -54,7 +54,7 @@ def render_html(state: ClusterState, *, note: str = "", left: float | None = Non
     Returns
     -------
     str
-        HTML; every text in it that came from outside is escaped.
+        HTML in which every text from outside is escaped.
     """
     judged = trouble_first(state.nodes)
     parts = [
@@ -69,12 +69,12 @@ def render_html(state: ClusterState, *, note: str = "", left: float | None = Non
         "</section>",
     ]
     html = f"<style>{_style()}</style>" + "".join(parts)
-    return html.encode("utf-8", "replace").decode()  # a traceback may have half a surrogate pair, a message may not
+    return html.encode("utf-8", "replace").decode()  # a traceback may have a lone surrogate; a message must not
 
 
 @cache
 def _style() -> str:
-    """Read the style that the live panel has too; what is written there for its readers stays there."""
+    """Return the style sheet of the live panel, without its comments and line breaks."""
     css = Path(__file__).with_name("panel.css").read_text(encoding="utf-8")
     return re.sub(r"/\*.*?\*/|\n", "", css, flags=re.DOTALL)
 
@@ -92,7 +92,7 @@ def _head(state: ClusterState) -> str:
 
 
 def _say(state: ClusterState, judged: list[tuple[NodeState, str]]) -> str:
-    """Write the sentence, and under it the rest of an error, folded."""
+    """Return the sentence, and below it the rest of an error, folded."""
     first, rest = headline(state.error, wording.LONGEST)
     failed = state.status is ClusterStatus.FAILED
     troubled = any(wrong or wording.tone(node) == "bad" for node, wrong in judged)
@@ -114,7 +114,7 @@ def _say(state: ClusterState, judged: list[tuple[NodeState, str]]) -> str:
 
 
 def _folded(first: str, rest: str) -> str:
-    """Fold away what the sentence does not tell: all of a long message, and the traceback's end. Both are bounded."""
+    """Return the folded parts that the sentence lacks: a long message, and the traceback. Both are cut if too long."""
     told = []
     if len(first) > wording.LONGEST:
         told.append(("the whole message", clip_telling(first, LONGEST_MESSAGE)))
@@ -128,7 +128,7 @@ def _folded(first: str, rest: str) -> str:
 
 
 def _summary(state: ClusterState, left: float | None) -> str:
-    """Draw the tiles: how far, how good, how fast, how long still."""
+    """Return the tiles: progress, metrics, rate and remaining time."""
     tiles = "".join(_tile(tile) for tile in facts.tiles(state, left))
     return f'<div class="t-sum">{tiles}</div>' if tiles else ""
 
@@ -143,7 +143,7 @@ def _tile(tile: facts.Tile) -> str:
 
 
 def _grid(state: ClusterState, judged: list[tuple[NodeState, str]]) -> str:
-    """Draw a cell for each of many nodes; what is wrong with one has a sign beside its colour."""
+    """Return a cell for each node of a large cluster. A node with a problem has a sign in addition to its colour."""
     if len(state.nodes) <= FEW_NODES or state.status is ClusterStatus.PLANNED:
         return ""
     wrong = {node.node: word for node, word in judged}
@@ -180,7 +180,7 @@ def _nodes(state: ClusterState, judged: list[tuple[NodeState, str]], every_node:
 
 
 def _log(state: ClusterState) -> str:
-    """Write the newest lines of the log, folded."""
+    """Return the newest lines of the log, folded."""
     lines = state.log[-LOG_LINES:]
     if not lines:
         return ""

@@ -25,11 +25,11 @@ class _Column(NamedTuple):
     css: str
     cell: Callable[[NodeState, str], str]
     key: str = ""
-    """Its name in :func:`facts.room`, if it gives way where the panel is narrow."""
+    """Its name in :func:`facts.room` if a narrow panel leaves it out; else empty."""
 
 
 def render_table(state: ClusterState, judged: Sequence[tuple[NodeState, str]], caption: str) -> str:
-    """Draw a row for each of these nodes; with each comes what is wrong with it, or nothing."""
+    """Return the table with a row for each node in ``judged``, which pairs nodes with their problem, or ``""``."""
     rooms = facts.room(state)
     columns = [
         column._replace(css=f"{column.css} t-from{rooms[column.key]}") if column.key in rooms else column
@@ -46,7 +46,7 @@ def render_table(state: ClusterState, judged: Sequence[tuple[NodeState, str]], c
 
 
 def bar(percent: int | None, tone: str, label: str) -> str:
-    """Draw a thin bar; without a share, its empty track, so that nothing moves when a share comes."""
+    """Return a thin bar. If the percentage is not known, return its empty track, so that the layout does not change."""
     if percent is None:
         return '<div class="t-track"></div>'
     return (
@@ -56,7 +56,7 @@ def bar(percent: int | None, tone: str, label: str) -> str:
 
 
 def curve(values: Sequence[float]) -> str:
-    """Draw a curve of a line's height; nothing of fewer than two points."""
+    """Return a curve as high as a line of text; empty if there are fewer than two points."""
     lines = svg_lines(thin(values, CURVE_POINTS), 100, 16)
     drawn = "".join(f'<polyline fill="none" stroke="currentColor" points="{points}"/>' for points in lines)
     if not drawn:
@@ -68,7 +68,7 @@ def curve(values: Sequence[float]) -> str:
 
 
 def _columns(state: ClusterState) -> list[_Column]:
-    """Choose the columns that there is something for."""
+    """Return the columns for which the state has data."""
     if state.status is ClusterStatus.PLANNED:
         return [
             _Column("Node", "t-c-node", _who),
@@ -112,7 +112,7 @@ def _state(node: NodeState, wrong: str) -> str:
 
 
 def _steps(node: NodeState, wrong: str) -> str:
-    """Write the step with its bar; for a node without steps or one that ended badly, what is known of it."""
+    """Return the step with its bar; for a node without steps or one that failed, its detail with the bar."""
     tone = "warn" if wrong else wording.tone(node)
     far = facts.steps(node)
     drawn = bar(far.percent, tone, f"steps of {node.node}")

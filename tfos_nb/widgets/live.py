@@ -1,7 +1,7 @@
-"""The view that keeps a rendering up to date while a cluster runs.
+"""View that keeps a rendering up to date while a cluster runs.
 
-One daemon thread looks at the cluster twice a second and draws only what changed. What goes wrong while drawing is
-logged and ends the view; it never reaches the training.
+One daemon thread reads the cluster's state twice a second and draws only changes. An error while drawing is logged and
+ends the view; it never affects the training.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ __all__ = ["LiveView", "NoScreen", "Observed", "Screen", "choose_screen", "show"
 _log = logging.getLogger(__name__)
 
 PERIOD = 0.5
-"""Seconds between two looks: a page gets at most two messages a second."""
+"""Seconds between two updates: a page gets at most two messages per second."""
 
 _DRAWN_WITHIN = 5.0  # seconds
 
 REST, LONGEST_REST = 5, 5.0
-"""After a look that took long the view rests so many times as long, and so many seconds at the most.
+"""After a slow update the view waits this many times as long as the update took, at most this many seconds.
 
-Of thousands of nodes it shows less often, and the driver has time for what they say.
+So thousands of nodes are shown less often, and the driver has time for their messages.
 """
 
 
 class Observed(Protocol):
-    """What a view needs of a cluster."""
+    """Interface of a cluster that a view can show."""
 
     def snapshot(self) -> ClusterState:
-        """Return the cluster as it is now."""
+        """Return the cluster's current state."""
         ...
 
 
 def show(cluster: Observed, *, every_node: bool = True) -> None:
-    """Show a cluster once, as it is now."""
+    """Show a cluster's current state once."""
     state = cluster.snapshot()
     width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
     text = render_text(state, every_node=every_node, width=width)
@@ -63,9 +63,9 @@ def show(cluster: Observed, *, every_node: bool = True) -> None:
 
 
 def show_panel(cluster: Observed) -> None:
-    """Show the live panel of a cluster again; of one that has ended, every node and the log as they were at its end.
+    """Show the live panel of a cluster again. If the cluster has ended, show every node and the log at its end.
 
-    Where nothing can be kept up to date after the cell has returned, the cluster is shown once.
+    If an output cannot be updated after its cell has returned, the cluster is shown once.
     """
     screen = choose_screen()
     if cluster.snapshot().status.ended or isinstance(screen, NoScreen) or not screen.outlives_cell:
@@ -76,16 +76,16 @@ def show_panel(cluster: Observed) -> None:
 
 
 class LiveView:
-    """Shows a cluster and keeps it up to date until it ends or the view is closed.
+    """Show a cluster, and keep the display up to date until the cluster ends or the view is closed.
 
     Parameters
     ----------
     cluster : Observed
-        Anything with ``snapshot()``.
+        Any object with ``snapshot()``.
     note : str
         A line below the table.
     screen : Screen, optional
-        Where to draw; chosen by :func:`choose_screen` if not given.
+        The screen to draw on. Default: chosen by :func:`choose_screen`.
 
     Examples
     --------
@@ -105,7 +105,7 @@ class LiveView:
         self._wire_stop(cluster)
 
     def __enter__(self) -> LiveView:
-        """Draw at once, then go on in the background."""
+        """Draw at once, then continue in the background."""
         self._draw()
         self._thread = threading.Thread(target=self._keep_drawing, name="tfos-view", daemon=True)
         self._thread.start()
@@ -114,28 +114,28 @@ class LiveView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the view, unless it was left to go on and nothing went wrong."""
+        """Close the view, unless :meth:`leave` was called and no error was raised."""
         if error is not None or not self._left:
             self.close()
 
     def follow(self, cluster: Observed) -> None:
-        """Look at this cluster from now on: the plan has become one."""
-        self._wire_stop(cluster)  # first: a page that shows the button may be pressed at once
+        """Show this cluster from now on, instead of its plan."""
+        self._wire_stop(cluster)  # first, because the user may press the button as soon as it is shown
         self._cluster = cluster
         self._draw()
 
     def say(self, note: str) -> None:
-        """Put this line below the table."""
+        """Show a line below the table."""
         self._note = note
         self._draw()
 
     def hint(self, hint: str) -> None:
-        """Say, until the cluster ends, what can be done with it."""
+        """Show a hint to the user below the table until the cluster ends."""
         self._hint = hint
         self._draw()
 
     def leave(self) -> None:
-        """Let the cell return while the cluster runs on; a screen that needs the cell then only tells the outcome."""
+        """Let the cell return while the cluster continues. A screen that needs the cell then only shows the outcome."""
         self._left = True
         with self._drawing:
             if not self._screen.outlives_cell:
@@ -145,31 +145,31 @@ class LiveView:
             shell.events.register("post_run_cell", self._at_cell_end)
 
     def _at_cell_end(self, _: object = None) -> None:
-        """Draw a cluster's end within the cell that ended it: after the last cell a headless run listens no more."""
+        """Draw a cluster's end during the cell that ended it: a headless run ignores output after the last cell."""
         if self._cluster.snapshot().status.ended:
             self.close()
         shell = get_ipython()
         if self.closed and shell is not None:
-            with contextlib.suppress(ValueError):  # IPython's word for one that is not registered
+            with contextlib.suppress(ValueError):  # raised by IPython if the callback is not registered
                 shell.events.unregister("post_run_cell", self._at_cell_end)
 
     def close(self) -> None:
-        """Draw a last time and end the thread. Calling it again does nothing."""
+        """Draw a last time and end the thread. Idempotent."""
         if self._over.is_set():
             return
         self._over.set()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(_DRAWN_WITHIN)  # what is drawn goes to a page that may not read
+            self._thread.join(_DRAWN_WITHIN)  # limited, because the thread may be writing to a page that does not read
         self._draw()
         self._let_go()
 
     @property
     def closed(self) -> bool:
-        """Whether nothing will be drawn any more."""
+        """Whether the view is closed, so that it draws no more."""
         return self._over.is_set()
 
     def _wire_stop(self, cluster: Observed) -> None:
-        """Give the screen's Stop button what it calls; a plan that is no cluster yet has nothing to stop."""
+        """Set the function of the screen's Stop button; None for a plan, which has nothing to stop."""
         stop = getattr(cluster, "request_stop", None)
         self._screen.stop_with(stop)
         if stop is not None and self._screen.asks_by_http:
@@ -191,7 +191,7 @@ class LiveView:
             took = time.thread_time() - began
 
     def _draw(self) -> bool:
-        """Draw the newest state; return whether it is the last one there will be."""
+        """Draw the newest state; return whether nothing more will be drawn."""
         with self._drawing:
             try:
                 state = self._cluster.snapshot()
@@ -200,16 +200,16 @@ class LiveView:
             except Exception:  # noqa: BLE001 - whatever a page, a pipe or a terminal does, the training goes on
                 _log.warning("the display of the cluster failed and is switched off", exc_info=True)
                 failed, self._screen = self._screen, NoScreen()
-                with contextlib.suppress(Exception):  # what was drawn last stays, as HTML where it was a widget
+                with contextlib.suppress(Exception):  # the last drawing stays; a widget is replaced by HTML
                     failed.close()
                 return True
             return state.status.ended
 
 
 def _let_the_page_ask(cluster: Any) -> None:
-    """Answer the page through the Jupyter server: it reaches a kernel that is busy with a cell."""
+    """Answer the page's requests through the Jupyter server, which also works while a cell blocks the kernel."""
     try:
-        from tfos_nb.jupyter.endpoint import the_endpoint  # here, since aiohttp comes with it
+        from tfos_nb.jupyter.endpoint import the_endpoint  # here, since it imports aiohttp
 
         the_endpoint().serve(cluster)
     except (ImportError, OSError, RuntimeError, TfosError):
@@ -217,13 +217,13 @@ def _let_the_page_ask(cluster: Any) -> None:
 
 
 class _StepRate:
-    """Measures how fast the training goes, from the first progress seen on."""
+    """Measure the speed of the training, from its first known progress on."""
 
     def __init__(self) -> None:
         self._start: tuple[float, float] | None = None
 
     def left(self, state: ClusterState) -> float | None:
-        """Return the seconds that are left at the pace so far, once a twentieth of the way is measured."""
+        """Return the remaining seconds at the measured speed; None until 5 % of the training was measured."""
         total = wording.progress(state).total
         if total is None:
             return None

@@ -1,8 +1,8 @@
-"""Data of a cluster for the page: a small dictionary with all that the panel shows.
+"""Data of a cluster for the page: a small dictionary with everything that the panel shows.
 
-It is sent again whenever something changes, so it is kept small: at most :data:`BUDGET` bytes, for any size of the
-cluster and any output of the nodes. :mod:`tfos_nb.widgets.words.wording` formats words and numbers; the page only
-counts time. A node is a list; ``fields`` names its elements.
+It is sent again whenever something changes. So it has at most :data:`BUDGET` bytes, for any size of the cluster and any
+output of the nodes. :mod:`tfos_nb.widgets.words.wording` formats words and numbers; the page only counts time. A node
+is a list, and ``fields`` names its elements.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from tfos_nb.widgets.words.trouble import NO_NUMBER, aside, headline, own_line, 
 __all__ = ["BUDGET", "FIELDS", "IN_DETAIL", "STOPPABLE", "change_key", "key_of", "page_model"]
 
 BUDGET = 20_000
-"""Bytes of JSON that a message has at most."""
+"""Maximum size of a message, in bytes of JSON."""
 
 IN_DETAIL = 64
-"""So many nodes are sent in detail, the ones to look at first; of the others, one character each."""
+"""Maximum number of nodes that are sent in detail, the most important ones first. Each other node is one character."""
 
 FOR_TEXTS = 2_500
-"""Bytes that are kept for the sentence, the error, the plan and the log."""
+"""Bytes that are reserved for the sentence, the error, the plan and the log."""
 
 FEW_NODES = 12
-"""Up to so many nodes have long curves, and stay in the order of the plan."""
+"""Up to this number of nodes, curves are long and nodes stay in the order of the plan."""
 
 _FEW_POINTS = ((48, 48),)
 _POINTS = ((16, 10), (10, 8), (6, 5))
-"""How many points the curves of the loss and of the other metrics have: fewer, where the first are too many."""
+"""Points of the loss's curve and of the other metrics' curves. The first pair with which the message fits is used."""
 
 FIELDS = (
     "name", "host", "executor", "state", "epoch", "step", "percent", "metrics", "curves", "rate", "left", "gpu", "cpu",
     "memory", "beat", "detail",
 )  # fmt: skip
-"""The places of a node's list."""
+"""Names of the elements of a node's list."""
 
 _STATES = (
     ("planned", "idle"), ("reserved", "warn"), ("starting", "warn"), ("waiting", "warn"), ("running", "run"),
     ("training", "run"), ("evaluating", "run"), ("serving", "ok"), ("done", "ok"), ("failed", "bad"), ("lost", "bad"),
     ("stopped", "idle"), ("slow", "warn"), ("silent", "warn"), (NO_NUMBER, "warn"),
 )  # fmt: skip
-"""What a node may be, with its colour; a node's state is sent as a place in this list."""
+"""Words for a node's state, with their colours. A node's state is sent as an index of this list."""
 
 _STATE_PLACES = {word: place for place, (word, _) in enumerate(_STATES)}
 STOPPABLE = (ClusterStatus.STARTING, ClusterStatus.RUNNING, ClusterStatus.RECOVERING, ClusterStatus.STOPPING)
@@ -58,25 +58,25 @@ STOPPABLE = (ClusterStatus.STARTING, ClusterStatus.RUNNING, ClusterStatus.RECOVE
 def page_model(
     state: ClusterState, *, note: str = "", left: float | None = None, said: str = "", stoppable: bool = True
 ) -> dict[str, Any]:
-    """Make the dictionary that the page shows.
+    """Return the dictionary that the page shows.
 
     Parameters
     ----------
     state : ClusterState
-        What to show.
+        The state to show.
     note : str
         A line at the end.
     left : float, optional
-        Seconds until the training ends, if the nodes do not say.
+        Seconds until the training ends, used if the nodes do not report it.
     said : str
-        What the cluster answered to a press of the Stop button.
+        The cluster's answer to a press of the Stop button.
     stoppable : bool
-        Whether there is anything that a press of the Stop button could reach.
+        Whether a press of the Stop button can reach the cluster.
 
     Returns
     -------
     dict
-        Strings, whole numbers, None, and lists of them: what JSON can hold.
+        A dictionary of values that JSON can represent.
     """
     judged = trouble_first(state.nodes)
     wrong = {node.node: word for node, word in judged}
@@ -95,12 +95,12 @@ def page_model(
 
 
 def change_key(state: ClusterState, *, note: str = "", said: str = "") -> str:
-    """Return what a reader would see change, apart from the time that the page counts by itself."""
+    """Return a text that differs if the page would show something else, apart from times that the page counts."""
     return key_of(page_model(state, note=note, said=said))
 
 
 def key_of(model: dict[str, Any]) -> str:
-    """Return of a model what :func:`change_key` does of a state."""
+    """Return the text of :func:`change_key` for a model."""
     if model["ended"]:
         return json.dumps(model)
     tiles = [tile[:2] if tile[0] == "left" else tile for tile in model["tiles"]]
@@ -163,7 +163,7 @@ def _nodes(
 def _node(
     node: NodeState, wrong: dict[str, str], names: list[str], lengths: tuple[int, ...], gpu_names: list[str]
 ) -> list[Any]:
-    """Write a node as :data:`FIELDS` says."""
+    """Return a node's list, with the elements of :data:`FIELDS`."""
     far = facts.steps(node)
     gpu = facts.gpu(node)
     cpu, memory = facts.machine(node)
@@ -192,7 +192,7 @@ def _place(node: NodeState, wrong: dict[str, str]) -> int:
 
 
 def _roles(nodes: Sequence[NodeState]) -> list[list[Any]]:
-    """Write the names of all nodes as ``[role, first index, how many]``, where they count up; else one by one."""
+    """Return the names of all nodes as ``[role, first index, count]`` for consecutive indices, else one by one."""
     runs: list[list[Any]] = []
     for node in nodes:
         role, _, number = node.node.rpartition(":")
@@ -206,29 +206,29 @@ def _roles(nodes: Sequence[NodeState]) -> list[list[Any]]:
 
 
 def _domain(hosts: list[str]) -> str:
-    """Return the domain that all of many hosts share; it is sent once."""
+    """Return the common domain of many hosts, which is sent only once; empty if there is none or hosts are few."""
     alike = takewhile(lambda chars: len(set(chars)) == 1, zip(*(host[::-1] for host in hosts), strict=False))
     shared = "".join(chars[0] for chars in alike)[::-1]
     domain = shared[shared.find(".") :] if "." in shared else ""
-    is_name = not domain.replace(".", "").isdecimal()  # and not the end of an address
+    is_name = not domain.replace(".", "").isdecimal()  # not the end of an IP address
     return domain if len(hosts) > FEW_NODES and is_name and len(domain) <= 120 else ""
 
 
 def _curves(curves: list[tuple[Sequence[float], int]]) -> list[list[str]] | str:
-    """Write the curves of a node: where there is room, each with its ends; else their points in one string."""
+    """Return the curves of a node: long ones each with its lowest and highest value, short ones in one string."""
     if all(length >= 20 for _, length in curves):
         return [_curve(values, length) for values, length in curves]
     return " ".join(quantise(values, length) for values, length in curves)
 
 
 def _curve(values: Sequence[float], points: int) -> list[str]:
-    """Write a curve as its points and its ends; nothing if there is no curve yet."""
+    """Return a curve as its points and its lowest and highest value; empty if there is no curve yet."""
     line, ends = quantise(values, points), span(values)
     return [line, f"{ends[0]:.3g}", f"{ends[1]:.3g}"] if line and ends is not None else []
 
 
 def _add_long_texts(model: dict[str, Any], state: ClusterState) -> None:
-    """Add what may be long, as far as there is room: the error before the plan before the log."""
+    """Add the long texts to a model, cut to the remaining bytes: first the error, then the plan, then the log."""
     first, rest = headline(state.error)
     own = own_line(rest)
     model["sentence"] = clip(wording.sentence(state, counting=True), 600)
@@ -242,7 +242,7 @@ def _add_long_texts(model: dict[str, Any], state: ClusterState) -> None:
 
 
 def _newest(log: Sequence[LogLine], room: int) -> list[list[Any]]:
-    """Return the newest lines that fit, the oldest of them first."""
+    """Return the newest lines that fit into ``room`` bytes, the oldest of them first."""
     taken: list[list[Any]] = []
     for line in reversed(log):
         written = brief_line(line)

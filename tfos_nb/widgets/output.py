@@ -1,4 +1,4 @@
-"""An output that is a widget while the cluster runs, and static HTML from its end on.
+"""Output that is a widget while the cluster runs, and static HTML after its end.
 
 The first output contains the widget, the HTML and the text. A reopened notebook shows an error for a widget whose
 kernel has ended, even if the output has HTML too. So at the end the output is replaced by one without the widget.
@@ -24,38 +24,38 @@ _log = logging.getLogger(__name__)
 
 
 KEPT = 8
-"""So many clusters that have ended keep their widgets."""
+"""Number of ended clusters whose widgets are kept."""
 
 _ended: deque[list[Any]] = deque()
 
 
 class WidgetScreen(Screen):
-    """A widget that is shown once, changed while the cluster runs, and replaced by static HTML when it has ended."""
+    """Screen with a widget that is shown once, updated while the cluster runs, and then replaced by static HTML."""
 
     def __init__(self) -> None:
         self.widgets: list[Any] = []
-        """What has to be closed; the first of them is the one that is shown. Empty before and after."""
+        """The widgets to close; the first one is shown. Empty before the first drawing and after the end."""
         self.stop: Callable[[], str] | None = None
         self.said = ""
-        """What the cluster answered to the last press of the Stop button."""
+        """The cluster's answer to the last press of the Stop button."""
         self._handle: DisplayHandle | None = None
         self._static: NotebookScreen | None = None
         self._last: tuple[ClusterState, str, float | None] | None = None
 
     @abstractmethod
     def make(self) -> list[Any]:
-        """Make the widgets; the first of them is the one to show."""
+        """Make and return the widgets, with the one to show first."""
 
     @abstractmethod
     def change(self, state: ClusterState, note: str, left: float | None) -> None:
-        """Bring the widgets up to date, if a reader would see a difference."""
+        """Update the widgets if the user would see a difference."""
 
     def stop_with(self, stop: Callable[[], str] | None) -> None:
-        """Take what the Stop button calls."""
+        """Set the function that the Stop button calls."""
         self.stop = stop
 
     def draw(self, state: ClusterState, note: str, left: float | None) -> None:
-        """Show the widget the first time, change it from then on, and put HTML in its place at the end."""
+        """Show the widget the first time, update it later, and replace it by HTML at the cluster's end."""
         self._last = (state, note, left)
         if self._static is not None:
             self._static.draw(state, note, left)
@@ -69,10 +69,10 @@ class WidgetScreen(Screen):
             self.change(state, note, left)
 
     def close(self) -> None:
-        """Show the end, and put static HTML in the widget's place: nobody will bring it up to date any more.
+        """Show the last state, and replace the widget by static HTML, because it will not be updated any more.
 
-        A page that was loaded anew while the cluster ran does not know the output as one that can be replaced. There
-        the widget has the end in it, and JupyterLab's page puts the HTML in its place by itself.
+        A page that was reloaded while the cluster ran cannot replace the output. So the widget itself has the HTML too,
+        and in JupyterLab its script puts the HTML in its place.
         """
         if self._last is not None and self._static is None:
             if self.widgets:
@@ -86,11 +86,14 @@ class WidgetScreen(Screen):
             _let_go(_ended.popleft())
 
     def show_last(self, state: ClusterState, note: str, left: float | None) -> None:
-        """Bring the widgets up to date a last time."""
+        """Update the widgets for the last time."""
         self.change(state, note, left)
 
     def press_stop(self) -> None:
-        """Ask the cluster to stop, or tell why that cannot be; called by the page, in whatever thread."""
+        """Ask the cluster to stop, and set :attr:`said` to its answer or the reason why it cannot be stopped.
+
+        The page's message calls it, in any thread.
+        """
         if self.stop is None:
             self.said = "This cluster cannot be stopped from here: interrupt the cell, or run %tfos_stop."
             return
@@ -111,15 +114,16 @@ def _let_go(widgets: list[Any]) -> None:
     while widgets:
         widget = widgets.pop()
         for part in (widget, *(getattr(widget, name, None) for name in ("layout", "style"))):
-            if part is not None:  # a widget does not close the ones that it has made for its looks
+            if part is not None:  # a widget does not close its own layout and style widgets
                 part.close()
 
 
 def answer_on_any_shell(comm: Any) -> None:
-    """Let the page's messages come in while a cell runs.
+    """Let the page's messages arrive while a cell runs.
 
-    ipykernel 7.4 hands a widget's messages to the shell that last published on its comm: to the main shell, which is
-    busy while a cell runs. Without its record of that, they go to the subshell that the page has sent them to.
+    ipykernel 7.4 passes a widget's messages to the shell that last published on its comm. That is the main shell, which
+    is busy while a cell runs. If its record of that shell is deleted, messages go to the subshell to which the page has
+    sent them.
     """
     with contextlib.suppress(AttributeError):
         del comm._reply_subshell_id

@@ -1,4 +1,4 @@
-"""The live panel in a notebook: ``panel.js`` shows what :mod:`tfos_nb.widgets.model` makes of a cluster."""
+"""The live panel in a notebook. ``panel.js`` shows the data of a cluster from :mod:`tfos_nb.widgets.model`."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from tfos_nb.widgets.screens import snapshot_bundle
 __all__ = ["Panel", "PanelScreen"]
 
 KEEP_ALIVE = 5.0
-"""Seconds after which the page hears from the kernel though nothing but time has changed; it counts by itself."""
+"""Seconds after which the page gets a message even if only times have changed, which the page counts itself."""
 
 AT_MOST_EVERY = 0.5
-"""Seconds between two messages: what is drawn sooner waits for the view's next look."""
+"""Minimum seconds between two messages. An earlier change waits for the view's next update."""
 
 
 class Panel(anywidget.AnyWidget):
-    """The widget: one dictionary, from which a reloaded page shows everything again."""
+    """The panel's widget. Its one dictionary is enough for a reloaded page to show everything again."""
 
     _esm = Path(__file__).with_name("panel.js")
     _css = Path(__file__).with_name("panel.css")
     cluster = traitlets.Dict().tag(sync=True)
     outcome = traitlets.Dict().tag(sync=True)
-    """Output that a reloaded page puts into the panel's place after the cluster has ended: a bundle, by MIME type."""
+    """Output by MIME type, by which a reloaded page replaces the panel after the cluster has ended."""
 
 
 class PanelScreen(WidgetScreen):
-    """An output of a notebook that is the live panel while the cluster runs.
+    """Output of a notebook that is the live panel while the cluster runs.
 
     Parameters
     ----------
     clock : callable, optional
-        Tells the time in seconds, as :func:`time.monotonic` does.
+        Returns the time in seconds, like :func:`time.monotonic`.
     """
 
     asks_by_http = True
@@ -52,14 +52,14 @@ class PanelScreen(WidgetScreen):
         self._sent = float("-inf")
 
     def make(self) -> list[Any]:
-        """Make the panel, and listen to its button."""
+        """Make the panel, and register the callback of its button."""
         panel = Panel()
         panel.on_msg(self._hear)
         answer_on_any_shell(panel.comm)
         return [panel]
 
     def change(self, state: ClusterState, note: str, left: float | None) -> None:
-        """Send the state again if more has changed than the time, which the page counts itself."""
+        """Send the state if anything has changed besides the times, which the page counts itself."""
         quiet = self._clock() - self._sent
         if quiet < AT_MOST_EVERY:
             return
@@ -74,13 +74,13 @@ class PanelScreen(WidgetScreen):
         self._shown, self._sent = shown, self._clock()
 
     def show_last(self, state: ClusterState, note: str, left: float | None) -> None:
-        """Send the end, however short a time ago something was sent."""
+        """Send the last state, even if another message was sent a moment ago."""
         self._sent = float("-inf")
         self._shown = ""
         super().show_last(state, note, left)
         self.widgets[0].outcome = snapshot_bundle(state, note, left)
 
     def _hear(self, panel: Panel, content: Any, buffers: Any) -> None:
-        """Take a message of the page."""
+        """Handle a message of the page."""
         if isinstance(content, dict) and content.get("kind") == "stop":
             self.press_stop()

@@ -1,4 +1,4 @@
-"""The panel of ipywidgets alone, where anywidget is missing or does not work: HTML, and a Stop button below it."""
+"""Panel that needs only ipywidgets, if anywidget is missing or does not work: HTML, and a Stop button below it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["PlainScreen"]
 
 
 class PlainScreen(WidgetScreen):
-    """An output of a notebook with a Stop button of ipywidgets."""
+    """Output of a notebook with HTML and a Stop button of ipywidgets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class PlainScreen(WidgetScreen):
         self._shown = ""
 
     def make(self) -> list[Any]:
-        """Make the HTML, the button, and the place for its answer."""
+        """Make the HTML, the button, and the label for the answer."""
         self._html = ipywidgets.HTML()
         self._button = ipywidgets.Button(description="Stop", icon="stop")
         self._answer = ipywidgets.Label()
@@ -34,7 +34,7 @@ class PlainScreen(WidgetScreen):
         return [ipywidgets.VBox([self._html, row]), row, self._html, self._button, self._answer]
 
     def change(self, state: ClusterState, note: str, left: float | None) -> None:
-        """Write the HTML again if something other than the time has changed."""
+        """Write the HTML again if anything besides the times has changed."""
         shown = f"{self.stop is not None} {change_key(state, note=note, said=self.said)}"
         if shown == self._shown:
             return
@@ -47,7 +47,7 @@ class PlainScreen(WidgetScreen):
         answer_on_any_shell(self._button.comm)
 
     def _press(self, _: Any) -> None:
-        """Stop; a second press cancels, which the cluster decides."""
+        """Ask the cluster to stop. The cluster treats a second press as a request to cancel."""
         self.press_stop()
         self._answer.value = self.said
         self._button.description = "Cancel now"

@@ -30,8 +30,8 @@ __all__ = [
 class Screen(ABC):
     """Output that a view draws on.
 
-    ``outlives_cell`` says whether it can still be drawn on after the cell that made it has returned. ``asks_by_http``
-    says whether it has a page that sends requests to the kernel through the Jupyter server.
+    ``outlives_cell`` says whether a view can still draw on it after the cell that made it has returned.
+    ``asks_by_http`` says whether it has a page that sends requests to the kernel through the Jupyter server.
     """
 
     outlives_cell = True
@@ -39,17 +39,17 @@ class Screen(ABC):
 
     @abstractmethod
     def draw(self, state: ClusterState, note: str, left: float | None) -> None:
-        """Bring what is shown up to date."""
+        """Show the state."""
 
     def stop_with(self, stop: Callable[[], str] | None) -> None:  # noqa: B027 - most screens have no button
-        """Take what a Stop button calls: it returns at once and says what happens now."""
+        """Set the function that a Stop button calls. It must return at once, with a line that says what happens."""
 
     def close(self) -> None:  # noqa: B027 - most screens hold nothing
-        """Let go of what the screen holds; what it shows stays. Nothing is drawn after it."""
+        """Free the screen's resources; its content stays. Nothing is drawn afterwards."""
 
 
 def snapshot_bundle(state: ClusterState, note: str, left: float | None) -> dict[str, str]:
-    """Return a cluster as a static output, by MIME: HTML, and text for those who show no HTML."""
+    """Return a cluster as a static output by MIME type: HTML, and text for clients that show no HTML."""
     return {
         "text/html": render_html(state, note=note, left=left),
         "text/plain": render_text(state, note=note, left=left),
@@ -57,12 +57,12 @@ def snapshot_bundle(state: ClusterState, note: str, left: float | None) -> dict[
 
 
 class NotebookScreen(Screen):
-    """An output of a notebook, replaced in place; its last content is what the saved file holds.
+    """Output of a notebook that is updated in place. The saved file has its last content.
 
     Parameters
     ----------
     handle : DisplayHandle, optional
-        An output that is there already; a new one if not given.
+        An existing output. Default: a new one.
     """
 
     def __init__(self, handle: DisplayHandle | None = None) -> None:
@@ -70,7 +70,7 @@ class NotebookScreen(Screen):
         self._shown = ""
 
     def draw(self, state: ClusterState, note: str, left: float | None) -> None:
-        """Send the HTML, with the text beside it for those who show no HTML."""
+        """Send the HTML, with text for clients that show no HTML."""
         bundle = snapshot_bundle(state, note, left)
         if bundle["text/html"] == self._shown:
             return
@@ -82,7 +82,7 @@ class NotebookScreen(Screen):
 
 
 class ClearingScreen(Screen):
-    """An output of a host that can replace it only by clearing all that the running cell has shown (Zeppelin)."""
+    """Output of a host that can replace it only by clearing all outputs of the running cell (Zeppelin)."""
 
     outlives_cell = False
 
@@ -90,7 +90,7 @@ class ClearingScreen(Screen):
         self._shown = ""
 
     def draw(self, state: ClusterState, note: str, left: float | None) -> None:
-        """Send the HTML; the host clears the old one when the new one is there."""
+        """Send the HTML. The host clears the old output when the new one arrives."""
         bundle = snapshot_bundle(state, note, left)
         if bundle["text/html"] == self._shown:
             return
@@ -100,7 +100,7 @@ class ClearingScreen(Screen):
 
 
 class TerminalScreen(Screen):
-    """A terminal: the table is drawn over itself."""
+    """Terminal, in which each drawing overwrites the last one."""
 
     outlives_cell = False
 
@@ -109,10 +109,10 @@ class TerminalScreen(Screen):
         self._lines: list[str] = []
 
     def draw(self, state: ClusterState, note: str, left: float | None) -> None:
-        """Go up to the first line of the last drawing and write over it, clearing each line's rest."""
+        """Move up to the first line of the last drawing, and overwrite it."""
         width, height = shutil.get_terminal_size((WIDTH, 24))
-        text = render_text(state, note=note, left=left, width=width - 1)  # the terminal wraps a full one
-        # A line that wraps would break the count of those to go up.
+        text = render_text(state, note=note, left=left, width=width - 1)  # the terminal wraps a line of full width
+        # If a line wrapped, the number of lines to move up would be wrong.
         lines = [terminal.fit(line, width - 1) for line in text.splitlines()][: height - 1]
         if lines == self._lines:
             return
@@ -124,7 +124,7 @@ class TerminalScreen(Screen):
 
 
 class LogScreen(Screen):
-    """A log file or a pipe: the table first and last, and between them a line for each new state or epoch."""
+    """Log file or pipe: the table at the start and at the end, and a line for each new state or epoch between them."""
 
     outlives_cell = False
 
@@ -135,7 +135,7 @@ class LogScreen(Screen):
         self._ended = False
 
     def draw(self, state: ClusterState, note: str, left: float | None) -> None:
-        """Write what changed since the last drawing, if anything did."""
+        """Write the changes since the last drawing, if there are any."""
         lines = []
         if self._last is None or (state.status.ended and not self._ended):
             lines = render_text(state, note=note).splitlines()
@@ -148,7 +148,7 @@ class LogScreen(Screen):
 
 
 class LastLineScreen(Screen):
-    """A prompt that the user types at: nothing but the outcome."""
+    """Terminal at whose prompt the user may be typing: only the outcome is written."""
 
     outlives_cell = True
 
@@ -157,7 +157,7 @@ class LastLineScreen(Screen):
         self._told = False
 
     def draw(self, state: ClusterState, note: str, left: float | None) -> None:
-        """Say how it ended, once."""
+        """Write the outcome once, when the cluster has ended."""
         if state.status.ended and not self._told:
             self._told = True
             said = terminal.plain(f"{state.name}: {wording.sentence(state)}")
@@ -166,7 +166,7 @@ class LastLineScreen(Screen):
 
 
 class NoScreen(Screen):
-    """Nothing at all."""
+    """Screen that shows nothing."""
 
     outlives_cell = True
 
@@ -175,7 +175,7 @@ class NoScreen(Screen):
 
 
 def _changes(before: ClusterState, now: ClusterState) -> list[str]:
-    """Say what changed between two states, nodes with the same change in one line."""
+    """Return lines about the changes between two states, with one line for all nodes that have the same change."""
     old = {node.node: node for node in before.nodes}
     said: dict[str, list[str]] = {}
     for node in now.nodes:

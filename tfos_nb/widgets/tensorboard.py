@@ -4,11 +4,11 @@ The first of these routes that is available is used:
 
 1. an address that the user or the administrator has configured,
 2. Colab's and Databricks' own proxies,
-3. this package's extension in the Jupyter server that the page came from,
+3. this package's extension in the Jupyter server of the page,
 4. jupyter-server-proxy,
 5. the port itself.
 
-All but the extension need a port on the kernel's machine, and it is opened only then.
+All but the extension need a port on the kernel's machine. The port is opened only for these routes.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ _ADVICE = (
 
 
 class LogDirectory:
-    """A directory of logs, in the place of a cluster that has ended.
+    """A log directory with the interface of a cluster that has ended.
 
     Parameters
     ----------
     log_dir : str
-        A directory of the kernel's machine, or a URL that TensorBoard can read.
+        A directory on the kernel's machine, or a URL that TensorBoard can read.
 
     Raises
     ------
     PlanError
-        If there is no such directory here.
+        If the directory does not exist on this machine.
     """
 
     tensorboard_socket = ""
@@ -66,16 +66,16 @@ class LogDirectory:
         self.id = hashlib.sha256(log_dir.encode()).hexdigest()[:16]
 
     def snapshot(self) -> ClusterState:
-        """Return the state of a cluster that left these logs."""
+        """Return the state of an ended cluster with these logs."""
         name = os.path.basename(self._log_dir.rstrip("/")) or self._log_dir
         return ClusterState(name, self.id, status=ClusterStatus.DONE, log_dir=self._log_dir)
 
     def request_stop(self) -> str:
-        """Say that there is nothing to stop."""
+        """Return a line that says that there is nothing to stop."""
         return "there is no cluster behind these logs"
 
     def log_lines(self, node: str, limit: int) -> Sequence[LogLine]:
-        """Return nothing: there is no node."""
+        """Return no lines, since there is no node."""
         return ()
 
 
@@ -89,25 +89,25 @@ def show_tensorboard(
     host: Host | None = None,
     spark_conf: Mapping[str, str] | None = None,
 ) -> None:
-    """Show TensorBoard of a cluster, or of a directory, where the code runs.
+    """Show the TensorBoard of a cluster or of a directory, in the page or as a printed address.
 
     Parameters
     ----------
     cluster : Cluster, optional
-        One that was launched with ``tensorboard=True`` or ``log_dir=``. While it runs, its chief's TensorBoard is
-        shown; when it has ended, one over what it left.
+        A cluster that was launched with ``tensorboard=True`` or ``log_dir=``. While it runs, its chief's TensorBoard is
+        shown. After its end, a TensorBoard beside the kernel shows its logs.
     log_dir : str, optional
-        A directory or URL instead.
+        A directory or URL to show instead of a cluster's logs.
     height : int, optional
-        Of the frame in the page, in pixels.
+        Height of the frame in the page, in pixels.
     frame : bool, optional
-        Whether there is one; without, a link alone.
+        Whether to show a frame; if False, only a link is shown.
     proxy_url : str, optional
-        Under which address a browser reaches a port of this machine, with ``%PORT%`` in it.
+        The URL under which a browser reaches a port of this machine, with ``%PORT%`` in it.
     host : Host, optional
-        Where the code runs; found out by itself.
+        Environment in which the code runs. Default: detected.
     spark_conf : mapping of str to str, optional
-        Spark's configuration, from which Databricks' proxy is known.
+        Spark's configuration, which has the address of Databricks' proxy.
 
     Raises
     ------
@@ -127,7 +127,7 @@ def show_tensorboard(
     if host.name == "colab" and not configured:
         _show_in_colab(endpoint, state, height if frame else 0)
     elif configured or host.name in ("databricks", "zeppelin", "terminal"):
-        links = [_address(endpoint, state, host, proxy_url, spark_conf) for _ in range(2)]  # each opens once
+        links = [_address(endpoint, state, host, proxy_url, spark_conf) for _ in range(2)]  # each works once
         _show_link(links[0], state, height if frame else 0, host, framed=links[1])
     else:
         _show_in_jupyter(endpoint, state, height if frame else 0, host)
@@ -145,7 +145,7 @@ def _with_logs(cluster: Served | None) -> Served:
 def _address(
     endpoint: Endpoint, state: ClusterState, host: Host, proxy_url: str = "", conf: Mapping[str, str] | None = None
 ) -> str | None:
-    """Return an address that opens once; its port is open to this machine, on Databricks to the proxy before it."""
+    """Return an address that works once. Its port listens on loopback, on Databricks on all addresses for the proxy."""
     port = endpoint.open_port("0.0.0.0" if host.name == "databricks" else "127.0.0.1")  # noqa: S104 - see guests
     return proxied_url(port, endpoint.invitation(state.id), host, template=proxy_url, spark_conf=conf)
 
@@ -193,7 +193,7 @@ def _show_link(url: str | None, state: ClusterState, height: int, host: Host, fr
 
 
 def _show_in_colab(endpoint: Endpoint, state: ClusterState, height: int) -> None:
-    """Colab's page knows the address of a port, and tells it to a script of the output alone."""
+    """Show TensorBoard in Colab by a script, since only a script of the output can get the address of a port."""
     port = endpoint.open_port()
     script = Path(__file__).with_name("colab.js").read_text(encoding="utf-8")
     paths = [endpoint.invitation(state.id) for _ in range(2)]

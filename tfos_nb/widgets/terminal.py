@@ -1,4 +1,4 @@
-"""Width of text in a terminal, where a character may take two columns or none."""
+"""Measure and cut text for a terminal, in which a character may take two columns or none."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["fit", "pad", "plain", "width"]
 
 
 def width(text: str) -> int:
-    """Return how many columns a line takes.
+    """Return the number of columns of a line.
 
-    The two columns of East Asian and most emoji characters are those of Unicode's annex 11; a combining mark has none.
+    By Unicode's annex 11, East Asian characters and most emojis have two columns. A combining mark has none.
 
     Examples
     --------
@@ -21,7 +21,7 @@ def width(text: str) -> int:
 
 
 def fit(text: str, columns: int) -> str:
-    """Cut a line so that it takes at most so many columns; what is cut ends in an ellipsis.
+    """Cut a line to at most ``columns`` columns. A cut line ends with an ellipsis.
 
     Examples
     --------
@@ -40,14 +40,14 @@ def fit(text: str, columns: int) -> str:
 
 
 def pad(text: str, columns: int, *, right: bool = False) -> str:
-    """Bring a line to so many columns: cut, or filled with blanks, on the left where ``right`` is its side."""
+    """Cut or pad a line to exactly ``columns`` columns. It is aligned left, or right if ``right``."""
     cut = fit(text, columns)
     blanks = " " * (columns - width(cut))
     return blanks + cut if right else cut + blanks
 
 
 def plain(text: str) -> str:
-    """Put a blank in the place of what would not be shown but obeyed: escape codes, line ends, marks of direction."""
+    """Replace characters that a terminal would execute by blanks: escape codes, line ends, direction marks."""
     return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
 
 

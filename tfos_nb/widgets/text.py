@@ -14,17 +14,17 @@ from tfos_nb.widgets.words.trouble import headline, trouble_first
 __all__ = ["WIDTH", "render_text"]
 
 WIDTH = 100
-"""No line is longer, nor longer than the terminal is wide."""
+"""Maximum length of a line; on a narrower terminal it is the terminal's width."""
 
 NARROWEST = 40
-"""For a terminal that is narrower, or does not say how wide it is, the lines are written as for this."""
+"""Width that is used for a terminal that is narrower or reports no width."""
 
 _LINES_OF_A_SENTENCE = 4
 
 _GAP = "  "
 
 FEW_NODES = 16
-"""Up to so many nodes have a line each; of more, the ones to look at."""
+"""Up to this number each node has a line. With more, only the most important ones have one."""
 
 SHOWN_OF_MANY = 6
 
@@ -35,12 +35,12 @@ class _Column(NamedTuple):
     right: bool
     value: Callable[[NodeState, str], str]
     least: int = 0
-    """The width to which it may shrink; 0 if it may not."""
+    """Minimum width to which it may shrink; 0 if it may not shrink."""
     given_up: int = 0
-    """When it is left out where the lines are short: 1 before 2; 0 never."""
+    """Order in which columns are left out of short lines: 1 before 2; 0 is never left out."""
 
     def write(self, text: str) -> str:
-        """Bring text to the column's width: cut, never wider, so that nothing right of it moves."""
+        """Return text cut or padded to the column's width, so that the columns to the right do not move."""
         text = terminal.plain(text)
         if terminal.width(text) > self.width:
             text = text.partition(" · ")[0]  # the host without the executor
@@ -85,12 +85,12 @@ def render_text(
     every_node: bool = False,
     width: int = WIDTH,
 ) -> str:
-    """Draw a cluster as a table of fixed width.
+    """Return a cluster as a table of fixed width.
 
     Parameters
     ----------
     state : ClusterState
-        What to draw.
+        The state to show.
     note : str
         One more line at the end.
     left : float, optional
@@ -98,8 +98,8 @@ def render_text(
     every_node : bool
         Show each node, however many there are.
     width : int
-        Characters of a line, from 40 to 100. Where the table is wider, its columns shrink and the least important ones
-        are left out; sentences go on in the next line.
+        Maximum characters of a line, from 40 to 100. If the table is wider, its columns shrink and the least important
+        ones are left out. Sentences continue on the next line.
 
     Returns
     -------
@@ -134,7 +134,7 @@ def _columns(state: ClusterState) -> tuple[_Column, ...]:
 
 
 def _fitting(columns: tuple[_Column, ...], width: int) -> tuple[_Column, ...]:
-    """Leave columns out until the others can shrink to the width, and shrink them."""
+    """Leave out columns until the others can shrink to the width, shrink them, and return them."""
     shrunk = sum(column.least or column.width for column in columns) + len(_GAP) * (len(columns) - 1)
     goes = min((column for column in columns if column.given_up), key=lambda one: one.given_up, default=None)
     if shrunk > width and goes is not None:
@@ -164,7 +164,7 @@ def _title(state: ClusterState, left: float | None) -> str:
 
 
 def _facts(state: ClusterState) -> list[str]:
-    """Write the lines below the table: the whole cluster, the feed, the error."""
+    """Return the lines below the table: the whole cluster, the feed, the error."""
     total = wording.progress(state)
     facts = []
     if total.metrics or total.rows_per_second is not None:
@@ -176,7 +176,7 @@ def _facts(state: ClusterState) -> list[str]:
         passes = f", {feed.epochs} passes" if feed.epochs > 1 else ""
         parts = f", {feed.partitions_done} of {feed.partitions} partitions" if feed.partitions else ""
         facts.append(("feed", f"{wording.count(feed.rows)} rows{parts}{passes}"))
-    if state.error and not state.status.ended:  # of an ended cluster the sentence tells it
+    if state.error and not state.status.ended:  # the sentence of an ended cluster has the error already
         facts.append(("error", headline(state.error)[0]))
     return [f"{name:<8} {text}" for name, text in facts]
 
@@ -186,7 +186,7 @@ def _plain(line: str) -> str:
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Break text between words, into a few lines."""
+    """Wrap text between words, to at most four lines."""
     return textwrap.wrap(
         _plain(text),
         width,

@@ -1,1 +1,1 @@
-"""Words and figures that the views show of a cluster: pure functions of its state, the same in every view."""
+"""Words and numbers that the views show about a cluster: pure functions of its state, the same in every view."""

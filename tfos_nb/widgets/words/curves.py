@@ -1,4 +1,4 @@
-"""Small curves: as a short string for the page, as the points of an SVG line for static HTML."""
+"""Convert small curves to short strings for the page, and to the points of SVG lines for static HTML."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 __all__ = ["GAP", "LEVELS", "quantise", "span", "svg_lines", "thin"]
 
 LEVELS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"
-"""The characters of a quantised curve, from the lowest value to the highest; ``panel.js`` has the same."""
+"""Characters of a quantised curve, from the lowest value to the highest. ``panel.js`` has the same list."""
 
 GAP = "~"
-"""The character of a value that is not finite: the line has a gap there."""
+"""Character for a value that is not finite, where the line has a gap."""
 
 
 def span(values: Sequence[float]) -> tuple[float, float] | None:
@@ -21,7 +21,7 @@ def span(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def quantise(values: Sequence[float], points: int) -> str:
-    """Write a curve as a string of at most so many characters, its first and last value included.
+    """Return a curve as a string of at most ``points`` characters, including its first and last value.
 
     Examples
     --------
@@ -36,7 +36,7 @@ def quantise(values: Sequence[float], points: int) -> str:
 
 
 def svg_lines(values: Sequence[float], width: int, height: int) -> list[str]:
-    """Return the points of the lines of a curve, for ``<polyline>``; several where values are not finite."""
+    """Return the points of a curve's lines, for ``<polyline>``. Values that are not finite separate the lines."""
     ends = span(values)
     if ends is None or len(values) < 2:
         return []
@@ -53,12 +53,12 @@ def svg_lines(values: Sequence[float], width: int, height: int) -> list[str]:
 
 
 def _level(value: float, low: float, high: float) -> int:
-    # halves first: the distance of two huge numbers is infinite
+    # halve the values first, because the difference of two huge numbers may overflow
     return round((value / 2 - low / 2) / (high / 2 - low / 2) * (len(LEVELS) - 1)) if high > low else len(LEVELS) // 2
 
 
 def thin(values: Sequence[float], points: int) -> Sequence[float]:
-    """Return at most so many of the values, evenly spread, the first and the last among them."""
+    """Return at most ``points`` of the values, evenly spread, including the first and the last one."""
     if len(values) <= points:
         return values
     last = len(values) - 1

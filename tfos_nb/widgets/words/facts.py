@@ -1,4 +1,4 @@
-"""Texts of the panel's tiles and cells; the page and the static HTML share them."""
+"""Texts of the panel's tiles and cells, which the page and the static HTML share."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from tfos_nb.widgets.words import wording
 __all__ = ["Gpu", "Steps", "Tile", "gpu", "has_gpus", "machine", "metric_names", "room", "steps", "tiles", "title"]
 
 METRICS = 4
-"""So many metrics have a column each, the loss among them."""
+"""Maximum number of metrics that have a column, including the loss."""
 
 _ALWAYS, _ALWAYS_ENDED = 594, 464
-"""Pixels that the columns take which are always shown: node, state, step, loss, and rows a second and heartbeat."""
+"""Pixels of the columns that are always shown: node, state, step and loss; before the end also rate and heartbeat."""
 
 _GPU = 120
 
 _GIVE_WAY = (("metric1", 82), ("metric2", 82), ("metric3", 82), ("left", 82), ("cpu", 80))
-"""Pixels of the columns that a narrow panel leaves out, the last of them first.
+"""Pixels of the columns that a narrow panel leaves out, the last one first.
 
-The time that is left is in a tile as well; what a node does with its CPU says the least of the training.
+The remaining time is also in a tile. The use of a node's CPU says the least about the training.
 """
 
 _ROOMS = range(600, 1161, 40)
-"""Widths of the panel at which ``panel.css`` lets a column go."""
+"""Widths of the panel in pixels, below which ``panel.css`` can leave out a column."""
 
 _MAKER = re.compile(r"\b(nvidia|tesla|quadro|geforce|graphics|amd|instinct)\b", re.IGNORECASE)
 _OF_THE_SAME = re.compile(r"[- ](\d+ ?GB|HBM\w*|SXM\d?|PCIe)\b", re.IGNORECASE)
 
 
 class Tile(NamedTuple):
-    """One of the numbers above the table. ``key`` is its place on the page; ``percent`` of its bar, if it has one."""
+    """One of the numbers above the table. ``key`` identifies it on the page. ``percent`` is for its bar, if any."""
 
     key: str
     label: str
@@ -44,7 +44,7 @@ class Tile(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """How far a node is: in words, and how much of its epoch in percent."""
+    """Progress of a node: its epoch and step as text, and the percentage of the epoch."""
 
     epoch: str
     step: str
@@ -52,7 +52,7 @@ class Steps(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """What the GPUs of a node do, in words: ``percents`` has the use of each, ``short`` their name in brief."""
+    """Use of a node's GPUs, as text. ``percents`` has the use of each GPU, and ``short`` their short name."""
 
     name: str
     percents: tuple[int, ...]
@@ -61,7 +61,7 @@ class Gpu(NamedTuple):
 
 
 def tiles(state: ClusterState, left: float | None) -> list[Tile]:
-    """Return the numbers of the whole cluster: how far, how good, how fast, how long still."""
+    """Return the tiles of the whole cluster: progress, metrics, rate and remaining time."""
     if state.status in (ClusterStatus.PLANNED, ClusterStatus.STARTING):
         return []
     total = wording.progress(state)
@@ -81,19 +81,19 @@ def tiles(state: ClusterState, left: float | None) -> list[Tile]:
 
 
 def title(metric: str) -> str:
-    """Write a metric's name as the head of a column."""
+    """Return a metric's name as the title of a column."""
     words = metric.replace("_", " ")
     return words[:1].upper() + words[1:]
 
 
 def metric_names(state: ClusterState) -> list[str]:
-    """Return the metrics that have a column: the loss and up to three others, those of the training first."""
+    """Return the metrics that have a column: the loss and up to three others, training metrics first."""
     names = in_order(name for node in state.nodes for name in node.metrics)
     return names[: METRICS if names[:1] == ["loss"] else METRICS - 1]
 
 
 def room(state: ClusterState) -> dict[str, int]:
-    """Return how many pixels wide the panel must be for the columns that give way where it is narrow."""
+    """Return the panel's minimum width in pixels for each column that a narrow panel leaves out."""
     needed = (_ALWAYS_ENDED if state.status.ended else _ALWAYS) + (_GPU if has_gpus(state) else 0)
     shown = {f"metric{place}" for place in range(len(metric_names(state)))}
     shown |= {"cpu"} if state.status.ended else {"cpu", "left"}
@@ -106,19 +106,19 @@ def room(state: ClusterState) -> dict[str, int]:
 
 
 def steps(node: NodeState) -> Steps:
-    """Say how far a node is."""
+    """Return the progress of a node."""
     epoch = "" if node.epoch is None else f"{node.epoch}/{node.epochs}" if node.epochs else str(node.epoch)
     step = "" if node.step is None else f"{node.step}/{node.steps}" if node.steps else str(node.step)
     return Steps(epoch, step, _percent((node.step or 0) / node.steps) if node.steps else None)
 
 
 def has_gpus(state: ClusterState) -> bool:
-    """Whether any node has a GPU."""
+    """Return whether any node has a GPU."""
     return any(node.gpus or node.gpu_use for node in state.nodes)
 
 
 def short_name(gpu: str) -> str:
-    """Name a GPU's model in a few letters: without its maker, its memory and how it is built in.
+    """Return the short name of a GPU's model, without its manufacturer, memory and form factor.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def short_name(gpu: str) -> str:
 
 
 def gpu(node: NodeState) -> Gpu | None:
-    """Say what the GPUs of a node do; None if it has none. Where NVML tells nothing, their addresses remain."""
+    """Return the use of a node's GPUs; None if it has none. If NVML reports nothing, it has only their addresses."""
     if not node.gpu_use:
         return Gpu("", (), f"GPU {', '.join(node.gpus)}") if node.gpus else None
     names = list(dict.fromkeys(use.name for use in node.gpu_use if use.name))
@@ -144,7 +144,7 @@ def gpu(node: NodeState) -> Gpu | None:
 
 
 def machine(node: NodeState) -> tuple[str, str]:
-    """Return a node's use of the CPU, and of memory."""
+    """Return a node's use of the CPU and of memory, as text."""
     return "" if node.cpu_percent is None else f"{node.cpu_percent:.0f}%", wording.memory(node.memory_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Find the node to look at first, and the line of the user's program that an error comes from."""
+"""Find the nodes with problems, and the line of the user's program that caused an error."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, NodeState, 
 __all__ = ["NO_NUMBER", "OwnLine", "aside", "headline", "own_line", "trouble_first"]
 
 SLOW_BELOW = 0.6
-"""A node is called slow if it takes less than this share of its peers' median rows per second..."""
+"""A node is slow if its rows per second are below this fraction of the median of the nodes of its role."""
 
 ENOUGH_PEERS = 4
-"""...and there are at least so many of them: of three nodes, one always looks slow."""
+"""Minimum number of nodes of a role to judge whether one is slow. Among three nodes, one always seems slow."""
 
 NO_NUMBER = "loss is NaN"
-"""A node is called so by the newest loss that it has reported."""
+"""Problem of a node whose newest reported loss is NaN."""
 
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$')
 _CELL = re.compile(r"Cell In\[(\d+)\]$")
@@ -28,9 +28,9 @@ _NOT_THE_USERS = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen 
 
 
 def trouble_first(nodes: tuple[NodeState, ...]) -> list[tuple[NodeState, str]]:
-    """Order nodes so that the one to look at comes first, each with what is wrong with it, or nothing.
+    """Return the nodes, the most important one first, each with its problem or an empty text.
 
-    That is ``"silent"``, :data:`NO_NUMBER` or ``"slow"``.
+    A problem is ``"silent"``, :data:`NO_NUMBER` or ``"slow"``.
     """
     medians, silent = _medians(nodes), silent_after(len(nodes))
     judged = [(node, _trouble(node, medians.get(_role(node)), silent)) for node in nodes]
@@ -68,7 +68,7 @@ def _role(node: NodeState) -> str:
 
 
 def headline(error: str, longest: int | None = None) -> tuple[str, str]:
-    """Split an error into its first line, which is cut if it is longer than that, and the rest."""
+    """Split an error into its first line, cut to ``longest`` characters, and the rest."""
     first, _, rest = error.strip().partition("\n")
     first = first.strip()
     cut = longest is not None and len(first) > longest
@@ -76,26 +76,26 @@ def headline(error: str, longest: int | None = None) -> tuple[str, str]:
 
 
 def aside(state: ClusterState) -> str:
-    """Say what a failure has done to the others, and what comes next."""
+    """Return a text about the effect of a failure on the other nodes and about the next step; empty if none failed."""
     if state.status is not ClusterStatus.FAILED or not headline(state.error)[0]:
         return ""
     stopped = sum(node.status is NodeStatus.STOPPED for node in state.nodes)
     other = "other " if any(node.status in (NodeStatus.FAILED, NodeStatus.LOST) for node in state.nodes) else ""
     others = f"{stopped} {other}node{'s were' if stopped > 1 else ' was'} stopped because of it. " if stopped else ""
-    if state.error.startswith(SPARK_ENDED):  # the error says what comes next
+    if state.error.startswith(SPARK_ENDED):  # the error itself says what to do next
         return others.strip()
     return f"{others}The Spark session is free: fix the cell and run it again."
 
 
 class OwnLine(NamedTuple):
-    """The last line of the user's own program in a traceback: where it is, and what it says."""
+    """The last line of the user's own program in a traceback: its place and its code."""
 
     where: str
     code: str
 
 
 def own_line(error: str) -> OwnLine | None:
-    r"""Find the line of the user's program that an error came from; None if the traceback shows none.
+    r"""Return the line of the user's program that caused an error; None if the traceback has none.
 
     Examples
     --------

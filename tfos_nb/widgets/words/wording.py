@@ -1,4 +1,4 @@
-"""Texts of the renderings: the sentence, the numbers, the node with the problem. Text and HTML share them."""
+"""Texts of the renderings: the sentence, the numbers, and the states of nodes. Text and HTML share them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 LONGEST = 600
-"""So many characters of an error are told in a sentence; the whole is below it, folded."""
+"""Maximum number of characters of an error in a sentence. The whole error is folded below it."""
 
 _CLUSTER_TONES = {
     ClusterStatus.PLANNED: "idle",
@@ -57,7 +57,7 @@ _TRAINING_ROLES = ("chief", "worker")
 
 
 def number(value: float | None) -> str:
-    """Write a loss or a metric in at most nine characters, so that columns keep their width.
+    """Format a loss or a metric in at most nine characters, so that columns keep their width.
 
     Examples
     --------
@@ -75,12 +75,12 @@ def number(value: float | None) -> str:
 
 
 def count(value: int) -> str:
-    """Write a whole number with its thousands apart."""
+    """Format a whole number with a thousands separator."""
     return f"{value:,}"
 
 
 def rate(value: float | None) -> str:
-    """Write rows per second with three digits that count.
+    """Format rows per second with three significant digits.
 
     Examples
     --------
@@ -97,14 +97,14 @@ def rate(value: float | None) -> str:
 
 
 def memory(value: int | None) -> str:
-    """Write bytes in MB or GB."""
+    """Format a number of bytes in MB or GB."""
     if value is None:
         return ""
     return f"{value / 1e9:.1f} GB" if value >= 1e9 else f"{value / 1e6:.0f} MB"
 
 
 def duration(seconds: float) -> str:
-    """Write a time as people say it.
+    """Format a duration in seconds, minutes and seconds, or hours and minutes.
 
     Examples
     --------
@@ -120,7 +120,7 @@ def duration(seconds: float) -> str:
 
 
 def about(seconds: float) -> str:
-    """Write a time for a narrow column, in one unit.
+    """Format a duration in one unit, for a narrow column.
 
     Examples
     --------
@@ -134,7 +134,7 @@ def about(seconds: float) -> str:
 
 
 def size(state: ClusterState) -> str:
-    """Say what the cluster consists of: ``"2 workers · 1 ps"``."""
+    """Return the cluster's numbers of nodes by role: ``"2 workers · 1 ps"``."""
     roles = Counter(node.node.partition(":")[0] for node in state.nodes)
     plural = {"worker": "workers", "evaluator": "evaluators"}
     return " · ".join(
@@ -143,7 +143,7 @@ def size(state: ClusterState) -> str:
 
 
 def cluster_word(state: ClusterState) -> str:
-    """Name the cluster's state; while it runs, what its nodes do."""
+    """Return a word for the cluster's status; while it runs, for what its nodes do."""
     if state.status is ClusterStatus.RUNNING:
         statuses = {node.status for node in state.nodes if _trains(node)}
         if any(node.status is NodeStatus.TRAINING and _has_begun(node) for node in state.nodes if _trains(node)):
@@ -154,7 +154,7 @@ def cluster_word(state: ClusterState) -> str:
 
 
 def node_word(node: NodeState) -> str:
-    """Name a node's state in one word or two."""
+    """Return a word for a node's status."""
     if node.status is NodeStatus.FEEDING:
         return "waiting"
     if node.status is NodeStatus.TRAINING and node.node.startswith("ps"):
@@ -167,14 +167,14 @@ def node_word(node: NodeState) -> str:
 
 
 def wrong_word(node: NodeState, wrong: str) -> str:
-    """Name what :func:`trouble_first` found wrong; of a silent node, say since when."""
+    """Return the problem from :func:`trouble_first`; for a silent node with the time since its last heartbeat."""
     if wrong == "silent" and node.heartbeat_age is not None:
         return f"silent {duration(node.heartbeat_age)}"
     return wrong
 
 
 def tone(thing: ClusterState | NodeState) -> str:
-    """Return which of the five colours belongs to a state: ok, run, warn, bad or idle."""
+    """Return the colour of a cluster's or node's status: ok, run, warn, bad or idle."""
     if isinstance(thing, ClusterState):
         return _CLUSTER_TONES[thing.status]
     if thing.status is NodeStatus.TRAINING and thing.node.startswith("ps"):
@@ -184,10 +184,10 @@ def tone(thing: ClusterState | NodeState) -> str:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the training has come, by the node that is furthest behind.
+    """Progress of the training, by the node that is furthest behind.
 
-    ``share`` is of the epoch and ``total`` of all epochs, both from 0 to 1; None where the program does not say how
-    many there are.
+    ``share`` is the finished fraction of the epoch and ``total`` that of all epochs, both from 0 to 1. They are None if
+    the program does not report the number of steps or epochs.
     """
 
     epoch: int | None = None
@@ -200,7 +200,7 @@ class Progress:
 
 
 def progress(state: ClusterState) -> Progress:
-    """Sum the nodes up."""
+    """Return the progress of the whole cluster."""
     trainers = [node for node in state.nodes if _trains(node)]
     rates = [node.rows_per_second for node in trainers if node.rows_per_second is not None and not node.status.ended]
     metrics = next((node.metrics for node in trainers if node.metrics), {})
@@ -217,7 +217,7 @@ def progress(state: ClusterState) -> Progress:
 
 
 def time_left(state: ClusterState, measured: float | None = None) -> float | None:
-    """Return the seconds until the last node is done, as the nodes say; else as somebody has measured it."""
+    """Return the seconds until the last node is done, as reported by the nodes, or else ``measured``."""
     if state.status.ended:
         return None
     told = [node.seconds_left for node in state.nodes if node.seconds_left is not None and not node.status.ended]
@@ -225,9 +225,10 @@ def time_left(state: ClusterState, measured: float | None = None) -> float | Non
 
 
 def sentence(state: ClusterState, *, counting: bool = False) -> str:
-    """Say in one sentence what happens, or what happened.
+    """Return one sentence about what happens or has happened.
 
-    With ``counting``, the reader sees elsewhere for how long a node has been silent, and the sentence stays the same.
+    With ``counting``, the sentence does not have the time for which a node has been silent, since the page counts it.
+    So the sentence does not change every second.
     """
     if state.status is ClusterStatus.RUNNING:
         return _say_running(state, counting)
@@ -303,7 +304,7 @@ def _say_stopping(state: ClusterState) -> str:
 
 
 def _say_done(state: ClusterState) -> str:
-    """Tell the outcome: the numbers are what a reader of the saved notebook comes for."""
+    """Return the outcome with its metrics, which a reader of the saved notebook wants to see."""
     rows = state.feed.rows if state.feed else 0
     fed = f", {count(rows)} rows" if rows else ""
     said = f"Done in {duration(state.elapsed)}{fed}"
@@ -313,7 +314,10 @@ def _say_done(state: ClusterState) -> str:
 
 
 def _say_unfed(state: ClusterState, total: Progress) -> str:
-    """Tell of epochs for which no rows came; a ``fit`` that stops early by itself leaves passes over."""
+    """Return a text about epochs without rows; empty if there were none.
+
+    A ``fit`` that stops early by itself uses fewer passes than were fed, so it is not reported.
+    """
     done, wanted = total.epoch or 0, total.epochs or 0
     if state.feed is None or not state.feed.rows or not state.feed.epochs <= done < wanted:
         return ""
@@ -332,7 +336,7 @@ def _say_stopped(state: ClusterState) -> str:
 
 
 def _has_begun(node: NodeState) -> bool:
-    """Whether the node's program has taken a row or reported a step; until then all that is known is that it runs."""
+    """Return whether the node's program has read a row or reported a step. Before that, only its start is known."""
     return bool(node.rows or node.step or node.metrics or node.epoch is not None or node.phase)
 
 
@@ -345,7 +349,7 @@ def _many(n: int, noun: str) -> str:
 
 
 def _names(nodes: list[NodeState]) -> str:
-    """Name up to three nodes; of more, say how many."""
+    """Return the names of up to three nodes, or the number of more nodes."""
     if len(nodes) > 3:
         roles = {re.sub(r":\d+$", "", node.node) for node in nodes}
         return f"{len(nodes)} {roles.pop()}s" if len(roles) == 1 else f"{len(nodes)} nodes"
