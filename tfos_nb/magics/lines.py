@@ -132,7 +132,7 @@ class ClusterLines(Magics):
         with LiveView(cluster, screen=screen) as view:
             CellWork(cluster, partial(cluster.train, data, epochs=epochs, **more), view.say, cluster.plan.name).run()
             view.hint(f"{name} has these rows: %tfos_train feeds it more, {name}.wait() waits for its end.")
-            if screen.outlives_cell:  # its output goes on to the cluster's end, as that of the cluster's cell does
+            if screen.outlives_cell:  # keep the output up to date until the cluster's end, as in the cluster's cell
                 view.leave()
 
     @line_magic

@@ -31,7 +31,7 @@ _LOOK_SECONDS = 1.0
 """Seconds between two checks of Spark's slots, since Spark offers Python no event for a slot that becomes free."""
 
 _SAY_AFTER = 5.0
-"""Seconds of waiting after which the user is told."""
+"""Seconds after which the user is informed that a fit waits."""
 
 _lines: dict[Hashable, _Line] = {}
 _lines_lock = threading.Lock()

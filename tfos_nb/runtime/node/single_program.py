@@ -6,7 +6,7 @@
          │  ◀── SingleProgramEnded ───────────┘
          └── SingleProgramEnded ──▶ door ──▶ driver (tfos_nb.parallel)
 
-The program has a process of its own with its own environment, which ends with the task. It has no peers and takes no
+The program runs in a separate process with its own environment, which ends with the task. It has no peers and gets no
 rows. It is forked from the application's warm process (:mod:`tfos_nb.runtime.node.warm_process`). On a host with GPUs,
 without ``warm``, or if that process cannot be reached, it is a new interpreter, which imports TensorFlow only if the
 program needs it.

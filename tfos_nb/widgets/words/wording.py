@@ -349,7 +349,7 @@ def _many(n: int, noun: str) -> str:
 
 
 def _names(nodes: list[NodeState]) -> str:
-    """Return the names of up to three nodes, or the number of more nodes."""
+    """Return the names of up to three nodes; for more nodes, return their number."""
     if len(nodes) > 3:
         roles = {re.sub(r":\d+$", "", node.node) for node in nodes}
         return f"{len(nodes)} {roles.pop()}s" if len(roles) == 1 else f"{len(nodes)} nodes"
