@@ -29,7 +29,7 @@ def describe(args: Any, ctx: Any) -> dict[str, Any]:
         "parent": psutil.Process(forker).ppid(),
         "argv": list(sys.argv),
         "set": os.environ.get("MINE"),
-        "config": os.environ.get("TF_CONFIG", ""),
+        "config": os.environ.get("TF_CONFIG"),
         "random": [random.random(), float(np.random.rand())],
         "left": sorted(os.listdir(os.environ["TMPDIR"])),
         "index": ctx.index,

@@ -206,16 +206,16 @@ def environment_of(temporary: str, env: Mapping[str, str], gpus: tuple[str, ...]
     The ``temporary`` directory is removed with the node. AutoGraph writes source files there, and a killed process does
     not remove them.
     """
+    inherited = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     env = {
         "KERAS_BACKEND": "tensorflow",  # as in a Spark worker that has applied a model
-        **os.environ,
+        **inherited,
         "TMPDIR": temporary,
         "TF_GRPC_REUSE_PORT": "1",
         "PYTHONUNBUFFERED": "1",
         **_ALLOCATION,
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"),
         **gpu_variables(gpus),
-        "TF_CONFIG": "",
         **env,
     }
     if not gpus:
