@@ -110,8 +110,41 @@ def slowly(seconds: float) -> Any:
     return Slowly()
 
 
-def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[int, int, list[int]]:
-    """The same by Keras' fit, of Keras 3 or tf_keras; with ``args["backup"]`` by Keras' own BackupAndRestore."""
+def stepwise(args: dict[str, Any], ctx: Any) -> Any:
+    """Return a callback that lets some time pass after each step, and does what the schedule has for it.
+
+    It knows which steps were begun, and how many were in the state that was put back: ``count`` is its own state.
+    """
+    import tensorflow as tf
+
+    keras: Any = tf.keras
+
+    class Stepwise(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = self.epoch = 0
+            self.first: Any = None
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epoch = epoch + 1
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.first = self.first or iter([self.epoch, batch])
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.count += 1
+            threading.Event().wait(args.get("pause_step", 0.0))
+            exit_by_schedule(args, ctx, self.epoch, batch + 1)
+
+    return Stepwise()
+
+
+def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[Any, ...]:
+    """The same by Keras' fit, of Keras 3 or tf_keras; with ``args["backup"]`` by Keras' own BackupAndRestore.
+
+    It also tells which epochs were begun. With ``args["pause_step"]`` it tells how many steps the training had, with
+    which step this generation began, and the history's epochs and losses.
+    """
     import tensorflow as tf
 
     keras: Any = tf.keras
@@ -132,14 +165,60 @@ def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[int, int, list[int]]:
 
     with tf.distribute.MultiWorkerMirroredStrategy().scope():
         model = keras.Sequential([keras.Input((1,), dtype="int64"), Count(), keras.layers.Dense(1)])
-        model.compile(loss="mse")
-    callbacks = [slowly(args.get("pause", 1.0))]
-    told = lambda epoch, logs: print(f"generation {ctx.generation}, epoch {epoch}", flush=True)
-    callbacks.append(keras.callbacks.LambdaCallback(on_epoch_begin=told))
+        model.compile(loss="mse", optimizer=keras.optimizers.SGD(0.0))  # so that the loss does not hang on the order
+    begun: list[int] = []
+    callbacks = [
+        slowly(args.get("pause", 1.0)),
+        keras.callbacks.LambdaCallback(on_epoch_begin=lambda e, _: begun.append(e)),
+    ]
+    if "pause_step" in args:
+        callbacks.append(stepwise(args, ctx))
     if args.get("backup"):
         callbacks.append(keras.callbacks.BackupAndRestore(ctx.checkpoint_dir, **args.get("saving", {})))
-    history = model.fit(ctx.dataset(32, x="id", y="y"), epochs=args["epochs"], verbose=0, callbacks=callbacks)
-    return int(model.layers[0].total.numpy()), ctx.generation, history.epoch
+    data = ctx.dataset(32, x="id", y="y", shuffle=args.get("shuffle", 0))
+    history = model.fit(data, epochs=args["epochs"], verbose=0, callbacks=callbacks)
+    told: tuple[Any, ...] = ()
+    if "pause_step" in args:
+        told = callbacks[-1].count, list(callbacks[-1].first), history.epoch, history.history["loss"]
+    return int(model.layers[0].total.numpy()), ctx.generation, begun, *told
+
+
+def fit_with_callbacks(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
+    """A fit of one worker whose callbacks all have something to remember."""
+    import keras
+
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.Input((2,)),
+            keras.layers.Dense(8, activation="tanh"),
+            keras.layers.Dropout(0.2, seed=3),
+            keras.layers.Dense(1, activation="sigmoid"),
+        ]
+    )
+    optimizer = keras.optimizers.Adam(0.02, ema_momentum=0.9, use_ema=True, gradient_accumulation_steps=2)
+    model.compile(loss="binary_crossentropy", optimizer=optimizer, metrics=["accuracy", keras.metrics.AUC(name="auc")])
+    own = stepwise(args, ctx)
+    plateau = keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.5, patience=1, min_delta=0.05)
+    stopping = keras.callbacks.EarlyStopping(monitor="auc", mode="max", patience=9, restore_best_weights=True)
+    table = keras.callbacks.CSVLogger(args["table"])
+    decay = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9)
+    model.fit(
+        ctx.dataset(32, x=["a", "b"], y="y").map(lambda x, y: (keras.ops.stack([x["a"], x["b"]], 1), y)),
+        epochs=args["epochs"],
+        verbose=0,
+        callbacks=[own, decay, plateau, stopping, table],
+    )
+    first = list(own.first)
+    return {
+        "history": {name: [float(value) for value in values] for name, values in model.history.history.items()},
+        "epoch": model.history.epoch,
+        "weights": [weight.tolist() for weight in model.get_weights()],
+        "optimizer": [float(keras.ops.sum(variable)) for variable in model.optimizer.variables],
+        "waits": [plateau.wait, float(plateau.best), stopping.wait, float(stopping.best), stopping.best_epoch],
+        "count": own.count,
+        "first": first if ctx.generation > 1 else [],
+    }
 
 
 def regression(args: dict[str, Any], ctx: Any) -> dict[str, Any]:

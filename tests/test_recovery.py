@@ -23,6 +23,7 @@ from tests.faults import (
     Killer,
     counting_fit,
     counting_loop,
+    fit_with_callbacks,
     its_executor,
     its_host,
     its_supervisor,
@@ -168,6 +169,56 @@ def test_keras_fit_goes_on_from_memory_without_a_line_of_ones_own(
     assert epochs in ([1, 2], [2]), "it goes on behind the last epoch that was through"
     assert cluster.results()["worker:1"] == cluster.results()["worker:0"]
     assert not (tmp_path / "models").exists(), "nothing was written for it"
+
+
+@pytest.mark.parametrize("shuffle", [0, 500], ids=["in order", "shuffled"])
+def test_keras_fit_goes_on_in_the_middle_of_an_epoch(spark: SparkSession, tmp_path: Path, shuffle: int) -> None:
+    data = rows(spark).selectExpr("id", "double(id) as y")
+    exits = [Exit("worker:1", 1, 60, "kill"), Exit("worker:0", 2, 70, "kill", 2)]
+    args = {"epochs": 3, "pause": 0.0, "pause_step": 0.02, "schedule": exits, "shuffle": shuffle}
+    with launch(counting_fit, args, workers=2, spark=spark, restarts=2, model_dir=str(tmp_path / "m")) as cluster:
+        cluster.train(data, epochs=3)
+    total, generation, begun, count, first, epochs, losses = cluster.result()
+    assert (total, generation) == (sum_of_ids(3), 3)
+    assert begun == [1, 2]
+    steps = -(-ROWS // 32)
+    assert first[0] == 2
+    assert 20 < first[1] <= 70, "it goes on with a step of the second epoch"
+    assert 3 * steps <= count <= 3 * steps + 4, "each step is counted once; a rest may have a step more"
+    assert epochs == [0, 1, 2]
+    squares = float((np.arange(ROWS, dtype=float) ** 2).mean())
+    np.testing.assert_allclose(losses, [squares] * 3, rtol=1e-5)
+    assert cluster.results()["worker:1"] == cluster.results()["worker:0"]
+    assert not (tmp_path / "m").exists(), "nothing was written for it"
+
+
+def test_a_fit_that_was_broken_off_in_an_epoch_ends_as_if_nothing_had_happened(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    data = spark.range(0, 1000, 1, 1).selectExpr("sin(id) as a", "cos(id * 3) as b", "int(sin(id) > cos(id)) as y")
+    found, tables = [], []
+    for name, exits in (
+        ("whole", []),
+        ("broken", [Exit("worker:0", 2, 20, "kill"), Exit("worker:0", 3, 1, "kill", 2)]),
+    ):
+        table = tmp_path / f"{name}.csv"
+        args = {"epochs": 4, "pause_step": 0.02, "schedule": exits, "table": str(table)}
+        with launch(fit_with_callbacks, args, workers=1, spark=spark, restarts=2) as cluster:
+            cluster.train(data, epochs=4)
+        found.append(cluster.result())
+        tables.append(
+            [[float(cell) for cell in line.split(",") if cell != "NA"] for line in table.read_text().splitlines()[1:]]
+        )
+    whole, broken = found
+    assert broken.pop("first")[0] == 3
+    whole.pop("first")
+    assert broken.keys() == whole.keys()
+    for name, value in whole.items():
+        keys = sorted(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else [None]
+        for key in keys:
+            wanted, got = (one[name] if key is None else one[name][key] for one in (whole, broken))
+            np.testing.assert_allclose(got, wanted, rtol=1e-5, err_msg=f"{name} {key}")
+    np.testing.assert_allclose(tables[1], tables[0], rtol=1e-5)
 
 
 @pytest.mark.faults

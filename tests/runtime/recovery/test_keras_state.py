@@ -65,6 +65,14 @@ class Lost(Exception):
     """What stands in for the loss of a process."""
 
 
+class Begun:
+    """The epochs that a fit has begun."""
+
+    def __init__(self, keras: Any) -> None:
+        self.epochs: list[int] = []
+        self.callback = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: self.epochs.append(epoch))
+
+
 def lose_in(keras: Any, epoch: int) -> Any:
     def on_epoch_begin(number: int, logs: Any = None) -> None:
         if number == epoch:
@@ -79,13 +87,16 @@ def test_a_fit_ends_with_the_weights_of_one_that_was_not_broken_off(
     generation: Callable[[int], RowQueue], flavour: Any
 ) -> None:
     whole = build(flavour)
-    fit(whole, 6)
+    wanted_history = fit(whole, 6)
     generation(1)
     with pytest.raises(Lost):
-        fit(build(flavour), 6, callbacks=[lose_in(flavour, 3)])
+        fit(build(flavour), 6, callbacks=[Begun(flavour).callback, lose_in(flavour, 3)])
     generation(2)
-    model = build(flavour)
-    assert fit(model, 6).epoch == [3, 4, 5]
+    model, begun = build(flavour), Begun(flavour)
+    history = fit(model, 6, callbacks=[begun.callback])
+    assert begun.epochs == [3, 4, 5]
+    assert history.epoch == wanted_history.epoch
+    np.testing.assert_allclose(history.history["loss"], wanted_history.history["loss"], rtol=1e-6)
     for found, wanted in zip(model.get_weights(), whole.get_weights(), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
@@ -95,12 +106,16 @@ def test_the_first_fit_is_not_done_again_when_a_later_one_was_broken_off(
 ) -> None:
     generation(1)
     with pytest.raises(Lost):
-        fit(build(flavour), 2)
+        fit(build(flavour), 2, callbacks=[Begun(flavour).callback])
         fit(build(flavour), 5, callbacks=[lose_in(flavour, 3)])
     queue = generation(2)
-    first, second = build(flavour), build(flavour)
-    assert fit(first, 2).epoch == []
-    assert fit(second, 5).epoch == [0, 1, 2, 3, 4]
+    first, second, begun = build(flavour), build(flavour), Begun(flavour)
+    assert fit(first, 2, callbacks=[begun.callback]).epoch == [0, 1]
+    assert begun.epochs == []
+    assert fit(second, 5, callbacks=[begun.callback]).epoch == [0, 1, 2, 3, 4]
+    assert begun.epochs == [0, 1, 2, 3, 4]
+    assert fit(first, 2, callbacks=[begun.callback]).epoch == [0, 1], "another fit of the same model"
+    assert begun.epochs[5:] == [0, 1]
     assert queue.passes_done == 0, "of rows that were not fed, there is no pass"
 
 

@@ -18,9 +18,10 @@ import pyarrow as pa
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.datasets.class_weights import weights_of
 from tfos_nb.runtime.datasets.tuning import as_fed
-from tfos_nb.runtime.feed.batching import Cut, Pass
+from tfos_nb.runtime.feed.batching import Batches, Cut, Cutter, Pass
 from tfos_nb.runtime.feed.ledger import FeedSchema
-from tfos_nb.runtime.keras.distributed_datasets import divisible, of_size
+from tfos_nb.runtime.feed.pass_record import PassRecord
+from tfos_nb.runtime.keras.distributed_datasets import divisible, of_size, tracked
 from tfos_nb.runtime.rows.columns import Column, arrays_of, columns_of, sparse_of
 
 if TYPE_CHECKING:
@@ -188,53 +189,63 @@ class CutBlocks:
             rows = self.blocks.source.next_pass()
             if rows is None:
                 return
+            one = rows if isinstance(rows, Pass) else Pass(rows, _unknown)
             self.cut.passes += 1
-            shares = rows.shares if isinstance(rows, Pass) else _unknown
-            cutter, waiting = self.cut.cutter(shares()), _Waiting()
-            for block in self._shuffled(rows):
-                yield from self._cut(waiting, block, cutter.more(block.num_rows))
-            yield from self._cut(waiting, None, cutter.end(shares()))
+            self.cut.record = one.record
+            cutter, waiting = self.cut.cutter(one.shares()), _Waiting(one.record)
+            for block in self._shuffled(one):
+                waiting.add(block)
+                yield from self._cut(waiting, cutter.more(block.num_rows), cutter)
+            yield from self._cut(waiting, cutter.end(one.shares()), cutter)
         except FeedFailed as error:
             self.blocks.failed(error)
             raise
 
-    def _cut(self, waiting: _Waiting, block: pa.RecordBatch | None, sizes: list[int]) -> Iterator[dict[str, Any]]:
-        if block is not None:
-            waiting.add(block)
+    def _cut(self, waiting: _Waiting, sizes: list[int], cutter: Cutter | Batches) -> Iterator[dict[str, Any]]:
+        waiting.record.cut(sizes)
+        waiting.record.steps = cutter.steps
         for part, of_part in waiting.take(sizes):
             yield {**self.blocks.element(part), _SIZES: np.array(of_part, np.int64)}
 
-    def _shuffled(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _shuffled(self, rows: Pass) -> Iterator[pa.RecordBatch]:
         if not self.shuffle:
             yield from rows
             return
         # Without a seed the order hangs on NumPy's, which keras.utils.set_random_seed sets.
         seed = self.seed if self.seed is not None else np.random.randint(1 << 31)
         chance = np.random.default_rng((seed, self.cut.passes))
+        record = rows.record
+        record.shuffle()
         window: list[pa.RecordBatch] = []
+        positions = record.came(0)
         for block in rows:
             window.append(block)
-            if (count := sum(part.num_rows for part in window)) > self.shuffle:
-                mixed = _permuted(window, chance)
-                yield mixed.slice(0, count - self.shuffle)
-                window = [mixed.slice(count - self.shuffle)]
+            positions = np.concatenate([positions, record.came(block.num_rows)])
+            if (there := len(positions) - self.shuffle) > 0:
+                order = chance.permutation(len(positions))
+                mixed, positions = _in_order(window, order), positions[order]
+                record.given_out(positions[:there], positions[there:])
+                yield mixed.slice(0, there)
+                window, positions = [mixed.slice(there)], positions[there:]
         if window:
-            yield _permuted(window, chance)
+            order = chance.permutation(len(positions))
+            record.given_out(positions[order], positions[:0])
+            yield _in_order(window, order)
 
 
 def _unknown() -> None:
     """Stand for the shares of rows of which nobody counts those of the other workers."""
 
 
-def _permuted(window: list[pa.RecordBatch], chance: np.random.Generator) -> pa.RecordBatch:
-    whole = pa.concat_batches(window)
-    return whole.take(pa.array(chance.permutation(whole.num_rows)))
+def _in_order(window: list[pa.RecordBatch], order: np.ndarray[Any, Any]) -> pa.RecordBatch:
+    return pa.concat_batches(window).take(pa.array(order))
 
 
 class _Waiting:
     """Rows that came and are in no batch yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, record: PassRecord) -> None:
+        self.record = record
         self._blocks: deque[pa.RecordBatch] = deque()
 
     def add(self, block: pa.RecordBatch) -> None:
@@ -322,7 +333,7 @@ def _batches(generator: CutBlocks, alone: bool) -> tf.data.Dataset:
         signature[_WEIGHT] = tf.TensorSpec((None,), tf.float32)
     signature[_SIZES] = tf.TensorSpec((None,), tf.int64)
     dataset = tf.data.Dataset.from_generator(generator, output_signature=signature)
-    dataset = dataset.flat_map(_in_batches)
+    dataset = tracked(dataset.flat_map(_in_batches), generator.cut)
     if generator.cut.whole and alone:  # no worker has other rows, so TensorFlow divides them right, and knows the shape
         return dataset.map(functools.partial(of_size, generator.cut.batch))
     return divisible(dataset, generator.cut)

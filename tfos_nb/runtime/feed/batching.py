@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from tfos_nb.runtime.feed.pass_record import PassRecord
+
 __all__ = ["Batches", "Cut", "Cutter", "Division", "Pass", "Shares", "parts_of", "steps_of_pass"]
 
 _HELD = 2  # batches, until the end of the pass is known
@@ -51,11 +53,19 @@ class Pass(Iterator[pa.RecordBatch]):
         The rows.
     shares : callable
         Returns the workers' :class:`Shares`, or None while they are not known; called again at the end of the rows.
+    record : PassRecord, optional
+        Where the order of the rows, and their batches, are recorded.
     """
 
-    def __init__(self, batches: Iterator[pa.RecordBatch], shares: Callable[[], Shares | None]) -> None:
+    def __init__(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        shares: Callable[[], Shares | None],
+        record: PassRecord | None = None,
+    ) -> None:
         self._batches = batches
         self.shares = shares
+        self.record = record or PassRecord()
 
     def __next__(self) -> pa.RecordBatch:
         return next(self._batches)
@@ -164,12 +174,15 @@ class Cut:
         How the strategy divides it. Takes effect at the next iteration.
     passes : int
         Passes that have begun.
+    record : PassRecord or None
+        The record of the pass that began last.
     """
 
     batch: int
     whole: bool = False
     division: Division | None = None
     passes: int = 0
+    record: PassRecord | None = None
 
     def cutter(self, shares: Shares | None) -> Cutter | Batches:
         """Return the cutter of a pass; ``shares`` is None if the row counts are not known before it begins."""
@@ -190,6 +203,11 @@ class Cutter:
     whole : bool, optional
         Whether rows beyond the last step of full size are left out.
 
+    Attributes
+    ----------
+    steps : int or None
+        How many steps the pass has for all workers, once this is known.
+
     Examples
     --------
     >>> cutter = Cutter(Division(4, worker=0, workers=2), None)
@@ -203,7 +221,8 @@ class Cutter:
         self._division = division
         self._whole = whole
         self._rows = 0  # rows that came and are not in a batch yet
-        self._steps = 0  # steps that were cut
+        self._cut = 0  # steps that were cut
+        self.steps: int | None = None
         self._planned: deque[int] | None = None
         if shares is not None:
             self._plan(shares.own, steps_of_pass(shares, division, streamed=False, whole=whole))
@@ -218,8 +237,8 @@ class Cutter:
     def end(self, shares: Shares | None) -> list[int]:
         """Return the sizes of the last batches; ``shares`` is None if the other workers' row counts are unknown."""
         if self._planned is None and shares is None:
-            full = self._full_steps(0)
-            return self._each_replica(full + [self._rows] * (self._rows > 0 and not self._whole))
+            full = self._full_steps(0) + [self._rows] * (self._rows > 0 and not self._whole)
+            return self._each_replica(full)
         if self._planned is None and shares is not None:
             self._plan(self._rows, steps_of_pass(shares, self._division, streamed=True, whole=self._whole))
         return self._planned_by_now(self._planned or deque())
@@ -227,16 +246,17 @@ class Cutter:
     def _full_steps(self, kept: int) -> list[int]:
         """Cut steps of full size while at least ``kept`` rows are left."""
         sizes = []
-        while self._rows - (own := self._division.own(self._steps)) >= kept:
+        while self._rows - (own := self._division.own(self._cut)) >= kept:
             sizes.append(own)
             self._rows -= own
-            self._steps += 1
+            self._cut += 1
         return sizes
 
     def _plan(self, rows: int, steps: int) -> None:
-        left = max(0, steps - self._steps)
+        self.steps = steps
+        left = max(0, steps - self._cut)
         if self._whole:
-            rows = min(rows, sum(map(self._division.own, range(self._steps, self._steps + left))))
+            rows = min(rows, sum(map(self._division.own, range(self._cut, self._cut + left))))
         self._planned = deque(self._each_replica(parts_of(rows, left)) if left else ())
 
     def _planned_by_now(self, planned: deque[int]) -> list[int]:
@@ -258,13 +278,17 @@ class Batches:
     def __init__(self, batch: int, whole: bool = False) -> None:
         self._batch = batch
         self._whole = whole
-        self._rows = 0
+        self._rows = self._cut = 0
+        self.steps: int | None = None
 
     def more(self, rows: int) -> list[int]:
         """Return the sizes of the batches to cut now that so many more rows have come."""
         count, self._rows = divmod(self._rows + rows, self._batch)
+        self._cut += count
         return [self._batch] * count
 
     def end(self, shares: Shares | None) -> list[int]:
         """Return the size of the last batch, if there is one."""
-        return [self._rows] if self._rows and not self._whole else []
+        last = [self._rows] if self._rows and not self._whole else []
+        self.steps = self._cut + len(last)
+        return last

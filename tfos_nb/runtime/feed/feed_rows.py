@@ -12,11 +12,13 @@ file by memory map, without Spark. The file has no name, so it disappears with t
 
 from __future__ import annotations
 
+import bisect
 import logging
 import threading
 import time
+from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -45,6 +47,35 @@ class _Span(NamedTuple):
     end: int
     rows: int
     reached: Reached
+
+
+@dataclass
+class _Walk:
+    """A walk through the spans of a pass: states are saved again and again, each later in it.
+
+    ``reached`` and ``known`` are of the ``rows`` rows in the first ``spans`` spans.
+    """
+
+    spans: int = 0
+    rows: int = 0
+    reached: dict[int, int] = field(default_factory=dict)
+    known: dict[int, Reached] = field(default_factory=dict)
+
+    def go(self, order: Sequence[_Span], rows: int) -> list[_Span] | None:
+        """Go through all spans that the first ``rows`` rows fill; return what they have of the next one.
+
+        None if there are not so many rows.
+        """
+        while self.rows < rows:
+            if self.spans == len(order):
+                return None
+            span = order[self.spans]
+            if self.rows + span.rows > rows:
+                had = rows - self.rows
+                return [span._replace(end=span.end - (span.rows - had), rows=had)]
+            self.reached[span.partition], self.known[span.partition] = span.end, span.reached
+            self.spans, self.rows = self.spans + 1, self.rows + span.rows
+        return []
 
 
 @dataclass
@@ -104,6 +135,8 @@ class FeedRows:
         self._queue: deque[pa.RecordBatch] = deque()
         self._lanes: dict[int, _Lane] = {}
         self._order: list[_Span] = []  # in the order in which the rows are handed out
+        self._ends = array("q")  # for each of them, the rows up to its end
+        self._walk = _Walk()
 
     @property
     def ended(self) -> FeedEnds | None:
@@ -190,7 +223,9 @@ class FeedRows:
             if self.spill is not None:
                 self.spill.write(batch)
             with self._changed:
-                self._order += spans
+                for span in spans:
+                    self._order.append(span)
+                    self._ends.append((self._ends[-1] if self._ends else 0) + span.rows)
                 self.rows_in += batch.num_rows
                 if not self._discarding:
                     self._queue.append(batch)
@@ -234,6 +269,8 @@ class FeedRows:
         self.discard()
         with self._changed:
             self._order.clear()
+            self._ends = array("q")
+            self._walk = _Walk()
             self._lanes.clear()
 
     def reached(self, rows: int) -> tuple[dict[int, int], dict[int, Reached]]:
@@ -246,18 +283,27 @@ class FeedRows:
         ValueError
             If fewer rows have come.
         """
-        reached: dict[int, int] = {}
-        known: dict[int, Reached] = {}
         with self._changed:
-            for span in self._order:
-                if rows <= 0:
-                    break
-                reached[span.partition] = span.end - max(0, span.rows - rows)
-                known[span.partition] = span.reached
-                rows -= span.rows
-        if rows > 0:
-            raise ValueError(f"{rows} more rows were asked for than the {self.rows_in} that have come in this pass")
+            if self._walk.rows > rows:
+                self._walk = _Walk()
+            more = self._walk.go(self._order, rows)
+            reached, known = dict(self._walk.reached), dict(self._walk.known)
+        if more is None:
+            raise ValueError(f"{rows} rows were asked for, and {self.rows_in} have come in this pass")
+        for span in more:
+            reached[span.partition], known[span.partition] = span.end, span.reached
         return reached, known
+
+    def rows_at(self, positions: Iterable[int]) -> dict[int, Spans]:
+        """Return by partition the rows at these positions of a pass, which must have come."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        with self._changed:
+            for position in positions:
+                place = bisect.bisect_right(self._ends, position)
+                span = self._order[place]
+                row = span.end - (self._ends[place] - position)
+                found.setdefault(span.partition, []).append((row, row + 1))
+        return {partition: merged(rows) for partition, rows in found.items()}
 
     def first_pass(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows as they come, until the driver says that the share is complete."""

@@ -326,6 +326,11 @@ class PassSchedule:
         """The feed whose pass was begun last."""
         return self._current
 
+    @property
+    def passes_before_current(self) -> int:
+        """Passes before the one that was begun last, including those in the restored state."""
+        return self._resumed + self.begun - 1
+
     def take(self) -> tuple[Turn | None, tuple[Command, ...]]:
         """Begin the next pass and return it, or None. Called when a pass waits, or none will come."""
         if not self._waiting:
@@ -406,7 +411,7 @@ class PassSchedule:
         ValueError
             If it is another, or none has begun.
         """
-        turn, passes = self._turn, self._resumed + self.begun - 1
+        turn, passes = self._turn, self.passes_before_current
         if turn is None or self.feeds[turn.feed].begins.batch is not None:  # the current feed is never forgotten
             raise ValueError("rows= counts rows of a pass over rows that train() feeds, and no pass has begun")
         if passes != epoch:

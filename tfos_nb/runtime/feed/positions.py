@@ -5,9 +5,10 @@
     node:    ctx.checkpoint(model, epoch=2, rows=640) ── PositionHeld(state, {partition: row}) ──▶ driver: HeldPositions
     driver:  Start(held=states) ──▶ node: ctx.resume(model) ── FeedFrom(passes=2, state) ──▶ the pass without these rows
 
-A node's rows of a partition come in order, so one number for each partition says which ones it has finished. The
-driver's ledger (:mod:`tfos_nb.runtime.feed.ledger`) says which rows of the partition belong to the node. If a node was
-lost before it reported its position, that state is not used.
+A node's rows of a partition come in order, so one number for each partition says which ones it has finished. If it
+shuffles them, it also says which rows before that number it has not. The driver's ledger
+(:mod:`tfos_nb.runtime.feed.ledger`) says which rows of the partition belong to the node. If a node was lost before it
+reported its position, that state is not used.
 
 A number means the same rows only if Spark reads the partition the same way again. So it comes with a fingerprint
 (:mod:`tfos_nb.runtime.rows.fingerprint`), which the task compares when it reads the partition again.
@@ -15,12 +16,14 @@ A number means the same rows only if Spark reads the partition the same way agai
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.feed.ledger import FeedLedger, HeldRows, Reached
+from tfos_nb.runtime.rows.spans import Spans, merged, without
 
 __all__ = ["HeldPositions", "PositionHeld"]
 
@@ -32,7 +35,8 @@ _KEPT = 16  # states: more than a program keeps
 class PositionHeld:
     """From a node: which of its rows of a pass a state includes: in each partition, those before a row.
 
-    ``known`` has a fingerprint of these rows, and of those that came in one batch with the last of them.
+    Those in ``left`` are not included. ``known`` has a fingerprint of the rows before that row, and of those that came
+    in one batch with the last of them.
     """
 
     node: str
@@ -40,6 +44,7 @@ class PositionHeld:
     state: str
     reached: dict[int, int]
     known: dict[int, Reached] = field(default_factory=dict)
+    left: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
 
 class HeldPositions:
@@ -47,7 +52,7 @@ class HeldPositions:
 
     def __init__(self) -> None:
         self._parts: dict[tuple[str, int], dict[str, PositionHeld]] = {}
-        self._whole: dict[str, HeldRows] = {}
+        self._whole: dict[str, tuple[dict[str, PositionHeld], FeedLedger]] = {}
 
     def take(self, said: PositionHeld, nodes: Collection[str], book: FeedLedger) -> None:
         """Record a node's report; ``nodes`` are all nodes that share the feed's rows, ``book`` is its ledger."""
@@ -55,9 +60,7 @@ class HeldPositions:
         told[said.node] = said
         if told.keys() >= set(nodes):
             del self._parts[said.state, said.feed]
-            spans = book.rows_before({node: one.reached for node, one in told.items()})
-            known = book.known_rows({node: one.known for node, one in told.items()})
-            self._whole[said.state] = HeldRows(spans, known)
+            self._whole[said.state] = told, book  # read only after a loss: states come several times a second
         _leave_newest(self._parts)
         _leave_newest(self._whole)
 
@@ -78,7 +81,19 @@ class HeldPositions:
         KeyError
             If the state is not known.
         """
-        return self._whole[state]
+        told, book = self._whole[state]
+        left = _by_partition(one.left for one in told.values())
+        spans = book.rows_before({node: one.reached for node, one in told.items()})
+        known = book.known_rows({node: one.known for node, one in told.items()})
+        return HeldRows({one: without(rows, left.get(one, ())) for one, rows in spans.items()}, known)
+
+
+def _by_partition(several: Iterable[Mapping[int, Spans]]) -> dict[int, Spans]:
+    rows: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for one in several:
+        for partition, spans in one.items():
+            rows[partition] += spans
+    return {partition: merged(spans) for partition, spans in rows.items()}
 
 
 def _leave_newest(states: dict[Any, Any]) -> None:

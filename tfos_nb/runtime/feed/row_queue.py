@@ -26,6 +26,7 @@ from tfos_nb.runtime.feed import pass_schedule as schedule
 from tfos_nb.runtime.feed.batching import Pass
 from tfos_nb.runtime.feed.feed_rows import FeedRows
 from tfos_nb.runtime.feed.ledger import FeedBegins, FeedEnds, FeedSchema, MakeRoom
+from tfos_nb.runtime.feed.pass_record import PassRecord
 from tfos_nb.runtime.feed.pass_schedule import Command, PassSchedule, Told, Turn
 from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.feed.spill import Spill
@@ -57,8 +58,6 @@ class RowQueue:
         Rows that were handed out.
     passes_before : int
         Passes that this node's predecessor finished; this node begins after them.
-    shuffled : bool
-        Whether the rows are shuffled after they were handed out, so that the first ones cannot be told.
     """
 
     def __init__(
@@ -78,9 +77,9 @@ class RowQueue:
         self._waits_for_rows = False
         self._validating = 0  # running passes over validation rows
         self._forgotten_rows = 0
+        self._record = PassRecord()  # of the pass that began last
         self.rows_out = 0
         self.passes_before = 0
-        self.shuffled = False
 
     # --- what the driver says ---
 
@@ -173,7 +172,8 @@ class RowQueue:
                     logger.warning("the rows were fed for fewer passes than are asked for: this one is empty")
                 return None
             rows = self._rows[turn.feed]
-        return Pass(self._run(turn, rows), rows.shares)
+            self._record = PassRecord()
+        return Pass(self._run(turn, rows), rows.shares, self._record)
 
     def _run(self, turn: Turn, feed: FeedRows) -> Iterator[pa.RecordBatch]:
         rows = 0
@@ -256,27 +256,23 @@ class RowQueue:
             self._do(self._schedule.cut())
 
     def hold(self, state: str, epoch: int, rows: int) -> None:
-        """Tell the driver which rows a state includes that is saved in the middle of a pass.
+        """Tell the driver which rows a state includes that is saved in the middle of a pass: the first ``rows`` ones.
 
         Raises
         ------
         ValueError
-            If the current pass is not the one after ``epoch`` passes, or the rows are shuffled.
+            If the current pass is not the one after ``epoch`` passes, or fewer rows have come.
         """
         said = f"ctx.checkpoint(epoch={epoch}, rows={rows})"
         try:
             with self._changed:
                 turn = self._schedule.turn_after(epoch)
-                feed = self._rows[turn.feed]
-            if self.shuffled:
-                raise ValueError(
-                    "with shuffle= it is not known which rows of a pass were the first. Shuffle in Spark, with "
-                    "df.orderBy(rand()), or save after whole epochs"
-                )
-            reached, known = feed.reached(rows)
+                feed, record = self._rows[turn.feed], self._record
+            end, others = record.first(rows)
+            reached, known = feed.reached(end)
         except ValueError as error:
             raise ValueError(f"{said}: {error}") from None
-        self._due.append(PositionHeld(self._node, turn.feed, state, reached, known))
+        self._due.append(PositionHeld(self._node, turn.feed, state, reached, known, feed.rows_at(others.tolist())))
         self._tell_due()
 
     # --- how far the program has come ---
@@ -298,6 +294,17 @@ class RowQueue:
         """Passes that were done, including those in the restored state."""
         with self._changed:
             return self._schedule.passes_done
+
+    @property
+    def record(self) -> PassRecord:
+        """The record of the pass that began last."""
+        return self._record
+
+    @property
+    def passes_before_current(self) -> int:
+        """Passes before the one that began last, including those in the restored state."""
+        with self._changed:
+            return self._schedule.passes_before_current
 
     @property
     def missed(self) -> int:

@@ -17,10 +17,13 @@ from tfos_nb.runtime.feed.batching import Cut, Division
 from tfos_nb.runtime.keras.own_loops import expect_lacking_rows
 from tfos_nb.runtime.keras.replica import is_synchronous
 
-__all__ = ["divide_datasets", "divisible", "is_shared_out", "of_size"]
+__all__ = ["cut_of", "divide_datasets", "divisible", "is_shared_out", "of_size", "tracked"]
 
 _log = logging.getLogger("tfos_nb.keras")
 _MARK = "_tfos_nb_cut"
+_TRACKED = "_tfos_nb_tracked"
+# Those that give one batch for each batch that they take, in the same order.
+_BATCH_BY_BATCH = ("_MapDataset", "_ParallelMapDataset", "_PrefetchDataset", "_OptionsDataset", "LaterDataset")
 # TensorFlow's classes of datasets that change the batches, by name. A batch size after one of them is the program's
 # own, so TensorFlow divides it.
 _REBATCHING = ("batch", "window", "flatmap", "interleave", "groupby", "bucket", "parse", "sample", "choose")
@@ -30,6 +33,26 @@ def divisible(dataset: Any, cut: Cut) -> Any:
     """Mark a dataset with its ``cut``, by which strategies divide it; return the dataset."""
     setattr(dataset, _MARK, cut)
     return dataset
+
+
+def tracked(dataset: Any, cut: Cut) -> Any:
+    """Mark a dataset of the batches that ``cut`` makes, so that :func:`cut_of` finds it; return the dataset."""
+    setattr(dataset, _TRACKED, cut)
+    return dataset
+
+
+def cut_of(dataset: Any) -> Cut | None:
+    """Return the cut of fed rows if a dataset's batches are the cut's, one for one and in order; else None.
+
+    ``map`` and ``prefetch`` keep them so. ``filter``, ``shuffle``, ``cache``, ``repeat``, ``take`` and others do not.
+    """
+    while (cut := getattr(dataset, _TRACKED, None)) is None:
+        known, inputs = type(dataset).__name__ in _BATCH_BY_BATCH, _inputs_of(dataset)
+        unordered = getattr(dataset, "_deterministic", None) in (False, "false")
+        if not known or unordered or len(inputs) != 1 or dataset.options().deterministic is False:
+            return None
+        dataset = inputs[0]
+    return cut if isinstance(cut, Cut) else None
 
 
 def is_shared_out(dataset: Any) -> bool:

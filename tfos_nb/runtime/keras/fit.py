@@ -49,12 +49,13 @@ from tfos_nb.runtime.keras.step import StepFunction, cut_predictions, with_resul
 from tfos_nb.runtime.keras.versions import advice, uses_tf_keras
 from tfos_nb.runtime.storage.remote import scheme_of, tensorflow_opens
 
-__all__ = ["patch_keras_fit"]
+__all__ = ["build_early", "count_from", "patch_keras_fit"]
 
 _log = logging.getLogger(__name__)
 
 
 _STATE, _PART = "state-", "part"
+_ITERATOR, _FIRST = "_tfos_iterator", "_tfos_first_step"
 NODE_VARIABLE = "TFOS_NB_NODE"
 """A node's own name, which it keeps when ``TF_CONFIG`` counts only the remaining nodes."""
 # The functions that the patches replace or wrap, with the parameters with which Keras calls them. Classes are found by
@@ -194,6 +195,7 @@ def _mend(trainer: _Trainer) -> None:
     module.reduce_per_replica = _concatenated(module.reduce_per_replica)
     of_model._maybe_symbolic_build = _build_from_spec
     of_iterator.__init__ = _without_length(of_iterator.__init__)
+    of_iterator.__next__ = _counted_from(of_iterator.__next__)
     of_iterator.catch_stop_iteration = _quiet_end(of_iterator.catch_stop_iteration)
     mend_replicas()
     mend_optimizers()
@@ -208,6 +210,8 @@ def _build_from_spec(self: Any, iterator: Any = None, data_batch: Any = None) ->
     """Replace ``TensorFlowTrainer._maybe_symbolic_build``; takes no row from the dataset."""
     import tensorflow as tf
 
+    if iterator is not None:
+        vars(self)[_ITERATOR] = iterator  # past Keras' tracking of attributes
     if self._distribute_strategy is None:
         warn_of_a_model_outside(self)
         return
@@ -273,6 +277,37 @@ def _quiet_end(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             self.data_adapter.on_epoch_end()
 
     return catch_stop_iteration
+
+
+# --- an epoch that goes on in its middle ------------------------------------------------------------------------------
+
+
+def build_early(model: Any) -> None:
+    """Build what a model's running ``fit`` would otherwise build with its first step, if the program allows it."""
+    import tensorflow as tf
+
+    if is_synchronous(model.distribute_strategy) or (iterator := vars(model).get(_ITERATOR)) is None:
+        return  # it is built
+    with contextlib.suppress(Exception):  # its loss or metric may take real numbers only
+        build(model, tf.nest.map_structure(_symbol, iterator._distributed_dataset.element_spec))
+
+
+def count_from(model: Any, step: int) -> None:
+    """Number the steps of the epoch that a model's ``fit`` begins from ``step`` on."""
+    if (iterator := vars(model).get(_ITERATOR)) is not None:
+        setattr(iterator, _FIRST, step)
+
+
+def _counted_from(original: Callable[[Any], tuple[int, int, Any]]) -> Callable[[Any], tuple[int, int, Any]]:
+    """Wrap ``TFEpochIterator.__next__``."""
+
+    @functools.wraps(original)
+    def counted(self: Any) -> tuple[int, int, Any]:
+        begin, end, data = original(self)
+        first = getattr(self, _FIRST, 0)
+        return begin + first, end + first, data
+
+    return counted
 
 
 # --- fault 6: several steps at a time, and batches of this worker's own ----------------------------------------------

@@ -258,8 +258,15 @@ class TensorFlowProcess:
     def _keep_fits(self, places: list[str], workers: int) -> None:
         from tfos_nb.runtime.program import setup
 
-        memory, generation = LastState(places), self._signals.generation
-        setup.keep_fits(memory, self._queues.default, self._tell_held, generation=generation, workers=workers)
+        setup.keep_fits(
+            LastState(places),
+            self._queues.default,
+            self._tell_held,
+            generation=self._signals.generation,
+            workers=workers,
+            held_states=self._signals.held,
+            hooks=setup.FIT_HOOKS,
+        )
 
     def _tell_held(self) -> None:
         if self._job.settings.get("restarts"):

@@ -43,9 +43,7 @@ class RowSources:
 
     def fed(self, options: DatasetOptions, queue: str) -> tf.data.Dataset:
         """Return the rows that Spark feeds to a queue."""
-        rows = self._queues.of(queue)
-        rows.shuffled |= bool(options.shuffle)
-        return self._dataset(rows, options)
+        return self._dataset(self._queues.of(queue), options)
 
     def validation(self, options: DatasetOptions, queue: str) -> tf.data.Dataset:
         """Return the validation rows of a queue."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from tfos_nb.runtime.datasets.tuning import tune_no_devices
 from tfos_nb.runtime.keras import fit
-from tfos_nb.runtime.keras.distributed_datasets import divide_datasets
+from tfos_nb.runtime.keras.distributed_datasets import cut_of, divide_datasets
 from tfos_nb.runtime.keras.own_loops import mend_own_loops
 from tfos_nb.runtime.keras.progress import autolog, progress_callback
 from tfos_nb.runtime.keras.saved_files import write_files_once
 from tfos_nb.runtime.program.strategies import refuse_what_fails
-from tfos_nb.runtime.recovery.keras_state import keep_fits
+from tfos_nb.runtime.recovery.keras_state import FitHooks, keep_fits
 
-__all__ = ["autolog", "keep_fits", "patch_keras_fit", "progress_callback"]
+__all__ = ["FIT_HOOKS", "autolog", "keep_fits", "patch_keras_fit", "progress_callback"]
+
+FIT_HOOKS = FitHooks(cut_of, fit.build_early, fit.count_from)
+"""What ``keep_fits`` needs to know of the patched Keras."""
 
 
 def patch_keras_fit() -> str:

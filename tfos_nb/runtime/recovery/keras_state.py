@@ -1,8 +1,15 @@
-"""Keep the state of a Keras ``fit`` in memory after each epoch, and continue from it after a loss.
+"""Keep the state of a Keras ``fit`` in memory while it trains, and continue from it after a loss.
 
-The user's program needs no code for this. Each worker keeps the model's and the optimizer's variables, and the number
-of passes that they include (:mod:`tfos_nb.runtime.recovery.memory_state`). In the next generation the worker with the
-latest state sends it to those that have an earlier one or none. The rows are fed from the next pass on.
+The user's program needs no code for this::
+
+    every few steps, and after each epoch     LastState ◀── variables, metrics, callbacks (recovery.fit_contents)
+                                              driver    ◀── which rows they include (RowQueue.hold)
+    the next generation's on_train_begin      all workers take the latest state that any of them has
+                                              (recovery.fit_agreement); the rows are fed from there on
+
+A state within an epoch counts only if all nodes have told the driver which rows it includes: the driver names such
+states to the next generation. Otherwise the last state of a whole epoch counts. Keras 3 saves within an epoch where the
+batches of ``fit`` are those of ``ctx.dataset``, one for one. tf_keras saves after each epoch.
 
 The state of ``main``'s first ``fit`` is kept, also after it has ended and others follow. If the state would not be
 exact, none is kept, and ``main`` starts from the beginning. This is so for a ``fit`` with ``steps_per_epoch``, whose
@@ -12,23 +19,68 @@ epochs are not passes; for one that callbacks ended early; and for independent w
 
 from __future__ import annotations
 
+import csv
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from tfos_nb.runtime.code.on_import import when_imported
+from tfos_nb.runtime.control.wire import encode
+from tfos_nb.runtime.feed.batching import Cut
 from tfos_nb.runtime.feed.row_queue import RowQueue
-from tfos_nb.runtime.recovery.memory_state import LastState, State
+from tfos_nb.runtime.recovery.fit_agreement import Agreed, Totals, agree
+from tfos_nb.runtime.recovery.fit_contents import FitContents, shapes_of
+from tfos_nb.runtime.recovery.memory_state import LastState, Moment
+from tfos_nb.runtime.recovery.save_schedule import SaveSchedule
+from tfos_nb.runtime.storage.one_writer import WRITER
 
-__all__ = ["keep_fits"]
+__all__ = ["FitHooks", "keep_fits"]
 
 _log = logging.getLogger(__name__)
 
 
-def keep_fits(memory: LastState, queue: RowQueue, held: Callable[[], object], *, generation: int, workers: int) -> None:
+@dataclass(frozen=True)
+class FitHooks:
+    """What the patches of Keras know of a ``fit``.
+
+    Attributes
+    ----------
+    cut_of : callable
+        Returns the cut of fed rows whose batches a dataset gives, one for one; None if there is none.
+    build : callable
+        Called with a model whose ``fit`` has begun: builds its metrics, if that is possible before the first step.
+    count_from : callable
+        Called with a model and a number: its running ``fit`` numbers the steps of an epoch from there.
+    """
+
+    cut_of: Callable[[Any], Cut | None]
+    build: Callable[[Any], object]
+    count_from: Callable[[Any, int], object]
+
+
+def _nothing(*of: Any) -> None:
+    """Know nothing of a fit."""
+
+
+_NO_HOOKS = FitHooks(_nothing, _nothing, _nothing)
+
+
+def keep_fits(
+    memory: LastState,
+    queue: RowQueue,
+    held: Callable[[], object],
+    *,
+    generation: int,
+    workers: int,
+    held_states: Collection[str] = (),
+    hooks: FitHooks = _NO_HOOKS,
+) -> None:
     """Have the first ``fit`` of Keras 3 or tf_keras keep its state, and go on from the one that is there.
 
     Parameters
@@ -43,8 +95,12 @@ def keep_fits(memory: LastState, queue: RowQueue, held: Callable[[], object], *,
         In the first one there is no state to go on from.
     workers : int
         How many nodes train.
+    held_states : collection of str
+        The states within an epoch of which all nodes have said which rows they include.
+    hooks : FitHooks, optional
+        Without them, only whole epochs are kept.
     """
-    keeping = _Keeping(memory, queue, held, generation, workers)
+    keeping = _Keeping(memory, queue, held, generation, workers, frozenset(held_states), hooks)
     for flavour in ("keras", "tf_keras"):
         when_imported(flavour, keeping.watch)
 
@@ -56,7 +112,9 @@ class _Keeping:
     held: Callable[[], object]
     generation: int
     workers: int
-    kept: Any = None  # the callback of the first fit
+    held_states: frozenset[str]
+    hooks: FitHooks
+    kept: _KeptFit | None = None  # the first fit
     _models: list[Any] = field(default_factory=list)
 
     def watch(self, keras: Any) -> None:
@@ -71,19 +129,18 @@ class _Keeping:
 
     def _wrapped(self, fit: Callable[..., Any], callbacks: Any) -> Callable[..., Any]:
         signature = inspect.signature(fit)
-        kind = type("KeepsState", (_KeepsState, callbacks.Callback), {"__doc__": _KeepsState.__doc__})
 
         @functools.wraps(fit)
         def fit_that_keeps(model: Any, *args: Any, **kwargs: Any) -> Any:
             given = signature.bind(model, *args, **kwargs)
             theirs: Any = given.arguments.get("callbacks")
-            several: Sequence[Any] = theirs if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
-            first, self.kept = self.kept is None, self.kept or kind(self)
+            several: list[Any] = list(theirs) if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
+            first, self.kept = self.kept is None, self.kept or _KeptFit(self)
             if self._has_backup(several):
                 told = callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self.held())
                 given.arguments["callbacks"] = [*several, told]
             elif first and self._can_keep(model, given.arguments, theirs):
-                given.arguments["callbacks"] = [*several, self.kept]  # the last: what others change is kept
+                given.arguments["callbacks"] = self.kept.around(several, callbacks, given.arguments.get("x"))
             return fit(*given.args, **given.kwargs)
 
         return fit_that_keeps
@@ -108,144 +165,284 @@ class _Keeping:
         @functools.wraps(load)
         def load_or_go_on(model: Any, steps_per_epoch: Any, initial_epoch: int) -> tuple[int, int]:
             epoch, step = load(model, steps_per_epoch, initial_epoch)
-            put_back = self.kept.epoch if self.kept is not None and self.kept.model is model else 0
+            put_back = self.kept.epoch if self.kept is not None and self.kept.is_of(model) else 0
             return (put_back, 0) if put_back > epoch else (epoch, step)
 
         return load_or_go_on
 
 
-class _KeepsState:
-    """The methods of a callback that keeps the state after each epoch, and puts it back before the first."""
-
-    model: Any
+class _KeptFit:
+    """The fit whose state is kept. Keras calls two callbacks of it: :class:`_PutsBack` and :class:`_KeepsState`."""
 
     def __init__(self, keeping: _Keeping) -> None:
-        super().__init__()
-        self._supports_tf_logs = True
         self._keeping = keeping
-        self._variables: list[Any] = []
-        self.epoch = 0
+        self._dataset: Any = None
+        self._callbacks: list[Any] = []
+        self._contents: FitContents | None = None
+        self._amid: _StatesAmid | None = None
+        self._agreed: Agreed | None = None  # until the epoch with which it goes on has begun
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    @property
+    def epoch(self) -> int:
+        """How many epochs the state includes that was put back."""
+        return self._agreed.moment.epoch if self._agreed is not None else 0
+
+    def is_of(self, model: Any) -> bool:
+        """Whether it is a fit of this model."""
+        return self._contents is not None and self._contents.model is model
+
+    def around(self, callbacks: Sequence[Any], module: Any, dataset: Any) -> list[Any]:
+        """Return Keras' callbacks with ours: the first one puts the state back, the last one keeps what others change.
+
+        Keras adds its ``History`` behind the last one, unless it is given.
+        """
+        several = list(callbacks)
+        if not any(isinstance(one, module.History) for one in several):
+            several.append(module.History())
+        self._callbacks, self._dataset = several, dataset
+        kinds = [type(kind.__name__.strip("_"), (kind, module.Callback), {}) for kind in (_PutsBack, _KeepsState)]
+        first, last = (kind(self) for kind in kinds)
+        return [first, *several, last]
+
+    # --- what Keras tells ---
+
+    def train_begins(self, model: Any) -> None:
+        """Put the latest state back, if there is one. The other callbacks do not know yet that training begins."""
         keeping = self._keeping
-        if keeping.generation == 1 or keeping.queue.asked or not _build(self.model):
+        self._contents = contents = FitContents(model, self._callbacks)
+        cut = keeping.hooks.cut_of(self._dataset) if hasattr(model, "_make_function") else None  # of Keras 3
+        if cut is not None:
+            self._amid = _StatesAmid(keeping, contents, cut)
+        if keeping.generation == 1 or keeping.queue.asked or not model.built:
             return
-        strategy, variables = self.model.distribute_strategy, _variables(self.model)
-        own = _fitting(keeping.memory.newest(), variables)
-        agreed = _put_back(strategy, variables, own)
-        if agreed is not None:
-            self.epoch, passes = agreed
-            self.model._initial_epoch = self.epoch  # as Keras 3's BackupAndRestore does
-            keeping.queue.resume(passes)
-            _log.info("fit goes on after epoch %d, from memory", self.epoch)
+        own = keeping.memory.newest(lambda moment: not moment.step or moment.name in keeping.held_states)
+        agreed = agree(contents.strategy, own)
+        if agreed is None or not self._fits(agreed):
+            return
+        self._agreed = agreed
+        keeping.memory.drop_after(agreed.moment)
+        contents.assign(agreed.arrays[: agreed.rest.counted])
+        keeping.queue.resume(agreed.passes, agreed.moment.name)
+        model._initial_epoch = agreed.moment.epoch  # as Keras 3's BackupAndRestore does
+        for callback in self._callbacks:
+            if any(kind.__name__ == "CSVLogger" for kind in type(callback).__mro__):
+                _continue_csv(callback, agreed.moment.epoch)
+        amid = f", step {agreed.moment.step}," if agreed.moment.step else ""
+        _log.info("fit goes on after epoch %d%s from memory", agreed.moment.epoch, amid)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        variables = self._variables = self._variables or _variables(self.model)
-        arrays = [_parts(self.model.distribute_strategy, variable)[0].numpy() for variable in variables]
+    def _fits(self, agreed: Agreed) -> bool:
+        contents = self._contents
+        assert contents is not None, "training has begun"
+        variables = contents.variables() if contents.build(agreed.rest) else []
+        if shapes_of(variables) == agreed.rest.index[: agreed.rest.counted]:
+            return True
+        _log.warning("the state in memory is not of this model: fit starts from the beginning")
+        return False
+
+    def train_has_begun(self) -> None:
+        """Put the callbacks' own states back, which they have reset."""
+        assert self._contents is not None, "training has begun"
+        self._contents.begin()
+        if self._agreed is not None:
+            self._contents.restore(self._agreed.rest)
+
+    def epoch_begins(self, epoch: int) -> None:
+        """Put back what the other callbacks have changed, if the epoch goes on; then this epoch's metrics, too."""
+        agreed, contents, self._agreed = self._agreed, self._contents, None
+        assert contents is not None, "training has begun"
+        contents.model._initial_epoch = None  # a later fit of the same model begins with its own
+        step = agreed.moment.step if agreed is not None and agreed.moment.epoch == epoch else 0
+        if agreed is not None and step:
+            contents.assign(agreed.arrays[: agreed.rest.counted])
+            self._put_metrics_back(agreed)
+            contents.restore(agreed.rest)
+            self._keeping.hooks.count_from(contents.model, step)
+        if self._amid is not None:
+            self._amid.begin(epoch, step)
+
+    def _put_metrics_back(self, agreed: Agreed) -> None:
+        contents, counted = self._contents, agreed.rest.counted
+        assert contents is not None, "training has begun"
+        self._keeping.hooks.build(contents.model)  # Keras may build the metrics with the first step only
+        if shapes_of(contents.metrics()) == agreed.rest.index[counted:]:
+            contents.assign_metrics(agreed.arrays[counted:])
+        else:
+            _log.warning("the metrics of epoch %d are of the rows after the loss only", agreed.moment.epoch + 1)
+
+    def batch_begins(self) -> None:
+        """Note when a step begins."""
+        if self._amid is not None:
+            self._amid.step_begins()
+
+    def batch_has_ended(self, batch: int) -> None:
+        """Save the state, if it is due."""
+        if self._amid is not None:
+            self._amid.step_has_ended(batch)
+
+    def epoch_has_ended(self, epoch: int) -> None:
+        """Save the state of whole epochs."""
+        keeping, contents = self._keeping, self._contents
+        assert contents is not None, "training has begun"
+        keeping.hooks.count_from(contents.model, 0)
+        if self._amid is not None:
+            self._amid.end()
+        arrays = contents.own(contents.variables())
+        moment, passes = Moment(epoch + 1), keeping.queue.passes_done
         try:
-            self._keeping.memory.put(epoch + 1, self._keeping.queue.passes_done, arrays)
+            keeping.memory.put(moment, passes, arrays, encode(contents.rest(arrays, len(arrays))))
         except OSError as error:
             _log.warning("the state after epoch %d could not be kept in memory: %s", epoch + 1, error)
         else:
-            self._keeping.held()
+            keeping.held()
 
-    def on_train_end(self, logs: Any = None) -> None:
-        if getattr(self.model, "stop_training", False):
+    def train_ends(self) -> None:
+        """Keep no state of a training that a callback has ended."""
+        assert self._contents is not None, "training has begun"
+        self._contents.model._initial_epoch = self._agreed = None
+        if self._amid is not None:
+            self._amid.end()
+        if getattr(self._contents.model, "stop_training", False):
             self._keeping.memory.clear()  # it would be trained on to its last epoch
 
 
-def _build(model: Any) -> bool:
-    """Make the optimizer's variables, which otherwise come with its first step; whether all there will be are there."""
-    optimizer = getattr(model, "optimizer", None)
-    if not model.built:
-        return False
-    if optimizer is None or getattr(optimizer, "built", None) is True:
-        return True
-    make = getattr(optimizer, "build", None) or getattr(optimizer, "_create_all_weights", None)
-    if make is None:
-        return False
-    with model.distribute_strategy.scope():
-        make(model.trainable_variables)
-    return True
+class _PutsBack:
+    """The methods of the first callback."""
+
+    model: Any
+
+    def __init__(self, fit: _KeptFit) -> None:
+        super().__init__()
+        self._supports_tf_logs = True
+        self._fit = fit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._fit.train_begins(self.model)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._fit.batch_begins()
 
 
-def _variables(model: Any) -> list[Any]:
-    """Return TensorFlow's variables of a model and of its optimizer, in the order of the program."""
-    optimizer = getattr(model, "optimizer", None)
-    slots: Any = getattr(optimizer, "variables", [])
-    counted = {id(variable) for metric in model.metrics for variable in metric.variables}
-    found = {id(one): one for one in [*model.variables, *(slots() if callable(slots) else slots)]}
-    return [getattr(one, "value", one) if _is_keras_3(one) else one for key, one in found.items() if key not in counted]
+class _KeepsState:
+    """The methods of the last callback."""
+
+    def __init__(self, fit: _KeptFit) -> None:
+        super().__init__()
+        self._supports_tf_logs = True
+        self._fit = fit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._fit.train_has_begun()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._fit.epoch_begins(epoch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._fit.batch_has_ended(batch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._fit.epoch_has_ended(epoch)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._fit.train_ends()
 
 
-def _is_keras_3(variable: Any) -> bool:
-    return type(variable).__module__.startswith("keras.")
+class _StatesAmid:
+    """Saves states within an epoch.
 
-
-def _parts(strategy: Any, variable: Any) -> tuple[Any, ...]:
-    """Return this process's parts of a variable, one a device."""
-    parts: tuple[Any, ...] = strategy.experimental_local_results(variable)
-    return parts
-
-
-def _fitting(state: State | None, variables: list[Any]) -> State | None:
-    """Return a state if it is of these variables."""
-    if state is None:
-        return None
-    wanted = [[variable.dtype.name, list(variable.shape)] for variable in variables]
-    if state.index != wanted:
-        _log.warning("the state in memory is not of this model: fit starts from the beginning")
-        return None
-    return state
-
-
-def _put_back(strategy: Any, variables: list[Any], own: State | None) -> tuple[int, int] | None:
-    """Put the latest state of all replicas back; return its epoch and passes, or None if there is none.
-
-    Workers that have it keep their own: what a strategy does not hold alike may differ.
+    All workers do so after the same steps. The values are taken at once, and written in a thread. Before the next state
+    is taken, each worker waits until its last one was written and its rows were told to the driver. So all workers have
+    the older one of the two states that a memory holds.
     """
-    import numpy as np
-    import tensorflow as tf
 
-    if own is not None:
-        kinds = [variable.dtype.as_numpy_dtype for variable in variables]
-        shapes = [tuple(variable.shape) for variable in variables]
-        arrays = [np.frombuffer(*pair).reshape(shape) for *pair, shape in zip(own.data, kinds, shapes, strict=True)]
-    else:
-        arrays = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
-    latest, passes = (own.epoch, own.passes) if own is not None else (0, 0)
-    if strategy.num_replicas_in_sync > 1:
-        latest, passes, agreed = _latest_of_all(strategy, latest, passes, arrays)
-        if own is None or own.epoch != latest:
-            arrays = agreed
-    if latest == 0:
-        return None
-    for variable, array in zip(variables, arrays, strict=True):
-        for part in _parts(strategy, variable):
-            part.assign(array)
-    return latest, passes
+    def __init__(self, keeping: _Keeping, contents: FitContents, cut: Cut) -> None:
+        self._keeping, self._contents, self._cut = keeping, contents, cut
+        self._schedule = SaveSchedule(keeping.workers)
+        self._writer = ThreadPoolExecutor(1, "tfos_nb state")
+        self._writing: Future[float] | None = None
+        self._totals: Totals | None = None
+        self._variables: list[Any] = []
+        self._cost = 0.0  # seconds that the last state took
+        self._steps = 0  # of all epochs
+        self._busy = self._began = 0.0  # seconds of the steps since the last state
+        self._since = 0  # that one's step
+        self._epoch = self._first = 0
+
+    def begin(self, epoch: int, first: int) -> None:
+        """Begin an epoch, or go on with it behind its step ``first``."""
+        self._epoch, self._first = epoch, first
+
+    def step_begins(self) -> None:
+        """Note the time."""
+        self._began = time.perf_counter()
+
+    def step_has_ended(self, batch: int) -> None:
+        """Save, if it is due; ``batch`` is the number of the epoch's last step, counted from 0."""
+        self._busy += time.perf_counter() - self._began
+        step = batch + 1
+        self._steps += 1
+        if self._schedule.is_due(self._steps) and (rows := self._rows_after(step - self._first)) is not None:
+            self._save(step, rows)
+
+    def _rows_after(self, steps: int) -> int | None:
+        """Return how many rows of the pass are in so many steps; None if they may be the epoch's last ones.
+
+        All workers know the same of that: only at the end of their rows do they learn how many steps there are.
+        """
+        record, division = self._cut.record, self._cut.division
+        if record is None or record is not self._keeping.queue.record:
+            return None
+        rows = record.rows_after(steps * (division.replicas if division is not None else 1))
+        if record.steps is not None:
+            return rows if steps < record.steps else None
+        return rows if division is not None or record.has_more else None
+
+    def _save(self, step: int, rows: int) -> None:
+        began = time.perf_counter()
+        self._await_writer()
+        contents, keeping = self._contents, self._keeping
+        if self._totals is None:
+            self._variables = contents.variables()
+            self._totals = Totals(contents.strategy, contents.metrics())
+        counted, (busy, cost) = self._totals.read([self._busy, self._cost])
+        self._schedule.saved(self._steps, per_step=busy / (self._steps - self._since), cost=cost)
+        self._since, self._busy = self._steps, 0.0
+        arrays = [*contents.own(self._variables), *counted]
+        rest = encode(contents.rest(arrays, len(self._variables)))
+        moment = Moment(self._epoch, keeping.generation, step)
+        passes = keeping.queue.passes_before_current
+        self._writing = self._writer.submit(self._write, moment, passes, arrays, rest, rows)
+        self._cost = time.perf_counter() - began
+
+    def _write(self, moment: Moment, passes: int, arrays: list[Any], rest: bytes, rows: int) -> float:
+        """Write a state, and tell the driver of it; return the seconds of one of the processors that it took."""
+        began = time.perf_counter()
+        try:
+            self._keeping.memory.put(moment, passes, arrays, rest)
+            self._keeping.queue.hold(moment.name, passes, rows)
+        except (OSError, ValueError) as error:
+            _log.warning("the state after step %d could not be kept in memory: %s", moment.step, error)
+        return (time.perf_counter() - began) / (os.cpu_count() or 1)
+
+    def _await_writer(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            self._cost += writing.result()
+
+    def end(self) -> None:
+        """Wait until the last state was written: the next one is of a whole epoch."""
+        self._await_writer()
 
 
-def _latest_of_all(strategy: Any, epoch: int, passes: int, arrays: list[Any]) -> tuple[int, int, list[Any]]:
-    """Return the latest epoch of all replicas, and the passes and arrays of the first of them that has it."""
-    import tensorflow as tf
-
-    mine = [tf.convert_to_tensor(array) for array in arrays]  # captured, and no constants of the graph
-
-    def on_replica() -> tuple[Any, Any, list[Any]]:
-        context = tf.distribute.get_replica_context()
-        replica = tf.cast(context.replica_id_in_sync_group, tf.int32)
-        place = tf.one_hot(replica, context.num_replicas_in_sync, dtype=tf.int64)
-        total = functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
-        epochs, counts = total(place * epoch), total(place * passes)
-        source = tf.argmax(epochs, output_type=tf.int32)
-        of_source = []
-        for array in mine:
-            wide = array if array.dtype.is_floating else tf.cast(array, tf.int64)
-            sent = total(tf.where(source == replica, wide, tf.zeros_like(wide)))
-            of_source.append(tf.cast(sent, array.dtype))
-        return epochs[source], counts[source], of_source
-
-    found = strategy.run(tf.function(on_replica))
-    latest, counted, agreed = tf.nest.map_structure(lambda one: _parts(strategy, one)[0], found)
-    return int(latest), int(counted), list(agreed)
+def _continue_csv(logger: Any, epoch: int) -> None:
+    """Let a CSVLogger append, without the epochs in its file that are trained again."""
+    logger.append = True
+    if WRITER.is_other or not os.path.isfile(logger.filename):
+        return
+    with open(logger.filename, newline="", encoding="utf-8") as file:
+        lines = list(csv.reader(file, delimiter=logger.sep))
+    kept = [line for line in lines if line and (not line[0].isdigit() or int(line[0]) < epoch)]
+    if kept != lines:
+        part = f"{logger.filename}.part"
+        with open(part, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file, delimiter=logger.sep).writerows(kept)
+        os.replace(part, logger.filename)

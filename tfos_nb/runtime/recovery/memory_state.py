@@ -1,4 +1,4 @@
-"""A node's last training state, in memory that its supervisor holds: it outlives the process that made it.
+"""A node's last training states, in memory that its supervisor holds: they outlive the process that made them.
 
 ::
 
@@ -16,15 +16,37 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["LastState", "State", "StateMemory"]
+__all__ = ["LastState", "Moment", "State", "StateMemory"]
 
-_HEAD = struct.Struct("!8sQQQ")  # what it is, epochs, passes, bytes of the index
-_WHOLE = b"tfos_nb1"
+_HEAD = struct.Struct("!8sQQQQQQ")  # what it is; epoch, generation, step; passes; bytes of the index and of the rest
+_WHOLE = b"tfos_nb2"
 _COPIES = 2
+
+
+@dataclass(frozen=True, order=True)
+class Moment:
+    """When a state was saved: after so many epochs, or after a step of the next one in a generation. Later is greater.
+
+    Examples
+    --------
+    >>> Moment(2) < Moment(2, 1, 40) < Moment(2, 2, 10) < Moment(3)
+    True
+    >>> Moment(2).name, Moment(2, 1, 40).name
+    ('', 'fit-00000002-0001-00000040')
+    """
+
+    epoch: int
+    generation: int = 0
+    step: int = 0
+
+    @property
+    def name(self) -> str:
+        """How nodes and driver name the state, if it was saved within an epoch."""
+        return f"fit-{self.epoch:08d}-{self.generation:04d}-{self.step:08d}" if self.step else ""
 
 
 class StateMemory:
@@ -53,13 +75,14 @@ def _has_memory() -> bool:
 class State:
     """Arrays, and how far the program had come with them.
 
-    ``index`` names each array's type and shape, ``data`` are their bytes in turn.
+    ``index`` names each array's type and shape, ``data`` are their bytes in turn. ``rest`` is what else was kept.
     """
 
-    epoch: int
+    moment: Moment
     passes: int
     index: list[list[Any]]
     data: list[memoryview]
+    rest: bytes = b""
 
 
 class LastState:
@@ -74,9 +97,9 @@ class LastState:
     --------
     >>> import numpy as np
     >>> memory = StateMemory()
-    >>> LastState(memory.places).put(3, 3, [np.arange(4.0)])
+    >>> LastState(memory.places).put(Moment(3), 3, [np.arange(4.0)])
     >>> state = LastState(memory.places).newest()
-    >>> state.epoch, np.frombuffer(state.data[0])
+    >>> state.moment.epoch, np.frombuffer(state.data[0])
     (3, array([0., 1., 2., 3.]))
     >>> memory.close()
     """
@@ -84,7 +107,7 @@ class LastState:
     def __init__(self, places: Sequence[str]) -> None:
         self._places = list(places)
 
-    def put(self, epoch: int, passes: int, arrays: Iterable[Any]) -> None:
+    def put(self, moment: Moment, passes: int, arrays: Iterable[Any], rest: bytes = b"") -> None:
         """Write a state over the older one of the two; NumPy arrays of numbers.
 
         Raises
@@ -96,45 +119,59 @@ class LastState:
 
         arrays = [np.asarray(array, order="C") for array in arrays]
         index = json.dumps([[array.dtype.name, list(array.shape)] for array in arrays]).encode()
-        place = min(self._places, key=_epochs_in)
+        place = min(self._places, key=_when)
         with open(place, "r+b", buffering=0) as file:
             file.truncate(0)
             try:
                 file.seek(_HEAD.size)
-                for part in (index, *(array.reshape(-1).view(np.uint8) for array in arrays)):
+                for part in (index, *(array.reshape(-1).view(np.uint8) for array in arrays), rest):
                     _write(file, memoryview(part))
                 file.seek(0)
-                file.write(_HEAD.pack(_WHOLE, epoch, passes, len(index)))  # last: now it is whole
+                when = moment.epoch, moment.generation, moment.step
+                file.write(_HEAD.pack(_WHOLE, *when, passes, len(index), len(rest)))  # last: now it is whole
             except OSError:
                 file.truncate(0)
                 raise
 
-    def newest(self) -> State | None:
-        """Return the later state that is whole; None if there is none."""
-        found = sorted(((_epochs_in(place), place) for place in self._places), reverse=True)
-        states = (_state_in(place) for epochs, place in found if epochs >= 0)
+    def newest(self, accepts: Callable[[Moment], bool] = lambda moment: True) -> State | None:
+        """Return the latest state that is whole and was saved at a moment that is accepted; None if there is none."""
+        found = sorted((when, place) for place in self._places if (when := _when(place)) is not _NEVER)
+        states = (_state_in(place) for when, place in reversed(found) if accepts(when))
         return next((state for state in states if state is not None), None)
+
+    def drop_after(self, moment: Moment) -> None:
+        """Forget states that are later: the training goes on from an earlier one."""
+        for place in self._places:
+            if _when(place) > moment:
+                self._truncate(place)
 
     def clear(self) -> None:
         """Forget what there is."""
         for place in self._places:
-            with contextlib.suppress(OSError), open(place, "r+b") as file:
-                file.truncate(0)
+            self._truncate(place)
+
+    @staticmethod
+    def _truncate(place: str) -> None:
+        with contextlib.suppress(OSError), open(place, "r+b") as file:
+            file.truncate(0)
 
 
-def _epochs_in(place: str) -> int:
-    """Return the epochs of the state in a memory; -1 if it has none that is whole."""
+_NEVER = Moment(-1)
+
+
+def _when(place: str) -> Moment:
+    """Return when the state in a memory was saved; ``_NEVER`` if it has none that is whole."""
     with open(place, "rb") as file:
         head = file.read(_HEAD.size)
     if len(head) < _HEAD.size or not head.startswith(_WHOLE):
-        return -1
-    return int(_HEAD.unpack(head)[1])
+        return _NEVER
+    return Moment(*_HEAD.unpack(head)[1:4])
 
 
 def _state_in(place: str) -> State | None:
     """Read a state; None if its parts do not fit together: then the process that wrote it had gone wrong."""
     with open(place, "rb") as file:
-        _, epoch, passes, length = _HEAD.unpack(file.read(_HEAD.size))
+        _, *when, passes, length, behind = _HEAD.unpack(file.read(_HEAD.size))
         content = memoryview(file.read())
     try:
         index = json.loads(bytes(content[:length]))
@@ -145,7 +182,8 @@ def _state_in(place: str) -> State | None:
             start = end
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None
-    return State(epoch, passes, index, data) if start == len(content) else None
+    whole = start + behind == len(content)
+    return State(Moment(*when), passes, index, data, bytes(content[start:])) if whole else None
 
 
 def _write(file: Any, data: memoryview) -> None:

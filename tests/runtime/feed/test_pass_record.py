@@ -1,0 +1,82 @@
+"""Which rows the first batches of a pass have, whatever blocks came, and however they were shuffled and cut."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfos_nb.runtime.datasets.dataset import Blocks, CutBlocks
+from tfos_nb.runtime.feed.batching import Cut, Division, Pass, Shares
+from tfos_nb.runtime.feed.pass_record import PassRecord
+from tfos_nb.runtime.rows.columns import columns_of
+
+COLUMNS = tuple(columns_of(pa.schema([("id", pa.int64())]), {}).values())
+
+
+class OnePass:
+    """The rows 0, 1, 2 … in blocks."""
+
+    def __init__(self, blocks: list[int], known: bool) -> None:
+        self.record = PassRecord()
+        ends = np.cumsum([0, *blocks])
+        parts = [pa.record_batch({"id": np.arange(*pair)}) for pair in itertools.pairwise(ends)]
+        rows, ended = int(ends[-1]), iter([known, True])
+        shares = lambda: Shares(rows, 2 * rows, rows) if next(ended) else None
+        self.rows = Pass(iter(parts), shares, self.record)
+
+    def next_pass(self) -> Pass:
+        return self.rows
+
+
+@settings(deadline=None)
+@given(
+    blocks=st.lists(st.integers(1, 20), max_size=8),
+    shuffle=st.integers(0, 25),
+    batch=st.integers(1, 12),
+    known=st.booleans(),
+    together=st.booleans(),
+    stops=st.lists(st.integers(0, 100), max_size=4),
+)
+def test_a_state_holds_just_the_rows_of_the_first_batches(
+    blocks: list[int], shuffle: int, batch: int, known: bool, together: bool, stops: list[int]
+) -> None:
+    source = OnePass(blocks, known)
+    cut = Cut(batch, division=Division(batch, 0, 2) if together else None)
+    given_out: list[list[int]] = []
+    generator = iter(CutBlocks(Blocks(source, COLUMNS, {}, lambda error: None), cut, shuffle, 1)())
+    for stop in sorted(stops):
+        while len(given_out) < stop and (element := next(generator, None)) is not None:
+            ends = np.cumsum(element["tfos_nb sizes"])[:-1]
+            given_out += [part.tolist() for part in np.split(element["id"], ends)]
+        trained = [one for part in given_out[:stop] for one in part]
+        rows = source.record.rows_after(stop)
+        assert rows == len(trained)
+        end, others = source.record.first(rows)
+        assert sorted(set(range(end)) - set(others.tolist())) == sorted(trained)
+        assert others.tolist() == sorted(others.tolist())
+    for _ in generator:
+        pass
+    if together or blocks:
+        assert source.record.steps is not None
+
+
+def test_rows_that_have_not_come_are_in_no_state() -> None:
+    record = PassRecord()
+    record.shuffle()
+    positions = record.came(4)
+    record.given_out(positions[::-1][:3], positions[:1])
+    with pytest.raises(ValueError, match="4 is not a number of rows that this pass has come to"):
+        record.first(4)
+    assert _plain(record.first(2)) == (4, [0, 1])
+    with pytest.raises(ValueError, match="1 is not a number"):
+        record.first(1)
+
+
+def _plain(found: tuple[int, Any]) -> tuple[int, list[int]]:
+    return found[0], found[1].tolist()

@@ -1,0 +1,131 @@
+"""Know which rows of a pass are in its first batches, also if the rows were shuffled.
+
+::
+
+    rows as they come ──came()──▶ a window that is shuffled ──given_out()──▶ rows in order ──cut()──▶ batches
+    positions 0, 1, 2 …                                                                       rows_after(), first()
+
+A position counts the rows of a node's pass in the order in which they come. Without ``shuffle=``, the first rows that
+are given out are those at the first positions. With it, some rows at earlier positions still wait, or are in a later
+batch, when a batch has been trained on. A state that is saved at that moment includes all positions but these.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+__all__ = ["PassRecord", "Positions"]
+
+Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+class PassRecord:
+    """Record of one pass of a node.
+
+    TensorFlow's thread, which cuts batches ahead, and the program's thread, which saves states, call it.
+
+    Attributes
+    ----------
+    steps : int or None
+        How many steps the pass has, once this is known.
+
+    Examples
+    --------
+    >>> record = PassRecord()
+    >>> record.shuffle()
+    >>> positions = record.came(6)
+    >>> record.given_out(positions[[4, 0, 3]], positions[[1, 2, 5]])
+    >>> record.cut([2, 1])
+    >>> rows = record.rows_after(1)
+    >>> rows, record.first(rows)  # the rows at 4 and 0: all before 5, but 1, 2 and 3
+    (2, (5, array([1, 2, 3])))
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sizes: deque[int] = deque()  # of the batches after the first `_batches`
+        self._batches = self._rows = 0
+        self._came = 0
+        self._order: deque[Positions] | None = None  # given out, after the first `_given` rows
+        self._given = 0
+        self._window = _none()
+        self.steps: int | None = None
+
+    def shuffle(self) -> None:
+        """Expect rows in another order than that in which they come."""
+        self._order = deque()
+
+    def came(self, rows: int) -> Positions:
+        """Return the positions of the next rows."""
+        with self._lock:
+            first, self._came = self._came, self._came + rows
+            positions = np.arange(first, self._came)
+            if self._order is not None:
+                self._window = np.concatenate([self._window, positions])
+            return positions
+
+    def given_out(self, positions: Positions, window: Positions) -> None:
+        """Record which rows were given out, in order, and which are still in the window that is shuffled."""
+        with self._lock:
+            if self._order is not None and len(positions):
+                self._order.append(positions)
+            self._window = window
+
+    def cut(self, sizes: Iterable[int]) -> None:
+        """Record the sizes of the next batches."""
+        with self._lock:
+            self._sizes.extend(sizes)
+
+    def rows_after(self, batches: int) -> int:
+        """Return how many rows the first batches have. The number must not go back.
+
+        If there are fewer batches, all rows: this worker has none in the last steps.
+        """
+        with self._lock:
+            while self._batches < batches and self._sizes:
+                self._rows += self._sizes.popleft()
+                self._batches += 1
+            return self._rows
+
+    @property
+    def has_more(self) -> bool:
+        """Whether batches were cut behind those of :meth:`rows_after`."""
+        with self._lock:
+            return bool(self._sizes)
+
+    def first(self, rows: int) -> tuple[int, Positions]:
+        """Return where the first rows are that were given out: before a position, without the positions of an array.
+
+        Raises
+        ------
+        ValueError
+            If the rows are shuffled, and fewer were given out, or ``rows`` is less than before.
+        """
+        with self._lock:
+            if self._order is None:
+                return rows, _none()
+            self._forget(rows)
+            others = np.sort(np.concatenate([*self._order, self._window]))
+            within = np.flatnonzero(others != np.arange(self._came - len(others), self._came))
+            behind = len(others) - (int(within[-1]) + 1 if len(within) else 0)  # all rows from there on are others
+            end = self._came - behind
+            return end, others[: len(others) - behind]
+
+    def _forget(self, rows: int) -> None:
+        assert self._order is not None, "the rows are shuffled"
+        if not self._given <= rows <= self._given + sum(map(len, self._order)):
+            raise ValueError(f"{rows} is not a number of rows that this pass has come to since the last state")
+        while self._given < rows:
+            part = self._order.popleft()
+            if len(part) > rows - self._given:
+                self._order.appendleft(part[rows - self._given :])
+                part = part[: rows - self._given]
+            self._given += len(part)
+
+
+def _none() -> Positions:
+    return np.empty(0, np.int64)

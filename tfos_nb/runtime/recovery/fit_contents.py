@@ -1,0 +1,245 @@
+"""Read and restore what the state of a Keras ``fit`` consists of.
+
+==============  ======================================================================================================
+variables       of the model and its optimizers, on each worker as this worker has them
+metrics         of the running epoch: what all replicas have counted together. The first replica continues from it, and
+                the others from zero, so that their number may change
+callbacks       the attributes that have changed since training began, if they are plain data: the best loss so far, or
+                how many epochs to wait
+random numbers  of Python and NumPy; those of Keras are variables of the model
+==============  ======================================================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tfos_nb.runtime.control.wire import NotData, decode, encode, message
+from tfos_nb.runtime.recovery.memory_state import State
+
+__all__ = ["FitContents", "Rest", "arrays_of", "is_read_over_replicas", "parts_of", "shapes_of"]
+
+_PLAIN = (type(None), bool, int, float, str, bytes)
+_OF_KERAS = frozenset(("model", "_model", "params"))
+_BEGINS_ANEW = "CSVLogger"  # its attributes say what it does with the file that it has opened
+
+
+@message
+@dataclass(frozen=True)
+class Rest:
+    """What belongs to a state beside its arrays. Its worker sends it to those that do not have the state.
+
+    Attributes
+    ----------
+    counted : int
+        How many of the arrays are variables; those of metrics follow.
+    optimizers : dict of str to list of int
+        For each optimizer that was built, the positions of its variables among the model's; empty if not known.
+    callbacks : list of tuple
+        The class and the changed attributes of each callback, in order; the attributes' values are encoded.
+    random : tuple
+        The states of Python's and NumPy's generators.
+    index : list of (str, list of int)
+        The types and shapes of the arrays.
+    """
+
+    counted: int = 0
+    optimizers: dict[str, list[int]] = field(default_factory=dict)
+    callbacks: list[tuple[str, dict[str, bytes]]] = field(default_factory=list)
+    random: tuple[Any, ...] = ()
+    index: list[Any] = field(default_factory=list)
+
+
+class FitContents:
+    """The contents of the state of one ``fit``.
+
+    Parameters
+    ----------
+    model : keras.Model
+        Its model, of Keras 3 or tf_keras, compiled.
+    callbacks : sequence
+        Its callbacks, without those of tfos_nb.
+    """
+
+    def __init__(self, model: Any, callbacks: Sequence[Any]) -> None:
+        self.model = model
+        self._callbacks = callbacks
+        self._before = [_attributes(callback) for callback in callbacks]
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy under which the model trains."""
+        return self.model.distribute_strategy
+
+    def begin(self) -> None:
+        """Note the callbacks' attributes when training begins: only what changes after that is part of a state."""
+        self._before = [_attributes(callback) for callback in self._callbacks]
+
+    # --- variables ---
+
+    def variables(self) -> list[Any]:
+        """Return TensorFlow's variables of the model and its optimizers, in the order of the program."""
+        counted = {id(variable) for metric in self.model.metrics for variable in metric.variables}
+        found = {id(one): one for one in self.model.variables}
+        for optimizer in _optimizers(self.model).values():
+            slots: Any = getattr(optimizer, "variables", [])
+            found |= {id(one): one for one in (slots() if callable(slots) else slots)}
+        return [_of_tensorflow(one) for key, one in found.items() if key not in counted]
+
+    def metrics(self) -> list[Any]:
+        """Return TensorFlow's variables of the metrics."""
+        found = {id(one): one for metric in self.model.metrics for one in metric.variables}
+        return [_of_tensorflow(one) for one in found.values()]
+
+    def own(self, variables: Sequence[Any]) -> list[Any]:
+        """Return this worker's values. They are not copied; TensorFlow changes no value that is still in use."""
+        return [parts_of(self.strategy, variable)[0].numpy() for variable in variables]
+
+    def rest(self, arrays: Sequence[Any], counted: int) -> Rest:
+        """Return what belongs to a state of now beside its arrays, of which ``counted`` are variables."""
+        places = {id(one): place for place, one in enumerate(self.model.variables)}
+        optimizers = {
+            name: [places[id(one)] for one in getattr(optimizer, "_trainable_variables", ()) if id(one) in places]
+            for name, optimizer in _optimizers(self.model).items()
+            if getattr(optimizer, "built", True)
+        }
+        callbacks = [
+            (_name(callback), dict(_attributes(callback).items() - before.items()))
+            for callback, before in zip(self._callbacks, self._before, strict=True)
+        ]
+        return Rest(counted, optimizers, callbacks, (random.getstate(), np.random.get_state()), shapes_of(arrays))
+
+    # --- restore ---
+
+    def build(self, rest: Rest) -> bool:
+        """Make the variables of the optimizers that had some, which otherwise come with their first step.
+
+        Return whether that was possible.
+        """
+        optimizers = _optimizers(self.model)
+        return all(
+            name in optimizers and self._build(optimizers[name], places) for name, places in rest.optimizers.items()
+        )
+
+    def _build(self, optimizer: Any, places: Sequence[int]) -> bool:
+        if getattr(optimizer, "built", None) is True:
+            return True
+        make = getattr(optimizer, "build", None) or getattr(optimizer, "_create_all_weights", None)
+        if make is None:
+            return False
+        with self.strategy.scope():
+            make([self.model.variables[place] for place in places] or self.model.trainable_variables)
+        return True
+
+    def assign(self, arrays: Sequence[Any]) -> None:
+        """Give the variables these values, on each device."""
+        for variable, array in zip(self.variables(), arrays, strict=True):
+            for part in parts_of(self.strategy, variable):
+                part.assign(array)
+
+    def assign_metrics(self, arrays: Sequence[Any]) -> None:
+        """Continue to count from these values of all replicas."""
+        import tensorflow as tf
+
+        first = getattr(self.strategy.extended, "_id_in_cluster", 0) == 0
+        for variable, array in zip(self.metrics(), arrays, strict=True):
+            summed = is_read_over_replicas(variable) and variable.aggregation == tf.VariableAggregation.SUM
+            for place, part in enumerate(parts_of(self.strategy, variable)):
+                part.assign(array if not summed or (first and not place) else np.zeros_like(array))
+
+    def restore(self, rest: Rest) -> None:
+        """Restore the callbacks and the random generators."""
+        left = list(rest.callbacks)
+        for callback in self._callbacks:
+            kept = next((one for one in left if one[0] == _name(callback)), None)
+            if kept is not None:
+                left.remove(kept)
+                for attribute, value in kept[1].items():
+                    setattr(callback, attribute, decode(value))
+        if rest.random:
+            random.setstate(rest.random[0])
+            np.random.set_state(rest.random[1])
+
+
+def parts_of(strategy: Any, variable: Any) -> tuple[Any, ...]:
+    """Return this process's parts of a variable, one for each device."""
+    parts: tuple[Any, ...] = strategy.experimental_local_results(variable)
+    return parts
+
+
+def is_read_over_replicas(variable: Any) -> bool:
+    """Whether each replica has a value of its own, and their sum or mean is read outside of a step."""
+    import tensorflow as tf
+
+    return getattr(variable, "synchronization", None) == tf.VariableSynchronization.ON_READ and hasattr(
+        variable, "values"
+    )
+
+
+def shapes_of(variables: Sequence[Any]) -> list[list[Any]]:
+    """Return the types and shapes of variables or arrays, as :attr:`State.index` has them."""
+    return [[variable.dtype.name, list(variable.shape)] for variable in variables]
+
+
+def arrays_of(state: State) -> list[Any]:
+    """Return a state's arrays."""
+    import ml_dtypes  # noqa: F401 - NumPy knows bfloat16 by it; TensorFlow brings it
+
+    pairs = zip(state.data, state.index, strict=True)
+    return [np.frombuffer(data, np.dtype(kind)).reshape(shape) for data, (kind, shape) in pairs]
+
+
+def _of_tensorflow(variable: Any) -> Any:
+    is_keras_3 = type(variable).__module__.startswith("keras.")
+    return getattr(variable, "value", variable) if is_keras_3 else variable
+
+
+def _optimizers(model: Any) -> dict[str, Any]:
+    """Return the optimizers that are attributes of a model, by name: some models have several."""
+    found: dict[int, tuple[str, Any]] = {}
+    for name, value in [("optimizer", getattr(model, "optimizer", None)), *vars(model).items()]:
+        for key, one in _parts(name, value):
+            if any(kind.__name__ in ("Optimizer", "BaseOptimizer") for kind in type(one).__mro__):
+                found.setdefault(id(one), (key, one))
+    return dict(found.values())
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"{name}[{key!r}]", one) for key, one in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"{name}[{place}]", one) for place, one in enumerate(value))
+    else:
+        yield name, value
+
+
+def _name(callback: Any) -> str:
+    return f"{type(callback).__module__}.{type(callback).__qualname__}"
+
+
+def _attributes(callback: Any) -> dict[str, bytes]:
+    """Return the attributes of a callback that are plain data, pickled."""
+    if any(kind.__name__ == _BEGINS_ANEW for kind in type(callback).__mro__):
+        return {}
+    plain = {name: value for name, value in vars(callback).items() if name not in _OF_KERAS and _is_plain(value)}
+    found = {}
+    for name, value in plain.items():
+        with contextlib.suppress(NotData, OverflowError):  # an integer of more than 64 bits
+            found[name] = encode(value)
+    return found
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, np.ndarray):
+        return not value.dtype.hasobject
+    if type(value) in (list, tuple):
+        return depth < 8 and all(_is_plain(one, depth + 1) for one in value)
+    if type(value) is dict:
+        return depth < 8 and all(_is_plain(one, depth + 1) for pair in value.items() for one in pair)
+    return type(value) in _PLAIN or isinstance(value, (np.number, np.bool_))
