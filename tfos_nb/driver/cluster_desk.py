@@ -58,7 +58,7 @@ from tfos_nb.driver.node_figures import NodeFigures
 from tfos_nb.driver.placements import Answering
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.control.door import Link, broadcast
-from tfos_nb.runtime.control.lifecycle import FeedPlace, MainReturned, Refused, Reservation, Serving, Start
+from tfos_nb.runtime.control.lifecycle import FeedPlace, MainReturned, Refused, Reservation, Serving, Start, StateHeld
 from tfos_nb.runtime.control.placement import QUESTIONS
 from tfos_nb.runtime.control.plan import ClusterPlan, Role
 from tfos_nb.runtime.control.reports import Heartbeat, History, LogLines
@@ -146,7 +146,7 @@ class ClusterDesk:
             LogLines: lambda node, message: self._log.add(node, message.lines),
             PassDone: lambda node, message: self.feeds.pass_done(message),
             FeedFrom: lambda node, message: self.feeds.wants_from(message),
-            PositionHeld: lambda node, message: self.feeds.position_held(message),
+            PositionHeld: self._position_held,
             MainReturned: self._main_returned,
         }
 
@@ -246,6 +246,12 @@ class ClusterDesk:
     def _main_returned(self, node: str, message: MainReturned) -> None:
         self._results[node] = message.result
         self._apply(Said(node, replace(message, result=b"")))
+
+    def _position_held(self, node: str, message: PositionHeld) -> None:
+        """Record a node's part of a state; if all nodes have theirs now, absent nodes may join."""
+        if self.feeds.position_held(message) and message.whole and self.members.awaits_state:
+            first = str(self.members.first.node)
+            self._apply(Said(first, StateHeld(first)))
 
     def _heartbeat(self, node: str, message: Heartbeat) -> None:
         now, figures = time.monotonic(), self._figures[node]

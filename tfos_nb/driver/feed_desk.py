@@ -221,13 +221,16 @@ class FeedDesk:
                 unlike.setdefault((one.passes, one.state), one)
         return FeedFailed(_unlike_states(*unlike.values())) if len(unlike) > 1 else None
 
-    def position_held(self, message: PositionHeld) -> None:
-        """Record which rows a state includes that a node saved in the middle of a pass."""
+    def position_held(self, message: PositionHeld) -> bool:
+        """Record which rows a state includes that a node saved in the middle of a pass.
+
+        Return whether training can continue from the state now.
+        """
         with self._changed:
             feed = self._feeds.get(message.feed)
             if feed is None or feed.ledger.closed:
-                return
-            self.held.take(message, self._names, feed.ledger)
+                return False
+            return self.held.take(message, self._names, feed.ledger)
 
     def begin_call(self) -> int:
         """Number a call of ``train``."""

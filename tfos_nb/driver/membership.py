@@ -539,6 +539,11 @@ class Membership:
     # --- what can be seen ---
 
     @property
+    def awaits_state(self) -> bool:
+        """Whether nodes wait for a saved state, to join the others or to leave them."""
+        return bool(self._joining() or self._leaving)
+
+    @property
     def first(self) -> Member:
         """The node that saves, and whose result is the cluster's: the chief, or the node in its place."""
         return self._first
@@ -792,7 +797,7 @@ class Membership:
         one.saving = message.going_on
 
     def _state_held(self, one: Member, message: StateHeld) -> None:
-        self._can_join |= one is self._first and bool(self._joining() or self._leaving)
+        self._can_join |= one is self._first and self.awaits_state
 
     def _main_returned(self, one: Member, message: MainReturned) -> None:
         one.returned, one.unread = True, not message.read

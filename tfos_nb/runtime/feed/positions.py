@@ -36,7 +36,7 @@ class PositionHeld:
     """From a node: which of its rows of a pass a state includes: in each partition, those before a row.
 
     Those in ``left`` are not included. ``known`` has a fingerprint of the rows before that row, and of those that came
-    in one batch with the last of them.
+    in one batch with the last of them. ``whole``: the state itself is saved on this node.
     """
 
     node: str
@@ -45,6 +45,7 @@ class PositionHeld:
     reached: dict[int, int]
     known: dict[int, Reached] = field(default_factory=dict)
     left: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    whole: bool = False
 
 
 class HeldPositions:
@@ -54,15 +55,19 @@ class HeldPositions:
         self._parts: dict[tuple[str, int], dict[str, PositionHeld]] = {}
         self._whole: dict[str, tuple[dict[str, PositionHeld], FeedLedger]] = {}
 
-    def take(self, said: PositionHeld, nodes: Collection[str], book: FeedLedger) -> None:
-        """Record a node's report; ``nodes`` are all nodes that share the feed's rows, ``book`` is its ledger."""
+    def take(self, said: PositionHeld, nodes: Collection[str], book: FeedLedger) -> bool:
+        """Record a node's report; ``nodes`` are all nodes that share the feed's rows, ``book`` is its ledger.
+
+        Return whether training can continue from the state, as all of them have reported now.
+        """
         told = self._parts.setdefault((said.state, said.feed), {})
         told[said.node] = said
-        if told.keys() >= set(nodes):
+        if is_known := told.keys() >= set(nodes):
             del self._parts[said.state, said.feed]
             self._whole[said.state] = told, book  # read only after a loss: states come several times a second
         _leave_newest(self._parts)
         _leave_newest(self._whole)
+        return is_known
 
     def forget_parts(self) -> None:
         """Drop incomplete records: the nodes start again, so missing reports will not come."""

@@ -255,8 +255,10 @@ class RowQueue:
         with self._changed:
             self._do(self._schedule.cut())
 
-    def hold(self, state: str, epoch: int, rows: int) -> None:
+    def hold(self, state: str, epoch: int, rows: int, *, whole: bool = False) -> None:
         """Tell the driver which rows a state includes that is saved in the middle of a pass: the first ``rows`` ones.
+
+        ``whole``: this node has saved its part of the state before.
 
         Raises
         ------
@@ -272,7 +274,8 @@ class RowQueue:
             reached, known = feed.reached(end)
         except ValueError as error:
             raise ValueError(f"{said}: {error}") from None
-        self._due.append(PositionHeld(self._node, turn.feed, state, reached, known, feed.rows_at(others.tolist())))
+        left = feed.rows_at(others.tolist())
+        self._due.append(PositionHeld(self._node, turn.feed, state, reached, known, left, whole))
         self._tell_due()
 
     # --- how far the program has come ---

@@ -418,7 +418,7 @@ class _StatesAmid:
         began = time.perf_counter()
         try:
             self._keeping.memory.put(moment, passes, arrays, rest)
-            self._keeping.queue.hold(moment.name, passes, rows)
+            self._keeping.queue.hold(moment.name, passes, rows, whole=True)
         except (OSError, ValueError) as error:
             _log.warning("the state after step %d could not be kept in memory: %s", moment.step, error)
         return (time.perf_counter() - began) / (os.cpu_count() or 1)
