@@ -30,7 +30,7 @@ from pyspark.sql import SparkSession
 from tfos_nb.driver.settings import Settings
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.node.python_daemon import wanted
-from tfos_nb.runtime.node.warm_process import DAEMON_CONF, PYTHON_DAEMON
+from tfos_nb.runtime.node.warm_process import DAEMON_CONF, PYTHON_DAEMON, changed_on_this_host
 from tfos_nb.runtime.node.warm_task import WARMTH_SCHEMA, WarmTask
 from tfos_nb.runtime.program.strategies import PROTOCOL_VARIABLE
 from tfos_nb.spark import session
@@ -48,16 +48,24 @@ _SETTLE_SECONDS = 5.0  # its tasks take at most one; if they wait for slots, the
 _LOOK_SECONDS = 20.0
 _WORKERS = 2  # Python workers of an executor: one for a node's task, one for a task that feeds it
 
+_USE_DAEMON = "spark.python.use.daemon"
+
 _of_this_process = secrets.token_bytes(32)
 _lock = threading.Lock()
 _begun: dict[Hashable, Job[dict[str, str]]] = {}  # by session
+_changed: dict[str, dict[str, int | None]] = {}  # files, and when they were changed, by token
 
 _Given = ParamSpec("_Given")
 
 
 def warm_token(spark: SparkSession) -> str:
-    """Return the secret shared by the nodes of one application that this process launches."""
-    return hmac.new(_of_this_process, str(context_of(spark).key).encode(), hashlib.sha256).hexdigest()
+    """Return the secret shared by the nodes of one application that this process launches.
+
+    In local mode the sessions of this process share it: their executor is Spark's JVM, which outlives them.
+    """
+    context = context_of(spark)
+    key = "local" if context.is_local else str(context.key)
+    return hmac.new(_of_this_process, key.encode(), hashlib.sha256).hexdigest()
 
 
 def begin(spark: SparkSession) -> None:
@@ -83,10 +91,21 @@ def functions_with_tensorflow(spark: SparkSession) -> AbstractContextManager[Non
     it gives GPUs to tasks, and with ``TFOS_NB_PREWARM=0``, nothing changes.
     """
     context = context_of(spark)
-    is_ours = context.setting(DAEMON_CONF) == PYTHON_DAEMON and os.environ.get(VARIABLE, "").strip() != "0"
-    if not is_ours or gives_gpus(spark):
+    is_ours = context.setting(DAEMON_CONF) == PYTHON_DAEMON and context.setting(_USE_DAEMON) != "false"
+    if not is_ours or os.environ.get(VARIABLE, "").strip() == "0" or gives_gpus(spark):
         return nullcontext()
-    return context.functions_with(wanted(warm_token(spark), Settings.warm_idle))
+    token = warm_token(spark)
+    return context.functions_with(wanted(token, Settings.warm_idle, _version_of_files(token)))
+
+
+def _version_of_files(token: str) -> str:
+    """Name the present versions of all files that have changed since a warm process on this host imported them."""
+    with _lock:
+        changed = _changed.setdefault(token, {})
+        changed.update(changed_on_this_host(token))
+        if not changed:
+            return ""
+        return hashlib.sha256(repr(sorted(changed.items())).encode()).hexdigest()[:8]
 
 
 def settle(spark: SparkSession) -> None:

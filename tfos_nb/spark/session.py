@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -90,6 +91,7 @@ _POLL_SECONDS = 0.2  # Spark offers Python no event for a submitted job
 _FINDS_SECONDS = 10.0  # time limit of an interpreter's answer; without an answer the setting is left out
 _FORMAT_SECONDS = 10.0  # time limit of Spark's registration of a format; nothing fails without it
 _MEBIBYTE = 1024 * 1024
+_found_by: weakref.WeakSet[Any] = weakref.WeakSet()  # gateways of JVMs whose Python workers find this package
 _Result = TypeVar("_Result")
 
 
@@ -218,9 +220,15 @@ def _embedded_conf(slots: int | None, app_name: str, conf: Mapping[str, str]) ->
     }
     settings = {**ours, **conf}
     is_local = settings["spark.master"].startswith("local")
-    if is_local and DAEMON_CONF not in settings and _finds_this_package(_executors_python()):
+    if is_local and DAEMON_CONF not in settings and _workers_find_this_package():
         settings[DAEMON_CONF] = PYTHON_DAEMON
     return SparkConf().setAll(list(settings.items()))
+
+
+def _workers_find_this_package() -> bool:
+    """Return whether the Python workers find tfos_nb. They have the environment with which Spark's JVM was started."""
+    gateway = SparkContext._gateway
+    return gateway in _found_by if gateway is not None else _finds_this_package(_executors_python())
 
 
 def _executors_python() -> str:
@@ -273,6 +281,8 @@ def _start_embedded(conf: SparkConf) -> SparkSession:
             except PySparkRuntimeError as error:
                 tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
                 raise PlanError(f"Spark did not start on {java}. Its last output:\n{tail}") from error
+        if conf.get(DAEMON_CONF) == PYTHON_DAEMON:
+            _found_by.add(gateway)
         SparkContext(conf=conf, gateway=gateway)
         return SparkSession.builder.getOrCreate()
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -13,11 +16,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import termcolor
 
 from tests.conftest import ENVIRONMENT, RunScript
 from tests.runtime.node.test_warm_process import servers
 from tests.test_failures import is_alive
 from tests.waiting import until
+from tfos_nb.runtime.node import python_daemon
 from tfos_nb.runtime.node.python_daemon import VARIABLE, wanted
 
 Start = Callable[..., "Daemon"]
@@ -137,9 +142,10 @@ python_daemon.run()
     [
         (OF_SPARK, {}),
         (OF_SPARK, {VARIABLE: "of another version"}),
+        (OF_SPARK, {**WARM, "PYSPARK_EXECUTOR_MEMORY_MB": "2048"}),
         (("-c", WITHOUT_ONE, "pyspark.worker"), WARM),
     ],
-    ids=["not-wanted", "not-understood", "no-warm-process"],
+    ids=["not-wanted", "not-understood", "limited", "no-warm-process"],
 )
 def test_it_is_pysparks_own_daemon_and_says_why(
     start: Start, command: tuple[str, ...], environment: dict[str, str], capfd: pytest.CaptureFixture[str]
@@ -149,20 +155,47 @@ def test_it_is_pysparks_own_daemon_and_says_why(
     assert VARIABLE in worker.environ() or not environment, "it was there"
     told = capfd.readouterr().err
     assert ("Spark's Python workers import TensorFlow themselves: " in told) == bool(environment)
-    assert not environment or "is not understood" in told or "PermissionError: the directory is another user's" in told
+    why = ("is not understood", "PermissionError: the directory is another user's", "spark.executor.pyspark.memory")
+    assert not environment or any(one in told for one in why)
     assert "0123456789abcdef" not in told
+
+
+def test_a_daemon_that_had_no_worker_ends_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[tuple[int, int]] = []
+    there = False
+    monkeypatch.setattr("os.kill", lambda *what: ended.append(what))
+    monkeypatch.setattr(python_daemon, "_has_children", lambda pid: there)
+    monkeypatch.setattr(python_daemon, "_lacks_memory", lambda: False)
+    watch = python_daemon._IdleWatch(600)
+    for _ in range(9):
+        watch._look()
+    assert not ended
+    watch._look()
+    assert ended == [(os.getpid(), signal.SIGTERM)]
+    there = True
+    watch._look()
+    there = False
+    for _ in range(199):
+        watch._look()
+    assert len(ended) == 1
+    watch._look()
+    assert len(ended) == 2
 
 
 def test_models_are_applied_by_workers_that_import_nothing_and_others_have_no_tensorflow(
     run_script: RunScript, tmp_path: Path
 ) -> None:
+    packages = tmp_path / "packages"
+    shutil.copytree(Path(str(termcolor.__file__)).parent, packages / "termcolor")
+    with (packages / "termcolor" / "__init__.py").open("a") as file:
+        file.write("\nVERSION = 1\n")
     ended = run_script(
         """
         import json
         import keras
         import pyarrow as pa
         import tfos_nb
-        from tfos_nb.driver.prewarm import functions_with_tensorflow
+        from tfos_nb.driver.prewarm import functions_with_tensorflow, warm_token
 
         def look(batches):
             import os
@@ -172,7 +205,11 @@ def test_models_are_applied_by_workers_that_import_nothing_and_others_have_no_te
             for batch in batches:
                 pass
             names = sorted(name for name in os.environ if name.startswith(("TFOS_NB_PYTHON", "TFOS_NB_PARENT")))
-            told = json.dumps([there, names, os.environ["SPARK_REUSE_WORKER"], os.getpid(), float(np.random.rand())])
+            import signal
+            alarm = signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+            import termcolor  # TensorFlow imports it
+            found = [there, names, os.environ["SPARK_REUSE_WORKER"], alarm, termcolor.VERSION]
+            told = json.dumps([found, os.getpid(), float(np.random.rand())])
             import time
             time.sleep(1)  # so that each task has a worker of its own
             yield pa.RecordBatch.from_pydict({"told": [told]})
@@ -181,24 +218,39 @@ def test_models_are_applied_by_workers_that_import_nothing_and_others_have_no_te
             rows = spark.range(0, 2, 1, 2).mapInArrow(look, "told string").collect()
             return [json.loads(row.told) for row in rows]
 
+        def looked_with_tensorflow(spark):
+            with functions_with_tensorflow(spark):
+                rows = spark.range(0, 2, 1, 2).mapInArrow(look, "told string")
+            return [json.loads(row.told) for row in rows.collect()]
+
         spark = tfos_nb.spark_session(2, conf={"spark.ui.enabled": "false"})
         without = looked(spark)
-        with functions_with_tensorflow(spark):
-            rows = spark.range(0, 2, 1, 2).mapInArrow(look, "told string")
-        beside = [json.loads(row.told) for row in rows.collect()]
+        beside = looked_with_tensorflow(spark)
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
         given = tfos_nb.predict(spark.range(3).selectExpr("CAST(id AS FLOAT) x"), model).collect()
         after = looked(spark)
-        print("told", json.dumps([without, beside, [list(row) for row in given], after]))
+        token = warm_token(spark)
+        spark.stop()
+        spark = tfos_nb.spark_session(2, conf={"spark.ui.enabled": "false"})
+        again = looked_with_tensorflow(spark)
+        shared = warm_token(spark) == token
+        import termcolor
+        with open(termcolor.__file__, "a") as file:
+            file.write("VERSION = 2")
+        changed = looked_with_tensorflow(spark)
+        print("told", json.dumps([without, beside, [list(row) for row in given], after, again, changed, shared]))
         spark.stop()
         """,
         TFOS_NB_PREWARM=None,
         TMPDIR=str(tmp_path),
+        PYTHONPATH=os.pathsep.join([str(packages), *filter(None, [ENVIRONMENT.get("PYTHONPATH")])]),
     )
     told = next(line for line in ended.stdout.splitlines() if line.startswith("told "))
-    without, beside, given, after = json.loads(told.removeprefix("told "))
-    assert [there for there, *_ in without + after] == [False] * 4
-    assert [(there, names, reused) for there, names, reused, *_ in beside] == [(True, [], "1")] * 2
-    assert len({pid for *_, pid, _ in beside}) == 2
+    without, beside, given, after, again, changed, shared = json.loads(told.removeprefix("told "))
+    assert [found[0] for found, *_ in without + after] == [False] * 4
+    assert [found for found, *_ in beside + again] == [[True, [], "1", True, 1]] * 4
+    assert shared, "both sessions have the same warm process"
+    assert [found for found, *_ in changed] == [[True, [], "1", True, 2]] * 2, "they have read the changed file"
+    assert len({pid for _, pid, _ in beside}) == 2
     assert len({drawn for *_, drawn in beside}) == 2, "two workers draw the same numbers"
     assert given == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]

@@ -352,6 +352,14 @@ def test_a_user_without_a_home_has_a_server_too(monkeypatch: pytest.MonkeyPatch)
     assert len(warm_process._fingerprint({"TF_ONE": "1"})) == 8
 
 
+def test_only_what_an_import_reads_asks_for_another_server() -> None:
+    plain = warm_process._fingerprint({})
+    for name in ("PYTHONHASHSEED", "PYTHON_GIL", "TF_ONE"):
+        assert warm_process._fingerprint({name: "1"}) != plain
+    for name in ("PYTHONPATH", "PYTHON_FAULTHANDLER_DIR", "PYTHON_UNIX_DOMAIN_ENABLED", "PYTHON_WORKER_FACTORY_PORT"):
+        assert warm_process._fingerprint({name: "1"}) == plain
+
+
 def test_what_a_killed_server_left_is_removed_by_the_next(root: Path, anchor: subprocess.Popen[bytes]) -> None:
     before = set(root.glob("tfos_nb-warm-*"))
     WarmProcess.of_the_application(dict(os.environ), replace(terms_of(anchor), token="a killed one's")).close()

@@ -31,10 +31,12 @@ __all__ = ["VARIABLE", "wanted"]
 logger = logging.getLogger(__name__)
 
 VARIABLE = "TFOS_NB_PYTHON_DAEMON"
+_MEMORY_LIMIT = "PYSPARK_EXECUTOR_MEMORY_MB"
 _LOOKS = 10  # at the daemon's workers, in the time after which it ends
+_FIRST_WITHIN = 30.0  # seconds to the first worker: Spark may have stopped while TensorFlow was imported
 
 
-def wanted(token: str, idle: float) -> dict[str, str]:
+def wanted(token: str, idle: float, version: str = "") -> dict[str, str]:
     """Return the environment variables that let a Python function run in a worker that has imported TensorFlow.
 
     Parameters
@@ -43,8 +45,10 @@ def wanted(token: str, idle: float) -> dict[str, str]:
         The application's token.
     idle : float
         Seconds after which an unused warm process ends.
+    version : str, optional
+        Names the versions of the imported files. Spark starts another daemon for another one.
     """
-    return {VARIABLE: f"{token} {idle:g}"}
+    return {VARIABLE: f"{token} {idle:g} {version}".rstrip()}
 
 
 def run() -> None:
@@ -57,9 +61,12 @@ def run() -> None:
 
 def _forked_if_possible(wish: str) -> ForkedProcess | None:
     """Fork the daemon as :func:`wanted`; if that fails, say why in the executor's log and return None."""
-    token, _, idle = wish.partition(" ")
+    token, _, others = wish.partition(" ")
+    if os.environ.get(_MEMORY_LIMIT):
+        logger.warning("Spark's Python workers import TensorFlow themselves: spark.executor.pyspark.memory limits them")
+        return None
     try:
-        return _forked(token, float(idle))
+        return _forked(token, float(others.split(" ")[0]))
     except ValueError:  # of another version; its message would contain a part of the variable
         why = f"the value of {VARIABLE} is not understood"
     except OSError as error:
@@ -108,8 +115,6 @@ def _pyspark_daemon() -> Any:
 
 def main() -> None:
     """Run PySpark's daemon in a process that was forked from the warm process."""
-    import numpy as np
-
     from tfos_nb.runtime.control.processes import PARENT_VARIABLE, name_this_process
 
     for given, descriptor in enumerate(map(int, sys.argv[1:3])):
@@ -118,22 +123,34 @@ def main() -> None:
     idle = float(sys.argv[3])
     sys.argv[1:4] = []
     os.environ.pop(PARENT_VARIABLE, None)
-    os.register_at_fork(after_in_child=np.random.seed)  # otherwise all workers would draw the same numbers
+    os.register_at_fork(after_in_child=partial(_begin_worker, os.getpid()))
     name_this_process("pyspark.daemon")
     _IdleWatch(idle).start()
     _pyspark_daemon().manager()
 
 
+def _begin_worker(daemon: int) -> None:
+    """Undo in a worker what is the daemon's. The processes that a worker's program forks stay as it makes them."""
+    if os.getppid() == daemon:
+        import numpy as np
+
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        np.random.seed()  # otherwise all workers would draw the same numbers
+
+
 class _IdleWatch:
     """Ends this daemon after ``idle`` seconds without a worker. Spark starts another one when it needs it.
 
-    Spark ends idle workers, and never a daemon, which holds TensorFlow's memory.
+    Spark ends idle workers, and never a daemon, which holds TensorFlow's memory. A daemon that has had no worker yet
+    ends sooner, and so does one without a worker if the memory is nearly used up.
     """
 
     def __init__(self, idle: float) -> None:
-        self._every = idle / _LOOKS
+        self._every = min(idle, _FIRST_WITHIN) / _LOOKS
+        self._most = _LOOKS  # looks in a row that find no worker
+        self._most_later = round(idle / self._every)
         self._daemon = os.getpid()
-        self._looks = 0  # in a row that found no worker
+        self._looks = 0
 
     def start(self) -> None:
         """Look from now on; a forked worker does not."""
@@ -141,11 +158,18 @@ class _IdleWatch:
         signal.setitimer(signal.ITIMER_REAL, self._every, self._every)
 
     def _look(self, *_: object) -> None:
-        if os.getpid() != self._daemon:  # an alarm of a worker's own program
+        if _has_children(self._daemon):
+            self._looks, self._most = 0, self._most_later
             return
-        self._looks = 0 if _has_children(self._daemon) else self._looks + 1
-        if self._looks >= _LOOKS:
+        self._looks += 1
+        if self._looks >= self._most or _lacks_memory():
             os.kill(self._daemon, signal.SIGTERM)
+
+
+def _lacks_memory() -> bool:
+    from tfos_nb.runtime.node.warm_process import LEAST_MEMORY, memory_left
+
+    return memory_left() < LEAST_MEMORY
 
 
 def _has_children(pid: int) -> bool:

@@ -63,6 +63,7 @@ from tfos_nb.runtime.control.wire import message
 
 __all__ = [
     "DAEMON_CONF",
+    "LEAST_MEMORY",
     "PROGRAMS",
     "PYTHON_DAEMON",
     "Fork",
@@ -70,7 +71,9 @@ __all__ = [
     "ServerTerms",
     "WarmProcess",
     "can_fork",
+    "changed_on_this_host",
     "import_all",
+    "memory_left",
     "state_on_this_host",
 ]
 
@@ -78,6 +81,9 @@ DAEMON_CONF = "spark.python.daemon.module"
 PYTHON_DAEMON = "tfos_nb.runtime.node.python_daemon"
 PROGRAMS = ("tfos_nb.runtime.node.tensorflow_process", "tfos_nb.runtime.node.single_program", PYTHON_DAEMON)
 """Programs that can be forked: a node's process, a program of :mod:`tfos_nb.parallel`, and Spark's Python daemon."""
+
+LEAST_MEMORY = 0.05
+"""Fraction of the memory that must be free; with less, a server without nodes ends."""
 
 _MOST = 1 << 16  # maximum size of a message, in bytes
 _ENVIRONMENT = 1 << 20  # maximum size of an Environment message, in bytes
@@ -89,7 +95,6 @@ _WARM_FORKS_WITHIN = 20.0  # the same, if all is imported: a forker that takes l
 _LEADS_WITHIN = 5.0  # seconds for a forked process to become the leader of a group
 _CODE_WITHIN = 5.0  # seconds to wait for a process's exit code after its end; its forker may have been stopped
 _LOOK_EVERY = 5.0  # seconds between two checks of the machine's memory
-_LEAST_MEMORY = 0.05  # fraction of the memory that must be free; with less, a server without nodes ends
 _MOST_SERVERS = 3  # servers of an application; each has other values of the variables that an import depends on
 _PREFIX = "tfos_nb-warm-"
 _READY = "ready"  # name of the file that lists the imported files and their modification times, once all are imported
@@ -100,8 +105,9 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group: SO_PEERCRED, unix(7)
 # Environment variables that Python, TensorFlow, Keras and their libraries read when they are imported, or when the
 # interpreter starts. A server has one set of values of these; all other variables are set after the fork. h5py sets
 # HDF5_PLUGIN_PATH when it is imported, so only Spark workers that have applied a model have it: it is not compared.
+# Nor is what Spark tells its workers, such as PYTHON_FAULTHANDLER_DIR, which is another one in each executor.
 _IMPORT_READS = re.compile(
-    r"PYTHON(?!PATH$|_WORKER_FACTORY)|TF_(?!CONFIG$)|TENSORFLOW|KERAS|XLA_|CUDA_|NVIDIA_|NCCL_|OMP_|KMP_|MKL_|OPENBLAS"
+    r"PYTHON(?!PATH$|_)|PYTHON_(?:CONTEXT|CPU|FROZEN|GIL|JIT|PRESITE|THREAD|TLBC)|TF_(?!CONFIG$)|TENSORFLOW|KERAS|XLA_|CUDA_|NVIDIA_|NCCL_|OMP_|KMP_|MKL_|OPENBLAS"
     r"|BLIS_|GOTO_|GFORTRAN_|NUMEXPR|NPY_|NUMPY|SCIPY_|PANDAS_|HDF5_(?!PLUGIN_PATH$)|GRPC_|ABSL_|PROTOCOL_BUFFERS"
     r"|WRAPT_|MSGPACK_|PILLOW_|OPENSSL_|SSLKEYLOGFILE$|ARROW_|JE_ARROW_|MALLOC_|GLIBC_|LD_|LANG$"
     r"|LANGUAGE$|LC_|HOME$"
@@ -182,6 +188,17 @@ def state_on_this_host(env: Mapping[str, str], token: str) -> str:
     if not _is_served(directory):
         return "cold"
     return "warm" if (directory / _READY).exists() else "importing"
+
+
+def changed_on_this_host(token: str) -> dict[str, int | None]:
+    """Return the files that changed since an application's warm servers imported them, with their times of change."""
+    application = _directory({}, token)
+    changed = {}
+    for directory in _served_directories(application):
+        for file, when in _imported_by(directory).items():
+            if (now := _changed_at(file)) != when:
+                changed[file] = now
+    return changed
 
 
 def can_fork() -> bool:
@@ -468,16 +485,21 @@ def _end_server(directory: Path) -> None:
 
 def _end_if_stale(directory: Path) -> None:
     """End the server if a file that it has imported has changed since: nodes would run the old code."""
-    try:
-        imported: dict[str, int] = json.loads((directory / _READY).read_text())
-    except (OSError, ValueError):  # it is still importing, or the disk is full
-        return
-    if all(_changed_at(file) == when for file, when in imported.items()):
+    if all(_changed_at(file) == when for file, when in _imported_by(directory).items()):
         return
     _end_server(directory)
     deadline, nothing = time.monotonic() + _LEADS_WITHIN, threading.Event()
     while _is_served(directory) and time.monotonic() < deadline:
         nothing.wait(0.02)
+
+
+def _imported_by(directory: Path) -> dict[str, int]:
+    """Return the files that a server has imported; none if it is still importing, or the disk is full."""
+    try:
+        imported: dict[str, int] = json.loads((directory / _READY).read_text())
+    except (OSError, ValueError):
+        return {}
+    return imported
 
 
 def _tell_ready(directory: Path) -> None:
@@ -656,7 +678,7 @@ class WarmServer:
     def _is_over(self) -> bool:
         waited = time.monotonic() - self._idle_since
         is_unwanted = waited >= self._terms.idle or not self._is_anchored()
-        return is_unwanted or _memory_left() < _LEAST_MEMORY or self._is_one_too_many(waited)
+        return is_unwanted or memory_left() < LEAST_MEMORY or self._is_one_too_many(waited)
 
     def _is_anchored(self) -> bool:
         """Return whether an executor of the application is there, and watch one."""
@@ -742,7 +764,7 @@ def _has_ended(watch: int) -> bool:
     return bool(select.select([watch], [], [], 0)[0])
 
 
-def _memory_left() -> float:
+def memory_left() -> float:
     """Return the fraction of memory that is free: of the machine, or of its container's limit if that is less."""
     import psutil
 
@@ -850,10 +872,12 @@ def _become(order: Fork, fds: list[int], leads: int) -> None:
         if order.program not in PROGRAMS:
             raise ValueError(f"{order.program} is not forked")
         importlib.import_module(order.program).main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except Exception:  # noqa: BLE001 - it is written to the program's own output
         traceback.print_exc()
     finally:
-        os._exit(code)  # reached only after an error
+        os._exit(code)  # reached only after an error, and after sys.exit
 
 
 def import_all() -> None:
