@@ -167,10 +167,12 @@ def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[Any, ...]:
         model = keras.Sequential([keras.Input((1,), dtype="int64"), Count(), keras.layers.Dense(1)])
         model.compile(loss="mse", optimizer=keras.optimizers.SGD(0.0))  # so that the loss does not hang on the order
     begun: list[int] = []
-    callbacks = [
-        slowly(args.get("pause", 1.0)),
-        keras.callbacks.LambdaCallback(on_epoch_begin=lambda e, _: begun.append(e)),
-    ]
+
+    def begin(epoch: int, logs: Any) -> None:
+        begun.append(epoch)
+        print(f"generation {ctx.generation}, epoch {epoch}", flush=True)
+
+    callbacks = [slowly(args.get("pause", 1.0)), keras.callbacks.LambdaCallback(on_epoch_begin=begin)]
     if "pause_step" in args:
         callbacks.append(stepwise(args, ctx))
     if args.get("backup"):

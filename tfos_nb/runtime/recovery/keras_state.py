@@ -227,8 +227,8 @@ class _KeptFit:
         for callback in self._callbacks:
             if any(kind.__name__ == "CSVLogger" for kind in type(callback).__mro__):
                 _continue_csv(callback, agreed.moment.epoch)
-        amid = f", step {agreed.moment.step}," if agreed.moment.step else ""
-        _log.info("fit goes on after epoch %d%s from memory", agreed.moment.epoch, amid)
+        step = f", step {agreed.moment.step}" if agreed.moment.step else ""
+        _log.info("fit goes on after epoch %d%s, from memory", agreed.moment.epoch, step)
 
     def _fits(self, agreed: Agreed) -> bool:
         contents = self._contents
