@@ -90,8 +90,8 @@ def refuse_unknown(url: str) -> None:
 
     Examples
     --------
-    >>> refuse_unknown("hdfs:///models"), refuse_unknown("/models")
-    (None, None)
+    >>> refuse_unknown("hdfs:///models"), refuse_unknown("/models"), refuse_unknown("simplecache::s3://bucket/models")
+    (None, None, None)
     >>> refuse_unknown("hdfs:/models")
     Traceback (most recent call last):
     ...
@@ -103,13 +103,15 @@ def refuse_unknown(url: str) -> None:
     if nearly := _NEARLY.match(url):
         before = f"{nearly[1]}://{'/' if nearly[1] in ('file', *_HADOOP) else ''}"  # a host may be left out there
         raise Unreachable(f"{nearly[1]}:/…: a URL has two slashes after its scheme, as in {before}models")
-    if scheme not in (*_TENSORFLOW_OPENS, *_HADOOP):
+    for one in scheme.split("::"):  # fsspec's file systems may be chained
+        if one in (*_TENSORFLOW_OPENS, *_HADOOP):
+            continue
         try:
-            fsspec.get_filesystem_class(scheme)
+            fsspec.get_filesystem_class(one)
         except ValueError:
-            like = difflib.get_close_matches(scheme, [*_HADOOP, *fsspec.available_protocols()], 1)
+            like = difflib.get_close_matches(one, [*_HADOOP, *fsspec.available_protocols()], 1)
             meant = f"; did you mean {like[0]}://?" if like else ""
-            raise Unreachable(f"{_place(url)}: no file system is known for {scheme}://{meant}") from None
+            raise Unreachable(f"{_place(url)}: no file system is known for {one}://{meant}") from None
         except ImportError:  # the package may be where the nodes are
             pass
 
