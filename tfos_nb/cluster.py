@@ -25,6 +25,7 @@ from tfos_nb.driver.evaluator import EvaluatorDesk
 from tfos_nb.driver.feeding.streaming import StreamTraining, is_stream, refuse_stream
 from tfos_nb.driver.feeding.training import Training
 from tfos_nb.driver.feeding.training_calls import TrainingCalls
+from tfos_nb.driver.hangs.watch import HangWatch
 from tfos_nb.driver.launching import NodeTasks, check_door_variables, check_keras, open_door, survey
 from tfos_nb.driver.node_jobs import NodeJobs
 from tfos_nb.driver.outcome import ClusterOutcome
@@ -39,6 +40,7 @@ from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.control.processes import private_directory, remove_directory
 from tfos_nb.runtime.control.reports import History
 from tfos_nb.runtime.inference.serving import InferTask
+from tfos_nb.runtime.node.stacks import NO_ANSWER, no_answer
 from tfos_nb.spark.session import SparkJobs, session_and_format
 from tfos_nb.state import active_clusters
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine
@@ -273,6 +275,7 @@ class Cluster:
         self._lifecycle.at_end(nodes.forget)
         self._lifecycle.at_end(partial(active_clusters.end, self))
         self._lifecycle.run(door, self._address)
+        HangWatch(self.plan.name, self._desk, self._outcome.over).start()
 
     def _open_tunnel(self, door: Door) -> None:
         directory = private_directory("tunnel")
@@ -496,6 +499,41 @@ class Cluster:
             self._desk.scale(plan)
             if found is not None:
                 self._nodes.submit_more(plan, found)
+
+    def stacks(self, timeout: float = 5.0) -> dict[str, str]:
+        """Return where each node's program is: the Python stacks of all its threads, the main thread first.
+
+        It also works while a program hangs. The nodes go on meanwhile.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait for the nodes' answers.
+
+        Returns
+        -------
+        dict of str to str
+            By node, as faulthandler writes them; for a node that did not answer, why. If `py-spy` is installed on an
+            executor, it is asked about a process that was stopped by a signal.
+
+        Raises
+        ------
+        ClusterClosed
+            If the cluster has ended.
+
+        Examples
+        --------
+        >>> print(cluster.stacks()["worker:1"])  # doctest: +SKIP
+        Thread (main) 0x00007f2b1c0fb740 (most recent call first):
+          File "/home/ann/clicks.py", line 31 in load
+          File "/home/ann/clicks.py", line 44 in main
+        """
+        seconds = check_seconds("timeout", timeout, above=0)
+        if self._lifecycle.status.ended:
+            raise ClusterClosed(f"cluster {self.plan.name} has ended: no node has a stack any more")
+        taken = self._desk.stacks(seconds)
+        running = [one.node for one in self.snapshot().nodes if one.pid is not None and not one.status.ended]
+        return {name: taken[name].text or no_answer(taken[name]) if name in taken else NO_ANSWER for name in running}
 
     def wait(self, timeout: float | None = None) -> None:
         """Tell the nodes that no more data come, and wait until every ``main`` has returned.

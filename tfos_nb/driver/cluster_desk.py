@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tfos_nb.driver.feed_desk import FeedDesk
+from tfos_nb.driver.hangs.explanation import Situation
 from tfos_nb.driver.membership import (
     Aborted,
     Arrived,
@@ -65,7 +66,8 @@ from tfos_nb.runtime.control.reports import Heartbeat, History, LogLines
 from tfos_nb.runtime.feed.ledger import FeedFrom, PassDone, WorkerThrough
 from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.node.spark_task import HoldsSlot, NodeThere, NodeWanted, SlotUse, SupervisorEnded
-from tfos_nb.state.cluster_state import LogLine, NodeState
+from tfos_nb.runtime.node.stacks import AskStacks, StacksTaken
+from tfos_nb.state.cluster_state import LogLine, NodeState, NodeStatus
 from tfos_nb.state.log_buffer import LogBook
 
 __all__ = ["ClusterDesk", "ClusterEvent"]
@@ -125,6 +127,8 @@ class ClusterDesk:
         self._links: dict[int, Link] = {}
         self._streams: dict[Link, int] = {}
         self._count = 0
+        self._stacks_asked = 0
+        self._stacks: dict[str, StacksTaken] = {}  # answers to the last question
         self._planned_at = time.monotonic()
         self._events: deque[ClusterEvent] = deque(maxlen=max(_EVENTS_KEPT, _EVENTS_OF_A_NODE * len(plan.nodes)))
         self._note_event(Planned(plan, restarts))
@@ -148,6 +152,7 @@ class ClusterDesk:
             FeedFrom: lambda node, message: self.feeds.wants_from(message),
             PositionHeld: self._position_held,
             MainReturned: self._main_returned,
+            StacksTaken: self._stacks_taken,
         }
 
     # --- the Desk: called in the door's thread ---
@@ -246,6 +251,10 @@ class ClusterDesk:
     def _main_returned(self, node: str, message: MainReturned) -> None:
         self._results[node] = message.result
         self._apply(Said(node, replace(message, result=b"")))
+
+    def _stacks_taken(self, node: str, message: StacksTaken) -> None:
+        if message.number == self._stacks_asked:
+            self._stacks[node] = message
 
     def _position_held(self, node: str, message: PositionHeld) -> None:
         """Record a node's part of a state; if all nodes have theirs now, absent nodes may join."""
@@ -398,6 +407,16 @@ class ClusterDesk:
         """Have one node's task leave its slot: the first task that asks within :data:`_ASKED_WITHIN` seconds."""
         with self.changed:
             self._slot_wanted_until = time.monotonic() + _ASKED_WITHIN
+
+    def stacks(self, timeout: float) -> dict[str, StacksTaken]:
+        """Ask all nodes that run for their stacks; return what has come within ``timeout`` seconds."""
+        with self.changed:
+            asked = {str(one.node) for one in self.members.members.values() if one.up and one.stream in self._links}
+            self._stacks_asked += 1
+            number, self._stacks = self._stacks_asked, {}
+            self.send(AskStacks(number), asked)
+            self.changed.wait_for(lambda: number != self._stacks_asked or self._stacks.keys() >= asked, timeout)
+            return dict(self._stacks)
 
     def tend(self, nodes: Iterable[str], hold: bool) -> None:
         """Record that these nodes were submitted to Spark, and whether their tasks hold slots."""
@@ -580,6 +599,38 @@ class ClusterDesk:
         """How many rows all nodes have taken, and how many progress reports the training nodes have sent."""
         with self.changed:
             return self._rows, self._reports
+
+    def marks(self) -> dict[str, Any] | None:
+        """Return by node what changes when it moves; None unless all nodes that train have begun, and rows wait."""
+        with self.changed:
+            training = [one for one in self.members.training if not one.status.ended]
+            if not training or not all(one.status is NodeStatus.TRAINING for one in training):
+                return None
+            figures = {str(one.node): self._figures[str(one.node)] for one in training}
+            if all(one.starved for one in figures.values()):
+                return None
+            return {name: (one.taken, one.rows, self.members.rendezvous) for name, one in figures.items()}
+
+    def situations(self, stacks: Mapping[str, StacksTaken]) -> list[Situation]:
+        """Return what is known of each node that trains, with its stacks."""
+        with self.changed:
+            training = [one for one in self.members.training if not one.status.ended]
+            return [self._figures[str(one.node)].situation(one, stacks.get(str(one.node))) for one in training]
+
+    @property
+    def returned(self) -> list[str]:
+        """The nodes that trained and whose main has returned."""
+        with self.changed:
+            return [str(one.node) for one in self.members.training if one.returned]
+
+    def write_findings(self, findings: Mapping[str, str]) -> None:
+        """Show with each node, and in its log, what it does while nothing moves; without any, no more."""
+        with self.changed:
+            for name, figures in self._figures.items():
+                figures.finding = findings.get(name, "")
+            for name, text in findings.items():
+                self._log.add(name, (f"tfos_nb: nothing moves: this node {text}",))
+            self.changed.notify_all()
 
     def worked(self) -> dict[str, float]:
         """Return the CPU time in seconds that each training node has used so far."""

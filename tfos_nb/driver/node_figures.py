@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+from tfos_nb.driver.hangs.explanation import Situation
 from tfos_nb.driver.membership import Member
 from tfos_nb.runtime.control.reports import EVALUATE, OVER, GpuFigures, Heartbeat, StepReport
+from tfos_nb.runtime.node.stacks import StacksTaken
 from tfos_nb.state.cluster_state import GpuUse, NodeState, NodeStatus
 from tfos_nb.state.curve import Curve
 from tfos_nb.state.metric_order import in_order, rank
@@ -36,6 +38,8 @@ class NodeFigures:
     rows: int = 0
     rate: float | None = None
     rated: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
+    taken: int = 0  # reports of the program
+    finding: str = ""  # what it does while nothing moves
     told_of_nan: bool = False  # its log says already that its loss became NaN
 
     @property
@@ -44,9 +48,22 @@ class NodeFigures:
         feed = self.heartbeat.feed if self.heartbeat is not None else None
         return feed is not None and not feed.hungry
 
+    @property
+    def starved(self) -> bool:
+        """Whether it waits for rows."""
+        feed = self.heartbeat.feed if self.heartbeat is not None else None
+        return feed is not None and feed.hungry
+
+    def situation(self, member: Member, stacks: StacksTaken | None) -> Situation:
+        """Return what is known of it, for an explanation why nothing moves."""
+        beat = self.heartbeat
+        place = self.report.epoch or 0, self.report.step or 0
+        used = beat.cpu_percent if beat is not None else None
+        return Situation(str(member.node), place, self.starved, member.saving, used, stacks)
+
     def begin_anew(self) -> None:
         """Forget the previous process. Its figures stay until newer ones come."""
-        self.heartbeat, self.told_of_nan = None, False
+        self.heartbeat, self.told_of_nan, self.finding = None, False, ""
         self.forget_rate()
 
     def beat(self, heartbeat: Heartbeat, now: float) -> None:
@@ -76,6 +93,7 @@ class NodeFigures:
         An evaluation counts its own steps, and reports the training epoch that it belongs to. A metric stays until a
         newer value comes, or training starts again.
         """
+        self.taken += 1
         self.pace.take(report)
         if report.phase == EVALUATE:
             before = self.trained
@@ -136,7 +154,8 @@ class NodeFigures:
             cpu_percent=beat.cpu_percent if beat and alive else None,
             memory_bytes=beat.memory_bytes if beat and alive else None,
             heartbeat_age=now - self.heard_at if self.heard_at is not None and alive else None,
-            detail=_how_it_starts(member),
+            detail=self.finding or _how_it_starts(member),
+            stuck=bool(self.finding) and alive,
         )
 
 

@@ -183,8 +183,13 @@ def _node(
         cpu,
         memory,
         None if node.heartbeat_age is None or node.status.ended else round(node.heartbeat_age, 1),
-        clip(node.detail, 90) if node.step is None or node.status in (NodeStatus.FAILED, NodeStatus.LOST) else "",
+        clip(node.detail, 90) if _is_detail_shown(node) else "",
     ]
+
+
+def _is_detail_shown(node: NodeState) -> bool:
+    """Whether a node's detail takes the place of its step."""
+    return node.step is None or node.stuck or node.status in (NodeStatus.FAILED, NodeStatus.LOST)
 
 
 def _place(node: NodeState, wrong: dict[str, str]) -> int:

@@ -80,7 +80,7 @@ def refuse_what_is_outside(model: Any) -> None:
         )
     if not all(map(_is_distributed, _of_optimizers(model))):
         raise PlanError(f"the optimizer of model {model.name!r} was made outside of the strategy's scope. {_HOW}")
-    for layer in _innermost(model.layers):
+    for layer in _innermost(getattr(model, "layers", ())):  # a layer may be its own trainer
         raise PlanError(
             f"layer {layer.name!r} was built outside of the strategy's scope: each worker would begin with weights of "
             f"its own. {_HOW}"

@@ -18,6 +18,7 @@ from tfos_nb.runtime.control.reports import Heartbeat, LogLines, ReportBox
 from tfos_nb.runtime.host.gpu import GpuWatch, gpu_variables
 from tfos_nb.runtime.host.output import Output
 from tfos_nb.runtime.host.usage import ProcessUse
+from tfos_nb.runtime.node.stacks import StacksTaken, take_stacks
 from tfos_nb.runtime.node.warm_process import PROGRAMS, Fork, ForkedProcess, WarmProcess
 
 __all__ = ["Exited", "Heard", "NodeProcess", "Wrote", "environment_of", "environment_to_warm"]
@@ -88,6 +89,7 @@ class NodeProcess:
         warm: WarmProcess | None = None,
     ) -> None:
         self._node = job.node
+        self._directory = directory
         self._patience = float(str(job.settings.get("heartbeat_timeout", 15.0)))
         self._note = ""
         self._events = events
@@ -150,6 +152,10 @@ class NodeProcess:
             return None
         use = self._use
         return Heartbeat(self._node, use.cpu_percent, use.memory_bytes, reports, feed, self._gpus.newest)
+
+    def stacks(self, number: int) -> StacksTaken:
+        """Take the stacks of its threads; waits for a second at most."""
+        return take_stacks(self._node, number, self._process.pid, self._directory)
 
     def left_over(self) -> list[Any]:
         """Return its output and reports that were not sent on yet, after it has ended."""

@@ -51,6 +51,7 @@ from tfos_nb.runtime.feed import ledger
 from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.host.gpu_claims import GpuClaims, GpusTaken
 from tfos_nb.runtime.node.process import Exited, Heard, NodeProcess, environment_of
+from tfos_nb.runtime.node.stacks import AskStacks
 from tfos_nb.runtime.node.tensorboard import TensorBoard
 from tfos_nb.runtime.node.warm_process import ServerTerms, WarmProcess, can_fork
 from tfos_nb.runtime.recovery.memory_state import StateMemory
@@ -282,6 +283,10 @@ class Supervisor:
         if isinstance(message, StartAgain):
             self._start_again(message)
             return True
+        if isinstance(message, AskStacks):
+            given = self._process, message.number
+            threading.Thread(target=self._send_stacks, args=given, name="tfos_nb stacks", daemon=True).start()
+            return True
         if isinstance(message, Start):
             self._tick_every = tick_among(sum(map(len, message.cluster_spec.values())), self._timeout)
         if isinstance(message, (Stop, Farewell)):
@@ -291,6 +296,9 @@ class Supervisor:
             self._limit_life(message)
         self._process.send(message)
         return True
+
+    def _send_stacks(self, process: NodeProcess, number: int) -> None:
+        self._stream.send(process.stacks(number))
 
     def _limit_life(self, message: Stop | Farewell) -> None:
         if isinstance(message, Farewell):

@@ -55,6 +55,7 @@ from tfos_nb.runtime.feed.row_queues import DEFAULT_QUEUE, RowQueues
 from tfos_nb.runtime.feed.transfer import FeedServer
 from tfos_nb.runtime.inference.serving import RequestDesk
 from tfos_nb.runtime.keras.fit import NODE_VARIABLE
+from tfos_nb.runtime.node.stacks import write_stacks_when_asked
 from tfos_nb.runtime.node.tensorboard import make_log_dir
 from tfos_nb.runtime.program.context import ContextCalls, ContextSettings, NodeContext
 from tfos_nb.runtime.program.peers import Peers
@@ -415,6 +416,7 @@ def main() -> None:
     for chatty in ("absl", "tensorflow"):  # they log a line for each compiled collective
         logging.getLogger(chatty).setLevel(logging.WARNING)
     messages, reports, directory, host = sys.argv[1:5]
+    write_stacks_when_asked(directory)
     channel = Channel.of_fd(int(messages))
     reporter = Reporter(socket.socket(fileno=int(reports)))
     job = next(iter(channel))

@@ -1,0 +1,70 @@
+"""Why nothing moves, from what the nodes have told."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfos_nb.driver.hangs.explanation import Situation, explain
+from tfos_nb.runtime.node.stacks import StacksTaken
+
+PYTHON = "/usr/lib/python3.11"
+PACKAGES = f"{PYTHON}/site-packages"
+USERS = ("/home/ann/clicks.py", 31, "load")
+EXECUTE = (f"{PACKAGES}/tensorflow/python/eager/execute.py", 53, "quick_execute")
+
+
+def stacks(*frames: tuple[str, int, str], state: str = "S", pressure: float = 0.0) -> StacksTaken:
+    lines = [f'  File "{file}", line {line} in {function}' for file, line, function in frames]
+    called = "(most recent call first):"
+    text = "\n".join([f"Thread (main) 0x01 {called}", *lines, "", f"Thread 0x02 {called}"])
+    return StacksTaken("", 1, text if frames else "", state, pressure)
+
+
+@pytest.mark.parametrize(
+    ("taken", "text"),
+    [
+        (stacks(USERS), "is in your program, line 31 of clicks.py, in load"),
+        (stacks(("/tmp/ipykernel_7/123.py", 4, "main")), "is in your program, line 4 of the cell, in main"),
+        (stacks((f"{PYTHON}/threading.py", 320, "wait"), USERS), "is in your program, line 31 of clicks.py, in load"),
+        (
+            stacks((f"{PYTHON}/ssl.py", 1166, "read"), (f"{PACKAGES}/requests/api.py", 59, "get"), USERS),
+            "waits for an answer from the network, line 31 of clicks.py, in load",
+        ),
+        (
+            stacks((f"{PACKAGES}/keras/src/saving/saving_lib.py", 9, "save_model"), USERS),
+            "saves, line 31 of clicks.py, in load",
+        ),
+        (stacks(USERS, state="D"), "waits for a disk or a network file system, line 31 of clicks.py, in load"),
+        (stacks(state="T"), "was stopped by a signal (SIGSTOP)"),
+        (stacks(), "did not answer when it was asked for its stack"),
+        (
+            stacks(USERS, pressure=42.0),
+            "is in your program, line 31 of clicks.py, in load; its host is short of memory (pressure 42 %)",
+        ),
+    ],
+)
+def test_a_node_that_the_others_wait_for_is_named(taken: StacksTaken, text: str) -> None:
+    waits = stacks(EXECUTE, USERS)
+    others = [Situation(name, (1, 9), cpu_percent=1.0, stacks=waits) for name in ("worker:0", "worker:2")]
+    told, findings = explain([*others, Situation("worker:1", (1, 9), cpu_percent=1.0, stacks=taken)])
+    assert told == f"worker:1 is behind: it {text}"
+    assert [one.waits for one in findings] == [True, True, False]
+
+
+def test_nodes_that_all_wait_in_tensorflow_are_shown_with_what_they_have_reported() -> None:
+    pool = (f"{PYTHON}/multiprocessing/pool.py", 774, "get")
+    devices = (f"{PACKAGES}/tensorflow/python/distribute/cross_device_ops.py", 1208, "_all_reduce_per_replica_values")
+    first = Situation("worker:0", (1, 6), cpu_percent=0.0, stacks=stacks(EXECUTE, USERS))
+    second = Situation("worker:1", (1, 7), cpu_percent=0.0, stacks=stacks(pool, devices, USERS))
+    told, _ = explain([first, second])
+    assert told.startswith("all nodes wait for each other in TensorFlow")
+    assert told.endswith("Last reported: worker:0 step 6 of epoch 1, worker:1 step 7 of epoch 1")
+
+
+def test_a_node_that_computes_is_behind_and_one_without_rows_is_waited_for() -> None:
+    waits = Situation("worker:0", cpu_percent=1.0, stacks=stacks(EXECUTE, USERS))
+    computes = Situation("worker:1", cpu_percent=180.0, stacks=stacks(EXECUTE, USERS))
+    starved = Situation("worker:1", starved=True, cpu_percent=1.0, stacks=stacks(EXECUTE, USERS))
+    assert explain([waits, computes])[0].startswith("worker:1 is behind: it computes in TensorFlow")
+    assert explain([waits, starved])[0] == "worker:1 waits for rows"
+    assert explain([waits], ["worker:1"])[0].endswith("; main of worker:1 has returned")

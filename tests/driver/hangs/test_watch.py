@@ -1,0 +1,99 @@
+"""When a training counts as hanging, and when no more."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tfos_nb.driver.hangs.explanation import Situation
+from tfos_nb.driver.hangs.watch import HangWatch
+from tfos_nb.runtime.node.stacks import StacksTaken
+
+
+class Nodes:
+    """Two nodes: the second is stopped."""
+
+    def __init__(self) -> None:
+        self.steps: int | None = 0
+        self.written: list[Mapping[str, str]] = []
+        self.returned: list[str] = []
+        self.moves_when_asked = False
+
+    def marks(self) -> Mapping[str, Any] | None:
+        return None if self.steps is None else {"worker:0": self.steps, "worker:1": self.steps}
+
+    def stacks(self, timeout: float) -> Mapping[str, StacksTaken]:
+        if self.moves_when_asked and self.steps is not None:
+            self.steps += 1
+        return {"worker:1": StacksTaken("worker:1", 1, "", "T")}
+
+    def situations(self, stacks: Mapping[str, StacksTaken]) -> list[Situation]:
+        names = "worker:0", "worker:1"
+        return [Situation(name, starved=name == "worker:0", stacks=stacks.get(name)) for name in names]
+
+    def write_findings(self, findings: Mapping[str, str]) -> None:
+        self.written.append(findings)
+
+
+@pytest.fixture
+def nodes() -> Nodes:
+    return Nodes()
+
+
+@pytest.fixture
+def watch(nodes: Nodes) -> HangWatch:
+    watch = HangWatch("clicks", nodes, threading.Event())
+    watch._moved = 0.0
+    return watch
+
+
+def test_ten_seconds_without_a_step_are_told_once(
+    nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for second in range(1, 31):
+        watch.look(float(second))
+    (record,) = caplog.records
+    told = "worker:1 is behind: it was stopped by a signal (SIGSTOP). cluster.stacks() shows more"
+    assert record.getMessage() == f"cluster clicks: no step for 10 s: {told}"
+    assert len(nodes.written) == 1
+    nodes.steps = 1
+    watch.look(31.0)
+    assert caplog.records[-1].getMessage() == "cluster clicks: goes on after 30 s"
+    assert nodes.written[-1] == {}
+
+
+def test_slow_steps_are_given_the_time_of_five(
+    nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    for second in range(1, 41):
+        nodes.steps = second // 8
+        watch.look(float(second))
+    for second in range(41, 78):
+        watch.look(float(second))
+    assert not caplog.records
+    for second in range(78, 84):
+        watch.look(float(second))
+    assert len(caplog.records) == 1
+
+
+def test_nodes_of_which_nothing_is_expected_do_not_hang(
+    nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes.steps = None
+    for second in range(60):
+        watch.look(float(second))
+    assert not caplog.records
+
+
+def test_nothing_is_told_of_nodes_that_move_while_they_are_asked(
+    nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes.moves_when_asked = True
+    for second in range(60):
+        watch.look(float(second))
+    assert not [record for record in caplog.records if "no step" in record.getMessage()]

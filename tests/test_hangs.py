@@ -1,0 +1,193 @@
+"""A training that hangs is explained: which node is behind, and in what; and every node's stack can be had."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.waiting import until
+from tfos_nb import Cluster, errors, launch
+
+ROWS = 3000
+
+
+def wait_for_ever(args: dict[str, Any]) -> None:
+    threading.Event().wait(120)
+
+
+def deadlock(args: dict[str, Any]) -> None:
+    first, second = threading.Lock(), threading.Lock()
+
+    def other() -> None:
+        with second:
+            threading.Event().wait(0.2)
+            first.acquire()
+
+    with first:
+        threading.Thread(target=other, daemon=True).start()
+        threading.Event().wait(0.1)
+        second.acquire()
+
+
+def download(args: dict[str, Any]) -> None:
+    socket.create_connection(tuple(args["server"])).makefile("rb").read(1)
+
+
+def write_to_pipe(args: dict[str, Any]) -> None:
+    _, end = os.pipe()
+    while True:
+        os.write(end, b"x" * 65536)
+
+
+def write_to_slow_disk(args: dict[str, Any]) -> None:
+    os.mkfifo(args["fifo"])
+    Path(args["fifo"]).write_bytes(b"never read")
+
+
+def stop(args: dict[str, Any]) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+WRONG = {one.__name__: one for one in (wait_for_ever, deadlock, download, write_to_pipe, write_to_slow_disk, stop)}
+
+
+def main(args: dict[str, Any], ctx: Any) -> None:
+    """Keras' fit; on the second worker something goes wrong in the sixth step."""
+    import keras
+    import tensorflow as tf
+
+    class Hangs(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 5 and ctx.task_index == 1:
+                WRONG[args["how"]](args)
+
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(loss="mse")
+    model.fit(ctx.dataset(32, x="id", y="y"), verbose=0, callbacks=[Hangs()])
+
+
+def own_loop(args: dict[str, Any], ctx: Any) -> None:
+    """A loop in which the first worker does one more collective than the second, or the second leaves a step out."""
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+    @tf.function
+    def step(number: Any) -> Any:
+        def on_replica(own: Any) -> Any:
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(own))
+
+        return strategy.experimental_local_results(strategy.run(on_replica, (number,)))[0]
+
+    for number, batch in enumerate(ctx.dataset(32)):
+        if number == 5 and ctx.task_index == 0 and args["how"] == "one_more":
+            tf.function(step.python_function)(tf.reduce_sum(batch["id"]))
+        if number != 5 or ctx.task_index == 0 or args["how"] != "leave_out":
+            step(tf.reduce_sum(batch["id"]))
+        ctx.report(epoch=1, step=number + 1)
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, int]]:
+    """A server that takes connections and never says a word."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    yield listener.getsockname()
+    listener.close()
+
+
+LEFT_ALONE = "worker:0 waits in TensorFlow for the other nodes, line .* in own_loop; main of worker:1 has returned"
+Hung = Callable[[str], "tuple[Cluster, str]"]
+
+
+@pytest.fixture
+def hung(
+    spark: SparkSession, tmp_path: Path, server: tuple[str, int], caplog: pytest.LogCaptureFixture
+) -> Iterator[Hung]:
+    """Return a cluster that hangs in a certain way, once that is said, and what is said."""
+    clusters: list[Cluster] = []
+    feeders: list[threading.Thread] = []
+
+    def feed(cluster: Cluster) -> None:
+        with pytest.raises(errors.TfosError):
+            cluster.train(spark.range(0, ROWS, 1, 4).selectExpr("id", "double(id) as y"))
+            cluster.wait()
+
+    def run(how: str) -> tuple[Cluster, str]:
+        args = {"how": how, "server": list(server), "fifo": str(tmp_path / "fifo")}
+        cluster = launch(main if how in WRONG else own_loop, args, workers=2, spark=spark, heartbeat_timeout=60.0)
+        clusters.append(cluster)
+        feeders.append(threading.Thread(target=feed, args=(cluster,)))
+        feeders[-1].start()
+
+        def told() -> str:
+            return next((r.getMessage() for r in caplog.records if ": no step for " in r.getMessage()), "")
+
+        with caplog.at_level(logging.WARNING):
+            assert until(lambda: bool(told()), 60)
+        return cluster, told()
+
+    yield run
+    for cluster in clusters:
+        cluster.stop(0.0)
+    for feeder in feeders:
+        feeder.join(60)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("wait_for_ever", r"worker:1 is behind: it is in your program, line \d+ of test_hangs\.py, in wait_for_ever"),
+        pytest.param(
+            "deadlock",
+            r"worker:1 is behind: it is in your program, line \d+ of test_hangs\.py, in deadlock",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "download",
+            r"worker:1 is behind: it waits for an answer from the network, line \d+ of test_hangs\.py, in download",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "write_to_pipe",
+            r"worker:1 is behind: it is in your program, line \d+ of test_hangs\.py, in write_to_pipe",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "write_to_slow_disk",
+            r"worker:1 is behind: it is in your program, line \d+ of test_hangs\.py, in write_to_slow_disk",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("stop", r"worker:1 is behind: it was stopped by a signal \(SIGSTOP\)", marks=pytest.mark.slow),
+        pytest.param("leave_out", LEFT_ALONE, marks=pytest.mark.slow),
+        pytest.param("one_more", LEFT_ALONE, marks=pytest.mark.slow),
+    ],
+)
+def test_a_hang_explains_itself(hung: Hung, how: str, told: str) -> None:
+    cluster, said = hung(how)
+    assert pytest.approx(10, abs=6) == float(said.split(" no step for ")[1].split(" s")[0])
+    assert re.search(told, said), said
+    stacks = cluster.stacks()
+    assert 'test_hangs.py", line' in stacks["worker:0"].split("\n\n")[0]
+    nodes = {node.node: node for node in cluster.snapshot().nodes}
+    assert "waits in TensorFlow for the other nodes" in nodes["worker:0"].detail
+    assert nodes["worker:0"].stuck
+    if how not in WRONG:
+        assert stacks.keys() == {"worker:0"}
+        return
+    assert nodes["worker:1"].stuck
+    assert "nothing moves: this node" in cluster.logs("worker:1")
+    if how == "stop":
+        assert "stopped by a signal" in stacks["worker:1"]
+    else:
+        assert f"in {how}" in stacks["worker:1"].split("\n\n")[0]

@@ -1,0 +1,126 @@
+"""Say why a training does not move: which node is behind, and in what.
+
+A pure function of what the nodes have told: :func:`explain`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from tfos_nb.runtime.node.stacks import Frame, StacksTaken, frames_of_main
+
+__all__ = ["Finding", "Situation", "explain"]
+
+_WORKS = 20.0  # percent of a core: a process that waits for its peers uses less
+_LIBRARIES = re.compile(
+    r"/(site|dist)-packages/|/lib/python\d|^<frozen |^<string>$|/tfos_nb/|__autograph_generated_file"
+)
+_STANDARD = re.compile(r"/lib/python\d[\d.]*/(?!(site|dist)-packages/)")
+_TENSORFLOW = re.compile(r"/tensorflow/python/(eager|framework|client|distribute|ops)/")
+_SAVES = re.compile(
+    r"/keras/src/saving/|/tensorflow/python/(saved_model|checkpoint|training/saver)|/h5py/|/tf_keras/.*saving"
+)
+_NETWORK = re.compile(
+    r"/(socket|ssl|http/client|urllib/request|selectors|asyncio/.*)\.py$|/(urllib3|requests|aiohttp|botocore)/"
+)
+_CELL = re.compile(r"/ipykernel_\d+/|^<ipython-input")
+_PRESSED = 10.0  # percent
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is known of a node that does not move.
+
+    ``place`` is how far it has come, as the user counts: the epoch and the step. ``starved``: it waits for rows.
+    """
+
+    node: str
+    place: tuple[int, int] = (0, 0)
+    starved: bool = False
+    saving: bool = False
+    cpu_percent: float | None = None
+    stacks: StacksTaken | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a node does. ``waits`` says that it waits for the other nodes, so that it is not the cause."""
+
+    node: str
+    text: str
+    waits: bool = False
+
+
+def explain(situations: Sequence[Situation], returned: Sequence[str] = ()) -> tuple[str, list[Finding]]:
+    """Return one sentence about the whole, and what each node does; ``returned`` are nodes whose ``main`` is over.
+
+    Examples
+    --------
+    >>> stopped = Situation("worker:1", (1, 7), stacks=StacksTaken("worker:1", 1, "", "T"))
+    >>> explain([Situation("worker:0", (1, 7), starved=True), stopped])[0]
+    'worker:1 is behind: it was stopped by a signal (SIGSTOP)'
+    """
+    findings = [_finding(one) for one in situations]
+    behind = [one for one in findings if not one.waits]
+    starved = [one.node for one in situations if one.starved]
+    if len(behind) == 1:
+        return f"{behind[0].node} is behind: it {behind[0].text}", findings
+    if behind:
+        return "; ".join(f"{one.node} {one.text}" for one in behind), findings
+    if starved:
+        return f"{', '.join(starved)} {'wait' if len(starved) > 1 else 'waits'} for rows", findings
+    if returned:
+        waiting = "; ".join(f"{one.node} {one.text}" for one in findings)
+        return f"{waiting}; main of {', '.join(returned)} has returned", findings
+    if len(situations) == 1:
+        return f"{situations[0].node} waits in TensorFlow, and does not compute", findings
+    places = ", ".join(f"{one.node} step {one.place[1]} of epoch {one.place[0]}" for one in situations if one.place[0])
+    told = (
+        "all nodes wait for each other in TensorFlow. All of them must do the same operations together, in the same "
+        "order; one may have left one out"
+    )
+    return f"{told}. Last reported: {places}" if places else told, findings
+
+
+def _finding(one: Situation) -> Finding:
+    """Return what a node does, from the surest sign to the weakest."""
+    state = one.stacks.state if one.stacks is not None else ""
+    frames = frames_of_main(one.stacks.text) if one.stacks is not None else []
+    users = next((frame for frame in frames if not _LIBRARIES.search(frame.file)), None)
+    where = f", {_named(users)}" if users is not None else ""
+    if state == "T":
+        return Finding(one.node, "was stopped by a signal (SIGSTOP)")
+    if state == "D":
+        return Finding(one.node, f"waits for a disk or a network file system{where}")
+    pressure = one.stacks.memory_pressure if one.stacks is not None else 0.0
+    short = f"; its host is short of memory (pressure {pressure:.0f} %)" if pressure >= _PRESSED else ""
+    if one.saving or any(_SAVES.search(frame.file) for frame in frames):
+        return Finding(one.node, f"saves{where}{short}")
+    busy = (one.cpu_percent or 0.0) >= _WORKS
+    if one.starved and not busy and (not frames or _in_tensorflow(frames)):
+        return Finding(one.node, "waits for rows", waits=True)
+    if frames and _in_tensorflow(frames):
+        if busy:
+            return Finding(one.node, f"computes in TensorFlow{where}{short}")
+        return Finding(one.node, f"waits in TensorFlow for the other nodes{where}", waits=True)
+    if frames and _NETWORK.search(frames[0].file):
+        return Finding(one.node, f"waits for an answer from the network{where}{short}")
+    if users is not None:
+        return Finding(one.node, f"is in your program{where}{short}")
+    if frames:
+        return Finding(one.node, f"is in {_named(frames[0])}{short}")
+    return Finding(one.node, "did not answer when it was asked for its stack", waits=False)
+
+
+def _in_tensorflow(frames: Sequence[Frame]) -> bool:
+    """Whether the innermost call outside of Python's own library is TensorFlow's: it may wait for its own threads."""
+    first = next((frame for frame in frames if not _STANDARD.search(frame.file)), None)
+    return first is not None and bool(_TENSORFLOW.search(first.file))
+
+
+def _named(frame: Frame) -> str:
+    file = "the cell" if _CELL.search(frame.file) else PurePath(frame.file).name
+    return f"line {frame.line} of {file}, in {frame.function}"

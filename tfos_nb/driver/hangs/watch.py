@@ -1,0 +1,104 @@
+"""Thread that notices that a training does not move, and says why (:mod:`tfos_nb.driver.hangs.explanation`).
+
+::
+
+    nothing moves for max(10 s, five usual steps) ──▶ AskStacks to all supervisors ──▶ explain() ──▶ log, panel
+
+Something has moved if a node has reported, has taken rows, or has changed its status. Only a cluster in which every
+node that trains has begun is watched: until then imports, models and graphs are made.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from tfos_nb.driver.hangs.explanation import Situation, explain
+from tfos_nb.runtime.node.stacks import StacksTaken
+
+__all__ = ["HangWatch", "Watched"]
+
+logger = logging.getLogger(__name__)
+
+_EVERY = 1.0  # seconds between two looks
+_LEAST, _STEPS = 10.0, 5.0  # seconds, and usual steps
+_WITHIN = 3.0  # seconds for the supervisors' answers
+
+
+class Watched(Protocol):
+    """What is watched; :class:`tfos_nb.driver.cluster_desk.ClusterDesk` implements it."""
+
+    def marks(self) -> Mapping[str, Any] | None:
+        """Return by node what changes when it moves; None while nothing can be expected of the nodes."""
+
+    def stacks(self, timeout: float) -> Mapping[str, StacksTaken]:
+        """Ask the nodes that run for their stacks."""
+
+    def situations(self, stacks: Mapping[str, StacksTaken]) -> list[Situation]:
+        """Return what is known of each node that trains."""
+
+    @property
+    def returned(self) -> Sequence[str]:
+        """The nodes that trained and whose main has returned."""
+
+    def write_findings(self, findings: Mapping[str, str]) -> None:
+        """Show with each node what it does; with none, that they move again."""
+
+
+class HangWatch:
+    """Watch one cluster until it is over.
+
+    Parameters
+    ----------
+    name : str
+        The cluster's.
+    watched : Watched
+        Its nodes.
+    over : threading.Event
+        Set when the cluster has ended.
+    """
+
+    def __init__(self, name: str, watched: Watched, over: threading.Event) -> None:
+        self._name, self._watched, self._over = name, watched, over
+        self._marks: Mapping[str, Any] | None = None
+        self._moved = time.monotonic()
+        self._usual = 0.0  # seconds between two moves
+        self._told_at: float | None = None
+
+    def start(self) -> None:
+        """Watch from now on."""
+        threading.Thread(target=self._run, name=f"tfos_nb hang watch {self._name}", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._over.wait(_EVERY):
+            self.look(time.monotonic())
+
+    def look(self, now: float) -> None:
+        """Look once; ``now`` is a time of the monotonic clock."""
+        marks = self._watched.marks()
+        if marks != self._marks or marks is None:
+            if marks is not None and self._marks is not None and marks.keys() == self._marks.keys():
+                self._usual += ((now - self._moved) - self._usual) / (4 if self._usual else 1)
+            self._marks = marks
+            self._end(now)
+            self._moved = now
+        elif self._told_at is None and now - self._moved >= max(_LEAST, _STEPS * self._usual):
+            self._told_at = now
+            self._explain(now - self._moved)
+
+    def _explain(self, seconds: float) -> None:
+        situations = self._watched.situations(self._watched.stacks(_WITHIN))
+        told, findings = explain(situations, self._watched.returned)
+        if self._watched.marks() != self._marks:
+            return  # it has moved meanwhile
+        self._watched.write_findings({one.node: one.text for one in findings})
+        logger.warning("cluster %s: no step for %.0f s: %s. cluster.stacks() shows more", self._name, seconds, told)
+
+    def _end(self, now: float) -> None:
+        if self._told_at is not None:
+            self._told_at = None
+            self._watched.write_findings({})
+            logger.warning("cluster %s: goes on after %.0f s", self._name, now - self._moved)

@@ -1,0 +1,170 @@
+"""Where a node's program is: the Python stacks of its process, read from outside. Both ends, and the messages.
+
+::
+
+    driver ──AskStacks──▶ supervisor ──signal──▶ TF process: faulthandler writes all threads' stacks into a file
+    driver ◀──StacksTaken── supervisor ◀──reads the file
+
+A program that hangs can still be asked: faulthandler writes from the signal's handler in C, without the interpreter's
+lock. A process that was stopped by a signal, or waits for a disk, does not answer. Its state says so
+(``/proc/PID/stat``, proc_pid_stat(5)).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from tfos_nb.runtime.control.wire import message
+
+__all__ = [
+    "NO_ANSWER",
+    "AskStacks",
+    "Frame",
+    "StacksTaken",
+    "frames_of_main",
+    "no_answer",
+    "take_stacks",
+    "write_stacks_when_asked",
+]
+
+_SIGNAL = signal.SIGRTMIN + 9  # no library of ours uses it
+_NAME = "stacks-"
+_WITHIN, _LOOK_EVERY, _QUIET = 1.0, 0.02, 0.06  # seconds
+_MOST = 256 << 10  # bytes of a text
+_FRAME = re.compile(r'^ {2}File "(.*)", line (\d+) in (.*)$')
+_THREAD = re.compile(r"^(?:Current t|T)hread 0x([0-9a-f]+)")
+
+
+NO_ANSWER = "no answer: the process does not handle the signal, or its supervisor does not answer"
+"""What is said of a node whose stacks have not come."""
+
+
+@message
+@dataclass(frozen=True)
+class AskStacks:
+    """To a supervisor: take the stacks of the process. The answer has the same number."""
+
+    number: int
+
+
+@message
+@dataclass(frozen=True)
+class StacksTaken:
+    """From a supervisor: the stacks of its process.
+
+    ``text`` is as faulthandler writes it, the main thread first; empty if the process did not answer. ``state`` is the
+    letter of the process's state in ``/proc``: ``T`` if it was stopped by a signal, ``D`` if it waits for a disk.
+    ``memory_pressure`` is the part of the last 10 s in which a task of the host waited for memory, in percent.
+    """
+
+    node: str
+    number: int
+    text: str = ""
+    state: str = ""
+    memory_pressure: float = 0.0
+
+
+class Frame(NamedTuple):
+    """A call that has not returned."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+def write_stacks_when_asked(directory: str) -> None:
+    """Have this process write its stacks into a file of the directory whenever :func:`take_stacks` asks."""
+    path = os.path.join(directory, f"{_NAME}{threading.main_thread().ident:016x}")
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    faulthandler.register(_SIGNAL, file=file, all_threads=True)
+
+
+def take_stacks(node: str, number: int, pid: int, directory: str) -> StacksTaken:
+    """Ask a process for its stacks; waits for a second at most."""
+    before = _state_of(pid)
+    text = _answer(pid, directory) if before not in ("", "T", "Z") else ""
+    if not text and (tool := shutil.which("py-spy")):
+        text = _of_py_spy(tool, pid)
+    return StacksTaken(node, number, text[:_MOST], before, _memory_pressure())
+
+
+def _answer(pid: int, directory: str) -> str:
+    path = next(iter(sorted(Path(directory).glob(f"{_NAME}*"))), None)
+    if path is None:  # it has not come so far
+        return ""
+    with contextlib.suppress(OSError):
+        os.truncate(path, 0)
+        os.kill(pid, _SIGNAL)
+    deadline, nothing = time.monotonic() + _WITHIN, threading.Event()
+    size, since = 0, time.monotonic()
+    while (now := time.monotonic()) < deadline and not (size and now - since >= _QUIET):
+        nothing.wait(_LOOK_EVERY)
+        if (grown := path.stat().st_size) != size:
+            size, since = grown, time.monotonic()
+    return _main_first(path.read_text(errors="replace"), path.name.removeprefix(_NAME))
+
+
+def _main_first(text: str, main: str) -> str:
+    """Put the main thread's stack first, and name it."""
+    parts = [part for part in re.split(r"\n(?=(?:Current t|T)hread 0x)", text.strip()) if part]
+    own = [part for part in parts if (found := _THREAD.match(part)) and int(found[1], 16) == int(main, 16)]
+    others = [part for part in parts if part not in own]
+    return "\n\n".join([*(part.replace("hread", "hread (main)", 1) for part in own), *others])
+
+
+def _of_py_spy(tool: str, pid: int) -> str:
+    """Return what py-spy sees, which also reads the memory of a stopped process; empty if it may not."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = [tool, "dump", "--nonblocking", "--pid", str(pid)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=_WITHIN * 3, check=True).stdout
+    return ""
+
+
+def _state_of(pid: int) -> str:
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+def _memory_pressure() -> float:
+    """Return the kernel's pressure figure; 0 if it has none (PSI, Documentation/accounting/psi.rst)."""
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/pressure/memory").read_text().splitlines()
+        some = next(line for line in lines if line.startswith("some"))
+        return float(dict(pair.split("=") for pair in some.split()[1:])["avg10"])
+    return 0.0
+
+
+def no_answer(taken: StacksTaken) -> str:
+    """Say why a process has not given its stacks."""
+    if taken.state == "T":
+        return "no answer: the process was stopped by a signal (SIGSTOP)"
+    return NO_ANSWER if taken.state else "no answer: the process has ended"
+
+
+def frames_of_main(text: str) -> list[Frame]:
+    """Return the frames of the main thread, the innermost first.
+
+    Examples
+    --------
+    >>> first = ["Thread (main) 0x01 (most recent call first):", '  File "/a.py", line 3 in load']
+    >>> frames_of_main(os.linesep.join([*first, "", "Thread 0x02 (most recent call first):"]))
+    [Frame(file='/a.py', line=3, function='load')]
+    """
+    first = text.split("\n\n", 1)[0] if "(main)" in text.split("\n", 1)[0] else ""
+    found = (_FRAME.match(line) for line in first.splitlines())
+    return [Frame(one[1], int(one[2]), one[3]) for one in found if one]
