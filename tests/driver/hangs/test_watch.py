@@ -13,6 +13,13 @@ from tfos_nb.driver.hangs.explanation import Situation
 from tfos_nb.driver.hangs.watch import HangWatch
 from tfos_nb.runtime.node.stacks import StacksTaken
 
+COMPILES = StacksTaken(
+    "worker:0",
+    1,
+    "Thread (main) 0x01 (most recent call first):\n"
+    '  File "/usr/lib/python3.11/site-packages/tensorflow/python/eager/execute.py", line 53 in quick_execute',
+)
+
 
 class Nodes:
     """Two nodes: the second is stopped."""
@@ -21,7 +28,7 @@ class Nodes:
         self.steps: int | None = 0
         self.written: list[Mapping[str, str]] = []
         self.returned: list[str] = []
-        self.moves_when_asked = False
+        self.moves_when_asked = self.compiles = False
 
     def marks(self) -> Mapping[str, Any] | None:
         return None if self.steps is None else {"worker:0": self.steps, "worker:1": self.steps}
@@ -32,6 +39,8 @@ class Nodes:
         return {"worker:1": StacksTaken("worker:1", 1, "", "T")}
 
     def situations(self, stacks: Mapping[str, StacksTaken]) -> list[Situation]:
+        if self.compiles:
+            return [Situation("worker:0", cpu_percent=90.0, stacks=COMPILES)]
         names = "worker:0", "worker:1"
         return [Situation(name, starved=name == "worker:0", stacks=stacks.get(name)) for name in names]
 
@@ -47,7 +56,7 @@ def nodes() -> Nodes:
 @pytest.fixture
 def watch(nodes: Nodes) -> HangWatch:
     watch = HangWatch("clicks", nodes, threading.Event())
-    watch._moved = 0.0
+    watch._moved = watch._asked = 0.0
     return watch
 
 
@@ -97,3 +106,20 @@ def test_nothing_is_told_of_nodes_that_move_while_they_are_asked(
     for second in range(60):
         watch.look(float(second))
     assert not [record for record in caplog.records if "no step" in record.getMessage()]
+
+
+def test_nodes_that_all_compute_are_left_alone(
+    nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes.compiles = True
+    for second in range(60):
+        watch.look(float(second))
+    assert not caplog.records
+    nodes.compiles = False
+    for second in range(60, 75):
+        watch.look(float(second))
+    assert len(caplog.records) == 1
+    nodes.steps = None
+    watch.look(75.0)
+    assert nodes.written[-1] == {}
+    assert len(caplog.records) == 1, "a cluster that ends does not go on"

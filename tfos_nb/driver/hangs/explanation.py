@@ -47,11 +47,15 @@ class Situation:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a node does. ``waits`` says that it waits for the other nodes, so that it is not the cause."""
+    """What a node does.
+
+    ``waits`` says that it waits for the other nodes, so that it is not the cause; ``works``, that it computes.
+    """
 
     node: str
     text: str
     waits: bool = False
+    works: bool = False
 
 
 def explain(situations: Sequence[Situation], returned: Sequence[str] = ()) -> tuple[str, list[Finding]]:
@@ -104,7 +108,7 @@ def _finding(one: Situation) -> Finding:
         return Finding(one.node, "waits for rows", waits=True)
     if frames and _in_tensorflow(frames):
         if busy:
-            return Finding(one.node, f"computes in TensorFlow{where}{short}")
+            return Finding(one.node, f"computes in TensorFlow{where}{short}", works=True)
         return Finding(one.node, f"waits in TensorFlow for the other nodes{where}", waits=True)
     if frames and _NETWORK.search(frames[0].file):
         return Finding(one.node, f"waits for an answer from the network{where}{short}")

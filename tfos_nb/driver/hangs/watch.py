@@ -64,9 +64,9 @@ class HangWatch:
     def __init__(self, name: str, watched: Watched, over: threading.Event) -> None:
         self._name, self._watched, self._over = name, watched, over
         self._marks: Mapping[str, Any] | None = None
-        self._moved = time.monotonic()
+        self._moved = self._asked = time.monotonic()
         self._usual = 0.0  # seconds between two moves
-        self._told_at: float | None = None
+        self._told = False
 
     def start(self) -> None:
         """Watch from now on."""
@@ -82,23 +82,25 @@ class HangWatch:
         if marks != self._marks or marks is None:
             if marks is not None and self._marks is not None and marks.keys() == self._marks.keys():
                 self._usual += ((now - self._moved) - self._usual) / (4 if self._usual else 1)
-            self._marks = marks
-            self._end(now)
-            self._moved = now
-        elif self._told_at is None and now - self._moved >= max(_LEAST, _STEPS * self._usual):
-            self._told_at = now
+            self._end(now, marks is not None)
+            self._marks, self._moved, self._asked = marks, now, now
+        elif not self._told and now - self._asked >= max(_LEAST, _STEPS * self._usual):
+            self._asked = now
             self._explain(now - self._moved)
 
     def _explain(self, seconds: float) -> None:
         situations = self._watched.situations(self._watched.stacks(_WITHIN))
         told, findings = explain(situations, self._watched.returned)
-        if self._watched.marks() != self._marks:
-            return  # it has moved meanwhile
+        has_moved = self._watched.marks() != self._marks
+        if has_moved or all(one.works for one in findings):  # a graph may be made, or compiled
+            return
+        self._told = True
         self._watched.write_findings({one.node: one.text for one in findings})
         logger.warning("cluster %s: no step for %.0f s: %s. cluster.stacks() shows more", self._name, seconds, told)
 
-    def _end(self, now: float) -> None:
-        if self._told_at is not None:
-            self._told_at = None
+    def _end(self, now: float, goes_on: bool) -> None:
+        if self._told:
+            self._told = False
             self._watched.write_findings({})
-            logger.warning("cluster %s: goes on after %.0f s", self._name, now - self._moved)
+            if goes_on:
+                logger.warning("cluster %s: goes on after %.0f s", self._name, now - self._moved)
