@@ -316,6 +316,7 @@ class FeedDesk:
         """Drop the ledgers of these feeds, whose rows will not be requested again."""
         with self._changed:
             for feed in feeds:
+                self.held.keep_rows_of(feed.ledger)
                 feed.ledger.close()
 
     def _open(self, feed: Feed, question: ledger.OpenPartition) -> ledger.Places:

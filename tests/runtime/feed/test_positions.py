@@ -230,6 +230,23 @@ def test_the_books_do_not_grow() -> None:
     assert len(held.states) == len(held._parts) == 16
 
 
+def test_the_rows_of_a_state_are_known_when_the_ledger_is_gone() -> None:
+    with driver_of(2, buffer_bytes=1 << 30) as driver:
+        feed = driver.desk.begin(1, False, 1, 1)
+        driver.desk.feed(driver.nodes)
+        for name, reached in zip(driver.nodes, (30, 40), strict=True):
+            feed.ledger.claim(ClaimRows(feed.number, 0, 0, 100))
+            assert driver.desk.position_held(PositionHeld(name, feed.number, "half", {0: reached})) == (reached == 40)
+        wanted = driver.desk.held.rows_of("half").spans
+    with driver_of(2, buffer_bytes=1 << 30) as driver:
+        feed = driver.desk.begin(1, False, 1, 1)
+        for name, reached in zip(driver.nodes, (30, 40), strict=True):
+            feed.ledger.claim(ClaimRows(feed.number, 0, 0, 100))
+            driver.desk.position_held(PositionHeld(name, feed.number, "half", {0: reached}))
+        driver.desk.close_ledgers([feed])
+        assert driver.desk.held.rows_of("half").spans == wanted != {}
+
+
 # --- the node's end -------------------------------------------------------------------------------
 
 

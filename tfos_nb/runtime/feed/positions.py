@@ -16,6 +16,7 @@ A number means the same rows only if Spark reads the partition the same way agai
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -53,7 +54,7 @@ class HeldPositions:
 
     def __init__(self) -> None:
         self._parts: dict[tuple[str, int], dict[str, PositionHeld]] = {}
-        self._whole: dict[str, tuple[dict[str, PositionHeld], FeedLedger]] = {}
+        self._whole: dict[str, _State] = {}
 
     def take(self, said: PositionHeld, nodes: Collection[str], book: FeedLedger) -> bool:
         """Record a node's report; ``nodes`` are all nodes that share the feed's rows, ``book`` is its ledger.
@@ -64,10 +65,16 @@ class HeldPositions:
         told[said.node] = said
         if is_known := told.keys() >= set(nodes):
             del self._parts[said.state, said.feed]
-            self._whole[said.state] = told, book  # read only after a loss: states come several times a second
+            self._whole[said.state] = _State(told, book)
         _leave_newest(self._parts)
         _leave_newest(self._whole)
         return is_known
+
+    def keep_rows_of(self, book: FeedLedger) -> None:
+        """Find out which rows the states include that were saved with this ledger, as it is about to forget them."""
+        for state in self._whole.values():
+            if state.book is book:
+                _ = state.rows
 
     def forget_parts(self) -> None:
         """Drop incomplete records: the nodes start again, so missing reports will not come."""
@@ -86,10 +93,21 @@ class HeldPositions:
         KeyError
             If the state is not known.
         """
-        told, book = self._whole[state]
-        left = _by_partition(one.left for one in told.values())
-        spans = book.rows_before({node: one.reached for node, one in told.items()})
-        known = book.known_rows({node: one.known for node, one in told.items()})
+        return self._whole[state].rows
+
+
+@dataclass
+class _State:
+    """What the nodes have reported of a state. The rows are found only after a loss: states are saved every moment."""
+
+    told: Mapping[str, PositionHeld]
+    book: FeedLedger
+
+    @functools.cached_property
+    def rows(self) -> HeldRows:
+        left = _by_partition(one.left for one in self.told.values())
+        spans = self.book.rows_before({node: one.reached for node, one in self.told.items()})
+        known = self.book.known_rows({node: one.known for node, one in self.told.items()})
         return HeldRows({one: without(rows, left.get(one, ())) for one, rows in spans.items()}, known)
 
 

@@ -20,6 +20,7 @@ from tfos_nb.runtime.recovery.memory_state import Moment, State
 __all__ = ["Agreed", "Totals", "agree"]
 
 _STEP_BITS, _GENERATION_BITS = 28, 12
+_WORD = 8  # bytes of the numbers as which other bytes are sent
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,9 @@ def agree(strategy: Any, own: State | None) -> Agreed | None:
     has_it = own is not None and mine[0] == number
     arrays = arrays_of(own) if own is not None and has_it else None
     if (all_of_them[:, 0] != number).any():
-        padded = np.frombuffer(packed.ljust(size, b"\0")[:size], np.uint8)
-        packed = _sent(strategy, source, [padded])[0].tobytes()
+        words = -(-size // _WORD)
+        padded = np.frombuffer(packed.ljust(words * _WORD, b"\0")[: words * _WORD], np.int64)
+        packed = _sent(strategy, source, [padded])[0].tobytes()[:size]
         zeros = [np.zeros(shape, _kind(name)) for name, shape in _rest(packed).index]
         sent = _sent(strategy, source, arrays if arrays is not None else zeros)
         arrays = arrays if arrays is not None else sent
