@@ -142,6 +142,13 @@ def test_says_that_a_node_is_silent(running):
     assert "worker:1 is silent 12 s" in render_text(replace(running, nodes=nodes))
 
 
+def test_says_which_node_is_behind_when_nothing_moves(running):
+    stuck = replace(running.nodes[1], stuck=True, detail="is in your program, line 31 of clicks.py, in load")
+    text = render_text(replace(running, nodes=(running.nodes[0], stuck)))
+    assert "Nothing moves: worker:1 is in your program, line 31 of clicks.py, in load." in " ".join(text.split())
+    assert " stuck " in text
+
+
 def test_says_whose_loss_is_no_number(running):
     nodes = (running.nodes[0], replace(running.nodes[1], metrics={"loss": float("nan")}))
     text = render_text(replace(running, nodes=nodes))

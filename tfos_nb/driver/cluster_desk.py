@@ -12,12 +12,12 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tfos_nb.driver.feed_desk import FeedDesk
-from tfos_nb.driver.hangs.explanation import Situation
+from tfos_nb.driver.hangs.explanation import Finding, Situation
 from tfos_nb.driver.membership import (
     Aborted,
     Arrived,
@@ -623,13 +623,19 @@ class ClusterDesk:
         with self.changed:
             return [str(one.node) for one in self.members.training if one.returned]
 
-    def write_findings(self, findings: Mapping[str, str]) -> None:
-        """Show with each node, and in its log, what it does while nothing moves; without any, no more."""
+    def write_findings(self, findings: Sequence[Finding]) -> None:
+        """Write into each node's log what it does while nothing moves, and show it with those that are behind.
+
+        If none is behind, it is shown with all. Without findings, nothing is shown any more.
+        """
+        shown = [one for one in findings if not one.waits] or findings
         with self.changed:
-            for name, figures in self._figures.items():
-                figures.finding = findings.get(name, "")
-            for name, text in findings.items():
-                self._log.add(name, (f"tfos_nb: nothing moves: this node {text}",))
+            for figures in self._figures.values():
+                figures.finding = ""
+            for one in shown:
+                self._figures[one.node].finding = one.text
+            for one in findings:
+                self._log.add(one.node, (f"tfos_nb: nothing moves: this node {one.text}",))
             self.changed.notify_all()
 
     def worked(self) -> dict[str, float]:

@@ -39,7 +39,7 @@ class NodeFigures:
     rate: float | None = None
     rated: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
     taken: int = 0  # reports of the program
-    finding: str = ""  # what it does while nothing moves
+    finding: str = ""  # what it does while nothing moves, if the others wait for it
     told_of_nan: bool = False  # its log says already that its loss became NaN
 
     @property

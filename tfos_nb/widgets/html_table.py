@@ -116,7 +116,7 @@ def _steps(node: NodeState, wrong: str) -> str:
     tone = "warn" if wrong else wording.tone(node)
     far = facts.steps(node)
     drawn = bar(far.percent, tone, f"steps of {node.node}")
-    if node.detail and (not far.step or tone == "bad" or node.stuck):
+    if node.detail and (not far.step or tone == "bad"):
         detail = escape(clip(node.detail, LONGEST_DETAIL))
         return f'<span class="t-dim" title="{detail}">{detail}</span>{drawn}'
     epoch = f'<span class="t-dim">{far.epoch}</span>' if far.epoch else ""

@@ -47,7 +47,7 @@ FIELDS = (
 _STATES = (
     ("planned", "idle"), ("reserved", "warn"), ("starting", "warn"), ("waiting", "warn"), ("running", "run"),
     ("training", "run"), ("evaluating", "run"), ("serving", "ok"), ("done", "ok"), ("failed", "bad"), ("lost", "bad"),
-    ("stopped", "idle"), ("slow", "warn"), ("silent", "warn"), (NO_NUMBER, "warn"),
+    ("stopped", "idle"), ("slow", "warn"), ("silent", "warn"), (NO_NUMBER, "warn"), ("stuck", "warn"),
 )  # fmt: skip
 """Words for a node's state, with their colours. A node's state is sent as an index of this list."""
 
@@ -183,13 +183,8 @@ def _node(
         cpu,
         memory,
         None if node.heartbeat_age is None or node.status.ended else round(node.heartbeat_age, 1),
-        clip(node.detail, 90) if _is_detail_shown(node) else "",
+        clip(node.detail, 90) if node.step is None or node.status in (NodeStatus.FAILED, NodeStatus.LOST) else "",
     ]
-
-
-def _is_detail_shown(node: NodeState) -> bool:
-    """Whether a node's detail takes the place of its step."""
-    return node.step is None or node.stuck or node.status in (NodeStatus.FAILED, NodeStatus.LOST)
 
 
 def _place(node: NodeState, wrong: dict[str, str]) -> int:

@@ -17,7 +17,7 @@ const ANSWER_WITHIN = 8000; // milliseconds for the Jupyter server to answer
 const GONE = 410; // the status by which the Jupyter server says that the kernel has ended
 const KERNEL_GONE = "The kernel that held this cluster has ended, and the cluster with it.";
 const SECOND_PRESS_AFTER = 1000; // milliseconds: a double click is one press
-const TROUBLE = ["slow", "silent", "loss is NaN", "failed", "lost"];
+const TROUBLE = ["slow", "silent", "stuck", "loss is NaN", "failed", "lost"];
 const SIGNS = { bad: "✕", warn: "!" };
 
 // --- elements ---

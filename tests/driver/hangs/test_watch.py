@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from tfos_nb.driver.hangs.explanation import Situation
+from tfos_nb.driver.hangs.explanation import Finding, Situation
 from tfos_nb.driver.hangs.watch import HangWatch
 from tfos_nb.runtime.node.stacks import StacksTaken
 
@@ -26,7 +26,7 @@ class Nodes:
 
     def __init__(self) -> None:
         self.steps: int | None = 0
-        self.written: list[Mapping[str, str]] = []
+        self.written: list[Sequence[Finding]] = []
         self.returned: list[str] = []
         self.moves_when_asked = self.compiles = False
 
@@ -44,7 +44,7 @@ class Nodes:
         names = "worker:0", "worker:1"
         return [Situation(name, starved=name == "worker:0", stacks=stacks.get(name)) for name in names]
 
-    def write_findings(self, findings: Mapping[str, str]) -> None:
+    def write_findings(self, findings: Sequence[Finding]) -> None:
         self.written.append(findings)
 
 
@@ -72,7 +72,7 @@ def test_ten_seconds_without_a_step_are_told_once(
     nodes.steps = 1
     watch.look(31.0)
     assert caplog.records[-1].getMessage() == "cluster clicks: goes on after 30 s"
-    assert nodes.written[-1] == {}
+    assert not nodes.written[-1]
 
 
 def test_slow_steps_are_given_the_time_of_five(
@@ -121,5 +121,5 @@ def test_nodes_that_all_compute_are_left_alone(
     assert len(caplog.records) == 1
     nodes.steps = None
     watch.look(75.0)
-    assert nodes.written[-1] == {}
+    assert not nodes.written[-1]
     assert len(caplog.records) == 1, "a cluster that ends does not go on"

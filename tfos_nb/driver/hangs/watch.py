@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from tfos_nb.driver.hangs.explanation import Situation, explain
+from tfos_nb.driver.hangs.explanation import Finding, Situation, explain
 from tfos_nb.runtime.node.stacks import StacksTaken
 
 __all__ = ["HangWatch", "Watched"]
@@ -44,8 +44,8 @@ class Watched(Protocol):
     def returned(self) -> Sequence[str]:
         """The nodes that trained and whose main has returned."""
 
-    def write_findings(self, findings: Mapping[str, str]) -> None:
-        """Show with each node what it does; with none, that they move again."""
+    def write_findings(self, findings: Sequence[Finding]) -> None:
+        """Show what the nodes do; with none, that they move again."""
 
 
 class HangWatch:
@@ -95,12 +95,12 @@ class HangWatch:
         if has_moved or all(one.works for one in findings):  # a graph may be made, or compiled
             return
         self._told = True
-        self._watched.write_findings({one.node: one.text for one in findings})
+        self._watched.write_findings(findings)
         logger.warning("cluster %s: no step for %.0f s: %s. cluster.stacks() shows more", self._name, seconds, told)
 
     def _end(self, now: float, goes_on: bool) -> None:
         if self._told:
             self._told = False
-            self._watched.write_findings({})
+            self._watched.write_findings(())
             if goes_on:
                 logger.warning("cluster %s: goes on after %.0f s", self._name, now - self._moved)

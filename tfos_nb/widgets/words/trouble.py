@@ -30,7 +30,7 @@ _NOT_THE_USERS = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen 
 def trouble_first(nodes: tuple[NodeState, ...]) -> list[tuple[NodeState, str]]:
     """Return the nodes, the most important one first, each with its problem or an empty text.
 
-    A problem is ``"silent"``, :data:`NO_NUMBER` or ``"slow"``.
+    A problem is ``"silent"``, ``"stuck"``, :data:`NO_NUMBER` or ``"slow"``.
     """
     medians, silent = _medians(nodes), silent_after(len(nodes))
     judged = [(node, _trouble(node, medians.get(_role(node)), silent)) for node in nodes]
@@ -48,6 +48,8 @@ def _trouble(node: NodeState, median: float | None, silent: float) -> str:
         return ""
     if node.heartbeat_age is not None and node.heartbeat_age > silent:
         return "silent"
+    if node.stuck:
+        return "stuck"
     if node.loss is not None and math.isnan(node.loss):
         return NO_NUMBER
     rate = node.rows_per_second

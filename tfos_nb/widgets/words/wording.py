@@ -55,6 +55,8 @@ _NODE_TONES = {
 }
 _TRAINING_ROLES = ("chief", "worker")
 
+_STUCK = 2  # nodes of which the sentence says what they do
+
 
 def number(value: float | None) -> str:
     """Format a loss or a metric in at most nine characters, so that columns keep their width.
@@ -281,6 +283,9 @@ def _say_running(state: ClusterState, counting: bool) -> str:
     if gone:
         parts.append(f"{_names(gone)} {'are' if len(gone) > 1 else 'is'} gone")
     said = "; ".join(parts) or "The nodes are up"
+    stuck = [node for node in state.nodes if node.stuck]
+    if stuck:
+        return f"{said}. Nothing moves: {'; '.join(f'{node.node} {node.detail}' for node in stuck[:_STUCK])}."
     if troubled:
         node, wrong = troubled[0]
         if wrong == NO_NUMBER:
