@@ -58,8 +58,9 @@ class NodeFigures:
         """Return what is known of it, for an explanation why nothing moves."""
         beat = self.heartbeat
         place = self.report.epoch or 0, self.report.step or 0
-        used = beat.cpu_percent if beat is not None else None
-        return Situation(str(member.node), place, self.starved, member.saving, used, stacks)
+        cpu = beat.cpu_percent if beat is not None else None
+        gpu = max((one.percent or 0.0 for one in beat.gpus), default=None) if beat is not None else None
+        return Situation(str(member.node), place, self.starved, member.saving, cpu, gpu, stacks)
 
     def begin_anew(self) -> None:
         """Forget the previous process. Its figures stay until newer ones come."""

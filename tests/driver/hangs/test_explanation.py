@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tfos_nb.driver.hangs.explanation import Situation, explain
@@ -65,6 +67,8 @@ def test_a_node_that_computes_is_behind_and_one_without_rows_is_waited_for() -> 
     waits = Situation("worker:0", cpu_percent=1.0, stacks=stacks(EXECUTE, USERS))
     computes = Situation("worker:1", cpu_percent=180.0, stacks=stacks(EXECUTE, USERS))
     starved = Situation("worker:1", starved=True, cpu_percent=1.0, stacks=stacks(EXECUTE, USERS))
+    on_gpu = replace(waits, gpu_percent=100.0)
+    assert [one.works for one in explain([on_gpu, computes])[1]] == [True, True]
     assert explain([waits, computes])[0].startswith("worker:1 is behind: it computes in TensorFlow")
     assert explain([waits, starved])[0] == "worker:1 waits for rows"
     assert explain([waits], ["worker:1"])[0].endswith("; main of worker:1 has returned")

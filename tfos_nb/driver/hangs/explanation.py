@@ -42,6 +42,7 @@ class Situation:
     starved: bool = False
     saving: bool = False
     cpu_percent: float | None = None
+    gpu_percent: float | None = None
     stacks: StacksTaken | None = None
 
 
@@ -49,7 +50,8 @@ class Situation:
 class Finding:
     """What a node does.
 
-    ``waits`` says that it waits for the other nodes, so that it is not the cause; ``works``, that it computes.
+    ``waits`` says that it waits for the other nodes, so that it is not the cause; ``works``, that it may compute. A GPU
+    is busy in either case: NCCL's kernels wait actively.
     """
 
     node: str
@@ -109,7 +111,8 @@ def _finding(one: Situation) -> Finding:
     if frames and _in_tensorflow(frames):
         if busy:
             return Finding(one.node, f"computes in TensorFlow{where}{short}", works=True)
-        return Finding(one.node, f"waits in TensorFlow for the other nodes{where}", waits=True)
+        on_gpu = (one.gpu_percent or 0.0) >= _WORKS
+        return Finding(one.node, f"waits in TensorFlow for the other nodes{where}", waits=True, works=on_gpu)
     if frames and _NETWORK.search(frames[0].file):
         return Finding(one.node, f"waits for an answer from the network{where}{short}")
     if users is not None:
