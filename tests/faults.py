@@ -178,7 +178,8 @@ def counting_fit(args: dict[str, Any], ctx: Any) -> tuple[Any, ...]:
     if args.get("backup"):
         callbacks.append(keras.callbacks.BackupAndRestore(ctx.checkpoint_dir, **args.get("saving", {})))
     data = ctx.dataset(32, x="id", y="y", shuffle=args.get("shuffle", 0))
-    history = model.fit(data, epochs=args["epochs"], verbose=0, callbacks=callbacks)
+    more = {"validation_data": ctx.validation(32, x="id", y="y")} if args.get("validates") else {}
+    history = model.fit(data, epochs=args["epochs"], verbose=0, callbacks=callbacks, **more)
     told: tuple[Any, ...] = ()
     if "pause_step" in args:
         told = callbacks[-1].count, list(callbacks[-1].first), history.epoch, history.history["loss"]
@@ -205,11 +206,13 @@ def fit_with_callbacks(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
     stopping = keras.callbacks.EarlyStopping(monitor="auc", mode="max", patience=9, restore_best_weights=True)
     table = keras.callbacks.CSVLogger(args["table"])
     decay = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9)
+    flat = keras.callbacks.EarlyStopping(monitor="flat", mode="min", patience=9, min_delta=0.01)
+    constant = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(flat=1.0))
     model.fit(
         ctx.dataset(32, x=["a", "b"], y="y").map(lambda x, y: (keras.ops.stack([x["a"], x["b"]], 1), y)),
         epochs=args["epochs"],
         verbose=0,
-        callbacks=[own, decay, plateau, stopping, table],
+        callbacks=[own, decay, plateau, stopping, table, constant, flat],
     )
     first = list(own.first)
     return {
@@ -217,7 +220,7 @@ def fit_with_callbacks(args: dict[str, Any], ctx: Any) -> dict[str, Any]:
         "epoch": model.history.epoch,
         "weights": [weight.tolist() for weight in model.get_weights()],
         "optimizer": [float(keras.ops.sum(variable)) for variable in model.optimizer.variables],
-        "waits": [plateau.wait, float(plateau.best), stopping.wait, float(stopping.best), stopping.best_epoch],
+        "waits": [plateau.wait, float(plateau.best), stopping.wait, float(stopping.best), flat.wait, flat.min_delta],
         "count": own.count,
         "first": first if ctx.generation > 1 else [],
     }

@@ -172,13 +172,24 @@ def test_keras_fit_goes_on_from_memory_without_a_line_of_ones_own(
     assert not (tmp_path / "models").exists(), "nothing was written for it"
 
 
-@pytest.mark.parametrize("shuffle", [0, 500], ids=["in order", "shuffled"])
-def test_keras_fit_goes_on_in_the_middle_of_an_epoch(spark: SparkSession, tmp_path: Path, shuffle: int) -> None:
+@pytest.mark.parametrize(
+    ("shuffle", "validates"), [(0, True), (500, False)], ids=["in order, with validation rows", "shuffled"]
+)
+def test_keras_fit_goes_on_in_the_middle_of_an_epoch(
+    spark: SparkSession, tmp_path: Path, shuffle: int, validates: bool
+) -> None:
     data = rows(spark).selectExpr("id", "double(id) as y")
     exits = [Exit("worker:1", 1, 60, "kill"), Exit("worker:0", 2, 70, "kill", 2)]
-    args = {"epochs": 3, "pause": 0.0, "pause_step": 0.02, "schedule": exits, "shuffle": shuffle}
+    args = {
+        "epochs": 3,
+        "pause": 0.0,
+        "pause_step": 0.02,
+        "schedule": exits,
+        "shuffle": shuffle,
+        "validates": validates,
+    }
     with launch(counting_fit, args, workers=2, spark=spark, restarts=2, model_dir=str(tmp_path / "m")) as cluster:
-        cluster.train(data, epochs=3)
+        cluster.train(data, epochs=3, validation=data.limit(100) if validates else None)
     total, generation, begun, count, first, epochs, losses = cluster.result()
     assert (total, generation) == (sum_of_ids(3), 3)
     assert begun == [1, 2]

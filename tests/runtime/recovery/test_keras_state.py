@@ -184,3 +184,90 @@ def test_a_backup_that_is_to_be_made_amid_epochs_is_made_at_their_ends(
     assert min(saved[4:]) > 0
     assert len(set(mtime[4:])) == 1, "nothing is written in the second one"
     assert caplog.text.count("BackupAndRestore(save_freq=1) saves only at the end of each epoch here") == 1
+
+
+def test_a_table_keeps_the_lines_of_earlier_trainings(
+    generation: Callable[[int], RowQueue], flavour: Any, tmp_path: Any
+) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("epoch,loss\n" + "".join(f"{epoch},0.5\n" for epoch in range(6)))
+    generation(1)
+    logger = flavour.callbacks.CSVLogger(str(table), append=True)
+    with pytest.raises(Lost):
+        fit(build(flavour), 5, callbacks=[logger, lose_in(flavour, 3)])
+    logger.csv_file.close()
+    with table.open("a") as file:
+        file.write("3,0.1\n")  # an epoch whose state was not kept
+    generation(2)
+    fit(build(flavour), 5, callbacks=[flavour.callbacks.CSVLogger(str(table), append=True)])
+    assert [line.split(",")[0] for line in table.read_text().splitlines()] == ["epoch", *"012345", *"01234"]
+
+
+def test_a_fit_that_a_callback_ended_is_not_trained_on(generation: Callable[[int], RowQueue], flavour: Any) -> None:
+    def lose(logs: Any = None) -> None:
+        raise Lost
+
+    class Stop(flavour.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = epoch == 1
+
+    generation(1)
+    with pytest.raises(Lost):
+        callbacks = [Stop(), flavour.callbacks.LambdaCallback(on_train_end=lose)]
+        fit(build(flavour), 5, callbacks=callbacks)
+    generation(2)
+    assert fit(build(flavour), 5, callbacks=[Stop()]).epoch == [0, 1]
+
+
+def test_the_optimizers_of_models_within_a_model_go_on(generation: Callable[[int], RowQueue], flavour: Any) -> None:
+    if flavour.__name__ != "keras":
+        pytest.skip("tf_keras applies gradients in another way")
+    import tensorflow as tf
+
+    class Both(flavour.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = build(flavour)
+            self.outer = flavour.layers.Dense(1, kernel_initializer="zeros")
+            self.outer.build((None, 1))
+            self.built = True
+
+        def call(self, x: Any) -> Any:
+            return self.outer(x)
+
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y = data
+            for layer, optimizer in ((self.inner, self.inner.optimizer), (self.outer, self.optimizer)):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((layer(x) - y) ** 2)
+                optimizer.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
+            return {"loss": loss}
+
+    def both() -> Any:
+        model = Both()
+        model.compile(optimizer=flavour.optimizers.Adam(0.1), loss="mse")
+        return model
+
+    whole = both()
+    fit(whole, 4)
+    generation(1)
+    with pytest.raises(Lost):
+        fit(both(), 4, callbacks=[lose_in(flavour, 2)])
+    generation(2)
+    model = both()
+    fit(model, 4)
+    assert int(model.inner.optimizer.iterations) == int(whole.inner.optimizer.iterations)
+    for found, wanted in zip(model.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_numbers_that_only_tensorflow_has_are_kept_with_a_callback() -> None:
+    import ml_dtypes
+
+    from tfos_nb.runtime.recovery import fit_contents
+
+    weights = [np.arange(4, dtype=ml_dtypes.bfloat16).reshape(2, 2), np.ones(3)]
+    found = fit_contents._with_arrays(fit_contents._named_arrays({"best": weights}))["best"]
+    assert [one.dtype for one in found] == [one.dtype for one in weights]
+    for one, wanted in zip(found, weights, strict=True):
+        np.testing.assert_array_equal(one, wanted)

@@ -157,7 +157,7 @@ class TrainingCalls:
         self.desk.fed_again()
         for call in self._calls:
             call.begin_anew()
-        if not self._calls or not self._await(lambda: self.desk.all_reserved, rendezvous):
+        if not self._calls or not self._await(lambda: self.desk.all_reserved and self.desk.all_take_rows, rendezvous):
             return
         self._calls[min(self._index, len(self._calls) - 1)].keep_validation()
         wanted = self.desk.feeds.wanted_from

@@ -49,7 +49,7 @@ from tfos_nb.runtime.keras.step import StepFunction, cut_predictions, with_resul
 from tfos_nb.runtime.keras.versions import advice, uses_tf_keras
 from tfos_nb.runtime.storage.remote import scheme_of, tensorflow_opens
 
-__all__ = ["build_early", "count_from", "patch_keras_fit"]
+__all__ = ["build_early", "count_from", "iterator_of", "patch_keras_fit"]
 
 _log = logging.getLogger(__name__)
 
@@ -282,19 +282,24 @@ def _quiet_end(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 # --- an epoch that goes on in its middle ------------------------------------------------------------------------------
 
 
-def build_early(model: Any) -> None:
+def iterator_of(model: Any) -> Any:
+    """Return the iterator of a model's ``fit`` that has just begun; a later ``evaluate`` has another one."""
+    return vars(model).get(_ITERATOR)
+
+
+def build_early(model: Any, iterator: Any) -> None:
     """Build what a model's running ``fit`` would otherwise build with its first step, if the program allows it."""
     import tensorflow as tf
 
-    if is_synchronous(model.distribute_strategy) or (iterator := vars(model).get(_ITERATOR)) is None:
+    if is_synchronous(model.distribute_strategy) or iterator is None:
         return  # it is built
     with contextlib.suppress(Exception):  # its loss or metric may take real numbers only
         build(model, tf.nest.map_structure(_symbol, iterator._distributed_dataset.element_spec))
 
 
-def count_from(model: Any, step: int) -> None:
-    """Number the steps of the epoch that a model's ``fit`` begins from ``step`` on."""
-    if (iterator := vars(model).get(_ITERATOR)) is not None:
+def count_from(iterator: Any, step: int) -> None:
+    """Number the steps of the epoch that a ``fit`` begins with its iterator from ``step`` on."""
+    if iterator is not None:
         setattr(iterator, _FIRST, step)
 
 

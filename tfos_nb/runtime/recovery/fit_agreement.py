@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tfos_nb.runtime.control.wire import expect
-from tfos_nb.runtime.recovery.fit_contents import Rest, arrays_of, is_read_over_replicas, parts_of
+from tfos_nb.runtime.recovery.fit_contents import Rest, arrays_of, dtype_of, is_read_over_replicas, parts_of
 from tfos_nb.runtime.recovery.memory_state import Moment, State
 
 __all__ = ["Agreed", "Totals", "agree"]
@@ -62,21 +62,16 @@ def agree(strategy: Any, own: State | None) -> Agreed | None:
         words = -(-size // _WORD)
         padded = np.frombuffer(packed.ljust(words * _WORD, b"\0")[: words * _WORD], np.int64)
         packed = _sent(strategy, source, [padded])[0].tobytes()[:size]
-        zeros = [np.zeros(shape, _kind(name)) for name, shape in _rest(packed).index]
+        zeros = [np.zeros(shape, dtype_of(name)) for name, shape in _rest(packed).index]
         sent = _sent(strategy, source, arrays if arrays is not None else zeros)
         arrays = arrays if arrays is not None else sent
     assert arrays is not None, "this worker has the state, or was sent it"
-    return Agreed(_moment(number), passes, _rest(packed), arrays)
+    rest = own.rest if own is not None and has_it else packed  # callbacks and generators of its own
+    return Agreed(_moment(number), passes, _rest(rest), arrays)
 
 
 def _rest(packed: bytes) -> Rest:
     return expect(Rest, packed)
-
-
-def _kind(name: str) -> Any:
-    import ml_dtypes  # noqa: F401 - NumPy knows bfloat16 by it; TensorFlow brings it
-
-    return np.dtype(name)
 
 
 def _number(moment: Moment) -> int:

@@ -23,11 +23,24 @@ import numpy as np
 from tfos_nb.runtime.control.wire import NotData, decode, encode, message
 from tfos_nb.runtime.recovery.memory_state import State
 
-__all__ = ["FitContents", "Rest", "arrays_of", "is_read_over_replicas", "parts_of", "shapes_of"]
+__all__ = [
+    "LINES",
+    "FitContents",
+    "Rest",
+    "arrays_of",
+    "dtype_of",
+    "is_csv_logger",
+    "is_read_over_replicas",
+    "parts_of",
+    "shapes_of",
+]
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _OF_KERAS = frozenset(("model", "_model", "params"))
-_BEGINS_ANEW = "CSVLogger"  # its attributes say what it does with the file that it has opened
+_MINUS = "min_delta"  # Keras 3 changes its sign when it sets ``monitor_op``, which is a function
+_ARRAY = "tfos_nb array"  # marks an array of a type that only its name describes, such as bfloat16
+LINES = "_tfos_lines"
+"""Attribute of a CSVLogger: how many lines of its file are of earlier trainings."""
 
 
 @message
@@ -110,10 +123,14 @@ class FitContents:
             if getattr(optimizer, "built", True)
         }
         callbacks = [
-            (_name(callback), dict(_attributes(callback).items() - before.items()))
+            (_name(callback), _changed(_attributes(callback), before))
             for callback, before in zip(self._callbacks, self._before, strict=True)
         ]
         return Rest(counted, optimizers, callbacks, (random.getstate(), np.random.get_state()), shapes_of(arrays))
+
+    def built_optimizers(self) -> list[str]:
+        """Return the names of the optimizers that have variables by now."""
+        return [name for name, one in _optimizers(self.model).items() if getattr(one, "built", True)]
 
     # --- restore ---
 
@@ -153,15 +170,20 @@ class FitContents:
             for place, part in enumerate(parts_of(self.strategy, variable)):
                 part.assign(array if not summed or (first and not place) else np.zeros_like(array))
 
-    def restore(self, rest: Rest) -> None:
-        """Restore the callbacks and the random generators."""
+    def kept_of(self, rest: Rest) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """Yield the callbacks of which attributes were kept, with these."""
         left = list(rest.callbacks)
         for callback in self._callbacks:
             kept = next((one for one in left if one[0] == _name(callback)), None)
             if kept is not None:
                 left.remove(kept)
-                for attribute, value in kept[1].items():
-                    setattr(callback, attribute, decode(value))
+                yield callback, {name: _with_arrays(decode(value)) for name, value in kept[1].items()}
+
+    def restore(self, rest: Rest) -> None:
+        """Restore the callbacks and the random generators."""
+        for callback, attributes in self.kept_of(rest):
+            for attribute, value in attributes.items():
+                setattr(callback, attribute, value)
         if rest.random:
             random.setstate(rest.random[0])
             np.random.set_state(rest.random[1])
@@ -189,10 +211,8 @@ def shapes_of(variables: Sequence[Any]) -> list[list[Any]]:
 
 def arrays_of(state: State) -> list[Any]:
     """Return a state's arrays."""
-    import ml_dtypes  # noqa: F401 - NumPy knows bfloat16 by it; TensorFlow brings it
-
     pairs = zip(state.data, state.index, strict=True)
-    return [np.frombuffer(data, np.dtype(kind)).reshape(shape) for data, (kind, shape) in pairs]
+    return [np.frombuffer(data, dtype_of(kind)).reshape(shape) for data, (kind, shape) in pairs]
 
 
 def _of_tensorflow(variable: Any) -> Any:
@@ -201,9 +221,10 @@ def _of_tensorflow(variable: Any) -> Any:
 
 
 def _optimizers(model: Any) -> dict[str, Any]:
-    """Return the optimizers that are attributes of a model, by name: some models have several."""
+    """Return the optimizers of a model and of those in it, by name: some have several."""
     found: dict[int, tuple[str, Any]] = {}
-    for name, value in [("optimizer", getattr(model, "optimizer", None)), *vars(model).items()]:
+    inner = [(f"{at}.optimizer", getattr(one, "optimizer", None)) for at, one in enumerate(model._flatten_layers())]
+    for name, value in [("optimizer", getattr(model, "optimizer", None)), *vars(model).items(), *inner]:
         for key, one in _parts(name, value):
             if any(kind.__name__ in ("Optimizer", "BaseOptimizer") for kind in type(one).__mro__):
                 found.setdefault(id(one), (key, one))
@@ -219,20 +240,56 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
+def _changed(attributes: dict[str, bytes], before: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: value for name, value in attributes.items() if name == LINES or before.get(name) != value}
+
+
 def _name(callback: Any) -> str:
     return f"{type(callback).__module__}.{type(callback).__qualname__}"
 
 
 def _attributes(callback: Any) -> dict[str, bytes]:
     """Return the attributes of a callback that are plain data, pickled."""
-    if any(kind.__name__ == _BEGINS_ANEW for kind in type(callback).__mro__):
-        return {}
+    if is_csv_logger(callback):  # its other attributes say what it does with the file that it has opened
+        return {LINES: encode(getattr(callback, LINES, 0))}
     plain = {name: value for name, value in vars(callback).items() if name not in _OF_KERAS and _is_plain(value)}
     found = {}
     for name, value in plain.items():
         with contextlib.suppress(NotData, OverflowError):  # an integer of more than 64 bits
-            found[name] = encode(value)
+            found[name] = encode(_named_arrays(value))
+    if hasattr(callback, "monitor_op"):
+        found.pop(_MINUS, None)
     return found
+
+
+def _named_arrays(value: Any) -> Any:
+    """Replace arrays of types such as bfloat16 by their bytes, type and shape; ``_with_arrays`` undoes it."""
+    if isinstance(value, np.ndarray) and np.dtype(value.dtype.str) != value.dtype:
+        return _ARRAY, value.dtype.name, list(value.shape), value.tobytes()
+    if type(value) in (list, tuple):
+        return type(value)(_named_arrays(one) for one in value)
+    return {key: _named_arrays(one) for key, one in value.items()} if type(value) is dict else value
+
+
+def _with_arrays(value: Any) -> Any:
+    if type(value) is tuple and len(value) == 4 and value[0] == _ARRAY:
+        _, kind, shape, data = value
+        return np.frombuffer(data, dtype_of(kind)).reshape(shape)
+    if type(value) in (list, tuple):
+        return type(value)(_with_arrays(one) for one in value)
+    return {key: _with_arrays(one) for key, one in value.items()} if type(value) is dict else value
+
+
+def dtype_of(name: str) -> Any:
+    """Return NumPy's type of this name."""
+    import ml_dtypes  # noqa: F401 - NumPy knows bfloat16 by it; TensorFlow brings it
+
+    return np.dtype(name)
+
+
+def is_csv_logger(callback: Any) -> bool:
+    """Whether a callback is Keras' CSVLogger, or made of it."""
+    return any(kind.__name__ == "CSVLogger" for kind in type(callback).__mro__)
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:

@@ -35,7 +35,7 @@ from tfos_nb.runtime.control.wire import encode
 from tfos_nb.runtime.feed.batching import Cut
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.recovery.fit_agreement import Agreed, Totals, agree
-from tfos_nb.runtime.recovery.fit_contents import FitContents, shapes_of
+from tfos_nb.runtime.recovery.fit_contents import LINES, FitContents, is_csv_logger, shapes_of
 from tfos_nb.runtime.recovery.memory_state import LastState, Moment
 from tfos_nb.runtime.recovery.save_schedule import SaveSchedule
 from tfos_nb.runtime.storage.one_writer import WRITER
@@ -53,14 +53,17 @@ class FitHooks:
     ----------
     cut_of : callable
         Returns the cut of fed rows whose batches a dataset gives, one for one; None if there is none.
+    iterator_of : callable
+        Returns the iterator of a model's ``fit`` that has just begun.
     build : callable
-        Called with a model whose ``fit`` has begun: builds its metrics, if that is possible before the first step.
+        Called with the model and that iterator: builds model and metrics, if that is possible before the first step.
     count_from : callable
-        Called with a model and a number: its running ``fit`` numbers the steps of an epoch from there.
+        Called with that iterator and a number: the steps of an epoch are numbered from there.
     """
 
     cut_of: Callable[[Any], Cut | None]
-    build: Callable[[Any], object]
+    iterator_of: Callable[[Any], Any]
+    build: Callable[[Any, Any], object]
     count_from: Callable[[Any, int], object]
 
 
@@ -68,7 +71,7 @@ def _nothing(*of: Any) -> None:
     """Know nothing of a fit."""
 
 
-_NO_HOOKS = FitHooks(_nothing, _nothing, _nothing)
+_NO_HOOKS = FitHooks(_nothing, _nothing, _nothing, _nothing)
 
 
 def keep_fits(
@@ -179,6 +182,7 @@ class _KeptFit:
         self._dataset: Any = None
         self._callbacks: list[Any] = []
         self._contents: FitContents | None = None
+        self._iterator: Any = None
         self._amid: _StatesAmid | None = None
         self._agreed: Agreed | None = None  # until the epoch with which it goes on has begun
 
@@ -210,23 +214,32 @@ class _KeptFit:
         """Put the latest state back, if there is one. The other callbacks do not know yet that training begins."""
         keeping = self._keeping
         self._contents = contents = FitContents(model, self._callbacks)
+        self._iterator = keeping.hooks.iterator_of(model)
         cut = keeping.hooks.cut_of(self._dataset) if hasattr(model, "_make_function") else None  # of Keras 3
         if cut is not None:
             self._amid = _StatesAmid(keeping, contents, cut)
-        if keeping.generation == 1 or keeping.queue.asked or not model.built:
+        if keeping.generation == 1 or keeping.queue.asked:
+            return
+        if not model.built:
+            keeping.hooks.build(model, self._iterator)
+        if not model.built:
+            _log.warning("fit starts from the beginning: its model is built with the first step only")
             return
         own = keeping.memory.newest(lambda moment: not moment.step or moment.name in keeping.held_states)
         agreed = agree(contents.strategy, own)
-        if agreed is None or not self._fits(agreed):
+        if agreed is None:
+            return
+        if not self._fits(agreed):
+            keeping.memory.clear()  # no later loss is to go on from it, either
             return
         self._agreed = agreed
         keeping.memory.drop_after(agreed.moment)
         contents.assign(agreed.arrays[: agreed.rest.counted])
         keeping.queue.resume(agreed.passes, agreed.moment.name)
         model._initial_epoch = agreed.moment.epoch  # as Keras 3's BackupAndRestore does
-        for callback in self._callbacks:
-            if any(kind.__name__ == "CSVLogger" for kind in type(callback).__mro__):
-                _continue_csv(callback, agreed.moment.epoch)
+        for callback, attributes in contents.kept_of(agreed.rest):
+            if is_csv_logger(callback):
+                _continue_csv(callback, agreed.moment.epoch, attributes.get(LINES, 0))
         step = f", step {agreed.moment.step}" if agreed.moment.step else ""
         _log.info("fit goes on after epoch %d%s, from memory", agreed.moment.epoch, step)
 
@@ -242,6 +255,9 @@ class _KeptFit:
     def train_has_begun(self) -> None:
         """Put the callbacks' own states back, which they have reset."""
         assert self._contents is not None, "training has begun"
+        for callback in self._callbacks:
+            if is_csv_logger(callback) and self._agreed is None:
+                setattr(callback, LINES, _lines_of(callback))
         self._contents.begin()
         if self._agreed is not None:
             self._contents.restore(self._agreed.rest)
@@ -256,23 +272,25 @@ class _KeptFit:
             contents.assign(agreed.arrays[: agreed.rest.counted])
             self._put_metrics_back(agreed)
             contents.restore(agreed.rest)
-            self._keeping.hooks.count_from(contents.model, step)
+            self._keeping.hooks.count_from(self._iterator, step)
         if self._amid is not None:
             self._amid.begin(epoch, step)
 
     def _put_metrics_back(self, agreed: Agreed) -> None:
         contents, counted = self._contents, agreed.rest.counted
         assert contents is not None, "training has begun"
-        self._keeping.hooks.build(contents.model)  # Keras may build the metrics with the first step only
+        self._keeping.hooks.build(
+            contents.model, self._iterator
+        )  # Keras may build the metrics with the first step only
         if shapes_of(contents.metrics()) == agreed.rest.index[counted:]:
             contents.assign_metrics(agreed.arrays[counted:])
         else:
             _log.warning("the metrics of epoch %d are of the rows after the loss only", agreed.moment.epoch + 1)
 
-    def batch_begins(self) -> None:
+    def batch_begins(self, batch: int) -> None:
         """Note when a step begins."""
         if self._amid is not None:
-            self._amid.step_begins()
+            self._amid.step_begins(batch)
 
     def batch_has_ended(self, batch: int) -> None:
         """Save the state, if it is due."""
@@ -283,9 +301,12 @@ class _KeptFit:
         """Save the state of whole epochs."""
         keeping, contents = self._keeping, self._contents
         assert contents is not None, "training has begun"
-        keeping.hooks.count_from(contents.model, 0)
+        keeping.hooks.count_from(self._iterator, 0)
         if self._amid is not None:
             self._amid.end()
+        if getattr(contents.model, "stop_training", False):
+            keeping.memory.clear()  # the training is over, and would be trained on to its last epoch
+            return
         arrays = contents.own(contents.variables())
         moment, passes = Moment(epoch + 1), keeping.queue.passes_done
         try:
@@ -319,7 +340,7 @@ class _PutsBack:
         self._fit.train_begins(self.model)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._fit.batch_begins()
+        self._fit.batch_begins(batch)
 
 
 class _KeepsState:
@@ -361,27 +382,32 @@ class _StatesAmid:
         self._writing: Future[float] | None = None
         self._totals: Totals | None = None
         self._variables: list[Any] = []
+        self._optimizers: list[str] = []  # those that were built then
         self._cost = 0.0  # seconds that the last state took
         self._steps = 0  # of all epochs
         self._busy = self._began = 0.0  # seconds of the steps since the last state
         self._since = 0  # that one's step
         self._epoch = self._first = 0
+        self._lowest: int | None = None  # the number of the first step that this epoch has had here
 
     def begin(self, epoch: int, first: int) -> None:
         """Begin an epoch, or go on with it behind its step ``first``."""
-        self._epoch, self._first = epoch, first
+        self._epoch, self._first, self._lowest = epoch, first, None
 
-    def step_begins(self) -> None:
-        """Note the time."""
+    def step_begins(self, batch: int) -> None:
+        """Note the time, and the number of the epoch's first step."""
         self._began = time.perf_counter()
+        self._lowest = batch if self._lowest is None else self._lowest
 
     def step_has_ended(self, batch: int) -> None:
         """Save, if it is due; ``batch`` is the number of the epoch's last step, counted from 0."""
         self._busy += time.perf_counter() - self._began
-        step = batch + 1
         self._steps += 1
-        if self._schedule.is_due(self._steps) and (rows := self._rows_after(step - self._first)) is not None:
-            self._save(step, rows)
+        if not self._schedule.is_due(self._steps) or getattr(self._contents.model, "stop_training", False):
+            return
+        steps = batch + 1 - (self._lowest or 0)  # in this pass
+        if (rows := self._rows_after(steps)) is not None:
+            self._save(self._first + steps, rows)
 
     def _rows_after(self, steps: int) -> int | None:
         """Return how many rows of the pass are in so many steps; None if they may be the epoch's last ones.
@@ -400,7 +426,8 @@ class _StatesAmid:
         began = time.perf_counter()
         self._await_writer()
         contents, keeping = self._contents, self._keeping
-        if self._totals is None:
+        if self._totals is None or self._optimizers != contents.built_optimizers():
+            self._optimizers = contents.built_optimizers()
             self._variables = contents.variables()
             self._totals = Totals(contents.strategy, contents.metrics())
         counted, (busy, cost) = self._totals.read([self._busy, self._cost])
@@ -433,14 +460,27 @@ class _StatesAmid:
         self._await_writer()
 
 
-def _continue_csv(logger: Any, epoch: int) -> None:
-    """Let a CSVLogger append, without the epochs in its file that are trained again."""
+def _lines_of(logger: Any) -> int:
+    """Return how many lines a CSVLogger's file has that are of earlier trainings."""
+    if not logger.append or not os.path.isfile(logger.filename):
+        return 0
+    with open(logger.filename, encoding="utf-8") as file:
+        return sum(1 for _ in file)
+
+
+def _continue_csv(logger: Any, epoch: int, before: int) -> None:
+    """Let a CSVLogger append, without the epochs in its file that are trained again.
+
+    The first ``before`` lines are of earlier trainings.
+    """
     logger.append = True
+    setattr(logger, LINES, before)
     if WRITER.is_other or not os.path.isfile(logger.filename):
         return
     with open(logger.filename, newline="", encoding="utf-8") as file:
         lines = list(csv.reader(file, delimiter=logger.sep))
-    kept = [line for line in lines if line and (not line[0].isdigit() or int(line[0]) < epoch)]
+    own = [line for line in lines[before:] if line and (not line[0].isdigit() or int(line[0]) < epoch)]
+    kept = [*lines[:before], *own]
     if kept != lines:
         part = f"{logger.filename}.part"
         with open(part, "w", newline="", encoding="utf-8") as file:
