@@ -279,9 +279,8 @@ class _KeptFit:
     def _put_metrics_back(self, agreed: Agreed) -> None:
         contents, counted = self._contents, agreed.rest.counted
         assert contents is not None, "training has begun"
-        self._keeping.hooks.build(
-            contents.model, self._iterator
-        )  # Keras may build the metrics with the first step only
+        # Keras may build the metrics with the first step only.
+        self._keeping.hooks.build(contents.model, self._iterator)
         if shapes_of(contents.metrics()) == agreed.rest.index[counted:]:
             contents.assign_metrics(agreed.arrays[counted:])
         else:
