@@ -28,7 +28,7 @@ from tfos_nb.runtime.control.processes import Channel, read_frame
 from tfos_nb.runtime.control.reports import FeedStatus, ReportBox, StepReport
 from tfos_nb.runtime.node.process import Exited, NodeProcess
 from tfos_nb.runtime.node.warm_process import Fork
-from tfos_nb.runtime.recovery.memory_state import _HEAD, LastState, StateMemory
+from tfos_nb.runtime.recovery.memory_state import _HEAD, _WHOLE, LastState, Moment, StateMemory
 
 SECONDS = 20.0
 
@@ -170,7 +170,7 @@ def memory() -> Iterator[StateMemory]:
 
 
 def content_of(state: Any) -> Any:
-    return state and (state.epoch, state.passes, state.index, [bytes(part) for part in state.data])
+    return state and (state.moment, state.passes, state.index, [bytes(part) for part in state.data], state.rest)
 
 
 arrays = st.lists(
@@ -187,9 +187,9 @@ def test_a_state_of_which_a_part_is_missing_is_none_and_the_older_one_is_read(
     """Cut off anywhere, or with its head not yet written: as it is when a process is killed while it writes."""
     last = LastState(memory.places)
     last.clear()
-    last.put(1, 10, older)
+    last.put(Moment(1), 10, older)
     before = content_of(last.newest())
-    last.put(2, 20, newer)
+    last.put(Moment(2), 20, newer, b"the rest")
     place = max(memory.places, key=lambda place: Path(place).read_bytes()[:16])
     with open(place, "r+b") as file:
         whole = file.read()
@@ -203,22 +203,22 @@ def test_a_state_of_which_a_part_is_missing_is_none_and_the_older_one_is_read(
 
 @examples(150)
 @given(
-    written=st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 40) | st.just(2**63)),
+    written=st.tuples(*[st.integers(0, 2**64 - 1)] * 4, *[st.integers(0, 40) | st.just(2**63)] * 2),
     rest=st.binary(max_size=60)
     | st.sampled_from(
         [b'[["float32", [1]]]abcd', b'[["O", [1]]]12345678', b'[["f4", [-1]]]', b'[["i8", [1e9]]]', b"[" * 40]
     ),
 )
 def test_memory_with_whatever_in_it_is_a_state_that_fits_together_or_none(
-    memory: StateMemory, written: tuple[int, int, int], rest: bytes
+    memory: StateMemory, written: tuple[int, ...], rest: bytes
 ) -> None:
     last = LastState(memory.places)
     last.clear()
     with open(memory.places[0], "r+b") as file:
-        file.write(_HEAD.pack(b"tfos_nb1", *written) + rest)
+        file.write(_HEAD.pack(_WHOLE, *written) + rest)
     state = last.newest()
     if state is not None:
         for part, (name, shape) in zip(state.data, state.index, strict=True):
             assert np.frombuffer(part, name).reshape(shape).dtype.hasobject is False
-    last.put(5, 5, [np.arange(3)])  # and it does not keep the next ones from being kept
+    last.put(Moment(5), 5, [np.arange(3)])  # and it does not keep the next ones from being kept
     assert content_of(last.newest()) is not None
