@@ -29,6 +29,7 @@ class Nodes:
         self.written: list[Sequence[Finding]] = []
         self.returned: list[str] = []
         self.moves_when_asked = self.compiles = False
+        self.letter = "T"
 
     def marks(self) -> Mapping[str, Any] | None:
         return None if self.steps is None else {"worker:0": self.steps, "worker:1": self.steps}
@@ -36,7 +37,7 @@ class Nodes:
     def stacks(self, timeout: float) -> Mapping[str, StacksTaken]:
         if self.moves_when_asked and self.steps is not None:
             self.steps += 1
-        return {"worker:1": StacksTaken("worker:1", 1, "", "T")}
+        return {"worker:1": StacksTaken("worker:1", 1, "", self.letter)}
 
     def situations(self, stacks: Mapping[str, StacksTaken]) -> list[Situation]:
         if self.compiles:
@@ -60,14 +61,14 @@ def watch(nodes: Nodes) -> HangWatch:
     return watch
 
 
-def test_ten_seconds_without_a_step_are_told_once(
+def test_a_process_that_was_stopped_is_told_of_once_and_soon(
     nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for second in range(1, 31):
         watch.look(float(second))
     (record,) = caplog.records
     told = "worker:1 is behind: it was stopped by a signal (SIGSTOP). cluster.stacks() shows more"
-    assert record.getMessage() == f"cluster clicks: no step for 10 s: {told}"
+    assert record.getMessage() == f"cluster clicks: no step for 4 s: {told}"
     assert len(nodes.written) == 1
     nodes.steps = 1
     watch.look(31.0)
@@ -79,6 +80,7 @@ def test_slow_steps_are_given_the_time_of_five(
     nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
+    nodes.letter = "S"
     for second in range(1, 41):
         nodes.steps = second // 8
         watch.look(float(second))
@@ -115,7 +117,7 @@ def test_nodes_that_all_compute_are_left_alone(
     for second in range(60):
         watch.look(float(second))
     assert not caplog.records
-    nodes.compiles = False
+    nodes.compiles, nodes.letter = False, "S"
     for second in range(60, 75):
         watch.look(float(second))
     assert len(caplog.records) == 1
@@ -123,3 +125,14 @@ def test_nodes_that_all_compute_are_left_alone(
     watch.look(75.0)
     assert not nodes.written[-1]
     assert len(caplog.records) == 1, "a cluster that ends does not go on"
+
+
+def test_ten_seconds_without_a_step_are_told_of(
+    nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes.letter = "S"
+    for second in range(1, 11):
+        watch.look(float(second))
+    assert not caplog.records
+    watch.look(11.0)
+    assert "no step for 10 s: worker:1 is behind: it did not answer" in caplog.text

@@ -58,6 +58,7 @@ class Finding:
     text: str
     waits: bool = False
     works: bool = False
+    stopped: bool = False
 
 
 def explain(situations: Sequence[Situation], returned: Sequence[str] = ()) -> tuple[str, list[Finding]]:
@@ -98,7 +99,7 @@ def _finding(one: Situation) -> Finding:
     users = next((frame for frame in frames if not _LIBRARIES.search(frame.file)), None)
     where = f", {_named(users)}" if users is not None else ""
     if state == "T":
-        return Finding(one.node, "was stopped by a signal (SIGSTOP)")
+        return Finding(one.node, "was stopped by a signal (SIGSTOP)", stopped=True)
     if state == "D":
         return Finding(one.node, f"waits for a disk or a network file system{where}")
     pressure = one.stacks.memory_pressure if one.stacks is not None else 0.0

@@ -4,6 +4,8 @@
 
     nothing moves for max(10 s, five usual steps) ──▶ AskStacks to all supervisors ──▶ explain() ──▶ log, panel
 
+A process that was stopped by a signal is told of after four seconds: TensorFlow ends its peers after ten.
+
 Something has moved if a node has reported, has taken rows, or has changed its status. Only a cluster in which every
 node that trains has begun is watched: until then imports, models and graphs are made.
 """
@@ -25,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 _EVERY = 1.0  # seconds between two looks
 _LEAST, _STEPS = 10.0, 5.0  # seconds, and usual steps
+_SOON = 4.0  # seconds, after which a stopped process is looked for
 _WITHIN = 3.0  # seconds for the supervisors' answers
 
 
@@ -66,7 +69,7 @@ class HangWatch:
         self._marks: Mapping[str, Any] | None = None
         self._moved = self._asked = time.monotonic()
         self._usual = 0.0  # seconds between two moves
-        self._told = False
+        self._told = self._looked = False
 
     def start(self) -> None:
         """Watch from now on."""
@@ -83,16 +86,22 @@ class HangWatch:
             if marks is not None and self._marks is not None and marks.keys() == self._marks.keys():
                 self._usual += ((now - self._moved) - self._usual) / (4 if self._usual else 1)
             self._end(now, marks is not None)
-            self._marks, self._moved, self._asked = marks, now, now
+            self._marks, self._moved, self._asked, self._looked = marks, now, now, False
         elif not self._told and now - self._asked >= max(_LEAST, _STEPS * self._usual):
             self._asked = now
             self._explain(now - self._moved)
+        elif not self._looked and now - self._moved >= max(_SOON, _STEPS * self._usual):
+            self._looked = True
+            self._explain(now - self._moved, stopped=True)
 
-    def _explain(self, seconds: float) -> None:
+    def _explain(self, seconds: float, *, stopped: bool = False) -> None:
+        """Ask the nodes, and tell; with ``stopped``, only if a process was stopped by a signal."""
         situations = self._watched.situations(self._watched.stacks(_WITHIN))
         told, findings = explain(situations, self._watched.returned)
         has_moved = self._watched.marks() != self._marks
         if has_moved or all(one.works for one in findings):  # a graph may be made, or compiled
+            return
+        if stopped and not any(one.stopped for one in findings):
             return
         self._told = True
         self._watched.write_findings(findings)
