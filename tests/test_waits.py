@@ -72,7 +72,7 @@ KNOWN = {
     "runtime.node.python_daemon: _wait": _ITS_LIFE,
     "runtime.node.warm_process: ForkedProcess.wait": _ITS_LIFE,
     "runtime.node.warm_process: WarmProcess._listen": _KILLED,
-    "runtime.recovery.keras_state: _StatesAmid._await_writer": "a thread that writes to memory, and sends a message",
+    "runtime.recovery.keras_state: _StatesAmid.await_writer": "a thread that writes to memory, and sends a message",
     "runtime.node.warm_process: _Forker.run": _ITS_LIFE,
     "runtime.program.coordinator: LocalFeed.open": "the coordinator's first word, which it says before any other",
     "runtime.program.coordinator_steps: CoordinatedDataset.steps": _TENSORFLOW,

@@ -603,7 +603,7 @@ class ClusterDesk:
     def marks(self) -> dict[str, Any] | None:
         """Return by node what changes when it moves; None unless all nodes that train have begun, and rows wait."""
         with self.changed:
-            training = [one for one in self.members.training if not one.status.ended]
+            training = self._still_training()
             if not training or not all(one.status is NodeStatus.TRAINING for one in training):
                 return None
             figures = {str(one.node): self._figures[str(one.node)] for one in training}
@@ -614,8 +614,12 @@ class ClusterDesk:
     def situations(self, stacks: Mapping[str, StacksTaken]) -> list[Situation]:
         """Return what is known of each node that trains, with its stacks."""
         with self.changed:
-            training = [one for one in self.members.training if not one.status.ended]
-            return [self._figures[str(one.node)].situation(one, stacks.get(str(one.node))) for one in training]
+            return [
+                self._figures[str(one.node)].situation(one, stacks.get(str(one.node))) for one in self._still_training()
+            ]
+
+    def _still_training(self) -> list[Member]:
+        return [one for one in self.members.training if not one.status.ended]
 
     @property
     def returned(self) -> list[str]:

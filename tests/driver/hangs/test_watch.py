@@ -61,11 +61,16 @@ def watch(nodes: Nodes) -> HangWatch:
     return watch
 
 
+def look(watch: HangWatch, seconds: range) -> None:
+    """Look once a second."""
+    for second in seconds:
+        watch.look(float(second))
+
+
 def test_a_process_that_was_stopped_is_told_of_once_and_soon(
     nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for second in range(1, 31):
-        watch.look(float(second))
+    look(watch, range(1, 31))
     (record,) = caplog.records
     told = "worker:1 is behind: it was stopped by a signal (SIGSTOP). cluster.stacks() shows more"
     assert record.getMessage() == f"cluster clicks: no step for 4 s: {told}"
@@ -84,11 +89,9 @@ def test_slow_steps_are_given_the_time_of_five(
     for second in range(1, 41):
         nodes.steps = second // 8
         watch.look(float(second))
-    for second in range(41, 78):
-        watch.look(float(second))
+    look(watch, range(41, 78))
     assert not caplog.records
-    for second in range(78, 84):
-        watch.look(float(second))
+    look(watch, range(78, 84))
     assert len(caplog.records) == 1
 
 
@@ -96,8 +99,7 @@ def test_nodes_of_which_nothing_is_expected_do_not_hang(
     nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes.steps = None
-    for second in range(60):
-        watch.look(float(second))
+    look(watch, range(60))
     assert not caplog.records
 
 
@@ -105,8 +107,7 @@ def test_nothing_is_told_of_nodes_that_move_while_they_are_asked(
     nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes.moves_when_asked = True
-    for second in range(60):
-        watch.look(float(second))
+    look(watch, range(60))
     assert not [record for record in caplog.records if "no step" in record.getMessage()]
 
 
@@ -114,12 +115,10 @@ def test_nodes_that_all_compute_are_left_alone(
     nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes.compiles = True
-    for second in range(60):
-        watch.look(float(second))
+    look(watch, range(60))
     assert not caplog.records
     nodes.compiles, nodes.letter = False, "S"
-    for second in range(60, 75):
-        watch.look(float(second))
+    look(watch, range(60, 75))
     assert len(caplog.records) == 1
     nodes.steps = None
     watch.look(75.0)
@@ -131,8 +130,7 @@ def test_ten_seconds_without_a_step_are_told_of(
     nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes.letter = "S"
-    for second in range(1, 11):
-        watch.look(float(second))
+    look(watch, range(1, 11))
     assert not caplog.records
     watch.look(11.0)
     assert "no step for 10 s: worker:1 is behind: it did not answer" in caplog.text

@@ -69,8 +69,8 @@ def test_a_state_holds_just_the_rows_of_the_first_batches(
 def test_rows_that_have_not_come_are_in_no_state() -> None:
     record = PassRecord()
     record.shuffle()
-    positions = record.came(4)
-    record.given_out(positions[::-1][:3], positions[:1])
+    record.came(4)
+    record.given_out(np.array([3, 2, 1, 0]), 3)
     with pytest.raises(ValueError, match="4 is not a number of rows that this pass has come to"):
         record.first(4)
     assert _plain(record.first(2)) == (4, [0, 1])

@@ -69,7 +69,7 @@ def held_by(
         record = PassRecord()
         record.shuffle()
         record.came(len(order))
-        record.given_out(order[: rows + 3], order[rows + 3 :])
+        record.given_out(order, rows + 3)
         end, others = record.first(rows)
         reached, known = there.reached(end)
         left = there.rows_at(others.tolist())

@@ -217,19 +217,20 @@ class CutBlocks:
         record = rows.record
         record.shuffle()
         window: list[pa.RecordBatch] = []
-        positions = record.came(0)
+        count = 0  # rows in the window
         for block in rows:
             window.append(block)
-            positions = np.concatenate([positions, record.came(block.num_rows)])
-            if (there := len(positions) - self.shuffle) > 0:
-                order = chance.permutation(len(positions))
-                mixed, positions = _in_order(window, order), positions[order]
-                record.given_out(positions[:there], positions[there:])
-                yield mixed.slice(0, there)
-                window, positions = [mixed.slice(there)], positions[there:]
+            record.came(block.num_rows)
+            count += block.num_rows
+            if (beyond := count - self.shuffle) > 0:
+                order = chance.permutation(count)
+                mixed = _in_order(window, order)
+                record.given_out(order, beyond)
+                yield mixed.slice(0, beyond)
+                window, count = [mixed.slice(beyond)], self.shuffle
         if window:
-            order = chance.permutation(len(positions))
-            record.given_out(positions[order], positions[:0])
+            order = chance.permutation(count)
+            record.given_out(order, count)
             yield _in_order(window, order)
 
 

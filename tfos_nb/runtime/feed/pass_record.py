@@ -37,8 +37,8 @@ class PassRecord:
     --------
     >>> record = PassRecord()
     >>> record.shuffle()
-    >>> positions = record.came(6)
-    >>> record.given_out(positions[[4, 0, 3]], positions[[1, 2, 5]])
+    >>> record.came(6)
+    >>> record.given_out(np.array([4, 0, 3, 1, 2, 5]), 3)
     >>> record.cut([2, 1])
     >>> rows = record.rows_after(1)
     >>> rows, record.first(rows)  # the rows at 4 and 0: all before 5, but 1, 2 and 3
@@ -59,21 +59,19 @@ class PassRecord:
         """Expect rows in another order than that in which they come."""
         self._order = deque()
 
-    def came(self, rows: int) -> Positions:
-        """Return the positions of the next rows."""
+    def came(self, rows: int) -> None:
+        """Add the next rows to the window that is shuffled."""
         with self._lock:
             first, self._came = self._came, self._came + rows
-            positions = np.arange(first, self._came)
-            if self._order is not None:
-                self._window = np.concatenate([self._window, positions])
-            return positions
+            self._window = np.concatenate([self._window, np.arange(first, self._came)])
 
-    def given_out(self, positions: Positions, window: Positions) -> None:
-        """Record which rows were given out, in order, and which are still in the window that is shuffled."""
+    def given_out(self, order: Positions, rows: int) -> None:
+        """Record that the window was put in this order, and its first rows were given out."""
         with self._lock:
-            if self._order is not None and len(positions):
-                self._order.append(positions)
-            self._window = window
+            assert self._order is not None, "the rows are shuffled"
+            window = self._window[order]
+            self._order.append(window[:rows])
+            self._window = window[rows:]
 
     def cut(self, sizes: Iterable[int]) -> None:
         """Record the sizes of the next batches."""

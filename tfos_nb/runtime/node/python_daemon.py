@@ -167,9 +167,9 @@ class _IdleWatch:
 
 
 def _lacks_memory() -> bool:
-    from tfos_nb.runtime.node.warm_process import LEAST_MEMORY, memory_left
+    from tfos_nb.runtime.node.warm_process import lacks_memory
 
-    return memory_left() < LEAST_MEMORY
+    return lacks_memory()
 
 
 def _has_children(pid: int) -> bool:

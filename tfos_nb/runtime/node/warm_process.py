@@ -63,7 +63,6 @@ from tfos_nb.runtime.control.wire import message
 
 __all__ = [
     "DAEMON_CONF",
-    "LEAST_MEMORY",
     "PROGRAMS",
     "PYTHON_DAEMON",
     "Fork",
@@ -73,7 +72,7 @@ __all__ = [
     "can_fork",
     "changed_on_this_host",
     "import_all",
-    "memory_left",
+    "lacks_memory",
     "state_on_this_host",
 ]
 
@@ -81,9 +80,6 @@ DAEMON_CONF = "spark.python.daemon.module"
 PYTHON_DAEMON = "tfos_nb.runtime.node.python_daemon"
 PROGRAMS = ("tfos_nb.runtime.node.tensorflow_process", "tfos_nb.runtime.node.single_program", PYTHON_DAEMON)
 """Programs that can be forked: a node's process, a program of :mod:`tfos_nb.parallel`, and Spark's Python daemon."""
-
-LEAST_MEMORY = 0.05
-"""Fraction of the memory that must be free; with less, a server without nodes ends."""
 
 _MOST = 1 << 16  # maximum size of a message, in bytes
 _ENVIRONMENT = 1 << 20  # maximum size of an Environment message, in bytes
@@ -95,6 +91,7 @@ _WARM_FORKS_WITHIN = 20.0  # the same, if all is imported: a forker that takes l
 _LEADS_WITHIN = 5.0  # seconds for a forked process to become the leader of a group
 _CODE_WITHIN = 5.0  # seconds to wait for a process's exit code after its end; its forker may have been stopped
 _LOOK_EVERY = 5.0  # seconds between two checks of the machine's memory
+_LEAST_MEMORY = 0.05  # fraction of the memory that must be free; with less, a server without nodes ends
 _MOST_SERVERS = 3  # servers of an application; each has other values of the variables that an import depends on
 _PREFIX = "tfos_nb-warm-"
 _READY = "ready"  # name of the file that lists the imported files and their modification times, once all are imported
@@ -107,7 +104,8 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group: SO_PEERCRED, unix(7)
 # HDF5_PLUGIN_PATH when it is imported, so only Spark workers that have applied a model have it: it is not compared.
 # Nor is what Spark tells its workers, such as PYTHON_FAULTHANDLER_DIR, which is another one in each executor.
 _IMPORT_READS = re.compile(
-    r"PYTHON(?!PATH$|_)|PYTHON_(?:CONTEXT|CPU|FROZEN|GIL|JIT|PRESITE|THREAD|TLBC)|TF_(?!CONFIG$)|TENSORFLOW|KERAS|XLA_|CUDA_|NVIDIA_|NCCL_|OMP_|KMP_|MKL_|OPENBLAS"
+    r"PYTHON(?!PATH$|_)|PYTHON_(?:CONTEXT|CPU|FROZEN|GIL|JIT|PRESITE|THREAD|TLBC)"
+    r"|TF_(?!CONFIG$)|TENSORFLOW|KERAS|XLA_|CUDA_|NVIDIA_|NCCL_|OMP_|KMP_|MKL_|OPENBLAS"
     r"|BLIS_|GOTO_|GFORTRAN_|NUMEXPR|NPY_|NUMPY|SCIPY_|PANDAS_|HDF5_(?!PLUGIN_PATH$)|GRPC_|ABSL_|PROTOCOL_BUFFERS"
     r"|WRAPT_|MSGPACK_|PILLOW_|OPENSSL_|SSLKEYLOGFILE$|ARROW_|JE_ARROW_|MALLOC_|GLIBC_|LD_|LANG$"
     r"|LANGUAGE$|LC_|HOME$"
@@ -678,7 +676,7 @@ class WarmServer:
     def _is_over(self) -> bool:
         waited = time.monotonic() - self._idle_since
         is_unwanted = waited >= self._terms.idle or not self._is_anchored()
-        return is_unwanted or memory_left() < LEAST_MEMORY or self._is_one_too_many(waited)
+        return is_unwanted or lacks_memory() or self._is_one_too_many(waited)
 
     def _is_anchored(self) -> bool:
         """Return whether an executor of the application is there, and watch one."""
@@ -764,7 +762,12 @@ def _has_ended(watch: int) -> bool:
     return bool(select.select([watch], [], [], 0)[0])
 
 
-def memory_left() -> float:
+def lacks_memory() -> bool:
+    """Return whether the memory is nearly used up, so that a process that nobody uses should end."""
+    return _memory_left() < _LEAST_MEMORY
+
+
+def _memory_left() -> float:
     """Return the fraction of memory that is free: of the machine, or of its container's limit if that is less."""
     import psutil
 

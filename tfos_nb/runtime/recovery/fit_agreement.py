@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tfos_nb.runtime.control.wire import expect
-from tfos_nb.runtime.recovery.fit_contents import Rest, arrays_of, dtype_of, is_read_over_replicas, parts_of
+from tfos_nb.runtime.recovery.fit_contents import Rest, arrays_of, dtype_of, is_read_over_replicas, own_value, parts_of
 from tfos_nb.runtime.recovery.memory_state import Moment, State
 
 __all__ = ["Agreed", "Totals", "agree"]
@@ -34,9 +34,9 @@ class Agreed:
     passes : int
         How many passes it includes.
     rest : Rest
-        What belongs to it beside them.
+        What belongs to it beside its arrays.
     arrays : list of numpy.ndarray
-        This worker's own, if it had the state, else those of the worker that sent it.
+        Its arrays: this worker's own, if it had the state, else those of the worker that sent it.
     """
 
     moment: Moment
@@ -103,7 +103,7 @@ def _by_replica(strategy: Any, numbers: Sequence[int]) -> Any:
         place = tf.one_hot(replica, context.num_replicas_in_sync, dtype=tf.int64)
         return context.all_reduce(tf.distribute.ReduceOp.SUM, place[:, None] * mine)
 
-    return parts_of(strategy, strategy.run(tf.function(on_replica)))[0].numpy()
+    return own_value(strategy, strategy.run(tf.function(on_replica)))
 
 
 def _sent(strategy: Any, source: int, arrays: Sequence[Any]) -> list[Any]:
@@ -123,7 +123,7 @@ def _sent(strategy: Any, source: int, arrays: Sequence[Any]) -> list[Any]:
         return sent
 
     found = strategy.run(tf.function(on_replica))
-    return [parts_of(strategy, one)[0].numpy() for one in found]
+    return [own_value(strategy, one) for one in found]
 
 
 class Totals:
@@ -150,15 +150,12 @@ class Totals:
         import tensorflow as tf
 
         if self._strategy.num_replicas_in_sync == 1:
-            return [parts_of(self._strategy, one)[0].numpy() for one in self._variables], list(numbers)
+            return [own_value(self._strategy, one) for one in self._variables], list(numbers)
         totals, means = self._on_all(tf.constant(list(numbers), tf.float64))
         found = iter([one.numpy() for one in totals])
         counted = {id(one) for one in self._counted}
-        values = [next(found) if id(one) in counted else self._own(one) for one in self._variables]
+        values = [next(found) if id(one) in counted else own_value(self._strategy, one) for one in self._variables]
         return values, means.numpy().tolist()
-
-    def _own(self, variable: Any) -> Any:
-        return parts_of(self._strategy, variable)[0].numpy()
 
     def _run(self, numbers: Any) -> Any:
         import tensorflow as tf

@@ -30,7 +30,9 @@ __all__ = [
     "arrays_of",
     "dtype_of",
     "is_csv_logger",
+    "is_named",
     "is_read_over_replicas",
+    "own_value",
     "parts_of",
     "shapes_of",
 ]
@@ -83,7 +85,7 @@ class FitContents:
     def __init__(self, model: Any, callbacks: Sequence[Any]) -> None:
         self.model = model
         self._callbacks = callbacks
-        self._before = [_attributes(callback) for callback in callbacks]
+        self._before: list[dict[str, bytes]] = []
 
     @property
     def strategy(self) -> Any:
@@ -112,7 +114,7 @@ class FitContents:
 
     def own(self, variables: Sequence[Any]) -> list[Any]:
         """Return this worker's values. They are not copied; TensorFlow changes no value that is still in use."""
-        return [parts_of(self.strategy, variable)[0].numpy() for variable in variables]
+        return [own_value(self.strategy, variable) for variable in variables]
 
     def rest(self, arrays: Sequence[Any], counted: int) -> Rest:
         """Return what belongs to a state of now beside its arrays, of which ``counted`` are variables."""
@@ -195,6 +197,11 @@ def parts_of(strategy: Any, variable: Any) -> tuple[Any, ...]:
     return parts
 
 
+def own_value(strategy: Any, variable: Any) -> Any:
+    """Return this process's value of a variable as a NumPy array: that of its first device."""
+    return parts_of(strategy, variable)[0].numpy()
+
+
 def is_read_over_replicas(variable: Any) -> bool:
     """Whether each replica has a value of its own, and their sum or mean is read outside of a step."""
     import tensorflow as tf
@@ -226,7 +233,7 @@ def _optimizers(model: Any) -> dict[str, Any]:
     inner = [(f"{at}.optimizer", getattr(one, "optimizer", None)) for at, one in enumerate(model._flatten_layers())]
     for name, value in [("optimizer", getattr(model, "optimizer", None)), *vars(model).items(), *inner]:
         for key, one in _parts(name, value):
-            if any(kind.__name__ in ("Optimizer", "BaseOptimizer") for kind in type(one).__mro__):
+            if is_named(one, "Optimizer", "BaseOptimizer"):
                 found.setdefault(id(one), (key, one))
     return dict(found.values())
 
@@ -249,7 +256,7 @@ def _name(callback: Any) -> str:
 
 
 def _attributes(callback: Any) -> dict[str, bytes]:
-    """Return the attributes of a callback that are plain data, pickled."""
+    """Return the attributes of a callback that are plain data, encoded."""
     if is_csv_logger(callback):  # its other attributes say what it does with the file that it has opened
         return {LINES: encode(getattr(callback, LINES, 0))}
     plain = {name: value for name, value in vars(callback).items() if name not in _OF_KERAS and _is_plain(value)}
@@ -287,9 +294,14 @@ def dtype_of(name: str) -> Any:
     return np.dtype(name)
 
 
+def is_named(value: Any, *names: str) -> bool:
+    """Whether the class of a value, or one that it is made of, has one of these names: Keras 3's, or tf_keras'."""
+    return any(kind.__name__ in names for kind in type(value).__mro__)
+
+
 def is_csv_logger(callback: Any) -> bool:
     """Whether a callback is Keras' CSVLogger, or made of it."""
-    return any(kind.__name__ == "CSVLogger" for kind in type(callback).__mro__)
+    return is_named(callback, "CSVLogger")
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:

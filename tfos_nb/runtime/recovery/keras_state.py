@@ -35,7 +35,7 @@ from tfos_nb.runtime.control.wire import encode
 from tfos_nb.runtime.feed.batching import Cut
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.recovery.fit_agreement import Agreed, Totals, agree
-from tfos_nb.runtime.recovery.fit_contents import LINES, FitContents, is_csv_logger, shapes_of
+from tfos_nb.runtime.recovery.fit_contents import LINES, FitContents, is_csv_logger, is_named, shapes_of
 from tfos_nb.runtime.recovery.memory_state import LastState, Moment
 from tfos_nb.runtime.recovery.save_schedule import SaveSchedule
 from tfos_nb.runtime.storage.one_writer import WRITER
@@ -150,7 +150,7 @@ class _Keeping:
 
     @staticmethod
     def _has_backup(callbacks: Sequence[Any]) -> bool:
-        return any(kind.__name__ == "BackupAndRestore" for one in callbacks for kind in type(one).__mro__)
+        return any(is_named(one, "BackupAndRestore") for one in callbacks)
 
     def _can_keep(self, model: Any, arguments: dict[str, Any], callbacks: Any) -> bool:
         import tensorflow as tf
@@ -302,7 +302,7 @@ class _KeptFit:
         assert contents is not None, "training has begun"
         keeping.hooks.count_from(self._iterator, 0)
         if self._amid is not None:
-            self._amid.end()
+            self._amid.await_writer()
         if getattr(contents.model, "stop_training", False):
             keeping.memory.clear()  # the training is over, and would be trained on to its last epoch
             return
@@ -320,7 +320,7 @@ class _KeptFit:
         assert self._contents is not None, "training has begun"
         self._contents.model._initial_epoch = self._agreed = None
         if self._amid is not None:
-            self._amid.end()
+            self._amid.await_writer()
         if getattr(self._contents.model, "stop_training", False):
             self._keeping.memory.clear()  # it would be trained on to its last epoch
 
@@ -423,7 +423,7 @@ class _StatesAmid:
 
     def _save(self, step: int, rows: int) -> None:
         began = time.perf_counter()
-        self._await_writer()
+        self.await_writer()
         contents, keeping = self._contents, self._keeping
         if self._totals is None or self._optimizers != contents.built_optimizers():
             self._optimizers = contents.built_optimizers()
@@ -449,14 +449,11 @@ class _StatesAmid:
             _log.warning("the state after step %d could not be kept in memory: %s", moment.step, error)
         return (time.perf_counter() - began) / (os.cpu_count() or 1)
 
-    def _await_writer(self) -> None:
+    def await_writer(self) -> None:
+        """Wait until the last state was written, as before the next one, and before that of a whole epoch."""
         writing, self._writing = self._writing, None
         if writing is not None:
             self._cost += writing.result()
-
-    def end(self) -> None:
-        """Wait until the last state was written: the next one is of a whole epoch."""
-        self._await_writer()
 
 
 def _lines_of(logger: Any) -> int:
