@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from tfos_nb.cluster_inference import answered, check_queue
 from tfos_nb.driver.cluster_desk import ClusterDesk, ClusterEvent
 from tfos_nb.driver.cluster_lifecycle import ClusterLifecycle, shown_status
+from tfos_nb.driver.decommissioning import DecommissionWatch
 from tfos_nb.driver.evaluator import EvaluatorDesk
 from tfos_nb.driver.feeding.streaming import StreamTraining, is_stream, refuse_stream
 from tfos_nb.driver.feeding.training import Training
@@ -276,6 +277,7 @@ class Cluster:
         self._lifecycle.at_end(partial(active_clusters.end, self))
         self._lifecycle.run(door, self._address)
         HangWatch(self.plan.name, self._desk, self._outcome.over).start()
+        DecommissionWatch(self._spark, self._desk, self._outcome.over).start()
 
     def _open_tunnel(self, door: Door) -> None:
         directory = private_directory("tunnel")

@@ -299,7 +299,7 @@ def test_the_image_copies_files_that_are_there_and_starts_executors_by_the_entry
     copied = {name for line in re.findall(r"^COPY (?!--from)(.*)$", text, re.MULTILINE) for name in line.split()[:-1]}
     assert {"setup.py", "pyproject.toml", "tfos_nb", "jupyter-config"} <= copied
     assert all((CHECKOUT / name).exists() for name in copied)
-    assert "\nCOPY --from=spark /opt/entrypoint.sh /opt/entrypoint.sh\n" in text
+    assert "\nCOPY --from=spark /opt/entrypoint.sh /opt/decom.sh /opt/\n" in text, "Spark's own script is named so"
     assert text.endswith('\nENTRYPOINT ["/opt/entrypoint.sh"]\n')
     script = of_gpus()["spark.executor.resource.gpu.discoveryScript"]
     assert script == f"{told['SPARK_HOME']}/getGpusResources.sh"

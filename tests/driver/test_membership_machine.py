@@ -20,6 +20,7 @@ from tfos_nb.driver.membership import (
     Dismissed,
     Ended,
     EndStream,
+    ExecutorsLeave,
     FellSilent,
     GivenUp,
     GoOnWithout,
@@ -51,7 +52,9 @@ from tfos_nb.runtime.control.lifecycle import (
     Reservation,
     Saving,
     Serving,
+    StartAgain,
     StateHeld,
+    StateWanted,
 )
 from tfos_nb.runtime.control.plan import ClusterPlan, Node
 from tfos_nb.runtime.feed.ledger import WorkerThrough
@@ -97,7 +100,7 @@ class Lives(RuleBasedStateMachine):
         self.streams: dict[int, str] = {}  # that are open, and whose they are
         self.ended_streams: set[int] = set()
         self.count = 0
-        self.dismissed = self.over = False
+        self.dismissed = self.over = self.wanted = False
         self.silent: dict[str, int] = {}  # nodes that fell silent, and their streams then
 
     def apply(self, event: Any) -> Any:
@@ -124,6 +127,8 @@ class Lives(RuleBasedStateMachine):
             assert len(set(addresses)) == len(addresses), "a node is counted twice"
         elif isinstance(command, Tell):
             assert set(command.nodes) <= self.membership.members.keys()
+            if isinstance(command.message, (StateWanted, StartAgain)):  # the next process knows of nothing
+                self.wanted = getattr(command.message, "wanted", False)
         elif isinstance(command, ShareRows):
             assert len(set(command.nodes)) == len(command.nodes)
 
@@ -147,7 +152,8 @@ class Lives(RuleBasedStateMachine):
         name = str(one.node)
         message: Any = Refused(name, "h", "no TensorFlow")
         if refused:
-            message = Reservation(name, "10.0.0.1", 1000 + self.count, "0", 0, self.count)
+            executor = str(self.count % 4)
+            message = Reservation(name, "10.0.0.1", 1000 + self.count, executor, 0, self.count)
         self.streams[self.count] = name
         goes = self.dismissed or one.parting or one.reservation is not None
         self.apply(Arrived(self.count, message))
@@ -158,7 +164,7 @@ class Lives(RuleBasedStateMachine):
         one, self.count = self.node(place), self.count + 1
         if one.stream in self.streams:
             message = Reservation(
-                str(one.node), "10.0.0.2", 5000 + self.count, "0", 0, one.supervisor[1],
+                str(one.node), "10.0.0.2", 5000 + self.count, str(self.count % 4), 0, one.supervisor[1],
                 generation=self.membership.generation - generation,
             )  # fmt: skip
             before = one.reservation
@@ -189,11 +195,18 @@ class Lives(RuleBasedStateMachine):
         self.say(one, NodeUp(str(one.node), 7, "2.21", "3.15", PLACE))
         self.say(one, MainStarted(str(one.node)))
 
-    @rule(place=NODES, kind=st.sampled_from([Serving, Coordinating, Following, StateHeld]))
+    @rule(place=NODES, kind=st.sampled_from([Serving, Coordinating, Following]))
     def main_says_what_it_does(self, place: int, kind: Any) -> None:
         one = self.node(place)
         if one.started:
             self.say(one, kind(str(one.node)))
+
+    @rule(place=NODES, waits=st.booleans())
+    def main_has_saved_a_state(self, place: int, waits: bool) -> None:
+        one, before = self.node(place), self.membership.changing
+        if one.started:
+            self.say(one, StateHeld(str(one.node), waits))
+            assert waits or self.membership.changing == before, "steps would be done twice"
 
     @rule(place=NODES, going_on=st.booleans())
     def main_saves(self, place: int, going_on: bool) -> None:
@@ -256,6 +269,10 @@ class Lives(RuleBasedStateMachine):
         assert use is not SlotUse.LEAVE or wanted
         assert use is not SlotUse.END or one.stream is None or one.stream not in self.streams
 
+    @rule(executors=st.frozensets(st.sampled_from("0123"), min_size=1, max_size=2))
+    def executors_are_about_to_end(self, executors: frozenset[str]) -> None:
+        self.apply(ExecutorsLeave(executors))
+
     @rule(place=NODES, hold=st.booleans())
     def spark_is_asked_for_a_node(self, place: int, hold: bool) -> None:
         self.apply(Submitted((str(self.node(place).node),), hold))
@@ -278,7 +295,10 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: self.membership.changing and not self.dismissed and not self.membership.failures)
     @rule()
     def they_come_with_others(self) -> None:
+        before = {str(one.node): one.stream for one in self.membership.training}
         self.apply(ComeWith(self.membership.changing))
+        kept = [name for name, stream in before.items() if self.membership.members[name].stream == stream]
+        assert kept or not any(before.values()), "a state is in the memory of nodes, of which one must stay"
 
     @precondition(lambda self: self.membership.rendezvous > 1 and self.membership.are_enough(1) and not self.dismissed)
     @rule()
@@ -309,6 +329,10 @@ class Lives(RuleBasedStateMachine):
         assert len(set(present)) == len(present)
         assert all(self.membership.members[name].absent is False for name in present)
         assert all(name == str(one.node) for name, one in self.membership.members.items())
+
+    @invariant()
+    def the_nodes_know_whether_a_state_is_wanted(self) -> None:
+        assert self.wanted is (self.membership.awaits_state and not self.dismissed)
 
     @invariant()
     def nobody_speaks_on_a_stream_that_has_ended(self) -> None:

@@ -117,7 +117,7 @@ def test_a_supervisor_that_falls_silent_while_it_is_waited_for_is_given_up(pair:
     assert pair.desk.come_again("it was killed")
     come_again(pair, "worker:1", 5001)
     pair.clock.now += 100.0
-    pair.say(StateHeld("worker:1"))
+    pair.say(StateHeld("worker:1", waits=True))
     pair.desk.ticked()
     assert [failure.node for failure in pair.desk.failures] == ["worker:0"]
     assert pair.desk.asked(HoldsSlot("worker:0", 77)) == "hold"
@@ -127,6 +127,20 @@ def test_a_supervisor_that_falls_silent_while_it_is_waited_for_is_given_up(pair:
     come_late(pair, "worker:0")
     come_again(pair, "worker:1", 5002)
     assert pair.desk.all_reserved
+
+
+def test_a_node_that_was_asked_for_and_waits_for_a_slot_is_not_asked_for_again(pair: Cluster) -> None:
+    pair.desk.want_slot()
+    assert pair.desk.asked(HoldsSlot("worker:1", 77)) == "leave"
+    pair.streams["worker:1"].end()
+    pair.until(lambda: pair.desk.failures)
+    assert pair.desk.come_again("its host is gone")
+    assert pair.desk.untended == ("worker:1",)
+    pair.desk.tend(["worker:1"], hold=False)
+    assert pair.desk.untended == ()
+    come_again(pair, "worker:0", 5000)
+    pair.desk.go_on_without_missing()
+    assert pair.desk.take_alone() == []
 
 
 def test_a_supervisor_in_another_container_may_have_the_number_of_one_that_was_given_up(pair: Cluster) -> None:
@@ -140,7 +154,7 @@ def test_a_supervisor_in_another_container_may_have_the_number_of_one_that_was_g
     assert pair.desk.come_again("its host is gone")
     come("pod-b")
     pair.clock.now += 100.0
-    pair.say(StateHeld("worker:0"))
+    pair.say(StateHeld("worker:0", waits=True))
     pair.desk.ticked()
     assert pair.desk.come_again("no heartbeat")
     come("pod-c")
@@ -193,7 +207,8 @@ def test_a_node_without_a_task_is_asked_for_anew_when_its_supervisor_is_gone(pai
 
 def test_an_absent_node_that_nobody_brings_is_asked_for_until_it_was_lost_thrice(pair: Cluster) -> None:
     """Its task has left its slot, or every slot is a node; no rendezvous comes that would ask for it."""
-    pair.desk.tend(["worker:1"], hold=False)
+    pair.desk.want_slot()
+    assert pair.desk.asked(HoldsSlot("worker:1", 77)) == "leave"
     pair.say(ended("worker:1", None, "SIGKILL"))
     assert pair.desk.come_again("it was killed")
     come_again(pair, "worker:0", 5000)
@@ -201,6 +216,7 @@ def test_an_absent_node_that_nobody_brings_is_asked_for_until_it_was_lost_thrice
     pair.desk.go_on_without_missing()  # its supervisor, which has been too slow, is let go
     for left in (True, True, False):
         assert pair.desk.take_alone() == ["worker:1"]
+        pair.desk.tend(["worker:1"], hold=False)
         come_late(pair, "worker:1")
         pair.streams["worker:1"].end()
         pair.until(lambda: "worker:1" in pair.desk.missing)
@@ -267,14 +283,14 @@ def come_late(cluster: Cluster, node: str) -> None:
 
 def test_a_worker_that_comes_late_joins_when_a_state_has_been_saved(three: Cluster) -> None:
     three.desk.go_on_without_missing()
-    three.say(StateHeld("worker:1"))
+    three.say(StateHeld("worker:1", waits=True))
     assert three.desk.changing == "", "it has not come"
     come_late(three, "worker:0")
     assert three.desk.changing == "", "it would undo what has been trained since the last state"
     assert three.desk.failures == []
-    three.say(StateHeld("worker:2"))
+    three.say(StateHeld("worker:2", waits=True))
     assert three.desk.changing == "", "that is not who saves"
-    three.say(StateHeld("worker:1"))
+    three.say(StateHeld("worker:1", waits=True))
     assert three.desk.changing == "worker:0 joined"
 
     three.desk.come_with(three.desk.changing)
@@ -369,10 +385,10 @@ def test_who_trains_in_step_with_others_joins_them_when_a_state_has_been_saved(m
     cluster = make(workers=1)
     cluster.bring_up("worker:0")
     assert scale(cluster, 2) == ("worker:1",)
-    cluster.say(StateHeld("worker:0"))
+    cluster.say(StateHeld("worker:0", waits=True))
     cluster.reserve("worker:1", port=7001)
     assert cluster.desk.changing == ""
-    cluster.say(StateHeld("worker:0"))
+    cluster.say(StateHeld("worker:0", waits=True))
     assert cluster.desk.changing == "worker:1 joined"
     cluster.desk.come_with("worker:1 joined")
     come_again(cluster, "worker:0", 5000)
@@ -386,7 +402,7 @@ def test_a_worker_that_the_plan_has_no_more_goes_when_a_state_has_been_saved(mak
     cluster.bring_up("worker:0", "worker:1")
     assert scale(cluster, 1) == ()
     assert cluster.desk.changing == ""
-    cluster.say(StateHeld("worker:0"))
+    cluster.say(StateHeld("worker:0", waits=True))
     assert cluster.desk.changing == "worker:1 not wanted any more"
     cluster.desk.come_with(cluster.desk.changing)
     assert [one.grace for one in heard(cluster, "worker:1", Stop)] == [0.0]
@@ -407,7 +423,7 @@ def test_a_worker_that_the_plan_has_no_more_goes_when_a_state_has_been_saved(mak
 
     assert scale(cluster, 2) == ("worker:1",), "it may come back"
     cluster.reserve("worker:1", port=7001)
-    cluster.say(StateHeld("worker:0"))
+    cluster.say(StateHeld("worker:0", waits=True))
     assert cluster.desk.changing == "worker:1 joined"
 
 
@@ -416,7 +432,7 @@ def test_one_that_is_wanted_again_before_it_has_gone_stays(make: Callable[..., C
     cluster.bring_up("worker:0", "worker:1")
     scale(cluster, 1)
     assert scale(cluster, 2) == ()
-    cluster.say(StateHeld("worker:0"))
+    cluster.say(StateHeld("worker:0", waits=True))
     assert cluster.desk.changing == ""
 
 
@@ -427,7 +443,7 @@ def test_a_new_one_that_is_not_wanted_any_more_before_it_has_joined_is_sent_away
     cluster.reserve("worker:1", port=7001)
     scale(cluster, 1)
     assert len(heard(cluster, "worker:1", Stop)) == 1
-    cluster.say(StateHeld("worker:0"))
+    cluster.say(StateHeld("worker:0", waits=True))
     assert cluster.desk.changing == ""
 
 

@@ -29,6 +29,7 @@ from tfos_nb.driver.membership import (
     Dismissed,
     Ended,
     EndStream,
+    ExecutorsLeave,
     Failure,
     FedAgain,
     FeedsGoOn,
@@ -196,7 +197,7 @@ class ClusterDesk:
             if isinstance(message, NodeThere):
                 return self.members.is_there(message.node)
             if isinstance(message, NodeWanted):
-                return self.members.is_wanted(message.node)
+                return self.members.is_wanted(message.node, message.executor)
             if isinstance(message, HoldsSlot):
                 return self._slot_use(message).value
             if isinstance(message, QUESTIONS):
@@ -258,9 +259,9 @@ class ClusterDesk:
 
     def _position_held(self, node: str, message: PositionHeld) -> None:
         """Record a node's part of a state; if all nodes have theirs now, absent nodes may join."""
-        if self.feeds.position_held(message) and message.whole and self.members.awaits_state:
+        if self.feeds.position_held(message) and message.waits and self.members.awaits_state:
             first = str(self.members.first.node)
-            self._apply(Said(first, StateHeld(first)))
+            self._apply(Said(first, StateHeld(first, waits=True)))
 
     def _heartbeat(self, node: str, message: Heartbeat) -> None:
         now, figures = time.monotonic(), self._figures[node]
@@ -443,6 +444,16 @@ class ClusterDesk:
             self._figures.update((name, NodeFigures()) for name in new)
             self._log.expect(self._figures)
             self._change(Scaled(plan))
+
+    def executors(self) -> frozenset[str]:
+        """Return Spark's names of the executors on which nodes are."""
+        with self.changed:
+            members = self.members.members.values()
+            return frozenset(one.reservation.executor for one in members if one.reservation is not None)
+
+    def executors_leave(self, executors: frozenset[str]) -> None:
+        """Have the nodes on executors that are about to end leave them, as soon as a state was saved."""
+        self._change(ExecutorsLeave(executors))
 
     def come_with(self, cause: str) -> None:
         """Start all nodes again, with those that were absent and without those that leave."""

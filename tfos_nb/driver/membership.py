@@ -8,6 +8,9 @@ It has no lock, no clock, no thread and no stream of its own, so the same events
 :class:`tfos_nb.driver.cluster_desk.ClusterDesk` is its one owner. It receives the nodes' messages, applies them as
 events, and executes the commands.
 
+Nodes on an executor that is about to end leave it before: when all nodes have saved a state and wait, those start
+elsewhere, and the others start again. One of them always stays, because the states are in the nodes' memory.
+
 After a loss all nodes start new processes, which is a new generation. Where a coordinator gives out the steps, only the
 lost workers are replaced and all others continue. With ``min_workers`` the others may continue without nodes that do
 not come back. Those join later, when a state has been saved.
@@ -37,6 +40,7 @@ from tfos_nb.runtime.control.lifecycle import (
     Serving,
     StartAgain,
     StateHeld,
+    StateWanted,
     Stop,
 )
 from tfos_nb.runtime.control.plan import ClusterPlan, Node, Role
@@ -192,6 +196,13 @@ class Scaled:
     """The cluster must change to another plan, as soon as possible."""
 
     plan: ClusterPlan
+
+
+@dataclass(frozen=True)
+class ExecutorsLeave:
+    """These executors are about to end, by their names in Spark: it decommissions them."""
+
+    executors: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -390,6 +401,7 @@ class Member:
     started: bool = False  # it has received its peers' addresses
     absent: bool = False  # the others continue without it
     failed_joins: int = 0  # how often it was lost before it could join them
+    pending: bool = False  # it was submitted to Spark, and has not come since
     left_slot: bool = False  # its Spark task has left the slot, and no other task watches it
     moved: bool = False  # it has come back, and its coordinator does not know the new address
     raised: MainRaised | None = None
@@ -479,7 +491,11 @@ class Membership:
         self.dismissed = False
         self._commands: list[Any] = []
         self._can_join = False  # a state was saved after the absent nodes had come
+        self._asked = False  # the nodes know that one is wanted
         self._leaving: set[str] = set()
+        self._lasts = restarts > 0  # its supervisors start processes again
+        self._ending: set[str] = set()  # executors
+        self._moved: set[tuple[str, str]] = set()  # nodes, and the executors that they have left
         self._given_up: set[tuple[str, str, int]] = set()
         self._known: set[tuple[str, str, int]] = set()  # supervisors that have reserved, by node, machine and process
         self._by_stream: dict[int, Member] = {}
@@ -499,6 +515,7 @@ class Membership:
             SlotAsked: self._slot_asked,
             Submitted: self._submitted,
             Scaled: self._scaled,
+            ExecutorsLeave: self._executors_leave,
             ComeAgain: self._come_again,
             ComeWith: self._come_with,
             GoOnWithout: self._go_on_without,
@@ -529,6 +546,8 @@ class Membership:
     def apply(self, event: Any) -> tuple[Any, list[Any]]:
         """Take an event; return its answer, if it is a question, and the commands to execute, in order."""
         answer = self._events[type(event)](event)
+        if not isinstance(event, (Beat, SlotAsked)):  # they are frequent, and change nothing of this
+            self._ask_for_state()
         commands, self._commands = self._commands, []
         return answer, commands
 
@@ -541,7 +560,7 @@ class Membership:
     @property
     def awaits_state(self) -> bool:
         """Whether nodes wait for a saved state, to join the others or to leave them."""
-        return bool(self._joining() or self._leaving)
+        return bool(self._joining() or self._leaving or self._moving())
 
     @property
     def first(self) -> Member:
@@ -620,8 +639,8 @@ class Membership:
     @property
     def untended(self) -> tuple[str, ...]:
         """The nodes without a slot that must start again, and have no supervisor left that would start them."""
-        left = set(self.left_slots)
-        return tuple(name for name in self.missing if name in left and self.members[name].stream is None)
+        missing = [self.members[name] for name in self.missing]
+        return tuple(str(one.node) for one in missing if one.left_slot and not one.pending and one.stream is None)
 
     @property
     def some_are_coming(self) -> bool:
@@ -647,6 +666,7 @@ class Membership:
             return ""
         said = [", ".join(joining) + JOINED if joining else ""]
         said += [", ".join(sorted(self._leaving)) + LEAVING if self._leaving else ""]
+        said += [f"the executor of {one.node} is about to end" for one in self._moving()]
         return "; ".join(filter(None, said))
 
     def is_there(self, node: str) -> bool:
@@ -654,10 +674,10 @@ class Membership:
         one = self.members[node]
         return one.stream is not None and (one.ended is None or self.restarts_left > 0)
 
-    def is_wanted(self, node: str) -> bool | None:
+    def is_wanted(self, node: str, executor: str = "") -> bool | None:
         """Return whether a task whose supervisor has ended must start another; None: not decided yet."""
         one = self.members[node]
-        if self.dismissed or one.stream is not None or one.parting:
+        if self.dismissed or one.stream is not None or one.parting or (node, executor) in self._moved:
             return False
         if one.reservation is None and (self.rendezvous > 1 or one.absent):
             return one.failed_joins < JOINS
@@ -715,6 +735,7 @@ class Membership:
 
     def _reserve(self, one: Member, message: Reservation) -> None:
         one.reservation = message
+        one.pending = False
         self._known.add((message.node, message.machine, message.pid))
         one.become(NodeStatus.RESERVED)
         if not one.absent:
@@ -797,7 +818,7 @@ class Membership:
         one.saving = message.going_on
 
     def _state_held(self, one: Member, message: StateHeld) -> None:
-        self._can_join |= one is self._first and self.awaits_state
+        self._can_join |= one is self._first and message.waits and self.awaits_state
 
     def _main_returned(self, one: Member, message: MainReturned) -> None:
         one.returned, one.unread = True, not message.read
@@ -948,7 +969,7 @@ class Membership:
         lost = self._replaceable()
         self.rendezvous += 1
         self.restarts_left -= 1
-        self._can_join = False
+        self._can_join = self._asked = False
         self.failures.clear()
         if lost:
             self._replace(lost, event.cause)
@@ -958,7 +979,7 @@ class Membership:
 
     def _come_with(self, event: ComeWith) -> None:
         self.rendezvous += 1
-        self._can_join = False
+        self._can_join = self._asked = False
         self._start_again(event.cause)
 
     def _replaceable(self) -> list[Member]:
@@ -989,18 +1010,24 @@ class Membership:
         self._do(FollowHistory(None))
         if late := [one for one in self.members.values() if one.absent and one.started]:
             self._count_on_late(late)  # they must not wait for the coordinator of the old generation
+        moving = self._moving()
         for one in self._present:
-            if one.status is NodeStatus.LOST:
+            if one.status is NodeStatus.LOST or one in moving:
                 self._let_go(one)
+        for one in moving:
+            assert one.reservation is not None, "its executor is known"
+            self._moved.add((str(one.node), one.reservation.executor))
+            one.left_slot = True  # its task ends, and another one must be submitted
+        for one in self._present:
             self._begin_anew(one)
         for name in self._leaving:
             self._send_away(self.members[name])
-        staying = [str(one.node) for one in self._present if not one.parting]
+        staying = [str(one.node) for one in self._present if not one.parting and one not in moving]
         joining = [str(one.node) for one in self._joining()]  # they have just reserved, and were never started
         self._tell(staying, StartAgain(self.generation, cause))
         if self._leaving or joining:
             self._leaving = set()
-            names = {*staying, *joining}
+            names = {*staying, *joining, *(str(one.node) for one in moving)}
             self._share_out([one for name, one in self.members.items() if name in names])
 
     def _begin_anew(self, one: Member) -> None:
@@ -1054,7 +1081,48 @@ class Membership:
         return gone
 
     def _joining(self) -> list[Member]:
-        return [one for one in self.members.values() if one.absent and one.reservation and not one.started]
+        if len(self._present) == len(self.members):  # the usual case, in which a thousand nodes need not be looked at
+            return []
+        came = [one for one in self.members.values() if one.absent and one.reservation and not one.started]
+        return [one for one in came if not self._is_ending(one)]
+
+    # --- executors that are about to end ---
+
+    def _executors_leave(self, event: ExecutorsLeave) -> None:
+        self._ending |= event.executors
+        there = [one for one in self.members.values() if not one.status.ended and self._is_ending(one)]
+        for one in there:
+            self._do(WriteLog(str(one.node), ("tfos_nb: Spark decommissions this executor",)))
+        moving = [str(one.node) for one in self._moving()]
+        if there:
+            staying = ", ".join(str(one.node) for one in there if str(one.node) not in moving)
+            said = [f"{', '.join(moving)} leave executors that end, with the next saved state" if moving else ""]
+            said += [f"{staying} will be lost with its executor" if staying else ""]
+            self._do(Note("; ".join(filter(None, said))))
+
+    def _is_ending(self, one: Member) -> bool:
+        return one.reservation is not None and one.reservation.executor in self._ending
+
+    def _moving(self) -> list[Member]:
+        """Return the nodes that can leave their executors: not all that train, since one must keep the state.
+
+        Where a coordinator gives out the steps, a lost worker is replaced while all others go on, so none moves before.
+        """
+        if not self._ending or not self._lasts or self.plan.ps:
+            return []
+        ending = [one for one in self._present if not one.parting and not one.status.ended and self._is_ending(one)]
+        names = {id(one) for one in ending}
+        if all(id(one) in names for one in self._training):
+            ending.remove(self._training[0])
+        return ending
+
+    def _ask_for_state(self) -> None:
+        """Tell the nodes whether others wait for a state: they wait after it, so that no step is done twice."""
+        wanted = self.awaits_state and not self.dismissed
+        if wanted is not self._asked:
+            self._asked = wanted
+            self._can_join &= wanted
+            self._tell([str(one.node) for one in self._present], StateWanted(wanted))
 
     def _share_out(self, present: list[Member]) -> None:
         """Make these nodes the cluster, and share the rows among them."""
@@ -1072,7 +1140,7 @@ class Membership:
 
     def _bring_back(self, one: Member) -> None:
         """Have an absent node submitted to Spark again, if its task has left the slot and would not restart it."""
-        if one.left_slot and one.failed_joins < JOINS:
+        if one.left_slot and not one.pending and one.failed_joins < JOINS:
             self.alone.append(str(one.node))
 
     def _send_away(self, one: Member) -> None:
@@ -1085,6 +1153,7 @@ class Membership:
     def _do_without(self, one: Member) -> None:
         """Drop an absent node that was lost before it could join."""
         self._let_go(one)
+        one.pending = False
         one.failed_joins += 1
         self._bring_back(one)
         self._begin_anew(one)
@@ -1097,6 +1166,8 @@ class Membership:
         one = self.members[question.node]
         if (question.node, question.machine, question.pid) in self._given_up:
             return SlotUse.END
+        if (question.node, question.executor) in self._moved:
+            return SlotUse.LEAVE
         if one.node in self.plan.driver_nodes:  # it holds no Spark slot
             return SlotUse.HOLD
         # A slot that is left frees its GPU, and Spark would give that to a node that waits for one.
@@ -1109,7 +1180,8 @@ class Membership:
 
     def _submitted(self, event: Submitted) -> None:
         for name in event.nodes:
-            self.members[name].left_slot = not event.hold
+            one = self.members[name]
+            one.left_slot, one.pending = not event.hold, True
 
     def _news_taken(self, event: NewsTaken) -> list[str]:
         """Return the names that were asked for, and clear those lists."""

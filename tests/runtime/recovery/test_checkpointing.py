@@ -15,6 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.waiting import until
 from tfos_nb.runtime.recovery.checkpointing import CheckpointCalls, Checkpoints
+from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.storage.uploads import SavingFlag, Uploads
 
 
@@ -67,7 +68,7 @@ class Node:
             held_states=held_states,
             saving=saving,
             uploads=self.uploads,
-            calls=CheckpointCalls(self._count_held, lambda place, mark: self.told.append((place, mark))),
+            calls=CheckpointCalls(self._count_held, lambda place, mark: self.told.append((place, mark)), SaveRequest()),
         )
 
     def _count_held(self) -> None:

@@ -12,6 +12,7 @@ from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.recovery.keras_resume import save_whole_epochs
 from tfos_nb.runtime.recovery.keras_state import keep_fits
 from tfos_nb.runtime.recovery.memory_state import LastState, StateMemory
+from tfos_nb.runtime.recovery.save_request import SaveRequest
 
 X = np.arange(32.0).reshape(32, 1) / 32
 Y = 3 * X + 1
@@ -45,7 +46,7 @@ def generation(memory: StateMemory, flavour: Any, tmp_path: Any) -> Callable[[in
         if number > 1:
             queue.come_again()
         flavour.Model.fit = own
-        keep_fits(LastState(memory.places), queue, lambda: None, generation=number, workers=1)
+        keep_fits(LastState(memory.places), queue, lambda: None, SaveRequest(), generation=number, workers=1)
         return queue
 
     return begin

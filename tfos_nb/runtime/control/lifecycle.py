@@ -3,7 +3,8 @@
 ::
 
     TF process ──NodeUp, MainStarted, MainReturned, MainRaised──▶ supervisor ──these, Reservation, NodeEnded──▶ driver
-    TF process ◀──Start, Moved, Stop, Farewell, feed messages─── supervisor ◀──these, StartAgain────────────── driver
+    TF process ◀──Start, Moved, StateWanted, Stop, Farewell,
+                  feed messages───────────────────────────────── supervisor ◀──these, StartAgain────────────── driver
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ __all__ = [
     "Start",
     "StartAgain",
     "StateHeld",
+    "StateWanted",
     "Stop",
 ]
 
@@ -118,10 +120,25 @@ class Start:
 
 @message
 @dataclass(frozen=True)
+class StateWanted:
+    """To nodes: others are about to join or to leave. Save a state after one of the next steps, and wait there.
+
+    ``wanted=False``: nobody joins or leaves any more, so go on.
+    """
+
+    wanted: bool = True
+
+
+@message
+@dataclass(frozen=True)
 class StateHeld:
-    """A state was saved from which training can continue, so absent nodes may join now."""
+    """A state was saved from which training can continue. ``waits``: the node does no step more after it.
+
+    The driver starts the nodes again only after such a state, so that no step is done twice.
+    """
 
     node: str
+    waits: bool = False
 
 
 @message

@@ -37,7 +37,7 @@ class PositionHeld:
     """From a node: which of its rows of a pass a state includes: in each partition, those before a row.
 
     Those in ``left`` are not included. ``known`` has a fingerprint of the rows before that row, and of those that came
-    in one batch with the last of them. ``whole``: the state itself is saved on this node.
+    in one batch with the last of them. ``waits``: the state itself is saved, and this node does no step more after it.
     """
 
     node: str
@@ -46,7 +46,7 @@ class PositionHeld:
     reached: dict[int, int]
     known: dict[int, Reached] = field(default_factory=dict)
     left: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
-    whole: bool = False
+    waits: bool = False
 
 
 class HeldPositions:

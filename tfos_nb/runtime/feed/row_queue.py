@@ -255,10 +255,10 @@ class RowQueue:
         with self._changed:
             self._do(self._schedule.cut())
 
-    def hold(self, state: str, epoch: int, rows: int, *, whole: bool = False) -> None:
+    def hold(self, state: str, epoch: int, rows: int, *, waits: bool = False) -> None:
         """Tell the driver which rows a state includes that is saved in the middle of a pass: the first ``rows`` ones.
 
-        ``whole``: this node has saved its part of the state before.
+        ``waits``: this node has saved its part of the state before, and does no step more after it.
 
         Raises
         ------
@@ -275,7 +275,7 @@ class RowQueue:
         except ValueError as error:
             raise ValueError(f"{said}: {error}") from None
         left = feed.rows_at(others.tolist())
-        self._due.append(PositionHeld(self._node, turn.feed, state, reached, known, left, whole))
+        self._due.append(PositionHeld(self._node, turn.feed, state, reached, known, left, waits))
         self._tell_due()
 
     # --- how far the program has come ---

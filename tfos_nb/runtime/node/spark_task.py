@@ -72,6 +72,7 @@ class NodeWanted:
     """Question of a task whose supervisor has ended: whether to start another. Answer None: not decided yet."""
 
     node: str
+    executor: str = ""
 
 
 @message
@@ -80,7 +81,7 @@ class HoldsSlot:
     """Question of a task that holds a slot for its node: what to do with the slot.
 
     ``pid`` is its supervisor's process id, if it has started one. ``machine`` is the host name where that id is valid,
-    since each container has its own ids.
+    since each container has its own ids. ``executor`` is Spark's name of the task's executor.
 
     Answer: the value of a :class:`SlotUse`.
     """
@@ -88,6 +89,7 @@ class HoldsSlot:
     node: str
     pid: int = 0
     machine: str = ""
+    executor: str = ""
 
 
 class SlotUse(Enum):
@@ -145,23 +147,23 @@ class NodeTask:
     def _stay(self, job: NodeJob, door: DoorClient, code: int | None) -> int | None:
         """Hold the slot, and start the node again if wanted; return its last exit code, or None if it continues."""
         never = threading.Event()
-        while code is not None and (there := self._whether_there(job.node, door)) is not None:
+        while code is not None and (there := self._whether_there(job, door)) is not None:
             if not there:
                 code = self._run(job, door)
-            elif slot_use(HoldsSlot(job.node), door) is SlotUse.LEAVE:
+            elif slot_use(HoldsSlot(job.node, executor=job.executor), door) is SlotUse.LEAVE:
                 return None
             else:
                 never.wait(_LOOK_SECONDS)
         return code
 
-    def _whether_there(self, node: str, door: DoorClient) -> bool | None:
+    def _whether_there(self, job: NodeJob, door: DoorClient) -> bool | None:
         """Return True if the node already runs, False if it must be started, None if neither or without a driver."""
         never, gone_at = threading.Event(), math.inf
         while time.monotonic() < gone_at:
             try:
-                if door.ask(NodeThere(node)):
+                if door.ask(NodeThere(job.node)):
                     return True
-                return False if self._is_wanted(node, door) else None
+                return False if self._is_wanted(job, door) else None
             except grpc.RpcError as error:
                 if error.code() not in _UNREACHED or refuses(self.door.host, self.door.port):
                     return None
@@ -203,9 +205,9 @@ class NodeTask:
         return False
 
     @staticmethod
-    def _is_wanted(node: str, door: DoorClient) -> bool:
+    def _is_wanted(job: NodeJob, door: DoorClient) -> bool:
         never = threading.Event()
-        while (wanted := door.ask(NodeWanted(node))) is None:
+        while (wanted := door.ask(NodeWanted(job.node, job.executor))) is None:
             never.wait(_LOOK_SECONDS / 4)  # the driver first finds out which node failed first
         return bool(wanted)
 
@@ -251,7 +253,7 @@ class NodeTask:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return supervisor.wait(seconds)
-            use = slot_use(HoldsSlot(job.node, supervisor.pid, socket.gethostname()), door)
+            use = slot_use(HoldsSlot(job.node, supervisor.pid, socket.gethostname(), job.executor), door)
             if use is SlotUse.LEAVE:
                 return None
             if use is SlotUse.END:

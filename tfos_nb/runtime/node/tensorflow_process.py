@@ -45,6 +45,7 @@ from tfos_nb.runtime.control.lifecycle import (
     Serving,
     Start,
     StateHeld,
+    StateWanted,
     Stop,
 )
 from tfos_nb.runtime.control.plan import Node, Role
@@ -63,6 +64,7 @@ from tfos_nb.runtime.program.strategies import Member
 from tfos_nb.runtime.program.tensorflow_cluster import CoordinatorCalls
 from tfos_nb.runtime.recovery.checkpointing import CheckpointCalls
 from tfos_nb.runtime.recovery.memory_state import LastState
+from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.storage.log_mirror import mirrored
 from tfos_nb.runtime.storage.paths import spill_directory
 from tfos_nb.runtime.storage.remote import check_places
@@ -117,6 +119,7 @@ class TensorFlowProcess:
         self._host = host
         self._node = Node.parse(job.node)
         self._signals = _Signals(threading.Event(), threading.Event(), threading.Event(), {})
+        self._save_request = SaveRequest()
         self._feed_error: FeedFailed | None = None
         settings: dict[str, Any] = job.settings
         limits = settings["buffer_bytes"], settings["spill_bytes"]
@@ -134,6 +137,7 @@ class TensorFlowProcess:
         self._handlers: dict[type, Callable[[Any], object]] = {
             Start: self._start,
             Moved: self._peers.moved,
+            StateWanted: lambda message: self._save_request.change(message.wanted),
             ledger.FeedBegins: self._queues.begin,
             ledger.FeedSchema: self._queues.describe,
             ledger.FeedEnds: self._queues.end,
@@ -237,7 +241,7 @@ class TensorFlowProcess:
         calls = ContextCalls(
             failed=self._remember,
             saving=lambda going_on: self._channel.send(Saving(self._job.node, going_on)),
-            checkpoint=CheckpointCalls(self._tell_held, self._tell_seen),
+            checkpoint=CheckpointCalls(self._tell_held, self._tell_seen, self._save_request),
             coordinator=coordinator,
         )
         return NodeContext(
@@ -263,6 +267,7 @@ class TensorFlowProcess:
             LastState(places),
             self._queues.default,
             self._tell_held,
+            self._save_request,
             generation=self._signals.generation,
             workers=workers,
             held_states=self._signals.held,
@@ -271,7 +276,7 @@ class TensorFlowProcess:
 
     def _tell_held(self) -> None:
         if self._job.settings.get("restarts"):
-            self._channel.send(StateHeld(self._job.node))
+            self._channel.send(StateHeld(self._job.node, self._save_request.asked))
 
     def _tell_seen(self, place: str, mark: str) -> None:
         self._channel.send(PlaceSeen(self._job.node, socket.gethostname(), place, mark))
@@ -339,6 +344,7 @@ class TensorFlowProcess:
     def _stop(self, message: Stop) -> None:
         """Tell ``main`` to stop. The process stays until ``Farewell``, since a peer that saves may need its server."""
         self._signals.stopping.set()
+        self._save_request.change(False)
         self._queues.stop()
         self._requests.stop()
         if not self._called:

@@ -31,6 +31,7 @@ from typing import Any
 
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.feed.row_queue import RowQueue
+from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.storage.paths import is_local
 from tfos_nb.runtime.storage.remote import file_system, put_whole, rename_over, writing
 from tfos_nb.runtime.storage.shared_directory import mark_in
@@ -71,10 +72,13 @@ class CheckpointCalls:
         Called when a state of whole epochs is where it belongs: a node that joins may begin from it.
     seen : callable
         Called with the directory of the states on this host, and the mark that was found in it.
+    request : SaveRequest
+        Says whether the driver wants a state.
     """
 
     held: Callable[[], object]
     seen: Callable[[str, str], object]
+    request: SaveRequest
 
 
 class Checkpoints:
@@ -153,7 +157,16 @@ class Checkpoints:
             else:
                 with tempfile.TemporaryDirectory(prefix="tfos_nb-checkpoint-") as scratch:
                     state.write(f"{scratch}/{_STATE}")
+        if self._calls.request.asked:
+            self._hand_over(name, epoch, rows)
         return f"{self.directory}/{name}"
+
+    def _hand_over(self, name: str, epoch: int, rows: int | None) -> None:
+        """Wait until the state is where it belongs, and then until the driver has started the nodes again."""
+        self._uploads.finish()
+        if rows is not None:
+            self._rows.hold(name, epoch, rows, waits=True)
+        self._calls.request.wait()
 
     @property
     def directory(self) -> str:

@@ -17,7 +17,7 @@ from tfos_nb.runtime.control.wire import expect
 from tfos_nb.runtime.recovery.fit_contents import Rest, arrays_of, dtype_of, is_read_over_replicas, own_value, parts_of
 from tfos_nb.runtime.recovery.memory_state import Moment, State
 
-__all__ = ["Agreed", "Totals", "agree"]
+__all__ = ["Agreed", "AnyWorker", "Totals", "agree"]
 
 _STEP_BITS, _GENERATION_BITS = 28, 12
 _WORD = 8  # bytes of the numbers as which other bytes are sent
@@ -124,6 +124,41 @@ def _sent(strategy: Any, source: int, arrays: Sequence[Any]) -> list[Any]:
 
     found = strategy.run(tf.function(on_replica))
     return [own_value(strategy, one) for one in found]
+
+
+class AnyWorker:
+    """Tell all workers whether any of them says yes. All workers must ask after the same step.
+
+    Parameters
+    ----------
+    strategy : tf.distribute.Strategy
+        The strategy.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        import tensorflow as tf
+
+        self._strategy = strategy
+        self._on_all = tf.function(self._run)
+
+    def says(self, mine: bool) -> bool:
+        """Return whether this worker or another one says yes."""
+        import tensorflow as tf
+
+        if self._strategy.num_replicas_in_sync == 1:
+            return mine
+        return bool(self._on_all(tf.constant(float(mine))) > 0)
+
+    def _run(self, mine: Any) -> Any:
+        return parts_of(self._strategy, self._strategy.run(self._on_replica, args=(mine,)))[0]
+
+    @staticmethod
+    def _on_replica(mine: Any) -> Any:
+        import tensorflow as tf
+
+        context = tf.distribute.get_replica_context()
+        # An argument of the function is on no device, and all_reduce would not know where to put the sum.
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(mine))
 
 
 class Totals:

@@ -9,7 +9,8 @@ The user's program needs no code for this::
 
 A state within an epoch counts only if all nodes have told the driver which rows it includes: the driver names such
 states to the next generation. Otherwise the last state of a whole epoch counts. Keras 3 saves within an epoch where the
-batches of ``fit`` are those of ``ctx.dataset``, one for one. tf_keras saves after each epoch.
+batches of ``fit`` are those of ``ctx.dataset``, one for one. tf_keras saves after each epoch. If nodes are about to
+join or to leave, the driver asks for a state at once, and the workers wait after it (recovery.save_request).
 
 The state of ``main``'s first ``fit`` is kept, also after it has ended and others follow. If the state would not be
 exact, none is kept, and ``main`` starts from the beginning. This is so for a ``fit`` with ``steps_per_epoch``, whose
@@ -34,9 +35,10 @@ from tfos_nb.runtime.code.on_import import when_imported
 from tfos_nb.runtime.control.wire import encode
 from tfos_nb.runtime.feed.batching import Cut
 from tfos_nb.runtime.feed.row_queue import RowQueue
-from tfos_nb.runtime.recovery.fit_agreement import Agreed, Totals, agree
+from tfos_nb.runtime.recovery.fit_agreement import Agreed, AnyWorker, Totals, agree
 from tfos_nb.runtime.recovery.fit_contents import LINES, FitContents, is_csv_logger, is_named, shapes_of
 from tfos_nb.runtime.recovery.memory_state import LastState, Moment
+from tfos_nb.runtime.recovery.save_request import SaveRequest
 from tfos_nb.runtime.recovery.save_schedule import SaveSchedule
 from tfos_nb.runtime.storage.one_writer import WRITER
 
@@ -78,6 +80,7 @@ def keep_fits(
     memory: LastState,
     queue: RowQueue,
     held: Callable[[], object],
+    request: SaveRequest,
     *,
     generation: int,
     workers: int,
@@ -94,6 +97,8 @@ def keep_fits(
         The rows: it knows how many passes were made, and is told how many are in a state.
     held : callable
         Called after each epoch whose state is kept, here or by Keras' ``BackupAndRestore``.
+    request : SaveRequest
+        Says whether the driver wants a state.
     generation : int
         In the first one there is no state to go on from.
     workers : int
@@ -103,7 +108,7 @@ def keep_fits(
     hooks : FitHooks, optional
         Without them, only whole epochs are kept.
     """
-    keeping = _Keeping(memory, queue, held, generation, workers, frozenset(held_states), hooks)
+    keeping = _Keeping(memory, queue, held, request, generation, workers, frozenset(held_states), hooks)
     for flavour in ("keras", "tf_keras"):
         when_imported(flavour, keeping.watch)
 
@@ -113,6 +118,7 @@ class _Keeping:
     memory: LastState
     queue: RowQueue
     held: Callable[[], object]
+    request: SaveRequest
     generation: int
     workers: int
     held_states: frozenset[str]
@@ -140,13 +146,18 @@ class _Keeping:
             several: list[Any] = list(theirs) if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
             first, self.kept = self.kept is None, self.kept or _KeptFit(self)
             if self._has_backup(several):
-                told = callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self.held())
+                told = callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self.has_saved())
                 given.arguments["callbacks"] = [*several, told]
             elif first and self._can_keep(model, given.arguments, theirs):
                 given.arguments["callbacks"] = self.kept.around(several, callbacks, given.arguments.get("x"))
             return fit(*given.args, **given.kwargs)
 
         return fit_that_keeps
+
+    def has_saved(self) -> None:
+        """Tell the driver of the state of a whole epoch, and wait if it has asked for one."""
+        self.held()
+        self.request.wait_if_asked()
 
     @staticmethod
     def _has_backup(callbacks: Sequence[Any]) -> bool:
@@ -313,7 +324,7 @@ class _KeptFit:
         except OSError as error:
             _log.warning("the state after epoch %d could not be kept in memory: %s", epoch + 1, error)
         else:
-            keeping.held()
+            keeping.has_saved()
 
     def train_ends(self) -> None:
         """Keep no state of a training that a callback has ended."""
@@ -380,6 +391,7 @@ class _StatesAmid:
         self._writer = ThreadPoolExecutor(1, "tfos_nb state")
         self._writing: Future[float] | None = None
         self._totals: Totals | None = None
+        self._any = AnyWorker(contents.strategy)
         self._variables: list[Any] = []
         self._optimizers: list[str] = []  # those that were built then
         self._cost = 0.0  # seconds that the last state took
@@ -402,11 +414,18 @@ class _StatesAmid:
         """Save, if it is due; ``batch`` is the number of the epoch's last step, counted from 0."""
         self._busy += time.perf_counter() - self._began
         self._steps += 1
-        if not self._schedule.is_due(self._steps) or getattr(self._contents.model, "stop_training", False):
+        due, look = self._schedule.is_due(self._steps), self._schedule.is_look_due(self._steps)
+        if not (due or look) or getattr(self._contents.model, "stop_training", False):
             return
         steps = batch + 1 - (self._lowest or 0)  # in this pass
-        if (rows := self._rows_after(steps)) is not None:
+        rows = self._rows_after(steps)
+        if rows is not None and (due or self._is_wanted()):
             self._save(self._first + steps, rows)
+
+    def _is_wanted(self) -> bool:
+        """Whether the driver has asked any worker for a state; all workers look after the same steps."""
+        self._schedule.looked(self._steps)
+        return self._any.says(self._keeping.request.asked)
 
     def _rows_after(self, steps: int) -> int | None:
         """Return how many rows of the pass are in so many steps; None if they may be the epoch's last ones.
@@ -429,22 +448,27 @@ class _StatesAmid:
             self._optimizers = contents.built_optimizers()
             self._variables = contents.variables()
             self._totals = Totals(contents.strategy, contents.metrics())
-        counted, (busy, cost) = self._totals.read([self._busy, self._cost])
+        mine = [self._busy, self._cost, float(keeping.request.asked)]
+        counted, (busy, cost, asked) = self._totals.read(mine)
         self._schedule.saved(self._steps, per_step=busy / (self._steps - self._since), cost=cost)
         self._since, self._busy = self._steps, 0.0
         arrays = [*contents.own(self._variables), *counted]
         rest = encode(contents.rest(arrays, len(self._variables)))
         moment = Moment(self._epoch, keeping.generation, step)
         passes = keeping.queue.passes_before_current
-        self._writing = self._writer.submit(self._write, moment, passes, arrays, rest, rows)
+        waits = asked > 0  # on any worker
+        self._writing = self._writer.submit(self._write, moment, passes, arrays, rest, rows, waits=waits)
         self._cost = time.perf_counter() - began
+        if waits:
+            self.await_writer()
+            keeping.request.wait()
 
-    def _write(self, moment: Moment, passes: int, arrays: list[Any], rest: bytes, rows: int) -> float:
+    def _write(self, moment: Moment, passes: int, arrays: list[Any], rest: bytes, rows: int, *, waits: bool) -> float:
         """Write a state, and tell the driver of it; return the seconds of one of the processors that it took."""
         began = time.perf_counter()
         try:
             self._keeping.memory.put(moment, passes, arrays, rest)
-            self._keeping.queue.hold(moment.name, passes, rows, whole=True)
+            self._keeping.queue.hold(moment.name, passes, rows, waits=waits)
         except (OSError, ValueError) as error:
             _log.warning("the state after step %d could not be kept in memory: %s", moment.step, error)
         return (time.perf_counter() - began) / (os.cpu_count() or 1)

@@ -1,4 +1,4 @@
-"""Decide after how many steps a training saves its state: often, but at little cost."""
+"""Decide after how many steps a training saves its state, and looks whether it must: often, but at little cost."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ _PART = 0.01  # of the time of the steps is spent on saving them
 _SECONDS = 0.1  # a driver with few workers can take a position as often
 _SECONDS_A_WORKER = 0.02
 _GROWTH = 4
+_LOOK_SECONDS = 0.5
 
 
 class SaveSchedule:
@@ -17,6 +18,7 @@ class SaveSchedule:
 
     The interval is the shortest one in which saving takes at most 1 % of the time, but no shorter than 0.1 s, or 0.02 s
     for each worker. It begins with a few steps and grows at most fourfold at a time, as the first steps tell little.
+    Between two states the workers look every 0.5 s whether the driver wants one.
 
     Parameters
     ----------
@@ -34,12 +36,15 @@ class SaveSchedule:
     8 False
     32 False
     40 False
+    >>> schedule.saved(100, per_step=0.010, cost=1.0)
+    >>> schedule.is_due(120), schedule.is_look_due(149), schedule.is_look_due(150)
+    (False, False, True)
     """
 
     def __init__(self, workers: int) -> None:
         self._least = max(_SECONDS, _SECONDS_A_WORKER * workers)
         self._next = 2  # the first step also traces
-        self.interval = 2
+        self.interval = self._look_interval = self._next_look = 2
 
     def is_due(self, step: int) -> bool:
         """Whether to save after a step; they are counted over all epochs."""
@@ -50,3 +55,13 @@ class SaveSchedule:
         wanted = math.ceil(max(cost / _PART, self._least) / max(per_step, 1e-6))
         self.interval = max(1, min(wanted, _GROWTH * self.interval))
         self._next = step + self.interval
+        self._look_interval = max(1, math.ceil(_LOOK_SECONDS / max(per_step, 1e-6)))
+        self.looked(step)
+
+    def is_look_due(self, step: int) -> bool:
+        """Whether to look after a step if a state is wanted."""
+        return step >= self._next_look
+
+    def looked(self, step: int) -> None:
+        """Record that the workers have looked."""
+        self._next_look = step + self._look_interval

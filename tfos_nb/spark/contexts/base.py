@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -92,6 +92,11 @@ class Context(ABC):
         return enabled and not self.is_local  # a local Spark ignores the setting
 
     @property
+    def announces_ends(self) -> bool:
+        """Whether Spark knows of an executor's end before it comes (``spark.decommission.enabled``)."""
+        return self.setting("spark.decommission.enabled", "false").lower() == "true" and not self.is_local
+
+    @property
     def gpus(self) -> int:
         """Number of an executor's GPUs that Spark assigns to tasks."""
         return int(self.setting("spark.executor.resource.gpu.amount", "0"))
@@ -130,6 +135,10 @@ class Context(ABC):
     @abstractmethod
     def know(self, profile: ResourceProfile) -> None:
         """Register a profile with Spark, which counts places only for registered profiles."""
+
+    def ending(self, executors: Iterable[str]) -> frozenset[str]:
+        """Return those of some executors, by their names, that Spark decommissions."""
+        return frozenset()
 
     def in_time(self, ask: Callable[[], _Answer]) -> _Answer | None:
         """Call ``ask``, a query to Spark, and return its answer; None if it fails or takes too long."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import RLock, Thread
 from typing import TYPE_CHECKING, Any
@@ -110,6 +110,10 @@ class Classic(Context):
 
     def running(self, tag: str) -> int:
         return sum(tasks for task_set, tasks in self._running() if tag in _tags(task_set))
+
+    def ending(self, executors: Iterable[str]) -> frozenset[str]:
+        scheduler = self._scala.taskScheduler()
+        return frozenset(one for one in executors if scheduler.getExecutorDecommissionState(one).isDefined())
 
     def know(self, profile: ResourceProfile) -> None:
         self._scala.resourceProfileManager().addResourceProfile(profile._java_resource_profile)

@@ -1,0 +1,225 @@
+"""Nodes leave executors that are about to end, with a state after which no step is done twice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from tests.waiting import until
+from tfos_nb.driver.decommissioning import DecommissionWatch
+from tfos_nb.driver.membership import (
+    Arrived,
+    Begin,
+    ComeWith,
+    EndStream,
+    ExecutorsLeave,
+    GoOnWithout,
+    Membership,
+    Said,
+    SlotAsked,
+    StreamEnded,
+    Submitted,
+    Tell,
+    WriteLog,
+)
+from tfos_nb.runtime.control.lifecycle import MainStarted, NodeUp, Reservation, StartAgain, StateHeld, StateWanted
+from tfos_nb.runtime.control.plan import ClusterPlan
+from tfos_nb.runtime.node.spark_task import HoldsSlot, SlotUse
+
+
+class Cluster:
+    """Workers that train, each on the executor of its number, or on those that are given."""
+
+    def __init__(self, workers: int = 3, executors: str = "0123", restarts: int = 1, **plan: Any) -> None:
+        self.membership = Membership(ClusterPlan(workers, **plan), restarts)
+        self.streams = 0
+        self.told: list[tuple[str, Any]] = []
+        self.ended: list[int] = []
+        self.begun: list[Begin] = []
+        self.logged: list[str] = []
+        for name, executor in zip(list(self.membership.members), executors, strict=False):
+            self.apply(Submitted((name,), hold=True))
+            self.come(name, executor)
+        for name in self.membership.members:
+            self.is_up(name)
+
+    def apply(self, event: Any) -> Any:
+        answer, commands = self.membership.apply(event)
+        for one in commands:
+            if isinstance(one, Tell):
+                self.told += [(name, one.message) for name in one.nodes]
+            elif isinstance(one, EndStream):
+                self.ended.append(one.stream)
+            elif isinstance(one, Begin):
+                self.begun.append(one)
+            elif isinstance(one, WriteLog):
+                self.logged.append(one.node)
+        return answer
+
+    def come(self, name: str, executor: str) -> None:
+        self.streams += 1
+        self.apply(Arrived(self.streams, self.reservation(name, executor)))
+
+    def come_again(self, name: str, executor: str) -> None:
+        self.apply(Said(name, self.reservation(name, executor, self.membership.generation)))
+
+    def reservation(self, name: str, executor: str, generation: int = 0) -> Reservation:
+        return Reservation(name, "10.0.0.1", 5000 + self.streams, executor, 0, 70 + self.streams, (), generation)
+
+    def is_up(self, name: str) -> None:
+        self.apply(Said(name, NodeUp(name, 7, "2.21", "3.15", None)))
+        self.apply(Said(name, MainStarted(name)))
+
+    def is_asked(self) -> set[str]:
+        """Return the nodes that were told since the last look that a state is wanted."""
+        asked = {name for name, message in self.told if message == StateWanted(True)}
+        self.told.clear()
+        return asked
+
+    def save(self, name: str = "worker:0") -> str:
+        self.apply(Said(name, StateHeld(name, waits=True)))
+        return self.membership.changing
+
+
+def test_all_are_asked_for_a_state_and_the_node_leaves_with_it() -> None:
+    cluster = Cluster()
+    cluster.apply(ExecutorsLeave(frozenset("1")))
+    assert cluster.is_asked() == {"worker:0", "worker:1", "worker:2"}
+    assert cluster.logged == ["worker:1"]
+    assert cluster.membership.changing == ""
+    cluster.apply(Said("worker:0", StateHeld("worker:0")))
+    assert cluster.membership.changing == "", "the nodes have not waited after that one"
+    assert cluster.save() == "the executor of worker:1 is about to end"
+
+    cluster.apply(ComeWith(cluster.membership.changing))
+    assert {name for name, message in cluster.told if isinstance(message, StartAgain)} == {"worker:0", "worker:2"}
+    assert cluster.ended == [2]
+    assert cluster.membership.restarts_left == 1, "that was no loss"
+    assert cluster.membership.untended == ("worker:1",)
+    assert cluster.membership.failures == []
+
+
+def test_the_task_of_a_node_that_has_left_ends_and_one_elsewhere_starts_it() -> None:
+    cluster = Cluster()
+    cluster.apply(ExecutorsLeave(frozenset("1")))
+    cluster.save()
+    cluster.apply(ComeWith("its executor ends"))
+    cluster.told.clear()
+    assert cluster.apply(SlotAsked(HoldsSlot("worker:1", 72, executor="1"), False)) is SlotUse.END, "it may be stopped"
+    assert cluster.membership.is_wanted("worker:1", "1") is False
+    assert cluster.membership.is_wanted("worker:1", "3") is True
+    cluster.apply(Submitted(("worker:1",), hold=True))
+    cluster.come("worker:1", "3")
+    assert cluster.apply(SlotAsked(HoldsSlot("worker:1", executor="1"), False)) is SlotUse.LEAVE, "it is elsewhere"
+    assert cluster.apply(SlotAsked(HoldsSlot("worker:1", 74, executor="3"), False)) is SlotUse.HOLD
+    for name in ("worker:0", "worker:2"):
+        cluster.come_again(name, name[-1])
+    assert cluster.membership.all_reserved
+    assert not cluster.is_asked(), "none is on an executor that ends"
+
+
+def test_one_that_keeps_the_state_stays_until_the_others_have_it() -> None:
+    cluster = Cluster(2, "00")
+    cluster.apply(ExecutorsLeave(frozenset("0")))
+    assert cluster.save() == "the executor of worker:1 is about to end"
+    cluster.apply(ComeWith(cluster.membership.changing))
+    assert cluster.ended == [2]
+    cluster.is_asked()
+    cluster.come("worker:1", "1")
+    cluster.come_again("worker:0", "0")
+    assert cluster.membership.all_reserved
+    for name in ("worker:0", "worker:1"):
+        cluster.is_up(name)
+    assert cluster.is_asked() == {"worker:0", "worker:1"}
+    assert cluster.save() == "the executor of worker:0 is about to end"
+
+
+def test_a_lone_worker_stays_with_its_state() -> None:
+    cluster = Cluster(1, "0")
+    cluster.apply(ExecutorsLeave(frozenset("0")))
+    assert not cluster.is_asked()
+    assert cluster.save() == ""
+
+
+@pytest.mark.parametrize("plan", [{"restarts": 0}, {"ps": 1, "chief": True, "executors": "23011"}], ids=str)
+def test_nobody_is_asked_where_nodes_cannot_leave(plan: dict[str, Any]) -> None:
+    cluster = Cluster(**plan)
+    cluster.apply(ExecutorsLeave(frozenset("1")))
+    assert not cluster.is_asked()
+    assert cluster.logged, "its log tells of it"
+    assert cluster.save() == ""
+
+
+def test_with_enough_others_they_go_on_and_it_joins_them_later() -> None:
+    cluster = Cluster()
+    cluster.apply(ExecutorsLeave(frozenset("1")))
+    cluster.save()
+    cluster.apply(ComeWith(cluster.membership.changing))
+    cluster.apply(Submitted(("worker:1",), hold=False))
+    for name in ("worker:0", "worker:2"):
+        cluster.come_again(name, name[-1])
+    assert cluster.apply(GoOnWithout()) == ("worker:1",)
+    assert cluster.membership.alone == [], "Spark has been asked for it"
+    for name in ("worker:0", "worker:2"):
+        cluster.is_up(name)
+    cluster.is_asked()
+    cluster.come("worker:1", "3")
+    assert cluster.is_asked() == {"worker:0", "worker:2"}
+    assert cluster.save() == "worker:1 joined"
+
+
+def test_the_nodes_go_on_when_nobody_joins_or_leaves_any_more() -> None:
+    """The one that was to join is lost while the others save."""
+    cluster = Cluster()
+    cluster.apply(ExecutorsLeave(frozenset("1")))
+    cluster.save()
+    cluster.apply(ComeWith(cluster.membership.changing))
+    for name in ("worker:0", "worker:2"):
+        cluster.come_again(name, name[-1])
+    cluster.apply(GoOnWithout())
+    cluster.come("worker:1", "3")
+    assert cluster.save() == "worker:1 joined"
+    cluster.told.clear()
+    cluster.apply(StreamEnded(cluster.streams))
+    assert cluster.told == [("worker:0", StateWanted(False)), ("worker:2", StateWanted(False))]
+    cluster.come("worker:1", "3")
+    assert cluster.membership.changing == "", "the nodes have done steps since"
+
+
+class _Spark:
+    """A Spark that decommissions what it is told to."""
+
+    announces_ends = True
+
+    def __init__(self) -> None:
+        self.decommissioned: set[str] = set()
+        self.asked: list[frozenset[str]] = []
+
+    def ending(self, executors: Iterable[str]) -> frozenset[str]:
+        self.asked.append(frozenset(executors))
+        return frozenset(self.decommissioned & set(executors))
+
+    def in_time(self, ask: Any) -> Any:
+        return ask()
+
+
+def test_spark_is_asked_about_the_executors_of_nodes_and_each_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    spark, told, over = _Spark(), [], threading.Event()
+
+    class Executors:
+        def executors(self) -> frozenset[str]:
+            return frozenset("12")
+
+        def executors_leave(self, executors: frozenset[str]) -> None:
+            told.append(executors)
+
+    monkeypatch.setattr("tfos_nb.driver.decommissioning.context_of", lambda session: spark)
+    monkeypatch.setattr("tfos_nb.driver.decommissioning._EVERY", 0.01)
+    spark.decommissioned = {"0", "2"}
+    DecommissionWatch(None, Executors(), over).start()  # type: ignore[arg-type]
+    assert until(lambda: spark.asked[-1:] == [frozenset("1")])
+    over.set()
+    assert told == [frozenset("2")]
