@@ -241,7 +241,7 @@ def test_results_that_do_not_fit_the_schema_are_told_of(rows):
         Exception, match=r"output 'y' must have one value of the declared shape for each row, got 1x4 for"
     ):
         map_batches(one, lambda x: x[:1], "y array<float>", batch_size=10).collect()
-    with pytest.raises(Exception, match="what a reduction gives has no axis of rows"):
+    with pytest.raises(Exception, match="the result of a reduction has no axis of rows"):
         reduce_batches(one, lambda x: tf.expand_dims(x, 0))
 
 

@@ -1,11 +1,11 @@
-"""A TensorFlow function of the user's over blocks of rows: to new columns, to other rows, or to one row a key.
+"""Apply a user's TensorFlow function to blocks of rows, in Spark's tasks.
 
 ::
 
-    Function     where the function comes from; it is traced once in a process
-    ScoreTask    new columns beside the rows (tfos_nb.runtime.models.scoring)
-    MapTask      other rows instead of them
-    ReduceTask   one row for all rows of a partition, or of a key: fn(block), and fn(two results) again
+    Function     the function as a source of a model, loaded and traced once per process
+    ScoreTask    add the function's outputs to the rows as columns (tfos_nb.runtime.models.scoring)
+    MapTask      replace the rows by the function's rows
+    ReduceTask   return one row per partition, or per key: fn(block), then fn(two stacked results)
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Function:
-    """A function as a model's source.
+    """User function that is loaded and cached like a model (a ``model_cache.Source``).
 
     Parameters
     ----------
     name : str
-        What the user calls it.
+        Name in error messages.
     code : bytes
-        It, from :func:`tfos_nb.runtime.code.custom_objects.pack`.
+        The pickled function, from :func:`tfos_nb.runtime.code.custom_objects.pack`.
     signature : Signature
-        The columns that it takes, and what it gives.
+        Columns that it takes, in the order of its parameters, and columns that it returns.
     as_dict : bool
-        Whether it takes one dictionary of columns, rather than a column for each of its parameters.
+        Whether it takes one dictionary of columns, rather than one parameter per column.
     compiled : bool
-        Whether it becomes a ``tf.function``.
+        Whether it is traced as a ``tf.function``.
     rows : bool
-        Whether what it gives has an axis of rows; a reduction has none.
+        Whether its results have a first axis of rows. The results of a reduction have none.
     """
 
     name: str
@@ -63,21 +63,21 @@ class Function:
 
     @property
     def use(self) -> Use:
-        """A function is used as a whole."""
+        """The default: a function has no signatures or layers to choose from."""
         return WHOLE
 
     def version(self) -> str:
-        """Tell one function from another."""
+        """Return a SHA-256 of the code and of the other parameters, except the name."""
         rest = repr((self.signature, self.as_dict, self.compiled, self.rows)).encode()
         return hashlib.sha256(self.code + rest).hexdigest()
 
     @contextlib.contextmanager
     def on_disk(self) -> Iterator[str]:
-        """It is not a file."""
+        """Yield an empty path, because a function is not stored in a file."""
         yield ""
 
     def reader(self, path: str) -> Reader:
-        """Return what makes it ready to be applied."""
+        """Return a function that unpickles and compiles the user's function. ``path`` is not used."""
         del path
         return functools.partial(_as_model, self)
 
@@ -106,7 +106,13 @@ def _as_model(source: Function) -> Model:
 
 
 def _in_order(result: Any, source: Function) -> list[Any]:
-    """Return what a function gave in the order of its schema, with the schema's types."""
+    """Return a function's results as tensors, in the order and with the types of its schema.
+
+    Raises
+    ------
+    FeedFailed
+        If a result is missing, is no tensor, or has a type that cannot be cast without loss.
+    """
     import tensorflow as tf
 
     names = [tensor.name for tensor in source.signature.outputs]
@@ -124,7 +130,7 @@ def _in_order(result: Any, source: Function) -> list[Any]:
             raise FeedFailed(f"{source.name} gave None for {wanted.name!r}: return a tensor")
         tensor = _tensor(value, wanted, source)
         kind = tf.as_dtype(wanted.dtype)
-        # TensorFlow would cut off what is behind the point.
+        # tf.cast truncates floats to integers silently.
         cut = (tensor.dtype.is_floating or tensor.dtype.is_complex) and not kind.is_floating
         if cut or (tensor.dtype == tf.string) != (kind == tf.string):
             raise FeedFailed(
@@ -146,8 +152,7 @@ def _tensor(value: Any, wanted: Tensor, source: Function) -> Any:
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FeedFailed(
             f"{source.name} gave a {type(value).__name__} for {wanted.name!r}, which is not a tensor ({told}): "
-            "return a "
-            "tensor, an array, or lists of one length; lists of different lengths as tf.ragged.constant(…)"
+            "return a tensor, an array, or lists of one length; lists of different lengths as tf.ragged.constant(…)"
         ) from error
 
 
@@ -157,11 +162,11 @@ def _shaped(output: Output, tensor: Tensor, source: Function) -> Output:
         _check_ragged(output, tensor, source, axes)
         return output
     if output.ndim == axes + 1 and output.shape[-1] == 1:
-        one: Array = output[..., 0]  # a column of one value a row
+        one: Array = output[..., 0]  # shape (rows, 1), as a Dense(1) layer returns it, for a schema of one value
         return one
     if output.ndim != axes:
         shape = "x".join(map(str, output.shape)) or "one value"
-        without = "" if source.rows else "; what a reduction gives has no axis of rows"
+        without = "" if source.rows else "; the result of a reduction has no axis of rows"
         raise FeedFailed(
             f"{source.name} gave {shape} for {tensor.name!r}, whose type in the schema has {axes} axes{without}"
         )
@@ -172,8 +177,7 @@ def _check_ragged(output: Ragged, tensor: Tensor, source: Function, axes: int) -
     if not source.rows:
         raise FeedFailed(
             f"{source.name} gave a ragged tensor for {tensor.name!r}, and a reduction must give a dense one: pad it "
-            "with "
-            "to_tensor()"
+            "with to_tensor()"
         )
     if output.ndim != axes:
         raise FeedFailed(
@@ -184,7 +188,7 @@ def _check_ragged(output: Ragged, tensor: Tensor, source: Function, axes: int) -
 
 @dataclass(frozen=True)
 class MapTask:
-    """Gives a function's rows instead of a partition's.
+    """Spark task that replaces a partition's rows by the rows that a function returns for them.
 
     Parameters
     ----------
@@ -193,9 +197,9 @@ class MapTask:
     feeds : tuple of Feed
         One for each column that it takes.
     batch_size : int
-        Rows that it gets at once.
+        Maximum number of rows per call.
     skip : bool
-        Whether rows with a null are left out.
+        Whether rows with a null in one of the feeds are left out.
     """
 
     source: Function
@@ -204,7 +208,7 @@ class MapTask:
     skip: bool = False
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Map a partition."""
+        """Return the function's rows for the batches of a partition, one output batch per call."""
         outputs = self.source.signature.outputs
         for arrays, _ in _blocks(batches, self.feeds, self.batch_size, self.skip):
             given = take_model(self.source, self.source.signature).apply(arrays)
@@ -214,20 +218,23 @@ class MapTask:
 
 @dataclass(frozen=True)
 class ReduceTask:
-    """Gives one row for the rows of a partition, or for each run of rows with the same key.
+    """Spark task that reduces a partition, or each run of rows with the same key, to one row.
+
+    The function is applied to each block, and then to each pair of results, stacked as a block of two rows. A partition
+    without rows gives none.
 
     Parameters
     ----------
     source : Function
         The function.
     feeds : tuple of Feed
-        One for each column that it takes; what it gives has the same columns.
+        One for each column that it takes. It returns the same columns.
     batch_size : int
-        Rows that it gets at once.
+        Maximum number of rows per call.
     keys : tuple of int
-        The key's columns. The rows are sorted by them.
+        Positions of the key's columns. The rows must be sorted by them.
     skip : bool
-        Whether rows with a null are left out.
+        Whether rows with a null in one of the feeds are left out.
     """
 
     source: Function
@@ -237,7 +244,7 @@ class ReduceTask:
     skip: bool = False
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Reduce a partition."""
+        """Return one row per key, with columns ``key 0``, …, and then those of the function."""
         key: list[pa.Array] = []
         result: list[Any] | None = None
         for arrays, batch in _blocks(batches, self.feeds, self.batch_size, self.skip):
@@ -267,7 +274,7 @@ class ReduceTask:
 def _blocks(
     batches: Iterator[pa.RecordBatch], feeds: Sequence[Feed], size: int, skip: bool
 ) -> Iterator[tuple[list[Array], pa.RecordBatch]]:
-    """Give blocks of rows as arrays, and as they came."""
+    """Yield blocks of at most ``size`` rows: the feeds' arrays, and the batch of the same rows."""
     partition, start = partition_id(), 0
     for batch in rebatched(batches, size):
         here, there = batch, None
@@ -281,11 +288,11 @@ def _blocks(
 
 
 def _text(key: Sequence[pa.Array]) -> str:
-    return repr([column.to_pylist() for column in key])  # two NaNs are one key
+    return repr([column.to_pylist() for column in key])  # as text, because NaN != NaN
 
 
 def _runs(keys: Sequence[pa.Array], rows: int) -> Iterator[tuple[int, int]]:
-    """Give where each run of equal keys starts and ends; nulls are equal, and so are NaNs."""
+    """Yield the start and the end of each run of equal keys. Nulls are equal to each other, and so are NaNs."""
     changes = np.zeros(rows, bool)
     for key in keys:
         codes = key.dictionary_encode("encode").indices.to_numpy(zero_copy_only=False)

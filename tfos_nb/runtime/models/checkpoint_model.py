@@ -1,10 +1,10 @@
-"""Models from a directory of checkpoints: which files they are, and how the weights find their variables.
+"""Load models from a directory of checkpoints.
 
 ::
 
-    model.ckpt-100.meta + .index + .data   TensorFlow 1: the graph is in it, its tensors are named
-    ckpt-3.index + .data                   tf.train.Checkpoint: its model comes from a .keras file beside it,
-    last.weights.h5                        or from the model function
+    model.ckpt-100.meta + .index + .data   TensorFlow 1: the graph is in the .meta file; outputs are named tensors
+    ckpt-3.index + .data                   tf.train.Checkpoint: the model comes from the model function,
+    last.weights.h5                        or from a .keras file in the same directory
     last.keras                             the whole model
 """
 
@@ -28,7 +28,7 @@ _LATEST = re.compile(r'^model_checkpoint_path:\s*"(.*)"', re.MULTILINE)
 
 
 def files_of(path: str) -> list[str]:
-    """Return the names of the files of the newest checkpoint in a directory, and of the model beside it."""
+    """Return the names of the files of the newest checkpoint in a directory, and of its newest whole-model file."""
     names = sorted(os.listdir(path))
     prefix = _newest_prefix(path, names)
     files = [] if prefix is None else [name for name in names if name.rpartition(".")[0] == prefix]
@@ -38,7 +38,10 @@ def files_of(path: str) -> list[str]:
 
 
 def _newest_prefix(path: str, names: Sequence[str]) -> str | None:
-    """Return what the names of the newest checkpoint begin with: TensorFlow notes it in the file ``checkpoint``."""
+    """Return the common prefix of the newest checkpoint's files; None if there is no ``.index`` file.
+
+    TensorFlow writes this prefix into the file ``checkpoint``. Without that file, the newest ``.index`` file counts.
+    """
     there = [name for name in names if name.endswith(".index")]
     if "checkpoint" in names:
         with open(os.path.join(path, "checkpoint"), encoding="utf-8", errors="replace") as file:
@@ -51,7 +54,7 @@ def _newest_prefix(path: str, names: Sequence[str]) -> str | None:
 
 
 def _newest(path: str, names: Iterable[str]) -> str | None:
-    # Files that were written at once are told apart by the number in their names.
+    # Files with the same modification time are ordered by the numbers in their names.
     return max(names, key=lambda name: (os.path.getmtime(os.path.join(path, name)), _numbers(name)), default=None)
 
 
@@ -65,7 +68,7 @@ def load_checkpoint(path: str, use: Use) -> Model:
     Raises
     ------
     ModelUnusable
-        If there is no model to put its weights into, or they do not fit it.
+        If the checkpoint has only weights and there is no model for them, or if the weights do not fit the model.
     """
     names = files_of(path)
     prefix = next((name.removesuffix(".index") for name in names if name.endswith(".index")), None)
@@ -97,7 +100,7 @@ def load_checkpoint(path: str, use: Use) -> Model:
 
 
 def _graph(prefix: str, use: Use) -> Model:
-    """Load a checkpoint of TensorFlow 1, whose graph is beside it."""
+    """Load a checkpoint of TensorFlow 1 into the graph of its ``.meta`` file."""
     import tensorflow as tf
 
     session = new_session()
@@ -132,14 +135,20 @@ def _built(built: custom_objects.ModelCode) -> Any:
 
 
 def _restore(model: Any, prefix: str) -> None:
-    """Put a tf.train.Checkpoint's values into a model, under whichever name the checkpoint has for it."""
+    """Restore a tf.train.Checkpoint into a model, whatever attribute of the checkpoint holds the model.
+
+    Raises
+    ------
+    ModelUnusable
+        If no attribute has values for all variables of the model.
+    """
     import tensorflow as tf
 
     keys = [name for name, _ in tf.train.list_variables(prefix) if name != "_CHECKPOINTABLE_OBJECT_GRAPH"]
     heads = sorted({key.partition("/")[0] for key in keys} - {"save_counter", "optimizer", "step", "epoch"})
     before = [variable.numpy() for variable in model.weights]
     mistake: Exception | None = None
-    # The root itself, or an attribute of it: Checkpoint(model), Checkpoint(model=model), Checkpoint(net=model), …
+    # The model may be the root or an attribute of it: Checkpoint(model), Checkpoint(model=model), Checkpoint(net=model)
     for head in (None, *heads):
         root = tf.train.Checkpoint(model) if head is None else tf.train.Checkpoint(**{head: model})
         try:

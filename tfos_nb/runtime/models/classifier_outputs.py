@@ -3,10 +3,13 @@
 ::
 
     the model's last layer     rawPrediction             probability         prediction
-    n probabilities (softmax)  their logarithms          as they are         the place of the largest
-    n logits                   as they are               their softmax       the place of the largest
-    1 probability (sigmoid)    (-margin, margin)         (1 - p, p)          1 where p > 0.5
-    1 logit                    (-margin, margin)         (1 - p, p)          1 where p > 0.5
+    n probabilities (softmax)  their logarithms          unchanged           index of the largest
+    n logits                   unchanged                 their softmax       index of the largest
+    1 probability p (sigmoid)  (-margin, margin)         (1 - p, p)          1 where p > 0.5, else 0
+    1 logit                    (-margin, margin)         (1 - p, p)          1 where p > 0.5, else 0
+
+The margin is the logit, ``log(p / (1 - p))``. The columns and their meaning are those of Spark ML's
+``ProbabilisticClassificationModel``.
 """
 
 from __future__ import annotations
@@ -27,42 +30,50 @@ __all__ = ["ClassifierOutput", "Task", "with_heads"]
 
 Array = np.ndarray[Any, Any]
 
-_LEAST = 1e-30  # whose logarithm is finite
+_LEAST = 1e-30  # probabilities are raised to this, so that their logarithm is finite
 
 
 class Task(str, enum.Enum):
-    """What a model is for."""
+    """Kind of prediction that an output makes."""
 
     CLASSES = "classes"
-    """One of several: a number for each."""
+    """One of several classes: the output has one number per class."""
     BINARY = "binary"
-    """Yes or no: one number."""
+    """One of two classes: the output is one number."""
     VALUES = "values"
-    """Numbers as they are."""
+    """No classes: the output's numbers are the prediction."""
 
 
 @dataclass(frozen=True)
 class ClassifierOutput:
-    """How an output of a model is to be read.
+    """Conversion of one output of a model to Spark ML's columns.
 
     Parameters
     ----------
     task : Task
-        What the model is for.
+        Kind of prediction.
     logits : bool
-        Whether it gives logits, not probabilities.
+        Whether the output is logits, not probabilities.
+
+    Examples
+    --------
+    >>> raw, probability, prediction = ClassifierOutput(Task.BINARY).columns(np.array([[0.2], [0.9]]))
+    >>> probability.tolist(), prediction.tolist()
+    ([[0.8, 0.2], [0.09999999999999998, 0.9]], [0.0, 1.0])
     """
 
     task: Task
     logits: bool = False
 
     def signature(self, output: Tensor) -> tuple[Tensor, ...]:
-        """Return what is given in place of an output.
+        """Return the names, types and shapes of the columns that replace an output.
+
+        They are ``rawPrediction``, ``probability`` and ``prediction``; only the last for :attr:`Task.VALUES`.
 
         Raises
         ------
         ModelUnusable
-            If the output has another shape.
+            If the output's shape is not that of a classifier of this kind.
         """
         last = output.shape[0] if len(output.shape) == 1 else 1 if not output.shape else None
         if self.task is Task.VALUES:
@@ -75,8 +86,8 @@ class ClassifierOutput:
         return (*pair, Tensor("prediction", "float64", ()))
 
     def columns(self, given: Output) -> list[Output]:
-        """Return the values of what :meth:`signature` names."""
-        if isinstance(given, Ragged):  # of which signature() makes values alone
+        """Return the values of the columns of :meth:`signature`, each of type float64 with one entry per row."""
+        if isinstance(given, Ragged):  # signature() accepts a ragged output only as Task.VALUES
             return [given.astype(np.float64)]
         values = np.asarray(given, np.float64)
         if self.task is Task.VALUES:
@@ -101,19 +112,21 @@ class ClassifierOutput:
 
 
 def with_heads(model: Model, heads: Sequence[ClassifierOutput]) -> Model:
-    """Return a model that gives its heads' columns: of several outputs with the output's name behind each.
+    """Return a model whose outputs are converted to Spark ML's columns.
+
+    If the model has several outputs, ``_`` and the output's name are appended to the name of each column.
 
     Parameters
     ----------
     model : Model
-        Any.
+        The model.
     heads : sequence of ClassifierOutput
         One for each output, in their order; or one for all of them.
 
     Raises
     ------
     ModelUnusable
-        If an output is none that its head reads.
+        If the number of heads is wrong, or an output has a shape that its head cannot convert.
     """
     outputs = model.signature.outputs
     heads = tuple(heads) * len(outputs) if len(heads) == 1 else tuple(heads)

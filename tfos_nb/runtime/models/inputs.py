@@ -1,7 +1,7 @@
-"""Columns become a model's inputs: Arrow's buffers as arrays of the shape and type that the model takes.
+"""Convert Arrow columns to arrays of the shape and type that a model's inputs have.
 
-Nulls are refused, filled, or their rows left out. A row that does not fit is told of with its column, its place and its
-value. Nothing here loops over rows in Python, except to decode pictures.
+Nulls are refused, filled, or their rows left out. An error about a row names its column, its number and its value.
+Only the decoding of pictures loops over rows in Python.
 """
 
 from __future__ import annotations
@@ -27,9 +27,16 @@ _SHOWN = 60  # characters of a value in a message
 
 @dataclass(frozen=True)
 class Where:
-    """Where a batch is: the number of its partition, and that of its first row in it, from 0.
+    """Position of a batch in a DataFrame, for error messages.
 
-    ``kept`` are the rows of the batch that were not left out; None: all.
+    Parameters
+    ----------
+    partition : int
+        Number of the partition, from 0.
+    start : int
+        Number of the batch's first row in the partition, from 0.
+    kept : array of int or None
+        Indices of the batch's rows that were not left out. None: all.
     """
 
     partition: int = 0
@@ -37,13 +44,13 @@ class Where:
     kept: Array | None = None
 
     def row(self, index: int) -> str:
-        """Name a row."""
+        """Return the text "row N of partition P" for an index into the kept rows."""
         there = index if self.kept is None else int(self.kept[index])
         return f"row {self.start + there} of partition {self.partition}"
 
 
 class _Unfit(Exception):
-    """A row that does not fit: which, what it has, and what to do about it."""
+    """A row does not fit the input. ``has`` describes its value, and ``advice`` is the end of the message."""
 
     def __init__(self, row: int, has: str, advice: str) -> None:
         super().__init__(has)
@@ -52,20 +59,20 @@ class _Unfit(Exception):
 
 @dataclass(frozen=True)
 class Feed:
-    """Which columns become an input: one, or several numeric ones side by side.
+    """Columns of one input: one column, or several numeric columns that are stacked along the second axis.
 
     Parameters
     ----------
     tensor : Tensor
         The input.
     positions : tuple of int
-        The columns' places in a batch.
+        Positions of the columns in a batch.
     names : tuple of str
-        What the user calls them.
+        Names of the columns in error messages.
     fill : number, text or None
-        What stands in place of a null.
+        Value that replaces a null. None: a null is an error.
     decode : bool
-        The column holds encoded pictures (PNG, JPEG, GIF, BMP).
+        Whether the column has encoded pictures (PNG, JPEG, GIF, BMP).
     """
 
     tensor: Tensor
@@ -75,7 +82,19 @@ class Feed:
     decode: bool = False
 
     def array(self, columns: Sequence[pa.Array], where: Where | None = None) -> Array:
-        """Return the input's array for some rows.
+        """Return the input's array for the rows of a batch.
+
+        Parameters
+        ----------
+        columns : sequence of pyarrow.Array
+            All columns of the batch.
+        where : Where, optional
+            Position of the batch, for error messages.
+
+        Returns
+        -------
+        array
+            Shape ``(rows, *tensor.shape)``. Texts are bytes in an array of objects.
 
         Raises
         ------
@@ -103,7 +122,7 @@ class Feed:
 
 
 def incomplete_rows(columns: Sequence[pa.Array]) -> Array | None:
-    """Return which rows have a null somewhere, one truth value a row; None if none has."""
+    """Return a boolean array, True for each row with a null in a column or in one of its lists; None if none has."""
     found: Array | None = None
     for column in columns:
         mask = _with_null(column)
@@ -128,9 +147,9 @@ def _with_null(values: pa.Array) -> Array | None:
 
 
 def _values(values: pa.Array, shape: tuple[int | None, ...], fill: Fill) -> Array:
-    """Turn a column into an array of one ``shape`` a row; a flat list may be laid into several axes."""
+    """Return a column as an array of shape ``(rows, *shape)``. Flat lists are reshaped to several axes."""
     rows, depth = len(values), _depth(values.type)
-    flat = depth != len(shape)  # a number for an input of one value, or one list for several axes
+    flat = depth != len(shape)  # a number for an input of shape (1,), or a flat list for several axes
     lengths: tuple[int | None, ...] = shape
     if flat:
         lengths = (math.prod(size or 1 for size in shape),) if depth else ()
@@ -139,7 +158,8 @@ def _values(values: pa.Array, shape: tuple[int | None, ...], fill: Fill) -> Arra
 
 
 def _refuse_other_type(kind: pa.DataType, shape: Sequence[int | None], tensor: Tensor, name: str) -> None:
-    # The driver has looked where it knew the columns' types; it does not know those of a function's arguments in SQL.
+    # The driver has checked the types of a DataFrame's columns. It does not know those of the arguments of a SQL
+    # function, so they are checked here.
     depth, leaf, types = _depth(kind), kind, pa.types
     while _is_list(leaf):
         leaf = leaf.value_type
@@ -153,7 +173,7 @@ def _refuse_other_type(kind: pa.DataType, shape: Sequence[int | None], tensor: T
 
 
 def _depth(kind: pa.DataType) -> int:
-    depth = int(pa.types.is_struct(kind))  # an ML vector, in the form that Spark stores it in
+    depth = int(pa.types.is_struct(kind))  # an ML vector: Spark stores it as a struct
     while _is_list(kind):
         kind, depth = kind.value_type, depth + 1
     return depth
@@ -164,7 +184,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _lengths(values: pa.Array) -> Array:
-    """Return the lengths of lists; a null has none."""
+    """Return the length of each list; 0 for a null."""
     if pa.types.is_fixed_size_list(values.type):
         return np.where(values.is_valid().to_numpy(zero_copy_only=False), values.type.list_size, 0)
     array: Array = values.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
@@ -216,11 +236,11 @@ def _filling(fill: Fill, dtype: np.dtype[Any], row: int) -> Any:
 
 
 def _is_held(fill: Fill, dtype: np.dtype[Any]) -> bool:
-    """Whether a whole-number type, if it is one, holds a value as it is."""
+    """Return whether a type can hold a value exactly. Only integer types are checked; others return True."""
     if dtype.kind not in "iu":
         return True
     limits = np.iinfo(dtype)
-    # A comparison with NaN is false.
+    # NaN is refused: comparisons with it are False.
     return isinstance(fill, (int, float, np.number)) and limits.min <= fill <= limits.max and int(fill) == fill
 
 
@@ -235,7 +255,11 @@ def _numbers(values: pa.Array) -> Array:
 
 
 def _vectors(values: pa.Array, wanted: int | None) -> Array:
-    """Turn ML vectors, dense (type 1) and sparse (type 0), into a dense array."""
+    """Return ML vectors as a dense array of shape (rows, size).
+
+    Spark stores them as structs (``VectorUDT.sqlType``): type (1 dense, 0 sparse), size, indices, values. A dense
+    vector has no size and no indices.
+    """
     dense = values.field(0).to_numpy() == 1
     entries = values.field(3)
     counts = entries.value_lengths().fill_null(0).to_numpy()
@@ -253,7 +277,13 @@ def _vectors(values: pa.Array, wanted: int | None) -> Array:
 
 
 def _same_length(values: pa.Array, lengths: Array, wanted: int | None) -> int:
-    """Return the one length that all lists have."""
+    """Return the length that all lists have: ``wanted``, or if it is None the length of the first.
+
+    Raises
+    ------
+    _Unfit
+        If a list has another length.
+    """
     size = wanted if wanted is not None else int(lengths[0]) if len(lengths) else 0
     wrong = np.flatnonzero(lengths != size)
     if len(wrong):
@@ -276,7 +306,15 @@ def _value(values: pa.Array, row: int) -> str:
 
 
 def _as_type(array: Array, tensor: Tensor) -> Array:
-    """Give an array its input's type: a whole-number type must hold each value as it is, a float type its size."""
+    """Cast an array to its input's type.
+
+    A cast to an integer type must keep each value exactly. A cast to a float type may round, but not overflow.
+
+    Raises
+    ------
+    _Unfit
+        If a value does not fit.
+    """
     if tensor.dtype == "string":
         return array
     wanted = np.dtype("float32" if tensor.dtype == "bfloat16" else tensor.dtype)
@@ -285,7 +323,7 @@ def _as_type(array: Array, tensor: Tensor) -> Array:
     with np.errstate(invalid="ignore", over="ignore" if wanted.kind in "iub" else "raise"):
         try:
             cast = array.astype(wanted)
-        except FloatingPointError:  # costs nothing where it does not come
+        except FloatingPointError:  # search for the value only after an overflow, so that a good batch costs nothing
             sizes = np.abs(array.astype("float64"))
             wrong = np.isfinite(sizes) & (sizes > np.finfo(wanted).max)
             _refuse_values(array, wrong, tensor, "scale or filter it in Spark")
@@ -296,7 +334,7 @@ def _as_type(array: Array, tensor: Tensor) -> Array:
 
 
 def _refuse_values(array: Array, wrong: Array, tensor: Tensor, advice: str) -> None:
-    """Raise for the first value that is wrong, if one is."""
+    """Raise _Unfit for the first value for which ``wrong`` is True, if there is one."""
     if wrong.any():
         place = int(np.argmax(wrong))
         raise _Unfit(
@@ -310,12 +348,22 @@ def _refuse_values(array: Array, wrong: Array, tensor: Tensor, advice: str) -> N
 
 
 def pictures_of(contents: Sequence[bytes], tensor: Tensor, name: str) -> Array:
-    """Decode the pictures of a batch that a model is trained with.
+    """Decode the pictures of a training batch, as :class:`Feed` decodes those of a column in inference.
+
+    Parameters
+    ----------
+    contents : sequence of bytes
+        Encoded pictures, one per row.
+    tensor : Tensor
+        The model's input, with a shape of (height, width, channels).
+    name : str
+        Name of the column in error messages.
 
     Raises
     ------
     FeedFailed
-        For what is no picture; it names the column and the row.
+        If a content is no picture, or the pictures have different sizes and the input does not fix one. The message
+        names the column and the row.
     """
     try:
         return _pictures(pa.array(contents, pa.binary()), tensor)
@@ -325,7 +373,10 @@ def pictures_of(contents: Sequence[bytes], tensor: Tensor, name: str) -> Array:
 
 
 def _pictures(values: pa.Array, tensor: Tensor) -> Array:
-    """Decode pictures; they get the size, the channels and the type of the input, with values from 0 to 255."""
+    """Decode pictures and resize them to the input's height and width. Values remain between 0 and 255.
+
+    Sizes that the input leaves open must be equal within the batch.
+    """
     import tensorflow as tf
 
     height, width, channels = tensor.shape

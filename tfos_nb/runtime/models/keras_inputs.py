@@ -1,4 +1,4 @@
-"""Columns that are fed become a Keras model's inputs, in their shapes and with pictures decoded, as in inference."""
+"""Convert the columns of a training batch to a Keras model's inputs, by the same rules as in inference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 
 def input_tensors(model: Any) -> tuple[Tensor, ...]:
-    """Return what a Keras model takes, without loading TensorFlow; nothing for a model that does not say it."""
+    """Return the inputs of a Keras model, without importing TensorFlow; none if the model does not describe them."""
     return tuple(
         Tensor(name, str(getattr(t.dtype, "name", t.dtype)), tuple(t.shape)[1:]) for name, t in named_inputs(model)
     )
@@ -29,20 +29,20 @@ def input_tensors(model: Any) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class KerasInputs:
-    """Makes a model's inputs of the features of a batch.
+    """Function for ``tf.data.Dataset.map`` that converts the features of a batch to a model's inputs.
 
     Parameters
     ----------
     tensors : tuple of Tensor
-        What the model takes.
+        The model's inputs.
     x : str or tuple of str
-        The column of the features, or the columns that are called like the model's inputs.
+        The column of the features, or several columns named like the model's inputs.
     decode : frozenset of str
-        Those that hold encoded pictures.
+        The columns that have encoded pictures.
     failures : list of FeedFailed
-        What was no picture: TensorFlow makes an error of its own of it.
+        Errors in pictures are appended to it, because TensorFlow replaces an exception by an error of its own.
     structure : object
-        How the model's inputs are nested. None: a dictionary by name.
+        Nested structure of the model's inputs. None: the only input itself, or a dictionary by name.
     """
 
     tensors: tuple[Tensor, ...]
@@ -52,7 +52,7 @@ class KerasInputs:
     structure: Any = None
 
     def check(self, spec: Any) -> None:
-        """Refuse features that do not fit the model, of which TensorFlow would tell in a page of text.
+        """Raise an error if features do not fit the model. TensorFlow's own error for this is a page of text.
 
         Parameters
         ----------
@@ -61,8 +61,10 @@ class KerasInputs:
 
         Raises
         ------
-        FeedFailed, PlanError
-            Naming the column.
+        FeedFailed
+            If a column has another type or shape than its input.
+        PlanError
+            If the names of the columns are not those of the inputs.
         """
         for column, tensor in self._pairs():
             given = spec if isinstance(self.x, str) else spec[column]
@@ -75,7 +77,7 @@ class KerasInputs:
                 )
 
     def __call__(self, features: Any) -> Any:
-        """Return the model's inputs, in the form in which it takes them."""
+        """Return the model's inputs, nested as the model takes them."""
         columns = {self.x: features} if isinstance(self.x, str) else features
         made = {tensor.name: self._made(columns[column], column, tensor) for column, tensor in self._pairs()}
         if self.structure is not None:
@@ -125,7 +127,7 @@ class KerasInputs:
 
 @dataclass(frozen=True)
 class _Decoder:
-    """Decodes pictures inside TensorFlow's pipeline, and keeps what it could not."""
+    """Function for ``tf.numpy_function`` that decodes pictures and appends its errors to ``failures``."""
 
     column: str
     tensor: Tensor
@@ -147,9 +149,10 @@ def _picture_type(tensor: Tensor) -> Any:
 
 
 def _laid(given: Sequence[int | None], wanted: Sequence[int | None]) -> tuple[int, ...] | None:
-    """Return the shape into which a row's values are to be laid, empty if they fit as they are; None if they do not.
+    """Return the shape to which a row's values must be reshaped; empty if they fit unchanged, None if they do not fit.
 
-    A number or a text fits an input of one value, a list an input of several axes. So it is when a model is applied.
+    A number or a text fits an input of one value. A flat list fits an input of several axes. The same rules apply in
+    inference (:meth:`tfos_nb.runtime.models.inputs.Feed.array`).
     """
     if len(given) == len(wanted):
         fits = all(a is None or b is None or a == b for a, b in zip(given, wanted, strict=True))

@@ -1,4 +1,4 @@
-"""Keras models as functions of arrays: whole, up to a layer, with the user's own classes."""
+"""Load Keras models as functions of arrays: the whole model, or the part up to a layer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,13 @@ def load_keras(path: str, use: Use) -> Model:
 
 
 def read_keras(path: str, use: Use) -> Any:
-    """Return the Keras model of a file."""
+    """Return the Keras model of a file, read with Keras 3, or with tf_keras if Keras 2 wrote the file.
+
+    Raises
+    ------
+    ModelUnusable
+        If the file is damaged, has only weights, or Keras cannot read it.
+    """
     try:
         version = _keras_version(path)
     except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
@@ -65,7 +71,7 @@ def read_keras(path: str, use: Use) -> Any:
     keras = importlib.import_module(flavour)
     custom = by_registered_names(custom_objects.unpack(use.code).custom_objects, path)
     try:
-        # A function of the user's own is as trusted as the rest of the program that names it.
+        # safe_mode refuses Python code in the file. A trusted file was made from an object in the user's own session.
         return keras.models.load_model(path, compile=False, custom_objects=custom or None, safe_mode=not use.trusted)
     except Exception as error:
         written = f" (written by Keras {version or 'of unknown version'}, read by {flavour} {keras.__version__})"
@@ -76,13 +82,17 @@ def read_keras(path: str, use: Use) -> Any:
 
 
 def _is_newer(version: str, here: str) -> bool:
-    """Whether a version is newer than another, to the second number."""
+    """Return whether a version is newer than another, comparing only the major and minor number."""
     numbers = [[int(part) for part in re.findall(r"\d+", text)[:2]] for text in (version, here)]
     return numbers[0] > numbers[1]
 
 
 def by_registered_names(custom: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Add the names that a file has for classes of ``register_keras_serializable``: with a package before them."""
+    """Return custom objects also by their registered names, as Keras looks them up when it reads a file.
+
+    ``keras.saving.register_keras_serializable`` registers a class as ``PACKAGE>NAME``, by default ``Custom>NAME``. The
+    packages are read from a ``.keras`` file's configuration.
+    """
     if not custom:
         return {}
     registered = [f"Custom>{name}" for name in custom]
@@ -108,7 +118,13 @@ def _keras_version(path: str) -> str:
 
 
 def keras_model(model: Any, use: Use) -> Model:
-    """Return a function of arrays, traced once for any number of rows."""
+    """Return a Keras model as a function of arrays, traced once for any number of rows.
+
+    Raises
+    ------
+    ModelUnusable
+        If the model does not describe its inputs, or has no input, layer or output of a name in ``use``.
+    """
     import tensorflow as tf
 
     given = named_inputs(model)
@@ -134,10 +150,10 @@ def keras_model(model: Any, use: Use) -> Model:
 
 
 def _described_outputs(traced: Traced, returned: Sequence[tuple[str, Any]]) -> list[Tensor]:
-    """Describe what a model gives.
+    """Return the names, types and shapes of a model's outputs.
 
-    Only TensorFlow knows whether an output is sparse or ragged. Keras takes ``x * 100.0`` for sparse, since a number
-    has no ``sparse`` (``keras.ops.Multiply.compute_output_spec``).
+    Only the traced function shows whether an output is sparse or ragged. Keras reports ``x * 100.0`` as sparse, because
+    a number has no attribute ``sparse`` (``keras.ops.Multiply.compute_output_spec``).
     """
     import tensorflow as tf
 
@@ -159,7 +175,13 @@ def _dense(name: str, tensor: Any) -> Tensor:
 
 
 def _asked(model: Any, use: Use, inputs: Sequence[Tensor]) -> tuple[Any, list[tuple[str, Any]]]:
-    """Return the part of a model that gives what is asked for, and what that is, by name."""
+    """Return the model, or the part of it that ends with the requested layers, and its outputs by name.
+
+    Raises
+    ------
+    ModelUnusable
+        If it has no such input, output or layer.
+    """
     unknown = [name for name in use.inputs if name not in {tensor.name for tensor in inputs}]
     if unknown:
         names = [tensor.name for tensor in inputs]
@@ -213,21 +235,29 @@ def _up_to(model: Any, layers: list[Any]) -> tuple[Any, list[tuple[str, Any]]]:
 
 
 def structure_of(model: Any, name: str) -> Any:
-    """Return how a model's ``input`` or ``output`` is nested; a Sequential may not say, and has one."""
+    """Return the nested structure of a model's inputs or outputs.
+
+    Parameters
+    ----------
+    model : keras.Model
+        A Sequential without this attribute has one tensor, which is returned itself.
+    name : {"input", "output"}
+        Attribute of the model.
+    """
     flat = _listed(model, f"{name}s")
     try:
         found = getattr(model, name)
     except (AttributeError, ValueError):
         found = flat
-    if len(flattened(found)) != len(flat):  # a layer's own idea of its inputs
+    if len(flattened(found)) != len(flat):  # a user's class may define the attribute differently
         found = flat
     return found[0] if len(flat) == 1 and isinstance(found, list) else found
 
 
 def named_inputs(model: Any) -> list[tuple[str, Any]]:
-    """Return a model's inputs by name; none if it does not know them.
+    """Return the names and tensors of a model's inputs; none if the model does not describe them.
 
-    The names are the keys of the dictionaries that hold them; in a list those of their layers, as in the model's file.
+    An input in a dictionary is named by its keys. Another input is named by its ``InputLayer``, as in the model's file.
     """
     flat = _listed(model, "inputs")
     first = [layer for layer in (model.layers if flat else ()) if type(layer).__name__ == "InputLayer"]
@@ -236,12 +266,12 @@ def named_inputs(model: Any) -> list[tuple[str, Any]]:
 
 
 def named_outputs(model: Any) -> list[tuple[str, Any]]:
-    """Return a model's outputs by name; none if it does not know them.
+    """Return the names and tensors of a model's outputs; none if the model does not describe them.
 
-    The names are the keys of the dictionaries that hold them; in a list the names of the layers that give them.
+    An output in a dictionary is named by its keys. Another output is named by its layer.
     """
     flat = _listed(model, "outputs")
-    # Not the tensors' own names: those count what the process has made, and are others elsewhere.
+    # The tensors' names are not used: they contain a counter of the process, so they differ between processes.
     own = getattr(model, "output_names", None) or [f"output_{index}" for index in range(len(flat))]
     return _named(model, "output", own)
 
@@ -249,13 +279,16 @@ def named_outputs(model: Any) -> list[tuple[str, Any]]:
 def _listed(model: Any, name: str) -> list[Any]:
     try:
         found = getattr(model, name)
-    except (AttributeError, ValueError):  # of a Sequential that is not built, and of a class of the user's
+    except (AttributeError, ValueError):  # a Sequential that is not built, or a subclass of Model without a graph
         return []
     return [] if found is None else flattened(found)
 
 
 def _named(model: Any, name: str, own: Sequence[str]) -> list[tuple[str, Any]]:
-    """Return the tensors of a model's inputs or outputs, in the order of :func:`leaves`; ``own`` is in Keras' order."""
+    """Return the names and tensors of a model's inputs or outputs, in the order of :func:`leaves`.
+
+    ``own`` has the names of those that are in no dictionary, in the order of the model's ``inputs`` or ``outputs``.
+    """
     flat = _listed(model, f"{name}s")
     if not flat:
         return []

@@ -1,4 +1,4 @@
-"""Outputs of a Keras model: the label's column, the loss and the metrics of each, and how to read it when applied.
+"""Assign labels, losses, metrics and conversions to the outputs of a Keras model.
 
 Losses, metrics and labels may be given in four forms: one for all outputs, a list in the outputs' order, a dictionary
 by their names, or a structure nested like the outputs.
@@ -19,39 +19,39 @@ from tfos_nb.runtime.rows.nested import flattened, leaves, packed
 __all__ = ["Label", "Outputs", "is_config", "label_columns", "takes_any_shape"]
 
 Label = str | Sequence[str] | Mapping[str, str]
-"""The column of the label; or of each output's, in a list in the outputs' order or by their names."""
+"""Column of the only label, or the columns of all labels: in the outputs' order, or by the outputs' names."""
 
 _CLASSES = ("categorical", "classes")
 _BINARY = ("binary_crossentropy", "binary_focal_crossentropy")
 
 
 def label_columns(label: Label) -> list[str]:
-    """Return the columns of labels, each once."""
+    """Return the columns of labels without duplicates."""
     if isinstance(label, str):
         return [label]
     return list(dict.fromkeys(label.values() if isinstance(label, Mapping) else label))
 
 
 def is_config(value: Any) -> bool:
-    """Whether a dictionary is Keras' description of something, not one by output."""
+    """Return whether a value is the configuration of a Keras object, and not a dictionary by output."""
     return isinstance(value, Mapping) and "class_name" in value
 
 
 def takes_any_shape(model: Any) -> bool:
-    """Whether a model is a Sequential without an Input, which takes the shape of the first rows that it gets."""
+    """Return whether a model is a Sequential without an Input, which is built for the shape of its first batch."""
     return not named_outputs(model) and any(cls.__name__ == "Sequential" for cls in type(model).__mro__)
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs of a model.
+    """Outputs of a model.
 
     Parameters
     ----------
     names : tuple of str
         In the order of :func:`tfos_nb.runtime.rows.nested.leaves`.
     structure : object
-        The nested outputs, as the model gives them.
+        The model's symbolic output tensors, nested as the model returns them.
     """
 
     names: tuple[str, ...]
@@ -59,41 +59,40 @@ class Outputs:
 
     @classmethod
     def of(cls, model: Any) -> Outputs:
-        """Return those of a model.
+        """Return the outputs of a Keras model.
 
         Raises
         ------
         PlanError
-            If it does not say what they are.
+            If the model does not describe its outputs.
         """
         found = named_outputs(model)
         if not found:
             raise PlanError(
                 f"a {type(model).__name__} does not describe its inputs and outputs: build it with keras.Sequential, "
-                "which "
-                "begins with a keras.Input, or keras.Model(inputs, outputs); or train it with TFEstimator"
+                "which begins with a keras.Input, or keras.Model(inputs, outputs); or train it with TFEstimator"
             )
         return cls(tuple(name for name, _ in found), structure_of(model, "output"))
 
     @property
     def shapes(self) -> list[tuple[int | None, ...]]:
-        """The outputs' shapes, without the axis of the rows."""
+        """The outputs' shapes, without the batch axis."""
         return [tuple(tensor.shape)[1:] for tensor in flattened(self.structure)]
 
     def check(self, label: Label, loss: Any, metrics: Any) -> None:
-        """Refuse labels, losses and metrics that are not for these outputs.
+        """Raise an error if labels, losses or metrics do not match these outputs.
 
         Raises
         ------
         PlanError
-            Naming what does not fit.
+            The message names the output or argument that does not match.
         """
         losses = self.losses(loss)
         self.metrics(metrics)
         self.labels(label, losses)
 
     def losses(self, loss: Any) -> list[Any]:
-        """Return the loss of each output."""
+        """Return the loss of each output, in the order of ``names``; None for an output without a loss."""
         if len(self.names) == 1 and not _is_nested(self.structure):
             alone = not isinstance(loss, (list, tuple)) and (is_config(loss) or not isinstance(loss, Mapping))
             return [loss] if alone else self._by_output(loss, "loss")
@@ -101,32 +100,38 @@ class Outputs:
 
     @property
     def is_deep(self) -> bool:
-        """Whether containers hold containers, for which Keras cannot be given labels by ``tf.data``."""
+        """Whether containers are nested in containers. Keras does not accept such labels from a ``tf.data`` dataset."""
         return any(len(path) > 1 for path, _ in leaves(self.structure))
 
     def flat(self, model: Any) -> Any:
-        """Return a model of the same layers that gives its outputs in one dictionary, by their names."""
+        """Return a model with the same layers that returns its outputs in one flat dictionary, by their names."""
         import keras
 
         return keras.Model(structure_of(model, "input"), dict(zip(self.names, flattened(self.structure), strict=True)))
 
     def by_name(self, value: Any, what: str) -> dict[str, Any]:
-        """Return what is said for each output, by its name."""
+        """Return the entry of ``value`` for each output, by the output's name. ``what`` is its name in errors."""
         return dict(zip(self.names, self._by_output(value, what), strict=True))
 
     def loss(self, loss: Any) -> Any:
-        """Return the loss in the form in which Keras takes it for these outputs."""
+        """Return the loss for ``compile``: nested like the outputs, or unchanged if it is one for all."""
         nested = isinstance(loss, (list, tuple)) or (isinstance(loss, Mapping) and not is_config(loss))
         return self._as_outputs(self.losses(loss)) if nested else loss
 
     def metrics(self, metrics: Any) -> Any:
-        """Return metrics in the form in which Keras takes them for these outputs."""
+        """Return metrics for ``compile``: a list for one output, else nested like the outputs."""
         if not metrics or len(self.names) == 1:
             return flattened_metrics(metrics)
         return self._as_outputs(self._by_output(metrics, "metrics"))
 
     def labels(self, label: Label, losses: Sequence[Any]) -> list[str | None]:
-        """Return the column of each output's label; None for an output that is not trained."""
+        """Return the column of each output's label; None for an output without a loss.
+
+        Raises
+        ------
+        PlanError
+            If there is one column for several outputs, or none for an output with a loss.
+        """
         if isinstance(label, str):
             if len(self.names) > 1:
                 raise PlanError(
@@ -147,7 +152,7 @@ class Outputs:
         return f"{what}={{{', '.join(f'{name!r}: …' for name in self.names)}}}"
 
     def _by_output(self, value: Any, what: str) -> list[Any]:
-        """Return what is said for each output."""
+        """Return the entry of ``value`` for each output, in the order of ``names``."""
         said = list(self.names)
         if isinstance(value, Mapping) and not is_config(value):
             if set(value) <= set(said):
@@ -171,7 +176,7 @@ class Outputs:
         )
 
     def _as_outputs(self, flat: Sequence[Any]) -> Any:
-        """Return a value for each output in the very containers in which the model gives them."""
+        """Return one value per output, in containers of the same classes and order as the model's outputs."""
         waiting = iter(flat)
 
         def build(part: Any) -> Any:
@@ -186,16 +191,16 @@ class Outputs:
         return build(self.structure)
 
     def packed_labels(self, columns: Sequence[str | None], values: Mapping[str, Any], rows: Any) -> Any:
-        """Return the labels of a batch as Keras takes them, zeros for an output that is not trained.
+        """Return the labels of a batch nested like the outputs, with zeros for an output without a label.
 
         Parameters
         ----------
         columns : sequence
-            What :meth:`labels` returned.
+            Result of :meth:`labels`.
         values : mapping
             The labels by column.
         rows : tensor
-            Their number.
+            Number of rows in the batch.
         """
         import tensorflow as tf
 
@@ -203,14 +208,14 @@ class Outputs:
         return packed(self.structure, labels)
 
     def heads(self, loss: Any, task: Task | None) -> tuple[ClassifierOutput, ...]:
-        """Return how each output is read.
+        """Return the conversion of each output to Spark ML's columns.
 
         Parameters
         ----------
         loss : object
-            What the model is compiled with.
+            The loss with which the model is compiled.
         task : Task or None
-            What the user says it is for. None: what the losses say.
+            Kind of prediction. None: derive it from each output's loss and shape.
         """
         return tuple(_head(alone, shape, task) for alone, shape in zip(self.losses(loss), self.shapes, strict=True))
 
@@ -220,7 +225,7 @@ def _is_nested(structure: Any) -> bool:
 
 
 def _alongside(structure: Any, value: Any) -> list[Any] | None:
-    """Return what is said for each leaf of a structure by a value that is nested as it is; None if it is not."""
+    """Return the entry of ``value`` for each leaf of a structure; None if ``value`` is not nested like it."""
     if isinstance(structure, Mapping):
         if not isinstance(value, Mapping) or is_config(value) or not set(value) <= set(structure):
             return [None] * len(leaves(structure)) if value is None else None
@@ -241,7 +246,7 @@ def _alongside(structure: Any, value: Any) -> list[Any] | None:
 
 
 def flattened_metrics(metrics: Any) -> list[Any]:
-    """Return the metrics of the only output, however they are nested."""
+    """Return nested metrics as one list."""
     if isinstance(metrics, Mapping) and not is_config(metrics):
         return [metric for key in metrics for metric in flattened_metrics(metrics[key])]
     if isinstance(metrics, (list, tuple)):
@@ -263,7 +268,7 @@ def _head(loss: Any, shape: tuple[int | None, ...], task: Task | None) -> Classi
 
 
 def _loss_of(loss: Any) -> tuple[str, bool]:
-    """Return the name of a loss, and whether it takes logits."""
+    """Return the name of a loss, and its ``from_logits``."""
     import keras
 
     if isinstance(loss, (str, dict)):

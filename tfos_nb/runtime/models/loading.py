@@ -2,8 +2,8 @@
 
 ::
 
-    .keras, .h5                      Keras 3; tf_keras where Keras 2 wrote it        keras_model.py
-    directory with saved_model.pb    one signature, or tensors by their names        saved_model.py
+    .keras, .h5                      by Keras 3, or by tf_keras if Keras 2 wrote it  keras_model.py
+    directory with saved_model.pb    by a signature, or by the names of tensors      saved_model.py
     directory with checkpoints       with a .keras file or the model function        checkpoint_model.py
 """
 
@@ -21,12 +21,26 @@ __all__ = ["load"]
 
 
 def load(path: str, use: Use = WHOLE) -> Model:
-    """Load a Keras file, a SavedModel or a checkpoint.
+    """Load a Keras file, a SavedModel or the newest checkpoint of a directory.
+
+    Parameters
+    ----------
+    path : str
+        Local path of the file or directory.
+    use : Use
+        Part of the model that is used.
 
     Raises
     ------
     ModelUnusable
-        If it is none of them, or does not say what it takes and gives.
+        If it is none of them, cannot be read, or does not describe its inputs and outputs.
+
+    Examples
+    --------
+    >>> model = load("/models/mnist.keras")  # doctest: +SKIP
+    >>> [scores] = model.apply([np.zeros((2, 28, 28), "float32")])  # doctest: +SKIP
+    >>> scores.shape  # doctest: +SKIP
+    (2, 10)
     """
     if not os.path.isdir(path):
         check_file(path)

@@ -1,7 +1,7 @@
-"""A saved model as a function of arrays: what it takes and gives, and which kinds of files become one.
+"""Saved model as a function of arrays, its signature, and checks that are common to all kinds of model files.
 
-TensorFlow is imported here inside functions: in Spark's Python worker, never before that was forked, and never on the
-driver.
+TensorFlow is imported inside functions. It must not be imported in Spark's Python daemon, which forks the workers, nor
+on the driver.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 SERVING = "serving_default"
-"""The signature that everybody's SavedModels have."""
+"""Default key of a SavedModel's signature (TensorFlow's ``DEFAULT_SERVING_SIGNATURE_DEF_KEY``)."""
 
 _KERAS_FILE = b"PK\x03\x04"
 _HDF5_FILE = b"\x89HDF\r\n\x1a\n"
@@ -62,13 +62,23 @@ _OTHERS = (
 
 
 class ModelUnusable(Exception):
-    """The model cannot be used; the message says why and what to do."""
+    """A model cannot be used. The message says why and what to do."""
 
 
 @message
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output: its name, TensorFlow's name of its type, and the shape of one row's value."""
+    """Description of an input or output.
+
+    Parameters
+    ----------
+    name : str
+        Name in the signature.
+    dtype : str
+        TensorFlow's name of the type, as in ``"float32"``.
+    shape : tuple of int or None
+        Shape of one row's value, without the batch axis. None: any length.
+    """
 
     name: str
     dtype: str
@@ -78,7 +88,7 @@ class Tensor:
 @message
 @dataclass(frozen=True)
 class Signature:
-    """What a model takes and gives."""
+    """Inputs and outputs of a model, in the order in which :attr:`Model.apply` takes and returns them."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
@@ -86,26 +96,27 @@ class Signature:
 
 @dataclass(frozen=True)
 class Use:
-    """Which part of a model is used, and what its reader needs.
+    """Part of a model that is used, and options for loading it.
 
     Parameters
     ----------
     signature : str or None
-        A SavedModel's signature. None: the one that serves, or the only one.
+        A SavedModel's signature. None: ``serving_default``, or the only one.
     tags : tuple of str
-        A SavedModel's tags; empty: ``serve``, or those of the only graph in it.
+        A SavedModel's tags. Empty: ``serve``, or those of the only graph in it.
     inputs, outputs : tuple of str
-        The names that the user knows: a signature's, or a graph's tensors, or a Keras model's outputs and layers.
-        Empty: those of the signature.
+        Names in a signature, of a graph's tensors, or of a Keras model's inputs, outputs and layers. Empty: all of the
+        signature's.
     layer : str, int or None
-        What comes out of this layer of a Keras model, by its name or its place, is the output.
+        Layer of a Keras model, by name or index, whose output is returned instead of the model's.
     heads : tuple of ClassifierOutput
-        How each output is read, for a classifier's columns; one for all, or one for each. Empty: as it is.
+        Conversion of the outputs to Spark ML's columns: one for all, or one for each. Empty: no conversion.
     code : bytes
-        Code of the user's that the model needs, from :func:`tfos_nb.runtime.code.custom_objects.pack`; it comes with
-        Spark's task.
+        User code that the model needs, from :func:`tfos_nb.runtime.code.custom_objects.pack`. It is sent with Spark's
+        task.
     trusted : bool
-        The file was made of a model object in the user's session: Python code in it (``Lambda`` layers) may run.
+        Whether Python code in the file (``Lambda`` layers) may run, because the file was made from a model object in
+        the user's session.
     """
 
     signature: str | None = None
@@ -119,7 +130,7 @@ class Use:
 
 
 WHOLE = Use()
-"""What a model serves."""
+"""The default: all inputs and outputs of the default signature."""
 
 
 @dataclass(frozen=True)
@@ -129,11 +140,12 @@ class Model:
     Attributes
     ----------
     signature : Signature
-        What it takes and gives.
+        Its inputs and outputs.
     apply : callable
-        Takes an array for each input, returns one, or a :class:`~tfos_nb.runtime.rows.ragged.Ragged`, for each output.
+        Takes an array for each input. Returns an array, or a :class:`~tfos_nb.runtime.rows.ragged.Ragged`, for each
+        output.
     close : callable
-        Frees what it holds beside memory.
+        Releases sessions and processes. Memory is released by the garbage collector.
     """
 
     signature: Signature
@@ -142,7 +154,13 @@ class Model:
 
 
 def check_file(path: str) -> None:
-    """Raise ModelUnusable if a path is no Keras file by its name and its first bytes."""
+    """Check by a file's suffix and its first bytes that it is a Keras file.
+
+    Raises
+    ------
+    ModelUnusable
+        If it is not. The message names the framework to which the suffix belongs, if it is known.
+    """
     suffix = os.path.splitext(path)[1].lower()
     with open(path, "rb") as file:
         head = file.read(8)
@@ -154,12 +172,18 @@ def check_file(path: str) -> None:
 
 
 def is_saved_model(path: str) -> bool:
-    """Whether a directory is a SavedModel."""
+    """Return whether a directory is a SavedModel."""
     return any(os.path.exists(os.path.join(path, name)) for name in ("saved_model.pb", "saved_model.pbtxt"))
 
 
 def check_directory(path: str) -> None:
-    """Raise ModelUnusable if a directory holds neither a SavedModel nor a checkpoint."""
+    """Check that a directory has a SavedModel or a checkpoint.
+
+    Raises
+    ------
+    ModelUnusable
+        If it has neither. The message lists what it has.
+    """
     names = sorted(os.listdir(path))
     if is_saved_model(path) or any(re.search(r"\.(index|keras|h5|hdf5)$", name) for name in names):
         return
@@ -183,12 +207,21 @@ def _other_kind(names: Iterable[str]) -> str:
 
 
 def tensor_of(role: str, name: str, spec: Any) -> Tensor:
-    """Describe one input or output.
+    """Return the description of an input or output.
+
+    Parameters
+    ----------
+    role : {"input", "output"}
+        Its role in error messages.
+    name : str
+        Its name.
+    spec : tf.TypeSpec or tensor
+        Its type, and its shape with the batch axis.
 
     Raises
     ------
     ModelUnusable
-        If its first axis is not one of any number of rows.
+        If it is no tensor, is a sparse or ragged input, or its first axis is not ``None`` (any number of rows).
     """
     import tensorflow as tf
 
@@ -210,7 +243,7 @@ def tensor_of(role: str, name: str, spec: Any) -> Tensor:
 
 
 def constant(array: Array, tensor: Tensor) -> Any:
-    """Make TensorFlow's tensor of an array."""
+    """Return an array as a TensorFlow tensor of the type of an input."""
     import tensorflow as tf
 
     if tensor.dtype == "string":
@@ -220,18 +253,18 @@ def constant(array: Array, tensor: Tensor) -> Any:
 
 
 class Traced:
-    """A function of tensors, traced once for any number of rows, that leaves no file behind.
+    """``tf.function`` with a fixed signature, which removes AutoGraph's temporary files after tracing.
 
-    AutoGraph writes the source that it makes of a function into the temporary directory and removes it when Python
-    exits (``tensorflow/python/autograph/pyct/loader.py``). Spark kills its Python workers: each would leave its files.
-    Once the function is traced they are not read any more.
+    AutoGraph writes the source that it generates into the temporary directory and removes it when Python exits
+    (``tensorflow/python/autograph/pyct/loader.py``). Spark kills its Python workers, so the files would remain. They
+    are not read after the function is traced.
 
     Parameters
     ----------
     function : callable
-        Takes tensors, a parameter each.
+        Takes one tensor per parameter.
     specs : sequence of tf.TensorSpec
-        What they are.
+        Types and shapes of the tensors.
     """
 
     def __init__(self, function: Callable[..., Any], specs: Sequence[Any]) -> None:
@@ -241,12 +274,12 @@ class Traced:
         self._traced = False
 
     def outputs(self) -> list[Any]:
-        """Trace it, and return TensorFlow's descriptions of what it gives."""
+        """Trace the function and return the specs of its outputs."""
         with _leaving_no_sources():
             return list(self._function.get_concrete_function().structured_outputs)
 
     def __call__(self, *tensors: Any) -> Any:
-        """Apply it."""
+        """Call the function."""
         if self._traced:
             return self._function(*tensors)
         self._traced = True
@@ -267,13 +300,13 @@ def _leaving_no_sources() -> Iterator[None]:
 
 
 def near(name: object, names: Iterable[str]) -> str:
-    """Return the name that was perhaps meant, as the end of a clause."""
+    """Return ``"; did you mean 'NAME'?"`` for the most similar name; empty if none is similar."""
     found = difflib.get_close_matches(str(name), list(names), 1)
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def described(tensors: Iterable[Tensor]) -> str:
-    """List tensors with their types and shapes."""
+    """Return a text that lists tensors with their types and shapes, as in ``"image (float32 28x28)"``."""
     return ", ".join(f"{t.name} ({t.dtype} {_sizes(t.shape)})" for t in tensors) or "nothing"
 
 
@@ -282,10 +315,10 @@ def _sizes(shape: Sequence[int | None]) -> str:
 
 
 def why_not_loaded(error: BaseException) -> str:
-    """Say in a sentence why a model could not be loaded; Keras puts its whole configuration around it."""
+    """Return in one sentence why a model could not be loaded. Keras' own messages contain its whole configuration."""
     text = str(error).strip() or type(error).__name__
     if isinstance(error, TfosError):
-        return text  # the message is for the reader of this error
+        return text  # our own messages are short and complete
     unknown = _OWN_CODE.search(text)
     if unknown:
         own = unknown[1]

@@ -1,9 +1,10 @@
-"""The model that an executor's Python process has loaded: where it came from, and which GPUs it may use.
+"""Load models from their sources in an executor's Python process, and cache the last one.
 
 ::
 
-    Parcel  its bytes came by Spark's broadcast   ┐
-    Place   a URL or a path that executors read   ┴▶ ModelCache.take(…) ─▶ Model, the same until another is asked for
+    Parcel     bytes that came by Spark's broadcast          ┐
+    Place      a URL or path that every executor reads       ├▶ ModelCache.take(…) ─▶ Model
+    Function   a user's function (runtime.models.blocks)     ┘
 """
 
 from __future__ import annotations
@@ -41,28 +42,28 @@ Reader = Callable[[], Model]
 
 
 class Source(Protocol):
-    """Where a model comes from."""
+    """Source of a model."""
 
     @property
     def use(self) -> Use:
-        """Which part of it is used."""
+        """Part of the model that is used."""
 
     def version(self) -> str:
-        """Tell one content from another."""
+        """Return a text that changes when the model's content changes."""
 
     def on_disk(self) -> contextlib.AbstractContextManager[str]:
-        """Give it a path for as long as it is loaded."""
+        """Return a context manager with the model's local path, which exists until the context ends."""
 
     def reader(self, path: str) -> Reader:
-        """Return what loads it from there, in this process or another."""
+        """Return a picklable function that loads the model from that path, in this process or another."""
 
 
 class ModelAbsent(ModelUnusable):
-    """The model is not where this process looks for it."""
+    """No model exists at the path or URL, as seen from this process."""
 
 
 class Shared(Protocol):
-    """Content that tasks have: Spark's ``Broadcast``, or what is :class:`Inline`."""
+    """Content that reaches the tasks: Spark's ``Broadcast``, or :class:`Inline`."""
 
     @property
     def value(self) -> bytes:
@@ -71,25 +72,25 @@ class Shared(Protocol):
 
 @dataclass(frozen=True)
 class Inline:
-    """Content that each task carries, where Spark has no broadcast."""
+    """Content that is pickled into each task, for Spark Connect, which has no broadcast."""
 
     value: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """A model that came with the task.
+    """Model whose bytes are sent to the tasks.
 
     Parameters
     ----------
     suffix : str
-        ``.keras`` or ``.h5``; empty if it is a directory, which travels as a zip.
+        ``.keras`` or ``.h5``. Empty: the content is a zip file of a directory.
     digest : str
-        Of its content.
+        Digest of the content.
     content : Shared
-        Its bytes.
+        Bytes of the file, or of the zip file.
     use : Use
-        Which part of it is used.
+        Part of the model that is used.
     """
 
     suffix: str
@@ -98,16 +99,16 @@ class Parcel:
     use: Use = WHOLE
 
     def version(self) -> str:
-        """Tell one content from another."""
+        """Return the digest."""
         return self.digest
 
     def reader(self, path: str) -> Reader:
-        """Return what loads it from there, in this process or another."""
+        """Return a picklable function that loads the model from a path, in this process or another."""
         return functools.partial(load, path, self.use)
 
     @contextlib.contextmanager
     def on_disk(self) -> Iterator[str]:
-        """Give it a path for as long as it is loaded."""
+        """Write the content to a temporary path, and remove it when the context ends."""
         with tempfile.TemporaryDirectory(prefix="tfos_nb-model-", dir=spill_directory()) as directory:
             path = os.path.join(directory, f"model{self.suffix}")
             if self.suffix:
@@ -120,26 +121,26 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Place:
-    """A model that every executor reads where it is.
+    """Model that every executor reads from a URL or path.
 
     Parameters
     ----------
     url : str
-        A URL that fsspec knows, or a path on the executor's host.
+        A URL of a scheme that fsspec supports, or a path on the executor's host.
     use : Use
-        Which part of it is used.
+        Part of the model that is used.
     """
 
-    url: str = field(repr=False)  # it may have a token in it
+    url: str = field(repr=False)  # it may contain a token
     use: Use = WHOLE
 
     def version(self) -> str:
-        """Tell one content from another, by what its file system says of it.
+        """Return a SHA-256 of the URL and of the files' metadata, such as sizes and times. The files are not read.
 
         Raises
         ------
         ModelAbsent
-            If nothing is there.
+            If no file or directory exists there.
         """
         system, path = file_system(self.url)
         if not system.exists(path):
@@ -148,12 +149,12 @@ class Place:
         return hashlib.sha256(repr((self.url, sorted(known.items(), key=str))).encode()).hexdigest()
 
     def reader(self, path: str) -> Reader:
-        """Return what loads it from there, in this process or another."""
+        """Return a picklable function that loads the model from a path, in this process or another."""
         return functools.partial(load, path, self.use)
 
     @contextlib.contextmanager
     def on_disk(self) -> Iterator[str]:
-        """Give it a path for as long as it is loaded."""
+        """Yield the path itself if it is local. Otherwise download the model, and remove the copy afterwards."""
         from fsspec.implementations.local import LocalFileSystem
 
         system, path = file_system(self.url)
@@ -171,14 +172,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Share:
-    """What a Spark task may use of its machine."""
+    """GPUs (their addresses) and number of CPUs that Spark assigned to a task."""
 
     gpus: tuple[str, ...] = ()
     cpus: int = 1
 
     @classmethod
     def of_task(cls) -> Share:
-        """Return that of the task that runs here."""
+        """Return the share of the current task; no GPU and one CPU outside a task."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -189,7 +190,7 @@ class Share:
 
 
 class ModelCache:
-    """Holds the model that this process used last, and lets go of it when another one is asked for."""
+    """Cache of one model: the one that this process used last."""
 
     def __init__(self) -> None:
         self._version: tuple[str, Use, tuple[str, ...]] | None = None
@@ -197,12 +198,12 @@ class ModelCache:
         self._gpus: tuple[str, ...] | None = None
 
     def take(self, source: Source, share: Share) -> Model:
-        """Return a model; it is loaded if it is not the one that is here.
+        """Return a model. It is loaded if its version, ``use`` or GPUs differ from the cached model's.
 
         Raises
         ------
         ModelUnusable
-            If it cannot be.
+            If it cannot be loaded.
         """
         try:
             version = (source.version(), source.use, share.gpus)
@@ -223,7 +224,7 @@ class ModelCache:
             self._model.close()
         self._model = self._version = None
         gc.unfreeze()
-        gc.collect()  # Keras models are cycles
+        gc.collect()  # Keras models contain reference cycles
 
     def _load(self, read: Reader, share: Share) -> Model:
         if self._gpus is None:
@@ -235,33 +236,33 @@ class ModelCache:
 
 
 def _settle() -> None:
-    """Leave what is here now out of the garbage collection, until the model is let go of.
+    """Exclude all present objects from garbage collection until the model is released.
 
-    Spark's Python worker collects after each task, and to look through all objects of TensorFlow takes it 0.2 s.
+    Spark's Python worker runs ``gc.collect()`` after each task, which takes 0.2 s with TensorFlow's objects.
     """
     gc.collect()
     gc.freeze()
 
 
 def _set_up(share: Share) -> None:
-    """Limit TensorFlow, before it has looked at any device, to what the task has."""
+    """Limit TensorFlow to the task's GPUs and CPUs. Must run before TensorFlow lists its devices."""
     os.environ.update(gpu_variables(share.gpus))
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     spare_scikit_learn()
     import tensorflow as tf
 
-    with contextlib.suppress(RuntimeError):  # a user's own function has run TensorFlow in this process before
+    with contextlib.suppress(RuntimeError):  # a user's function has already run TensorFlow in this process
         tf.config.threading.set_intra_op_parallelism_threads(share.cpus)
         tf.config.threading.set_inter_op_parallelism_threads(share.cpus)
 
 
-# TensorFlow keeps the GPUs that it saw first, and Spark may give a reused Python process others for its next task:
-# those are used by a process of their own.
+# TensorFlow cannot change its visible GPUs later, and Spark may assign other GPUs to the next task of a reused Python
+# process. A model for other GPUs is therefore loaded in a child process.
 
 
 def _load_elsewhere(read: Reader, share: Share) -> Model:
-    context = multiprocessing.get_context("spawn")  # a fork of a process that has run TensorFlow hangs
+    context = multiprocessing.get_context("spawn")  # a forked process hangs if TensorFlow has run before the fork
     pool = ProcessPoolExecutor(1, context, _begin_elsewhere, (share, os.getpid()))
     try:
         told = pool.submit(_keep, read).result()

@@ -1,4 +1,4 @@
-"""A model's outputs become columns: a value a row, a list, or lists of lists, of the types that Spark has."""
+"""Convert a model's outputs to Arrow columns of Spark's types: values, lists, or lists of lists."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPARK_TYPES = {
     "float64": "double",
     "string": "string",
 }
-"""TensorFlow's types, and the types in which Spark holds all of their values, as its schemas in JSON name them."""
+"""Spark's type for each TensorFlow type, as named in Spark's JSON schemas. It can hold all values of that type."""
 
 _ARROW_TYPES = {
     "boolean": pa.bool_(),
@@ -48,7 +48,7 @@ _ARROW_TYPES = {
 
 
 def arrow_type(tensor: Tensor) -> pa.DataType:
-    """Return the type of an output's column."""
+    """Return the Arrow type of an output's column: a list for each axis, except for shape (1,)."""
     kind = _ARROW_TYPES[SPARK_TYPES[tensor.dtype]]
     for _ in _axes(tensor):
         kind = pa.list_(kind)
@@ -60,12 +60,12 @@ def _axes(tensor: Tensor) -> tuple[int | None, ...]:
 
 
 def column_of(output: Output, tensor: Tensor, rows: int) -> pa.Array:
-    """Turn an output into a column; a ragged one into arrays of different lengths.
+    """Return an output as a column of type :func:`arrow_type`. A ragged output becomes lists of different lengths.
 
     Raises
     ------
     FeedFailed
-        If it has not one value of the declared shape for each row, or bytes that are no text.
+        If the output does not have ``rows`` values of the declared number of axes, or has bytes that are not UTF-8.
     """
     if output.ndim != len(tensor.shape) + 1 or len(output) != rows:
         shape = "x".join(map(str, output.shape)) or "one value"
@@ -82,7 +82,7 @@ def column_of(output: Output, tensor: Tensor, rows: int) -> pa.Array:
 
 
 def _listed(array: Array, sizes: tuple[int, ...], tensor: Tensor) -> pa.Array:
-    """Return lists of lists, of ``sizes``, for each entry of an array's first axis."""
+    """Return the entries of an array's first axis as lists nested once for each of ``sizes``."""
     column = _flat_column(array.reshape(-1), tensor)
     for level in reversed(range(len(sizes))):
         lists = len(array) * math.prod(sizes[:level])
@@ -99,8 +99,7 @@ def _flat_column(flat: Array, tensor: Tensor) -> pa.Array:
         except pa.ArrowInvalid:
             raise FeedFailed(
                 f"output {tensor.name!r} has bytes that are not UTF-8 text: let the model encode them, for example "
-                "with "
-                "tf.io.encode_base64"
+                "with tf.io.encode_base64"
             ) from None
     if tensor.dtype in ("float16", "bfloat16"):
         flat = flat.astype(np.float32)

@@ -1,4 +1,4 @@
-"""SavedModels as functions of arrays: by a signature, or by the names of any tensors in the graph.
+"""Load SavedModels as functions of arrays: by a signature, or by the names of any tensors in the graph.
 
 A requested name is looked up in the signature first. If it is not found there and no signature was named, it is looked
 up in the graph, as in TensorFlow 1: ``dense/Softmax:0``, ``dense/Softmax``, or the name of a tensor in any signature. A
@@ -39,7 +39,7 @@ def load_saved_model(path: str, use: Use) -> Model:
     Raises
     ------
     ModelUnusable
-        If it has no such tags, signature or tensors.
+        If it cannot be read, or has no such tags, signature or tensors.
     """
     if use.layer is not None:
         raise ModelUnusable("a SavedModel has no layers: give the .keras file, or name a tensor of the graph as output")
@@ -54,12 +54,13 @@ def load_saved_model(path: str, use: Use) -> Model:
         raise
     except Exception as error:
         written = f" (written by TensorFlow {graph.meta_info_def.tensorflow_version or 'of unknown version'})"
-        told = why_not_loaded(error).replace(path.rstrip(os.sep) + os.sep, "")  # it may be a copy for this process
+        # The path may be that of a temporary copy, which tells the user nothing.
+        told = why_not_loaded(error).replace(path.rstrip(os.sep) + os.sep, "")
         raise ModelUnusable(told + written) from error
 
 
 def _graph_of(path: str, wanted: Sequence[str]) -> Any:
-    """Return the description of the graph with these tags."""
+    """Return the ``MetaGraphDef`` with these tags; of no tags, ``serve`` or the only graph."""
     from tensorflow.core.protobuf import saved_model_pb2
 
     file = os.path.join(path, "saved_model.pb")
@@ -82,7 +83,13 @@ def _graph_of(path: str, wanted: Sequence[str]) -> Any:
 
 
 def _key_of(signatures: Mapping[str, Any], use: Use) -> str | None:
-    """Choose the signature; None if the tensors are to be found in the graph."""
+    """Return the key of the signature; None if the outputs must be looked up in the graph.
+
+    Raises
+    ------
+    ModelUnusable
+        If there is no such signature, or a named signature does not have all inputs and outputs of ``use``.
+    """
     keys = sorted(signatures)
     if use.signature is None and SERVING not in keys and len(keys) != 1 and use.outputs:
         return None
@@ -125,7 +132,7 @@ def _by_signature(path: str, graph: Any, key: str, use: Use) -> Model:
 
     loaded = tf.saved_model.load(path, list(graph.meta_info_def.tags))
     function = loaded.signatures[key]
-    # TensorFlow 1's signatures say what they take by name alone.
+    # A signature of TensorFlow 1 has no structured inputs, only keywords.
     given = function.structured_input_signature[1] or _arguments(function)
     returned = function.structured_outputs
     inputs, outputs = sorted(given), [name for name in sorted(returned) if not use.outputs or name in use.outputs]
@@ -134,7 +141,8 @@ def _by_signature(path: str, graph: Any, key: str, use: Use) -> Model:
         tuple(tensor_of("output", name, returned[name]) for name in outputs),
     )
 
-    def apply(arrays: Sequence[Array], _owner: Any = loaded) -> list[Output]:  # its variables live as long as it does
+    # The default argument keeps ``loaded`` alive: TensorFlow frees the variables with it.
+    def apply(arrays: Sequence[Array], _owner: Any = loaded) -> list[Output]:
         tensors = {t.name: constant(a, t) for t, a in zip(signature.inputs, arrays, strict=True)}
         result = function(**tensors)
         return [fetched(dense_or_ragged(result[name])) for name in outputs]
@@ -166,7 +174,7 @@ def _by_tensors(path: str, graph: Any, signatures: Mapping[str, Any], use: Use) 
 
 
 def new_session() -> Any:
-    """Open a session on an empty graph, with as many threads as the process may use."""
+    """Open a session on an empty graph, with the process' numbers of threads."""
     import tensorflow as tf
 
     config = tf.compat.v1.ConfigProto(
@@ -178,18 +186,23 @@ def new_session() -> Any:
 
 
 def graph_model(session: Any, aliases: Mapping[str, Mapping[str, str]], use: Use, told: str) -> Model:
-    """Return a graph as a function of arrays, from and to tensors that are named in ``use``.
+    """Return a graph of TensorFlow 1 as a function of arrays.
 
     Parameters
     ----------
     session : tf.compat.v1.Session
-        Its variables have their values.
+        Session of the graph. Its variables must have their values.
     aliases : mapping
-        Other names of tensors: under ``inputs`` and ``outputs``.
+        Other names of tensors, in two mappings under ``inputs`` and ``outputs``.
     use : Use
-        The names; inputs that are not named are the placeholders.
+        Names of the inputs and outputs. Without inputs, all placeholders are inputs.
     told : str
-        What an error adds about the model.
+        Description of the model at the end of an error message.
+
+    Raises
+    ------
+    ModelUnusable
+        If no output is named, a tensor does not exist, or the outputs need a placeholder that is no input.
     """
     graph = session.graph
     names = use.inputs or tuple(op.name for op in graph.get_operations() if op.type == "Placeholder")
@@ -227,7 +240,7 @@ def _find(graph: Any, name: str, aliases: Mapping[str, str], told: str) -> Any:
 
 
 def _unfed(given: Sequence[Any], returned: Sequence[Any]) -> list[str]:
-    """Return the placeholders that the outputs need beside what is given."""
+    """Return the names of the placeholders that the outputs need and that are not among ``given``."""
     fed, seen, waiting = {tensor.name for tensor in given}, set(), list(returned)
     unfed = set()
     while waiting:

@@ -1,11 +1,11 @@
-"""Rows through a model, on the executors: what Spark runs.
+"""Spark tasks that apply a model to rows.
 
 ::
 
-    LookTask     one task, before there is a DataFrame: what does the model take and give?
-    ScoreTask    every partition: batches of batch_size rows, whatever the size in which Spark hands them over
-      .outputs     as an Arrow UDF: Spark sends the inputs alone, and keeps the other columns itself
-      __call__     as mapInArrow, where Spark has no Arrow UDFs: all columns travel to and fro
+    LookTask     one task before the DataFrame exists: load the model and return its signature
+    ScoreTask    one task per partition: apply the model to batches of batch_size rows, whatever Spark's batches are
+      .outputs     for an Arrow UDF: Spark sends only the inputs to Python
+      __call__     for mapInArrow, where Spark has no Arrow UDFs: Spark sends and receives all columns
 """
 
 from __future__ import annotations
@@ -34,13 +34,25 @@ Array = np.ndarray[Any, Any]
 LOOK_SCHEMA = "answer binary"
 
 _model_cache = ModelCache()
-"""This process' one model: a Spark Python worker is used by one task after another."""
+"""Cache of this process. Spark reuses a Python worker for one task after another."""
 
 
 @message
 @dataclass(frozen=True)
 class ModelLook:
-    """What a look at a model found: its signature, or why there is none, seen from which host."""
+    """Result of loading a model on an executor.
+
+    Parameters
+    ----------
+    host : str
+        Host of the executor.
+    signature : Signature or None
+        The model's signature. None: it could not be loaded.
+    problem : str
+        Why it could not be loaded.
+    absent : bool
+        Whether the reason is that no model exists there.
+    """
 
     host: str
     signature: Signature | None = None
@@ -50,12 +62,12 @@ class ModelLook:
 
 @dataclass(frozen=True)
 class LookTask:
-    """Loads a model where it will be used, and tells what it takes and gives."""
+    """Spark task that loads a model on an executor and returns its signature."""
 
     source: Source
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Give one row."""
+        """Return one row with an encoded :class:`ModelLook`. The input's rows are ignored."""
         for _ in batches:
             pass
         yield pa.RecordBatch.from_pydict({"answer": pa.array([wire.encode(self._look())], pa.binary())})
@@ -70,26 +82,26 @@ class LookTask:
 
 @dataclass(frozen=True)
 class ScoreTask:
-    """Gives a model's outputs for the rows of a partition.
+    """Spark task that applies a model to the rows of a partition.
 
     Parameters
     ----------
     source : Source
         The model.
     signature : Signature
-        What it took and gave when the driver looked.
+        The model's signature on the driver. Another signature on the executor is an error.
     feeds : tuple of Feed or None
-        One for each input, in the signature's order. None: the columns are the inputs, in order.
+        One for each input, in the signature's order. None: the columns are the inputs, in the same order.
     batch_size : int
-        Rows that the model takes at once; the last batch of a partition may have fewer.
+        Rows per call of the model. The last batch of a partition may have fewer.
     skip : bool
-        Rows with a null in an input get no output, and are left out.
+        Whether rows with a null in an input are skipped: left out by :meth:`__call__`, null in :meth:`outputs`.
     single : bool
-        As a UDF: give the only output itself, not a struct.
+        In :meth:`outputs`: return the only output itself, not a struct.
     fill : number, text or None
-        Without feeds: what stands in place of a null.
+        Without feeds: value that replaces a null.
     names : tuple of str
-        As a UDF: what the outputs are called in the struct.
+        In :meth:`outputs`: names of the struct's fields.
     """
 
     source: Source
@@ -102,16 +114,16 @@ class ScoreTask:
     names: tuple[str, ...] = ()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Append the outputs to the columns."""
+        """Return the partition's batches with the outputs appended to their columns."""
         for batch, added, there in self._scored(batches):
             rows = batch if there is None else batch.take(pa.array(there))
             columns = added if there is None else [column.take(pa.array(there)) for column in added]
-            # Spark takes columns by position, but two of one name it would mix up.
+            # Spark takes columns by position, but confuses two columns with the same name.
             fields = [pa.field(f"output {index}", column.type) for index, column in enumerate(columns)]
             yield pa.RecordBatch.from_arrays([*rows.columns, *columns], schema=pa.schema([*rows.schema, *fields]))
 
     def outputs(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        """Give the outputs alone, for each row: a struct, or the only one itself."""
+        """Return only the outputs: for each row a struct, or the only output itself."""
         for batch, added, there in self._scored(_as_batches(batches)):
             if self.single:
                 yield added[0]
@@ -128,7 +140,7 @@ class ScoreTask:
     def _scored(
         self, batches: Iterator[pa.RecordBatch]
     ) -> Iterator[tuple[pa.RecordBatch, list[pa.Array], Array | None]]:
-        """Give each batch with its outputs, and which of its rows have some; None: all."""
+        """Yield each batch, its outputs (null for skipped rows), and the indices of its other rows (None: all)."""
         model: Model | None = None
         where = Where(partition_id())
         for batch in rebatched(batches, self.batch_size):
@@ -140,7 +152,7 @@ class ScoreTask:
                 yield batch, [pa.nulls(batch.num_rows, arrow_type(t)) for t in self.signature.outputs], there
             else:
                 here = Where(where.partition, where.start, there)
-                arrays = [feed.array(rows, here) for feed in feeds]  # a bad row is told of before TensorFlow starts
+                arrays = [feed.array(rows, here) for feed in feeds]  # before the model, so that bad rows fail fast
                 model = model or take_model(self.source, self.signature)
                 added = self._columns(model.apply(arrays), len(arrays[0]) if arrays else batch.num_rows)
                 yield batch, added if there is None else _spread(added, there, batch.num_rows), there
@@ -173,12 +185,12 @@ class ScoreTask:
 
 
 def take_model(source: Source, signature: Signature) -> Model:
-    """Return this process' model, loaded if it is another one.
+    """Return a model from this process' cache, where it is loaded if it is another one.
 
     Raises
     ------
     FeedFailed
-        If it cannot be loaded, or is not what it was.
+        If it cannot be loaded, or its signature is not ``signature``.
     """
     try:
         model = _model_cache.take(source, Share.of_task())
@@ -190,7 +202,7 @@ def take_model(source: Source, signature: Signature) -> Model:
 
 
 def partition_id() -> int:
-    """Return the number of the partition that this task works on."""
+    """Return the number of the current task's partition; 0 outside a task."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -199,14 +211,14 @@ def partition_id() -> int:
 
 def _as_batches(batches: Iterator[Any]) -> Iterator[pa.RecordBatch]:
     for given in batches:
-        columns = given if isinstance(given, tuple) else (given,)  # Spark gives the only one itself
+        columns = given if isinstance(given, tuple) else (given,)  # Spark passes a single argument without a tuple
         if not columns:
             raise FeedFailed("the model needs arguments: name the columns, as in name(column)")
         yield pa.RecordBatch.from_arrays(list(columns), names=[f"c{index}" for index in range(len(columns))])
 
 
 def _spread(columns: Sequence[pa.Array], there: Array, rows: int) -> list[pa.Array]:
-    """Give each row its own value again, and null to those that were left out."""
+    """Return columns of ``rows`` entries: the given ones at the indices ``there``, null elsewhere."""
     places = np.zeros(rows, np.int64)
     missing = np.ones(rows, bool)
     places[there] = np.arange(len(there))
@@ -216,7 +228,7 @@ def _spread(columns: Sequence[pa.Array], there: Array, rows: int) -> list[pa.Arr
 
 
 def rebatched(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
-    """Cut a stream of batches into batches of ``size`` rows, the last perhaps smaller; only seams are copied."""
+    """Yield batches of ``size`` rows; the last may be smaller. Only batches made of several given ones are copied."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
