@@ -1,12 +1,14 @@
-"""TFRecord files on the executors: rows as Arrow record batches, records as bytes, and nothing of TensorFlow.
+"""Read and write TFRecord files on the executors, without TensorFlow.
+
+Rows are Arrow record batches. Records are bytes.
 
 ::
 
-    RecordBatch ── encode ──▶ records ── framing ──▶ bytes ── writing ──▶ a file beside, renamed when all are written
+    RecordBatch ── encode ──▶ records ── framing ──▶ bytes ── writing ──▶ temporary files, renamed when all are written
     RecordBatch ◀── decode ── spans of a block ◀── framing ── bytes ◀── reading ── a file, block by block
 
-The work is by column: what a batch costs in Python does not grow with its rows, but for one call of CRC-32C a record.
+Each column is processed as a whole. The only Python loop over records computes their CRC-32C.
 
-``fields`` names the types, ``spans`` has the steps of reading protobuf from many records at once, ``canonical`` gives
-what the fast way does not know to protobuf itself, ``files`` knows paths, ``source`` is Spark 4's data source.
+``fields`` defines the types. ``spans`` reads protobuf fields from many records at once, and ``canonical`` passes
+records of unusual form to protobuf itself. ``files`` lists and opens paths. ``source`` is Spark 4's data source.
 """

@@ -1,7 +1,7 @@
-"""Bring unusual records into the usual form with protobuf, or refuse them.
+"""Rewrite records of unusual form with protobuf, or report that they are invalid.
 
-Protobuf allows much that hardly any writer does: numbers one by one instead of packed, a list in several parts, a key
-twice, a value before its key, unknown fields. Protobuf itself reads such a record, and writes it again.
+Protobuf allows forms that few writers use: unpacked numbers, a list in several parts, a duplicate key, a value before
+its key, unknown fields. Such a record is parsed and serialized again by protobuf, for the fast parser.
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ _ENTRIES = {"Features": ("FeatureEntry", "Feature"), "FeatureLists": ("FeatureLi
 
 
 class NotThatMessage(Exception):
-    """The bytes hold another message than asked, or none."""
+    """The bytes are not a message of the requested type."""
 
 
 def canonical(record: bytes, record_type: RecordType) -> bytes:
-    """Return the same message in the form of a plain writer.
+    """Return the same message serialized in the form that the fast parser reads.
+
+    Numbers are packed, keys are sorted and unique, and nested unknown fields are removed.
 
     Raises
     ------
     NotThatMessage
-        If the bytes are no such message.
+        If the bytes are not a message of this type, or have an unknown field at the top level.
     """
     from google.protobuf.message import DecodeError
     from google.protobuf.unknown_fields import UnknownFieldSet
@@ -65,7 +67,10 @@ def canonical(record: bytes, record_type: RecordType) -> bytes:
 
 @functools.lru_cache(maxsize=1)
 def _classes() -> dict[str, Any]:
-    """Make the classes, in a pool of their own: TensorFlow's have the same names, and may be loaded or not."""
+    """Return the message classes by name.
+
+    They are defined in a separate descriptor pool, because TensorFlow may register messages of the same names.
+    """
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     file = descriptor_pb2.FileDescriptorProto(name="tfos_nb/example.proto", package="tfos_nb", syntax="proto3")

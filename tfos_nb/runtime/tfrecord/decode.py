@@ -1,4 +1,4 @@
-"""Features become columns: of the type that the schema declares, null where a record has no such feature."""
+"""Convert parsed features to Arrow columns of the declared types, with null for a missing feature."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _ADVICE = {Kind.INT: "bigint", Kind.FLOAT: "float", Kind.BYTES: "string or binar
 
 
 def columns(parsed: Parsed, fields: Sequence[Field]) -> pa.RecordBatch:
-    """Make a batch of the features of some records; a bad record is a row of nulls.
+    """Return the features of records as a batch. A bad record becomes a row of nulls.
 
     Raises
     ------
     RecordError
-        If a record's feature does not fit what the schema declares; it knows the row.
+        If a feature does not fit the declared type. Its ``row`` is the number of the record.
     """
     arrays = []
     for field in fields:
@@ -46,7 +46,13 @@ def _column(field: Field, lists: tuple[Lists, ...], rows: int) -> pa.Array:
 
 
 def _single(field: Field, lists: Lists) -> Lists:
-    """Leave out empty lists, which are as good as missing where one value is declared."""
+    """Check that no list has more than one value, and drop empty lists, which become nulls.
+
+    Raises
+    ------
+    RecordError
+        If a list has several values.
+    """
     several = np.flatnonzero(lists.counts > 1)
     if several.size:
         first = int(several[0])
@@ -69,13 +75,19 @@ def _nested(field: Field, nested: Nested | None, rows: int) -> pa.Array:
         arrays = pa.array([[]] * count, pa.list_(ELEMENTS[field.element][1]))
     else:
         arrays = _arrays(field, mine, owners[mine.rows])
-        if len(mine.rows) < count:  # a feature without a list is an empty one
+        if len(mine.rows) < count:  # a Feature without a list counts as an empty list
             arrays = _placed(arrays, mine.rows, count).fill_null(pa.scalar([], arrays.type))
     return _placed(_lists(nested.counts, arrays), nested.rows, rows)
 
 
 def _of_kind(field: Field, lists: tuple[Lists, ...], owners: Ints | None = None) -> Lists | None:
-    """Return the features that are of the declared kind, and refuse the others."""
+    """Return the features of the declared kind; None if there are none.
+
+    Raises
+    ------
+    RecordError
+        If a feature is of another kind.
+    """
     for one in lists:
         if one.kind is not field.kind:
             row = one.rows[0] if owners is None else owners[one.rows[0]]
@@ -107,7 +119,7 @@ def _lists(counts: Ints, values: pa.Array) -> pa.Array:
 
 
 def _placed(values: pa.Array, places: Ints, rows: int) -> pa.Array:
-    """Put each value into its row, and null into the others."""
+    """Return an array of ``rows`` entries with the values at their places, and null elsewhere."""
     if len(places) == rows:
         return values
     source = np.full(rows, -1, dtype=np.int64)
@@ -116,7 +128,7 @@ def _placed(values: pa.Array, places: Ints, rows: int) -> pa.Array:
 
 
 def _cast(field: Field, lists: Lists, owners: Ints) -> pa.Array:
-    """Return values as Arrow's type of the column; ``owners`` has the row of each."""
+    """Return values with the column's Arrow type. ``owners`` has the row of each value, for errors."""
     kind = ELEMENTS[field.element][1]
     values: Any = lists.values
     if lists.kind is Kind.BYTES:

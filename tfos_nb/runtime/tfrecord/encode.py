@@ -1,7 +1,7 @@
-"""Rows become records: each column of a batch as its bytes in every record at once, and all columns joined by Arrow.
+"""Encode rows as records: the bytes of each column for all rows at once, and then all columns joined by Arrow.
 
-What comes before a value in a record (tags, lengths, the column's name) depends on the value's length alone. So it is
-made once for each length that a batch has, and a column of equal lengths costs a constant and a copy.
+The bytes before a value in a record (tags, lengths, the column's name) depend only on the value's length. So this
+prefix is computed once for each length in a batch. If all values of a column have one length, it is a constant.
 
 The messages are those of tensorflow/core/example/example.proto and feature.proto.
 """
@@ -25,30 +25,30 @@ __all__ = ["encode"]
 
 _ENTRY, _VALUE, _ELEMENT = 0x0A, 0x12, 0x0A
 _FEATURES, _CONTEXT, _LISTS = 0x0A, 0x0A, 0x12
-_COUNTED = 4096  # lengths below it are counted in a table; longer ones are sorted
+_COUNTED = 4096  # below this length, distinct lengths are found by counting; otherwise by sorting
 
 
 def encode(batch: pa.RecordBatch, fields: Sequence[Field], record_type: RecordType = RecordType.EXAMPLE) -> pa.Array:
-    """Encode a batch.
+    """Encode a batch. A null value is left out of its record.
 
     Parameters
     ----------
     batch : pyarrow.RecordBatch
-        The rows; its columns in the order of ``fields``.
+        The rows, with the columns in the order of ``fields``.
     fields : sequence of Field
-        What each column is.
+        Types of the columns.
     record_type : RecordType
-        The message that each record is to hold.
+        Message in which each row is encoded.
 
     Returns
     -------
     pyarrow.Array
-        One message a row, ``large_binary``.
+        One message per row, of type ``large_binary``.
 
     Raises
     ------
     RecordError
-        For a null inside an array, an array of another length than asked, or a number that no float32 holds.
+        For a null inside an array, an array that does not have the declared length, or a number beyond float32.
     """
     rows = batch.num_rows
     context = _message(rows, [p for f, c in _pairs(batch, fields) if f.depth < 2 for p in _column(f, c)])
@@ -74,7 +74,7 @@ def _message(rows: int, pieces: list[Any]) -> pa.Array:
 
 
 def _joined(rows: int, pieces: list[Any]) -> pa.Array:
-    """Put pieces (arrays, or what is the same in every row) together, row by row."""
+    """Concatenate pieces row by row. A piece is an array, or a scalar that is the same in every row."""
     if not rows:
         return pa.array([], pa.large_binary())
     if all(isinstance(piece, pa.Scalar) for piece in pieces):
@@ -96,7 +96,7 @@ def _varint(number: int) -> bytes:
 
 
 def _wrapped(tags: tuple[int, ...], length: int) -> bytes:
-    """Return what stands before ``length`` bytes that are inside of fields ``tags``, the innermost first."""
+    """Return the prefix of ``length`` bytes that are nested in fields with these tags, the innermost first."""
     before = b""
     for tag in tags:
         before = bytes([tag]) + _varint(length + len(before)) + before
@@ -104,14 +104,14 @@ def _wrapped(tags: tuple[int, ...], length: int) -> bytes:
 
 
 def _entry(name: bytes, tags: tuple[int, ...], length: int) -> bytes:
-    """Return what stands before the value of a map's entry whose key is ``name``."""
+    """Return the prefix of ``length`` bytes that are the value of a map's entry with the key ``name``."""
     value = _wrapped((*tags, _VALUE), length)
     key = bytes([_ELEMENT]) + _varint(len(name)) + name
     return bytes([_ENTRY]) + _varint(len(key) + len(value) + length) + key + value
 
 
 def _prefixes(lengths: Ints, valid: np.ndarray[Any, Any] | None, prefix: Callable[[int], bytes]) -> Any:
-    """Return ``prefix`` of each row's length, and nothing for a null; a scalar where all rows have the same."""
+    """Return the prefix for each row's length, empty for a null; a scalar if all rows have the same length."""
     if valid is None and len(lengths) and (lengths == lengths[0]).all():
         return pa.scalar(prefix(int(lengths[0])), pa.large_binary())
     if len(lengths) and int(lengths.max()) < _COUNTED:
@@ -133,7 +133,7 @@ def _prefixes(lengths: Ints, valid: np.ndarray[Any, Any] | None, prefix: Callabl
 
 @dataclass(frozen=True)
 class _Values:
-    """The values of some rows, one after the other: how many each row has, and which rows have any (None: all)."""
+    """Values of all rows in one array, the number of values of each row, and which rows are not null (None: all)."""
 
     counts: Ints
     values: pa.Array
@@ -145,7 +145,7 @@ class _Values:
 
 
 def _column(field: Field, column: pa.Array) -> list[Any]:
-    """Return the pieces that a column puts into every record."""
+    """Return the prefix and the data that a column adds to each record."""
     name = field.name.encode()
     rows = _rows(column, field.depth > 0)
     _refuse_length(field, rows)
@@ -158,7 +158,7 @@ def _column(field: Field, column: pa.Array) -> list[Any]:
 
 
 def _features(field: Field, arrays: pa.Array) -> pa.Array:
-    """Return each of some arrays as a Feature in a FeatureList."""
+    """Return each array, encoded as a Feature of a FeatureList."""
     if arrays.null_count:
         raise RecordError(
             f"column {field.name!r} holds a null inside an array, and a record has no place for one: "
@@ -175,7 +175,7 @@ def _in_list(tags: tuple[int, ...], length: int) -> bytes:
 
 
 def _heads(field: Field, data: pa.Array, valid: Any, around: Callable[[tuple[int, ...], int], bytes]) -> Any:
-    """Return what stands before each row's values; ``around`` wraps what is in the Feature."""
+    """Return the prefix of each row's values. ``around(tags, length)`` makes the prefix around the Feature."""
     lone = field.kind is Kind.BYTES and not field.depth
     tag = _tag(field.kind)
 
@@ -216,7 +216,13 @@ def _refuse_length(field: Field, rows: _Values) -> None:
 
 
 def _data(field: Field, rows: _Values) -> pa.Array:
-    """Return each row's values as the bytes that stand in its list."""
+    """Return the content of each row's BytesList, FloatList or Int64List, without its prefix.
+
+    Raises
+    ------
+    RecordError
+        For a null inside an array, or a number beyond float32.
+    """
     values = rows.values
     if values.null_count:
         raise RecordError(
@@ -257,7 +263,7 @@ def _floats(field: Field, values: pa.Array) -> np.ndarray[Any, Any]:
 
 
 def _packed(values: pa.Array) -> tuple[np.ndarray[Any, Any], Ints]:
-    """Return whole numbers and booleans as varints, and where each ends."""
+    """Return integers or booleans as concatenated varints, and the end of each."""
     numbers = values.to_numpy(zero_copy_only=False)
     if numbers.dtype == np.bool_:
         return numbers.astype(np.uint8), np.arange(1, len(numbers) + 1)

@@ -1,4 +1,4 @@
-"""Types of a column in a record: the list of a Feature that contains it, and its types in Arrow and Spark."""
+"""Types of a record's columns: the list of a Feature that stores the values, and the types in Arrow and Spark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 
 
 class Kind(enum.IntEnum):
-    """Which list of a Feature is set; the value is its number in ``feature.proto``."""
+    """List of a Feature. Each value is the list's field number in ``feature.proto``."""
 
     BYTES = 1
     FLOAT = 2
@@ -31,26 +31,26 @@ class Kind(enum.IntEnum):
 
     @property
     def told(self) -> str:
-        """What a person calls it."""
+        """Name of the type in messages."""
         return {Kind.BYTES: "bytes", Kind.FLOAT: "float", Kind.INT: "int64"}[self]
 
 
 class RecordType(str, enum.Enum):
-    """The message that a record holds."""
+    """Protobuf message in which a record is encoded."""
 
     EXAMPLE = "Example"
     SEQUENCE_EXAMPLE = "SequenceExample"
 
 
 class RecordError(Exception):
-    """A record that cannot be read or written.
+    """A record cannot be read or written.
 
     Attributes
     ----------
     row : int or None
-        Which of the rows in hand it is.
+        Index of the record in its batch, if it is known.
     corrupt : bool
-        Whether the bytes are at fault: such a record can be skipped. Otherwise the schema does not fit them.
+        Whether the record is damaged, so that it can be skipped. False: it does not fit the schema.
     """
 
     def __init__(self, message: str, row: int | None = None, *, corrupt: bool = False) -> None:
@@ -77,28 +77,28 @@ ELEMENTS: dict[str, tuple[Kind, pa.DataType]] = {
     "string": (Kind.BYTES, pa.string()),
     "binary": (Kind.BYTES, pa.binary()),
 }
-"""Spark's name of each type that a record can hold: the list that holds it, and Arrow's type."""
+"""List and Arrow type for each type that a record can store, by the type's name in Spark SQL."""
 
 DIRECTORIES: dict[str, pa.DataType] = {**{name: kind for name, (_, kind) in ELEMENTS.items()}, "date": pa.date32()}
-"""Spark's name of each type that the value in a directory's name can be read as, and Arrow's."""
+"""Arrow type for each type that a partition column can have, by the type's name in Spark SQL."""
 
 FLOAT, INT, STRINGS = "float", "bigint", "string"
 
 
 @dataclass(frozen=True)
 class Field:
-    """One column.
+    """Column of a DataFrame that is stored as a feature.
 
     Parameters
     ----------
     name : str
-        Its name, and the feature's.
+        Name of the column and of the feature.
     element : str
-        Spark's name of the type of one value; a key of :data:`ELEMENTS`.
+        Type of one value, a key of :data:`ELEMENTS`.
     depth : int
-        0: one value a row; 1: an array; 2: an array of arrays, which only a SequenceExample holds.
+        0: one value per row. 1: an array. 2: an array of arrays, which only a SequenceExample can store.
     length : int or None
-        How many values each array has to have, if that is asked.
+        Length that each innermost array must have. None: any.
     """
 
     name: str
@@ -108,12 +108,12 @@ class Field:
 
     @property
     def kind(self) -> Kind:
-        """The list of the Feature that holds it."""
+        """List of the Feature that stores the values."""
         return ELEMENTS[self.element][0]
 
     @property
     def arrow(self) -> pa.DataType:
-        """Arrow's type of the column."""
+        """Arrow type of the column."""
         kind = ELEMENTS[self.element][1]
         for _ in range(self.depth):
             kind = pa.list_(kind)
@@ -121,10 +121,10 @@ class Field:
 
     @property
     def told(self) -> str:
-        """Spark's name of the column's type."""
+        """Type of the column as written in Spark SQL, as in ``array<float>``."""
         return "array<" * self.depth + self.element + ">" * self.depth
 
 
 def arrow_schema(fields: tuple[Field, ...]) -> pa.Schema:
-    """Return the Arrow schema of some columns."""
+    """Return the Arrow schema of columns."""
     return pa.schema([pa.field(field.name, field.arrow) for field in fields])

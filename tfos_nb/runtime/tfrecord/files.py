@@ -1,7 +1,7 @@
-"""Paths: list files, find their partition values, and open them.
+"""List TFRecord files, find their partition values, and open them.
 
-A path is a local one or a URL that fsspec knows. Names that begin with ``_`` or ``.`` are markers and unfinished files,
-as in Spark. A directory ``column=value`` gives its files the value of a partition column.
+A path is local, or a URL of a scheme that fsspec supports. As in Spark, files and directories whose names begin with
+``_`` or ``.`` are ignored, and a directory ``column=value`` gives its files a value of a partition column.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ __all__ = [
 SUCCESS = "_SUCCESS"
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _GLOB = re.compile(r"[*?\[]")
-# What Spark and Hive escape in the name of a partition's directory.
+# The characters that Spark and Hive escape in the name of a partition's directory.
 _ESCAPED = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
-_AUTOMATIC = 32 | zlib.MAX_WBITS  # zlib's own word for: gzip or zlib, whichever it is
+_AUTOMATIC = 32 | zlib.MAX_WBITS  # zlib's code for "detect gzip or zlib"
 _PIECE = 1 << 20
-# How a file on an executor is opened, or one that Spark itself has read.
+# Opens a file by its URL, for reading and decompressed.
 Opener = Callable[[str], BinaryIO]
 
 
 class NoFileSystem(Exception):
-    """Nothing in Python reads such URLs here."""
+    """fsspec does not support such URLs here."""
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of records.
+    """File of records.
 
     Parameters
     ----------
     url : str
-        Its whole path, or its URL.
+        Absolute path or URL.
     size : int
-        Its bytes.
+        Size in bytes, compressed.
     partition : tuple of (str, str or None)
-        The partition columns and their values, from the names of its directories.
+        Partition columns and their values, from the names of its directories.
     """
 
     url: str
@@ -61,12 +61,17 @@ class DataFile:
 
 
 def absolute(path: Any) -> str:
-    """Return a path as every process finds it: URLs as they are, ``file:`` and relative paths from the root.
+    """Return an absolute path or a URL. ``file:`` URLs become paths, and ``~`` is expanded.
 
     Raises
     ------
     PlanError
-        If it is no path.
+        If ``path`` is empty, or neither a string nor ``os.PathLike``.
+
+    Examples
+    --------
+    >>> absolute("file:/data/a%20b"), absolute("s3://bucket/records/")
+    ('/data/a b', 's3://bucket/records')
     """
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise PlanError(f"path must be a path or a URL, got a {type(path).__name__}, {path!r}")
@@ -79,12 +84,12 @@ def absolute(path: Any) -> str:
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system of a URL, and the path in it.
+    """Return fsspec's file system for a URL, and the path in it.
 
     Raises
     ------
     NoFileSystem
-        If fsspec has none here; the message says why.
+        If fsspec cannot open such URLs here. The message says why.
     """
     try:
         return remote.file_system(url)
@@ -93,19 +98,21 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def plain(url: str) -> str:
-    """Return a URL without what may be secret in it."""
+    """Return a URL without user name and password, for messages."""
     return without_password(url, instead="")
 
 
 def found(url: str) -> list[DataFile]:
-    """List the files of records at a path: the file itself, all in a directory, or what a pattern matches.
+    """Return the files of records at a path: the file itself, all in a directory, or those that a pattern matches.
+
+    Empty files are left out.
 
     Raises
     ------
     PlanError
-        If nothing is there.
+        If nothing exists at the path.
     NoFileSystem
-        If fsspec does not know such URLs.
+        If fsspec does not support such URLs.
     """
     fs, root = file_system(url)
     roots = [root]
@@ -124,7 +131,7 @@ def _under(fs: Any, root: str) -> list[DataFile]:
     for path in sorted(listed):
         inside = posixpath.relpath(path, root).split("/") if path != root else []
         size = listed[path].get("size")
-        size = int(fs.size(path) if size is None else size)  # fsspec finds a file itself without its size
+        size = int(fs.size(path) if size is None else size)  # fs.find() of a single file may lack its size
         if size and not any(map(_is_hidden, inside)):
             files.append(DataFile(_url(fs, path), size, partitions_of(inside[:-1])))
     return files
@@ -139,7 +146,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def partitions_of(directories: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
-    """Return the partition columns that the names of directories tell."""
+    """Return the partition columns and values from the names of directories, the outermost first."""
     pairs = [name.partition("=") for name in directories]
     values = [(unquote(name), unquote(value)) for name, sign, value in pairs if sign and name]
     return tuple((name, None if value == NULL_PARTITION else value) for name, value in values)
@@ -155,16 +162,17 @@ def _escaped(text: str) -> str:
 
 
 def open_file(url: str) -> BinaryIO:
-    """Open a file to read it; one that is compressed gives what is in it.
+    """Open a file for reading, decompressed if necessary.
 
-    A name tells nothing: the first bytes do, since every record's head has a checksum.
+    Compression is detected by the first bytes and not by the name. A plain file is recognized with certainty, because
+    the header of a record has a checksum.
     """
     fs, path = file_system(url)
     return inflated(fs.open(path, "rb"))
 
 
 def inflated(file: Any) -> BinaryIO:
-    """Return a file that gives what is in a compressed one; a plain one as it is."""
+    """Return a decompressing file if a file is gzip or zlib, else the file itself."""
     head = file.read(HEAD)
     file.seek(0)
     gzip = head[:3] == b"\x1f\x8b\x08"
@@ -175,7 +183,7 @@ def inflated(file: Any) -> BinaryIO:
 
 
 class Inflated:
-    """What is in a gzip or zlib file, of one member or several; the end of it where it is damaged.
+    """Decompressed content of a gzip or zlib file, with one or several members. It ends where the file is damaged.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""The frame of a TFRecord: length, its checksum, the record, its checksum.
+"""Add and read the frames of TFRecords: length, its checksum, the record, its checksum.
 
 ::
 
@@ -7,7 +7,8 @@
     byte    record[length]
     uint32  masked CRC-32C of the record
 
-All little-endian; a mask rotates the CRC by 15 bits and adds a constant (tensorflow/core/lib/io/record_writer.h).
+All numbers are little-endian. Masking rotates the CRC right by 15 bits and adds 0xa282ead8
+(tensorflow/core/lib/io/record_writer.h, tensorflow/core/lib/hash/crc32c.h).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _crc_at = struct.Struct("<I").unpack_from
 _crc = google_crc32c.value
 
 PAD = bytes(16)
-"""What has to follow a block's bytes, so that a number that is cut off is read as zeros and not beyond the end."""
+"""Padding after a block's bytes, so that reading a number that is cut off does not read beyond the end."""
 
 EMPTY = pa.scalar(b"", pa.large_binary())
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -40,7 +41,15 @@ Crcs = np.ndarray[Any, np.dtype[np.uint32]]
 
 
 def large_binary(offsets: Ints, data: Any) -> pa.Array:
-    """View a buffer as an array of bytes that lie one after the other, without a copy."""
+    """Return a buffer of concatenated byte strings as an Arrow array, without a copy.
+
+    Parameters
+    ----------
+    offsets : numpy.ndarray
+        Start of each string in bytes, and the end of the last.
+    data : pyarrow.Buffer or buffer
+        The bytes.
+    """
     buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
     offsets = np.ascontiguousarray(offsets, dtype=np.int64)
     return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), buffer])
@@ -53,7 +62,7 @@ def _masked(crcs: Crcs) -> Crcs:
 
 
 def _of_lengths(lengths: Ints) -> Crcs:
-    """Return the masked checksum of each length; equal lengths are reckoned once."""
+    """Return the masked checksum of each length, computed once for equal lengths."""
     known, place = np.unique(lengths, return_inverse=True)
     raw = known.astype("<u8").tobytes()
     crcs = [_crc(raw[at : at + 8]) for at in range(0, len(raw), 8)]
@@ -61,7 +70,7 @@ def _of_lengths(lengths: Ints) -> Crcs:
 
 
 def frame(records: pa.Array) -> pa.Buffer:
-    """Return records (``large_binary``, none null) as the bytes of a file.
+    """Return records (``large_binary`` without nulls) as framed bytes, the content of a file.
 
     Examples
     --------
@@ -79,7 +88,7 @@ def frame(records: pa.Array) -> pa.Buffer:
     lengths = np.diff(offsets)
     head[:, :8] = lengths.astype("<u8").view(np.uint8).reshape(rows, 8)
     head[:, 8:] = _of_lengths(lengths).astype("<u4").view(np.uint8).reshape(rows, 4)
-    # The library takes bytes alone, and one piece at a time: the only loop over records.
+    # google_crc32c takes one bytes object per call, so this is the only loop over records.
     crcs = np.array([_crc(raw[start:end]) for start, end in itertools.pairwise(bounds)], dtype=np.uint32)
     foot = _masked(crcs).astype("<u4")
     framed = pc.binary_join_element_wise(
@@ -95,20 +104,20 @@ def _bytes_of(array: pa.Array) -> pa.Buffer:
 
 @dataclass(frozen=True)
 class Scan:
-    """The records of a block.
+    """Positions of the records in a block, in bytes.
 
     Attributes
     ----------
     starts, ends : numpy.ndarray
-        Where each whole record's message begins and ends, those with a wrong checksum too.
+        Start and end of the message of each complete record, including those with a wrong checksum.
     good : numpy.ndarray
-        Whether each record's checksum is right.
+        Whether the checksum of each message is right.
     consumed : int
-        Where the first record begins that is not whole.
+        Start of the first incomplete record, with its header.
     wanted : int
-        How many bytes from there on it needs, as far as its head tells.
+        Size of the incomplete record with its frame; the size of a header if its length is not known.
     broken : str
-        Why nothing after ``consumed`` can be read; empty if all is well so far.
+        Why nothing after ``consumed`` can be read; empty if it can.
     """
 
     starts: Ints
@@ -120,7 +129,10 @@ class Scan:
 
 
 def scan(data: bytes, size: int) -> Scan:
-    """Find the records in the first ``size`` bytes of a block that begins with one."""
+    """Return the records in the first ``size`` bytes of a block, which must begin with a record.
+
+    ``data`` must have :data:`PAD` after these bytes.
+    """
     starts: list[int] = []
     at, wanted = 0, HEAD
     while at + HEAD <= size:
@@ -135,7 +147,7 @@ def scan(data: bytes, size: int) -> Scan:
     lengths = np.diff(heads) - _OVERHEAD
     told = _words(data, heads[:-1] + 8)
     wrong = np.flatnonzero(told != _of_lengths(lengths))
-    if wrong.size:  # what came after it was found with a wrong length
+    if wrong.size:  # the following records were found by a wrong length
         first = int(wrong[0])
         return _checked(data, heads[: first + 1], "the checksum of a record's length is wrong")
     if at + HEAD <= size and not is_framed(data[at : at + HEAD]):
@@ -159,7 +171,7 @@ def _words(data: bytes, places: Ints) -> Crcs:
 
 
 def is_framed(head: bytes) -> bool:
-    """Whether some bytes begin with the head of a record."""
+    """Return whether bytes begin with a record's header: a length and its checksum."""
     if len(head) < HEAD:
         return False
     crcs = np.array([_crc(bytes(head[:8]))], dtype=np.uint32)

@@ -1,4 +1,4 @@
-"""A look at some records of some files: the schema that they have, or whether they have the one that is declared."""
+"""Sample records of a few files, to infer their schema or to check a declared one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,19 @@ _INT32 = 2**31
 
 @dataclass
 class Seen:
-    """What was seen of one column: each kind with the place where it was first met."""
+    """What the sampled records show of one column.
+
+    Attributes
+    ----------
+    kinds : dict of Kind to str
+        Each kind of values, with the file and byte where it was first found.
+    nested : set of bool
+        True for a feature list, False for a feature of the context; both if the records differ.
+    one_each : bool
+        Whether every feature has exactly one value.
+    text : bool
+        Whether all bytes are UTF-8.
+    """
 
     kinds: dict[Kind, str]
     nested: set[bool]
@@ -37,19 +49,19 @@ class Seen:
 
     @property
     def depth(self) -> int:
-        """How deep its values lie."""
+        """Depth of the column: 0 one value, 1 array, 2 array of arrays."""
         return 2 if True in self.nested else int(not self.one_each)
 
 
 class Look:
-    """What the records of a sample hold.
+    """Columns of the sampled records.
 
     Attributes
     ----------
     columns : dict of str to Seen
-        What was seen, by name.
+        By name.
     records, files : int
-        How many were looked at.
+        Number of sampled records and files.
     """
 
     def __init__(self) -> None:
@@ -57,7 +69,7 @@ class Look:
         self.records = self.files = 0
 
     def add(self, file: DataFile, block: Block, parsed: Parsed, heads: Any) -> None:
-        """Take a block's records in."""
+        """Add the records of a block. ``heads`` has the position of each in the file, in bytes."""
         self.records += parsed.rows
 
         def place(row: int) -> str:
@@ -84,12 +96,18 @@ class Look:
             self._see(name, one, place(int(owners[one.rows[0]])), nested=True)
 
     def infer(self, binary: Iterable[str] = ()) -> tuple[Field, ...]:
-        """Return the columns that the records have, sorted by name.
+        """Return the fields of the records, sorted by name.
+
+        Parameters
+        ----------
+        binary : iterable of str
+            Columns of bytes that become ``binary``, even if the sampled ones are UTF-8.
 
         Raises
         ------
         PlanError
-            Naming every column that is not of one kind, with the places.
+            If a column has values of several kinds; all such columns are named. Also if a column in ``binary`` does
+            not exist, or does not have bytes.
         """
         binary = set(binary)
         for name in sorted(binary - set(self.columns)):
@@ -110,12 +128,12 @@ class Look:
         return Field(name, {Kind.FLOAT: FLOAT, Kind.INT: INT, Kind.BYTES: text}[kind], seen.depth)
 
     def check(self, fields: Sequence[Field]) -> None:
-        """Refuse declared columns that the records do not have, or have otherwise.
+        """Check that the records have the declared columns with the declared types.
 
         Raises
         ------
         PlanError
-            Naming every one of them.
+            Naming every column that is missing or has another type.
         """
         problems = [problem for field in fields if (problem := self._misfit(field))]
         if problems:
@@ -137,7 +155,7 @@ class Look:
         return f"column {field.name!r} is declared {field.told}, and is {told} in {next(iter(seen.kinds.values()))}"
 
     def has(self) -> str:
-        """Tell what the records have."""
+        """Return a sentence that lists the columns of the records and their types."""
         told = [
             f"{name} ({' or '.join(_told(kind, seen) for kind in seen.kinds) or 'empty'})"
             for name, seen in sorted(self.columns.items())
@@ -173,12 +191,12 @@ def _count(number: int, what: str) -> str:
 def look(
     files: Sequence[DataFile], opener: Opener, record_type: RecordType, sample: int, *, skip: bool = False
 ) -> Look:
-    """Look at about ``sample`` records, of at most ten files that lie evenly among all.
+    """Sample about ``sample`` records from the beginnings of at most ten files, evenly spaced among all.
 
     Raises
     ------
     PlanError
-        For a damaged record, unless such are skipped; with the file and the byte.
+        For a damaged record, unless ``skip`` is True. The message has the file and the byte.
     """
     result = Look()
     chosen = [files[number] for number in sorted(set(np.linspace(0, len(files) - 1, _FILES).astype(int).tolist()))]
@@ -219,7 +237,7 @@ def partition_types(files: Sequence[DataFile], declared: Mapping[str, str]) -> t
     Raises
     ------
     PlanError
-        If the files do not lie in directories of the same columns, or a value is not of the declared type.
+        If the files do not all have the same partition columns, or a value is not of the declared type.
     """
     layouts = {tuple(name for name, _ in file.partition): file for file in files}
     if len(layouts) > 1:

@@ -1,7 +1,7 @@
-"""Records become features: where each column's values are in a block of records, all records at once.
+"""Parse the features of all records of a block at once.
 
-A record that a plain writer would not have written takes the slow way, through
-:mod:`tfos_nb.runtime.tfrecord.canonical`, and what is no Example at all is told by row.
+Records of unusual form are first rewritten by :mod:`tfos_nb.runtime.tfrecord.canonical`, one by one. Invalid records
+are reported by row.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _SHORT = 1 << 16
 
 @dataclass(frozen=True)
 class Lists:
-    """The features of one column that are of one kind.
+    """Features of one column that have the same kind of values.
 
     Attributes
     ----------
     kind : Kind
-        Which list of the Feature is set.
+        The list that is set.
     rows : numpy.ndarray
-        In which rows, ascending.
+        The rows that have such a feature, ascending.
     counts : numpy.ndarray
-        How many values each of them has.
+        Number of values in each of these rows.
     values : numpy.ndarray or pyarrow.Array
-        The values, row after row: float32, int64, or an array of ``large_binary``.
+        Values of all these rows, concatenated: float32, int64, or an Arrow array of ``large_binary``.
     """
 
     kind: Kind
@@ -50,7 +50,7 @@ class Lists:
 
 @dataclass(frozen=True)
 class Nested:
-    """A column of feature lists: ``counts[i]`` features in row ``rows[i]``; ``inner`` has these features for rows."""
+    """Feature lists of one column: ``counts[i]`` features in row ``rows[i]``. Each is a row of ``inner``."""
 
     rows: Ints
     counts: Ints
@@ -59,18 +59,18 @@ class Nested:
 
 @dataclass(frozen=True)
 class Parsed:
-    """The features of some records.
+    """Features of records.
 
     Attributes
     ----------
     rows : int
-        How many records there are.
+        Number of records.
     features : mapping of str to tuple of Lists
-        By name, one for each kind that was met.
+        By name, one entry for each kind of values that occurs.
     lists : mapping of str to Nested
-        The feature lists of SequenceExamples, by name.
+        Feature lists of SequenceExamples, by name.
     bad : mapping of int to str
-        The rows that hold no such message, and why; they have no features here.
+        Rows that are not a valid message, and why. They have no features.
     """
 
     rows: int
@@ -82,18 +82,18 @@ class Parsed:
 def parse(
     data: bytes, starts: Ints, ends: Ints, record_type: RecordType, wanted: Collection[str] | None = None
 ) -> Parsed:
-    """Find the features of records.
+    """Return the features of records.
 
     Parameters
     ----------
     data : bytes
-        A block; behind its last record at least :data:`~tfos_nb.runtime.tfrecord.framing.PAD`.
+        A block, with at least :data:`~tfos_nb.runtime.tfrecord.framing.PAD` after its last record.
     starts, ends : numpy.ndarray
-        Where each message begins and ends, ascending.
+        Start and end of each message in ``data``, ascending.
     record_type : RecordType
-        The message that they should be.
+        Type of the messages.
     wanted : collection of str, optional
-        Only these columns. Default: all.
+        Names of the columns to return. Default: all.
     """
     parsed, odd = _Parse(data, wanted).run(starts, ends, record_type)
     if not odd.size:
@@ -108,7 +108,7 @@ def parse(
 def _mended(
     data: bytes, starts: Ints, ends: Ints, odd: Ints, record_type: RecordType
 ) -> tuple[bytes, Ints, Ints, dict[int, str]]:
-    """Return the block with its odd records brought into form; a bad one is empty."""
+    """Return the block with its odd records rewritten, and why others are bad. A bad record becomes empty."""
     messages = [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
     bad: dict[int, str] = {}
     for row in np.unique(odd).tolist():
@@ -121,7 +121,7 @@ def _mended(
 
 
 class _Parse:
-    """One pass over a block; ``odd`` gathers the rows that are not as expected."""
+    """One pass over a block. It collects the rows of unusual form in ``_odd``."""
 
     def __init__(self, data: bytes, wanted: Collection[str] | None) -> None:
         self._data = data
@@ -144,14 +144,17 @@ class _Parse:
         return Parsed(len(rows), features, lists), odd
 
     def _note(self, rows: Ints, good: Bools) -> bool:
-        """Remember the rows that are not good; whether all are."""
+        """Add the rows that are not good to the odd ones. Return whether all rows are good."""
         if good.all():
             return True
         self._odd.append(rows[~good])
         return False
 
     def _part(self, starts: Ints, ends: Ints, tag: int) -> tuple[tuple[Ints, Ints], Ints]:
-        """Take a field from the front of each span, if it is there: where its content is, and what comes after it."""
+        """Return the content of a field at the beginning of each span, and the position after it.
+
+        If a span does not begin with the field, its content is empty.
+        """
         there = (self._octets[starts] == tag) & (starts < ends)
         lengths, begins = varints(self._octets, starts + 1)
         fits = there & (lengths >= 0) & (begins + lengths <= ends)
@@ -160,7 +163,7 @@ class _Parse:
         return (begins, after), after
 
     def _entries(self, starts: Ints, ends: Ints, rows: Ints) -> dict[str, Children]:
-        """Return where the values of a map are, by key."""
+        """Return the spans of the values of a map, by key."""
         entries, odd = split(self._octets, starts, ends)
         self._odd.append(rows[odd])
         if not len(entries.parents):
@@ -179,7 +182,7 @@ class _Parse:
         coded = keys.dictionary_encode()
         codes = coded.indices.to_numpy()
         if len(coded.dictionary) < _SHORT:
-            codes = codes.astype(np.uint16)  # NumPy sorts these without comparing them
+            codes = codes.astype(np.uint16)  # NumPy has a radix sort for 16-bit integers, which is faster
         order = np.argsort(codes, kind="stable")
         bounds = np.concatenate(([0], np.cumsum(np.bincount(codes))))
         found = {}
@@ -187,7 +190,7 @@ class _Parse:
             mine = order[bounds[code] : bounds[code + 1]]
             try:
                 name = key.decode()
-            except UnicodeDecodeError:  # protobuf refuses such a record
+            except UnicodeDecodeError:  # canonical() reports the record as invalid
                 self._odd.append(values.parents[mine])
                 continue
             if self._wanted is not None and name not in self._wanted:
@@ -199,10 +202,13 @@ class _Parse:
         return found
 
     def _features(self, rows: Ints, starts: Ints, ends: Ints, parents: Ints | None = None) -> tuple[Lists, ...]:
-        """Read the values of features, of which ``rows`` says in which row each is."""
+        """Return the values of features, by kind.
+
+        ``rows`` has the row of each in the result, and ``parents`` its record (default: the same).
+        """
         parents = rows if parents is None else parents
         there = starts < ends
-        if not there.all():  # a Feature without a list: as if it were missing
+        if not there.all():  # a Feature without a list counts as missing
             rows, starts, ends, parents = rows[there], starts[there], ends[there], parents[there]
         tags = self._octets[starts]
         found = []
@@ -257,7 +263,7 @@ class _Parse:
         return Lists(Kind.BYTES, rows, counts, gather(self._data, elements.starts, elements.ends))
 
     def _nested(self, entry: Children) -> Nested:
-        """Read the feature lists of one column."""
+        """Return the feature lists of one column."""
         features, odd = split(self._octets, entry.starts, entry.ends)
         self._odd.append(entry.parents[odd])
         counts = np.bincount(features.parents, minlength=len(entry.parents)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Options of a read, and the plan that follows from them for the existing files."""
+"""Check the options of a read, and plan how existing files are read with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfos_nb.runtime.tfrecord.schema import fields_of, near, record_type_of, typ
 __all__ = ["SAMPLE", "Asked", "Planned", "ask", "plan"]
 
 SAMPLE = 1000
-"""How many records are read by default to infer a schema."""
+"""Default number of records that are sampled to infer or check a schema."""
 
 _JSON = {"tinyint": "byte", "smallint": "short", "int": "integer", "bigint": "long"}
 _MODES = ("fail", "skip")
@@ -24,7 +24,7 @@ _MODES = ("fail", "skip")
 
 @dataclass(frozen=True)
 class Asked:
-    """The parameters of a read, each by itself as it should be. ``schema`` is the JSON of Spark's types."""
+    """Parameters of a read, each checked by itself. ``schema`` is ``df.schema.jsonValue()``."""
 
     schema: dict[str, Any] | None
     record_type: RecordType
@@ -37,7 +37,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Planned:
-    """How files are read, and the schema (JSON) of the DataFrame."""
+    """How files are read, and the schema of the DataFrame, as ``df.schema.jsonValue()``."""
 
     reading: Reading
     schema: dict[str, Any]
@@ -53,12 +53,12 @@ def ask(
     lengths: Any,
     sample: Any,
 ) -> Asked:
-    """Check the parameters of a read.
+    """Check the parameters of a read, without access to the files.
 
     Raises
     ------
     PlanError
-        If one is wrong.
+        If a parameter is wrong, or two contradict each other.
     """
     if mode not in _MODES:
         raise PlanError(f"mode must be 'fail' or 'skip', got {mode!r}{near(str(mode), _MODES)}")
@@ -75,12 +75,23 @@ def ask(
 
 
 def plan(asked: Asked, files: Sequence[DataFile], opener: Opener, *, tally: Any = None) -> Planned:
-    """Look at the files, and say how they are read.
+    """Sample the files and return how they are read.
+
+    Parameters
+    ----------
+    asked : Asked
+        Parameters of the read.
+    files : sequence of DataFile
+        The files.
+    opener : callable
+        Opens a file by its URL.
+    tally : Tally, optional
+        Receives the records that are skipped.
 
     Raises
     ------
     PlanError
-        If there is none, or a sample of them does not fit.
+        If a schema must be inferred and there are no records, or if the sampled records do not fit the schema.
     """
     if not files and asked.schema is None:
         raise PlanError("this path has no records to infer a schema from: declare one with schema=…")
@@ -112,7 +123,7 @@ def _fields(asked: Asked, files: Sequence[DataFile], opener: Opener, partition: 
 
 
 def _schema(reading: Reading, declared: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the DataFrame's schema: as declared, but all may be null, as with Spark's own files."""
+    """Return the DataFrame's schema: as declared, but with all columns nullable, as for Spark's own file formats."""
     known = {} if declared is None else {column["name"]: column for column in declared["fields"]}
     kinds: dict[str, Any] = {field.name: _json(field.element, field.depth) for field in reading.fields}
     kinds.update({name: _json(kind, 0) for name, kind in reading.partition})

@@ -1,8 +1,8 @@
-"""A file becomes batches: read block by block, its damage told by byte or left out and counted.
+"""Read files as Arrow batches, block by block. A damaged record is an error, or is skipped and counted.
 
 ::
 
-    ReadTask (a Spark task): its share of the files ─▶ blocks ─▶ parse ─▶ columns ─▶ RecordBatch, as the schema has it
+    ReadTask (a Spark task): its share of the files ─▶ blocks ─▶ parse ─▶ columns ─▶ RecordBatch
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 BLOCK = 4 * 1024 * 1024
-"""How many bytes of a file are taken at once: large enough for columns, small enough for a processor's cache."""
+"""Bytes of a file that are read at once: many enough for work by column, few enough for a processor's cache."""
 
 _SHARE = 128 * 1024 * 1024
 _SMALL = 4 * 1024 * 1024
@@ -43,18 +43,18 @@ _SKIP = "mode='skip' skips such records"
 
 @dataclass(frozen=True)
 class Damage:
-    """What of a file was left out.
+    """Damage that was skipped in a file. Positions are in bytes of the decompressed content.
 
     Attributes
     ----------
     records : int
-        How many records, of those that could be told apart.
+        Number of damaged records. The unreadable end of a file counts as one.
     first : int
-        The byte at which the first of them begins, in what is inside a compressed file.
+        Start of the first damaged record.
     why : str
-        What is wrong with that one.
+        What is wrong with it.
     cut : int or None
-        The byte from which on nothing could be read; None if the file was read to its end.
+        Position after which nothing could be read. None: the file was read to its end.
     """
 
     records: int
@@ -64,15 +64,27 @@ class Damage:
 
 
 class Tally(Protocol):
-    """Takes what was left out."""
+    """Receiver of the damage that was skipped, such as a Spark accumulator."""
 
     def add(self, term: dict[str, Damage]) -> Any:
-        """Add the damage of a file."""
+        """Add the damage of a file, by its URL."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some whole records of a file: ``data`` begins at the file's byte ``offset``."""
+    """Complete records of a file.
+
+    Attributes
+    ----------
+    data : bytes
+        Bytes of the file, with padding after them.
+    offset : int
+        Position of ``data`` in the file, in bytes.
+    scan : Scan
+        Positions of the records in ``data``.
+    broken : str
+        Why the file cannot be read after this block; empty if it can, or if it ends here.
+    """
 
     data: bytes
     offset: int
@@ -81,7 +93,7 @@ class Block:
 
 
 def blocks(file: BinaryIO, size: int = BLOCK) -> Iterator[Block]:
-    """Read a file of records block by block; the last one says why it is the last, if the file does not end there."""
+    """Yield the blocks of a file. If the file cannot be read to its end, ``broken`` of the last block says why."""
     rest, offset, wanted = b"", 0, size
     while True:
         chunk = file.read(max(size, wanted - len(rest)))
@@ -100,24 +112,24 @@ def blocks(file: BinaryIO, size: int = BLOCK) -> Iterator[Block]:
 
 @dataclass(frozen=True)
 class Reading:
-    """How files are read.
+    """Description of how files are read.
 
     Parameters
     ----------
     fields : tuple of Field
-        The columns that are features.
+        Columns that are features.
     record_type : RecordType
-        The message that each record holds.
+        Message in which the records are encoded.
     order : tuple of str
-        All columns as they come out: the features, ``partition`` and ``bad_column``.
+        Names of all columns in their order: features, partition columns and ``bad_column``.
     partition : tuple of (str, str)
         Partition columns and their types.
     skip : bool
-        Leave out what is damaged, instead of failing.
+        Whether damaged records are skipped. False: they are an error.
     bad_column : str
-        A column of text that tells of each damage, in a row of its own; empty: none.
+        Column of text. Each skipped record becomes a row that has only this text. Empty: no such column.
     tally : Tally or None
-        Takes what was left out.
+        Receives the damage that was skipped.
     """
 
     fields: tuple[Field, ...]
@@ -129,7 +141,7 @@ class Reading:
     tally: Any = field(default=None, repr=False)
 
     def schema(self) -> pa.Schema:
-        """Return Arrow's schema of what comes out."""
+        """Return the Arrow schema of the batches."""
         kinds = {one.name: one.arrow for one in self.fields}
         kinds.update({name: DIRECTORIES[kind] for name, kind in self.partition})
         if self.bad_column:
@@ -138,13 +150,22 @@ class Reading:
 
 
 def read_batches(reading: Reading, file: DataFile, stream: BinaryIO) -> Iterator[pa.RecordBatch]:
-    """Read a file.
+    """Yield the batches of a file.
+
+    Parameters
+    ----------
+    reading : Reading
+        How it is read.
+    file : DataFile
+        Its URL and partition values.
+    stream : file
+        Its decompressed content.
 
     Raises
     ------
     RecordError
-        For a damaged record, unless these are skipped, and for one that does not fit the schema. The message has the
-        file and the byte at which the record begins.
+        For a damaged record, unless these are skipped, and for a record that does not fit the schema. The message has
+        the file and the byte at which the record begins.
     """
     return _Reader(reading, file).batches(stream)
 
@@ -185,7 +206,7 @@ class _Reader:
         return good
 
     def _damaged(self, place: int, why: str) -> None:
-        """Count a record that is damaged, or fail."""
+        """Count a damaged record, or raise RecordError if records are not skipped."""
         if not place and "length" in why:
             why = "it is no TFRecord file"
         if not self._reading.skip:
@@ -210,14 +231,14 @@ class _Reader:
         return self._whole(arrays, rows)
 
     def _told(self) -> Iterator[pa.RecordBatch]:
-        """Yield a row for each damage."""
+        """Yield a batch with one row for each damage that was found since the last call."""
         texts = [f"{plain(self._file.url)}, byte {place}: {why}" for place, why in self._bad]
         self._bad.clear()
         nothing = {one.name: pa.nulls(len(texts), one.arrow) for one in self._reading.fields}
         yield self._whole({**nothing, self._reading.bad_column: pa.array(texts)}, len(texts))
 
     def _whole(self, arrays: dict[str, pa.Array], rows: int) -> pa.RecordBatch:
-        """Add the partition's values, and put the columns in order."""
+        """Return a batch of the arrays and the partition's values, with the columns in order."""
         values = dict(self._file.partition)
         for name, kind in self._reading.partition:
             text = pa.array([values.get(name)], pa.string())
@@ -228,12 +249,12 @@ class _Reader:
 
 
 def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch that says as little of nulls as a schema does: the same values, under its types.
+    """Return a batch with the same values and a schema that may declare columns or elements as not nullable.
 
     Raises
     ------
     RecordError
-        If a column that the schema declares not to be null has a null.
+        If a column that the schema declares as not nullable has a null.
     """
     for name in schema.names:
         if batch.column(name).null_count and not schema.field(name).nullable:
@@ -250,7 +271,11 @@ def _typed(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def shares(files: Sequence[DataFile], parallelism: int) -> tuple[tuple[DataFile, ...], ...]:
-    """Deal files out to tasks, in their order: about as many bytes to each, at most 128 MiB where files allow it."""
+    """Divide files among tasks, in order.
+
+    A share has about ``1 / parallelism`` of all bytes, but at least 4 MiB and at most 128 MiB. A larger file is a share
+    of its own, because files are not split.
+    """
     total = sum(file.size for file in files)
     limit = min(_SHARE, max(_SMALL, -(-total // max(1, parallelism))))
     dealt: list[list[DataFile]] = []
@@ -266,7 +291,7 @@ def shares(files: Sequence[DataFile], parallelism: int) -> tuple[tuple[DataFile,
 
 @dataclass(frozen=True)
 class ReadTask:
-    """Reads shares of the files; what it is given (``mapInArrow``) are the numbers of the shares."""
+    """Task for ``mapInArrow`` that reads shares of the files. It receives the numbers of the shares as rows."""
 
     reading: Reading
     shares: tuple[tuple[DataFile, ...], ...] = field(repr=False)
@@ -282,7 +307,10 @@ class ReadTask:
 
 @dataclass(frozen=True)
 class ContentTask:
-    """Reads files whose path and content Spark itself has read (``binaryFile``), through Hadoop's file systems."""
+    """Task for ``mapInArrow`` that reads files from rows of path and content.
+
+    Spark's source ``binaryFile`` reads such rows through Hadoop's file systems.
+    """
 
     reading: Reading
     files: dict[str, DataFile] = field(repr=False)

@@ -1,6 +1,6 @@
-"""A DataFrame's schema as columns of records: what fits, and what to do about the rest.
+"""Convert a DataFrame's schema to fields of records, or say what to do with columns that a record cannot store.
 
-A schema comes and goes as the JSON of Spark's types, so that nothing here needs Spark.
+Schemas are passed as the JSON of Spark's types, so this module does not need Spark.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ADVICE = {
 
 
 def type_name(kind: Any) -> str:
-    """Return a type, as Spark's JSON has it, as Spark SQL writes it."""
+    """Return the name in Spark SQL of a type from Spark's JSON."""
     if isinstance(kind, str):
         return _NAMES.get(kind, kind)
     if kind["type"] == "array":
@@ -43,23 +43,23 @@ def type_name(kind: Any) -> str:
 def fields_of(
     schema: Mapping[str, Any], record_type: RecordType, leave: Iterable[str] = (), *, lengths: Any = None
 ) -> tuple[Field, ...]:
-    """Return the columns of a schema.
+    """Return the fields of a schema.
 
     Parameters
     ----------
     schema : mapping
         ``df.schema.jsonValue()``.
     record_type : RecordType
-        The message that holds them.
+        Message in which they are stored.
     leave : iterable of str
-        Columns that are no features: partition columns.
+        Columns to leave out, such as partition columns.
     lengths : mapping of str to int, optional
-        How many values the arrays of a column have to have.
+        Length that the arrays of a column must have, by column.
 
     Raises
     ------
     PlanError
-        Naming every column that a record cannot hold, and saying what to do with each.
+        If a record cannot store a column. The message names all such columns and says what to do with each.
     """
     leave, problems, fields = set(leave), [], []
     names = [column["name"] for column in schema["fields"]]
@@ -87,7 +87,7 @@ def fields_of(
 
 
 def _field(name: str, kind: Any) -> Field | str:
-    """Return the column, or what to do with it."""
+    """Return the field of a column, or the advice for a column that a record cannot store."""
     depth = 0
     while isinstance(kind, dict) and kind["type"] == "array":
         kind, depth = kind["elementType"], depth + 1
@@ -103,7 +103,13 @@ def _field(name: str, kind: Any) -> Field | str:
 
 
 def with_lengths(fields: tuple[Field, ...], lengths: Any) -> tuple[Field, ...]:
-    """Return the columns, of which some have arrays of a fixed length."""
+    """Return fields with the lengths that arrays of some of them must have.
+
+    Raises
+    ------
+    PlanError
+        If ``lengths`` is not a mapping from the names of arrays to numbers of values.
+    """
     if not lengths:
         return fields
     if not isinstance(lengths, Mapping):
@@ -120,7 +126,13 @@ def with_lengths(fields: tuple[Field, ...], lengths: Any) -> tuple[Field, ...]:
 
 
 def record_type_of(given: Any) -> RecordType:
-    """Return the record type of that name, in small or capital letters."""
+    """Return a record type by its name, ignoring case and underscores.
+
+    Raises
+    ------
+    PlanError
+        If there is no such type.
+    """
     for known in RecordType:
         if str(getattr(given, "value", given)).replace("_", "").lower() == known.value.lower():
             return known
@@ -129,6 +141,6 @@ def record_type_of(given: Any) -> RecordType:
 
 
 def near(name: str, names: Sequence[str]) -> str:
-    """Return a question whether another name was meant, or nothing."""
+    """Return ``"; did you mean 'NAME'?"`` for the most similar name; empty if none is similar."""
     found = difflib.get_close_matches(name, names, 1)
     return f"; did you mean {found[0]!r}?" if found else ""

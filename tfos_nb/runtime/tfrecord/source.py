@@ -8,10 +8,10 @@ that TensorFlow's connector also has keeps the connector's name.
 ``recordType``     ``Example`` or ``SequenceExample``
 ``mode``           reading: ``fail`` or ``skip``
 ``badColumn``      reading with ``skip``: the column that describes the damage
-``binary``         reading without a schema: columns of bytes, with commas between
-``sample``         reading: about how many records to look at
+``binary``         reading without a schema: columns of bytes, separated by commas
+``sample``         reading: about how many records to sample
 ``lengths``        the lengths of arrays, as JSON: ``{"pixels": 64}``
-``partitionBy``    writing: columns that become directories, with commas between
+``partitionBy``    writing: columns that become directories, separated by commas
 ``compression``    writing: ``gzip``; also called ``codec``
 ================== =========================================================================
 """
@@ -49,30 +49,30 @@ _OPTIONS = {
     "path", "paths", "recordtype", "mode", "badcolumn", "binary", "sample", "lengths", "partitionby", "compression",
     "codec", "partitionoverwritemode",
 }  # fmt: skip
-_TASKS = 64  # Spark does not say here how many run at once
+_TASKS = 64  # a data source cannot ask Spark how many tasks run at once
 
 
 class TFRecordSource(DataSource):
-    """Files of TFRecords."""
+    """Data source ``tfrecord`` for ``spark.dataSource.register`` (PySpark 4's ``pyspark.sql.datasource``)."""
 
     @classmethod
     def name(cls) -> str:
-        """What Spark calls it."""
+        """Return the name of the format."""
         return "tfrecord"
 
     def schema(self) -> StructType:
-        """Infer the schema from a sample of the records."""
+        """Return the schema, inferred from a sample of the records."""
         from pyspark.sql.types import StructType
 
         return StructType.fromJson(plan(self._asked(None), self._files(), open_file).schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Read with a schema, declared or inferred."""
+        """Return the reader for a declared or inferred schema."""
         files = self._files()
         return _Source(plan(self._asked(schema.jsonValue()), files, open_file).reading, files, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """Write beside, and rename in the end."""
+        """Return the writer, which writes temporary files and renames them when all tasks have succeeded."""
         chosen = self._chosen()
         encoding = encoding_of(
             schema.jsonValue(),
@@ -148,7 +148,7 @@ def _through_spark(call: str, error: NoFileSystem) -> PlanError:
 
 
 class _Share(InputPartition):
-    """The files of one task."""
+    """Files of one task."""
 
     def __init__(self, files: Sequence[DataFile]) -> None:
         super().__init__(tuple(files))

@@ -1,8 +1,8 @@
-"""Steps of reading protobuf from many places of one block at once.
+"""Read protobuf fields at many positions of one block at once.
 
-A span is a place where a message, or a part of one, begins and ends; the spans of many records are two arrays. What a
-step finds that is not as a plain writer writes it, it marks as odd: legal or not, that is for
-:mod:`tfos_nb.runtime.tfrecord.canonical` to say. The encoding is that of https://protobuf.dev/programming-guides/encoding.
+A span is the start and end of a message, or of a part of one. The spans of many records are two arrays. Each function
+marks spans of an unusual form as odd. :mod:`tfos_nb.runtime.tfrecord.canonical` decides whether they are valid. The
+encoding is that of https://protobuf.dev/programming-guides/encoding.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 Octets = np.ndarray[Any, np.dtype[np.uint8]]
 
 _MORE = 0x80
-_FIELD_1 = 0x0A  # field 1, a length and so many bytes
+_FIELD_1 = 0x0A  # the tag of field 1 with wire type LEN
 _LENGTH_BYTES = 5  # protobuf's messages are shorter than 2 GiB
 _FEW = 32
 _NUMBER_BYTES = 10
 
 
 def varints(data: Octets, at: Ints) -> tuple[Ints, Ints]:
-    """Return the length that stands at each place, and the place after it; -1 where none does."""
+    """Return the length encoded as a varint at each position, and the position after it.
+
+    The length is -1 if the varint has more than five bytes.
+    """
     first = data[at]
     values = first.astype(np.int64)
     after = at + 1
@@ -47,9 +50,9 @@ def varints(data: Octets, at: Ints) -> tuple[Ints, Ints]:
 
 
 def inner(data: Octets, starts: Ints, ends: Ints, tag: int = _FIELD_1) -> tuple[Ints, Bools]:
-    """Return where the content begins of the one field that fills each span; and whether it is so.
+    """Return the start of the content of the one field that fills each span, and whether such a field does.
 
-    A field ``tag`` with a length that reaches to the span's end.
+    The field must have the tag ``tag`` and a length that reaches to the span's end.
     """
     lengths, begins = varints(data, starts + 1)
     return begins, (data[starts] == tag) & (lengths >= 0) & (begins + lengths == ends) & (starts < ends)
@@ -57,7 +60,7 @@ def inner(data: Octets, starts: Ints, ends: Ints, tag: int = _FIELD_1) -> tuple[
 
 @dataclass(frozen=True)
 class Children:
-    """The repeated fields inside some spans, in order: where each begins and ends, and in which span it is."""
+    """Repeated fields inside spans, in order: start and end of each field's content, and the index of its span."""
 
     starts: Ints
     ends: Ints
@@ -108,7 +111,7 @@ def _walk(data: Octets, rows: Ints, at: Ints, stop: Ints, odd: list[Ints]) -> tu
 
 
 def _one(raw: memoryview, place: int) -> tuple[int, int]:
-    """Return where the field at a place has its content, and its end; zeros if there is no such field."""
+    """Return the start and end of the content of the field 1 at a position; zeros if there is no such field."""
     length = 0
     if raw[place] != _FIELD_1:
         return 0, 0
@@ -122,12 +125,12 @@ def _one(raw: memoryview, place: int) -> tuple[int, int]:
 
 
 def _in_order(spans: int, steps: list[tuple[Ints, Ints, Ints]], walked: tuple[Ints, Ints, Ints]) -> Children:
-    """Put what the steps found beside its span: the n-th step found the n-th field of each span that it saw."""
+    """Return the found fields ordered by span. The n-th step found the n-th field of each span that it processed."""
     parents = np.concatenate([*(rows for _, _, rows in steps), walked[2]])
     counts = np.bincount(parents, minlength=spans)
     begins = np.concatenate(([0], np.cumsum(counts)[:-1])) if spans else counts
     places = [begins[rows] + number for number, (_, _, rows) in enumerate(steps)]
-    # Those that were walked are in order, and come after what the steps found of the same span.
+    # The fields found one by one are in order, and follow those that the steps found in the same span.
     last = walked[2]
     nth = np.arange(len(last)) - np.searchsorted(last, last)
     places.append(begins[last] + len(steps) + nth)
@@ -139,9 +142,9 @@ def _in_order(spans: int, steps: list[tuple[Ints, Ints, Ints]], walked: tuple[In
 
 
 def gather(data: bytes, starts: Ints, ends: Ints) -> pa.Array:
-    """Copy spans, which lie one after the other in the block, into an array of bytes.
+    """Copy ascending spans of a block into an Arrow array of ``large_binary``.
 
-    Arrow sees them and the gaps between them as one array, and takes every second element of it.
+    The spans and the gaps between them are viewed as one Arrow array, of which every second element is taken.
     """
     count = len(starts)
     if not count:
@@ -154,12 +157,12 @@ def gather(data: bytes, starts: Ints, ends: Ints) -> pa.Array:
 
 
 def numbers_of(octets: Octets) -> tuple[Ints, Ints]:
-    """Read the varints that fill an array of bytes: the numbers, and where each ends.
+    """Return the int64 numbers of concatenated varints, and the end of each.
 
     Raises
     ------
     ValueError
-        If one has more than ten bytes, or the last one has no end.
+        If a varint has more than ten bytes, or the last one is cut off.
     """
     if not octets.size:
         none = np.empty(0, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The count of what was left out, which comes from the tasks to the driver by one of Spark's accumulators."""
+"""Count skipped records of all tasks on the driver, with a Spark accumulator."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["DamageParam"]
 
 
 class DamageParam(AccumulatorParam["dict[str, Damage]"]):
-    """Adds up damage by file. A file that is read twice, by a task that Spark ran again, counts once."""
+    """Accumulator of damage by file. A file that is read again by a repeated task counts once."""
 
     def zero(self, value: Mapping[str, Damage]) -> dict[str, Damage]:
-        """Begin with nothing."""
+        """Return an empty dictionary."""
         return {}
 
     def addInPlace(self, value1: dict[str, Damage], value2: dict[str, Damage]) -> dict[str, Damage]:  # noqa: N802
-        """Take the damage of more files in."""
+        """Add the damage of more files. Of two entries for one file, keep the one with more records."""
         for url, damage in value2.items():
             known = value1.get(url)
             if known is None or known.records <= damage.records:

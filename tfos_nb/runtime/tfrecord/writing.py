@@ -1,13 +1,14 @@
-"""Batches become files: written beside under names of their own, and renamed when every task is through.
+"""Write batches to temporary files, and rename the files when all tasks have succeeded.
 
 ::
 
-    driver     WriteJob.begin()  ─▶ <path>/_temporary-<job>/
-    tasks      write_part(…)     ─▶ one file there for each partition's directory; RecordsWritten tells of them
-    driver     WriteJob.commit() ─▶ each renamed to where it belongs; _SUCCESS; or abort(): all of it removed
+    driver     WriteJob.begin()  ─▶ makes <path>/_temporary-<job>/
+    tasks      write_part(…)     ─▶ writes one file there per partition directory; returns RecordsWritten
+    driver     WriteJob.commit() ─▶ renames each file to its final path, writes _SUCCESS
+               or abort()        ─▶ removes the temporary directory
 
-What is renamed is what Spark says was the successful attempt of each task, so that what a failed, a repeated or a
-speculative attempt wrote goes with the directory. A file that was there before stays until the new ones are in place.
+Only the files of each task's successful attempt are renamed. The files of failed, repeated and speculative attempts are
+removed with the temporary directory. An overwrite removes old files only after the new ones are in place.
 """
 
 from __future__ import annotations
@@ -44,21 +45,21 @@ _SLICE = 8 * 1024 * 1024
 _DIRECTORY_TYPES = ("string", "byte", "short", "integer", "long", "boolean", "date")
 _COMPRESSIONS = {"none": False, "uncompressed": False, "gzip": True, "gzipcodec": True}
 GZIP = 16 | zlib.MAX_WBITS
-"""zlib's own word for gzip."""
+"""zlib's code (``wbits``) for gzip."""
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How rows become the bytes of files.
+    """Description of how rows are encoded as files.
 
     Parameters
     ----------
     fields : tuple of Field
-        What each column is; those of ``partition`` are not in it.
+        Types of the columns, without the partition columns.
     partition : tuple of (int, str)
-        The places and names of the columns whose values become directories.
+        Positions and names of the partition columns, whose values become directories.
     record_type : RecordType
-        The message that a record holds.
+        Message in which a row is encoded.
     gzip : bool
         Whether the files are compressed.
     """
@@ -69,7 +70,10 @@ class Encoding:
     gzip: bool
 
     def pieces(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, pa.Buffer]]:
-        """Yield bytes as they come: the directory that they belong into, how many rows they are, and the bytes."""
+        """Yield pieces of files: the partition directory (empty: none), the number of rows, and the framed bytes.
+
+        The bytes are not compressed.
+        """
         for batch in batches:
             for piece in _pieces(batch):
                 for directory, rows in self._by_directory(piece):
@@ -108,12 +112,12 @@ def encoding_of(
     compression: Any = None,
     lengths: Any = None,
 ) -> Encoding:
-    """Return how a DataFrame of a schema (as JSON) becomes bytes.
+    """Return how a DataFrame with a schema (``df.schema.jsonValue()``) is encoded.
 
     Raises
     ------
     PlanError
-        If a column has no place in a record, or a parameter is wrong.
+        If a record cannot store a column, or a parameter is wrong.
     """
     gzip = _COMPRESSIONS.get(str(compression or "none").rpartition(".")[2].lower())
     if gzip is None:
@@ -136,24 +140,24 @@ def encoding_of(
 
 
 def may_write(exists: bool, is_file: bool, mode: str, url: str) -> bool:
-    """Whether a mode lets write to a path; False where it is to be left alone.
+    """Return whether a write may begin; False if the path exists and the mode is ``ignore``.
 
     Raises
     ------
     PlanError
-        If it is there and must not be, or is a file.
+        If the path exists and the mode is ``errorifexists``, or if it is a file.
     """
     if exists and mode == "ignore":
         return False
     if exists and mode == "errorifexists":
         raise PlanError(f"{plain(url)} exists already: give another path, mode='overwrite' or mode='append'")
     if is_file:
-        raise PlanError(f"{plain(url)} is a file: give a directory, in which the files get names of their own")
+        raise PlanError(f"{plain(url)} is a file: give a directory, in which the files are created")
     return True
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut a batch so that what is made of it at once stays small."""
+    """Yield slices of a batch of about 8 MiB each, to limit memory."""
     pieces = max(1, -(-size_of(batch) // _SLICE))
     rows = max(1, -(-batch.num_rows // pieces))
     for start in range(0, batch.num_rows, rows):
@@ -163,7 +167,19 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 @message
 @dataclass(frozen=True)
 class RecordFile:
-    """A file that a task wrote: its temporary name, where it belongs, its rows and its bytes."""
+    """File that a task wrote.
+
+    Attributes
+    ----------
+    temporary : str
+        Its temporary URL.
+    place : str
+        Its final path below the job's directory.
+    rows : int
+        Number of rows.
+    size : int
+        Size in bytes, compressed.
+    """
 
     temporary: str
     place: str
@@ -174,7 +190,7 @@ class RecordFile:
 @message
 @dataclass(frozen=True)
 class RecordsWritten:
-    """What a task wrote, and on which host."""
+    """Files that a task wrote, and its host."""
 
     host: str
     files: tuple[RecordFile, ...]
@@ -187,13 +203,14 @@ class WriteJob:
     Parameters
     ----------
     url : str
-        Where the files go.
+        Directory of the files.
     encoding : Encoding
-        How rows become bytes.
+        How rows are encoded.
     name : str
-        The job's own: in the names of its files, so that no two jobs meet.
+        Unique name of the job. It is part of the names of its files, so two jobs never write the same file.
     dynamic : bool
-        Whether an overwrite replaces only the partitions of which there are rows, as Spark calls it.
+        Whether an overwrite replaces only the partitions for which there are rows, as Spark's
+        ``partitionOverwriteMode=dynamic`` does.
     """
 
     url: str
@@ -202,13 +219,13 @@ class WriteJob:
     dynamic: bool = False
 
     def replaced(self, old: Iterable[str], places: Iterable[str]) -> list[str]:
-        """Return which of the old files an overwrite removes; all are named by their paths below the directory."""
+        """Return the old files that an overwrite removes. ``places`` are the new files; paths are relative."""
         directories = {posixpath.dirname(place) for place in places}
         return [path for path in old if not self.dynamic or posixpath.dirname(path) in directories]
 
     @property
     def temporary(self) -> str:
-        """The directory of what is not committed yet."""
+        """Directory of files that are not committed yet."""
         return f"{self.url}/_temporary-{self.name}"
 
     def begin(self) -> None:
@@ -217,12 +234,12 @@ class WriteJob:
         fs.makedirs(path, exist_ok=True)
 
     def commit(self, written: Iterable[RecordsWritten], *, overwrite: bool = False) -> None:
-        """Move the files to where they belong.
+        """Move the files to their final paths. With ``overwrite``, then remove the old files.
 
         Raises
         ------
         FeedFailed
-            If a file is not to be seen from here.
+            If a file is not visible on this host.
         """
         fs, root = file_system(self.url)
         written = list(written)
@@ -263,7 +280,7 @@ class WriteJob:
                     fs.rm(directory, recursive=True)
 
     def abort(self) -> None:
-        """Remove what was written, and the directory itself if it was made for this and is empty."""
+        """Remove the temporary directory, and the job's directory if it is empty."""
         fs, root = file_system(self.url)
         with contextlib.suppress(FileNotFoundError):
             fs.rm(file_system(self.temporary)[1], recursive=True)
@@ -273,13 +290,17 @@ class WriteJob:
 
 
 def file_name(job: WriteJob, task: int, number: int) -> str:
-    """Return the name of a task's file; ``number`` is for a task that writes several."""
+    """Return the name of a task's file. ``number`` counts the files of the task from 0."""
     ending = ".tfrecord.gz" if job.encoding.gzip else ".tfrecord"
     return f"part-{task:05d}-{job.name}" + (f".{number:03d}" if number else "") + ending
 
 
 def write_part(job: WriteJob, batches: Iterable[pa.RecordBatch], number: int) -> RecordsWritten:
-    """Write the rows of one task; what it leaves if it fails is in the temporary directory."""
+    """Write the rows of one task into files in the temporary directory, one per partition directory.
+
+    At most 64 files are open at once. If more partitions alternate, a partition gets several files. If the task fails,
+    its open files are removed; :meth:`WriteJob.abort` removes the others.
+    """
     sinks: dict[str, _Sink] = {}
     parts: list[RecordFile] = []
     try:
@@ -298,7 +319,7 @@ def write_part(job: WriteJob, batches: Iterable[pa.RecordBatch], number: int) ->
 
 
 class _Sink:
-    """A file under way."""
+    """Open file of a task."""
 
     def __init__(self, job: WriteJob, directory: str, numbers: tuple[int, int]) -> None:
         name = file_name(job, *numbers)
@@ -330,7 +351,7 @@ class _Sink:
         return RecordFile(self._temporary, self._place, self._rows, self._size)
 
     def discard(self) -> None:
-        """Let go of the file, whatever state it is in."""
+        """Close and remove the file. Errors are ignored, because the task has already failed."""
         with contextlib.suppress(Exception):
             self._file.close()
         with contextlib.suppress(Exception):
@@ -339,12 +360,12 @@ class _Sink:
 
 @dataclass(frozen=True)
 class WriteTask:
-    """Writes a partition (``mapInArrow``); gives one row, a :class:`RecordsWritten` as bytes."""
+    """Task for ``mapInArrow`` that writes a partition. It returns one row with an encoded :class:`RecordsWritten`."""
 
     job: WriteJob
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the rows."""
+        """Write the rows of a partition."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -354,13 +375,13 @@ class WriteTask:
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """Makes the bytes of a partition's files and leaves it to the driver to write them (``mapInArrow``)."""
+    """Task for ``mapInArrow`` that returns the bytes of a partition's files. The driver writes them through Hadoop."""
 
     encoding: Encoding
     SCHEMA: ClassVar[str] = "number int, directory string, rows bigint, data binary"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the task's number, the directory, the rows and the bytes, piece by piece."""
+        """Yield one row per piece, of the columns in :attr:`SCHEMA`."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
