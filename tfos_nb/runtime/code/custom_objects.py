@@ -1,7 +1,7 @@
 """Send the user's code that a model needs to the executors: custom objects, and the function that builds the model.
 
-It is pickled by value on the driver, and sent as bytes in Spark's own task closure. So Spark does not unpickle it when
-it reads the task. The process that applies the model does so, after it has set TensorFlow up.
+The code is pickled by value on the driver, and sent as bytes in Spark's own task closure. So Spark does not unpickle it
+when it reads the task. The process that applies the model unpickles it, after it has set up TensorFlow.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ __all__ = ["ModelCode", "pack", "unpack"]
 
 @dataclass(frozen=True)
 class ModelCode:
-    """What travels.
+    """User code that a model needs.
 
     Parameters
     ----------
     custom_objects : mapping
-        The user's own classes and functions, by the names that the file has for them.
+        The user's own classes and functions, by their names in the model's file.
     function : callable or None
-        Builds the model, or is applied itself.
+        Function that builds the model, or that is applied itself.
     args : tuple
-        What the function gets before anything else.
+        First positional arguments of the function.
     """
 
     custom_objects: Mapping[str, Any] = field(default_factory=dict)
@@ -39,12 +39,12 @@ class ModelCode:
 
 
 def pack(code: ModelCode) -> bytes:
-    """Pickle it by value; nothing is no bytes.
+    """Pickle code by value. Return empty bytes if there is no code.
 
     Raises
     ------
     PlanError
-        If something in it cannot travel.
+        If the code refers to an object that cannot be pickled.
     """
     if not code.custom_objects and code.function is None and not any(code.args):
         return b""
@@ -62,8 +62,8 @@ def pack(code: ModelCode) -> bytes:
 
 
 def unpack(data: bytes) -> ModelCode:
-    """Undo :func:`pack`, in the process that applies the model."""
-    # The bytes come from Spark's task closure, never from a socket.
+    """Return the code from the result of :func:`pack`, in the process that applies the model."""
+    # Unpickling is safe here: the bytes come from Spark's task closure, never from a socket.
     if not data:
         return ModelCode()
     pickled, found = pickle.loads(data)  # noqa: S301

@@ -1,7 +1,7 @@
-"""The line of a program that first uses TensorFlow, for a strategy that has to be built before.
+"""Find the line of a program that first uses TensorFlow, for the error of a strategy that is built too late.
 
-``MultiWorkerMirroredStrategy`` gives TensorFlow's runtime the addresses of the other workers. That can be done only
-before the runtime starts, which the first operation does, also one that a dataset or a layer runs.
+``MultiWorkerMirroredStrategy`` gives TensorFlow's runtime the addresses of the other workers. It can do so only before
+the runtime starts. The first operation starts the runtime, and datasets and layers run operations too.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _first: list[str] = []
 
 
 def note_first_use() -> None:
-    """Remember which line of the user's starts TensorFlow; have the strategy that comes too late name it.
+    """Record which line of the user's program starts TensorFlow, and name it in the error of a strategy built later.
 
-    To be called once, before the user's code. It runs no TensorFlow operation.
+    Must be called before the user's code. Further calls have no effect. It runs no TensorFlow operation.
     """
     import tensorflow as tf
 
@@ -40,19 +40,19 @@ def note_first_use() -> None:
         from tensorflow.python.eager.context import Context
 
         Context.ensure_initialized = _noting(Context, Context.ensure_initialized)
-    except (ImportError, AttributeError):  # private to TensorFlow: the advice then names one line
+    except (ImportError, AttributeError):  # a private class of TensorFlow; without it the error names only one line
         pass
 
 
 def has_begun() -> bool:
-    """Whether TensorFlow's runtime has started."""
+    """Return whether TensorFlow's runtime has started; True if this TensorFlow does not tell."""
     from tensorflow.python.eager import context
 
-    return bool(getattr(context.context(), "_initialized", True))  # private: a dataset is then built at once
+    return bool(getattr(context.context(), "_initialized", True))  # a private attribute, so it may be missing
 
 
 def _noting(owner: Any, ensure_initialized: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Wrap the function that starts the runtime; the wrapper goes when it has."""
+    """Wrap the method that starts the runtime. The wrapper removes itself when the runtime has started."""
 
     @functools.wraps(ensure_initialized)
     def note(self: Any) -> None:
@@ -88,7 +88,7 @@ def _advice(first: str, late: str) -> str:
 
 
 def _users_line() -> str:
-    """Return the innermost line of the user's that runs now; empty if there is none."""
+    """Return file, line and text of the innermost running line of the user's code; empty if there is none."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename

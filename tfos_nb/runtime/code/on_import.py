@@ -1,4 +1,4 @@
-"""Doing something to a module when the user's program imports it, and not before; importing one when it is used."""
+"""Run a function when a module is imported, and delay the import of a module until it is used."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ from typing import Any
 
 __all__ = ["OnImport", "WhenUsed", "spare_scikit_learn", "when_imported"]
 
-# All that Keras wants of scikit-learn is here, by both names of Keras: https://keras.io/api/utils/sklearn_wrappers/
+# The only modules of Keras that import scikit-learn: https://keras.io/api/utils/sklearn_wrappers/
 _WRAPPERS = ("keras.wrappers", "keras._tf_keras.keras.wrappers")
 
 
 def when_imported(name: str, then: Callable[[ModuleType], Any]) -> bool:
-    """Call a function with a module: now if it is imported already, else when it first is. Whether it was now."""
+    """Call a function with a module: now if the module is imported already, otherwise when it is first imported.
+
+    Returns
+    -------
+    bool
+        Whether the function was called now.
+    """
     if name in sys.modules:
         then(sys.modules[name])
         return True
@@ -28,14 +34,14 @@ def when_imported(name: str, then: Callable[[ModuleType], Any]) -> bool:
 
 
 class OnImport(importlib.abc.MetaPathFinder):
-    """Calls a function with a module when that is first imported, and is gone then.
+    """Import hook that calls a function when a module is first imported, and then removes itself.
 
     Parameters
     ----------
     name : str
-        The module's.
+        Name of the module.
     then : callable
-        Takes the module, once its own code has run.
+        Called with the module, after the module's code has run.
 
     Examples
     --------
@@ -49,7 +55,7 @@ class OnImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find the module as others would, and make its loader call the function afterwards."""
+        """Find the module by the other hooks, and make its loader call the function after it has run the module."""
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)
@@ -67,9 +73,9 @@ class OnImport(importlib.abc.MetaPathFinder):
 
 
 def spare_scikit_learn() -> None:
-    """Have Keras import scikit-learn when its wrappers are used. To be called before TensorFlow is imported.
+    """Delay Keras' import of scikit-learn until its wrappers are used. Must be called before TensorFlow is imported.
 
-    Else it does so at once where scikit-learn is installed: a fifth of the time that TensorFlow's import takes.
+    Otherwise ``import tensorflow`` also imports scikit-learn if it is installed, which takes a fifth of its time.
     """
     finder = WhenUsed(_WRAPPERS)
     if finder not in sys.meta_path:
@@ -78,15 +84,15 @@ def spare_scikit_learn() -> None:
 
 @dataclass(frozen=True)
 class WhenUsed(importlib.abc.MetaPathFinder):
-    """Has modules run their code when something of theirs is first asked for.
+    """Import hook that runs a module's code only when an attribute of the module is first read.
 
-    :class:`importlib.util.LazyLoader` does so too, and also when a module is asked for its file or its name: AutoGraph
-    asks all of ``sys.modules`` for these (``inspect.getmodule``), and with its first function each module would run.
+    :class:`importlib.util.LazyLoader` does this too, but also for attributes such as ``__file__``. AutoGraph reads
+    those of all modules (``inspect.getmodule``), so its first function would run every lazy module.
 
     Parameters
     ----------
     names : tuple of str
-        The modules'.
+        Names of the modules.
 
     Examples
     --------
@@ -98,7 +104,7 @@ class WhenUsed(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find the module as others would, with a loader that waits."""
+        """Find the module on the path, with a loader that delays its code."""
         if fullname not in self.names:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
@@ -108,21 +114,21 @@ class WhenUsed(importlib.abc.MetaPathFinder):
 
 
 class _LateLoader(importlib.abc.Loader):
-    """Makes a module that runs its code later."""
+    """Loader that creates a module without running its code."""
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader
         self._lock = threading.RLock()
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """Make it; the import system gives it its file and its name."""
+        """Return the module. The import system sets its ``__name__``, ``__file__`` and so on."""
         return _LateModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run nothing yet."""
+        """Do nothing; :meth:`load` runs the code later."""
 
     def load(self, module: ModuleType) -> None:
-        """Run its code, once."""
+        """Run the module's code, if it has not run yet."""
         with self._lock:
             if isinstance(module, _LateModule):
                 object.__setattr__(module, "__class__", ModuleType)
@@ -133,7 +139,7 @@ class _LateLoader(importlib.abc.Loader):
 
 
 class _LateModule(ModuleType):
-    """A module whose code has not run: it has only what the import system gives it."""
+    """Module whose code has not run. It runs on ``dir()``, or when an attribute without leading ``__`` is read."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -29,7 +29,7 @@ __all__ = ["pack", "taken_along", "unpack"]
 logger = logging.getLogger(__name__)
 
 _BIG = 64 * 1024 * 1024
-_MANY = 1000  # what holds more things than these is not looked through
+_MANY = 1000  # larger collections are not searched for objects that cannot be pickled
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 _PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__")
 
@@ -57,14 +57,15 @@ def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None 
     main : callable
         Takes ``(args, ctx)``.
     args : object
-        Handed to ``main`` as it is.
+        First argument of ``main``.
     sources : mapping of str to str, optional
-        Source text by file name, beside what is found of the functions that travel: a traceback on a node shows it.
+        More source text by file name, in addition to that of the pickled functions. Tracebacks on a node show it.
 
     Raises
     ------
     PlanError
-        Naming what cannot travel and where it is, before anything starts.
+        If ``main`` is no function of two parameters, or refers to an object that cannot be pickled. The message names
+        the object and where it is.
     """
     _check_signature(main)
     if not callable(main):
@@ -87,7 +88,7 @@ def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None 
 
 
 def _innermost(main: Any) -> Any:
-    """Return the user's own function inside partials, and inside the callable objects of this package."""
+    """Return the user's function inside ``functools.partial`` objects and callable objects of this package."""
     while True:
         if isinstance(main, functools.partial):
             main = main.func
@@ -104,7 +105,7 @@ def _package_of(value: Any) -> str:
 def _check_signature(main: Callable[..., Any]) -> None:
     try:
         signature = inspect.signature(main)
-    except (TypeError, ValueError):  # no function of Python's own: only the call can tell
+    except (TypeError, ValueError):  # a callable without a signature, such as a C function: only a call can tell
         return
     try:
         signature.bind(None, None)
@@ -115,7 +116,7 @@ def _check_signature(main: Callable[..., Any]) -> None:
 
 
 def _check_plain(function: Any) -> None:
-    """Refuse a function whose call runs none of its lines: it only makes a coroutine, or a generator."""
+    """Raise PlanError if a call of the function runs none of its lines, because it is async or a generator."""
     called = function if inspect.isroutine(function) else getattr(function, "__call__", None)  # noqa: B004
     name = _name_of(function)
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
@@ -127,7 +128,7 @@ def _check_plain(function: Any) -> None:
 
 
 def _cloudpickle() -> Any:
-    """Return the one inside PySpark, which both sides have."""
+    """Return PySpark's copy of cloudpickle, which driver and executors have."""
     return importlib.import_module("pyspark.cloudpickle")
 
 
@@ -144,7 +145,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _blame(main: Callable[..., Any], args: Any) -> str:
-    """Find the innermost thing with a name that does not pickle; empty if there is none."""
+    """Return a message about the innermost named object that cannot be pickled; empty if there is none."""
     parts = [_Part("args", "args", args), _Part("main", "main", main)]
     found: tuple[_Part, str] | None = None
     seen: set[int] = set()
@@ -164,16 +165,16 @@ def _blame(main: Callable[..., Any], args: Any) -> str:
 def _why_unpicklable(value: Any) -> str:
     try:
         _cloudpickle().dumps(value)
-    except Exception as error:  # noqa: BLE001 - whatever a thing raises that is to be pickled
+    except Exception as error:  # noqa: BLE001 - the user's objects may raise anything when they are pickled
         return _first_line(error)
     return ""
 
 
 @contextlib.contextmanager
 def taken_along(main: Callable[..., Any]) -> Iterator[None]:
-    """Take the function's own module along by value, unless it is installed: the nodes need not have a user's file.
+    """Pickle a function's module by value inside the block, unless the module is installed.
 
-    That holds for what is pickled inside the block.
+    The nodes do not have the files of the user's modules.
     """
     cloudpickle = _cloudpickle()
     module = sys.modules.get(getattr(main, "__module__", None) or "")
@@ -191,14 +192,14 @@ def taken_along(main: Callable[..., Any]) -> Iterator[None]:
 
 def _is_installed(name: str, file: str) -> bool:
     package = name.partition(".")[0]
-    if package in sys.stdlib_module_names or package == __name__.partition(".")[0]:  # this package: nodes have it
+    if package in sys.stdlib_module_names or package == __name__.partition(".")[0]:  # the nodes have this package
         return True
     return "site-packages" in file or "dist-packages" in file
 
 
 def unpack(payload: bytes) -> tuple[Callable[..., Any], Any]:
-    """Undo :func:`pack`, in the node's process."""
-    # The bytes come from Spark's task closure through an inherited pipe, never from a socket.
+    """Return ``main`` and ``args`` from the result of :func:`pack`, in the node's process."""
+    # Unpickling is safe here: the bytes come from Spark's task closure through an inherited pipe, never from a socket.
     data, found = pickle.loads(payload)  # noqa: S301
     source_text.remember(found)
     main, args = pickle.loads(data)  # noqa: S301
@@ -211,7 +212,7 @@ def _name_of(main: Callable[..., Any]) -> str:
 
 
 class _Part(NamedTuple):
-    """Something that travels: the name it has for the user, where it is, and itself."""
+    """Object that is pickled: the user's name for it, its place in words, and the object."""
 
     name: str
     where: str
@@ -219,7 +220,7 @@ class _Part(NamedTuple):
 
 
 def _culprits(main: Any, args: Any) -> Iterator[str]:
-    """Say of each thing that cannot travel where it is, and what to do; the depth of all that is looked at first."""
+    """Yield a message for each object of a type that cannot be pickled, depth first: where it is and what to do."""
     seen: set[int] = set()
     waiting = [_Part("main", "main", main), _Part("args", "args", args)]
     while waiting:
@@ -235,7 +236,7 @@ def _culprits(main: Any, args: Any) -> Iterator[str]:
 
 
 def _parts(part: _Part) -> Iterator[_Part]:
-    """Give what travels along with something, as far as it has names."""
+    """Yield the named objects that are pickled with an object."""
     name, where, value = part
     if isinstance(value, functools.partial):
         return _parts_of_partial(value)
@@ -290,8 +291,8 @@ def _attributes(found: Mapping[str, Any], where: str) -> Iterator[_Part]:
 
 
 def _is_the_users(kind: type) -> bool:
-    """Whether instances of a class are pickled attribute by attribute, and the class is no library's."""
-    if kind.__name__ == "Namespace":  # argparse's: what args often are
+    """Return whether a class is the user's and has Python's own pickling, so that its attributes are pickled."""
+    if kind.__name__ == "Namespace":  # argparse.Namespace, the usual class of args
         return True
     own = all(getattr(kind, name, None) is getattr(object, name, None) for name in _PICKLING)
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
@@ -317,7 +318,7 @@ def _global_names(code: types.CodeType) -> set[str]:
 
 
 def _by_value(function: Any) -> bool:
-    """Whether cloudpickle takes the function along, rather than the name of its module."""
+    """Return whether cloudpickle pickles a function or class by value, and not by its module and name."""
     cloudpickle = _cloudpickle()
     module = getattr(function, "__module__", None)
     known = module in sys.modules and module not in cloudpickle.list_registry_pickle_by_value()

@@ -1,4 +1,4 @@
-"""The arguments of a training program, as a program of a command line or of a pipeline has them."""
+"""Arguments of a training program, as TensorFlowOnSpark's pipelines pass them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ __all__ = ["Namespace"]
 
 
 class Namespace(argparse.Namespace):
-    """The arguments of a program: of a dictionary, an ``argparse.Namespace``, or a list, which becomes ``argv``.
+    """Arguments of a program as attributes.
+
+    Parameters
+    ----------
+    given : mapping, argparse.Namespace, list or tuple, optional
+        The arguments by name, or the words of a command line, which become ``argv``.
+
+    Raises
+    ------
+    TypeError
+        If ``given`` is of another type.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""The text of the user's functions, which goes with them: tracebacks show it, and AutoGraph compiles from it.
+"""Send the source text of the user's functions with them, because tracebacks show it and AutoGraph compiles it.
 
-A function that was typed into a notebook, or that is of a module of the user's, travels by value: its code, and none of
-its lines. Where it arrives no file has them.
+A function from a notebook or from a user's module is pickled by value: its bytecode, without its source lines. The
+executors have no file with these lines.
 
 ::
 
@@ -30,14 +30,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SourceTexts:
-    """What goes along.
+    """Source text that is sent with a pickled value.
 
     Parameters
     ----------
     files : dict of str to str
-        By the names of their files, the texts from which the functions that go by value were compiled.
+        Source text of the functions that are pickled by value, by file name.
     modules : dict of str to UserModule
-        The user's modules that are named: these functions import them, or something in the value is in them.
+        The user's modules, by name, that these functions import, or to which the pickled value refers.
     """
 
     files: dict[str, str] = field(default_factory=dict)
@@ -45,7 +45,13 @@ class SourceTexts:
 
 
 def dumps(value: Any) -> tuple[bytes, SourceTexts]:
-    """Pickle by PySpark's cloudpickle, which both sides have; what :func:`pickle.loads` takes, and the texts to it."""
+    """Pickle a value with PySpark's cloudpickle, which driver and executors have.
+
+    Returns
+    -------
+    tuple of (bytes, SourceTexts)
+        The bytes for :func:`pickle.loads`, and the texts for :func:`remember`.
+    """
     with io.BytesIO() as file:
         pickler = _pickler()(file)
         pickler.dump(value)
@@ -54,7 +60,7 @@ def dumps(value: Any) -> tuple[bytes, SourceTexts]:
     within = [(text, pickler.files[name]) for name, text in files.items()]
     try:
         modules = gather(sorted(pickler.modules), within)
-    except Exception:  # a custom importer; it does not matter if the executors have the modules
+    except Exception:  # from a custom importer; the executors may have the modules, so this is not an error yet
         logger.warning("your modules that a function needs could not be read, so they are not sent", exc_info=True)
         modules = {}
     return data, SourceTexts(files, modules)
@@ -65,7 +71,7 @@ def _pickler() -> Any:
     base: Any = importlib.import_module("pyspark.cloudpickle").CloudPickler
 
     class Pickler(base):  # type: ignore[misc]  # PySpark's copy has no types
-        """Notes where the functions come from that it takes along, and the modules of what it takes by name."""
+        """Pickler that records the files of functions pickled by value, and the modules of objects pickled by name."""
 
         def __init__(self, file: io.BytesIO) -> None:
             super().__init__(file)
@@ -87,7 +93,7 @@ def _pickler() -> Any:
 
 
 def remember(texts: SourceTexts) -> None:
-    """Have this process find texts by the names of their files, for its tracebacks and for AutoGraph, and modules."""
+    """Make source texts available to this process' tracebacks and AutoGraph, and modules available to imports."""
     _help_autograph()
     for name, text in texts.files.items():
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
@@ -96,29 +102,32 @@ def remember(texts: SourceTexts) -> None:
 
 @functools.cache
 def _help_autograph() -> None:
-    """Have AutoGraph compile what has come by value: not all that it asks for is there, and it can do without."""
+    """Patch AutoGraph so that it compiles functions that were pickled by value, which have no module here."""
     when_imported("tensorflow.python.autograph.pyct.parser", _look_no_further)
     when_imported("tensorflow.python.autograph.pyct.inspect_utils", _leave_annotations)
 
 
 def _look_no_further(parser: types.ModuleType) -> None:
-    """Lambdas: it wants their module, for nothing else than to find their lines, which it has."""
+    """Let AutoGraph's parser find the lines of a lambda whose module does not exist; ``linecache`` has them."""
     parser.inspect = _Inspect("inspect")  # type: ignore[attr-defined]
 
 
 def _leave_annotations(inspect_utils: types.ModuleType) -> None:
-    """Annotations: it would have them evaluated, and the names in them are not among those that the code needs."""
+    """Let AutoGraph compile functions as with ``from __future__ import annotations``.
+
+    Otherwise it evaluates the annotations, and cloudpickle does not send the names that only annotations use.
+    """
     found = inspect_utils.getfutureimports
     inspect_utils.getfutureimports = lambda entity: (*{*found(entity), "annotations"},)  # type: ignore[attr-defined]
 
 
 class _Inspect(types.ModuleType):
-    """Python's ``inspect``, to which no function is without a module."""
+    """Replacement for :mod:`inspect` whose ``getmodule`` always returns a module."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(inspect, name)
 
     @staticmethod
     def getmodule(thing: Any) -> types.ModuleType:
-        """Return a function's module, or one of nothing: its names would only lead to sources that its loader has."""
+        """Return an object's module, or an empty module if it has none."""
         return inspect.getmodule(thing) or types.ModuleType(str(getattr(thing, "__module__", "")))

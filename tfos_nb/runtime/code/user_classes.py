@@ -1,11 +1,11 @@
-"""The user's own classes and functions that a Keras model needs, which its file has by their names alone.
+"""Find the user's own classes and functions that a Keras model needs. The model's file has only their names.
 
 ::
 
-    a model object, a loss, an optimizer   what Keras' description of it names            own_objects
-    a function that builds a model         what it refers to, and what that refers to     own_objects_of
+    own_objects      of a model, a loss or an optimizer: those that Keras' configuration of it names
+    own_objects_of   of a function that builds a model: those to which it refers, directly or through others
 
-The names are those of the file: ``package>Name`` for what was registered with ``register_keras_serializable``.
+They are returned by their names in the file: ``PACKAGE>NAME`` if registered with ``register_keras_serializable``.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["own_objects", "own_objects_of", "registered_object"]
 logger = logging.getLogger(__name__)
 
 _FLAVOURS = ("keras", "tf_keras")
-_DEEP = 4  # a layer's wrapper's regularizer: what is looked through for the user's own things
+_DEEP = 4  # attributes are searched to this depth: enough for the regularizer of a layer in a wrapper
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 def registered_object(name: str) -> Any:
-    """Return what was registered with ``register_keras_serializable`` in this process; None if nothing was."""
+    """Return the object registered under a name with ``register_keras_serializable``; None if there is none."""
     for flavour in _FLAVOURS:
         if flavour in sys.modules:
             found = importlib.import_module(f"{flavour}.saving").get_registered_object(name)
@@ -40,12 +40,12 @@ def registered_object(name: str) -> Any:
 
 
 def own_objects(thing: Any) -> dict[str, Any]:
-    """Return the user's own code that a Keras object refers to, by the names that its file has.
+    """Return the user's own classes and functions that a Keras object needs, by their names in its file.
 
     Parameters
     ----------
-    thing : keras.Model, keras.losses.Loss, keras.optimizers.Optimizer or any object of Keras
-        Nothing of it is changed.
+    thing : keras.Model, keras.losses.Loss, keras.optimizers.Optimizer or other object of Keras
+        The object, which is not changed.
     """
     live = dict(_live(thing))
     found: dict[str, Any] = {_registered_name(code): code for code in live.values() if isinstance(code, type)}
@@ -58,7 +58,7 @@ def own_objects(thing: Any) -> dict[str, Any]:
 
 
 def _description(thing: Any) -> Any:
-    """Return Keras' own description of an object; None where it cannot make one, which saving it will tell of."""
+    """Return Keras' configuration of an object; None if Keras cannot make one. Saving the object then raises why."""
     flavour = next((name for name in _FLAVOURS if name in {_root(cls) for cls in type(thing).__mro__}), "keras")
     if flavour not in sys.modules:
         return None
@@ -70,7 +70,7 @@ def _description(thing: Any) -> Any:
 
 
 def _named(description: Any) -> Iterator[tuple[str, str]]:
-    """Give the names in a description that Keras itself has nothing for, each with its module."""
+    """Yield the names in a configuration that are not Keras' own, each with its module."""
     if isinstance(description, (list, tuple)):
         for part in description:
             yield from _named(part)
@@ -86,7 +86,7 @@ def _named(description: Any) -> Iterator[tuple[str, str]]:
 
 
 def _live(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Give the user's own classes and functions among what an object of Keras holds, by their names."""
+    """Yield names and objects of the user's classes and functions in the attributes of a Keras object."""
     seen: set[int] = set()
     waiting = [(thing, 0)]
     layers = getattr(thing, "_flatten_layers", lambda **_: ())(include_self=False, recursive=True)
@@ -105,7 +105,7 @@ def _live(thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _held(value: Any) -> list[Any]:
-    """Return what an object of Keras, or a collection, holds."""
+    """Return the values of a collection, or of the attributes of a Keras object."""
     if isinstance(value, Mapping):
         return list(value.values())
     if isinstance(value, (list, tuple)):
@@ -115,12 +115,14 @@ def _held(value: Any) -> list[Any]:
 
 
 def own_objects_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the user's own code for Keras that a function refers to, also through the user's other functions.
+    """Return the user's Keras classes, and registered functions, to which a function refers.
+
+    References through the user's other functions, classes and modules are followed.
 
     Parameters
     ----------
     function : callable
-        Builds a model. Layers that it makes internally are not visible from outside.
+        Function that builds a model. It is not called.
     """
     found: dict[str, Any] = {}
     seen: set[int] = set()
@@ -138,7 +140,7 @@ def own_objects_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _referred(value: Any) -> list[Any]:
-    """Return what a function, a partial or a class of the user's names."""
+    """Return the callables to which a function, a partial or a class of the user refers."""
     if isinstance(value, type):
         methods = [getattr(part, "__func__", part) for part in vars(value).values()] if _is_own(value) else []
         return [*value.__bases__, *(part for method in methods for part in _referred(method))]
@@ -166,7 +168,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 def _is_filled(cell: Any) -> bool:
     try:
-        cell.cell_contents  # noqa: B018 - a look
+        cell.cell_contents  # noqa: B018 - raises for an empty cell
     except ValueError:
         return False
     return True
@@ -178,7 +180,7 @@ def _is_own_module(module: types.ModuleType) -> bool:
 
 
 def _is_own(value: Any) -> bool:
-    """Whether a class or a function is the user's, not a library's."""
+    """Return whether a value is a class or function of the user, or of an installed package that registered it."""
     if not isinstance(value, (type, types.FunctionType)):
         return False
     root = _root(value)
@@ -196,7 +198,7 @@ def _is_keras_class(value: Any) -> bool:
 
 
 def _registered_name(value: Any) -> str:
-    """Return the name that a file has for a class or a function."""
+    """Return the name of a class or function in a model's file."""
     for flavour in _FLAVOURS:
         if flavour in sys.modules and isinstance(value, (type, types.FunctionType)):
             name = str(importlib.import_module(f"{flavour}.saving").get_registered_name(value))

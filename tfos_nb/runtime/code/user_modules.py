@@ -1,12 +1,12 @@
-"""Modules of the user's that go along with a function: the files beside the notebook, which no executor has.
+"""Send the user's own modules with a function, such as files beside the notebook, which the executors do not have.
 
 ::
 
     gather(names, texts) ──▶ {module: its text} ──▶ provide(modules)
     on the driver            in the payload          where the function is unpickled
 
-What is installed stays behind, and so does what is no Python text (extension modules, data files). Where the same text
-is found as modules are, in a shared folder or an installed package, that one is taken, with what lies beside it.
+Installed modules are not sent, and neither are extension modules and data files. If an executor finds a module with the
+same text, for example in a shared folder, it imports that one, so that files beside it are found too.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ logger = logging.getLogger(__name__)
 
 _PACKAGES = ("site-packages", "dist-packages")
 _THERE = {"__main__", __name__.partition(".")[0], "pyspark", "py4j", *sys.stdlib_module_names}
-_MOST = 16 << 20  # bytes of text that go along
+_MOST = 16 << 20  # maximum characters of all texts that are sent
 
 
 @dataclass(frozen=True)
 class UserModule:
-    """A module's text.
+    """Source text of a module.
 
     Parameters
     ----------
     file : str
-        Where it was on the driver.
+        Path on the driver. Empty for a package without an ``__init__.py``.
     text : str
-        What was in it; nothing, if it is a package without an ``__init__.py``.
+        Source text. Empty for a package without an ``__init__.py``.
     package : bool
-        Whether it has modules inside.
+        Whether it is a package.
     """
 
     file: str
@@ -55,21 +55,27 @@ class UserModule:
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file is Python's own, or came with a package that the executors have to have."""
+    """Return whether a file belongs to Python's standard library or to an installed package."""
     return any(part in file for part in _PACKAGES) or file.startswith(sysconfig.get_paths()["stdlib"])
 
 
 def gather(names: Iterable[str], texts: Iterable[tuple[str, str]]) -> dict[str, UserModule]:
-    """Find the user's modules of these names, what texts import of the user's, and what all these import of it.
+    """Return the user's modules that are named or imported by texts, and the user's modules that those import.
 
-    Nothing is imported for it: what a text imports inside a function need not be there yet.
+    No module is imported for this, because a module that a function imports may not be importable yet. If the texts
+    exceed 16 MiB, a warning is logged and the remaining modules are left out.
 
     Parameters
     ----------
     names : iterable of str
-        Modules'.
+        Names of modules.
     texts : iterable of (str, str)
-        Each with the package that it is in, from which its relative imports count.
+        Source texts, each with the name of its package for relative imports.
+
+    Returns
+    -------
+    dict of str to UserModule
+        By name, with the packages that contain them.
     """
     found: dict[str, UserModule] = {}
     seen: set[str] = set()
@@ -88,8 +94,8 @@ def gather(names: Iterable[str], texts: Iterable[tuple[str, str]]) -> dict[str, 
         room -= len(carried.text)
         if room < 0:
             logger.warning(
-                "the modules of yours that go along with a function have more than %d MiB of text: %s and those after "
-                "it stay here. Install them on the executors, or ship them by sc.addPyFile",
+                "the modules of yours that a function needs have more than %d MiB of text: %s and those after it are "
+                "not sent. Install them on the executors, or send them with sc.addPyFile",
                 _MOST >> 20,
                 name,
             )
@@ -106,12 +112,12 @@ def _parents(name: str) -> Iterator[str]:
 
 
 def _imported(text: str, package: str) -> Iterator[str]:
-    """Name what a text may import; of ``from a import b`` b may be a module too."""
+    """Yield the names of modules that a text may import. For ``from a import b`` these are ``a`` and ``a.b``."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python has told of them, when it compiled the text
+            warnings.simplefilter("ignore")  # Python showed its warnings when it first compiled the text
             tree = ast.parse(text)
-    except (SyntaxError, ValueError):  # a cell with magics in it, or no text at all
+    except (SyntaxError, ValueError):  # a cell with magics, or bytes that are no text
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -127,18 +133,18 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
         return node.module or ""
     try:
         return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-    except ImportError:  # it reaches beyond its package, which Python will say
+    except ImportError:  # beyond the top-level package; Python raises this again when the function runs
         return ""
 
 
 def _read(name: str) -> UserModule | None:
-    """Return a module of the user's; None for any other, and for what is no text."""
+    """Return a module of the user; None for an installed module, or one without Python source."""
     spec = _spec(name)
     if spec is None:
         return None
     package = spec.submodule_search_locations is not None
     file = spec.origin if spec.has_location else None
-    if file is None:  # a package without an __init__.py is a folder, or several
+    if file is None:  # a namespace package: one or several folders
         folders = [*(spec.submodule_search_locations or ())]
         return UserModule("", "", True) if folders and not any(map(is_installed, folders)) else None
     if not file.endswith(".py") or is_installed(file):
@@ -150,13 +156,13 @@ def _read(name: str) -> UserModule | None:
 def _text(name: str, spec: importlib.machinery.ModuleSpec) -> str | None:
     try:
         text: str | None = spec.loader.get_source(name)  # type: ignore[union-attr]
-    except (AttributeError, ImportError, OSError, SyntaxError, UnicodeError):  # no loader, no file, or no text
+    except (AttributeError, ImportError, OSError, SyntaxError, UnicodeError):  # no loader, no file, or not decodable
         return None
     return text
 
 
 def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Find a module without importing anything."""
+    """Return the spec of a module without importing anything; None if it is not found."""
     known: importlib.machinery.ModuleSpec | None = getattr(sys.modules.get(name), "__spec__", None)
     if known is not None:
         return known
@@ -168,7 +174,7 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def _in_folders(name: str, path: Iterable[str]) -> importlib.machinery.ModuleSpec | None:
-    """Find a module as Python's ``PathFinder`` does, which has to have imported the packages that it is in."""
+    """Find a module in folders, like Python's ``PathFinder``, which however needs the parent package imported."""
     folders: list[str] = []
     for entry in path:
         finder: Any = pkgutil.get_importer(entry or os.getcwd())
@@ -184,7 +190,7 @@ def _in_folders(name: str, path: Iterable[str]) -> importlib.machinery.ModuleSpe
 
 
 def provide(modules: Mapping[str, UserModule]) -> None:
-    """Have this process import modules as they were on the driver."""
+    """Make modules importable in this process, with their text on the driver."""
     if not modules:
         return
     finder = next((one for one in sys.meta_path if isinstance(one, _Finder)), None)
@@ -195,13 +201,13 @@ def provide(modules: Mapping[str, UserModule]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Imports modules from the texts that it has been given."""
+    """Import hook that imports modules from their texts."""
 
     def __init__(self) -> None:
         self._modules: dict[str, UserModule] = {}
 
     def take(self, modules: Mapping[str, UserModule]) -> None:
-        """Take source texts; when one has changed, all are imported again: the others may refer to its old objects."""
+        """Add modules. If a text has changed, all are imported again, because others may refer to its old objects."""
         if any(self._modules.get(name, carried) != carried for name, carried in modules.items()):
             for name in self._modules:
                 sys.modules.pop(name, None)
@@ -210,7 +216,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find one that has been taken."""
+        """Return the spec of an added module: the one of other hooks if its text is the same, otherwise a new one."""
         carried = self._modules.get(fullname)
         if carried is None:
             return None
@@ -219,7 +225,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
             return there
         spec = importlib.machinery.ModuleSpec(fullname, self, origin=carried.file, is_package=carried.package)
         spec.has_location = bool(carried.file)
-        if carried.package:  # what did not come along may be there
+        if carried.package:  # submodules that were not sent may exist on this host
             folders = there.submodule_search_locations if there is not None else None
             spec.submodule_search_locations = [*filter(None, [os.path.dirname(carried.file)]), *(folders or ())]
         return spec
@@ -231,15 +237,15 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return next(filter(None, (one.find_spec(fullname, path, target) for one in others)), None)
 
     def is_package(self, fullname: str) -> bool:
-        """Whether it has modules inside."""
+        """Return whether a module is a package."""
         return self._modules[fullname].package
 
     def get_source(self, fullname: str) -> str:
-        """Return its text: tracebacks, ``inspect`` and AutoGraph ask for it."""
+        """Return a module's text, for tracebacks, ``inspect`` and AutoGraph."""
         return self._modules[fullname].text
 
     def get_code(self, fullname: str) -> CodeType:
-        """Compile it under the name of the file that it was in."""
+        """Return a module's code, compiled under its file name on the driver."""
         carried = self._modules[fullname]
         code: CodeType = compile(carried.text, carried.file or f"<{fullname}>", "exec", dont_inherit=True)
         return code
