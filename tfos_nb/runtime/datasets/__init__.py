@@ -1,6 +1,6 @@
-"""Make a ``tf.data.Dataset`` of a node's rows: those that it is fed, and those of files that it reads itself.
+"""Make a ``tf.data.Dataset`` from a node's rows: rows that are fed by Spark, or rows of files that the node reads.
 
-The input is passes over record batches, or files. The output is datasets whose batches a strategy uses as they were
-cut. These are the only datasets that a user's program gets. It imports :mod:`~tfos_nb.runtime.keras`, feed and the
-packages below.
+The input is passes over record batches, or files. The output is datasets whose batches a strategy uses without cutting
+them again. ``ctx.dataset``, ``ctx.validation`` and ``ctx.read`` return these datasets. It imports
+:mod:`~tfos_nb.runtime.keras`, feed and the packages below.
 """

@@ -1,4 +1,4 @@
-"""A weight for each row, by its class."""
+"""Compute the weight of each row from its class."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["weights_of"]
 
 
 def weights_of(labels: np.ndarray[Any, Any], table: Mapping[Any, float], column: str) -> np.ndarray[Any, Any]:
-    """Return the weight of each row; a class that the table does not name weighs 1.
+    """Return the weight of each row, as float32 of shape ``(rows,)``.
 
     Parameters
     ----------
     labels : numpy.ndarray
-        A class a row, of shape ``(rows,)`` or ``(rows, 1)``, or one-hot of shape ``(rows, classes)``.
+        One class per row, of shape ``(rows,)`` or ``(rows, 1)``, or one-hot of shape ``(rows, classes)``.
     table : mapping
-        Weights by class: a number, or text.
+        Weights by class, which is a number or text. A class that is missing has the weight 1.
     column : str
-        What the labels are called, for the error.
+        Name of the labels' column, for errors.
 
     Raises
     ------
     FeedFailed
-        If the labels have another shape.
+        If the labels have another shape or type than the table's classes, or a weight is no number.
 
     Examples
     --------
@@ -49,7 +49,10 @@ def weights_of(labels: np.ndarray[Any, Any], table: Mapping[Any, float], column:
 
 
 def _check_table(labels: np.ndarray[Any, Any], table: Mapping[Any, float], column: str) -> None:
-    """Refuse a class that cannot be among the labels, whose rows would weigh 1 unseen, and a weight that is none."""
+    """Raise FeedFailed for a class of another type than the labels, or for a weight that is no number.
+
+    A class of another type would never match, so its rows would have the weight 1 without notice.
+    """
     text = labels.dtype.kind in "OSU"
     for key, weight in table.items():
         if isinstance(key, (str, bytes)) != text:

@@ -1,6 +1,7 @@
-"""The rows of a node as a ``tf.data.Dataset``: whole blocks enter TensorFlow, and batches are cut there.
+"""Make a ``tf.data.Dataset`` from record batches.
 
-Where they are cut is decided in Python (:mod:`tfos_nb.runtime.feed.batching`), block by block.
+Whole blocks of rows enter TensorFlow, which cuts them into batches. :mod:`tfos_nb.runtime.feed.batching` computes the
+sizes of the batches, block by block, in Python.
 """
 
 from __future__ import annotations
@@ -31,25 +32,31 @@ __all__ = ["Blocks", "DatasetOptions", "Names", "Pairs", "Source", "build_datase
 
 Names = str | Sequence[str] | None
 
-_WEIGHT = "tfos_nb weight"  # the element's entry for what class_weight gives
-_SIZES = "tfos_nb sizes"  # and for the sizes of the batches in it
+_WEIGHT = "tfos_nb weight"  # key in an element: weights from class_weight
+_SIZES = "tfos_nb sizes"  # key in a block's element: sizes of the batches in the block
 
 
 class Source(Protocol):
-    """Where the rows of a dataset come from: Spark's feed, its validation rows, or files."""
+    """Source of a dataset's rows: Spark's feed, its validation rows, or files."""
 
     def schema(self) -> FeedSchema | None:
-        """Return what the rows look like; None if there will be none."""
+        """Return the schema of the rows; None if there will be no rows."""
         ...
 
     def next_pass(self) -> Iterator[pa.RecordBatch] | None:
-        """Return the rows of this node's share once more; None if there are none any more."""
+        """Return the rows of this node's share for the next pass; None if there are no more passes."""
         ...
 
 
 @dataclass(frozen=True)
 class DatasetOptions:
-    """What :meth:`NodeContext.dataset` was asked for; it documents the fields."""
+    """Arguments of :meth:`NodeContext.dataset`, which documents them.
+
+    Raises
+    ------
+    ValueError
+        If an argument is wrong.
+    """
 
     batch_size: int
     x: Names = None
@@ -95,7 +102,7 @@ class DatasetOptions:
                 raise ValueError(f"{name} must be a dictionary, as in {name}={{'age': 0}}, got {getattr(self, name)!r}")
 
     def wanted(self) -> list[str] | None:
-        """Return the columns to read; None for all."""
+        """Return the names of the columns to read; None for all."""
         if self.x is None:
             return list(self.columns) if self.columns is not None else None
         return [*_listed(self.x), *_listed(self.y), *_listed(self.sample_weight)]
@@ -107,22 +114,22 @@ def _listed(names: Names) -> list[str]:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The generator that TensorFlow calls at the start of each iteration: one call, one pass.
+    """Function that returns a generator over the blocks of one pass, as arrays by column.
 
     Parameters
     ----------
     source : Source
         The rows.
     columns : tuple of Column
-        Those that are wanted.
+        Columns of the elements.
     fill : mapping
-        What to put for a null, by column.
+        Value that replaces a null, by column.
     failed : callable
-        Told of a row that has no tensor, before TensorFlow makes an error of its own of it.
+        Called with an error in a row, because TensorFlow replaces an exception by an error of its own.
     sparse : frozenset of str
-        The columns that become sparse tensors.
+        Columns that become sparse tensors.
     weigh : tuple, optional
-        The column of the classes, and the weights by class.
+        Column of the classes, and the weights by class.
     """
 
     source: Source
@@ -133,7 +140,7 @@ class Blocks:
     weigh: tuple[str, Mapping[Any, float]] | None = None
 
     def __call__(self) -> Iterator[dict[str, Any]]:
-        """Give out one pass' blocks, as arrays by column."""
+        """Yield the blocks of the next pass, as arrays by column."""
         try:
             for block in self.source.next_pass() or ():
                 yield self.element(block)
@@ -164,18 +171,20 @@ class Blocks:
 
 @dataclass(frozen=True)
 class CutBlocks:
-    """The generator of blocks that says with each block of how many rows the batches in it are.
+    """Function for ``tf.data.Dataset.from_generator`` that yields blocks together with the sizes of their batches.
+
+    TensorFlow calls it at the start of each iteration of the dataset: one call, one pass.
 
     Parameters
     ----------
     blocks : Blocks
         The rows.
     cut : Cut
-        How they are cut.
+        Size of the batches; it also counts the passes.
     shuffle : int
-        Rows within which rows change places; 0 leaves all as it is.
+        Size in rows of the window within which rows are shuffled. 0: no shuffling.
     seed : int or None
-        Of the orders.
+        Seed of the order. None: a new one for each pass, from NumPy's global generator.
     """
 
     blocks: Blocks
@@ -184,7 +193,7 @@ class CutBlocks:
     seed: int | None = None
 
     def __call__(self) -> Iterator[dict[str, Any]]:
-        """Give out one pass' blocks, each of whole batches."""
+        """Yield the blocks of the next pass. Each contains only whole batches."""
         try:
             rows = self.blocks.source.next_pass()
             if rows is None:
@@ -211,7 +220,7 @@ class CutBlocks:
         if not self.shuffle:
             yield from rows
             return
-        # Without a seed the order hangs on NumPy's, which keras.utils.set_random_seed sets.
+        # NumPy's global generator, so that keras.utils.set_random_seed makes the order reproducible.
         seed = self.seed if self.seed is not None else np.random.randint(1 << 31)
         chance = np.random.default_rng((seed, self.cut.passes))
         record = rows.record
@@ -235,7 +244,7 @@ class CutBlocks:
 
 
 def _unknown() -> None:
-    """Stand for the shares of rows of which nobody counts those of the other workers."""
+    """Return None: the numbers of rows of the other workers are not known."""
 
 
 def _in_order(window: list[pa.RecordBatch], order: np.ndarray[Any, Any]) -> pa.RecordBatch:
@@ -243,19 +252,22 @@ def _in_order(window: list[pa.RecordBatch], order: np.ndarray[Any, Any]) -> pa.R
 
 
 class _Waiting:
-    """Rows that came and are in no batch yet."""
+    """Queue of rows that are not in a batch yet."""
 
     def __init__(self, record: PassRecord) -> None:
         self.record = record
         self._blocks: deque[pa.RecordBatch] = deque()
 
     def add(self, block: pa.RecordBatch) -> None:
-        """Take rows that follow those that wait."""
+        """Append a block of rows."""
         if block.num_rows:
             self._blocks.append(block)
 
     def take(self, sizes: list[int]) -> Iterator[tuple[pa.RecordBatch, list[int]]]:
-        """Give out the next batches, as many at a time as lie in one block: they are not copied."""
+        """Yield the rows of the next batches, and the batches' sizes.
+
+        Batches that lie in one block are yielded together, as a slice of it. Only a batch across blocks is copied.
+        """
         sizes = list(reversed(sizes))
         while sizes:
             head, run = self._blocks[0], []
@@ -290,15 +302,25 @@ def build_dataset(
     decode: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     alone: bool = True,
 ) -> tf.data.Dataset:
-    """Build the dataset; waits for the first row anywhere in the cluster, since its shape is needed.
+    """Build a dataset. It waits for the first row anywhere in the cluster, because it needs the row's shape.
 
-    ``decode`` makes other columns of a batch's columns, before ``x`` and ``y`` are taken of them. ``alone``: no other
-    node trains on rows of this source.
+    Parameters
+    ----------
+    source : Source
+        The rows.
+    options : DatasetOptions
+        What the elements are.
+    failed : callable
+        Called with an error in a row.
+    decode : callable, optional
+        Converts the columns of a batch to other columns, before ``x`` and ``y`` are selected from them.
+    alone : bool
+        Whether no other node trains on rows of this source.
 
     Raises
     ------
     FeedFailed
-        For a column that is not there or has no tensor, naming it.
+        If no rows will come, or a column does not exist or cannot be a tensor.
     """
     import tensorflow as tf
 
@@ -321,7 +343,7 @@ def build_dataset(
         dataset = dataset.map(_Weigh(*weigh))
     if options.x is not None:
         dataset = dataset.map(Pairs(options.x, options.y, options.sample_weight, weigh is not None))
-    # The rows of a node are its share already.
+    # No sharding: these rows are already this node's share.
     return as_fed(dataset.prefetch(options.prefetch))
 
 
@@ -335,13 +357,14 @@ def _batches(generator: CutBlocks, alone: bool) -> tf.data.Dataset:
     signature[_SIZES] = tf.TensorSpec((None,), tf.int64)
     dataset = tf.data.Dataset.from_generator(generator, output_signature=signature)
     dataset = tracked(dataset.flat_map(_in_batches), generator.cut)
-    if generator.cut.whole and alone:  # no worker has other rows, so TensorFlow divides them right, and knows the shape
+    # All batches have one size and no other worker has rows, so TensorFlow divides them correctly and knows the shape.
+    if generator.cut.whole and alone:
         return dataset.map(functools.partial(of_size, generator.cut.batch))
     return divisible(dataset, generator.cut)
 
 
 def _in_batches(block: dict[str, Any]) -> tf.data.Dataset:
-    """Cut a block where its sizes say."""
+    """Cut a block into batches of the sizes that it contains."""
     import tensorflow as tf
 
     rows = {name: _own(value) for name, value in block.items() if name != _SIZES}
@@ -349,9 +372,10 @@ def _in_batches(block: dict[str, Any]) -> tf.data.Dataset:
 
 
 def _own(value: Any) -> Any:
-    """Copy a tensor: its memory is Arrow's, and TensorFlow computes in the memory of a batch that nothing else holds.
+    """Return a copy of a tensor whose memory belongs to Arrow.
 
-    Rows that are gone through again would have changed, and those of a mapped file cannot be written to.
+    TensorFlow may write its results into the memory of a batch to which nothing else refers. That would change rows
+    that are read again, and fail for rows in a mapped file, which is read-only.
     """
     import tensorflow as tf
 
@@ -372,12 +396,12 @@ def _spec(column: Column, sparse: bool) -> Any:
 
 
 def chosen_columns(schema: FeedSchema, options: DatasetOptions, by_name: bool = True) -> tuple[Column, ...]:
-    """Return the columns that are asked for, or all of them if not ``by_name``.
+    """Return the columns that the options name, or all of them if not ``by_name``.
 
     Raises
     ------
     FeedFailed
-        For a column that is not there or has no tensor, naming it.
+        If a column does not exist or cannot be a tensor. The message names it.
     """
     fields = pa.ipc.read_schema(pa.py_buffer(schema.schema))
     wanted = options.wanted() if by_name else None
@@ -401,7 +425,7 @@ def _check_decoded(spec: Any, options: DatasetOptions) -> None:
 
 @dataclass(frozen=True)
 class _Weigh:
-    """Add the weights of the classes to a batch whose classes only decoding shows."""
+    """Function for ``tf.data.Dataset.map`` that adds class weights to a batch, after decoding has made the labels."""
 
     column: str
     table: Mapping[Any, float]
@@ -418,7 +442,15 @@ class _Weigh:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Turn {column: tensor} into what Keras' fit takes: (x, y) or (x, y, sample_weight)."""
+    """Function for ``tf.data.Dataset.map`` from {column: tensor} to what Keras' ``fit`` takes.
+
+    Parameters
+    ----------
+    x, y, sample_weight : str, sequence of str, or None
+        Columns. Several columns become a dictionary.
+    weighed : bool
+        Whether the element has class weights. They are multiplied by those of ``sample_weight``, if given.
+    """
 
     x: Names
     y: Names
@@ -426,7 +458,7 @@ class Pairs:
     weighed: bool = False
 
     def __call__(self, element: dict[str, Any]) -> Any:
-        """Take ``(x, y, sample_weight)``, as far as they are asked for, out of an element."""
+        """Return ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` from an element."""
         parts = [_picked(element, self.x)]
         if self.y is not None or self.sample_weight is not None:
             parts.append(_picked(element, self.y))

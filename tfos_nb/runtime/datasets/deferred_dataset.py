@@ -1,4 +1,8 @@
-"""A dataset that a program makes before its strategy: it runs no TensorFlow operation until it is used."""
+"""Defer the building of a dataset until it is used, so that a program may make its strategy after it.
+
+A strategy that spans several workers must be built before the first TensorFlow operation
+(:mod:`tfos_nb.runtime.code.first_use`), and building a dataset runs operations.
+"""
 
 from __future__ import annotations
 
@@ -27,26 +31,26 @@ def dataset_of(
     waits: bool,
     **more: Any,
 ) -> tf.data.Dataset:
-    """Build a dataset; or, where a strategy may still be built that has to come first, when it is used.
+    """Build a dataset now; or when it is used, if a strategy that must be built before it may still follow.
 
     Parameters
     ----------
     source, options, failed, decode, **more
-        What :func:`tfos_nb.runtime.datasets.dataset.build_dataset` takes.
+        Arguments of :func:`tfos_nb.runtime.datasets.dataset.build_dataset`.
     waits : bool
         Whether ``MultiWorkerMirroredStrategy`` may be built on this node.
 
     Raises
     ------
     FeedFailed
-        For a column that is not there or has no tensor, naming it.
+        If no rows will come, or a column does not exist or cannot be a tensor. This is checked now in both cases.
     """
     build = functools.partial(build_dataset, source, options, failed, decode, **more)
     if not waits or has_begun():
         return build()
     schema = source.schema()
     if schema is None:
-        return build()  # which says why there is none
+        return build()  # raises the error
     chosen_columns(schema, options, decode is None)
     return _later_dataset()(build)
 
@@ -56,10 +60,10 @@ def _later_dataset() -> Any:
     import tensorflow as tf
 
     class LaterDataset(tf.data.Dataset):  # type: ignore[misc]
-        """Has all that a dataset has from the one that it builds when it is first asked for anything."""
+        """Dataset that takes all its attributes from another one, which it builds when an attribute is first read."""
 
         def __init__(self, build: Callable[[], tf.data.Dataset]) -> None:
-            self._build = build  # and no more: what tf.data.Dataset would set is the built one's
+            self._build = build  # super().__init__ is not called: the attributes that it sets come from the built one
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__") or name in ("_build", "_built"):

@@ -1,14 +1,14 @@
-"""Files that the nodes read by themselves: which there are, and who reads which rows of them.
+"""List the files that the nodes read themselves, and divide their rows among the nodes.
 
 ::
 
     pattern ──list──▶ files, sorted ──count──▶ units (rows of one file) ──cut into even shares──▶ this node's spans
-                                                │ shuffle: the units change places, alike on every node
+                                                │ shuffle: permute the units, in the same way on every node
                                                 ▼
                                             reading.batches(spans) ──▶ Arrow record batches ──▶ ctx.read(…)
 
-Every node lists and counts for itself, and comes to the same result: nothing is agreed upon between them. Paths are
-anything that fsspec knows.
+Every node lists the files and counts the rows itself. All nodes get the same result, so they exchange no messages.
+Paths are local, or URLs of a scheme that fsspec supports.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BLOCK_ROWS = 8192
 
 @dataclass(frozen=True)
 class File:
-    """One file: its full name, and where fsspec finds it."""
+    """File of an fsspec file system: its full name, its path in the file system, and the file system."""
 
     url: str
     path: str
@@ -46,19 +46,19 @@ class File:
 
     @property
     def local(self) -> bool:
-        """Whether it is on this host's own file system."""
+        """Whether fsspec opens it as a local file."""
         from fsspec.implementations.local import LocalFileSystem
 
         return isinstance(self.system, LocalFileSystem)
 
     def open(self) -> Any:
-        """Open it for reading; what its name says to be compressed comes unpacked."""
+        """Open the file for reading. If its suffix is that of a compression, its content is decompressed."""
         return self.system.open(self.path, "rb", compression="infer")
 
 
 @contextlib.contextmanager
 def naming(file: File) -> Iterator[None]:
-    """Say of which file an error is."""
+    """Context manager that raises read errors as FeedFailed with the name of the file."""
     try:
         yield
     except (OSError, EOFError, ValueError, pa.ArrowException) as error:
@@ -67,10 +67,10 @@ def naming(file: File) -> Iterator[None]:
 
 
 def list_files(pattern: str | Sequence[str]) -> list[File]:
-    """Return the files that match, sorted by name.
+    """Return the files that match one or several patterns, sorted by name, without duplicates.
 
-    A directory stands for the files in it, and in directories below it; names that begin with ``_`` or ``.`` are left
-    out there, as Spark does.
+    A directory stands for all files in it and below it, except those whose path has a name that begins with ``_`` or
+    ``.``, as in Spark.
 
     Raises
     ------
@@ -113,13 +113,13 @@ def _is_hidden(name: str) -> bool:
 
 
 def share_of_files(pattern: str | Sequence[str], rank: int, count: int) -> list[str]:
-    """Return the names of every ``count``-th file, from the ``rank``-th on."""
+    """Return the names of every ``count``-th file, beginning with number ``rank`` (from 0)."""
     return [file.url for file in list_files(pattern)][rank::count]
 
 
 @dataclass(frozen=True)
 class Span:
-    """Rows ``start`` to ``stop`` (not included; None for all there are) of a file."""
+    """Rows ``start`` to ``stop`` of a file, without ``stop``. None: to the end of the file."""
 
     file: File
     start: int = 0
@@ -127,45 +127,61 @@ class Span:
 
     @property
     def rows(self) -> int:
-        """How many rows."""
+        """Number of rows. ``stop`` must not be None."""
         assert self.stop is not None, "a span that was counted"
         return self.stop - self.start
 
 
 class Reading(Protocol):
-    """What a format knows of its files."""
+    """Files of one format.
+
+    Attributes
+    ----------
+    files : list of File
+        The files.
+    decode : callable or None
+        Converts the columns of a batch inside TensorFlow's pipeline. None: they need no conversion.
+    """
 
     files: list[File]
     decode: Any
 
     def units(self) -> list[Span]:
-        """Count the rows of all files, in pieces that can be read by themselves."""
+        """Return all rows of all files, as spans that can be read independently. Their rows are counted."""
         ...
 
     def batches(self, spans: Sequence[Span], columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Read rows; ``columns`` tells which are needed, None for all."""
+        """Yield the rows of spans. ``columns`` are the columns that are needed; None: all. More may be returned."""
         ...
 
     def first(self) -> pa.RecordBatch:
-        """Return the first rows of the first file that has some; without a row if none has."""
+        """Return the first rows of the first file that has rows.
+
+        If no file has rows, return a batch without rows, or raise FeedFailed if the schema is then unknown.
+        """
         ...
 
 
 class FileSource:
-    """A node's share of the rows of some files, as often as wanted: what a dataset is built on.
+    """Source of a dataset: this node's share of the rows of files, for any number of passes.
 
     Parameters
     ----------
     reading : Reading
         The files and their format.
     place : tuple of int
-        This node's number among those that read, and how many these are.
+        Number of this node among the nodes that read, from 0, and their number.
     shuffle : int
-        Rows within which rows change places; 0 leaves all as it is.
+        Size in rows of the window within which rows are shuffled; the units are shuffled too. 0: no shuffling.
     seed : int
-        Of the orders, one for each pass.
-    share : str
-        ``"rows"``, which is even to one row, or ``"files"``.
+        Seed of the orders. Each pass has another order.
+    share : {"rows", "files"}
+        Divide rows, so that no two nodes differ by more than one row, or whole files.
+
+    Raises
+    ------
+    ValueError
+        If ``shuffle``, ``seed`` or ``share`` is wrong.
     """
 
     def __init__(self, reading: Reading, place: tuple[int, int], *, shuffle: int, seed: int, share: str) -> None:
@@ -183,18 +199,18 @@ class FileSource:
         self._passes = 0
 
     def schema(self) -> FeedSchema | None:
-        """Look what the rows are like."""
+        """Return the schema of the rows, from the first ones."""
         first = self.reading.first()
         return FeedSchema(0, first.schema.serialize().to_pybytes(), first_lengths(first))
 
     def next_pass(self) -> Pass | None:
-        """Read the share once more."""
+        """Return the rows of the share for the next pass."""
         number, self._passes = self._passes, self._passes + 1
         batches = self.reading.batches(self.spans(number), self.wanted)
         return Pass(self._mixed(batches, number) if self._shuffle else batches, self._shares)
 
     def _shares(self) -> Shares | None:
-        """Return how many rows all nodes have; None where whole files are divided, whose rows are not counted."""
+        """Return the nodes' numbers of rows; None if whole files are divided, because their rows are not counted."""
         if self._share == "files" or self._units is None:
             return None
         total = sum(unit.rows for unit in self._units)
@@ -203,7 +219,7 @@ class FileSource:
         return Shares(sizes[self._rank], total, max(sizes))
 
     def spans(self, number: int) -> list[Span]:
-        """Return what this node reads in a pass, 0 being the first."""
+        """Return the spans that this node reads in a pass. Passes are counted from 0."""
         if self._units is None:
             self._units = self._all_units()
         order = np.arange(len(self._units))
@@ -218,7 +234,7 @@ class FileSource:
         return self.reading.units()
 
     def _mixed(self, batches: Iterator[pa.RecordBatch], number: int) -> Iterator[pa.RecordBatch]:
-        """Give the rows out in another order, within windows of so many."""
+        """Yield the rows shuffled within windows of at least ``shuffle`` rows."""
         chance = np.random.default_rng((self._seed, number, 1 + self._rank))
         window: list[pa.RecordBatch] = []
         for batch in batches:
@@ -230,7 +246,7 @@ class FileSource:
 
 
 def _cut(units: Sequence[Span], rank: int, count: int) -> list[Span]:
-    """Return the rows of one of ``count`` shares, of which no two differ by more than one row."""
+    """Return the spans of share ``rank`` of ``count`` shares, which differ by at most one row."""
     total = sum(unit.rows for unit in units)
     first, last = total * rank // count, total * (rank + 1) // count
     share, at = [], 0

@@ -1,4 +1,7 @@
-"""Parquet, CSV and images, as Arrow record batches; TFRecords are in :mod:`tfos_nb.runtime.datasets.record_files`."""
+"""Read Parquet, CSV and image files as Arrow record batches.
+
+TFRecord files are read by :mod:`tfos_nb.runtime.datasets.record_files`.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +35,23 @@ _THREADS = 8
 
 
 def reading(pattern: str | Sequence[str], kind: str | None, **options: Any) -> Reading:
-    """List the files of a pattern and choose how to read them.
+    """List the files of a pattern and return the reader for their format.
+
+    Parameters
+    ----------
+    pattern : str or sequence of str
+        Paths, URLs, directories or glob patterns.
+    kind : str or None
+        ``"parquet"``, ``"csv"``, ``"images"`` or ``"tfrecord"``. None: chosen by the files' suffixes.
+    **options
+        ``features``, ``types`` and ``image_size``; None if not given.
 
     Raises
     ------
     FeedFailed
-        If nothing matches, or the names do not say the format.
+        If nothing matches, or the suffixes do not determine one format.
     ValueError
-        For a format that is not known, or an option of another one.
+        If the format is not known, or an option belongs to another format.
     """
     if kind is not None and kind not in _ENDINGS:
         raise ValueError(f"format must be one of {', '.join(sorted(_ENDINGS))}, got {kind!r}")
@@ -75,7 +87,7 @@ def _format_of(files: Sequence[File]) -> str:
 
 
 def _check_like_first(first: File, ours: pa.Schema, file: File, theirs: pa.Schema) -> None:
-    """Refuse a file whose columns are not those of the first one."""
+    """Raise FeedFailed if a file's columns or types are not those of the first file."""
     for name in dict.fromkeys([*ours.names, *theirs.names]):
         kinds = [schema.field(name).type if name in schema.names else None for schema in (ours, theirs)]
         if kinds[0] != kinds[1]:
@@ -84,7 +96,7 @@ def _check_like_first(first: File, ours: pa.Schema, file: File, theirs: pa.Schem
 
 
 class Parquet:
-    """Parquet files; rows are counted in their footers, and pieces are row groups."""
+    """Parquet files. Their units are row groups, whose rows are counted by the files' footers."""
 
     decode = None
 
@@ -103,7 +115,7 @@ class Parquet:
         return opened
 
     def units(self) -> list[Span]:
-        """Count the rows of each row group."""
+        """Return one span per row group."""
         spans = []
         for file in self.files:
             ends = _ends_of_groups(self._open(file))
@@ -111,7 +123,7 @@ class Parquet:
         return spans
 
     def batches(self, spans: Sequence[Span], columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Read rows."""
+        """Yield the rows of spans, with only the given columns."""
         for file, group in itertools.groupby(spans, key=lambda span: span.file):
             opened = self._open(file)
             names = opened.schema_arrow.names
@@ -127,7 +139,7 @@ class Parquet:
                             yield from _sliced(rows, at, span.start, stop)
 
     def first(self) -> pa.RecordBatch:
-        """Return the first rows."""
+        """Return the first batch of rows, without rows if no file has any."""
         for batch in self.batches([Span(file) for file in self.files], None):
             if batch.num_rows:
                 return batch
@@ -141,7 +153,7 @@ def _ends_of_groups(opened: Any) -> list[int]:
 
 
 def _sliced(batches: Iterable[pa.RecordBatch], at: int, start: int, stop: int | None) -> Iterator[pa.RecordBatch]:
-    """Leave out of batches, the first of which begins with row ``at``, what is before ``start`` or from ``stop`` on."""
+    """Yield only the rows from ``start`` to ``stop`` of batches. The first batch begins with row ``at``."""
     for batch in batches:
         low = max(start - at, 0)
         high = batch.num_rows if stop is None else min(stop - at, batch.num_rows)
@@ -154,16 +166,24 @@ def _sliced(batches: Iterable[pa.RecordBatch], at: int, start: int, stop: int | 
 
 @dataclass
 class Csv:
-    """CSV files with a line of names; to be counted, they are read once more."""
+    """CSV files with a header line. Counting their rows reads them completely.
+
+    Parameters
+    ----------
+    files : list of File
+        The files.
+    types : mapping of str to str
+        Arrow's names of types, by column. The types of other columns are inferred from the first rows.
+    """
 
     files: list[File]
     types: Mapping[str, str] = field(default_factory=dict)
     decode: Any = None
     _schema: pa.Schema | None = None
-    _typical: File | None = None  # whose columns these are
+    _typical: File | None = None  # the file from which _schema was taken
 
     def _read(self, file: File) -> Iterator[pa.RecordBatch]:
-        """Read a file: without a row if it is empty, or has a line of names alone."""
+        """Yield the rows of a file; none if it is empty or has only a header line."""
         with _advising(file), file.open() as stream:
             reader = self._reader(file, stream)
             if reader is None:
@@ -196,7 +216,7 @@ class Csv:
         self._schema, self._typical = schema, file
 
     def units(self) -> list[Span]:
-        """Count the rows of each file."""
+        """Return one span per file."""
         return [Span(file, 0, sum(batch.num_rows for batch in self._read_as_first(file))) for file in self.files]
 
     def _read_as_first(self, file: File) -> Iterator[pa.RecordBatch]:
@@ -205,7 +225,7 @@ class Csv:
         return self._read(file)
 
     def batches(self, spans: Sequence[Span], columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Read rows."""
+        """Yield the rows of spans, with only the given columns."""
         for span in spans:
             for batch in _sliced(self._read_as_first(span.file), 0, span.start, span.stop):
                 yield (
@@ -213,7 +233,13 @@ class Csv:
                 )
 
     def first(self) -> pa.RecordBatch:
-        """Return the first rows of the first file that has some: they say of which types the columns are."""
+        """Return the first rows of the first file that has rows. They determine the types of the columns.
+
+        Raises
+        ------
+        FeedFailed
+            If no file has rows.
+        """
         for file in self.files:
             for batch in self._read(file):
                 if batch.num_rows:
@@ -223,7 +249,7 @@ class Csv:
 
 @contextlib.contextmanager
 def _advising(file: File) -> Iterator[None]:
-    """Say of which file an error is, and what to do about a value of another type."""
+    """Context manager like :func:`naming` that adds advice about a value of another type."""
     try:
         with naming(file):
             yield
@@ -245,7 +271,18 @@ def _arrow_type(name: str, kind: str) -> pa.DataType:
 
 
 class Images:
-    """Image files, one row each: their pixels, the number of their directory, and their name."""
+    """Image files, one row each.
+
+    The columns are ``image`` (uint8, height x width x 3), ``label`` (number of the file's directory in the sorted list
+    of directories) and ``path``.
+
+    Parameters
+    ----------
+    files : list of File
+        The files.
+    size : (int, int) or None
+        Height and width to which the images are resized. None: all must have one size.
+    """
 
     decode = None
 
@@ -259,11 +296,11 @@ class Images:
         self._classes = {name: number for number, name in enumerate(names)}
 
     def units(self) -> list[Span]:
-        """Each file is one row."""
+        """Return one span of one row per file."""
         return [Span(file, 0, 1) for file in self.files]
 
     def batches(self, spans: Sequence[Span], columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Read and decode images, some at once."""
+        """Yield the images of spans, 64 per batch, read and decoded by 8 threads. All columns are returned."""
         with ThreadPoolExecutor(_THREADS) as pool:
             for start in range(0, len(spans), _IMAGES_AT_ONCE):
                 files = [span.file for span in spans[start : start + _IMAGES_AT_ONCE]]
@@ -310,7 +347,7 @@ class Images:
         return array
 
     def first(self) -> pa.RecordBatch:
-        """Return the first image."""
+        """Return the first image as a batch of one row."""
         pixels = self._pixels(self.files[0])
         self._check_sizes(self.files[:1], [pixels])
         return self._batch(self.files[:1], pixels[None])

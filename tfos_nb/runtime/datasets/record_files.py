@@ -1,7 +1,7 @@
-"""TFRecord files: where each record is, the records themselves, and what is in them.
+"""Read TFRecord files: find the positions of the records, read them, and parse them inside TensorFlow's pipeline.
 
-The frame of a record is in :mod:`tfos_nb.runtime.tfrecord.framing`. To count the records is to hop from one to the next
-by their lengths alone; the checksums are verified when the records are read.
+The frame of a record is described in :mod:`tfos_nb.runtime.tfrecord.framing`. Records are counted by their lengths,
+without reading their data. The checksums are verified when the records are read.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from tfos_nb.runtime.tfrecord.framing import is_framed, scan
 __all__ = ["TFRecords", "WithValues"]
 
 _LENGTH = struct.Struct("<Q")
-_BEFORE, _AFTER = 12, 4  # bytes around the data
+_BEFORE, _AFTER = 12, 4  # bytes of a record's frame before and after its data
 _UNIT_RECORDS = 8192
 _BLOCK_RECORDS = 1024
 
 
 @dataclass
 class TFRecords:
-    """TFRecord files. Their records come as a column ``record`` of bytes, and ``decode`` parses them.
+    """TFRecord files. Their batches have one column of bytes, ``record``, which ``decode`` parses.
 
     Parameters
     ----------
     files : list of File
         The files.
     features : mapping or None
-        As ``tf.io.parse_example`` takes it; None: as the first record has them; empty: records stay as they are.
+        Features for ``tf.io.parse_example``. None: derived from the first record. Empty: records are not parsed.
     """
 
     files: list[File]
@@ -48,13 +48,13 @@ class TFRecords:
 
     @property
     def decode(self) -> Any:
-        """What parses a batch; None if records stay as they are."""
+        """Function that parses a batch of records; None if they are not parsed."""
         if self.features is None:
             self.features = _features_of(self._first_record())
         return _Parse(dict(self.features)) if self.features else None
 
     def units(self) -> list[Span]:
-        """Count the records of each file."""
+        """Return spans of at most 8192 records each."""
         spans = []
         for file in self.files:
             count = len(self._places(file)) - 1
@@ -62,14 +62,20 @@ class TFRecords:
         return spans
 
     def _places(self, file: File) -> np.ndarray[Any, Any]:
-        """Return where each record of a file begins, and where the last one ends."""
+        """Return the position of each record of a file, and the end of the last, in bytes."""
         if file.url not in self._index:
             with naming(file), _content(file) as content:
                 self._index[file.url] = _places_in(file, content)
         return self._index[file.url]
 
     def batches(self, spans: Sequence[Span], columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        """Read records."""
+        """Yield the records of spans, at most 1024 per batch. ``columns`` is ignored.
+
+        Raises
+        ------
+        FeedFailed
+            If a file is damaged or ends within a record.
+        """
         for span in spans:
             places = self._places(span.file)
             stop = len(places) - 1 if span.stop is None else span.stop
@@ -78,7 +84,13 @@ class TFRecords:
                     yield _records(span.file, content, places[at : min(at + _BLOCK_RECORDS, stop) + 1])
 
     def first(self) -> pa.RecordBatch:
-        """Return the first record."""
+        """Return the first record as a batch of one row.
+
+        Raises
+        ------
+        FeedFailed
+            If no file has a record.
+        """
         return pa.RecordBatch.from_pydict({"record": pa.array([self._first_record()], pa.binary())})
 
     def _first_record(self) -> bytes:
@@ -116,7 +128,7 @@ def _places_in(file: File, content: _Content) -> np.ndarray[Any, Any]:
 
 
 def _records(file: File, content: _Content, places: np.ndarray[Any, Any]) -> pa.RecordBatch:
-    """Cut records out of the bytes that hold them, and verify their checksums."""
+    """Read consecutive records, whose positions and end are ``places``, and verify their checksums."""
     base, size = int(places[0]), int(places[-1] - places[0])
     data = content.read(base, size)
     if len(data) < size:
@@ -130,7 +142,10 @@ def _records(file: File, content: _Content, places: np.ndarray[Any, Any]) -> pa.
 
 
 class _Content:
-    """Bytes of a file by their place: mapped where that is possible, else read forward, and backward at need."""
+    """Random access to the decompressed bytes of a file. A local uncompressed file is mapped into memory.
+
+    ``size`` is None for a compressed file.
+    """
 
     def __init__(self, file: File) -> None:
         self._map: mmap.mmap | None = None
@@ -168,7 +183,7 @@ def _content(file: File) -> _Content:
 
 @dataclass(frozen=True)
 class _Parse:
-    """Parse a batch of records; what ``tf.io.parse_example`` gives."""
+    """Function for ``tf.data.Dataset.map`` that parses a batch of records with ``tf.io.parse_example``."""
 
     features: Mapping[str, Any]
 
@@ -181,18 +196,18 @@ class _Parse:
 
 @dataclass(frozen=True)
 class WithValues:
-    """Decodes a batch, and refuses a row without values in a ragged column of the features.
+    """Function for ``tf.data.Dataset.map`` that decodes a batch and refuses rows without values in ragged columns.
 
-    A mean or a maximum over no values is NaN, and so are all weights after the first step.
+    A mean or a maximum over no values is NaN. After one step with such a row, all weights are NaN.
 
     Parameters
     ----------
     decode : callable
-        Makes columns of a batch of records.
+        Converts a batch of records to columns.
     names : tuple of str
-        The columns of the features.
+        Columns that are checked: those of the model's features.
     failed : callable
-        Told of such a row, before TensorFlow makes an error of its own of it.
+        Called with the error, because TensorFlow replaces an exception by an error of its own.
     """
 
     decode: Callable[[dict[str, Any]], dict[str, Any]]
@@ -200,7 +215,7 @@ class WithValues:
     failed: Callable[[FeedFailed], object]
 
     def __call__(self, element: dict[str, Any]) -> dict[str, Any]:
-        """Decode a batch."""
+        """Return the columns of a batch of records."""
         import tensorflow as tf
 
         columns = self.decode(element)
@@ -228,7 +243,15 @@ class WithValues:
 
 
 def _features_of(record: bytes) -> dict[str, Any]:
-    """Take a record for a ``tf.train.Example``, and say what is in it, in lengths that all others must have too."""
+    """Return fixed-length features for ``tf.io.parse_example``, derived from one record.
+
+    All other records must have the same features with the same numbers of values.
+
+    Raises
+    ------
+    FeedFailed
+        If the record is no ``tf.train.Example``, or has an empty feature.
+    """
     import tensorflow as tf
     from google.protobuf.message import DecodeError
 

@@ -1,4 +1,4 @@
-"""Switch off TensorFlow's tuning of input pipelines where nothing can be tuned: it delays the end of epochs.
+"""Switch off TensorFlow's tuning of input pipelines that cannot be tuned, because it delays the end of epochs.
 
 The tuning has a thread that checks a pipeline at growing intervals, up to a minute. Deleting the iterator waits for
 that thread. A cancellation wakes the thread before it can see that it is cancelled, so it may sleep again
@@ -16,7 +16,7 @@ __all__ = ["as_fed", "tune_no_devices", "untuned"]
 
 
 def untuned(dataset: Any) -> Any:
-    """Return the ``tf.data.Dataset``, which TensorFlow does not tune: ``AUTOTUNE`` in it means as many as cores."""
+    """Return a ``tf.data.Dataset`` without tuning. ``AUTOTUNE`` in it then means one thread per core."""
     import tensorflow as tf
 
     options = tf.data.Options()
@@ -25,7 +25,7 @@ def untuned(dataset: Any) -> Any:
 
 
 def as_fed(dataset: Any) -> Any:
-    """Return the ``tf.data.Dataset`` as a worker reads the rows that it was fed: all of them, and without tuning."""
+    """Return a ``tf.data.Dataset`` of a worker's own rows: without sharding among workers, and without tuning."""
     import tensorflow as tf
 
     options = tf.data.Options()
@@ -34,11 +34,11 @@ def as_fed(dataset: Any) -> Any:
 
 
 def tune_no_devices() -> None:
-    """Have strategies tune none of the pipelines that they put on the devices, which only fetch from the host's.
+    """Switch off the tuning of the pipelines that strategies put on devices, which only fetch from the host's pipeline.
 
-    A dataset of the user's own keeps its options: this is of what TensorFlow lays on top of it.
+    The options of the user's own datasets are not changed.
     """
-    from tensorflow.python.data.ops import multi_device_iterator_ops as owner  # no public name leads there
+    from tensorflow.python.data.ops import multi_device_iterator_ops as owner  # there is no public name for it
 
     make = getattr(owner, "_create_device_dataset", None)
     if make is None or hasattr(make, "__wrapped__"):
