@@ -1,4 +1,4 @@
-"""Answer rows with a running cluster: from Spark's tasks to ``main`` and back, in their order.
+"""Send rows from Spark's tasks to ``main`` of a running cluster, and return its results in the order of the rows.
 
 The input is record batches. The output is one result for each row, in the same order. Both ends of the connection are
 here. It imports feed, rows and control.

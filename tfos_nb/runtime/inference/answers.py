@@ -1,4 +1,4 @@
-"""Convert the answers of ``main`` to columns: one result for each row, split by the partitions of the rows.
+"""Convert the results of ``main`` to record batches: one result for each row, split by the partitions of the rows.
 
 A DataFrame's results have a schema, so they are sent as Arrow columns. An RDD's results have none, so they are sent as
 data (:mod:`tfos_nb.runtime.control.wire`), a list or an array for each batch.
@@ -19,22 +19,33 @@ from tfos_nb.runtime.control import wire
 __all__ = ["PLAIN", "Answers", "listed"]
 
 PLAIN = pa.schema([("results", pa.large_binary())])
-"""The schema in which results without one travel: all of a batch in one value."""
+"""Schema of results without a schema of their own: one value, which has all results of a batch, encoded."""
 
 
 class Answers:
-    """Results for some rows in a row.
+    """Results of consecutive rows.
 
     Parameters
     ----------
     results : object
-        ``{column: array}``, an array or tensor whose first axis is the rows, or a list with one result a row: a value,
-        a tuple, a dictionary or a Row.
+        ``{column: array}``, an array or tensor whose first axis is the rows, or a list with one result per row: a
+        value, a tuple, a dictionary or a Row.
+
+    Attributes
+    ----------
+    count : int
+        Number of results.
 
     Raises
     ------
     FeedFailed
-        If it is none of these, or its columns are not of one length.
+        If ``results`` is none of these, or its columns have different lengths.
+
+    Examples
+    --------
+    >>> schema = pa.schema([("class", pa.int64()), ("score", pa.float32())])
+    >>> Answers([(3, 0.5), (7, 0.25)]).cut(1, 1, schema).to_pylist()
+    [{'class': 7, 'score': 0.25}]
     """
 
     def __init__(self, results: Any) -> None:
@@ -51,12 +62,12 @@ class Answers:
             self.count = len(self._rows)
 
     def cut(self, start: int, count: int, schema: pa.Schema | None) -> pa.RecordBatch:
-        """Return the results of some rows: in the columns of a schema, or as data where there is none.
+        """Return ``count`` results from ``start`` on, in the columns of a schema, or encoded if it is None.
 
         Raises
         ------
         FeedFailed
-            If they do not fit the schema, naming the column, or are no data.
+            If they do not fit the schema (the message names the column), or cannot be encoded.
         """
         stop = start + count
         columns = {name: column[start:stop] for name, column in self._columns.items()}
@@ -70,7 +81,13 @@ class Answers:
 
 
 def _sliceable(values: Any, what: str) -> Any:
-    """Return what has a length and can be cut: an array for a tensor, a list for the rest."""
+    """Return values as an array or a list, which can be sliced by rows.
+
+    Raises
+    ------
+    FeedFailed
+        If they are one value, and not one for each row.
+    """
     if isinstance(values, (list, np.ndarray)):
         found = values
     elif isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
@@ -96,12 +113,12 @@ def _plain(results: Any) -> pa.RecordBatch:
 def _encoded(results: Any) -> bytes:
     try:
         return wire.encode(results)
-    except wire.NotData:  # tensors among them, say: only then is it worth looking at each
+    except wire.NotData:  # there may be tensors; searching for them is slow, so it is done only now
         return wire.encode(_without_tensors(results))
 
 
 def _without_tensors(value: Any) -> Any:
-    """Return a result with an array, or a number, in the place of each tensor."""
+    """Return a nested result in which each tensor is replaced by an array or a number."""
     if isinstance(value, Mapping):
         return {name: _without_tensors(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -113,7 +130,7 @@ def _without_tensors(value: Any) -> Any:
 
 
 def listed(data: bytes) -> list[Any]:
-    """Return the results of a batch that travelled without a schema, one a row."""
+    """Return the results of an encoded batch (see :data:`PLAIN`), one per row."""
     results = wire.decode(data)
     if not isinstance(results, dict):
         return list(results)
@@ -145,7 +162,7 @@ def _by_column(rows: Any, schema: pa.Schema) -> dict[str, Any]:
 
 
 def _taker(first: Any, names: Sequence[str]) -> Callable[[Any, str, int], Any] | None:
-    """Return how one field is taken out of a result such as the first; None if a result is one value."""
+    """Return the function that takes a field from results like the first; None if a result is one value."""
     if isinstance(first, Mapping) or hasattr(first, "asDict"):
         return lambda row, name, place: row[name]
     if isinstance(first, tuple) or (isinstance(first, list) and len(names) > 1):
@@ -178,7 +195,7 @@ def _array(values: Any, kind: pa.DataType, rows: int) -> pa.Array:
         if stacked is None:
             array = pa.array(values, kind)
             if pa.types.is_integer(kind):
-                pa.array(values).cast(kind)  # refuses a fraction, which the line above cuts off
+                pa.array(values).cast(kind)  # raises for a fraction, which the line above truncates
             return array
         values = stacked
     depth, inner = 0, kind
@@ -199,7 +216,7 @@ def _array(values: Any, kind: pa.DataType, rows: int) -> pa.Array:
 
 
 def _stacked(values: list[Any]) -> np.ndarray[Any, Any] | None:
-    """Return a list of arrays or tensors (of one shape) as one array; None for a list of anything else."""
+    """Return a list of arrays or tensors of one shape as one array; None for any other list."""
     if not values or not hasattr(values[0], "__array__"):
         return None
     arrays = [np.asarray(value) for value in values]

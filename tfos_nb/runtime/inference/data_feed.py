@@ -1,4 +1,4 @@
-"""Rows as lists, and rows that want an answer: ``ctx.get_data_feed`` and ``ctx.requests``.
+"""Give ``main`` rows as lists, and rows for inference: ``ctx.get_data_feed`` and ``ctx.requests``.
 
 ::
 
@@ -6,7 +6,7 @@
     inference():  RequestQueue ── rows of one partition ──▶ DataFeed.next_batch(n) ──▶ main ──▶ DataFeed.batch_results
                                 └────────────────────────▶ ctx.requests() ──▶ Request ──▶ main ──▶ Request.reply
 
-Rows come in Arrow's blocks, are cut there, and become Python values a column at a time.
+Rows arrive in Arrow blocks. They are sliced as Arrow data, and then converted to Python values by column.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ __all__ = ["DataFeed", "Request", "RowLists"]
 
 
 class _Source(Protocol):
-    """Where a feed's blocks come from."""
+    """Source of a feed's blocks."""
 
     def take(self, count: int) -> list[pa.RecordBatch] | None:
         """Return blocks of at most ``count`` rows in all; None at the end."""
 
     def answer(self, results: Any) -> None:
-        """Take results."""
+        """Return results for the rows that were taken first."""
 
     def end(self) -> None:
-        """Want no more."""
+        """End the feed, so that no more rows are sent."""
 
 
 class _Passes:
-    """The rows that ``train`` feeds to a queue: one pass after the other, without a seam."""
+    """Rows that ``train`` feeds to a queue. The passes are concatenated."""
 
     def __init__(self, queues: RowQueues, queue: str) -> None:
         self._queues, self._queue = queues, queue
@@ -62,9 +62,9 @@ class _Passes:
         return taken or None
 
     def _advance(self) -> bool:
-        """Have a row at hand, waiting for one; False if none comes any more."""
+        """Wait until there is a next row; return False at the end of the feed."""
         while self._block is None or self._at >= self._block.num_rows:
-            self._block = None  # its memory is wanted while this waits
+            self._block = None  # free the memory of the block before waiting for the next one
             if self._blocks is None:
                 self._blocks = self._queues.of(self._queue).next_pass()
                 if self._blocks is None:
@@ -84,18 +84,19 @@ class _Passes:
         blocks, self._blocks, self._block = self._blocks, None, None
         self._queues.terminate(self._queue)
         if blocks is not None:
-            blocks.close()  # type: ignore[attr-defined]  # a generator: it tells that its pass was left
+            blocks.close()  # type: ignore[attr-defined]  # a generator: when closed, it reports that its pass was left
 
 
 class _Requests:
-    """The rows that ``inference`` sends to a queue."""
+    """Rows that ``inference`` sends to a queue."""
 
     def __init__(self, queue: RequestQueue, across: bool) -> None:
         self._queue, self._across = queue, across
         self._owner = threading.get_ident()
 
     def take(self, count: int) -> list[pa.RecordBatch] | None:
-        ahead = self._across or threading.get_ident() != self._owner  # such as a thread of tf.data
+        # A thread of tf.data prefetches, so it takes rows before main has answered the previous ones.
+        ahead = self._across or threading.get_ident() != self._owner
         pieces = self._queue.take(count, across=self._across, strict=False, ahead=ahead)
         return None if pieces is None else [piece.rows for piece in pieces]
 
@@ -107,12 +108,19 @@ class _Requests:
 
 
 class DataFeed:
-    """The rows of a node as lists. Made by ``ctx.get_data_feed``.
+    """Rows of a node as lists, returned by ``ctx.get_data_feed``. The interface is TensorFlowOnSpark's ``DataFeed``.
 
     Attributes
     ----------
     done_feeding : bool
-        Whether the feed is at its end.
+        Whether the feed has ended.
+
+    Examples
+    --------
+    >>> feed = ctx.get_data_feed(train_mode=False)  # doctest: +SKIP
+    >>> while not feed.should_stop():  # doctest: +SKIP
+    ...     rows = feed.next_batch(64)
+    ...     feed.batch_results([predict(row) for row in rows])
     """
 
     def __init__(self, source: _Source, input_mapping: Mapping[str, str] | None, arrays: bool) -> None:
@@ -128,17 +136,19 @@ class DataFeed:
         Parameters
         ----------
         batch_size : int
-            The most rows. Fewer come at the end of the feed; in inference also at the end of a partition.
+            Maximum number of rows. There may be fewer at the end of the feed, and in inference at the end of a
+            partition.
 
         Returns
         -------
         list or dict
-            A list of rows, or with ``input_mapping`` a list a tensor. Empty at the end of the feed.
+            A list of rows, or with ``input_mapping`` a dictionary with a list for each tensor. The lists are empty at
+            the end of the feed.
 
         Raises
         ------
         FeedFailed
-            In inference, if rows taken before have no result and their partition is at its end.
+            In inference, if earlier rows of a partition have no results and the partition has ended.
         """
         batch_size = _checked_size("next_batch", batch_size)
         blocks = None if self.done_feeding else self._source.take(batch_size)
@@ -161,47 +171,60 @@ class DataFeed:
         return self._makers[key]
 
     def should_stop(self) -> bool:
-        """Whether the feed is at its end: no row comes any more."""
+        """Return whether the feed has ended, so that there will be no more rows."""
         return self.done_feeding
 
     def batch_results(self, results: Any) -> None:
-        """Give the results of the rows that were taken last: one for each row, in their order.
+        """Return results to Spark: one for each row, in the order in which the rows were taken.
+
+        The results belong to the rows that were taken first and have no results yet.
 
         Parameters
         ----------
         results : list, array or dict
-            Values, tuples, dictionaries or Rows; or an array (a tensor) whose first axis is the rows; or ``{column:
-            array}``. What the schema of :meth:`tfos_nb.Cluster.inference` says, if it has one.
+            A list of values, tuples, dictionaries or Rows; or an array or tensor whose first axis is the rows; or
+            ``{column: array}``. They must fit the schema of :meth:`tfos_nb.Cluster.inference`, if it has one.
 
         Raises
         ------
         FeedFailed
-            If they are more than the rows, or do not fit the schema.
+            If there are more results than rows, or they do not fit the schema.
         """
         self._source.answer(results)
 
     def terminate(self) -> None:
-        """Want no more rows: the feed is at its end at once, and Spark does not read what is left of it."""
+        """End the feed at once. Spark does not read the remaining rows."""
         self.done_feeding = True
         self._source.end()
 
 
 def _checked_size(call: str, size: Any) -> int:
-    """Return the number of rows of a batch, which may be one of NumPy's."""
+    """Return a batch size as an int. NumPy integers are accepted.
+
+    Raises
+    ------
+    FeedFailed
+        If it is not a whole number, 1 or more.
+    """
     if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 1:
         raise FeedFailed(f"{call}: the rows of a batch must be a whole number, 1 or more, got {size!r}")
     return int(size)
 
 
 class Request(Mapping[str, "np.ndarray[Any, Any]"]):
-    """Some rows that want an answer: a mapping from columns to arrays whose first axis is the rows.
+    """Batch of rows for inference: a mapping from columns to arrays whose first axis is the rows.
 
     Attributes
     ----------
     partition : int
-        The partition of the first row.
+        Partition of the first row.
     rows : int
-        How many there are.
+        Number of rows.
+
+    Examples
+    --------
+    >>> for request in ctx.requests(64):  # doctest: +SKIP
+    ...     request.reply({"score": model(request["features"])})
     """
 
     def __init__(
@@ -229,31 +252,30 @@ class Request(Mapping[str, "np.ndarray[Any, Any]"]):
         return len(self._columns)
 
     def reply(self, results: Any) -> None:
-        """Answer all rows.
+        """Return the results of all rows of this request to Spark.
 
         Parameters
         ----------
         results : dict, array or list
-            ``{column: array or tensor}``, the first axis being the rows; or what
-            :meth:`DataFeed.batch_results` takes.
+            As for :meth:`DataFeed.batch_results`.
         """
         self._queue.answer(results)
 
 
 @dataclass(frozen=True)
 class RowLists:
-    """What ``ctx`` gives out of a node's rows as lists, and of those that want an answer.
+    """Part of ``ctx`` that makes :class:`DataFeed` and :class:`Request` objects.
 
     Parameters
     ----------
     node : str
-        This node.
+        Name of this node.
     fed : bool
-        Whether it gets rows from Spark.
+        Whether the node gets rows from Spark.
     queues : RowQueues
-        What ``train`` feeds.
+        Queues of the rows that ``train`` feeds.
     desk : RequestDesk
-        What ``inference`` asks.
+        Queues of the rows that ``inference`` sends.
     """
 
     node: str
@@ -272,7 +294,7 @@ class RowLists:
         across: bool,
         arrays: bool,
     ) -> DataFeed:
-        """Return rows as lists; a second call continues where the first one is."""
+        """Return a feed of rows as lists. A second feed of the same queue continues where the first one is."""
         if not isinstance(qname_out, str):
             raise FeedFailed(f"qname_out must be the name of a queue, got {qname_out!r}")
         return DataFeed(self._source(qname_in, bool(train_mode), across), input_mapping, arrays)
@@ -287,13 +309,13 @@ class RowLists:
     def requests(
         self, size: int, qname: str, across: bool, names: Sequence[str] | None, fill: Mapping[str, Any] | None
     ) -> Iterator[Request]:
-        """Go through the rows of ``cluster.inference`` in batches of arrays, each of which wants a reply."""
+        """Return an iterator over the rows of ``cluster.inference`` in batches. Each batch needs a reply."""
         size = _checked_size("requests", size)
         self._check(qname)
         return _requests(self.desk.of(qname), size, across, names, dict(fill or {}))
 
     def _check(self, name: str) -> None:
-        """Refuse a queue that is not there, and a node that gets no rows."""
+        """Raise FeedFailed if the node gets no rows from Spark, or has no such queue."""
         if not self.fed:
             raise FeedFailed(
                 f"{self.node} gets no rows from Spark: it is a parameter server, an evaluator, or a chief that "

@@ -1,8 +1,8 @@
-"""Rows that wait in a node for answers, and what ``main`` does with them.
+"""Queues of a node for inference: rows that wait for ``main``, and results that wait to be sent.
 
-One :class:`Stream` is one attempt at one partition (:mod:`tfos_nb.runtime.inference.serving` brings its rows and takes
-its results away). A :class:`RequestQueue` has the streams of one named queue. Results belong to the rows that were
-handed out first; each is owed one.
+A :class:`Stream` is one attempt at one partition. :mod:`tfos_nb.runtime.inference.serving` receives its rows and sends
+its results. A :class:`RequestQueue` has the streams of one named queue. Results belong to the rows that ``main`` took
+first and that have no results yet, which are called owed.
 """
 
 from __future__ import annotations
@@ -25,24 +25,36 @@ __all__ = ["Piece", "RequestQueue", "Stream", "joined"]
 
 @dataclass(frozen=True)
 class Piece:
-    """Some rows of one stream in a row, handed to ``main``."""
+    """Consecutive rows of one stream that ``main`` has taken."""
 
     stream: Stream
     rows: pa.RecordBatch
 
 
 class Stream:
-    """One attempt at one partition, as the node sees it. All of it is guarded by its queue's condition."""
+    """One attempt at one partition, on the node. All attributes are guarded by the queue's condition.
+
+    Parameters
+    ----------
+    partition : int
+        Number of the partition.
+    schema : pyarrow.Schema or None
+        Schema of the results. None: results are encoded.
+    changed : threading.Condition
+        Condition of the queue.
+    limit : int
+        Maximum bytes of rows and results that wait in the stream.
+    """
 
     def __init__(self, partition: int, schema: pa.Schema | None, changed: threading.Condition, limit: int) -> None:
         self.partition = partition
         self.schema = schema
         self.lengths: dict[str, tuple[int, ...]] = {}
-        self.ended = False  # the task has sent all there is
-        self.gone = False  # the task has hung up
-        self.full = False  # the task waits for room
-        self.failure = ""  # why no answer will come any more
-        self.cause_known = True  # or the driver knows better than this node
+        self.ended = False  # the task has sent all rows
+        self.gone = False  # the task has closed the connection
+        self.full = False  # a block of the task does not fit
+        self.failure = ""  # why there will be no more results
+        self.cause_known = True  # False: only the driver knows the cause of the failure
         self.waiting = 0  # rows that main has not taken
         self.owed = 0  # rows that main has taken and not answered
         self.answers: deque[tuple[int, pa.RecordBatch]] = deque()
@@ -52,7 +64,7 @@ class Stream:
         self._blocks: deque[pa.RecordBatch] = deque()
 
     def put(self, block: pa.RecordBatch) -> None:
-        """Take a block of the task's; blocks while there is no room for it."""
+        """Add a block of rows from the task. Waits until it fits; a block that is larger than the limit fits alone."""
         with self._changed:
             if not self.lengths:
                 self.lengths = first_lengths(block)
@@ -72,7 +84,7 @@ class Stream:
         return bool(held) and held + more > self._limit
 
     def end(self, gone: bool = False) -> None:
-        """Learn that no more comes: the task has sent all, or has hung up."""
+        """Mark the stream as ended: the task has sent all rows, or with ``gone`` has closed the connection."""
         with self._changed:
             self.ended = True
             if gone:
@@ -82,21 +94,21 @@ class Stream:
             self._changed.notify_all()
 
     def is_ready(self, count: int) -> bool:
-        """Whether so many rows can be taken, or fewer are all that can be had."""
+        """Return whether ``count`` rows can be taken now, or fewer if waiting would not bring more."""
         return bool(self.waiting) and (self.waiting >= count or self.ended or self.full)
 
     @property
     def settled(self) -> bool:
-        """Whether there will be no more rows than those that wait."""
+        """Whether no more rows will arrive before main takes those that wait."""
         return self.ended or self.full
 
     @property
     def drained(self) -> bool:
-        """Whether main has taken all rows that there are."""
+        """Whether the stream has ended and main has taken all its rows."""
         return self.ended and not self.waiting
 
     def cut(self, count: int) -> Piece:
-        """Hand out the next rows, at most ``count``."""
+        """Take the next rows, at most ``count``."""
         taken: list[pa.RecordBatch] = []
         left = min(count, self.waiting)
         while left:
@@ -113,14 +125,14 @@ class Stream:
         return piece
 
     def answer(self, rows: int, results: pa.RecordBatch) -> None:
-        """Give results of the rows that were taken first."""
+        """Add the results of the ``rows`` owed rows that were taken first."""
         self.owed -= rows
         if not self.gone and not self.failure:
             self.answers.append((rows, results))
             self._answer_bytes += results.nbytes
 
     def next_answer(self) -> tuple[int, pa.RecordBatch] | None:
-        """Take results that are to be sent; None if there are none yet."""
+        """Take the next results to send, with their number; None if there are none yet."""
         if not self.answers:
             return None
         rows, results = self.answers.popleft()
@@ -130,19 +142,19 @@ class Stream:
 
     @property
     def complete(self) -> bool:
-        """Whether every row has been answered, and every answer sent."""
+        """Whether every row has been answered, and every result has been taken for sending."""
         return self.ended and not self.waiting and not self.owed and not self.answers
 
 
 class RequestQueue:
-    """The streams of one queue: where ``main`` gets rows and leaves results.
+    """Streams of one named queue, from which ``main`` takes rows and to which it returns results.
 
     Parameters
     ----------
     node, name : str
-        The node, and the queue.
+        Names of the node and of the queue.
     limit : int
-        Bytes that may wait in each stream.
+        Maximum bytes that wait in each stream.
     """
 
     def __init__(self, node: str, name: str, limit: int) -> None:
@@ -162,16 +174,29 @@ class RequestQueue:
     # --- main's side ---
 
     def take(self, count: int, *, across: bool = False, strict: bool = True, ahead: bool = False) -> list[Piece] | None:
-        """Wait for rows and take at most ``count``: of one partition, or with ``across`` of several. None at the end.
+        """Wait for rows and take at most ``count``; fewer only at the end of a partition, or if its buffer is full.
 
-        Fewer come only at the end of a partition (or when more do not fit into memory). ``strict``: what was taken
-        before has to be answered first. Otherwise it has to be answered once its partition is at its end; with
-        ``ahead``, which a program with several threads needs, not even then.
+        Parameters
+        ----------
+        count : int
+            Maximum number of rows.
+        across : bool
+            Whether the rows may come from several partitions.
+        strict : bool
+            Whether all rows taken before must have results.
+        ahead : bool
+            If not ``strict``: whether even the rows of a partition that has ended may lack results. A program that
+            takes rows in one thread and answers in another needs this.
+
+        Returns
+        -------
+        list of Piece or None
+            None at the end of the queue.
 
         Raises
         ------
         FeedFailed
-            If there are too few results for the rows taken before.
+            If rows taken before have no results.
         """
         with self._changed:
             self._asked = True
@@ -215,12 +240,12 @@ class RequestQueue:
                 raise FeedFailed(text)
 
     def answer(self, results: Any) -> None:
-        """Give results of the rows that were taken first and have none.
+        """Add results of the owed rows that were taken first.
 
         Raises
         ------
         FeedFailed
-            If there are more than rows, or they do not fit the schema.
+            If there are more results than owed rows, or they do not fit the schema. All streams then fail.
         """
         try:
             self._answer(Answers(results))
@@ -242,7 +267,7 @@ class RequestQueue:
             start += rows
 
     def _shared_out(self, count: int) -> list[tuple[Stream, int]]:
-        """Find whose rows the next results belong to."""
+        """Remove the next ``count`` owed rows, and return how many belong to which stream."""
         owed = sum(rows for _, rows in self._owed)
         if count > owed:
             places = sorted({stream.partition for stream, _ in self._owed})
@@ -261,19 +286,28 @@ class RequestQueue:
     # --- the wire's side ---
 
     def open(self, partition: int, schema: pa.Schema | None, timeout: float) -> Stream:
-        """Take a stream up; one that finds no answers here has its failure already.
+        """Add and return a new stream. If the queue has failed or is closed, the stream has its failure already.
+
+        Parameters
+        ----------
+        partition : int
+            Number of the partition.
+        schema : pyarrow.Schema or None
+            Schema of the results.
+        timeout : float
+            Seconds for which rows may wait without progress; see :meth:`await_answer`.
 
         Raises
         ------
         FeedFailed
-            If its time is none: that nothing moves for so long would be held against all who come after it.
+            If ``timeout`` is not positive. Such a stream would time out at once, and so would all later ones.
         """
         if not timeout > 0:
             raise FeedFailed(f"timeout must be a positive number of seconds, got {timeout:g}")
         with self._changed:
             stream = Stream(partition, schema, self._changed, self._limit)
             over = f"{self._node} has been told that no more rows come" if self._closed else ""
-            # Spark tries again: what stands still is not waited for a second time.
+            # Spark repeats a failed task. If main has made no progress since a timeout, do not wait again.
             stream.failure = self._broken or over or (self._stalled[1] if self._stalled[0] == self._moved else "")
             stream.cause_known = self._cause_known or not self._broken
             if not stream.failure:
@@ -281,14 +315,18 @@ class RequestQueue:
             return stream
 
     def leave(self, stream: Stream) -> None:
-        """Forget a stream that is at its end."""
+        """Remove a stream that has ended."""
         with self._changed:
             if stream in self._streams:
                 self._streams.remove(stream)
             self._changed.notify_all()
 
     def await_answer(self, stream: Stream, timeout: float) -> tuple[int, pa.RecordBatch] | None:
-        """Wait for results of a stream; None at its end, where ``stream.failure`` tells if it is a bad one."""
+        """Wait for results of a stream, and return them with their number.
+
+        Return None at the end of the stream, or if ``stream.failure`` is set. It is set if ``main`` neither takes nor
+        answers any row of the queue for ``timeout`` seconds, while rows of this stream wait.
+        """
         with self._changed:
             mark, since = self._moved, time.monotonic()
             while not stream.failure and not stream.gone and not stream.complete:
@@ -319,13 +357,13 @@ class RequestQueue:
         self._changed.notify_all()
 
     def close(self) -> None:
-        """Take no new stream; those that are there are still answered."""
+        """Accept no new streams. Existing streams are still answered."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def stop(self, reason: str, cause_known: bool = True) -> None:
-        """Give up: every stream hears the reason."""
+        """Fail all streams, and all later ones, with a reason. ``cause_known``: see :class:`Stream`."""
         with self._changed:
             self._break(reason, cause_known)
 
@@ -338,7 +376,7 @@ class RequestQueue:
 
 
 def joined(blocks: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return blocks as one; only seams are copied."""
+    """Concatenate blocks; a single block is returned without a copy."""
     if len(blocks) == 1:
         return blocks[0]
     columns = [pa.concat_arrays([block.column(i) for block in blocks]) for i in range(blocks[0].num_columns)]

@@ -1,20 +1,20 @@
-"""Inference through a running cluster: both ends of the wire.
+"""Both ends of the connection for inference: Spark's task, and the node.
 
 ::
 
     Spark task "InferTask" ── question: which node? ──▶ door (tfos_nb.runtime.control.placement)
          │  ▲
          │  └── results, in the order of the rows ──────┐
-         └───── Arrow Flight DoExchange, one a task ──▶ RequestQueue in the node ──▶ main: takes rows, answers them
+         └───── Arrow Flight DoExchange, one per task ─▶ RequestQueue in the node ──▶ main: takes rows, answers them
 
-One stream carries one attempt at one partition, there and back. The task sends record batches; the node sends, on the
-same stream, batches of results, each with the number of rows that it answers, or a :class:`_Failure`, which says why
-there will be none. A second attempt at a partition is another stream: its rows are answered anew, and what was answered
-before goes nowhere. So results stay in order and each row has one, whatever Spark repeats.
+One Flight stream (https://arrow.apache.org/docs/format/Flight.html) serves one attempt at one partition. The task sends
+record batches. On the same stream, the node sends batches of results, each with the number of rows that it answers. Or
+it sends a :class:`Failure`, which says why there will be no more results. A second attempt at a partition is another
+stream: its rows are answered again, and the results of the first are discarded. So results stay in order and each row
+has one, even if Spark repeats tasks.
 
-What waits in the node is bounded in bytes for each stream, rows and results together; then the task waits, and Spark
-waits with it. The node watches the clock: a stream whose rows wait while ``main`` neither takes nor answers any is
-failed after ``timeout`` seconds.
+The bytes of rows and results that wait in the node are limited for each stream. At the limit the task waits, and so
+does Spark. If rows wait and ``main`` neither takes nor answers any for ``timeout`` seconds, the stream fails.
 """
 
 from __future__ import annotations
@@ -57,7 +57,19 @@ _WHY_SECONDS = 3.0
 @message
 @dataclass(frozen=True)
 class Ticket:
-    """First word of a stream: whose rows these are. ``schema`` is that of the results, Arrow's encoding; or empty."""
+    """Command of a stream (Flight descriptor), sent by the task.
+
+    Attributes
+    ----------
+    queue : str
+        Queue from which ``main`` takes the rows.
+    partition, attempt : int
+        Partition, and id of Spark's task attempt.
+    schema : bytes
+        Schema of the results in Arrow's encoding; empty if there is none.
+    timeout : float
+        Seconds for which rows may wait without progress.
+    """
 
     queue: str
     partition: int
@@ -69,7 +81,7 @@ class Ticket:
 @message
 @dataclass(frozen=True)
 class Answered:
-    """With every batch of results: how many rows it answers."""
+    """Metadata of a batch of results: the number of rows that it answers."""
 
     rows: int
 
@@ -77,9 +89,9 @@ class Answered:
 @message
 @dataclass(frozen=True)
 class Failure:
-    """The node's last word on a stream: no result will come any more.
+    """Last message of a stream from the node: why there will be no more results.
 
-    ``cause_known`` is False where the node ends without knowing why: the driver does.
+    ``cause_known`` is False if the node ends without knowing why. The task then asks the driver.
     """
 
     text: str
@@ -90,16 +102,16 @@ class Failure:
 
 
 class RequestDesk:
-    """The node's end of all streams.
+    """Request queues of a node, and the node's end of all streams.
 
     Parameters
     ----------
     node : str
-        This node.
+        Name of this node.
     queues : sequence of str
-        The queues' names.
+        Names of the queues.
     buffer_bytes : int
-        The most bytes that wait in one stream, if that is less than 32 MiB.
+        Maximum bytes that wait in one stream; at most 32 MiB are used.
     """
 
     def __init__(self, node: str, queues: Sequence[str], buffer_bytes: int) -> None:
@@ -108,23 +120,23 @@ class RequestDesk:
         self._queues: Mapping[str, RequestQueue] = {name: RequestQueue(node, name, limit) for name in queues}
 
     def of(self, name: str) -> RequestQueue:
-        """Return a queue."""
+        """Return a queue by its name."""
         check_queue(name, tuple(self._queues))
         return self._queues[name]
 
     def close(self) -> None:
-        """Learn that no more rows come."""
+        """Accept no new streams, because no more rows will come."""
         for queue in self._queues.values():
             queue.close()
 
     def stop(self, reason: str = "") -> None:
-        """Give up all streams; without a reason, it is the driver who knows it."""
+        """Fail all streams. An empty reason means that only the driver knows it."""
         text = reason or f"main of {self._node} has ended, or was told to: it takes no more rows"
         for queue in self._queues.values():
             queue.stop(text, bool(reason))
 
     def exchange(self, command: bytes, reader: Any, writer: Any) -> None:
-        """Serve one stream, in its Flight call's thread: rows are read here, results are written in another."""
+        """Serve one stream. This thread, which is that of the Flight call, reads rows; another one writes results."""
         ticket = wire.expect(Ticket, command)
         queue = self.of(ticket.queue)
         schema = pa.ipc.read_schema(pa.py_buffer(ticket.schema)) if ticket.schema else None
@@ -136,12 +148,12 @@ class RequestDesk:
         try:
             while True:
                 stream.put(sound(reader.read_chunk().data, reader.schema))
-        except BaseException as error:  # whatever it is: or results would be waited for, and the thread that sends them
+        except BaseException as error:  # end the stream after any error, or the writing thread would wait forever
             stream.end(gone=not isinstance(error, StopIteration))
             if not isinstance(error, (StopIteration, pa.ArrowException, flight.FlightError, OSError)):
                 raise
         finally:
-            writing.join()  # Flight takes the writer away when this call returns
+            writing.join()  # Flight closes the writer when this call returns
             queue.leave(stream)
 
 
@@ -154,7 +166,7 @@ def _write(writer: Any, queue: RequestQueue, stream: Stream, timeout: float) -> 
         if stream.failure:
             writer.write_metadata(pa.py_buffer(wire.encode(Failure(stream.failure, stream.cause_known))))
     except (pa.ArrowException, flight.FlightError, OSError):
-        stream.end(gone=True)  # the task is gone, and reads no more
+        stream.end(gone=True)  # the task has closed the connection
 
 
 # --- the Spark task's end -----------------------------------------------------------------------------------------
@@ -162,32 +174,32 @@ def _write(writer: Any, queue: RequestQueue, stream: Stream, timeout: float) -> 
 
 @dataclass(frozen=True)
 class InferTask:
-    """What a Spark task does with a partition: have a node answer its rows.
+    """Spark task that sends the rows of a partition to a node and returns the results.
 
-    Called with Arrow record batches by ``DataFrame.mapInArrow``, with rows by ``RDD.mapPartitions`` (``rows=True``).
+    ``DataFrame.mapInArrow`` calls it with record batches, and ``RDD.mapPartitions`` with rows (``rows=True``).
 
     Parameters
     ----------
     door : DoorAddress
-        The driver's.
+        Address of the driver.
     cluster : str
-        The cluster's name, for messages.
+        Name of the cluster, for messages.
     inference : str
-        A name of this call of ``inference()``.
+        Unique name of this call of ``inference()``.
     queue : str
-        The queue from which ``main`` takes the rows.
+        Queue from which ``main`` takes the rows.
     timeout : float
-        Seconds for which rows may wait while ``main`` does nothing.
+        Seconds for which rows may wait while ``main`` neither takes nor answers any.
     schema : bytes
-        Arrow's encoding of the results' schema; empty for an RDD.
+        Schema of the results in Arrow's encoding; empty for an RDD.
     names : tuple of str
-        The columns' own names, in the order in which they come.
+        Names of the columns, in the order of the batches' columns.
     sent : tuple of int
-        Which of them go to the node.
+        Positions of the columns that are sent to the node.
     keep : bool
-        Whether all columns stand before the results.
+        Whether the result has all input columns, before the results.
     rows : bool
-        Whether rows come, not record batches.
+        Whether the input is rows of an RDD, not record batches.
     """
 
     door: DoorAddress
@@ -202,7 +214,7 @@ class InferTask:
     rows: bool = False
 
     def __call__(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Answer one partition; without a row no node is asked."""
+        """Return the results of one partition. An empty partition needs no node."""
         batches = (batch for batch in (batches_of_rows(items) if self.rows else items) if batch.num_rows)
         first = next(iter(batches), None)
         if first is None:
@@ -218,21 +230,21 @@ class InferTask:
         )
 
     def pieces(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-        """Cut a batch to what goes at once; of each piece, what is sent and what is kept."""
+        """Yield slices of about 4 MiB of a batch: the columns to send, and all columns."""
         count = max(1, int(_PIECE_BYTES * batch.num_rows / max(1, size_of(batch))))
         for start in range(0, batch.num_rows, count):
             piece = batch.slice(start, count)
             yield self._to_send(piece), piece
 
     def ticket(self, partition: int, attempt: int) -> Ticket:
-        """Return a stream's first word."""
+        """Return the command for a stream."""
         return Ticket(self.queue, partition, attempt, self.schema, self.timeout)
 
 
 class _Exchange:
-    """One attempt at one partition: a thread sends what Spark gives, the task's own reads the results.
+    """One attempt at one partition, in Spark's task. A thread sends the rows, and the task's own thread reads results.
 
-    The rows that are kept wait here for their results.
+    With ``keep``, the rows are stored until their results arrive.
     """
 
     def __init__(self, task: InferTask, schema: pa.Schema) -> None:
@@ -268,7 +280,7 @@ class _Exchange:
         self._sending: threading.Thread | None = None
 
     def _begun(self, ticket: Ticket) -> Any:
-        """Open the stream; that its node has just gone shows here, or when an answer is read."""
+        """Open the stream. If the node has just ended, this fails, or the reading of a result does."""
         options = flight.FlightCallOptions(headers=[(_TOKEN_HEADER, self._task.door.token.encode())])
         try:
             return self._client.do_exchange(flight.FlightDescriptor.for_command(wire.encode(ticket)), options)
@@ -294,7 +306,13 @@ class _Exchange:
             ) from None
 
     def results(self, first: pa.RecordBatch, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
-        """Send all rows and give the results as they come."""
+        """Send all rows, and yield the results as they arrive.
+
+        Raises
+        ------
+        FeedFailed
+            If the node ends, or does not answer every row.
+        """
         self._sending = threading.Thread(target=self._send, args=(first, batches), name="tfos_nb rows", daemon=True)
         self._sending.start()
         while (results := self._next()) is not None:
@@ -327,9 +345,9 @@ class _Exchange:
         return word.rows, chunk.data
 
     def _ask_why(self, text: str) -> NoReturn:
-        """Raise what the driver knows of a node's end; if it knows nothing in time, what is known here.
+        """Raise FeedFailed with the cause of a node's end from the driver, or with ``text`` if it knows none.
 
-        It is asked again for a while: what ends a node reaches the driver by another way.
+        The driver is asked for up to 3 s, because it may learn the cause a little later than this task.
         """
         never = threading.Event()
         deadline = time.monotonic() + _WHY_SECONDS
@@ -349,7 +367,7 @@ class _Exchange:
             yield from listed(batch.column(0)[0].as_py())
         elif self._task.keep:
             columns = [*self._rows_kept(rows).columns, *batch.columns]
-            names = [f"c{place}" for place in range(len(columns))]  # Spark takes them by their places
+            names = [f"c{place}" for place in range(len(columns))]  # Spark ignores names and takes columns by position
             yield pa.RecordBatch.from_arrays(columns, names=names)
         else:
             yield batch
@@ -366,7 +384,7 @@ class _Exchange:
         return joined(taken)
 
     def _send(self, first: pa.RecordBatch, batches: Iterator[pa.RecordBatch]) -> None:
-        """Send every row; runs in a thread of its own, since results come before the last row has gone."""
+        """Send every row. Runs in its own thread, because results arrive before the last row is sent."""
         try:
             self._writer.begin(self._schema)
             self._send_batch(first)
@@ -374,8 +392,8 @@ class _Exchange:
                 self._send_batch(batch)
             self._writer.done_writing()
         except (pa.ArrowException, flight.FlightError):
-            pass  # the reader hears what it was
-        except BaseException as error:  # noqa: BLE001 - it belongs to the task's own thread
+            pass  # reading the results raises the same error
+        except BaseException as error:  # noqa: BLE001 - the task's own thread raises it
             self._error = error
             self._reader.cancel()
 
@@ -394,7 +412,7 @@ class _Exchange:
             self._leaving.set()
             self._reader.cancel()
         if self._sending is not None:
-            self._sending.join(_ENDING_SECONDS)  # Spark's input is read by one thread at a time
+            self._sending.join(_ENDING_SECONDS)  # only one thread may read Spark's input
         with contextlib.suppress(pa.ArrowException, flight.FlightError):
             self._writer.close()
         with contextlib.suppress(grpc.RpcError):
