@@ -1,4 +1,4 @@
-"""Resources of a process on its host: GPUs, memory, and its output.
+"""Resources of a process on its host: GPUs, CPU, memory, and its output.
 
 The input is a process id and the resources that Spark gave its task. The output is GPUs that it may use, usage figures,
 and lines of output. Supervisors and Spark's tasks import this package; it imports only

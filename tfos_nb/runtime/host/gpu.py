@@ -1,7 +1,7 @@
 """Measure a node's GPUs with NVML, in the supervisor, so that the TF process is never delayed.
 
-NVML may take seconds to start, and may hang after a GPU driver has crashed. So a thread of its own calls it, and the
-heartbeat contains the newest figures. Without NVML, a GPU driver or such a GPU, there are no figures.
+NVML may take seconds to start, and may hang after a GPU driver has crashed. So it is called in a separate thread, and
+the heartbeat contains the newest figures. Without NVML, a GPU driver or such a GPU, there are no figures.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ _STALE_AFTER = 10.0
 
 
 def host_has_gpus() -> bool:
-    """Whether this machine shows a device of NVIDIA's, AMD's or, under Windows, either's driver."""
+    """Return whether this machine has a device file of NVIDIA's driver, AMD's driver, or WSL's GPU driver."""
     return any(os.path.exists(f"/dev/{device}") for device in ("nvidiactl", "kfd", "dxg"))
 
 
 def gpu_variables(gpus: Sequence[str]) -> dict[str, str]:
-    """Return the environment variables by which TensorFlow sees these GPUs, and no others."""
+    """Return the environment variables with which TensorFlow uses only these GPUs; none if there are none."""
     return {
         "CUDA_VISIBLE_DEVICES": ",".join(gpus) or "-1",
-        "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # as TensorFlow is, it takes all of a GPU's memory at once
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # by default TensorFlow allocates all of a GPU's memory at once
     }
 
 
 class Gpus:
-    """The GPUs at some of Spark's addresses.
+    """GPUs at addresses that Spark assigned to a task.
 
     Parameters
     ----------
     addresses : sequence of str
-        As Spark's discovery gives them: an index as ``nvidia-smi`` counts (``"0"``), a UUID (``"GPU-…"``, ``"MIG-…"``),
-        or a GPU's index and that of its MIG device (``"0:1"``).
+        Addresses from Spark's discovery script: an index in the order of ``nvidia-smi`` (``"0"``), a UUID
+        (``"GPU-…"``, ``"MIG-…"``), or a GPU's index and that of its MIG device (``"0:1"``).
     nvml : module, optional
-        ``pynvml`` if not given.
+        Default: ``pynvml``.
 
     Examples
     --------
@@ -66,14 +66,14 @@ class Gpus:
         try:
             self._nvml = _pynvml() if nvml is None else nvml
             self._nvml.nvmlInit()
-        except Exception as error:  # noqa: BLE001 - no package, no library, no driver: there is nothing to be shown
+        except Exception as error:  # noqa: BLE001 - without the package, library or driver there are no figures
             self._nvml = None
             self._tell(error)
             return
         for address in addresses:
             try:
                 self._handles.append(_handle(self._nvml, address.strip()))
-            except Exception as error:  # noqa: BLE001 - the others may still be there
+            except Exception as error:  # noqa: BLE001 - the other GPUs may work
                 self._tell(error)
 
     def _tell(self, error: Exception) -> None:
@@ -82,7 +82,7 @@ class Gpus:
             logger.info("no GPU figures: %s: %s", type(error).__name__, error)
 
     def measure(self) -> tuple[GpuFigures, ...]:
-        """Return what is known of each GPU now: a figure that NVML does not tell is None, a GPU without any is out."""
+        """Return the current figures of each GPU. Unknown figures are None; a GPU without figures is left out."""
         figures = (self._figures(handle) for handle in self._handles)
         return tuple(one for one in figures if one != GpuFigures())
 
@@ -104,12 +104,12 @@ class Gpus:
     def _ask(self, query: Callable[[Any], Any], handle: Any) -> Any:
         try:
             return query(handle)
-        except Exception as error:  # noqa: BLE001 - one figure is not there, and the others may be
+        except Exception as error:  # noqa: BLE001 - the other figures may be available
             self._tell(error)
             return None
 
     def close(self) -> None:
-        """Be done with NVML."""
+        """Shut NVML down."""
         if self._nvml is not None:
             with contextlib.suppress(Exception):
                 self._nvml.nvmlShutdown()
@@ -117,14 +117,14 @@ class Gpus:
 
 
 class GpuWatch:
-    """Measure some GPUs once a second, in a thread that is never waited for.
+    """Measure GPUs once a second, in a daemon thread that may hang.
 
     Parameters
     ----------
     addresses : sequence of str
-        As for :class:`Gpus`; without any there is no thread.
+        As for :class:`Gpus`. Without addresses no thread is started.
     nvml : module, optional
-        ``pynvml`` if not given.
+        Default: ``pynvml``.
     """
 
     def __init__(self, addresses: Sequence[str], nvml: Any = None) -> None:
@@ -138,12 +138,12 @@ class GpuWatch:
 
     @property
     def newest(self) -> tuple[GpuFigures, ...]:
-        """What was measured last; nothing if that is long ago, for then NVML hangs."""
+        """The newest figures; none if they are older than 10 s, because NVML then hangs."""
         at, figures = self._newest
         return figures if time.monotonic() - at < _STALE_AFTER else ()
 
     def close(self) -> None:
-        """Look no more."""
+        """Let the thread end after its current measurement, without waiting for it."""
         self._over.set()
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""Claim GPUs of the host, with NVML and a lock for each, where Spark gives its tasks none.
+"""Claim GPUs of the host with NVML and lock files, if Spark does not assign GPUs to its tasks.
 
 If Spark manages GPUs (``spark.executor.resource.gpu.amount`` and a discovery script), this module is not used.
 Otherwise a GPU is free if no process computes on it and no node holds its lock. The locks are ``flock`` on files in the
@@ -30,24 +30,24 @@ from tfos_nb.errors import TfosError
 __all__ = ["GPU_COUNT_SCHEMA", "GpuClaims", "GpuCount", "GpusTaken"]
 
 GPU_COUNT_SCHEMA = "host string, gpus long"
-_LOCKS = Path("/tmp")  # noqa: S108 - the same for all of a host's users, who may only take locks there
+_LOCKS = Path("/tmp")  # noqa: S108 - shared by all users of the host; the files are only locked, never read or written
 _PATIENCE = 20.0
 _POLL_SECONDS = 0.5
 
 
 class GpusTaken(TfosError):
-    """This host has not so many free GPUs."""
+    """This host does not have as many free GPUs as requested."""
 
 
 class GpuClaims:
-    """The GPUs of this host that one node has for itself.
+    """GPUs of this host that one node has claimed. Other nodes cannot claim them until :meth:`close`.
 
     Parameters
     ----------
     nvml : module, optional
-        ``pynvml`` if not given.
+        Default: ``pynvml``.
     locks : Path, optional
-        Where the files lie that are locked; the same for all processes of the host.
+        Directory of the lock files. It must be the same for all processes of the host.
 
     Examples
     --------
@@ -62,37 +62,44 @@ class GpuClaims:
         self._held: dict[str, int] = {}
 
     def take(self, count: int, patience: float = _PATIENCE) -> tuple[str, ...]:
-        """Take ``count`` GPUs, or none; wait for them for ``patience`` seconds, since a node before may just be ending.
+        """Claim ``count`` GPUs, or none.
+
+        Parameters
+        ----------
+        count : int
+            Number of GPUs.
+        patience : float
+            Maximum seconds to wait for free GPUs, because a previous node may just be ending.
 
         Returns
         -------
         tuple of str
-            Their UUIDs, as ``CUDA_VISIBLE_DEVICES`` takes them.
+            Their UUIDs, in a form that ``CUDA_VISIBLE_DEVICES`` accepts.
 
         Raises
         ------
         GpusTaken
-            With what each of the host's GPUs is doing.
+            If there are too few. The message says what each of the host's GPUs is used for.
         """
         deadline = time.monotonic() + patience
-        nothing = threading.Event()  # neither NVML nor a lock tells when a GPU is free: it has to be asked again
+        nothing = threading.Event()  # there is no notification when a GPU becomes free, so poll
         while len(self._held) < count:
             doing = self._hold(count)
             if len(self._held) >= count:
                 break
-            self.close()  # so that two nodes do not each hold half of what they need
+            self.close()  # otherwise two nodes could each hold half of the GPUs and wait for the other half
             if len(doing) < count or time.monotonic() >= deadline:
                 raise GpusTaken(_refusal(count, doing))
             nothing.wait(_POLL_SECONDS * (0.5 + random.random()))
         return tuple(self._held)
 
     def close(self) -> None:
-        """Give them back."""
+        """Release all claimed GPUs."""
         while self._held:
             os.close(self._held.popitem()[1])
 
     def _hold(self, count: int) -> dict[str, str]:
-        """Hold as many GPUs as are free, up to ``count``; tell of each that was looked at why it is not held."""
+        """Lock free GPUs, up to ``count`` in all. Return the use of each GPU of the host, by UUID."""
         doing = {}
         for uuid, busy in self._gpus():
             file = None if busy or len(self._held) == count else self._lock(uuid)
@@ -102,7 +109,10 @@ class GpuClaims:
         return doing
 
     def _lock(self, name: str) -> int | None:
-        """Lock a file, without waiting. It is only read: another user may have made it."""
+        """Lock a GPU's file without waiting; None if another process holds the lock.
+
+        The file is opened only for reading, because another user may own it.
+        """
         path = self._locks / f"tfos_nb-gpu-{name}.lock"
         with contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDONLY, 0o644))
@@ -115,7 +125,7 @@ class GpuClaims:
         return file
 
     def _gpus(self) -> list[tuple[str, str]]:
-        """List the GPUs that this process may see: UUID, and what computes there."""
+        """Return UUID and computing processes (empty: none) of each GPU that this process may use."""
         with _opened(self._nvml) as nvml:
             if nvml is None:
                 return []
@@ -124,16 +134,16 @@ class GpuClaims:
             return [(uuid, _computing(nvml, handle)) for index, uuid, handle in found if _visible(index, uuid)]
 
     def __len__(self) -> int:
-        """How many GPUs of this host a node may see, taken or not."""
+        """Return the number of this host's GPUs that this process may use, free or not."""
         return len(self._gpus())
 
 
 @dataclass(frozen=True)
 class GpuCount:
-    """A Spark task that counts its host's GPUs: one row."""
+    """Spark task that counts its host's GPUs."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Count."""
+        """Return one row: the host's name and its number of GPUs."""
         deque(batches, maxlen=0)
         yield pa.RecordBatch.from_pydict({"host": [socket.gethostname()], "gpus": [len(GpuClaims())]})
 
@@ -143,7 +153,7 @@ def _opened(nvml: Any) -> Iterator[Any]:
     try:
         opened = importlib.import_module("pynvml") if nvml is None else nvml
         opened.nvmlInit()
-    except Exception:  # noqa: BLE001 - no package, no library or no driver: no GPU
+    except Exception:  # noqa: BLE001 - without the package, library or driver there is no GPU
         yield None
         return
     try:
@@ -159,7 +169,7 @@ def _computing(nvml: Any, handle: Any) -> str:
 
 
 def _visible(index: int, uuid: str) -> bool:
-    """Whether ``CUDA_VISIBLE_DEVICES``, where a container or an administrator set it, lets this process have it."""
+    """Return whether this process' own ``CUDA_VISIBLE_DEVICES`` allows a GPU. If it is not set, all are allowed."""
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     return names is None or any(
         name == str(index) or (name and uuid.startswith(name)) for name in names.replace(" ", "").split(",")
@@ -174,5 +184,5 @@ def _refusal(count: int, doing: dict[str, str]) -> str:
     has = ", ".join(f"{uuid} {what}" for uuid, what in doing.items()) or "none"
     return (
         f"gpus={count}: {socket.gethostname()} has not so many free. Its GPUs: {has}. Ask for fewer GPUs or nodes, or "
-        "have Spark share them out: spark.executor.resource.gpu.amount and spark.task.resource.gpu.amount"
+        "let Spark assign them: spark.executor.resource.gpu.amount and spark.task.resource.gpu.amount"
     )

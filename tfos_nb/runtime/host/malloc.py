@@ -10,9 +10,9 @@ from collections.abc import Iterator
 __all__ = ["memory_kept"]
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4  # glibc's malloc.h
-_KEPT = 128 << 20  # two batches of Spark's and what is made of them
-_MMAPS = 65536  # the default
-_LARGEST_THRESHOLD = 32 << 20  # to which it rises by itself as larger blocks are freed
+_KEPT = 128 << 20  # two of Spark's batches and their results
+_MMAPS = 65536  # glibc's default
+_LARGEST_THRESHOLD = 32 << 20  # glibc's dynamic threshold rises up to this value when larger blocks are freed
 
 
 @contextlib.contextmanager
@@ -37,12 +37,12 @@ def memory_kept() -> Iterator[None]:
     finally:
         libc.mallopt(_M_MMAP_MAX, _MMAPS)
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_THRESHOLD)
-        if _unused_bytes(libc) > 2 * _KEPT:  # more than there is at the end, or between what is in use
+        if _unused_bytes(libc) > 2 * _KEPT:
             libc.malloc_trim(ctypes.c_size_t(_KEPT))
 
 
 class _MallInfo(ctypes.Structure):
-    """``struct mallinfo2``; ``fordblks`` are the bytes of free blocks."""
+    """``struct mallinfo2`` of glibc. ``fordblks`` is the number of bytes in free blocks."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)

@@ -1,7 +1,7 @@
 """Send the TF process's output to the driver: whole lines, without delay, in bounded memory.
 
-The pipe is always read at once, so a program that writes very much is not blocked. One message is sent at most every
-half second. Lines that do not fit into it are dropped, the oldest first, and a line says how many.
+The pipe is read without delay, so a program that writes very much is not blocked. Lines wait in a buffer until the
+supervisor sends a message. If the buffer is full, the oldest lines are dropped, and a line says how many.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _LINE_LENGTH = 4000
 _LINES_KEPT, _CHARACTERS_KEPT = 5_000, 1 << 19
 _LINES_TAKEN, _CHARACTERS_TAKEN = 1_000, 1 << 17
 _TAIL = 40
-_UNFINISHED_EVERY = 5.0  # seconds between two looks at a line that is written over and over, such as a progress bar
-_UNFINISHED_AFTER = 1.0  # seconds after which the beginning of a line is shown though its end has not come
-# What TensorFlow says at every start, before any of its settings can keep it quiet: true of every node, and no news.
+_UNFINISHED_EVERY = 5.0  # seconds between two versions of a line that is overwritten repeatedly, such as a progress bar
+_UNFINISHED_AFTER = 1.0  # seconds after which the beginning of an unfinished line is shown
+# Lines that TensorFlow writes at every start on every node. No setting of TensorFlow's suppresses them.
 _CHATTER = re.compile(
     r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$"
     r"|I\d{4} [\d:.]+ +\d+ (port|cudart_stub|cpu_feature_guard|cuda_executor)\.cc:\d+\] "
@@ -35,21 +35,23 @@ _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-Z\\-_]|\x08+")
 
 
 def without_chatter(text: str) -> str:
-    """Leave out what TensorFlow says at every start."""
+    """Return a text without the lines that TensorFlow writes at every start."""
     return "\n".join(line for line in text.splitlines() if not _CHATTER.match(line))
 
 
 class Output:
-    """Reads a pipe in a thread of its own, until its end.
+    """Buffer of a process's output, filled by a daemon thread that reads a pipe to its end.
+
+    The buffer holds at most 5,000 lines and 512 Ki characters, and a line at most 4,000 characters.
 
     Parameters
     ----------
     pipe : binary file
-        Unbuffered or not; the standard output and error of the TF process.
+        Standard output and error of the TF process, buffered or not.
     wrote : callable
-        Called without arguments, in that thread, when there are lines again after there were none.
+        Called without arguments, in the thread, when a line is added to the empty buffer.
     gpu : bool, optional
-        Whether the process was given a GPU: then it is news that none can be used.
+        Whether the process has a GPU. If not, TensorFlow's error that it finds none is left out.
     """
 
     def __init__(self, pipe: IO[bytes], wrote: Callable[[], object], *, gpu: bool = True) -> None:
@@ -68,7 +70,7 @@ class Output:
         self.thread.start()
 
     def take(self) -> tuple[str, ...]:
-        """Return lines that were not taken yet, as many as a message should hold; none if there are none."""
+        """Remove and return the next lines for one message: up to 1,000 lines and about 128 Ki characters."""
         with self._lock:
             lines = []
             if self._left_out:
@@ -83,12 +85,12 @@ class Output:
 
     @property
     def waiting(self) -> bool:
-        """Whether there are lines to take."""
+        """Whether the buffer has lines."""
         return bool(self._pending)
 
     @property
     def tail(self) -> str:
-        """The last lines."""
+        """The last 40 lines, whether they were taken or not."""
         with self._lock:
             return "\n".join(self._tail)
 
@@ -96,7 +98,7 @@ class Output:
         coming = select.poll()
         try:
             coming.register(self._pipe, select.POLLIN)
-        except ValueError:  # closed already
+        except ValueError:  # the pipe is closed already
             return
         while chunk := self._next(coming):
             *whole, rest = chunk.split(b"\n")
@@ -111,12 +113,12 @@ class Output:
             self._add_finished([_readable(self._unfinished)])
 
     def _next(self, coming: select.poll) -> bytes:
-        """Wait for what is written next; show what there is of a line if its end takes long. Empty at the end."""
+        """Wait for the next bytes, and show an unfinished line meanwhile. Return no bytes at the end of the pipe."""
         while not coming.poll(self._patience()):
             self._show_unfinished()
         try:
             return bytes(getattr(self._pipe, "read1", self._pipe.read)(_CHUNK))
-        except ValueError:  # closed, and its content is not wanted
+        except ValueError:  # closed by this process, so its content is not needed
             return b""
 
     def _add_finished(self, lines: list[str]) -> None:
@@ -137,12 +139,12 @@ class Output:
             self._wrote()
 
     def _hold(self, rest: bytes) -> None:
-        """Keep the beginning of a line whose end has not come; show it at once if it is written over and over."""
+        """Store the beginning of an unfinished line. If it overwrites itself, show it every 5 s."""
         held = self._unfinished + rest
-        over = held.rstrip(b"\r").rfind(b"\r")  # a last one may be half of a line's end
+        over = held.rstrip(b"\r").rfind(b"\r")  # a carriage return at the end may be the first half of "\r\n"
         if over >= 0:
             held = held[over + 1 :]
-        held = held[: 4 * _LINE_LENGTH]  # of an endless line the rest is not even held
+        held = held[: 4 * _LINE_LENGTH]  # limit the memory for a line without end
         if self._unseen_since is None and held != self._unfinished:
             self._unseen_since = time.monotonic()
         self._unfinished = held
@@ -150,16 +152,16 @@ class Output:
             self._show_unfinished()
 
     def _patience(self) -> float | None:
-        """Return in how many milliseconds an unfinished line is to be shown; None if there is nothing to show."""
+        """Return the milliseconds until an unfinished line must be shown; None if there is nothing to show."""
         if self._unseen_since is None:
             return None
         due = self._unseen_since + _UNFINISHED_AFTER
-        if self._shown:  # its beginning; what comes bit by bit is not told bit by bit
+        if self._shown:  # its beginning was shown; do not show each small addition
             due = max(due, self._shown_at + _UNFINISHED_EVERY)
         return max(0.0, 1000 * (due - time.monotonic()))
 
     def _show_unfinished(self) -> None:
-        """Add the beginning of a line; its end will add the whole line again, unless nothing more comes."""
+        """Add the beginning of an unfinished line. If the line grows, it is added again as a whole at its end."""
         self._unseen_since = None
         line = _readable(self._unfinished)
         if line and line != self._shown:
@@ -168,7 +170,7 @@ class Output:
 
 
 def _readable(line: bytes) -> str:
-    """Decode a line as it looks when it is written: what a carriage return wrote over, and colours, are gone."""
+    """Decode a line as a terminal shows it: without text overwritten after a carriage return, and without escapes."""
     *_, seen = line.rstrip(b"\r").rsplit(b"\r", 1)
     text = seen[: 4 * _LINE_LENGTH].decode(errors="replace")
     if "\x1b" in text or "\x08" in text:

@@ -7,19 +7,25 @@ from typing import Any
 
 __all__ = ["ProcessUse"]
 
-_CHILDREN_EVERY = 5.0  # seconds; to look for them is to look at every process of the machine
+_CHILDREN_EVERY = 5.0  # seconds between searches for child processes, which read all processes of the machine
 
 
 class ProcessUse:
-    """CPU and memory of a process and of all that it started.
-
-    ``cpu_percent`` is 100 for one core that is busy; None when the process has gone. ``memory_bytes`` is resident
-    memory, and stays as it was last. Both are None before they were measured.
+    """CPU and memory use of a process and all its descendants.
 
     Parameters
     ----------
     pid : int
-        The first process.
+        Id of the process.
+
+    Attributes
+    ----------
+    cpu_percent : float or None
+        CPU use; 100 is one busy core. None before the first measurement, and after the process has ended.
+    memory_bytes : int or None
+        Resident memory, also after the process has ended. None before the first measurement.
+    stopped_at : float or None
+        Time of the first check that found the process stopped by a signal. None if it is not stopped.
     """
 
     def __init__(self, pid: int) -> None:
@@ -28,10 +34,10 @@ class ProcessUse:
         self._looked = -math.inf
         self.cpu_percent: float | None = None
         self.memory_bytes: int | None = None
-        self.stopped_at: float | None = None  # since when the first process has been seen stopped
+        self.stopped_at: float | None = None
 
     def measure(self, now: float) -> None:
-        """Look at them; the memory stays as it was when they have gone."""
+        """Measure CPU and memory. ``now`` is the monotonic time in seconds."""
         import psutil
 
         if now - self._looked >= _CHILDREN_EVERY:
@@ -48,7 +54,7 @@ class ProcessUse:
         self.memory_bytes = memory or self.memory_bytes
 
     def look_whether_stopped(self, now: float) -> None:
-        """See whether the first process stands still, by a signal."""
+        """Check whether the process is stopped by a signal, and set ``stopped_at``."""
         import psutil
 
         first = self._processes.get(self._pid)
@@ -66,5 +72,5 @@ class ProcessUse:
             found = [first, *first.children(recursive=True)]
         except psutil.Error:
             return
-        # The ones that are known stay: CPU is counted from one look at an object to the next.
+        # Keep known objects, because psutil computes CPU use between two calls on the same object.
         self._processes = {one.pid: one if one != (old := self._processes.get(one.pid)) else old for one in found}
