@@ -1,5 +1,6 @@
-"""Rows as columns: convert them without a Python loop, and divide them among nodes.
+"""Convert rows between Arrow, NumPy and Python by column, and divide rows among nodes.
 
-The input is rows of an RDD, Arrow's record batches, or results of TensorFlow. The output is arrays, lists, and spans of
-rows. All of it is functions of values: nothing here waits, listens or writes. It imports no other package.
+The input is rows of an RDD, Arrow record batches, or results of TensorFlow. The output is arrays, lists, and spans of
+rows. The functions compute values only: they do not wait, use no network and write no files. It imports no other
+package.
 """

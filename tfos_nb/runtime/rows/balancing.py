@@ -1,13 +1,13 @@
-"""Divide rows among nodes: all get equally many, to within one row, in pieces that a node can take.
+"""Divide a partition's rows among nodes, so that their numbers of rows differ by at most one.
 
-Rows are assigned in rounds. Each round balances the nodes: those with the fewest rows get most of it. So the counts are
-even after every round, and not only at the end.
+Rows are assigned in rounds. Each round gives most rows to the nodes that have the fewest. So the numbers are even after
+every round, and not only at the end.
 
 The first rounds are small, so that the nodes' rows are mixed. Later rounds are larger, so that many rows make few
-pieces: a node's piece is a sixteenth of the rows before it. No piece is larger than a node takes at once. A task sends
-one node's pieces after another's. Where nodes train in step, a full node may wait for another one whose piece comes
-next. If the full node's own piece did not fit, it would wait for ever. (If that happens anyway, the driver tells the
-node to make room.)
+pieces: a node's piece is a sixteenth of the rows before it. A piece must also fit into a node's buffer, because a task
+sends the pieces of the nodes one after another. If nodes train in step, a node with a full buffer may wait for another
+node whose piece is sent later. If the piece did not fit, both would wait forever. (If that happens anyway, the driver
+tells the node to make room.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ _FIRST, _LARGEST, _PART = 8, 8192, 16
 
 
 def piece_rows(row: int, fitting: int) -> int:
-    """Return how many rows a node gets in one piece, from a row of a partition on; ``fitting`` is the most it takes.
+    """Return the number of rows of a node's next piece.
+
+    Parameters
+    ----------
+    row : int
+        Number of the piece's first row in the partition.
+    fitting : int
+        Maximum number of rows that fit into the node's buffer.
 
     Examples
     --------
@@ -34,14 +41,19 @@ def piece_rows(row: int, fitting: int) -> int:
 
 
 def level(counts: Iterable[tuple[int, bool, str]], rows: int) -> list[tuple[str, int]]:
-    """Return which nodes get how many of these rows, so that those with the fewest have equally many, to a row.
+    """Return how many of ``rows`` each node gets, so that the numbers of rows become as even as possible.
 
     Parameters
     ----------
     counts : iterable of (int, bool, str)
-        The nodes' rows, whether a node comes behind others that have as many, and its name.
+        For each node: its number of rows, whether it comes after other nodes with the same number, and its name.
     rows : int
-        How many rows there are.
+        Number of rows to assign.
+
+    Returns
+    -------
+    list of (str, int)
+        Names and numbers of rows of the nodes that get any.
 
     Examples
     --------
@@ -62,10 +74,10 @@ def level(counts: Iterable[tuple[int, bool, str]], rows: int) -> list[tuple[str,
 
 
 class Dealt:
-    """Record of which node has which rows of one partition, from its first row on.
+    """Assignment of the rows of one partition to nodes, from the first row on.
 
-    Nodes are numbers here, and adjacent rows of one node are stored as one piece. An epoch of 100 million rows may have
-    some hundred thousand pieces.
+    Nodes are numbers. Adjacent rows of one node are stored as one piece, in compact arrays, because an epoch of 100
+    million rows may have some hundred thousand pieces.
 
     Examples
     --------
@@ -83,11 +95,11 @@ class Dealt:
 
     @property
     def end(self) -> int:
-        """The first row that has not been dealt."""
+        """The first row that is not assigned."""
         return self._ends[-1] if self._ends else 0
 
     def add(self, node: int, end: int) -> None:
-        """Record that a node has the rows up to this one, as far as no node has them."""
+        """Assign the rows from :attr:`end` up to ``end`` (excluded) to a node."""
         if self._nodes and self._nodes[-1] == node:
             self._ends[-1] = end
         else:
@@ -95,7 +107,7 @@ class Dealt:
             self._ends.append(end)
 
     def within(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield which rows from ``start`` to ``end`` are whose: first, behind the last, node."""
+        """Yield the assigned rows from ``start`` to ``end`` as (first row, row after the last, node)."""
         place = bisect_right(self._ends, start)
         while start < end and place < len(self._ends):
             until = min(end, self._ends[place])

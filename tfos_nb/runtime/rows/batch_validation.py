@@ -16,14 +16,14 @@ __all__ = ["sound"]
 
 
 def sound(rows: Any, schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows as they came, if they are of this schema.
+    """Return a received batch if it is valid and has the schema of its stream.
 
-    It costs microseconds a batch, and of text a hundredth of what becomes of it.
+    The check takes microseconds per batch; for text, about a hundredth of the time of its conversion.
 
     Raises
     ------
     FeedFailed
-        If there are none, they have other columns, or what is in them leads out of them.
+        If there is no batch, it has other columns, or an offset points outside its buffers.
     """
     if not isinstance(rows, pa.RecordBatch):
         raise FeedFailed("rows were announced, and none came")

@@ -23,9 +23,18 @@ __all__ = ["Column", "arrays_of", "columns_of", "first_lengths", "sparse_of"]
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its name, NumPy's type of its elements (``object`` for bytes) and the shape of one row's value.
+    """Column of a feed.
 
-    ``vector``: it holds vectors of Spark ML.
+    Parameters
+    ----------
+    name : str
+        Its name.
+    dtype : numpy.dtype
+        Type of its elements; ``object`` for text and bytes.
+    shape : tuple of int
+        Shape of one row's value.
+    vector : bool
+        Whether the values are vectors of Spark ML.
     """
 
     name: str
@@ -35,7 +44,10 @@ class Column:
 
 
 def first_lengths(batch: pa.RecordBatch) -> dict[str, tuple[int, ...]]:
-    """Return the lengths of the list columns in a batch's first row without a null, outermost first."""
+    """Return the shape of one row's value for each column of lists or vectors.
+
+    The lengths are those of the first list at each level that is not null, the outermost first.
+    """
     lengths = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         shape: list[int] = [first_size(column)] if is_vector(column.type) else []
@@ -54,12 +66,12 @@ def _length_of_first(values: pa.Array) -> int:
 
 
 def columns_of(schema: pa.Schema, lengths: Mapping[str, tuple[int, ...]]) -> dict[str, Column]:
-    """Return the columns of a schema.
+    """Return the columns of a schema, with the shapes of :func:`first_lengths`.
 
     Raises
     ------
     FeedFailed
-        If a column's type has no tensor; the message says how to convert it.
+        If a column's type cannot be a tensor. The message says how to convert it.
     """
     return {
         name: Column(
@@ -102,21 +114,21 @@ def _is_bytes(kind: pa.DataType) -> bool:
 def arrays_of(
     batch: pa.RecordBatch, columns: Iterable[Column], fill: Mapping[str, Any] | None = None
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Turn a batch into one array a column, the first axis being the rows.
+    """Return one array per column, of shape ``(rows, *column.shape)``.
 
     Parameters
     ----------
     batch : pyarrow.RecordBatch
-        Some rows.
+        The rows.
     columns : iterable of Column
-        The columns wanted, with the shapes that they must have.
+        The columns to convert, with the shapes that their values must have.
     fill : mapping, optional
-        What to put in place of a null, by column.
+        Value that replaces a null, by column.
 
     Raises
     ------
     FeedFailed
-        For a null without a fill, or a list of another length, or a value of another type, than the first row's.
+        For a missing column, a null without a fill, or a list of another length or a type other than the column's.
     """
     fill = fill or {}
     return {column.name: _array_of(_found(batch, column), column, fill.get(column.name)) for column in columns}
@@ -124,7 +136,7 @@ def arrays_of(
 
 def _found(batch: pa.RecordBatch, column: Column) -> pa.Array:
     place = batch.schema.get_field_index(column.name)
-    if place < 0:  # Arrow would take the last one
+    if place < 0:  # batch.column(-1) would be the last column
         raise FeedFailed(
             f"column {column.name!r} does not exist, or exists more than once; the columns are {batch.schema.names}"
         )
@@ -148,12 +160,12 @@ def _array_of(values: pa.Array, column: Column, fill: Any) -> np.ndarray[Any, An
 def sparse_of(
     batch: pa.RecordBatch, column: Column, fill: Any = None
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], tuple[int, int]]:
-    """Return a column of vectors as ``tf.SparseTensor`` takes it: indices, values, and the dense shape.
+    """Return the arguments of ``tf.SparseTensor`` for a column of vectors: indices, values and dense shape.
 
     Raises
     ------
     FeedFailed
-        For a null without a fill, or a vector of another length than the first row's.
+        For a null without a fill of 0, or a vector that does not have the column's length.
     """
     values = _vectors(_found(batch, column), column, fill)
     places, entries = sparse_rows(values, column.shape[0], column.name)
@@ -185,7 +197,13 @@ def _refuse_other_type(values: pa.Array, column: Column) -> None:
 
 
 def _without_nulls(values: pa.Array, column: Column, level: int, fill: Any) -> pa.Array:
-    """Put ``fill`` (in lists, at the levels of lists) in place of nulls."""
+    """Replace nulls at a level of nested lists by ``fill``, or by lists of it.
+
+    Raises
+    ------
+    FeedFailed
+        If there are nulls and ``fill`` is None or of another type.
+    """
     if not values.null_count:
         return values
     if fill is None:
@@ -195,7 +213,7 @@ def _without_nulls(values: pa.Array, column: Column, level: int, fill: Any) -> p
         whole = [whole] * length
     try:
         if column.dtype.kind in "iu" and int(fill) != fill:
-            raise TypeError("Arrow would cut the fraction off")
+            raise TypeError("Arrow would truncate the fraction")
         return values.fill_null(pa.scalar(whole, values.type))
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         raise FeedFailed(f"fill={{{column.name!r}: {fill!r}}}: column {column.name!r} holds {values.type}") from None

@@ -1,4 +1,4 @@
-"""A checksum of rows as they come, by which one attempt at a partition is known to read the same rows as another."""
+"""Compute a checksum of rows, to check that two attempts at a partition read the same rows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ KEEP_ROWS_ALIKE = "Cache or checkpoint the DataFrame, or sort it, and train agai
 _Path = tuple[int, ...]
 _OF_ANY_LENGTH = (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.types.is_large_binary)
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_map)
-_NULLS, _LENGTHS, _VALUES = range(-3, 0)  # behind a column's place: what of it a stream of bytes holds
+_NULLS, _LENGTHS, _VALUES = range(-3, 0)  # last item of a path: the part of a column that a stream of bytes has
 
 
 class Fingerprint:
-    """Checksum of all rows that were added, in their order; it does not depend on how they are cut into batches.
+    """Checksum of all rows that were added, in their order. It does not depend on the division into batches.
 
     Each column is one or several streams of bytes: its values, the lengths of its lists and texts, and its null flags.
     Each stream has a CRC-32C, which continues across batches.
@@ -28,7 +28,7 @@ class Fingerprint:
     Attributes
     ----------
     rows : int
-        How many were added.
+        Number of rows that were added.
 
     Examples
     --------
@@ -43,7 +43,7 @@ class Fingerprint:
     def __init__(self) -> None:
         self.rows = 0
         self._sums: dict[_Path, int] = {}
-        self._counts: dict[_Path, int] = {}  # values of columns, and of what lies in their lists
+        self._counts: dict[_Path, int] = {}  # numbers of values added, of columns and of the values nested in them
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Add the rows of a batch."""
@@ -52,7 +52,7 @@ class Fingerprint:
             self._add(column, (place,))
 
     def copy(self) -> Fingerprint:
-        """Return one of the same rows, which goes on by itself."""
+        """Return an independent copy."""
         other = Fingerprint()
         other.rows, other._sums, other._counts = self.rows, dict(self._sums), dict(self._counts)
         return other
@@ -84,19 +84,19 @@ class Fingerprint:
     def _update(self, path: _Path, data: Any) -> None:
         if len(data):
             view = np.frombuffer(data, np.uint8)
-            view.setflags(write=False)  # what may be written to is refused
+            view.setflags(write=False)  # google_crc32c accepts only read-only buffers
             self._sums[path] = google_crc32c.extend(self._sums.get(path, 0), view)
 
 
 def _lengths_of(values: pa.Array) -> Any:
-    """Return the lengths of lists and texts; None where all are alike, or there is no such thing."""
+    """Return the lengths of lists, maps, texts or bytes; None for values of fixed length."""
     if any(test(values.type) for test in _OF_ANY_LENGTH):
         return pc.binary_length(values).to_numpy()
     return np.diff(values.offsets.to_numpy()) if any(test(values.type) for test in _LISTS) else None
 
 
 def _inside(values: pa.Array) -> list[pa.Array]:
-    """Return what lies in structs and lists, of which none is null: an array for each field, or for what lists hold."""
+    """Return the arrays nested in structs, lists or maps without nulls; none for other values."""
     kind, types = values.type, pa.types
     if types.is_struct(kind) or types.is_fixed_size_list(kind):
         flat = values.flatten()
@@ -109,7 +109,7 @@ def _inside(values: pa.Array) -> list[pa.Array]:
 
 
 def _bytes_of(values: pa.Array) -> Any:
-    """Return the bytes of values of which none is null and none holds others."""
+    """Return the bytes of values that have no nulls and are not nested."""
     kind, types = values.type, pa.types
     if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
         return np.ascontiguousarray(values.to_numpy(zero_copy_only=False))

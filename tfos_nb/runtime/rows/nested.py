@@ -1,6 +1,6 @@
-"""Nested outputs and inputs of models: dictionaries, lists and tuples of tensors, flattened in one order and named.
+"""Flatten, pack and name nested inputs and outputs of models: dictionaries, lists and tuples of tensors.
 
-A dictionary is walked in the order of its sorted keys, as ``tf.nest`` does it.
+Dictionaries are processed in the order of their sorted keys, as in ``tf.nest``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ Path = tuple[str | int, ...]
 
 
 def leaves(structure: Any) -> list[tuple[Path, Any]]:
-    """Return the tensors of a structure, each with the keys and places that lead to it."""
+    """Return the tensors of a structure, each with its path of keys and indices.
+
+    Examples
+    --------
+    >>> leaves({"b": ["y", "z"], "a": "x"})
+    [(('a',), 'x'), (('b', 0), 'y'), (('b', 1), 'z')]
+    """
     return list(_walk(structure, ()))
 
 
@@ -30,12 +36,12 @@ def _walk(structure: Any, path: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def flattened(structure: Any) -> list[Any]:
-    """Return the tensors of a structure."""
+    """Return the tensors of a structure as one list."""
     return [leaf for _, leaf in leaves(structure)]
 
 
 def packed(structure: Any, tensors: Sequence[Any]) -> Any:
-    """Return tensors in the form of a structure; a list becomes a tuple, since ``tf.data`` makes a tensor of a list."""
+    """Return tensors nested like a structure. Lists become tuples, because ``tf.data`` converts a list to a tensor."""
     waiting = iter(tensors)
 
     def build(part: Any) -> Any:
@@ -49,9 +55,14 @@ def packed(structure: Any, tensors: Sequence[Any]) -> Any:
 
 
 def names_of(paths: Sequence[Path], otherwise: Sequence[str]) -> list[str]:
-    """Name tensors by the keys that lead to them, and those that no key leads to by the names in ``otherwise``.
+    """Return a name for each path: its keys and indices from the first key on, joined by ``_``.
 
-    ``{"a": x, "b": [y, z]}`` gives ``a``, ``b_0``, ``b_1``. A name that occurs twice gets its place behind it.
+    A path without a key gets its name in ``otherwise``. If a name occurs twice, the index of the path is appended.
+
+    Examples
+    --------
+    >>> names_of([("a",), ("b", 0), ("b", 1), (0,)], ["", "", "", "dense"])
+    ['a', 'b_0', 'b_1', 'dense']
     """
     names = []
     for path, own in zip(paths, otherwise, strict=True):

@@ -1,4 +1,4 @@
-"""Results of TensorFlow as arrays: dense ones as NumPy's, ragged ones as their values and where each row ends."""
+"""Convert results of TensorFlow to arrays: dense ones to NumPy arrays, ragged ones to values and row splits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Ragged:
-    """Rows of different lengths.
+    """Array whose rows have different lengths, as a ``tf.RaggedTensor`` represents it.
 
     Parameters
     ----------
     values : numpy.ndarray
-        The values of all rows, one after the other.
+        The concatenated values of all rows (``flat_values``).
     splits : tuple of numpy.ndarray
-        For each ragged axis, the outermost first, where each list starts; and where the last one ends.
+        For each ragged axis, the outermost first: the start of each list, and the end of the last
+        (``nested_row_splits``).
     """
 
     values: Array
@@ -32,32 +33,32 @@ class Ragged:
 
     @property
     def ndim(self) -> int:
-        """The number of axes, that of the rows among them."""
+        """Number of axes, including that of the rows."""
         return len(self.splits) + self.values.ndim
 
     @property
     def shape(self) -> tuple[int | str, ...]:
-        """The axes' lengths, for messages."""
+        """Lengths of the axes for messages; ``"any"`` for a ragged axis."""
         return (len(self), *["any"] * len(self.splits), *self.values.shape[1:])
 
     def astype(self, dtype: Any) -> Ragged:
-        """Return it with values of another type."""
+        """Return the same array with values of another type."""
         return Ragged(self.values.astype(dtype), self.splits)
 
 
 Output = Array | Ragged
-"""What a model gives for some rows."""
+"""Output of a model for a batch of rows."""
 
 
 def dense_or_ragged(value: Any) -> Any:
-    """Return a tensor as it is, and a sparse one as a dense one."""
+    """Return a sparse tensor as a dense one; any other value unchanged."""
     import tensorflow as tf
 
     return tf.sparse.to_dense(value) if isinstance(value, tf.SparseTensor) else value
 
 
 def fetched(value: Any) -> Output:
-    """Return the array of a tensor that was computed."""
+    """Return the value of an eager tensor as an array."""
     if hasattr(value, "nested_row_splits"):
         return Ragged(value.flat_values.numpy(), tuple(splits.numpy() for splits in value.nested_row_splits))
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value)

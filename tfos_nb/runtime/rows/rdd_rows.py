@@ -1,7 +1,7 @@
-"""The rows of an RDD as Arrow record batches, and how large those are that come from Spark.
+"""Convert the rows of an RDD to Arrow record batches, and measure the size of Spark's batches.
 
-A DataFrame arrives as Arrow already. An RDD's elements are Python objects: Rows, dictionaries, tuples, or single
-values; their columns are named as Spark's ``toDF`` would name them.
+The rows of a DataFrame arrive as Arrow batches. An RDD's elements are Python objects: Rows, dictionaries, tuples, or
+single values. Their columns are named as Spark's ``toDF`` names them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfos_nb.errors import FeedFailed
 __all__ = ["KIND_KEY", "batches_of_rows", "size_of"]
 
 KIND_KEY = b"tfos_nb.rows"
-"""Of a schema's metadata: what the rows were, ``value``, ``array``, ``tuple``, ``list``, ``dict`` or ``row``."""
+"""Metadata key of a schema for the rows' class: ``value``, ``array``, ``tuple``, ``list``, ``dict`` or ``row``."""
 
 _ROWS_PER_BATCH = 1024
 _NO_DATA = (
@@ -28,21 +28,28 @@ _NO_DATA = (
 
 
 def size_of(batch: pa.RecordBatch) -> int:
-    """Return the bytes of a batch that has come from Spark.
+    """Return the size in bytes of a batch that was received from Spark.
 
-    Its ``nbytes`` reads the offsets of nested lists, and Spark 3.5 sends none where no row has an array in one: the
-    process would crash.
+    ``batch.nbytes`` would crash the process: it reads the offsets of nested lists, which Spark 3.5 does not send if all
+    outer lists are empty.
     """
     return int(batch.get_total_buffer_size())
 
 
 def batches_of_rows(rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
-    """Turn rows into record batches; the first batch decides the types.
+    """Yield rows as record batches of up to 1024 rows. The first batch determines the types.
 
     Raises
     ------
     FeedFailed
-        For a row that does not fit the rows before it; the message names the column and the row's number.
+        For a row whose columns or types are not those of the rows before it. The message names the column and the
+        row's number in the partition, from 0.
+
+    Examples
+    --------
+    >>> [batch] = batches_of_rows([(1, "a"), (2, "b")])
+    >>> batch.to_pydict()
+    {'_1': [1, 2], '_2': ['a', 'b']}
     """
     source = iter(rows)
     schema: pa.Schema | None = None
@@ -90,8 +97,7 @@ def _check_names(names: list[Any], records: list[dict[Any, Any]], number: int) -
     if wrong is not None:
         raise FeedFailed(
             f"row {number} is a dictionary with the key {wrong!r}: keys are names of columns, so they must be text. "
-            "Make "
-            "them so in the RDD's map, {str(key): value}, or feed tuples"
+            "Make them so in the RDD's map, {str(key): value}, or feed tuples"
         )
     for offset, record in enumerate(records):
         if record.keys() != expected:
@@ -114,15 +120,15 @@ def _converted(values: list[Any], kind: pa.DataType | None) -> pa.Array:
     except pa.ArrowInvalid:
         if not any(getattr(value, "ndim", 0) > 1 for value in values):
             raise
-        values = [_nested(value) for value in values]  # such as pictures, which Arrow does not take as they are
+        values = [_nested(value) for value in values]  # Arrow does not convert arrays of several axes, such as pictures
         array = pa.array(values, kind)
     if kind is not None and _holds_integers(kind):
-        pa.array(values).cast(kind)  # refuses a fraction, which the line above cuts off
+        pa.array(values).cast(kind)  # raises for a fraction, which the line above truncates
     return array
 
 
 def _nested(value: Any) -> Any:
-    """Return an array of several axes as lists of arrays of one, so that its numbers keep their type."""
+    """Return an array of several axes as nested lists of arrays of one axis, so that its numbers keep their type."""
     return [_nested(part) for part in value] if getattr(value, "ndim", 0) > 1 else value
 
 
@@ -146,7 +152,7 @@ def _misfit(name: str, values: list[Any], number: int, kind: pa.DataType | None)
 
 
 def _usual_kind(values: list[Any]) -> pa.DataType | None:
-    """Return the Arrow type of what most rows have: the first one may be the odd one."""
+    """Return the Arrow type of most values, because the first value may be the wrong one."""
     kinds = Counter(type(value) for value in values if value is not None)
     for kind, _ in kinds.most_common():
         try:

@@ -1,8 +1,8 @@
-"""Rows as Python values: what a list-of-rows feed hands out of Arrow's blocks.
+"""Convert Arrow blocks to lists of Python rows, by column.
 
-Each row has the kind that it had in Spark. Tuples, lists, dictionaries and single values of an RDD come as such, and
-named rows (an RDD's Rows, a DataFrame's rows) as :class:`FeedRow`. A list in a row comes as a list, or as an array if
-that was asked for, which costs less by far. Whole columns are converted at once; no step looks at a single value.
+Rows have the classes that they had in Spark: tuples, lists, dictionaries and single values of an RDD. Named rows (Rows
+of an RDD, rows of a DataFrame) become :class:`FeedRow`. A list in a row becomes a list, or on request an array, which
+is much faster.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ __all__ = ["FeedRow", "RowMaker", "columns_by_mapping", "values_of"]
 
 
 class FeedRow(tuple[Any, ...]):
-    """A row with names: a tuple, whose fields are also attributes and items, as those of Spark's ``Row`` are."""
+    """Tuple whose fields can also be read as attributes and by name, like those of Spark's ``Row``.
+
+    It is pickled as a plain tuple.
+    """
 
     __slots__ = ()
     __fields__: tuple[str, ...] = ()
@@ -52,14 +55,14 @@ class FeedRow(tuple[Any, ...]):
 
 
 class RowMaker:
-    """Makes the rows of blocks of one schema.
+    """Converter from blocks of one schema to Python rows.
 
     Parameters
     ----------
     schema : pyarrow.Schema
-        The blocks'; its metadata tells of what kind an RDD's rows were.
+        Schema of the blocks. Its metadata has the class of an RDD's rows (:data:`KIND_KEY`).
     arrays : bool
-        Whether lists of numbers come as NumPy arrays, which may not be written to.
+        Whether lists of numbers become NumPy arrays, which are read-only.
     """
 
     def __init__(self, schema: pa.Schema, arrays: bool = False) -> None:
@@ -92,15 +95,22 @@ def _zipped(columns: list[list[Any]]) -> Iterable[tuple[Any, ...]]:
 
 
 def columns_by_mapping(block: pa.RecordBatch, mapping: Mapping[str, str], arrays: bool = False) -> dict[str, list[Any]]:
-    """Return a block's columns as lists, keyed by tensor; ``mapping`` has the tensor of each column.
+    """Return a block's columns as lists, by tensor.
 
-    Columns are found by their names; where the rows have not these names (tuples have none) by their places, which are
-    those of the sorted names.
+    Parameters
+    ----------
+    block : pyarrow.RecordBatch
+        The rows.
+    mapping : mapping of str to str
+        Tensor of each column. If the block does not have these columns, as for rows that are tuples, its columns are
+        taken in the order of the mapping's sorted columns.
+    arrays : bool
+        Whether lists of numbers become NumPy arrays.
 
     Raises
     ------
     FeedFailed
-        If the rows have not one field a column.
+        If the block has neither these columns nor the same number of columns.
     """
     names, columns = block.schema.names, sorted(mapping)
     if all(column in names for column in columns):
@@ -117,7 +127,7 @@ def columns_by_mapping(block: pa.RecordBatch, mapping: Mapping[str, str], arrays
 
 
 def values_of(values: pa.Array, arrays: bool = False) -> list[Any]:
-    """Return a column as a list of Python values; a list in it as a list (or an array), a null as None."""
+    """Return a column as a list of Python values. A null becomes None, a list in it a list (or an array)."""
     kind, types = values.type, pa.types
     if is_vector(kind):
         return [_vector(value) for value in values.to_pylist()]
@@ -127,16 +137,16 @@ def values_of(values: pa.Array, arrays: bool = False) -> list[Any]:
         whole = values.fill_null(False if types.is_boolean(kind) else 0) if values.null_count else values
         found = whole.to_numpy(zero_copy_only=False).tolist()
     elif types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind):
-        return list(values.to_numpy(zero_copy_only=False))  # objects already, None where there is a null
+        return list(values.to_numpy(zero_copy_only=False))  # an array of objects, with None for a null
     else:
-        return list(values.to_pylist())  # dates, decimals, structs: Arrow knows them best
+        return list(values.to_pylist())  # dates, decimals, structs: no faster way
     for row in np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)) if values.null_count else ():
         found[row] = None
     return found
 
 
 def _vector(value: dict[str, Any] | None) -> list[float] | None:
-    """Return a vector of Spark ML as a list, a sparse one with its zeros."""
+    """Return a vector of Spark ML as a list, with the zeros of a sparse one."""
     if value is None or value["size"] is None:
         return None if value is None else list(value["values"])
     dense = [0.0] * int(value["size"])
@@ -151,7 +161,7 @@ def _lists_of(values: pa.Array, arrays: bool) -> list[Any]:
         lengths = np.where(there, values.type.list_size, 0)
     else:
         lengths = values.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    inner = values.flatten()  # without what stands behind a null
+    inner = values.flatten()  # without the values that a null list may have in the buffer
     size = int(lengths[0]) if len(lengths) else 0
     numeric = pa.types.is_integer(inner.type) or pa.types.is_floating(inner.type)
     if numeric and not inner.null_count and (lengths == size).all():

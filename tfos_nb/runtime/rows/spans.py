@@ -1,4 +1,7 @@
-"""Rows of a partition by their numbers: intervals ``(first, behind the last)`` in order, none touching the next."""
+"""Compute with sets of a partition's rows, as spans.
+
+Spans are intervals ``(first row, row after the last)`` in ascending order that neither overlap nor touch.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ Spans = tuple[tuple[int, int], ...]
 
 
 def merged(intervals: Iterable[tuple[int, int]]) -> Spans:
-    """Put intervals in order, and those together that touch.
+    """Return intervals as spans: sorted, and joined if they overlap or touch. Empty intervals are left out.
 
     Examples
     --------
@@ -29,7 +32,7 @@ def merged(intervals: Iterable[tuple[int, int]]) -> Spans:
 
 
 def rows_within(spans: Spans, start: int, end: int) -> int:
-    """Return how many rows of ``start … end`` are in the spans.
+    """Return the number of rows from ``start`` to ``end`` (excluded) that are in the spans.
 
     Examples
     --------
@@ -46,7 +49,7 @@ def rows_within(spans: Spans, start: int, end: int) -> int:
 
 
 def row_behind(spans: Spans, start: int, count: int) -> int:
-    """Return the row behind the first ``count`` rows from ``start`` on that are not in the spans.
+    """Return the row after the first ``count`` rows from ``start`` on that are not in the spans.
 
     Examples
     --------
@@ -61,7 +64,7 @@ def row_behind(spans: Spans, start: int, count: int) -> int:
 
 
 def from_row(spans: Spans, row: int, end: int | None = None) -> Spans:
-    """Return what there is of the spans from a row on, up to the row before ``end``.
+    """Return the part of the spans from ``row`` on to ``end`` (excluded; None: without limit).
 
     Examples
     --------
@@ -74,7 +77,7 @@ def from_row(spans: Spans, row: int, end: int | None = None) -> Spans:
 
 
 def without(spans: Spans, others: Spans) -> Spans:
-    """Return what there is of the spans outside of others.
+    """Return the rows of ``spans`` that are not in ``others``.
 
     Examples
     --------
@@ -92,7 +95,7 @@ def without(spans: Spans, others: Spans) -> Spans:
 
 
 def end_of_span(spans: Spans, row: int) -> int:
-    """Return where the span ends that holds a row; the row itself if none does.
+    """Return the end of the span that contains a row; the row itself if no span does.
 
     Examples
     --------
@@ -104,7 +107,7 @@ def end_of_span(spans: Spans, row: int) -> int:
 
 
 def next_span(spans: Spans, row: int) -> int | None:
-    """Return where the first span behind a row begins; None if there is none.
+    """Return the start of the first span that begins after a row; None if there is none.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Vectors of Spark ML, as Arrow has them: dense and sparse ones of one length become arrays, without a loop over rows.
+"""Convert dense and sparse vectors of Spark ML to arrays, without a Python loop over rows.
 
 Spark stores a vector as a struct: ``type`` (0 sparse, 1 dense), ``size`` and ``indices`` of a sparse one, ``values``
 (``org.apache.spark.ml.linalg.VectorUDT``).
@@ -23,13 +23,13 @@ Array = np.ndarray[Any, Any]
 
 
 def shown(value: Any) -> str:
-    """Return a value of a row for a message: its beginning, if it is long."""
+    """Return the text of a value for a message, cut off if it is long."""
     text = repr(value[:10]) if isinstance(value, list) else repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def is_vector(kind: pa.DataType) -> bool:
-    """Whether this is how Arrow has vectors of Spark ML."""
+    """Return whether an Arrow type is that of Spark ML's vectors."""
     return bool(pa.types.is_struct(kind) and tuple(field.name for field in kind) == _FIELDS)
 
 
@@ -43,14 +43,14 @@ def first_size(values: pa.Array) -> int:
 
 
 def sparse_rows(values: pa.Array, length: int, name: str) -> tuple[Array, Array]:
-    """Return what the vectors hold: ``(row, position)`` of each entry, and the entries, in the order of the rows.
+    """Return ``(row, position)`` of each stored entry, as an int64 array of two columns, and the entries.
 
-    A null has no entry.
+    They are in the order of the rows. A null has no entries.
 
     Raises
     ------
     FeedFailed
-        If a vector is not ``length`` long; it names the column.
+        If a vector does not have ``length`` elements. The message names the column.
     """
     kinds, sizes, positions, content = values.flatten()
     dense = kinds.fill_null(0).to_numpy(zero_copy_only=False) == _DENSE
@@ -73,16 +73,16 @@ def sparse_rows(values: pa.Array, length: int, name: str) -> tuple[Array, Array]
 
 
 def dense_rows(values: pa.Array, length: int, name: str) -> Array:
-    """Return the vectors as an array of shape ``(rows, length)``.
+    """Return vectors as an array of shape ``(rows, length)``. A null becomes zeros.
 
     Raises
     ------
     FeedFailed
-        If a vector is not ``length`` long; it names the column.
+        If a vector does not have ``length`` elements. The message names the column.
     """
     places, entries = sparse_rows(values, length, name)
     if len(entries) == len(values) * length:
-        return entries.reshape(len(values), length)  # as they are: all are dense, or hold every entry in order
+        return entries.reshape(len(values), length)  # every vector stores all its elements, in order
     array = np.zeros((len(values), length))
     array[places[:, 0], places[:, 1]] = entries
     return array
