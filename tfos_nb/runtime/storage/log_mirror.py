@@ -1,4 +1,7 @@
-"""A log directory that TensorFlow cannot write to, such as ``hdfs://``: it writes here, and what grows is copied."""
+"""Copy logs to a directory to which TensorFlow cannot write, such as one on ``hdfs://``.
+
+TensorFlow writes to a local directory. A thread copies new and changed files to the URL.
+"""
 
 from __future__ import annotations
 
@@ -15,38 +18,38 @@ __all__ = ["LogMirror", "mirrored"]
 
 logger = logging.getLogger(__name__)
 
-_EVERY = 5.0  # seconds: as often as TensorBoard looks
-_LAST_WITHIN = 30.0
-_EVENTS = "tfevents"  # in the name of a file to which TensorFlow only ever adds
+_EVERY = 5.0  # seconds, TensorBoard's own interval of reloading
+_LAST_WITHIN = 30.0  # seconds for the last copy
+_EVENTS = "tfevents"  # part of the name of files to which TensorFlow only appends
 
 
 def mirrored(log_dir: str, scratch: str) -> LogMirror | None:
-    """Return what copies a node's logs to their URL; None if the program can write there, or writes none."""
+    """Return a mirror for a log directory; None if TensorFlow can write to it, or it is empty."""
     return None if tensorflow_opens(log_dir) else LogMirror(log_dir, scratch)
 
 
 class LogMirror:
-    """Copies the files of a directory to a URL, again and again, until it is stopped.
+    """Thread that copies the files of a local directory to a URL every 5 s until it is stopped.
 
-    Logs may be lost, training may not: what cannot be copied is said once in the log, and tried again.
+    An error does not end the training. The first one is logged as a warning, and the copy is tried again.
 
     Parameters
     ----------
     url : str
-        Where the files belong.
+        Directory to which the files are copied.
     scratch : str
-        A directory on this host in which to make the one that the program writes to.
+        Local directory in which the directory for the program is made.
 
     Attributes
     ----------
     path : str
-        Where the program writes.
+        Directory to which the program writes.
     """
 
     def __init__(self, url: str, scratch: str) -> None:
         self.path = tempfile.mkdtemp(prefix="logs-", dir=scratch)
         self._url = url
-        self._sent: dict[str, tuple[int, int]] = {}  # a file's name -> its size and time when it was copied last
+        self._sent: dict[str, tuple[int, int]] = {}  # by file: its size and modification time when it was copied last
         self._adds = True
         self._warned = False
         self._over = threading.Event()
@@ -54,7 +57,7 @@ class LogMirror:
         self._thread.start()
 
     def stop(self) -> None:
-        """Copy what there is now, and end; give up where the place does not answer: the training's end waits."""
+        """Copy the last changes and end the thread. Waits at most 30 s, because this delays the end of the training."""
         self._over.set()
         self._thread.join(_LAST_WITHIN)
         if self._thread.is_alive():
@@ -81,7 +84,7 @@ class LogMirror:
             return
         system, root = file_system(self._url)
         for name, now in changed:
-            before = self._sent.pop(name, (0, 0))  # if it fails half-way, the next copy is of the whole file
+            before = self._sent.pop(name, (0, 0))  # after an error, copy the whole file the next time
             self._send(system, f"{root.rstrip('/')}/{name}", name, (before[0], now[0]))
             self._sent[name] = now
 
@@ -95,7 +98,10 @@ class LogMirror:
         return found
 
     def _send(self, system: Any, place: str, name: str, sizes: tuple[int, int]) -> None:
-        """Copy a file as it was when it was looked at; only what is new, if the rest is there and stays as it is."""
+        """Copy a file up to its size when it was listed. Of an event file, append only the new bytes.
+
+        ``sizes`` are the size at the last copy and the size now, in bytes.
+        """
         start, end = sizes if _EVENTS in name and self._adds else (0, sizes[1])
         with open(os.path.join(self.path, name), "rb") as file:
             file.seek(start)
@@ -104,7 +110,7 @@ class LogMirror:
         try:
             with system.open(place, "ab" if start else "wb") as sink:
                 sink.write(new)
-        except (NotImplementedError, ValueError):  # a store of whole objects
+        except (NotImplementedError, ValueError):  # an object store cannot append
             if not start:
                 raise
             self._adds = False

@@ -1,16 +1,16 @@
-"""Files that every worker of a synchronous strategy saves, as Keras programs do: the chief's is the one, and is whole.
+"""Keep only the chief's copy of files that every worker of a synchronous strategy saves, as Keras programs do.
 
 ::
 
-    chief:   writes beside the place ─▶ renames ─▶ tells the others
-    others:  write to a scratch ─▶ wait for the chief ─▶ remove the scratch
+    chief:   writes to a temporary directory beside the target ─▶ renames ─▶ notifies the others
+    others:  write to a scratch directory ─▶ wait for the chief ─▶ remove the scratch directory
 
-The others have to write too, since TensorFlow reads some variables by a collective. A worker whose file the chief does
-not save, such as ``worker-1.keras``, writes it itself. So does one on whose host the chief's file is not: where a path
-leads to each host's own disk, or is relative to a directory of each node.
+The others must write too, because TensorFlow reads some variables by a collective. A worker writes a file itself in two
+cases. The chief does not save it, such as ``worker-1.keras``. Or the chief's file is not visible on this host, because
+the path is on each host's own disk, or relative to a directory of each node.
 
-A process is several workers' one once it has built a ``MultiWorkerMirroredStrategy`` of more than one. In any other
-process nothing here does anything.
+This applies to processes that have built a ``MultiWorkerMirroredStrategy`` of several workers. In other processes,
+files are saved unchanged.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ logger = logging.getLogger(__name__)
 Write = Callable[[str], object]
 
 SCRATCH = "tfos_nb-scratch-"
-_TENSORFLOWS_SCRATCH = "workertemp"  # what TensorFlow's guide and tf_keras name it
+_TENSORFLOWS_SCRATCH = "workertemp"  # its name in TensorFlow's guide and in tf_keras
 _PART = ".part-"
-_LEFT_BEHIND = 3600.0  # seconds without a change, after which a writer must have been killed
-_SHOWS = 3.0  # seconds until a shared directory shows a file that another host has renamed
+_LEFT_BEHIND = 3600.0  # seconds without a change, after which a temporary directory's writer must have been killed
+_SHOWS = 3.0  # maximum seconds until a shared directory shows a file that another host has renamed
 _OF_A_MODEL = {"assets", "assets.extra", "variables", "saved_model.pb", "fingerprint.pb", "keras_metadata.pb"}
 _cleared: set[str] = set()
 
 
 class OneWriter:
-    """Decides in one process who writes a file that a program saves."""
+    """Save function of a process that decides whether this worker's copy of a file is kept."""
 
     def __init__(self) -> None:
         self._strategy: Any = None
@@ -57,18 +57,18 @@ class OneWriter:
         self._local = threading.local()
 
     def join(self, strategy: Any) -> None:
-        """Take note of a ``MultiWorkerMirroredStrategy`` that this process has built."""
+        """Register a ``MultiWorkerMirroredStrategy`` that this process has built."""
         if strategy.extended._in_multi_worker_mode():
             self._strategy = strategy
 
     @property
     def is_other(self) -> bool:
-        """Whether another worker's files are the ones."""
+        """Whether this worker is not the chief, so that the chief's files are kept."""
         return self._strategy is not None and not self._strategy.extended.should_checkpoint
 
     @contextlib.contextmanager
     def as_given(self) -> Iterator[None]:
-        """Have this process write to where it is told, within the block."""
+        """Let this thread save files unchanged within the block."""
         before = getattr(self._local, "given", False)
         self._local.given = True
         try:
@@ -77,24 +77,24 @@ class OneWriter:
             self._local.given = before
 
     def save(self, path: str, write: Write) -> None:
-        """Save what a program wants saved at a path.
+        """Save a file or directory.
 
         Parameters
         ----------
         path : str
-            A file's or a directory's; a URL that TensorFlow opens.
+            Path, or a URL that TensorFlow opens.
         write : callable
-            Takes the path to write to, which has the same last part. It may write more files beside that one.
+            Takes the path to write to, which has the same last component. It may write more files beside that path.
 
         Raises
         ------
         OSError
-            If the chief could not write it; on every worker that saves it.
+            If the chief could not write it. It is raised on every worker that saves this path.
         """
         if self._strategy is None or getattr(self._local, "given", False) or _is_of_this_process(path):
             write(path)
             return
-        with self.as_given():  # what is saved as a part of this
+        with self.as_given():  # write() may call save() for parts of the same file
             (self._save_for_others if self.is_other else self._save_for_all)(path, write)
 
     def _save_for_all(self, path: str, write: Write) -> None:
@@ -129,7 +129,7 @@ class OneWriter:
                 self._save_on_this_host(scratch, place, notice)
 
     def _is_here(self, place: str, notice: Notice) -> bool:
-        """Whether this path leads to the chief's file."""
+        """Return whether this host's path is the chief's file, waiting for a shared directory to show it."""
         above = os.path.dirname(place)
         until = time.monotonic() + (0 if above in self._unshared else _SHOWS)
         while notice.seat != _seat(place):
@@ -155,19 +155,19 @@ class OneWriter:
 
 
 def _is_of_this_process(path: str) -> bool:
-    """Whether a path is this worker's own already: a scratch, or TensorFlow's file system in memory."""
+    """Return whether a path is in a scratch directory, or in TensorFlow's file system in memory."""
     parts = path.split("/")
     return path.startswith("ram://") or any(part.startswith((SCRATCH, _TENSORFLOWS_SCRATCH)) for part in parts)
 
 
 def _local_place(path: str) -> str:
-    """Return the path on this host's file systems, in full; empty for a URL."""
+    """Return the absolute local path; empty for a URL."""
     path = path.removeprefix("file://")
     return "" if "://" in path else os.path.abspath(path)
 
 
 def _named(path: str) -> str:
-    """Return what all workers call a file; relative paths are relative to each one's directory."""
+    """Return the name of a file that is the same on all workers. A relative path stays relative."""
     return path.rstrip("/") if "://" in path else os.path.normpath(path)
 
 
@@ -176,7 +176,7 @@ def _host() -> str:
 
 
 def _seat(place: str) -> list[Any]:
-    """Return where a directory is: two paths with the same seat lead to the same file."""
+    """Return host, device and inode of a path's directory. Paths with the same seat and name are the same file."""
     if not place:
         return []
     try:
@@ -187,7 +187,7 @@ def _seat(place: str) -> list[Any]:
 
 
 def _mark(place: str) -> list[int]:
-    for path in (place, f"{place}.index"):  # the latter of tf_keras, whose weights are several files
+    for path in (place, f"{place}.index"):  # tf_keras saves weights as several files, one of which is the .index
         with contextlib.suppress(OSError):
             status = os.stat(path)
             return [status.st_size, status.st_mtime_ns]
@@ -195,7 +195,10 @@ def _mark(place: str) -> list[int]:
 
 
 def _is_the_same(mine: list[int], theirs: list[int]) -> bool:
-    """Whether two marks are of one file; some file systems keep whole seconds only."""
+    """Return whether two marks (size, modification time in ns) may be of one file.
+
+    If one time is in whole seconds, only seconds are compared, because some file systems store no fractions.
+    """
     second = 10**9
     if not mine or not theirs or mine[0] != theirs[0]:
         return False
@@ -204,7 +207,7 @@ def _is_the_same(mine: list[int], theirs: list[int]) -> bool:
 
 
 def _write_whole(place: str, write: Write) -> None:
-    """Write in a directory beside the place, and rename what is there then."""
+    """Write into a temporary directory beside the target, and then rename its entries."""
     target = os.path.realpath(place)
     above = os.path.dirname(target)
     part = os.path.join(above, f"{_PART}{uuid.uuid4().hex}")
@@ -215,7 +218,7 @@ def _write_whole(place: str, write: Write) -> None:
     except OSError as error:
         if not is_forbidden(error) or not os.path.exists(target):
             raise
-        write(place)  # the file may be written, but no other in its directory
+        write(place)  # this host may overwrite the file, but not create another one in its directory
         return
     try:
         write(os.path.join(part, os.path.basename(place)))
@@ -225,7 +228,7 @@ def _write_whole(place: str, write: Write) -> None:
 
 
 def _copy_whole(scratch: str, place: str) -> None:
-    """Copy what was written to a scratch to a place, or a URL."""
+    """Copy the content of a scratch directory to a path (atomically) or a URL."""
     if not os.listdir(scratch):
         return
     if "://" not in place:
@@ -242,7 +245,7 @@ def _copy_whole(scratch: str, place: str) -> None:
 
 
 def _publish(part: str, name: str, target: str) -> None:
-    """Rename each entry of a directory to where it belongs; those that name others come last."""
+    """Move each entry of a directory to its target. Files that name other files are moved last."""
     for entry in sorted(os.listdir(part), key=lambda entry: (entry == "checkpoint", entry.endswith(".json"), entry)):
         source = os.path.join(part, entry)
         place = target if entry == name else os.path.join(os.path.dirname(target), entry)
@@ -253,7 +256,7 @@ def _publish(part: str, name: str, target: str) -> None:
 
 
 def _swap(source: str, place: str, aside: str) -> None:
-    """Put a directory in another's place. Files in that one that no model consists of stay."""
+    """Replace a directory by another one. Entries of the old one that do not belong to a SavedModel are kept."""
     os.rename(place, aside)
     os.rename(source, place)
     for entry in set(os.listdir(aside)) - set(os.listdir(place)) - _OF_A_MODEL:
@@ -261,12 +264,12 @@ def _swap(source: str, place: str, aside: str) -> None:
 
 
 def _remove_left_behind(above: str) -> None:
-    """Remove what writers that were killed have left, once in each directory."""
+    """Remove old temporary directories of killed writers, once for each parent directory."""
     if above in _cleared:
         return
     _cleared.add(above)
     for entry in os.scandir(above):
-        with contextlib.suppress(OSError):  # another one removes it just now
+        with contextlib.suppress(OSError):  # another process may be removing it
             if entry.name.startswith(_PART) and entry.is_dir(follow_symlinks=False):
                 times = [os.stat(folder).st_mtime for folder, _, _ in os.walk(entry.path)]
                 times += [os.stat(one.path).st_mtime for one in os.scandir(entry.path)]
@@ -275,4 +278,4 @@ def _remove_left_behind(above: str) -> None:
 
 
 WRITER = OneWriter()
-"""The process' one."""
+"""The writer of this process."""

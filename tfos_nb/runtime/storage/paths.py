@@ -1,4 +1,4 @@
-"""Paths as the cluster's hosts understand them."""
+"""Resolve paths on Hadoop's default file system, and find this host's directories."""
 
 from __future__ import annotations
 
@@ -26,18 +26,25 @@ _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:/")
 
 
 def tf_path(path: str, default_fs: str | None = None, working_dir: str | None = None) -> str:
-    """Return a path in full.
+    """Return the full path or URL of a path, as TensorFlowOnSpark's ``hdfs_path`` does.
+
+    A URL of any scheme (``hdfs``, ``s3a``, ``gs``, ``abfs``, ``file``, …) is returned unchanged. An absolute path is on
+    the default file system. A relative path is in the user's directory there, or if the default file system is the
+    local one, in the working directory.
 
     Parameters
     ----------
     path : str
-        A URL of any scheme (``hdfs``, ``viewfs``, ``s3a``, ``gs``, ``abfs``, ``abfss``, ``wasb``, ``wasbs``, ``adl``,
-        ``oss``, ``dbfs``, ``file``, …) stays as it is; an absolute path is put on the default file system, a relative
-        one under the user's directory there, or under the working directory if it is the local one.
+        Path or URL.
     default_fs : str, optional
-        Hadoop's ``fs.defaultFS``; by default what :func:`default_file_system` finds.
+        Hadoop's ``fs.defaultFS``. Default: :func:`default_file_system`.
     working_dir : str, optional
-        By default the process'.
+        Default: that of the process.
+
+    Raises
+    ------
+    PlanError
+        If the path is relative to a user's directory, and the user has no name.
 
     Examples
     --------
@@ -58,14 +65,14 @@ def tf_path(path: str, default_fs: str | None = None, working_dir: str | None = 
 
 
 def user_name(path: str) -> str:
-    """Return whose directory on the default file system a relative path is under.
+    """Return the user in whose directory on the default file system a relative path is.
 
-    It is Hadoop's own answer where its security is simple: ``HADOOP_USER_NAME``, or who runs this process.
+    As in Hadoop with simple authentication, it is ``HADOOP_USER_NAME``, or the user of this process.
 
     Raises
     ------
     PlanError
-        If the process' user has no name, as in a container that runs under any number.
+        If the user has no name, as in a container that runs under an arbitrary user id. The message contains ``path``.
     """
     named = os.environ.get("HADOOP_USER_NAME")
     try:
@@ -78,20 +85,21 @@ def user_name(path: str) -> str:
 
 
 def is_local(filesystem: Any) -> bool:
-    """Whether one of fsspec's file systems is this host's own."""
+    """Return whether a file system of fsspec is the local one."""
     protocol = filesystem.protocol
     return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
 
 
 def is_forbidden(error: OSError) -> bool:
-    """Whether an error says that this host may not write there, or that there can be no directory."""
+    """Return whether an error means that writing is not permitted, or that a path's parent is no directory."""
     return isinstance(error, (PermissionError, NotADirectoryError)) or error.errno == errno.EROFS
 
 
 def hadoop_conf_dirs() -> list[str]:
-    """Return the directories of this host's Hadoop configuration; in a YARN container, if the host names none, Spark's.
+    """Return the directories of this host's Hadoop configuration.
 
-    Spark's YARN client sends the submitter's configuration to each container's working directory.
+    In a YARN container without such variables, it is the submitter's configuration, which Spark's YARN client puts into
+    each container's working directory.
     """
     named = [os.environ.get(variable, "") for variable in ("HADOOP_CONF_DIR", "YARN_CONF_DIR")]
     sent = os.path.abspath(os.path.join("__spark_conf__", "__hadoop_conf__"))
@@ -99,7 +107,7 @@ def hadoop_conf_dirs() -> list[str]:
 
 
 def default_file_system() -> str:
-    """Return ``fs.defaultFS`` of this host's Hadoop configuration; ``file://`` if it has none."""
+    """Return ``fs.defaultFS`` from ``core-site.xml`` of this host's Hadoop configuration; ``file://`` if not found."""
     for directory in hadoop_conf_dirs():
         try:
             root = ElementTree.parse(os.path.join(directory, "core-site.xml")).getroot()  # noqa: S314 - the host's own
@@ -112,7 +120,7 @@ def default_file_system() -> str:
 
 
 def spill_directory() -> str:
-    """Return the executor's local directory, where Spark itself spills, or the system's temporary one."""
+    """Return the executor's local directory, to which Spark itself spills, or else the system's temporary one."""
     for variable in ("SPARK_LOCAL_DIRS", "LOCAL_DIRS"):
         for directory in os.environ.get(variable, "").split(","):
             if directory and os.access(directory, os.W_OK):

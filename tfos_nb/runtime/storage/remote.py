@@ -1,8 +1,8 @@
-"""Access URLs through fsspec, since TensorFlow itself opens few kinds of them.
+"""Access URLs through fsspec, because TensorFlow itself opens only few kinds of them.
 
-TensorFlow itself supports paths, ``file://``, ``gs://`` and ``ram://``. For other places, such as ``hdfs://``, it
-writes to this host's disk, and the files are copied from there. :class:`Draft` is for files that are written once, and
-:class:`tfos_nb.runtime.storage.log_mirror.LogMirror` for files that grow.
+TensorFlow itself supports paths, ``file://``, ``gs://`` and ``ram://``. For other URLs, such as ``hdfs://``, it writes
+to this host's disk, and the files are copied from there. :class:`Draft` copies files that are written once, and
+:class:`tfos_nb.runtime.storage.log_mirror.LogMirror` files that grow.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ _REPLY_SECONDS = 1.0
 _HTTP_QUESTION = b"GET / HTTP/1.0\r\n\r\n"
 _WRONG_DOOR = b"Hadoop IPC port"  # "It looks like you are making an HTTP request to your Hadoop IPC port."
 _SAVED_MODEL = "saved_model.pb"  # a directory without it is no SavedModel
-_LOOK_SECONDS = 60.0  # in which a place must answer before a program begins
+_LOOK_SECONDS = 60.0  # seconds within which a place must answer before a program begins
 
 _T = TypeVar("_T")
 _sign_at = time.monotonic()
 
 
 class Unreachable(TfosError, OSError):
-    """No file system is known here for a URL; the message says what to install or to set."""
+    """A URL cannot be opened here. The message says what to install or to set."""
 
 
 class _Silent(OSError):
-    """No server answers, or another kind of server does: a client would not help."""
+    """No server answers, or a server of another protocol does, so that installing a client would not help."""
 
 
 def scheme_of(url: str) -> str:
-    """Return what is before ``://``; empty for a path.
+    """Return the scheme of a URL in lower case; empty for a path.
 
     Examples
     --------
@@ -76,17 +76,17 @@ def scheme_of(url: str) -> str:
 
 
 def tensorflow_opens(url: str) -> bool:
-    """Whether TensorFlow reads and writes there by itself."""
+    """Return whether TensorFlow itself can read and write at a path or URL."""
     return scheme_of(url) in _TENSORFLOW_OPENS
 
 
 def refuse_unknown(url: str) -> None:
-    """Look at a place before anything is done with it: what no host can open is known here, too.
+    """Check the form and the scheme of a path or URL, without access to it.
 
     Raises
     ------
     Unreachable
-        If it is nearly a URL, or its scheme is none that fsspec knows.
+        If it is a URL with only one slash after its scheme, or fsspec does not support its scheme on any host.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def refuse_unknown(url: str) -> None:
 
     scheme = scheme_of(url)
     if nearly := _NEARLY.match(url):
-        before = f"{nearly[1]}://{'/' if nearly[1] in ('file', *_HADOOP) else ''}"  # a host may be left out there
+        before = f"{nearly[1]}://{'/' if nearly[1] in ('file', *_HADOOP) else ''}"  # these need no host
         raise Unreachable(f"{nearly[1]}:/…: a URL has two slashes after its scheme, as in {before}models")
     for one in scheme.split("::"):  # fsspec's file systems may be chained
         if one in (*_TENSORFLOW_OPENS, *_HADOOP):
@@ -112,17 +112,17 @@ def refuse_unknown(url: str) -> None:
             like = difflib.get_close_matches(one, [*_HADOOP, *fsspec.available_protocols()], 1)
             meant = f"; did you mean {like[0]}://?" if like else ""
             raise Unreachable(f"{_place(url)}: no file system is known for {one}://{meant}") from None
-        except ImportError:  # the package may be where the nodes are
+        except ImportError:  # the package may be installed on the nodes
             pass
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system of a URL, and the path in it.
+    """Return fsspec's file system for a URL, and the path in it.
 
     Raises
     ------
     Unreachable
-        If there is none here.
+        If no client is installed for it, or its server does not answer.
     """
     import fsspec
 
@@ -132,7 +132,7 @@ def file_system(url: str) -> tuple[Any, str]:
             _find_hadoop_conf()
         _knock(url)
         system, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError, OSError, RuntimeError) as error:  # the last one is how hdfs-native says it
+    except (ImportError, ValueError, OSError, RuntimeError) as error:  # hdfs-native raises RuntimeError
         reason = str(error).partition("\n")[0] or type(error).__name__
         here = f"{_place(url)} cannot be opened on {socket.gethostname()}"
         advice = "" if isinstance(error, _Silent) else _advice(scheme)
@@ -141,7 +141,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def _place(url: str) -> str:
-    """Return the beginning of a URL, without a password and without a path that may hold one."""
+    """Return scheme and host of a URL, without a password and without the path, which may contain secrets."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.partition('/')[0].rpartition('@')[2]}"
 
@@ -161,14 +161,14 @@ def _advice(scheme: str) -> str:
 
 
 def _find_hadoop_conf() -> None:
-    """Let the HDFS client, which looks at the environment alone, find the configuration that a YARN container has."""
+    """Set ``HADOOP_CONF_DIR`` to this host's configuration, because the HDFS client reads only this variable."""
     for directory in hadoop_conf_dirs()[:1]:
         os.environ["HADOOP_CONF_DIR"] = directory
 
 
 def _knock(url: str) -> None:
-    """Check that a URL's server answers: HDFS clients try for minutes before they report that none does."""
-    with contextlib.suppress(ValueError):  # no port is no number of one
+    """Check that a URL's server answers, because HDFS clients try for minutes before they report an error."""
+    with contextlib.suppress(ValueError):  # the port is not a number
         there = urlsplit(url)
         if there.hostname and there.port:
             _answers(there.hostname, there.port, scheme_of(url) in _HADOOP)
@@ -178,8 +178,13 @@ def _knock(url: str) -> None:
 def _answers(host: str, port: int, is_hadoop: bool) -> None:
     """Check that a server listens, and that the port is not that of a NameNode's web page.
 
-    Hadoop's RPC servers tell a browser that it has come to the wrong port (``org.apache.hadoop.ipc.Server``), and
-    nobody else says that. Who says nothing within a moment may be a NameNode that is busy.
+    A Hadoop RPC server answers an HTTP request with a message that this is its IPC port
+    (``org.apache.hadoop.ipc.Server``). A server that sends nothing within 1 s may be a busy NameNode, and is accepted.
+
+    Raises
+    ------
+    _Silent
+        If no server or a web server answers.
     """
     wanted = ", which has to be the NameNode's RPC address" if is_hadoop else ""
     try:
@@ -193,7 +198,7 @@ def _answers(host: str, port: int, is_hadoop: bool) -> None:
 
 def _said_to_a_browser(there: socket.socket) -> bytes:
     said = b""
-    with contextlib.suppress(OSError):  # who hangs up or is slow has said what he has
+    with contextlib.suppress(OSError):  # on a closed connection or a timeout, use what was received
         there.settimeout(_REPLY_SECONDS)
         there.sendall(_HTTP_QUESTION)
         while len(said) < 4096 and (more := there.recv(4096)):
@@ -202,12 +207,23 @@ def _said_to_a_browser(there: socket.socket) -> bytes:
 
 
 def answered_within(seconds: float, place: str, call: Callable[[], _T]) -> _T:
-    """Return what a call of a file system returns, or say that the place does not answer.
+    """Return the result of a call, or raise an error if it takes too long.
+
+    Parameters
+    ----------
+    seconds : float
+        Maximum time.
+    place : str
+        Path or URL that the call accesses, for the message.
+    call : callable
+        Called without arguments, in a thread.
 
     Raises
     ------
     Unreachable
-        If it has not returned within so many seconds. The call continues in a thread that is not waited for.
+        If the call has not returned in time. Its thread continues in the background.
+    Exception
+        The error of the call.
     """
     found: list[_T] = []
     raised: list[BaseException] = []
@@ -215,7 +231,7 @@ def answered_within(seconds: float, place: str, call: Callable[[], _T]) -> _T:
     def run() -> None:
         try:
             found.append(call())
-        except BaseException as error:  # noqa: BLE001 - it is the caller's
+        except BaseException as error:  # noqa: BLE001 - raised in the calling thread
             raised.append(error)
 
     thread = threading.Thread(target=run, name="tfos_nb look", daemon=True)
@@ -232,7 +248,7 @@ def answered_within(seconds: float, place: str, call: Callable[[], _T]) -> _T:
 
 
 def last_sign() -> float:
-    """Return when a place that this process copies to has answered last, by the monotonic clock."""
+    """Return the monotonic time at which a store to which this process copies files last accepted data."""
     return _sign_at
 
 
@@ -243,7 +259,7 @@ def _note_sign() -> None:
 
 @functools.cache
 def _signs() -> Any:
-    """Return what fsspec calls for each part of a file that has gone, and for each file."""
+    """Return the callback that fsspec calls for each part of a file and each file that was sent."""
     from fsspec.callbacks import Callback
 
     class Signs(Callback):  # type: ignore[misc]
@@ -257,14 +273,14 @@ def _signs() -> Any:
 
 
 def _put(system: Any, source: str, place: str, *, recursive: bool) -> None:
-    """Copy a local file or directory to a place, noting each sign of life."""
+    """Copy a local file or directory to a store, recording the time of each progress (:func:`last_sign`)."""
     system.put(source, place, recursive=recursive, callback=_signs())
     _note_sign()
 
 
 def rename_over(system: Any, source: str, place: str) -> None:
-    """Rename what was written beside its place. What is there gives way: HDFS has to be told so."""
-    if system.isdir(source) and system.exists(place):  # otherwise it would get into the one that is there
+    """Rename a file or directory and replace an existing one of the new name, which HDFS does only on request."""
+    if system.isdir(source) and system.exists(place):  # otherwise the directory would be moved into the existing one
         if is_local(system):
             _rename_over(source, place)
             return
@@ -280,9 +296,22 @@ def rename_over(system: Any, source: str, place: str) -> None:
 
 
 def put_whole(system: Any, folder: str, part: str, place: str, last: str) -> None:
-    """Copy a local directory to a place, so that it is whole or is none, which is told by its ``last`` file.
+    """Copy a local directory to a store, so that it has the file ``last`` only when it is complete.
 
-    A rename in an object store copies file by file. ``part`` is beside the place; ``folder`` loses its ``last`` file.
+    A rename in an object store copies file by file, so it is not atomic. Therefore this file is copied last.
+
+    Parameters
+    ----------
+    system : fsspec.AbstractFileSystem
+        File system of the store.
+    folder : str
+        The local directory. The file ``last`` is removed from it.
+    part : str
+        Temporary path in the store, in the same directory as ``place``.
+    place : str
+        Final path in the store.
+    last : str
+        Name of a file without which readers ignore the directory.
     """
     with tempfile.TemporaryDirectory(prefix="tfos_nb-last-", dir=os.path.dirname(folder)) as aside:
         os.rename(os.path.join(folder, last), os.path.join(aside, last))
@@ -295,7 +324,7 @@ def put_whole(system: Any, folder: str, part: str, place: str, last: str) -> Non
 
 
 def _rename_over(source: str, place: str) -> None:
-    """Rename a local directory. What is there goes aside first: to remove it takes a while, and may be broken off."""
+    """Replace a local directory by another one. The old one is renamed first, because its removal takes time."""
     aside = os.path.join(os.path.dirname(place), f".part-{uuid.uuid4().hex}")
     os.rename(place, aside)
     os.rename(source, place)
@@ -304,12 +333,12 @@ def _rename_over(source: str, place: str) -> None:
 
 @contextlib.contextmanager
 def writing(place: str) -> Iterator[None]:
-    """Say of a place that this host may not write what to do about it.
+    """Context manager that raises a permission error as TfosError with advice.
 
     Raises
     ------
     TfosError
-        If what is done in the block is forbidden.
+        If this host may not write to ``place``.
     """
     try:
         yield
@@ -320,19 +349,20 @@ def writing(place: str) -> Iterator[None]:
 
 
 def check_places(model_dir: str, log_dir: str, *, writes: bool) -> None:
-    """Look at the places that a program was given before it begins, and not when all is trained.
+    """Check a program's directories before it begins, so that a wrong one does not fail after the training.
 
     Parameters
     ----------
     model_dir, log_dir : str
-        Empty if there is none.
+        Paths or URLs; empty if there is none.
     writes : bool
-        Whether this host is to write to the former.
+        Whether this host writes to ``model_dir``, so that a file is written there for a test. ``gs://`` and
+        ``ram://``, which TensorFlow opens itself, are not tested.
 
     Raises
     ------
     TfosError
-        If one cannot be opened on this host, or not be written, or does not answer: the message says why.
+        If a directory cannot be opened or written on this host, or does not answer within 60 s.
     """
     for place in (model_dir, log_dir):
         if not tensorflow_opens(place):
@@ -342,7 +372,7 @@ def check_places(model_dir: str, log_dir: str, *, writes: bool) -> None:
 
 
 def _try_to_write(place: str) -> None:
-    """Write a file that is gone at once. On this host no directory is made for it: a program may not save anything."""
+    """Write a temporary file as a test. A local directory is not created, because the program may save nothing."""
     system, path = file_system(place)
     try:
         if is_local(system):
@@ -352,12 +382,12 @@ def _try_to_write(place: str) -> None:
         system.makedirs(path, exist_ok=True)
         system.pipe_file(probe, b"")
         system.rm_file(probe)
-    except (OSError, RuntimeError) as error:  # the latter of hdfs-native
+    except (OSError, RuntimeError) as error:  # hdfs-native raises RuntimeError
         raise _unwritable(without_password(place), error) from error
 
 
 def _nearest(path: str) -> str:
-    """Return the directory that is there: this one, or the one in which it would be made."""
+    """Return the path itself if it exists, or else its nearest parent that exists."""
     while not os.path.lexists(path):
         path = os.path.dirname(path)
     return path
@@ -370,17 +400,19 @@ def _unwritable(place: str, error: Exception) -> TfosError:
 
 
 class Draft:
-    """A local place for a file or a directory that belongs at a URL; it is copied there whole, or not at all.
+    """Context manager with a temporary path for a file or directory, which is then copied to a URL atomically.
+
+    If the block raises an error, nothing is copied.
 
     Parameters
     ----------
     url : str
-        A URL, or a path; then it is written beside its place and renamed.
+        A URL, or a local path. For a local path, the temporary path is in the same directory, and is renamed.
 
     Attributes
     ----------
     path : str
-        Where to write. It has the ending of the URL, by which Keras knows the format.
+        Temporary path to write to. It has the suffix of the URL, from which Keras derives the format.
 
     Examples
     --------

@@ -27,29 +27,29 @@ logger = logging.getLogger(__name__)
 
 BEGUN, WRITTEN, FAILED = "begun", "written", "failed"
 _KEY = "tfos_nb/saves/{}"
-_BEGINS = 60.0  # seconds that a worker waits for the chief to begin: the chief's other callbacks come before it
-_BEGINS_AFTER_ANOTHER = 5.0  # where the chief has saved another file meanwhile
-_BEGINS_SELDOM = 1.0  # where the chief did not save a file of such a name before
-_SAYS_SO = 10.0
-_VARIES = re.compile(r"tmp[a-z0-9_]{8}|\d+")  # what Python's tempfile makes up, and epochs
+_BEGINS = 60.0  # seconds that a worker waits for the chief to begin, because the chief may run other callbacks before
+_BEGINS_AFTER_ANOTHER = 5.0  # seconds, if the chief has saved another file meanwhile
+_BEGINS_SELDOM = 1.0  # seconds, if the chief did not save a file of such a name before
+_SAYS_SO = 10.0  # seconds after which a waiting worker logs that it waits
+_VARIES = re.compile(r"tmp[a-z0-9_]{8}|\d+")  # the variable parts of names: those of Python's tempfile, and epochs
 
 
 @dataclass(frozen=True)
 class Notice:
-    """What the chief says of one file.
+    """Notice from the chief about one file.
 
     Parameters
     ----------
     path : str
-        As the program gave it.
-    what : str
-        ``"begun"``, ``"written"`` or ``"failed"``.
+        Normalized path that the program gave.
+    what : {"begun", "written", "failed"}
+        State of the save.
     seat : list
-        The chief's host, and there the device and the inode of the directory.
+        The chief's host, and device and inode of the file's directory there.
     mark : list of int
-        The file's size and its time of change, in nanoseconds.
+        Size of the file in bytes, and its modification time in nanoseconds.
     why : str
-        Of a failure, the reason.
+        Reason of a failure.
     """
 
     path: str
@@ -60,14 +60,14 @@ class Notice:
 
 
 class NoticeWriter:
-    """The chief's end."""
+    """Sender of notices, on the chief."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
 
     def tell(self, notice: Notice) -> None:
-        """Send a notice; an error of the service is logged, since the file is what counts."""
+        """Send a notice. An error of the service is only logged, because the file itself is saved."""
         import tensorflow as tf
         from tensorflow.python.eager import context
 
@@ -80,7 +80,7 @@ class NoticeWriter:
 
 
 class NoticeReader:
-    """Another worker's end: a thread reads the notices, and a saving thread waits for its own."""
+    """Receiver of notices, on another worker. One thread reads all notices; threads that save wait for theirs."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -94,12 +94,12 @@ class NoticeReader:
         self._thread: threading.Thread | None = None
 
     def wait(self, path: str) -> Notice | None:
-        """Wait until the chief has saved a file as often as this worker.
+        """Wait until the chief has saved a file as often as this worker has.
 
         Returns
         -------
         Notice or None
-            How the chief's save ended. None if the chief does not save this file, or is gone.
+            Result of the chief's save. None if the chief does not begin to save this file in time, or has ended.
         """
         with self._changed:
             if self._thread is None:
@@ -118,14 +118,14 @@ class NoticeReader:
             return self._outcome(path)
 
     def latest(self, path: str) -> Notice | None:
-        """Return how the chief's last save of a file ended, once none is under way."""
+        """Wait until the chief is not saving a file, and return the result of its last save; None if it has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._lost or self._is_idle(path))
             return None if self._lost else self._ended[path][1]
 
     @property
     def lost(self) -> bool:
-        """Whether nothing more will be heard: the chief or this cluster is gone."""
+        """Whether no more notices will arrive, because the chief or the cluster has ended."""
         return self._lost
 
     def _outcome(self, path: str) -> Notice | None:
@@ -145,7 +145,7 @@ class NoticeReader:
         return self._begun[path] <= self._ended[path][0]
 
     def _patience(self, path: str, began: float) -> float:
-        """Return for how many more seconds to wait."""
+        """Return the remaining seconds to wait for the chief."""
         if self._begun.total() > sum(number for number, _ in self._ended.values()):
             return _BEGINS  # the chief is writing, this file or one before it
         now = time.monotonic()

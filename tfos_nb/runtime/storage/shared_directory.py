@@ -1,12 +1,11 @@
-"""Check that a directory is the same one on every node's host: both ends.
+"""Check that a directory is the same one on every node's host, before a loss makes the saved states necessary.
 
 ::
 
     node: ctx.resume, ctx.checkpoint ── PlaceSeen(directory, mark) ──▶ driver: PlacesSeen ── two marks: refused
 
-The first node that looks leaves a mark in the directory, and the others read it. Where a path leads to each host's own
-disk each node finds a mark of its own, and what the chief saves would be there for the chief's host alone. Without a
-look one hears of it after a loss, when what was saved is wanted.
+The first node writes a file with a random mark into the directory, and the others read it. If the path is on each
+host's own disk, the nodes find different marks. Then only the chief's host would have the states that the chief saves.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from tfos_nb.runtime.storage.paths import is_forbidden
 __all__ = ["PlaceSeen", "PlacesSeen", "mark_in"]
 
 _MARK = ".tfos_nb-mark"
-_SETTLES = 0.5  # seconds in which hosts that each believe to have left the mark see which one is there
+_SETTLES = 0.5  # seconds after which hosts that wrote the mark at the same time all read the same one
 
 
 @message
 @dataclass(frozen=True)
 class PlaceSeen:
-    """From a node: on its host this directory holds this mark."""
+    """Message from a node: the mark that it found in a directory on its host."""
 
     node: str
     host: str
@@ -37,7 +36,7 @@ class PlaceSeen:
 
 
 def mark_in(directory: str) -> str:
-    """Return a directory's mark, leaving one where there is none; empty where it cannot be told.
+    """Return a directory's mark, and write one if there is none. Return an empty text if the mark is unknown.
 
     Raises
     ------
@@ -49,12 +48,12 @@ def mark_in(directory: str) -> str:
         os.makedirs(directory, exist_ok=True)
         with open(path, "x", encoding="ascii") as file:
             file.write(mark)
-        # Where an object store is mounted several may make it at once, and the last one's stays.
+        # On a mounted object store, several hosts can create the file at the same time, and the last one wins.
         threading.Event().wait(_SETTLES)
         return _read(path, len(mark)) or mark
     except FileExistsError:
-        return _read(path, len(mark))  # or the other one is about to write it
-    except OSError as error:  # who writes there says so
+        return _read(path, len(mark))  # empty if the other node has not written it yet
+    except OSError as error:  # other errors are raised when a state is saved
         if is_forbidden(error):
             raise
         return ""
@@ -67,13 +66,13 @@ def _read(path: str, length: int) -> str:
 
 
 class PlacesSeen:
-    """Behind the door: what the nodes have seen."""
+    """Marks that the nodes have found, on the driver."""
 
     def __init__(self) -> None:
         self._seen: dict[str, PlaceSeen] = {}
 
     def unlike(self, said: PlaceSeen) -> str:
-        """Take a node's word; say what is wrong if another has seen another directory."""
+        """Add a node's message. Return an error message if another node has found another mark; empty if not."""
         if said.mark:
             self._seen.setdefault(said.mark, said)
         if len(self._seen) < 2:

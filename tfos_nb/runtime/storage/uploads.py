@@ -1,7 +1,7 @@
-"""Writing what was saved to a place that is far, while the training goes on.
+"""Upload saved files to a remote store in the background, while the training goes on.
 
-One upload at a time, in the order in which they were begun. An error of one is raised where the next is begun, or at
-the end of ``main``. A place that has taken nothing for minutes is waited for no longer.
+Uploads run one at a time, in their order. The error of an upload is raised when the next one is begun, or at the end of
+``main``. An upload is abandoned if the store has accepted no data for 300 s.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from tfos_nb.runtime.storage.remote import last_sign
 
 __all__ = ["SavingFlag", "Uploads"]
 
-_SILENT = 300.0  # seconds: object stores try each request again for a minute or two
+_SILENT = 300.0  # seconds; clients of object stores retry each request for a minute or two
 
 
 class SavingFlag:
-    """Tells that something is being saved, from the first of several savings to the end of the last.
+    """Context manager that reports whether anything is being saved. Several threads may be in it at once.
 
     Parameters
     ----------
     tell : callable
-        Called with True and False.
+        Called with True when the first save begins, and with False when the last one ends.
     """
 
     def __init__(self, tell: Callable[[bool], object]) -> None:
@@ -49,19 +49,21 @@ class SavingFlag:
 
 
 class Uploads:
-    """The uploads of one process.
+    """Uploads of one process.
 
     Parameters
     ----------
     saving : SavingFlag
-        Up while one runs: who is asked to stop finishes it.
+        Set while an upload runs, so that a node that is asked to stop finishes it first.
 
     Examples
     --------
     >>> uploads = Uploads(SavingFlag(lambda going_on: None))
-    >>> uploads.begin(lambda: print("written"))
+    >>> store = []
+    >>> uploads.begin(lambda: store.append("model"))
     >>> uploads.finish()
-    written
+    >>> store
+    ['model']
     """
 
     def __init__(self, saving: SavingFlag) -> None:
@@ -71,7 +73,10 @@ class Uploads:
         self._place = ""
 
     def begin(self, upload: Callable[[], object], place: str = "") -> None:
-        """Run an upload in the background, once the one before it is through; raise that one's error."""
+        """Wait for the previous upload, raise its error if it failed, and run an upload in the background.
+
+        ``place`` is the URL for messages.
+        """
         self.finish()
         self._last, self._begun_at, self._place = Future(), time.monotonic(), place
         run = threading.Thread(target=self._run, args=(upload, self._last), name="tfos_nb upload", daemon=True)
@@ -79,14 +84,14 @@ class Uploads:
         run.start()
 
     def finish(self) -> None:
-        """Wait until all is written.
+        """Wait for the last upload.
 
         Raises
         ------
         TfosError
-            If the place has taken nothing for :data:`_SILENT` seconds. The upload is given up.
+            If the store has accepted no data for :data:`_SILENT` seconds. The upload is abandoned.
         Exception
-            Of the last upload.
+            The error of the last upload.
         """
         last, self._last = self._last, None
         if last is None:
@@ -100,8 +105,7 @@ class Uploads:
                     self._saving.__exit__()
                     raise TfosError(
                         f"the saved files are not at {self._place or 'their place'}: the store has accepted nothing "
-                        "for "
-                        f"{_SILENT:g} s. Check that it runs and that this host reaches it"
+                        f"for {_SILENT:g} s. Check that it runs and that this host reaches it"
                     ) from None
         last.result(0)
 
@@ -109,9 +113,9 @@ class Uploads:
         error: BaseException | None = None
         try:
             upload()
-        except BaseException as raised:  # noqa: BLE001 - it is raised in the thread that waits
+        except BaseException as raised:  # noqa: BLE001 - finish() raises it
             error = raised
-        if not done.set_running_or_notify_cancel():  # no thread waits any more
+        if not done.set_running_or_notify_cancel():  # the upload was abandoned
             return
         self._saving.__exit__()
         if error is None:
