@@ -1,11 +1,11 @@
-"""Write and read a Transformer with a model: its Params, its model, its arguments.
+"""Write and read Transformers and Estimators: their Params, arguments and model.
 
 ::
 
-    metadata/   Spark ML's own, in JSON: Params, arguments, and the user's functions by the names of their modules
-    model/      the .keras file of a model object, in pieces, as Parquet: on any file system that Spark knows
+    metadata/   Spark ML's metadata, in JSON: Params, arguments, and the user's functions by module and name
+    model/      the .keras file of a model object, in pieces of 16 MiB, as Parquet: on any file system of Spark's
 
-Nothing of it is pickled, so reading a directory of another person runs no code.
+Nothing is pickled. Reading a directory of another person imports the modules that it names, but runs no other code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PIECE = 16 << 20
 
 
 class ScorerWriter(MLWriter):
-    """Writes what ``stored()`` of a Transformer or an Estimator gives."""
+    """Writer of a Transformer or Estimator, which describes itself by ``stored()``."""
 
     def __init__(self, instance: Any) -> None:
         super().__init__()
@@ -36,13 +36,19 @@ class ScorerWriter(MLWriter):
 
     def _handleOverwrite(self, path: str) -> None:
         spark = self.sparkSession
-        if is_connect(spark):  # Spark ML's own needs Java here; a server empties a directory for what it writes there
+        if is_connect(spark):  # Spark ML's own method needs a JVM here; so let the server overwrite the directory
             spark.createDataFrame([], "value string").write.mode("overwrite").text(path)
         else:
             super()._handleOverwrite(path)
 
     def saveImpl(self, path: str) -> None:
-        """Write it; Spark ML has looked whether something is there."""
+        """Write the instance. Spark ML calls this after it has checked that the path is free.
+
+        Raises
+        ------
+        PlanError
+            If an argument cannot be written as JSON, or a function is not in an importable module.
+        """
         args, code, content = self.instance.stored()
         extra = {
             "args": _jsonable(args),
@@ -57,24 +63,30 @@ class ScorerWriter(MLWriter):
 
 
 def _for_params(spark: SparkSession) -> Any:
-    """What Spark ML's own reader and writer take: the session where it has no SparkContext."""
+    """Return the argument for Spark ML's own reader and writer: the SparkContext, or on Connect the session."""
     return spark if is_connect(spark) else spark.sparkContext
 
 
 class ScorerReader(MLReader[Any]):
-    """Reads what :class:`ScorerWriter` wrote."""
+    """Reader for directories of :class:`ScorerWriter`.
+
+    Parameters
+    ----------
+    cls : type
+        The expected class.
+    """
 
     def __init__(self, cls: type[Any]) -> None:
         super().__init__()
         self.cls = cls
 
     def load(self, path: str) -> Any:
-        """Read it.
+        """Read an instance from a directory.
 
         Raises
         ------
         PlanError
-            If it is another class', or needs a function whose module is not here.
+            If the directory contains another class, or needs a function that cannot be imported here.
         """
         spark = self.sparkSession
         metadata = DefaultParamsReader.loadMetadata(path, _for_params(spark))
@@ -83,7 +95,7 @@ class ScorerReader(MLReader[Any]):
             raise PlanError(f"{path} contains a {metadata['class']}, not a {kind}: load it with that class")
         instance: Any = self.cls()
         instance._resetUid(metadata["uid"])
-        unset = [name for name, value in metadata["paramMap"].items() if value is None]  # its own reader refuses it
+        unset = [name for name, value in metadata["paramMap"].items() if value is None]  # Spark ML refuses None
         DefaultParamsReader.getAndSetParams(instance, metadata, skipParams=unset)
         instance._set(**dict.fromkeys(unset))
         code = {name: _found(text) for name, text in metadata["code"].items()}
@@ -113,7 +125,13 @@ def _jsonable(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reference(value: Any, name: str) -> str:
-    """Return the name by which a function or class is found again."""
+    """Return ``MODULE:NAME`` of a function or class.
+
+    Raises
+    ------
+    PlanError
+        If it cannot be imported by this name. ``name`` is the parameter, for the message.
+    """
     module, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     text = f"{module}:{qualified}"
     if module in (None, "__main__") or "<" in qualified or _resolved(text) is not value:

@@ -1,19 +1,19 @@
-"""Implement ``ctx.checkpoint`` and ``ctx.resume``: write a state together with the program's position.
+"""Implement ``ctx.checkpoint`` and ``ctx.resume``: save and restore a state together with its position in the rows.
 
 ::
 
     checkpoint_dir/
         00000003/    state.index, state.data-…   TensorFlow's own checkpoint
                      place.json                  {"epoch": 3, "generation": 1}
-        00000003-0001-000002/    the same, in the middle of a pass: the second such one of the first generation
-        .part-…      one that is being written: renamed when it is whole
+        00000003-0001-000002/    the same, in the middle of a pass: epoch, generation, number in the generation
+        .part-…      a checkpoint that is being written; renamed when it is complete
 
-A checkpoint is there whole or not at all: it is written beside its place and renamed. Where the place is far, a local
-copy is uploaded while the training goes on, and ``place.json`` is put into its place when all else is there: object
-stores rename by copying one file after another. A directory without it is no checkpoint.
+A checkpoint exists completely or not at all: it is written to a temporary directory and renamed. In a remote store, a
+local copy is uploaded while the training goes on. ``place.json`` is written last, because object stores rename by
+copying one file after another. A directory without it is no checkpoint.
 
-All nodes of a generation go on from the same state: the newest of an earlier one, however far another node has come by
-the time at which this one looks. It is kept until the generation is over.
+All nodes of a generation continue from the same state: the newest one of an earlier generation. States that other nodes
+have saved meanwhile do not count. The state is kept until the generation is over.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _STATE, _PLACE, _PART = "state", "place.json", ".part-"
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where a program goes on: so many epochs are in the state that was put back.
+    """Result of ``ctx.resume``: the number of epochs in the restored state, 0 if none was restored.
 
     Examples
     --------
@@ -64,14 +64,15 @@ class Resumed:
 
 @dataclass(frozen=True)
 class CheckpointCalls:
-    """What a node's process tells the driver of states.
+    """Callbacks by which a node's process reports states to the driver.
 
     Attributes
     ----------
     held : callable
-        Called when a state of whole epochs is where it belongs: a node that joins may begin from it.
+        Called when a state of whole epochs has been saved, so that a node that joins may begin from it.
     seen : callable
-        Called with the directory of the states on this host, and the mark that was found in it.
+        Called with the directory of the states on this host, and the mark that was found in it
+        (:mod:`tfos_nb.runtime.storage.shared_directory`).
     request : SaveRequest
         Says whether the driver wants a state.
     """
@@ -82,26 +83,26 @@ class CheckpointCalls:
 
 
 class Checkpoints:
-    """The states that a program saves and puts back.
+    """States that a program saves and restores.
 
     Parameters
     ----------
     directory : callable
-        Returns where they are written: a directory of this cluster alone.
+        Returns the directory of the states, which only this cluster uses.
     rows : RowQueue
-        The rows of this node: they go on behind those that a state holds.
+        Rows of this node. After a restore they continue after the rows that the state includes.
     is_chief : bool
-        Whether this node writes.
+        Whether this node writes the states.
     generation, restarts : int
-        As ``ctx`` has them.
+        As in ``ctx``.
     held_states : collection of str
-        The states amid a pass that all nodes have saved.
+        Names of the states in the middle of a pass that all nodes have saved.
     saving : SavingFlag
-        Up while something is saved.
+        Set while something is saved.
     uploads : Uploads
-        What writes to places that are far.
+        Uploads to remote stores.
     calls : CheckpointCalls
-        What the driver is told.
+        Reports to the driver.
     """
 
     def __init__(
@@ -126,12 +127,36 @@ class Checkpoints:
         self._saving = saving
         self._uploads = uploads
         self._calls = calls
-        self._looked = False  # at the directory
-        self._amid = 0  # states that were saved in the middle of a pass
-        self._from = ""  # the state that was put back
+        self._looked = False  # whether the directory has been checked and reported
+        self._amid = 0  # number of states saved in the middle of a pass
+        self._from = ""  # name of the restored state
 
     def save(self, model: Any, objects: dict[str, Any], *, epoch: int, rows: int | None, max_to_keep: int) -> str:
-        """Save a state; return its directory."""
+        """Save a state and return its directory.
+
+        Every node must call this, because TensorFlow may read variables by a collective. Only the chief's state is
+        kept.
+
+        Parameters
+        ----------
+        model : keras.Model or None
+            Model, saved with its optimizer.
+        objects : dict
+            Other objects to save, by name.
+        epoch : int
+            Number of epochs that the state includes.
+        rows : int or None
+            Number of rows since the last whole epoch. None: the state is of whole epochs.
+        max_to_keep : int
+            Number of the newest states to keep.
+
+        Raises
+        ------
+        ValueError
+            If ``epoch`` or ``rows`` is wrong, or there is nothing to save.
+        TfosError
+            If the directory cannot be written.
+        """
         import tensorflow as tf
 
         if type(epoch) is not int or epoch < 0:
@@ -170,37 +195,48 @@ class Checkpoints:
 
     @property
     def directory(self) -> str:
-        """Where states are written."""
+        """Directory of the states."""
         return self._directory()
 
     def look_at_place(self) -> None:
-        """Tell the driver now which directory this host has for states: it ends the cluster if they differ."""
+        """Report the directory's mark to the driver now. The driver ends the cluster if the nodes' marks differ."""
         self._place()
 
     def _place(self) -> _Place:
-        """Find the directory; tell the driver once which one it is on this host, if another host's may be wanted."""
+        """Return the directory. If nodes may be restarted, report its mark on this host to the driver, once."""
         place = _Place.at(self.directory)
         if self._restarts and place.local and not self._looked:
             self._looked, mark = True, ""
-            with writing(place.path) if self._is_chief else contextlib.suppress(OSError):  # the others need not write
+            # Only the chief must be able to write there.
+            with writing(place.path) if self._is_chief else contextlib.suppress(OSError):
                 mark = mark_in(place.path)
             self._calls.seen(place.path, mark)
         return place
 
     def _hold(self, epoch: int, rows: int) -> str:
-        """Name a state in the middle of a pass, the same on every node; tell the driver which rows it holds."""
+        """Return the name of a state in the middle of a pass, and report the rows that it includes to the driver.
+
+        The name is the same on every node, because every node counts the states.
+        """
         self._amid += 1
         name = f"{epoch:08d}-{self._generation:04d}-{self._amid:06d}"
         self._rows.hold(name, epoch, rows)
         return name
 
     def resume(self, model: Any, objects: dict[str, Any]) -> Resumed:
-        """Put the newest state back that was saved before the last loss, if there is one.
+        """Restore the newest state that was saved before the last loss, if there is one.
+
+        Parameters
+        ----------
+        model : keras.Model or None
+            Model, restored with its optimizer.
+        objects : dict
+            Other objects to restore, by name.
 
         Raises
         ------
         TfosError
-            If the state is not of these objects.
+            If the state does not match the objects.
         """
         import tensorflow as tf
 
@@ -225,38 +261,41 @@ class Checkpoints:
         return Resumed(epoch)
 
     def _may_go_on(self, name: str, says: Mapping[str, int]) -> bool:
-        """Whether this generation goes on from a state: not from its own, nor from one that not all have saved."""
+        """Return whether this generation may continue from a state.
+
+        It must be of an earlier generation, and either of whole epochs, or saved by all nodes.
+        """
         return says["generation"] < self._generation and (_is_of_a_whole_epoch(name) or name in self._held_states)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A directory of checkpoints, wherever fsspec can reach it."""
+    """Directory of checkpoints on a file system of fsspec."""
 
     filesystem: Any
     path: str
 
     @classmethod
     def at(cls, url: str) -> _Place:
-        """Find it."""
+        """Return the directory at a path or URL."""
         return cls(*file_system(url))
 
     @property
     def local(self) -> bool:
-        """Whether TensorFlow can write there by itself."""
+        """Whether the directory is local, so that TensorFlow can write to it."""
         return is_local(self.filesystem)
 
     def checkpoints(self) -> Iterator[tuple[str, dict[str, int]]]:
-        """Give the names of the checkpoints that are whole, the oldest first, and what each says of its place."""
+        """Yield the names of the complete checkpoints, the oldest first, and the content of their ``place.json``."""
         for name in self._named():
-            with contextlib.suppress(FileNotFoundError):  # half of one, or the chief removes it just now
+            with contextlib.suppress(FileNotFoundError):  # incomplete, or removed by the chief meanwhile
                 yield name, json.loads(self.filesystem.cat_file(f"{self.path}/{name}/{_PLACE}"))
 
     def _is_whole(self, name: str) -> bool:
         return bool(self.filesystem.exists(f"{self.path}/{name}/{_PLACE}"))
 
     def _named(self) -> list[str]:
-        """Return the names of the checkpoints, whole or not, the oldest first."""
+        """Return the names of all checkpoints, complete or not, the oldest first."""
         self.filesystem.invalidate_cache()
         if not self.filesystem.exists(self.path):
             return []
@@ -264,7 +303,10 @@ class _Place:
         return sorted(name for name in names if _NUMBER.fullmatch(name))
 
     def part(self) -> str:
-        """Return the place of one that is to be written, and make it; what an earlier writer left is removed."""
+        """Return the path of a new temporary directory. Temporary directories of earlier writers are removed.
+
+        In a remote store, the directory itself is not created.
+        """
         self.filesystem.makedirs(self.path, exist_ok=True)
         for name in self.filesystem.ls(self.path, detail=False):
             if name.rstrip("/").rpartition("/")[2].startswith(_PART):
@@ -275,8 +317,22 @@ class _Place:
         return part
 
     def put(self, folder: str, part: str, number: str, begun_from: str, keep: int) -> None:
-        """Make a written state a checkpoint, and remove the oldest ones, but that which others may still put back."""
-        place = f"{self.path}/{number}"  # one that is there was passed before a loss
+        """Move or copy a written state to its final path, and remove old checkpoints.
+
+        Parameters
+        ----------
+        folder : str
+            Local directory of the state; equal to ``part`` if the directory of checkpoints is local.
+        part : str
+            Temporary path from :meth:`part`.
+        number : str
+            Name of the checkpoint.
+        begun_from : str
+            Name of the checkpoint from which this generation began; it is kept, because other nodes may restore it.
+        keep : int
+            Number of the newest checkpoints to keep. The newest one of whole epochs is kept too.
+        """
+        place = f"{self.path}/{number}"  # may exist from before a loss; it is then replaced
         if folder == part:
             rename_over(self.filesystem, part, place)
         else:
@@ -289,13 +345,13 @@ class _Place:
                 self._remove(f"{self.path}/{old}")
 
     def _remove(self, place: str) -> None:
-        """Remove a checkpoint, which is none any more as soon as its first file is gone."""
+        """Remove a checkpoint, first its ``place.json``, so that no node reads an incomplete one."""
         with contextlib.suppress(FileNotFoundError):
             self.filesystem.rm_file(f"{place}/{_PLACE}")
         self.filesystem.rm(place, recursive=True)
 
     def get(self, number: str, scratch: str) -> str:
-        """Return a local directory that has a checkpoint's files."""
+        """Return a local directory with a checkpoint's files; those of a remote store are copied to ``scratch``."""
         if self.local:
             return f"{self.path}/{number}"
         self.filesystem.get(f"{self.path}/{number}", f"{scratch}/{number}", recursive=True)
@@ -304,7 +360,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Upload:
-    """Puts a state that lies in a directory where it belongs, and removes the directory."""
+    """Upload of a state from a local directory, which is then removed."""
 
     place: _Place
     scratch: str
@@ -314,7 +370,7 @@ class _Upload:
     held: Callable[[], object]
 
     def __call__(self) -> None:
-        """Do it."""
+        """Upload the state, and report it to the driver."""
         try:
             with writing(self.place.path):
                 self.place.put(self.scratch, self.place.part(), self.number, self.begun_from, self.keep)
@@ -324,12 +380,12 @@ class _Upload:
 
 
 def _is_of_a_whole_epoch(name: str) -> bool:
-    """Whether a state can be gone on from whatever the nodes have said of it."""
+    """Return whether a state is of whole epochs, so that the nodes need not have reported its rows."""
     return "-" not in name
 
 
 def _nothing() -> None:
-    """Send nothing: a node that joins must wait for the end of a pass."""
+    """Do nothing: a node that joins cannot begin from a state in the middle of a pass."""
 
 
 def _write(state: Any, folder: str, epoch: int, generation: int) -> None:
@@ -349,7 +405,7 @@ def _named(model: Any, objects: dict[str, Any]) -> dict[str, Any]:
 
 
 def _build(model: Any) -> None:
-    """Make the optimizer's variables, which otherwise come with its first step: too late to be put back."""
+    """Create the optimizer's variables, so that they can be restored. Otherwise its first step creates them."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and model.built and not getattr(optimizer, "built", True):
         optimizer.build(model.trainable_variables)

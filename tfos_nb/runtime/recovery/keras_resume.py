@@ -1,10 +1,10 @@
-"""A ``fit`` that goes on after a loss, by ``BackupAndRestore``, is fed from the epoch on that it goes on with.
+"""Adapt ``BackupAndRestore`` to rows that are fed: report the restored epoch, and save only whole epochs.
 
-Each epoch of such a ``fit`` is one pass over the rows, so the epochs that the backup holds are the passes that the
-state holds. Keras 3 and tf_keras learn the epoch before the first row is read, each in its own way.
+Each epoch of a ``fit`` is one pass over the rows. So the number of epochs in a restored backup is the number of passes
+that are not fed again. Keras 3 and tf_keras read this number at different places, both before the first row.
 
-A backup amid an epoch holds weights that have seen some of its rows, and nothing says which: Keras would go on from
-them with the epoch's first row. So where rows are fed and may be fed again, only whole epochs are saved.
+A backup in the middle of an epoch has weights that have seen some of its rows. Keras would continue with the epoch's
+first row, and train on these rows twice. So if rows are fed and may be fed again, only whole epochs are saved.
 """
 
 from __future__ import annotations
@@ -24,20 +24,23 @@ Tell = Callable[[int], object]
 
 
 def watch_restores(tell: Tell) -> None:
-    """Have ``tell`` called with the number of epochs whenever a ``fit`` has put a backup back."""
+    """Call ``tell`` with the number of epochs in the backup whenever a ``fit`` has restored one.
+
+    Applies to Keras 3 and to tf_keras, now or when they are imported.
+    """
     for flavour, watch in (("keras", _watch_keras), ("tf_keras", _watch_tf_keras)):
         when_imported(flavour, functools.partial(watch, tell=tell))
 
 
 def save_whole_epochs() -> None:
-    """Have ``BackupAndRestore(…, save_freq=100)`` save at the end of each epoch, and say so."""
+    """Let ``BackupAndRestore(…, save_freq=100)`` save at the end of each epoch instead, and log a warning."""
     for flavour in ("keras", "tf_keras"):
         when_imported(flavour, _save_whole_epochs)
 
 
 def _save_whole_epochs(keras: Any) -> None:
     backup = _backup_of(keras)
-    if backup is None or hasattr(backup.on_train_begin, "whole_epochs"):  # tf_keras by the name of keras
+    if backup is None or hasattr(backup.on_train_begin, "whole_epochs"):  # keras may be an alias of tf_keras
         return
     on_train_begin, takes_false_for_one = backup.on_train_begin, _is_keras_3(backup)
 
@@ -46,8 +49,8 @@ def _save_whole_epochs(keras: Any) -> None:
         if self.save_freq != "epoch" and (self.save_freq or takes_false_for_one):
             _log.warning(
                 "BackupAndRestore(save_freq=%r) saves only at the end of each epoch here: from a state in the "
-                "middle of an epoch Keras "
-                "would train on some rows twice. ctx.checkpoint(rows=…) saves a state that avoids this",
+                "middle of an epoch Keras would train on some rows twice. ctx.checkpoint(rows=…) saves a state that "
+                "avoids this",
                 self.save_freq,
             )
             self.save_freq = "epoch"
@@ -59,7 +62,7 @@ def _save_whole_epochs(keras: Any) -> None:
 
 def _watch_keras(keras: Any, tell: Tell) -> None:
     backup = _backup_of(keras)
-    if backup is None or not _is_keras_3(backup):  # tf_keras by the name of keras, or another Keras
+    if backup is None or not _is_keras_3(backup):  # keras may be an alias of tf_keras, or another version
         return
     on_train_begin = backup.on_train_begin
 
