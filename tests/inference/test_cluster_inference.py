@@ -198,10 +198,10 @@ def returning_at_once(args: Any, ctx: Any) -> str:
 @pytest.mark.parametrize(
     ("main", "told"),
     [
-        (one_short, "worker:0: main asks for more rows, and 1 of partition 0 have no result"),
+        (one_short, "worker:0: main asks for more rows, but 1 of partition 0 have no result"),
         (
             one_too_many,
-            "worker:0: main must give one result for each row, and gave 101 results for 100 rows of partition 0",
+            "worker:0: main must return one result for each row, got 101 results for 100 rows of partition 0",
         ),
     ],
 )

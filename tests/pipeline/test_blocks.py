@@ -126,12 +126,12 @@ def test_ragged_and_sparse_results_of_any_depth_are_lists():
 
 def test_ragged_results_that_do_not_fit_name_the_function():
     with pytest.raises(
-        Exception, match=r"fn\(\) gave a ragged tensor of 2 axes for 'y', whose type in the schema has 1"
+        Exception, match=r"fn\(\) must return 1 axes for 'y', as declared in its schema, got a ragged tensor of 2:"
     ):
         column_given(words, ())
-    with pytest.raises(Exception, match=r"fn\(\) gave a ragged tensor for 'y', and a reduction must give a dense one"):
+    with pytest.raises(Exception, match=r"fn\(\) is a reduction and must return a dense tensor for 'y', got a ragged"):
         column_given(words, (), rows=False)
-    told = r"fn\(\) gave a list for 'y', which is not a tensor .*: return a tensor, an array, or lists of one length"
+    told = r"fn\(\) must return a tensor for 'y', got a list .*: return a tensor, an array, or lists of one length"
     with pytest.raises(Exception, match=told):
         column_given(lambda t: {"y": [["a"], ["b", "c"]]}, (None,), compiled=False)
 
@@ -235,7 +235,7 @@ def test_functions_that_do_not_fit_are_refused_before_anything_runs(rows):
 @pytest.mark.slow
 def test_results_that_do_not_fit_the_schema_are_told_of(rows):
     one = rows.coalesce(1)  # Spark tries each task that fails four times
-    with pytest.raises(Exception, match=r"<lambda>\(\) gave z, and its schema has y"):
+    with pytest.raises(Exception, match=r"<lambda>\(\) must return its schema's y, got z"):
         map_batches(one, lambda x: {"z": x}, "y array<float>", batch_size=10).collect()
     with pytest.raises(
         Exception, match=r"output 'y' must have one value of the declared shape for each row, got 1x4 for"
@@ -256,9 +256,9 @@ def applied(fn: Any, kind: str, **how: Any) -> Any:
 @pytest.mark.parametrize(
     ("fn", "told"),
     [
-        (lambda x: (x, x), r"gave 2 tensors, and its schema has y"),
-        (lambda x: tf.stack([x, x], axis=1), r"gave \S+ for 'y', whose type in the schema has 1 axes"),
-        (tf.strings.as_string, r"gave string for 'y', which is float32"),
+        (lambda x: (x, x), r"must return its schema's y, got 2 tensors"),
+        (lambda x: tf.stack([x, x], axis=1), r"must return 1 axes for 'y', as declared in its schema, got 2x2"),
+        (tf.strings.as_string, r"must return float32 for 'y', got string"),
     ],
 )
 def test_a_result_that_is_none_of_the_schema_is_told_of(fn: Any, told: str) -> None:
@@ -267,7 +267,7 @@ def test_a_result_that_is_none_of_the_schema_is_told_of(fn: Any, told: str) -> N
 
 
 def test_a_float_is_not_cut_off_to_a_whole_number():
-    told = r"FeedFailed: fn\(\) gave float32 for 'y', which is int32: cast it in the function"
+    told = r"FeedFailed: fn\(\) must return int32 for 'y', got float32: cast it in the function"
     with pytest.raises(Exception, match=told):  # TensorFlow puts its own error around it
         applied(lambda x: x, "int32")
     with pytest.raises(Exception, match=told):
@@ -278,7 +278,7 @@ def test_a_float_is_not_cut_off_to_a_whole_number():
 
 def test_a_function_that_returns_nothing_is_told_of():
     for compiled in (True, False):
-        with pytest.raises(Exception, match=r"fn\(\) gave None for 'y': return a tensor"):
+        with pytest.raises(Exception, match=r"fn\(\) must return a tensor for 'y', got None"):
             applied(lambda x: None, "float32", compiled=compiled)
 
 

@@ -278,14 +278,14 @@ def test_a_bad_record_is_a_row_of_nulls_beside_good_ones() -> None:
 @pytest.mark.parametrize(
     ("features", "field", "says"),
     [
-        ({"x": [1]}, Field("x", "float"), "is declared float, and a record has int64 values: declare bigint and cast"),
-        ({"x": [1.0]}, Field("x", "int"), "is declared int, and a record has float values: declare float and cast"),
+        ({"x": [1]}, Field("x", "float"), "is declared float, but a record has int64 values: declare bigint and cast"),
+        ({"x": [1.0]}, Field("x", "int"), "is declared int, but a record has float values: declare float and cast"),
         ({"x": [b"a"]}, Field("x", "float", 1), "has bytes values: declare array<string or binary>"),
         ({"x": [1.0, 2.0]}, Field("x", "float"), "a record has 2 values: declare array<float>"),
         ({"x": [1, 300]}, Field("x", "tinyint", 1), "a record has 300: declare array<bigint>"),
         ({"x": [2]}, Field("x", "boolean"), "a record has 2: declare bigint"),
         ({"x": [b"\xff"]}, Field("x", "string"), "bytes that are not UTF-8: declare binary"),
-        ({"x": [1.0]}, Field("x", "float", 1, length=2), "an array of 1 values, and 2 are declared"),
+        ({"x": [1.0]}, Field("x", "float", 1, length=2), "must have arrays of 2 values, got one of 1"),
     ],
 )
 def test_a_feature_that_does_not_fit_is_named_with_its_row(features: Any, field: Field, says: str) -> None:
@@ -304,12 +304,12 @@ def test_an_empty_list_is_null_where_one_value_is_declared() -> None:
 @pytest.mark.parametrize(
     ("field", "values", "says"),
     [
-        (Field("x", "bigint", 1), [[1, None]], "column 'x' holds a null inside an array"),
-        (Field("x", "string", 2), [[["a"], None]], "column 'x' holds a null inside an array"),
-        (Field("x", "string", 2), [[["a", None]]], "column 'x' holds a null inside an array"),
-        (Field("x", "double"), [1.0, 1e300], "column 'x' holds .*1e\\+300.*beyond a float32"),
-        (Field("x", "float", 1, length=3), [[1.0, 2.0, 3.0], [1.0]], "an array of 1 values, and 3 are declared"),
-        (Field("x", "float", 2, length=3), [[[1.0, 2.0, 3.0], [1.0]]], "an array of 1 values, and 3 are declared"),
+        (Field("x", "bigint", 1), [[1, None]], "column 'x' has a null inside an array"),
+        (Field("x", "string", 2), [[["a"], None]], "column 'x' has a null inside an array"),
+        (Field("x", "string", 2), [[["a", None]]], "column 'x' has a null inside an array"),
+        (Field("x", "double"), [1.0, 1e300], "column 'x' has .*1e\\+300.*beyond float32"),
+        (Field("x", "float", 1, length=3), [[1.0, 2.0, 3.0], [1.0]], "must have arrays of 3 values, got one of 1"),
+        (Field("x", "float", 2, length=3), [[[1.0, 2.0, 3.0], [1.0]]], "must have arrays of 3 values, got one of 1"),
     ],
 )
 def test_a_value_that_no_record_holds_is_refused(field: Field, values: list[Any], says: str) -> None:

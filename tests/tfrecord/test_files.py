@@ -166,9 +166,9 @@ def test_a_column_that_is_nowhere_and_one_of_another_type_are_both_named(tmp_pat
     with pytest.raises(PlanError) as caught:
         looked(path).check([Field("lable", "bigint"), Field("x", "float"), Field("label", "float")])
     told = str(caught.value)
-    assert "column 'lable' is in none of the first records of 1 file (1 looked at); did you mean 'label'?" in told
-    assert f"column 'x' is declared float, and is array<float> in {path}, byte 0" in told
-    assert f"column 'label' is declared float, and is bigint in {path}, byte 0" in told
+    assert "column 'lable' is in none of the first records of 1 file (1 were read); did you mean 'label'?" in told
+    assert f"column 'x' is declared float, but is array<float> in {path}, byte 0" in told
+    assert f"column 'label' is declared float, but is bigint in {path}, byte 0" in told
     assert "The records have label (bigint), x (array<float>)" in told
 
 
@@ -194,7 +194,7 @@ def test_the_type_of_a_partition_column_is_that_of_all_its_values() -> None:
     assert partition_types(files("1", "2.5"), {}) == (("k", "double"),)
     assert partition_types(files("1", "x"), {}) == (("k", "string"),)
     assert partition_types(files("1", "2"), {"k": "string"}) == (("k", "string"),)
-    with pytest.raises(PlanError, match="'k' is declared int, and a directory is k=x"):
+    with pytest.raises(PlanError, match="'k' is declared int, but a directory is k=x"):
         partition_types(files("1", "x"), {"k": "int"})
     with pytest.raises(PlanError, match="do not have the same partition columns"):
         partition_types([*files("1"), DataFile("b", 1)], {})
@@ -223,7 +223,7 @@ def test_every_column_that_has_no_place_is_named_with_what_to_do() -> None:
         "'s' is struct: select its fields",
         "'days' is array<date>: its elements are date",
         "'nothing' is void: drop it",
-        "'nested' is array<array<float>>, for which an Example has no place: write record_type='SequenceExample'",
+        "'nested' is array<array<float>>, which an Example cannot store: write record_type='SequenceExample'",
     ):
         assert part in told
     assert "'fine'" not in told

@@ -274,7 +274,7 @@ def test_a_job_that_fails_leaves_nothing_and_says_why(spark: SparkSession, numbe
     assert not (tmp_path / "out").exists()
     write(numbers, tmp_path / "out")
     before = there(tmp_path / "out")
-    with pytest.raises(FeedFailed, match="column 'x' holds an array of 2 values, and 3 are declared"):
+    with pytest.raises(FeedFailed, match="column 'x' must have arrays of 3 values, got one of 2"):
         write(numbers, tmp_path / "out", mode="overwrite", lengths={"x": 3})
     assert there(tmp_path / "out") == before
 
@@ -404,8 +404,8 @@ def test_bad_input_is_refused_on_the_driver(spark: SparkSession, numbers: DataFr
         ("no records to infer a schema from", lambda: read(spark, tmp_path / "empty")),
         ("it is no TFRecord file", lambda: read(spark, tmp_path / "text")),
         ("column 'lable' is in none", lambda: read(spark, path, schema="id int, lable int")),
-        ("column 'id' is declared float, and is bigint", lambda: read(spark, path, schema="id float")),
-        ("column 'x' is declared float, and is array<float>", lambda: read(spark, path, schema="x float")),
+        ("column 'id' is declared float, but is bigint", lambda: read(spark, path, schema="id float")),
+        ("column 'x' is declared float, but is array<float>", lambda: read(spark, path, schema="x float")),
         ("got 'Exmple'; did you mean", lambda: read(spark, path, record_type="Exmple")),
         ("is not a schema", lambda: read(spark, path, schema="id integre")),
         ("column 'id' is date: cast", lambda: read(spark, path, schema="id date")),
@@ -440,7 +440,7 @@ def test_a_vector_and_a_decimal_are_refused_with_what_to_do(spark: SparkSession,
 def test_an_array_of_another_length_is_named_by_file_and_byte(spark: SparkSession, tmp_path: Path) -> None:
     path = put(tmp_path / "a", example(x=[1.0, 2.0]), example(x=[3.0]))
     with pytest.raises(
-        PythonException, match=rf"{path}, byte \d+: column 'x' has an array of 1 values, and 2 are declared"
+        PythonException, match=rf"{path}, byte \d+: column 'x' must have arrays of 2 values, got one of 1"
     ):
         read(spark, path, lengths={"x": 2}).collect()
 

@@ -510,7 +510,7 @@ def test_too_few_results_are_an_error_when_the_next_rows_are_asked_for(driver: D
     thread, found = in_thread(lambda: list(task(driver.address)(range(10))))
     feed = node.ctx.get_data_feed(False)
     feed.batch_results(feed.next_batch(100)[:-3])
-    with pytest.raises(FeedFailed, match="worker:0: main asks for more rows, and 3 of partition 0 have no result"):
+    with pytest.raises(FeedFailed, match="worker:0: main asks for more rows, but 3 of partition 0 have no result"):
         feed.next_batch(100)
     thread.join(SECONDS)
     assert "3 of partition 0 have no result" in str(found[0])
@@ -523,11 +523,11 @@ def test_too_many_results_are_an_error_at_once(driver: Driver) -> None:
     rows = feed.next_batch(4)
     with pytest.raises(
         FeedFailed,
-        match="worker:0: main must give one result for each row, and gave 5 results for 4 rows of partition 0",
+        match="worker:0: main must return one result for each row, got 5 results for 4 rows of partition 0",
     ):
         feed.batch_results([*rows, 0])
     thread.join(SECONDS)
-    assert "gave 5 results" in str(found[0])
+    assert "got 5 results" in str(found[0])
 
 
 def test_a_request_that_is_not_replied_to_is_an_error(driver: Driver) -> None:
@@ -548,8 +548,8 @@ def test_a_main_that_returns_early_is_told_of_to_the_task(driver: Driver, monkey
     node.ctx.get_data_feed(False).next_batch(5)
     node.desk.stop()
     thread.join(SECONDS)
-    assert "main of worker:0 has ended" in str(found[0])
-    with pytest.raises(FeedFailed, match="main of worker:0 has ended"):
+    assert "worker:0 takes no more rows: its main has ended" in str(found[0])
+    with pytest.raises(FeedFailed, match="worker:0 takes no more rows: its main has ended"):
         list(task(driver.address)(range(3)))
 
 

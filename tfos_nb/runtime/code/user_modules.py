@@ -5,8 +5,8 @@
     gather(names, texts) ──▶ {module: its text} ──▶ provide(modules)
     on the driver            in the payload          where the function is unpickled
 
-Installed modules are not sent, and neither are extension modules and data files. If an executor finds a module with the
-same text, for example in a shared folder, it imports that one, so that files beside it are found too.
+Installed modules are not sent, and neither are extension modules and data files. If an executor has a module with the
+same text, for example in a shared folder, it imports that one. Then the module also finds files beside it.
 """
 
 from __future__ import annotations

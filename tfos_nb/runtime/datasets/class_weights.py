@@ -36,7 +36,7 @@ def weights_of(labels: np.ndarray[Any, Any], table: Mapping[Any, float], column:
     """
     if labels.ndim > 2:
         raise FeedFailed(
-            f"class_weight: column {column!r} has the shape {labels.shape[1:]} a row; a class is one number"
+            f"class_weight: column {column!r} must have one class for each row, got shape {labels.shape[1:]}"
         )
     if labels.ndim == 2 and labels.shape[1] > 1:
         labels = labels.argmax(axis=1)
@@ -57,6 +57,6 @@ def _check_table(labels: np.ndarray[Any, Any], table: Mapping[Any, float], colum
     for key, weight in table.items():
         if isinstance(key, (str, bytes)) != text:
             holds = "text: name it in quotes" if text else f"{labels.dtype}: name it by a number, without quotes"
-            raise FeedFailed(f"class_weight names the class {key!r}, and column {column!r} holds {holds}")
+            raise FeedFailed(f"class_weight names the class {key!r}, but column {column!r} has {holds}")
         if not isinstance(weight, (int, float, np.number)):
             raise FeedFailed(f"class_weight: the weight of class {key!r} must be a number, got {weight!r}")

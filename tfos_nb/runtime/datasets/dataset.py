@@ -388,7 +388,8 @@ def _spec(column: Column, sparse: bool) -> Any:
 
     if sparse and not column.vector:
         raise FeedFailed(
-            f"sparse=[{column.name!r}]: it holds no vectors of Spark ML, but {column.dtype} of shape {column.shape}"
+            f"sparse=[{column.name!r}]: the column must have vectors of Spark ML, got {column.dtype} of shape "
+            f"{column.shape}"
         )
     if sparse:
         return tf.SparseTensorSpec((None, *column.shape), column.dtype)

@@ -244,7 +244,7 @@ class Csv:
             for batch in self._read(file):
                 if batch.num_rows:
                     return batch
-        raise FeedFailed(f"{self.files[0].url}, and all files beside it, have no row")
+        raise FeedFailed(f"none of the {len(self.files)} files has a row; the first is {self.files[0].url}")
 
 
 @contextlib.contextmanager

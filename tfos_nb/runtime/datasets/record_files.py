@@ -101,7 +101,7 @@ class TFRecords:
                     if head:
                         self._first = content.read(_BEFORE, _length_of(file, head, 0))
                         return self._first
-            raise FeedFailed(f"{self.files[0].url}, and all files beside it, have no record")
+            raise FeedFailed(f"none of the {len(self.files)} files has a record; the first is {self.files[0].url}")
         return self._first
 
 

@@ -1,9 +1,9 @@
 """Switch off TensorFlow's tuning of input pipelines that cannot be tuned, because it delays the end of epochs.
 
 The tuning has a thread that checks a pipeline at growing intervals, up to a minute. Deleting the iterator waits for
-that thread. A cancellation wakes the thread before it can see that it is cancelled, so it may sleep again
-(``CancellationManager::StartCancel`` runs its callbacks before it sets its flag; ``Model::OptimizeLoop`` checks the
-flag, and waits again). An epoch then ends with a pause of up to its own length. On two busy cores, this happened in
+that thread. A cancellation wakes the thread before it can see that it is cancelled, so it may sleep again:
+``CancellationManager::StartCancel`` runs its callbacks before it sets its flag, and ``Model::OptimizeLoop`` checks the
+flag and waits again. An epoch then ends with a pause of up to its own length. On two busy cores, this happened in
 three of twelve epochs of three seconds.
 """
 

@@ -183,6 +183,6 @@ def _text(name: str | bytes) -> str:
 def _refusal(count: int, doing: dict[str, str]) -> str:
     has = ", ".join(f"{uuid} {what}" for uuid, what in doing.items()) or "none"
     return (
-        f"gpus={count}: {socket.gethostname()} has not so many free. Its GPUs: {has}. Ask for fewer GPUs or nodes, or "
+        f"gpus={count}: {socket.gethostname()} has too few free GPUs. Its GPUs: {has}. Ask for fewer GPUs or nodes, or "
         "let Spark assign them: spark.executor.resource.gpu.amount and spark.task.resource.gpu.amount"
     )

@@ -21,8 +21,8 @@ def memory_kept() -> Iterator[None]:
 
     A task reads megabytes for each batch. If each batch's memory is returned to the system, the next batch's pages must
     be mapped and cleared again, which takes longer than filling them. Up to 256 MiB of unused memory stay in the
-    process for the next task, until Spark ends the process after a minute without a task. Does nothing without glibc,
-    or if the environment configures glibc's malloc.
+    process for the next task. Spark ends a process after a minute without a task. Does nothing without glibc, or if the
+    environment configures glibc's malloc.
     """
     libc = ctypes.CDLL(None)
     told = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)

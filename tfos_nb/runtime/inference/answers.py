@@ -184,7 +184,7 @@ def _arrow_of(values: Any, field: pa.Field, rows: int) -> pa.Array:
         shape = f" of shape {values.shape}" if isinstance(values, np.ndarray) else ""
         what = f"{type(values).__name__}{shape}"
         raise FeedFailed(
-            f"column {field.name!r} of the results must be {field.type}, and main gave a {what} that does not fit: "
+            f"column {field.name!r} of the results must be {field.type}, got a {what} that does not fit: "
             f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
         ) from None
 

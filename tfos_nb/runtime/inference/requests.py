@@ -233,8 +233,8 @@ class RequestQueue:
         for stream, rows in self._owed:
             if strict or (stream.drained and not stream.gone and not ahead):
                 text = (
-                    f"{self._node}: main asks for more rows, and {rows} of partition {stream.partition} have no "
-                    "result: it gives one for each row before that"
+                    f"{self._node}: main asks for more rows, but {rows} of partition {stream.partition} have no "
+                    "result: return one result for each row first"
                 )
                 self._break(text)
                 raise FeedFailed(text)
@@ -272,7 +272,7 @@ class RequestQueue:
         if count > owed:
             places = sorted({stream.partition for stream, _ in self._owed})
             of = f" of partition {', '.join(map(str, places))}" if places else ""
-            raise FeedFailed(f"main must give one result for each row, and gave {count} results for {owed} rows{of}")
+            raise FeedFailed(f"main must return one result for each row, got {count} results for {owed} rows{of}")
         parts = []
         while count:
             stream, rows = self._owed.popleft()
@@ -306,7 +306,7 @@ class RequestQueue:
             raise FeedFailed(f"timeout must be a positive number of seconds, got {timeout:g}")
         with self._changed:
             stream = Stream(partition, schema, self._changed, self._limit)
-            over = f"{self._node} has been told that no more rows come" if self._closed else ""
+            over = f"{self._node} accepts no more rows, because the driver has ended the feeds" if self._closed else ""
             # Spark repeats a failed task. If main has made no progress since a timeout, do not wait again.
             stream.failure = self._broken or over or (self._stalled[1] if self._stalled[0] == self._moved else "")
             stream.cause_known = self._cause_known or not self._broken
@@ -344,7 +344,7 @@ class RequestQueue:
 
     def _stall(self, stream: Stream, timeout: float) -> str:
         rows = stream.waiting + stream.owed
-        hint = ". main has asked for none: it takes them with ctx.requests(), or ctx.get_data_feed(train_mode=False), "
+        hint = ". main has asked for none: take them with ctx.requests(), or ctx.get_data_feed(train_mode=False), "
         hint = "" if self._asked else f"{hint}from queue {self.name!r}"
         return (
             f"{self._node}: {rows} rows of partition {stream.partition} were neither taken nor answered for "

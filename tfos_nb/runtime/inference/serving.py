@@ -131,7 +131,7 @@ class RequestDesk:
 
     def stop(self, reason: str = "") -> None:
         """Fail all streams. An empty reason means that only the driver knows it."""
-        text = reason or f"main of {self._node} has ended, or was told to: it takes no more rows"
+        text = reason or f"{self._node} takes no more rows: its main has ended, or was asked to end"
         for queue in self._queues.values():
             queue.stop(text, bool(reason))
 
@@ -285,7 +285,7 @@ class _Exchange:
         try:
             return self._client.do_exchange(flight.FlightDescriptor.for_command(wire.encode(ticket)), options)
         except (pa.ArrowException, flight.FlightError) as error:
-            self._ask_why(f"{self.node} took no row of partition {self._partition}: {str(error).splitlines()[0]:.200}")
+            self._ask_why(f"{self.node} did not accept partition {self._partition}: {str(error).splitlines()[0]:.200}")
 
     def _places(self) -> dict[str, FeedPlace]:
         answer: InferencePlaces = self._ask(AskPlaces(self._task.queue, self._claim.stage))
@@ -322,8 +322,7 @@ class _Exchange:
             raise self._error
         if self._received != self._sent:
             raise FeedFailed(
-                f"{self.node} gave {self._received} results for {self._sent} rows of partition {self._partition}: it "
-                "ended before the others"
+                f"{self.node} ended after {self._received} results for {self._sent} rows of partition {self._partition}"
             )
 
     def _next(self) -> tuple[int, pa.RecordBatch] | None:
@@ -335,7 +334,7 @@ class _Exchange:
             if self._error is not None:
                 raise self._error from None
             left = f"{self._sent - self._received} rows of partition {self._partition}"
-            self._ask_why(f"{self.node} was gone while {left} had no result: {str(error).splitlines()[0]:.200}")
+            self._ask_why(f"{self.node} ended while {left} had no result: {str(error).splitlines()[0]:.200}")
         word = wire.decode(chunk.app_metadata.to_pybytes())
         if isinstance(word, Failure):
             if word.cause_known:

@@ -118,24 +118,24 @@ def _in_order(result: Any, source: Function) -> list[Any]:
     names = [tensor.name for tensor in source.signature.outputs]
     if isinstance(result, Mapping):
         if set(result) != set(names):
-            raise FeedFailed(f"{source.name} gave {', '.join(result)}, and its schema has {', '.join(names)}")
+            raise FeedFailed(f"{source.name} must return its schema's {', '.join(names)}, got {', '.join(result)}")
         given = [result[name] for name in names]
     else:
         given = list(result) if isinstance(result, (tuple, list)) else [result]
     if len(given) != len(names):
-        raise FeedFailed(f"{source.name} gave {len(given)} tensors, and its schema has {', '.join(names)}")
+        raise FeedFailed(f"{source.name} must return its schema's {', '.join(names)}, got {len(given)} tensors")
     tensors = []
     for value, wanted in zip(given, source.signature.outputs, strict=True):
         if value is None:
-            raise FeedFailed(f"{source.name} gave None for {wanted.name!r}: return a tensor")
+            raise FeedFailed(f"{source.name} must return a tensor for {wanted.name!r}, got None")
         tensor = _tensor(value, wanted, source)
         kind = tf.as_dtype(wanted.dtype)
         # tf.cast truncates floats to integers silently.
         cut = (tensor.dtype.is_floating or tensor.dtype.is_complex) and not kind.is_floating
         if cut or (tensor.dtype == tf.string) != (kind == tf.string):
             raise FeedFailed(
-                f"{source.name} gave {tensor.dtype.name} for {wanted.name!r}, which is {wanted.dtype}: cast it in the "
-                "function, or declare another type"
+                f"{source.name} must return {wanted.dtype} for {wanted.name!r}, got {tensor.dtype.name}: cast it in "
+                "the function, or declare another type"
             )
         tensors.append(tensor if tensor.dtype.name == wanted.dtype else tf.cast(tensor, wanted.dtype))
     return tensors
@@ -151,7 +151,7 @@ def _tensor(value: Any, wanted: Tensor, source: Function) -> Any:
     except (TypeError, ValueError) as error:
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FeedFailed(
-            f"{source.name} gave a {type(value).__name__} for {wanted.name!r}, which is not a tensor ({told}): "
+            f"{source.name} must return a tensor for {wanted.name!r}, got a {type(value).__name__} ({told}): "
             "return a tensor, an array, or lists of one length; lists of different lengths as tf.ragged.constant(…)"
         ) from error
 
@@ -168,7 +168,8 @@ def _shaped(output: Output, tensor: Tensor, source: Function) -> Output:
         shape = "x".join(map(str, output.shape)) or "one value"
         without = "" if source.rows else "; the result of a reduction has no axis of rows"
         raise FeedFailed(
-            f"{source.name} gave {shape} for {tensor.name!r}, whose type in the schema has {axes} axes{without}"
+            f"{source.name} must return {axes} axes for {tensor.name!r}, as declared in its schema, got "
+            f"{shape}{without}"
         )
     return output
 
@@ -176,13 +177,14 @@ def _shaped(output: Output, tensor: Tensor, source: Function) -> Output:
 def _check_ragged(output: Ragged, tensor: Tensor, source: Function, axes: int) -> None:
     if not source.rows:
         raise FeedFailed(
-            f"{source.name} gave a ragged tensor for {tensor.name!r}, and a reduction must give a dense one: pad it "
-            "with to_tensor()"
+            f"{source.name} is a reduction and must return a dense tensor for {tensor.name!r}, got a ragged one: pad "
+            "it with to_tensor()"
         )
     if output.ndim != axes:
         raise FeedFailed(
-            f"{source.name} gave a ragged tensor of {output.ndim} axes for {tensor.name!r}, whose type in the schema "
-            f"has {axes}: declare an array for each axis besides that of the rows, as in 'words array<string>'"
+            f"{source.name} must return {axes} axes for {tensor.name!r}, as declared in its schema, got a ragged "
+            f"tensor of {output.ndim}: declare an array for each axis besides that of the rows, as in "
+            "'words array<string>'"
         )
 
 

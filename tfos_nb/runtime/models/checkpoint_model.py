@@ -160,4 +160,4 @@ def _restore(model: Any, prefix: str) -> None:
             continue
         return
     told = str(mistake).strip().splitlines()[0][:300] if mistake is not None else ""
-    raise ModelUnusable(f"the checkpoint {os.path.basename(prefix)} has other variables than the model: {told}")
+    raise ModelUnusable(f"the variables of checkpoint {os.path.basename(prefix)} are not those of the model: {told}")

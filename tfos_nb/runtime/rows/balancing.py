@@ -76,8 +76,8 @@ def level(counts: Iterable[tuple[int, bool, str]], rows: int) -> list[tuple[str,
 class Dealt:
     """Assignment of the rows of one partition to nodes, from the first row on.
 
-    Nodes are numbers. Adjacent rows of one node are stored as one piece, in compact arrays, because an epoch of 100
-    million rows may have some hundred thousand pieces.
+    Nodes are numbers. Adjacent rows of one node are one piece. Pieces are stored in compact arrays, because an epoch of
+    100 million rows may have some hundred thousand of them.
 
     Examples
     --------

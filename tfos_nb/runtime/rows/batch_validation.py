@@ -26,9 +26,9 @@ def sound(rows: Any, schema: pa.Schema) -> pa.RecordBatch:
         If there is no batch, it has other columns, or an offset points outside its buffers.
     """
     if not isinstance(rows, pa.RecordBatch):
-        raise FeedFailed("rows were announced, and none came")
+        raise FeedFailed("a message of the stream must have a record batch, got none")
     if not rows.schema.equals(schema):
-        raise FeedFailed("these rows have other columns than the stream that they came with")
+        raise FeedFailed("the received rows have other columns than their stream")
     try:
         rows.validate(full=True)
     except pa.ArrowInvalid as error:

@@ -102,8 +102,8 @@ def columns_by_mapping(block: pa.RecordBatch, mapping: Mapping[str, str], arrays
     block : pyarrow.RecordBatch
         The rows.
     mapping : mapping of str to str
-        Tensor of each column. If the block does not have these columns, as for rows that are tuples, its columns are
-        taken in the order of the mapping's sorted columns.
+        Tensor of each column. The rows of an RDD may be tuples, without these names. Then the block's columns are taken
+        in the order of the mapping's sorted names.
     arrays : bool
         Whether lists of numbers become NumPy arrays.
 

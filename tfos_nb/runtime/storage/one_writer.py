@@ -5,9 +5,9 @@
     chief:   writes to a temporary directory beside the target ─▶ renames ─▶ notifies the others
     others:  write to a scratch directory ─▶ wait for the chief ─▶ remove the scratch directory
 
-The others must write too, because TensorFlow reads some variables by a collective. A worker writes a file itself in two
-cases. The chief does not save it, such as ``worker-1.keras``. Or the chief's file is not visible on this host, because
-the path is on each host's own disk, or relative to a directory of each node.
+The others must write too, because TensorFlow reads some variables by a collective. A worker keeps its own file in two
+cases: the chief does not save it, such as ``worker-1.keras``, or the chief's file is not visible on this host. The
+latter happens if the path is on each host's own disk, or relative to a directory of each node.
 
 This applies to processes that have built a ``MultiWorkerMirroredStrategy`` of several workers. In other processes,
 files are saved unchanged.

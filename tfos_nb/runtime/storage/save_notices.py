@@ -163,7 +163,7 @@ class NoticeReader:
             for number in itertools.count():
                 self._take(Notice(**json.loads(context.context().get_config_key_value(_KEY.format(number)))))
         except (tf.errors.OpError, AttributeError) as error:
-            logger.debug("the chief's saves are no longer heard of: %s", error)
+            logger.debug("the chief sends no more notices of its saves: %s", error)
         finally:
             with self._changed:
                 self._lost = True

@@ -57,7 +57,7 @@ def _single(field: Field, lists: Lists) -> Lists:
     if several.size:
         first = int(several[0])
         raise RecordError(
-            f"column {field.name!r} is declared {field.element}, and a record has {lists.counts[first]} values: "
+            f"column {field.name!r} is declared {field.element}, but a record has {lists.counts[first]} values: "
             f"declare array<{field.element}>",
             int(lists.rows[first]),
         )
@@ -92,7 +92,7 @@ def _of_kind(field: Field, lists: tuple[Lists, ...], owners: Ints | None = None)
         if one.kind is not field.kind:
             row = one.rows[0] if owners is None else owners[one.rows[0]]
             raise RecordError(
-                f"column {field.name!r} is declared {field.told}, and a record has {one.kind.told} values: declare "
+                f"column {field.name!r} is declared {field.told}, but a record has {one.kind.told} values: declare "
                 + ("array<" * field.depth + _ADVICE[one.kind] + ">" * field.depth)
                 + (" and cast it afterwards" if Kind.BYTES not in (one.kind, field.kind) else ""),
                 int(row),
@@ -105,8 +105,7 @@ def _arrays(field: Field, lists: Lists, owners: Ints) -> pa.Array:
         wrong = np.flatnonzero(lists.counts != field.length)
         if wrong.size:
             raise RecordError(
-                f"column {field.name!r} has an array of {lists.counts[wrong[0]]} values, and {field.length} are "
-                "declared",
+                f"column {field.name!r} must have arrays of {field.length} values, got one of {lists.counts[wrong[0]]}",
                 int(owners[wrong[0]]),
             )
     return _lists(lists.counts, _cast(field, lists, np.repeat(owners, lists.counts)))
@@ -146,7 +145,7 @@ def _narrowed(field: Field, values: np.ndarray[Any, Any], owners: Ints) -> np.nd
     lost = np.flatnonzero(narrow != values)
     if lost.size:
         raise RecordError(
-            f"column {field.name!r} is declared {field.told}, and a record has {values[lost[0]]}: "
+            f"column {field.name!r} is declared {field.told}, but a record has {values[lost[0]]}: "
             f"declare {field.told.replace(field.element, 'bigint')}",
             int(owners[lost[0]]),
         )
@@ -162,7 +161,7 @@ def _text(field: Field, values: pa.Array, owners: Ints) -> pa.Array:
                 value.decode()
             except UnicodeDecodeError:
                 raise RecordError(
-                    f"column {field.name!r} is declared {field.told}, and a record has bytes that are not UTF-8: "
+                    f"column {field.name!r} is declared {field.told}, but a record has bytes that are not UTF-8: "
                     f"declare {field.told.replace('string', 'binary')}",
                     row,
                 ) from None

@@ -161,8 +161,8 @@ def _features(field: Field, arrays: pa.Array) -> pa.Array:
     """Return each array, encoded as a Feature of a FeatureList."""
     if arrays.null_count:
         raise RecordError(
-            f"column {field.name!r} holds a null inside an array, and a record has no place for one: "
-            f"filter it out, for example with filter({field.name}, x -> x is not null)"
+            f"column {field.name!r} has a null inside an array, which a record cannot store: filter it out, for "
+            f"example with filter({field.name}, x -> x is not null)"
         )
     rows = _rows(arrays, is_list=True)
     _refuse_length(field, rows)
@@ -211,7 +211,7 @@ def _refuse_length(field: Field, rows: _Values) -> None:
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         raise RecordError(
-            f"column {field.name!r} holds an array of {rows.counts[row]} values, and {field.length} are declared", row
+            f"column {field.name!r} must have arrays of {field.length} values, got one of {rows.counts[row]}", row
         )
 
 
@@ -226,8 +226,8 @@ def _data(field: Field, rows: _Values) -> pa.Array:
     values = rows.values
     if values.null_count:
         raise RecordError(
-            f"column {field.name!r} holds a null inside an array, and a record has no place for one: "
-            f"filter it out, for example with filter({field.name}, x -> x is not null)"
+            f"column {field.name!r} has a null inside an array, which a record cannot store: filter it out, for "
+            f"example with filter({field.name}, x -> x is not null)"
         )
     if field.kind is Kind.FLOAT:
         return large_binary(rows.bounds * 4, _floats(field, values))
@@ -256,7 +256,7 @@ def _floats(field: Field, values: pa.Array) -> np.ndarray[Any, Any]:
     lost = np.isinf(single) & np.isfinite(array)
     if lost.any():
         raise RecordError(
-            f"column {field.name!r} holds {array[lost][0]!r}, which is beyond a float32, the only float of a record: "
+            f"column {field.name!r} has {array[lost][0]!r}, which is beyond float32, the only float type of a record: "
             "scale it, or write it as a string"
         )
     return single

@@ -1,7 +1,7 @@
 """List TFRecord files, find their partition values, and open them.
 
-A path is local, or a URL of a scheme that fsspec supports. As in Spark, files and directories whose names begin with
-``_`` or ``.`` are ignored, and a directory ``column=value`` gives its files a value of a partition column.
+A path is local, or a URL of a scheme that fsspec supports. As in Spark, names that begin with ``_`` or ``.`` are
+ignored. Files in a directory ``column=value`` have this value in a partition column.
 """
 
 from __future__ import annotations

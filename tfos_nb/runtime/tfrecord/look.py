@@ -144,15 +144,15 @@ class Look:
         if seen is None:
             return (
                 f"column {field.name!r} is in none of the first records of {_count(self.files, 'file')} "
-                f"({self.records} looked at){near(field.name, list(self.columns))}; sample=0 looks at none, and "
-                "gives nulls for what is missing"
+                f"({self.records} were read){near(field.name, list(self.columns))}; sample=0 skips this check, and "
+                "a missing column is null"
             )
         told = "" if not seen.kinds else " or ".join(_told(name, seen) for name in seen.kinds)
         wrong = [kind for kind in seen.kinds if kind is not field.kind]
         fits = (field.depth == 2) == (True in seen.nested) and (field.depth > 0 or seen.depth == 0)
         if (not wrong and (fits or not seen.kinds)) or not told:
             return ""
-        return f"column {field.name!r} is declared {field.told}, and is {told} in {next(iter(seen.kinds.values()))}"
+        return f"column {field.name!r} is declared {field.told}, but is {told} in {next(iter(seen.kinds.values()))}"
 
     def has(self) -> str:
         """Return a sentence that lists the columns of the records and their types."""
@@ -249,7 +249,7 @@ def partition_types(files: Sequence[DataFile], declared: Mapping[str, str]) -> t
         kind = declared.get(name) or _type_of(values)
         for value in values:
             if not _is_of(kind, value):
-                raise PlanError(f"partition column {name!r} is declared {kind}, and a directory is {name}={value}")
+                raise PlanError(f"partition column {name!r} is declared {kind}, but a directory is {name}={value}")
         found.append((name, kind))
     return tuple(found)
 

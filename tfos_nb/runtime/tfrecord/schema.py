@@ -76,13 +76,13 @@ def fields_of(
             problems.append(f"column {column['name']!r} is {type_name(column['type'])}: {field}")
         elif field.depth == 2 and record_type is RecordType.EXAMPLE:
             problems.append(
-                f"column {field.name!r} is {field.told}, for which an Example has no place: "
+                f"column {field.name!r} is {field.told}, which an Example cannot store: "
                 "write record_type='SequenceExample', or flatten(…) it"
             )
         else:
             fields.append(field)
     if problems:
-        raise PlanError("a TFRecord cannot hold this. " + ". ".join(problems))
+        raise PlanError("a TFRecord cannot store some columns. " + ". ".join(problems))
     return with_lengths(tuple(fields), lengths)
 
 
