@@ -33,7 +33,7 @@ from tfos_nb.runtime.code.user_classes import own_objects
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.models.checkpoint_model import files_of
 from tfos_nb.runtime.models.model import ModelUnusable, Signature, Use, check_directory, check_file, is_saved_model
-from tfos_nb.runtime.models.model_cache import Parcel, Place, Source
+from tfos_nb.runtime.models.model_cache import SentModel, Source, StoredModel
 from tfos_nb.runtime.models.outputs import SPARK_TYPES
 from tfos_nb.runtime.models.scoring import LOOK_SCHEMA, LookTask, ModelLook
 from tfos_nb.spark.contexts import context_of
@@ -102,22 +102,22 @@ def is_keras_model(model: Any) -> bool:
     return any(cls.__module__.partition(".")[0] in ("keras", "tf_keras") for cls in type(model).__mro__)
 
 
-def _source_of(model: Any, spark: SparkSession, use: Use) -> tuple[Parcel | Place, str]:
+def _source_of(model: Any, spark: SparkSession, use: Use) -> tuple[SentModel | StoredModel, str]:
     """Return how executors get the model, and what a person calls it."""
     if is_keras_model(model):
-        return _parcel(spark, ".keras", keras_bytes(model), use), f"this {type(model).__name__}"
+        return _sent_model(spark, ".keras", keras_bytes(model), use), f"this {type(model).__name__}"
     if isinstance(model, bytes):  # of a model object that was saved
-        return _parcel(spark, ".keras", model, use), "the saved model"
+        return _sent_model(spark, ".keras", model, use), "the saved model"
     if not isinstance(model, (str, os.PathLike)) or not os.fspath(model):
         raise PlanError(f"model must be a path, a URL or a Keras model, got a {type(model).__name__}, {model!r}")
     name = str(os.fspath(model))
     if re.match(r"\w[\w+.-]+:/", name):
-        return Place(re.sub(r"^([^:/]+):/(?!/)", r"\1:///", name), use), shown(name)
+        return StoredModel(re.sub(r"^([^:/]+):/(?!/)", r"\1:///", name), use), shown(name)
     path = os.path.expanduser(name)
     if not os.path.exists(path):
-        return Place(path, use), name
+        return StoredModel(path, use), name
     try:
-        return _parcel(spark, *_packed(path), use), name
+        return _sent_model(spark, *_packed(path), use), name
     except ModelUnusable as error:
         raise PlanError(f"{name}: {error}") from None
 
@@ -173,8 +173,8 @@ def keras_bytes(model: Any) -> bytes:
             return file.read()
 
 
-def _parcel(spark: SparkSession, suffix: str, content: bytes, use: Use) -> Parcel:
-    return Parcel(suffix, hashlib.sha256(content).hexdigest(), context_of(spark).shared(content), use)
+def _sent_model(spark: SparkSession, suffix: str, content: bytes, use: Use) -> SentModel:
+    return SentModel(suffix, hashlib.sha256(content).hexdigest(), context_of(spark).shared(content), use)
 
 
 # --- the look -----------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def look(spark: SparkSession, source: Source, name: str) -> Signature:
 
 def _problem(found: ModelLook, source: Source, name: str) -> str:
     told = found.problem
-    if isinstance(source, Place):
+    if isinstance(source, StoredModel):
         told = told.replace(source.url, name)
         if found.absent and "://" not in source.url:
             return (

@@ -21,7 +21,7 @@ from tests.conftest import RunScript
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.models.inputs import Feed, Where, incomplete_rows
 from tfos_nb.runtime.models.model import Signature, Tensor
-from tfos_nb.runtime.models.model_cache import Place
+from tfos_nb.runtime.models.model_cache import StoredModel
 from tfos_nb.runtime.models.scoring import ScoreTask, rebatched
 
 VECTOR = pa.struct(
@@ -235,7 +235,7 @@ PREPARE = """
     from tfos_nb.runtime.models.model import Signature, Tensor, Use
     from tfos_nb.runtime.models.inputs import Feed
     from tfos_nb.runtime.models.scoring import ScoreTask
-    from tfos_nb.runtime.models.model_cache import Place, Share, ModelCache
+    from tfos_nb.runtime.models.model_cache import StoredModel, TaskResources, ModelCache
     os.chdir(os.path.dirname(os.path.abspath(__file__)))
     assert "tensorflow" not in sys.modules
 """
@@ -257,27 +257,27 @@ def test_a_process_keeps_one_model_and_loads_it_anew_when_it_changed(run_script:
         SHELF
         + """
     try:
-        shelf.take(Place("a.keras"), Share())
+        shelf.take(StoredModel("a.keras"), TaskResources())
     except Exception as error:
         assert "does not exist" in str(error), error
     assert "tensorflow" not in sys.modules
     save("a.keras", 1), save("b.keras", 2)
-    first = shelf.take(Place("a.keras"), Share())
-    assert shelf.take(Place("a.keras"), Share()) is first
+    first = shelf.take(StoredModel("a.keras"), TaskResources())
+    assert shelf.take(StoredModel("a.keras"), TaskResources()) is first
     gone = weakref.ref(first)
     del first
-    assert len(shelf.take(Place("b.keras"), Share()).signature.outputs) == 1
+    assert len(shelf.take(StoredModel("b.keras"), TaskResources()).signature.outputs) == 1
     gc.collect()
     assert gone() is None
     save("b.keras", 3)
-    assert shelf.take(Place("b.keras"), Share()).signature.outputs[0].shape == (3,)
+    assert shelf.take(StoredModel("b.keras"), TaskResources()).signature.outputs[0].shape == (3,)
     """
     )
 
 
 def test_a_wrong_number_of_arguments_is_told_of() -> None:
     signature = Signature((Tensor("x", "float32", (2,)),), (Tensor("y", "float32", ()),))
-    task = ScoreTask(Place("nowhere.keras"), signature, None, 8)
+    task = ScoreTask(StoredModel("nowhere.keras"), signature, None, 8)
     one = pa.array([1.0])
     with pytest.raises(FeedFailed, match=r"the model takes x \(float32 2\); it was given 3 arguments side by side"):
         list(task.outputs(iter([(one, one, one)])))
@@ -296,10 +296,10 @@ def test_a_loaded_model_is_not_looked_through_after_each_task_and_is_still_freed
         return sum(isinstance(thing, keras.layers.Dense) and thing.units == units for thing in gc.get_objects())
     gc.collect()
     assert not looked_through(31)
-    shelf.take(Place("a.keras"), Share())
+    shelf.take(StoredModel("a.keras"), TaskResources())
     assert gc.get_freeze_count() > 100_000
     assert not looked_through(31), "what Spark's collection after each task has to look at"
-    shelf.take(Place("b.keras"), Share())
+    shelf.take(StoredModel("b.keras"), TaskResources())
     gc.unfreeze()
     assert looked_through(32) and not looked_through(31), "the first one is gone"
     """
@@ -310,13 +310,13 @@ def test_tensorflow_gets_what_the_task_has(run_script: RunScript) -> None:
     run_script(
         PREPARE
         + """
-    shelf._set_up(Share(("2", "3"), 3))
+    shelf._set_up(TaskResources(("2", "3"), 3))
     import tensorflow as tf
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
     assert tf.config.threading.get_intra_op_parallelism_threads() == 3
     assert tf.config.threading.get_inter_op_parallelism_threads() == 3
-    shelf._set_up(Share())
+    shelf._set_up(TaskResources())
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "-1"
     """
     )
@@ -335,10 +335,11 @@ def test_a_task_with_other_gpus_than_its_process_uses_another_process(run_script
         expected = model.predict(x, verbose=0)
         kept = ModelCache()
         for gpus, processes in ((("0",), 0), (("1",), 1), (("0",), 0)):
-            np.testing.assert_allclose(kept.take(Place("m.keras"), Share(gpus)).apply([x])[0], expected, rtol=1e-6)
+            model = kept.take(StoredModel("m.keras"), TaskResources(gpus))
+            np.testing.assert_allclose(model.apply([x])[0], expected, rtol=1e-6)
             assert len(multiprocessing.active_children()) == processes, (gpus, processes)
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, context, shelf._begin_elsewhere, (Share(("1",)), os.getpid())) as pool:
+        with ProcessPoolExecutor(1, context, shelf._begin_elsewhere, (TaskResources(("1",)), os.getpid())) as pool:
             assert pool.submit(os.getenv, "CUDA_VISIBLE_DEVICES").result() == "1"
             assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
     """
@@ -363,7 +364,7 @@ def test_a_model_that_does_not_give_what_it_said_is_told_of(run_script: RunScrip
     for name, dtype in (("serving_default", "string"), ("half", "int32"), ("half", "int64"), ("more", "int64")):
         said = Signature((feed.tensor,), (Tensor("y", dtype, ()),))
         try:
-            list(ScoreTask(Place("m", Use(name)), said, (feed,), 3)(iter([batch])))
+            list(ScoreTask(StoredModel("m", Use(name)), said, (feed,), 3)(iter([batch])))
         except FeedFailed as error:
             print(error)
     """
@@ -376,7 +377,7 @@ def test_a_model_that_does_not_give_what_it_said_is_told_of(run_script: RunScrip
 
 
 @dataclass(frozen=True)
-class CountedPlace(Place):
+class CountedPlace(StoredModel):
     """Writes down which process loads it."""
 
     diary: str = ""

@@ -419,7 +419,7 @@ def test_a_worker_of_spark_that_has_applied_a_model_asks_for_the_same_server(run
             return warm_process._directory(process.environment_of("/tmp", {}), "the application's")
 
         before = directory()
-        model_cache._set_up(model_cache.Share())
+        model_cache._set_up(model_cache.TaskResources())
         import keras
         print(before == directory())
         """).stdout

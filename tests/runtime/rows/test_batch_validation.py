@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tfos_nb.errors import FeedFailed
-from tfos_nb.runtime.rows.batch_validation import sound
+from tfos_nb.runtime.rows.batch_validation import valid_batch
 
 LISTS = pa.RecordBatch.from_pydict({"x": pa.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], pa.list_(pa.float32()))})
 TEXTS = pa.RecordBatch.from_pydict({"x": pa.array(["abc", "def"])})
@@ -29,16 +29,16 @@ def as_it_arrives(batch: pa.RecordBatch, offsets: bytes) -> pa.RecordBatch:
 def test_offsets_that_lead_elsewhere_are_refused(batch: pa.RecordBatch, offsets: tuple[int, ...]) -> None:
     """What became of them took the process: of text a read far outside of its memory."""
     with pytest.raises(FeedFailed, match="the received bytes are not valid rows: .*(?:ffset|spanned)"):
-        sound(as_it_arrives(batch, struct.pack("<iii", *offsets)), batch.schema)
+        valid_batch(as_it_arrives(batch, struct.pack("<iii", *offsets)), batch.schema)
 
 
 @pytest.mark.parametrize("batch", [LISTS, TEXTS, LISTS.slice(1), LISTS.slice(0, 0)], ids=str)
 def test_rows_that_are_sound_are_what_they_were(batch: pa.RecordBatch) -> None:
-    assert sound(batch, batch.schema) is batch
+    assert valid_batch(batch, batch.schema) is batch
 
 
 def test_rows_of_another_schema_than_their_streams_and_no_rows_are_refused() -> None:
     with pytest.raises(FeedFailed, match="other columns"):
-        sound(LISTS, TEXTS.schema)
+        valid_batch(LISTS, TEXTS.schema)
     with pytest.raises(FeedFailed, match="must have a record batch, got none"):
-        sound(None, TEXTS.schema)
+        valid_batch(None, TEXTS.schema)

@@ -14,7 +14,7 @@ from typing import Any
 
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.code import source_text
-from tfos_nb.runtime.code.payload import taken_along
+from tfos_nb.runtime.code.payload import pickled_by_value
 
 __all__ = ["ModelCode", "pack", "unpack"]
 
@@ -51,7 +51,7 @@ def pack(code: ModelCode) -> bytes:
     own = [value for value in (*code.custom_objects.values(), code.function) if value is not None]
     with contextlib.ExitStack() as stack:
         for value in own:
-            stack.enter_context(taken_along(value))
+            stack.enter_context(pickled_by_value(value))
         try:
             data, found = source_text.dumps(code)
         except Exception as error:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.code import source_text
 
-__all__ = ["pack", "taken_along", "unpack"]
+__all__ = ["pack", "pickled_by_value", "unpack"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _MANY = 1000  # larger collections are not searched for objects that cannot be p
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 _PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__")
 
-_NEVER_TRAVEL = {
+_NOT_SENT = {
     ("pyspark", "SparkSession"): "it lives on the driver alone",
     ("pyspark", "SparkContext"): "it lives on the driver alone",
     ("pyspark", "DataFrame"): "feed it with --data {name}, or cluster.train({name})",
@@ -72,7 +72,7 @@ def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None 
         raise PlanError(f"main is a {type(main).__name__}, not a function that takes (args, ctx)")
     function = _innermost(main)
     _check_plain(function)
-    with taken_along(function):
+    with pickled_by_value(function):
         culprit = next(_culprits(main, args), None)
         if culprit is not None:
             raise PlanError(culprit)
@@ -171,7 +171,7 @@ def _why_unpicklable(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def taken_along(main: Callable[..., Any]) -> Iterator[None]:
+def pickled_by_value(main: Callable[..., Any]) -> Iterator[None]:
     """Pickle a function's module by value inside the block, unless the module is installed.
 
     The nodes do not have the files of the user's modules.
@@ -331,7 +331,7 @@ def _why_not(value: Any) -> str | None:
     if isinstance(value, (types.GeneratorType, types.CoroutineType)):
         return "make it inside the function"
     for cls in type(value).__mro__:
-        reason = _NEVER_TRAVEL.get((cls.__module__.partition(".")[0], cls.__name__))
+        reason = _NOT_SENT.get((cls.__module__.partition(".")[0], cls.__name__))
         if reason is not None:
             return reason
     return None

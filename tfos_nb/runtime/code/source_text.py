@@ -103,16 +103,16 @@ def remember(texts: SourceTexts) -> None:
 @functools.cache
 def _help_autograph() -> None:
     """Patch AutoGraph so that it compiles functions that were pickled by value, which have no module here."""
-    when_imported("tensorflow.python.autograph.pyct.parser", _look_no_further)
-    when_imported("tensorflow.python.autograph.pyct.inspect_utils", _leave_annotations)
+    when_imported("tensorflow.python.autograph.pyct.parser", _find_lambdas_by_lines)
+    when_imported("tensorflow.python.autograph.pyct.inspect_utils", _postpone_annotations)
 
 
-def _look_no_further(parser: types.ModuleType) -> None:
+def _find_lambdas_by_lines(parser: types.ModuleType) -> None:
     """Let AutoGraph's parser find the lines of a lambda whose module does not exist; ``linecache`` has them."""
     parser.inspect = _Inspect("inspect")  # type: ignore[attr-defined]
 
 
-def _leave_annotations(inspect_utils: types.ModuleType) -> None:
+def _postpone_annotations(inspect_utils: types.ModuleType) -> None:
     """Let AutoGraph compile functions as with ``from __future__ import annotations``.
 
     Otherwise it evaluates the annotations, and cloudpickle does not send the names that only annotations use.

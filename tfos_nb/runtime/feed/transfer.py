@@ -44,7 +44,7 @@ from tfos_nb.runtime.feed.ledger import Reached
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.feed.row_queues import RowQueues
 from tfos_nb.runtime.feed.shared_memory import BLOCK_BYTES, BlockPool, BlockWriter, Grant, PoolPlace, Written
-from tfos_nb.runtime.rows.batch_validation import sound
+from tfos_nb.runtime.rows.batch_validation import valid_batch
 from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE, Fingerprint
 from tfos_nb.runtime.rows.spans import Spans, from_row, rows_within
 
@@ -153,7 +153,7 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]
             while True:
                 piece = reader.read_chunk()
                 chunk = wire.expect(_Chunk, piece.app_metadata)
-                rows = sound(piece.data if chunk.block < 0 else grants.used(chunk), reader.schema)
+                rows = valid_batch(piece.data if chunk.block < 0 else grants.used(chunk), reader.schema)
                 feed.accept(
                     ticket.partition,
                     chunk.spans,

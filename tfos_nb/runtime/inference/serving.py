@@ -42,7 +42,7 @@ from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.feed.row_queues import check_queue
 from tfos_nb.runtime.inference.answers import PLAIN, listed
 from tfos_nb.runtime.inference.requests import RequestQueue, Stream, joined
-from tfos_nb.runtime.rows.batch_validation import sound
+from tfos_nb.runtime.rows.batch_validation import valid_batch
 from tfos_nb.runtime.rows.rdd_rows import batches_of_rows, size_of
 
 __all__ = ["InferTask", "RequestDesk"]
@@ -147,7 +147,7 @@ class RequestDesk:
         writing.start()
         try:
             while True:
-                stream.put(sound(reader.read_chunk().data, reader.schema))
+                stream.put(valid_batch(reader.read_chunk().data, reader.schema))
         except BaseException as error:  # end the stream after any error, or the writing thread would wait forever
             stream.end(gone=not isinstance(error, StopIteration))
             if not isinstance(error, (StopIteration, pa.ArrowException, flight.FlightError, OSError)):

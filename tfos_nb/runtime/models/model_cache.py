@@ -2,9 +2,9 @@
 
 ::
 
-    Parcel     bytes that came by Spark's broadcast          ┐
-    Place      a URL or path that every executor reads       ├▶ ModelCache.take(…) ─▶ Model
-    Function   a user's function (runtime.models.blocks)     ┘
+    SentModel     bytes that came by Spark's broadcast        ┐
+    StoredModel   a URL or path that every executor reads     ├▶ ModelCache.take(…) ─▶ Model
+    Function      a user's function (runtime.models.blocks)   ┘
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tfos_nb.runtime.rows.ragged import Output
 from tfos_nb.runtime.storage.paths import spill_directory
 from tfos_nb.runtime.storage.remote import file_system
 
-__all__ = ["Inline", "ModelAbsent", "ModelCache", "Parcel", "Place", "Reader", "Share", "Source"]
+__all__ = ["Inline", "ModelAbsent", "ModelCache", "Reader", "SentModel", "Source", "StoredModel", "TaskResources"]
 
 Array = np.ndarray[Any, Any]
 Reader = Callable[[], Model]
@@ -78,7 +78,7 @@ class Inline:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class SentModel:
     """Model whose bytes are sent to the tasks.
 
     Parameters
@@ -120,7 +120,7 @@ class Parcel:
 
 
 @dataclass(frozen=True)
-class Place:
+class StoredModel:
     """Model that every executor reads from a URL or path.
 
     Parameters
@@ -171,15 +171,15 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Share:
+class TaskResources:
     """GPUs (their addresses) and number of CPUs that Spark assigned to a task."""
 
     gpus: tuple[str, ...] = ()
     cpus: int = 1
 
     @classmethod
-    def of_task(cls) -> Share:
-        """Return the share of the current task; no GPU and one CPU outside a task."""
+    def of_task(cls) -> TaskResources:
+        """Return the resources of the current task; no GPU and one CPU outside a task."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -197,7 +197,7 @@ class ModelCache:
         self._model: Model | None = None
         self._gpus: tuple[str, ...] | None = None
 
-    def take(self, source: Source, share: Share) -> Model:
+    def take(self, source: Source, resources: TaskResources) -> Model:
         """Return a model. It is loaded if its version, ``use`` or GPUs differ from the cached model's.
 
         Raises
@@ -206,11 +206,11 @@ class ModelCache:
             If it cannot be loaded.
         """
         try:
-            version = (source.version(), source.use, share.gpus)
+            version = (source.version(), source.use, resources.gpus)
             if self._model is None or version != self._version:
                 self._let_go()
                 with source.on_disk() as path:
-                    self._model = self._load(source.reader(path), share)
+                    self._model = self._load(source.reader(path), resources)
                 self._version = version
                 _settle()
         except ModelUnusable:
@@ -226,12 +226,12 @@ class ModelCache:
         gc.unfreeze()
         gc.collect()  # Keras models contain reference cycles
 
-    def _load(self, read: Reader, share: Share) -> Model:
+    def _load(self, read: Reader, resources: TaskResources) -> Model:
         if self._gpus is None:
-            _set_up(share)
-            self._gpus = share.gpus
-        if share.gpus != self._gpus:
-            return _load_elsewhere(read, share)
+            _set_up(resources)
+            self._gpus = resources.gpus
+        if resources.gpus != self._gpus:
+            return _load_elsewhere(read, resources)
         return read()
 
 
@@ -244,26 +244,26 @@ def _settle() -> None:
     gc.freeze()
 
 
-def _set_up(share: Share) -> None:
+def _set_up(resources: TaskResources) -> None:
     """Limit TensorFlow to the task's GPUs and CPUs. Must run before TensorFlow lists its devices."""
-    os.environ.update(gpu_variables(share.gpus))
+    os.environ.update(gpu_variables(resources.gpus))
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     spare_scikit_learn()
     import tensorflow as tf
 
     with contextlib.suppress(RuntimeError):  # a user's function has already run TensorFlow in this process
-        tf.config.threading.set_intra_op_parallelism_threads(share.cpus)
-        tf.config.threading.set_inter_op_parallelism_threads(share.cpus)
+        tf.config.threading.set_intra_op_parallelism_threads(resources.cpus)
+        tf.config.threading.set_inter_op_parallelism_threads(resources.cpus)
 
 
 # TensorFlow cannot change its visible GPUs later, and Spark may assign other GPUs to the next task of a reused Python
 # process. A model for other GPUs is therefore loaded in a child process.
 
 
-def _load_elsewhere(read: Reader, share: Share) -> Model:
+def _load_elsewhere(read: Reader, resources: TaskResources) -> Model:
     context = multiprocessing.get_context("spawn")  # a forked process hangs if TensorFlow has run before the fork
-    pool = ProcessPoolExecutor(1, context, _begin_elsewhere, (share, os.getpid()))
+    pool = ProcessPoolExecutor(1, context, _begin_elsewhere, (resources, os.getpid()))
     try:
         told = pool.submit(_keep, read).result()
     except BaseException:
@@ -275,10 +275,10 @@ def _load_elsewhere(read: Reader, share: Share) -> Model:
 _kept: list[Model] = []
 
 
-def _begin_elsewhere(share: Share, parent: int) -> None:
+def _begin_elsewhere(resources: TaskResources, parent: int) -> None:
     os.environ[PARENT_VARIABLE] = str(parent)
     die_with_parent()
-    _set_up(share)
+    _set_up(resources)
 
 
 def _keep(read: Reader) -> Signature:

@@ -23,7 +23,7 @@ from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.models.inputs import Feed, Fill, Where, incomplete_rows
 from tfos_nb.runtime.models.model import Model, ModelUnusable, Signature, described
-from tfos_nb.runtime.models.model_cache import ModelAbsent, ModelCache, Share, Source
+from tfos_nb.runtime.models.model_cache import ModelAbsent, ModelCache, Source, TaskResources
 from tfos_nb.runtime.models.outputs import arrow_type, column_of
 from tfos_nb.runtime.rows.ragged import Output
 
@@ -75,7 +75,7 @@ class LookTask:
     def _look(self) -> ModelLook:
         host = socket.gethostname()
         try:
-            return ModelLook(host, _model_cache.take(self.source, Share.of_task()).signature)
+            return ModelLook(host, _model_cache.take(self.source, TaskResources.of_task()).signature)
         except ModelUnusable as error:
             return ModelLook(host, problem=str(error), absent=isinstance(error, ModelAbsent))
 
@@ -193,7 +193,7 @@ def take_model(source: Source, signature: Signature) -> Model:
         If it cannot be loaded, or its signature is not ``signature``.
     """
     try:
-        model = _model_cache.take(source, Share.of_task())
+        model = _model_cache.take(source, TaskResources.of_task())
     except ModelUnusable as error:
         raise FeedFailed(f"the model cannot be loaded on {socket.gethostname()}: {error}") from error
     if model.signature != signature:

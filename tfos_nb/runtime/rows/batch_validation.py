@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 
-__all__ = ["sound"]
+__all__ = ["valid_batch"]
 
 
-def sound(rows: Any, schema: pa.Schema) -> pa.RecordBatch:
+def valid_batch(rows: Any, schema: pa.Schema) -> pa.RecordBatch:
     """Return a received batch if it is valid and has the schema of its stream.
 
     The check takes microseconds per batch; for text, about a hundredth of the time of its conversion.
