@@ -428,7 +428,7 @@ def test_a_function_that_cannot_travel_is_named_before_anything_starts(spark: Sp
     def main(args: Any, ctx: Any) -> Any:
         return lock
 
-    with pytest.raises(errors.PlanError, match="main refers to lock, a lock, which cannot travel"):
+    with pytest.raises(errors.PlanError, match="main refers to lock, a lock, which cannot be sent"):
         launch(main, spark=spark)
     with pytest.raises(errors.PlanError, match=r"args\['df'\], a DataFrame.*cluster.train"):
         launch(counting, {"df": spark.range(2)}, spark=spark)

@@ -135,7 +135,7 @@ def run(
     Raises
     ------
     PlanError
-        If Spark cannot take them, or the function cannot travel; before anything starts.
+        If Spark cannot take them, or the function cannot be sent; before anything starts.
     NodeFailed
         If a program raised, or its process died.
 

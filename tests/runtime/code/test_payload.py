@@ -329,16 +329,16 @@ def test_spark_and_its_data_are_named_with_what_to_do_instead(spark: SparkSessio
             pack(cell("def main(args, ctx): return thing", thing=thing), None)
         found[name] = str(caught.value)
     begins = "main refers to thing, "
-    never = "which cannot travel to the nodes: "
+    never = "which cannot be sent to the nodes: "
     assert found == {
-        "SparkSession": f"{begins}a SparkSession, {never}it lives on the driver alone",
-        "SparkContext": f"{begins}a SparkContext, {never}it lives on the driver alone",
+        "SparkSession": f"{begins}a SparkSession, {never}it exists only on the driver",
+        "SparkContext": f"{begins}a SparkContext, {never}it exists only on the driver",
         "DataFrame": f"{begins}a DataFrame, {never}feed it with --data thing, or cluster.train(thing)",
         "RDD": f"{begins}an RDD, {never}feed it with --data thing, or cluster.train(thing)",
         "PipelinedRDD": f"{begins}a PipelinedRDD, {never}feed it with --data thing, or cluster.train(thing)",
         "Broadcast": f"{begins}a Broadcast, {never}use its .value",
     }
-    with pytest.raises(PlanError, match=r"^args\['a'\], a DataFrame, which cannot travel"):
+    with pytest.raises(PlanError, match=r"^args\['a'\], a DataFrame, which cannot be sent"):
         pack(main, {"a": frame})
 
 
@@ -388,7 +388,7 @@ def test_what_cannot_travel_is_named_with_where_it_is(staying: tuple[str, Any], 
     if kind == "a BytesIO" and "Kept" in source:
         pytest.skip("as an attribute it travels, with what it holds")
     with pytest.raises(
-        PlanError, match=rf"^{where}, {kind}, which cannot travel to the nodes: \w.*inside the function$"
+        PlanError, match=rf"^{where}, {kind}, which cannot be sent to the nodes: \w.*inside the function$"
     ):
         pack(cell(source, thing=thing), None)
 
@@ -397,7 +397,7 @@ def test_what_cannot_travel_is_named_with_where_it_is(staying: tuple[str, Any], 
 def test_what_cannot_travel_in_the_args_is_named(staying: tuple[str, Any], where: str) -> None:
     kind, thing = staying
     args = thing if where == "args" else {"x": (1, [thing])}
-    with pytest.raises(PlanError, match=rf"^{where}, {kind}, which cannot travel to the nodes"):
+    with pytest.raises(PlanError, match=rf"^{where}, {kind}, which cannot be sent to the nodes"):
         pack(cell("def main(args, ctx): ..."), args)
 
 
@@ -433,7 +433,7 @@ def test_functions_that_call_each_other_are_looked_at_once() -> None:
 
 def test_what_no_list_knows_is_named_by_the_thing_that_does_not_pickle() -> None:
     main = cell(f"import queue\n{KEPT}\nkept.jobs = [1, queue.Queue()]\ndef main(args, ctx): return kept")
-    told = r"main refers to kept\.jobs, a Queue, which cannot travel .*'_thread.lock' object\. Make it inside main"
+    told = r"main refers to kept\.jobs, a Queue, which cannot be sent .*'_thread.lock' object\. Make it inside main"
     with pytest.raises(PlanError, match=f"^{told}$"):
         pack(main, None)
 
@@ -454,7 +454,7 @@ def test_whatever_else_does_not_pickle_is_one_line_with_the_reason() -> None:
     with pytest.raises(PlanError) as caught:
         pack(cell("def main(args, ctx): ..."), Unwilling())
     assert str(caught.value) == (
-        "args, an Unwilling, which cannot travel to the nodes: I stay here. Make it inside main"
+        "args, an Unwilling, which cannot be sent to the nodes: I stay here. Make it inside main"
     )
 
 

@@ -34,8 +34,8 @@ _PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 _PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__")
 
 _NOT_SENT = {
-    ("pyspark", "SparkSession"): "it lives on the driver alone",
-    ("pyspark", "SparkContext"): "it lives on the driver alone",
+    ("pyspark", "SparkSession"): "it exists only on the driver",
+    ("pyspark", "SparkContext"): "it exists only on the driver",
     ("pyspark", "DataFrame"): "feed it with --data {name}, or cluster.train({name})",
     ("pyspark", "RDD"): "feed it with --data {name}, or cluster.train({name})",
     ("pyspark", "PipelinedRDD"): "feed it with --data {name}, or cluster.train({name})",
@@ -45,7 +45,7 @@ _NOT_SENT = {
     ("_thread", "RLock"): "make it inside the function",
     ("threading", "Thread"): "start it inside the function",
     ("socket", "socket"): "open it inside the function",
-    ("tfos_nb", "Cluster"): "it lives on the driver alone",
+    ("tfos_nb", "Cluster"): "it exists only on the driver",
 }
 
 
@@ -136,7 +136,7 @@ def _dumps(main: Callable[..., Any], args: Any) -> tuple[bytes, source_text.Sour
     try:
         return source_text.dumps((main, args))
     except Exception as error:
-        told = _blame(main, args) or f"{_name_of(main)} or its args cannot travel to the nodes: {_first_line(error)}"
+        told = _blame(main, args) or f"{_name_of(main)} or its args cannot be sent to the nodes: {_first_line(error)}"
         raise PlanError(told) from error
 
 
@@ -159,7 +159,7 @@ def _blame(main: Callable[..., Any], args: Any) -> str:
         return ""
     part, reason = found
     kind = type(part.value).__name__
-    return f"{part.where}, {_article(kind)} {kind}, which cannot travel to the nodes: {reason}. Make it inside main"
+    return f"{part.where}, {_article(kind)} {kind}, which cannot be sent to the nodes: {reason}. Make it inside main"
 
 
 def _why_unpicklable(value: Any) -> str:
@@ -228,7 +228,7 @@ def _culprits(main: Any, args: Any) -> Iterator[str]:
         reason = _why_not(part.value)
         if reason is not None:
             kind = type(part.value).__name__
-            verb = "which cannot travel to the nodes"
+            verb = "which cannot be sent to the nodes"
             yield f"{part.where}, {_article(kind)} {kind}, {verb}: {reason.format(name=part.name)}"
         elif id(part.value) not in seen:
             seen.add(id(part.value))
