@@ -43,7 +43,8 @@ def dataset_of(
     Raises
     ------
     FeedFailed
-        If no rows will come, or a column does not exist or cannot be a tensor. This is checked now in both cases.
+        If no rows will come, or a column does not exist or cannot be a tensor. It is raised now in both cases, except
+        for columns that ``decode`` makes: these are checked when the dataset is built.
     """
     build = functools.partial(build_dataset, source, options, failed, decode, **more)
     if not waits or has_begun():

@@ -69,8 +69,8 @@ def naming(file: File) -> Iterator[None]:
 def list_files(pattern: str | Sequence[str]) -> list[File]:
     """Return the files that match one or several patterns, sorted by name, without duplicates.
 
-    A directory stands for all files in it and below it, except those whose path has a name that begins with ``_`` or
-    ``.``, as in Spark.
+    A directory stands for all files in it and below it. As in Spark, files and directories whose names begin with ``_``
+    or ``.`` are left out there.
 
     Raises
     ------

@@ -223,7 +223,7 @@ class ReduceTask:
     """Spark task that reduces a partition, or each run of rows with the same key, to one row.
 
     The function is applied to each block, and then to each pair of results, stacked as a block of two rows. A partition
-    without rows gives none.
+    without rows returns no row.
 
     Parameters
     ----------

@@ -218,7 +218,13 @@ def _layer(model: Any, wanted: str | int) -> Any:
 
 
 def _up_to(model: Any, layers: list[Any]) -> tuple[Any, list[tuple[str, Any]]]:
-    """Return the model that ends with these layers, and what it gives, by name."""
+    """Return the model that ends with these layers, and the names and tensors of its outputs.
+
+    Raises
+    ------
+    ModelUnusable
+        If a layer is used several times or never, so that it has no single output.
+    """
     keras = importlib.import_module(type(model).__module__.partition(".")[0])
     if keras.__name__ not in ("keras", "tf_keras"):
         keras = importlib.import_module("keras")

@@ -83,7 +83,7 @@ def _joined(rows: int, pieces: list[Any]) -> pa.Array:
     return pc.binary_join_element_wise(*pieces, EMPTY)
 
 
-# --- what comes before a value ------------------------------------------------------------------------------------
+# --- prefixes -----------------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=4096)
