@@ -191,7 +191,7 @@ class Checkpoints:
         self._uploads.finish()
         if rows is not None:
             self._rows.hold(name, epoch, rows, waits=True)
-        self._calls.request.wait()
+        self._calls.request.pause()
 
     @property
     def directory(self) -> str:

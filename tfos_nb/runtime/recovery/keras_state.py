@@ -157,7 +157,7 @@ class _Keeping:
     def has_saved(self) -> None:
         """Tell the driver of the state of a whole epoch, and wait if it has asked for one."""
         self.held()
-        self.request.wait_if_asked()
+        self.request.pause_if_asked()
 
     @staticmethod
     def _has_backup(callbacks: Sequence[Any]) -> bool:
@@ -461,7 +461,7 @@ class _StatesAmid:
         self._cost = time.perf_counter() - began
         if waits:
             self.await_writer()
-            keeping.request.wait()
+            keeping.request.pause()
 
     def _write(self, moment: Moment, passes: int, arrays: list[Any], rest: bytes, rows: int, *, waits: bool) -> float:
         """Write a state, and tell the driver of it; return the seconds of one of the processors that it took."""

@@ -30,7 +30,7 @@ class SaveRequest:
     >>> request.asked
     True
     >>> threading.Timer(0.1, request.change, [False]).start()
-    >>> request.wait()
+    >>> request.pause()
     >>> request.asked
     False
     """
@@ -45,13 +45,13 @@ class SaveRequest:
         return not self._none.is_set()
 
     def change(self, wanted: bool) -> None:
-        """Record whether the driver wants a state; if it does not, :meth:`wait` returns."""
+        """Record whether the driver wants a state; if it does not, :meth:`pause` returns."""
         if wanted:
             self._none.clear()
         else:
             self._none.set()
 
-    def wait(self) -> None:
+    def pause(self) -> None:
         """Wait, after a state was saved, until the driver ends this process.
 
         Also if only another node was told yet that a state is wanted.
@@ -61,7 +61,7 @@ class SaveRequest:
             _log.warning("no node has joined or left within %g s: training goes on", _SECONDS)
             self._none.set()
 
-    def wait_if_asked(self) -> None:
+    def pause_if_asked(self) -> None:
         """Wait, if the driver has asked for the state that was saved."""
         if self.asked:
-            self.wait()
+            self.pause()
