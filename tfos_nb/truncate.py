@@ -64,11 +64,13 @@ def size(value: object) -> int:
 
 
 def without_password(text: str, instead: str = "…@") -> str:
-    """Return text whose URLs have no user and no password, so that everybody may read it.
+    """Return text whose URLs have no user, no password and no query of HTTP, so that everybody may read it.
 
     Examples
     --------
     >>> without_password("ftp://me:secret@host/models")
     'ftp://…@host/models'
+    >>> without_password("https://host/rows.tfrecord?sig=secret is damaged")
+    'https://host/rows.tfrecord?… is damaged'
     """
-    return re.sub(r"//[^/@]*@", f"//{instead}", text)
+    return re.sub(r"(https?://[^\s?]*)\?[^\s'\"]+", r"\1?…", re.sub(r"//[^/@]*@", f"//{instead}", text))

@@ -22,8 +22,7 @@ ROWS = pa.record_batch({"x": pa.array([1, 2, 3], pa.int64())})
 def job_at(url: str, *, gzip: bool = False, partitioned: bool = False, name: str = "job") -> WriteJob:
     partition = ((0, "k"),) if partitioned else ()
     job = WriteJob(url, Encoding((Field("x", "bigint"),), partition, RecordType.EXAMPLE, gzip), name)
-    job.begin()
-    return job
+    return job.begin()
 
 
 def there(path: Path) -> list[str]:
@@ -64,6 +63,11 @@ def test_a_job_that_fails_leaves_what_was_there_before(tmp_path: Path) -> None:
     write_part(second, [ROWS], 0)
     second.abort()
     assert there(tmp_path) == ["_SUCCESS", "part-00000-first.tfrecord"]
+
+
+def test_a_job_that_fails_leaves_an_empty_directory_that_it_has_not_made(tmp_path: Path) -> None:
+    job_at(str(tmp_path)).abort()
+    assert tmp_path.is_dir()
 
 
 def test_an_overwrite_leaves_the_new_files_alone(tmp_path: Path) -> None:

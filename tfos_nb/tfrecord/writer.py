@@ -122,7 +122,7 @@ def _sorted(df: DataFrame, partition_by: Sequence[str]) -> DataFrame:
 
 
 def _run(frame: DataFrame, job: WriteJob, *, overwrite: bool) -> Saved:
-    job.begin()
+    job = job.begin()
     try:
         rows = frame.mapInArrow(WriteTask(job), "written binary").collect()
         written = [wire.decode(bytes(row[0])) for row in rows]

@@ -51,6 +51,13 @@ class File:
 
         return isinstance(self.system, LocalFileSystem)
 
+    @property
+    def compression(self) -> str | None:
+        """The compression that the suffix of its name stands for, if fsspec knows it."""
+        from fsspec.utils import infer_compression
+
+        return infer_compression(self.path)
+
     def open(self) -> Any:
         """Open the file for reading. If its suffix is that of a compression, its content is decompressed."""
         return self.system.open(self.path, "rb", compression="infer")

@@ -149,7 +149,7 @@ class _Content:
 
     def __init__(self, file: File) -> None:
         self._map: mmap.mmap | None = None
-        packed = file.path.endswith((".gz", ".bz2", ".xz", ".zst"))
+        packed = file.compression is not None
         self.size: int | None = None if packed else int(file.system.size(file.path))
         self._stream = None if file.local and not packed else file.open()
         if self._stream is None and self.size:

@@ -2,12 +2,13 @@
 
 ::
 
-    driver ──AskStacks──▶ supervisor ──signal──▶ TF process: faulthandler writes all threads' stacks into a file
+    driver ──AskStacks──▶ supervisor ──a byte in a pipe──▶ TF process: a thread writes all threads' stacks into a file
     driver ◀──StacksTaken── supervisor ◀──reads the file
 
-A program that hangs can still be asked: faulthandler writes from the signal's handler in C, without the interpreter's
-lock. A process that was stopped by a signal, or waits for a disk, does not answer. Its state says so
-(``/proc/PID/stat``, proc_pid_stat(5)).
+A program that hangs can still be asked, as long as it does not hold the interpreter's lock. The thread holds this lock
+while it writes: faulthandler can also write without it, from a signal's handler, but then it reads frames that other
+threads change, and may end the process. A process that was stopped by a signal, or waits for a disk, does not answer.
+Its state says so (``/proc/PID/stat``, proc_pid_stat(5)).
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import faulthandler
 import os
 import re
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -38,15 +38,14 @@ __all__ = [
     "write_stacks_when_asked",
 ]
 
-_SIGNAL = signal.SIGRTMIN + 9  # no library of ours uses it
-_NAME = "stacks-"
+_PIPE, _NAME = "ask-for-stacks", "stacks-"
 _WITHIN, _LOOK_EVERY, _QUIET = 1.0, 0.02, 0.06  # seconds
 _MOST = 256 << 10  # bytes of a text
 _FRAME = re.compile(r'^ {2}File "(.*)", line (\d+) in (.*)$')
 _THREAD = re.compile(r"^(?:Current t|T)hread 0x([0-9a-f]+)")
 
 
-NO_ANSWER = "no answer: the process does not handle the signal, or its supervisor does not answer"
+NO_ANSWER = "no answer: its native code holds Python's lock, or its supervisor does not answer"
 """What is said of a node whose stacks have not come."""
 
 
@@ -90,25 +89,36 @@ def write_stacks_when_asked(directory: str) -> None:
     """Have this process write its stacks into a file of the directory whenever :func:`take_stacks` asks."""
     path = os.path.join(directory, f"{_NAME}{threading.main_thread().ident:016x}")
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    faulthandler.register(_SIGNAL, file=file, all_threads=True)
+    os.mkfifo(os.path.join(directory, _PIPE), 0o600)
+    pipe = os.open(os.path.join(directory, _PIPE), os.O_RDWR)  # also a writer, so that reading never ends
+    threading.Thread(target=_write_when_asked, args=(pipe, file), name="tfos_nb write stacks", daemon=True).start()
+
+
+def _write_when_asked(pipe: int, file: int) -> None:
+    while os.read(pipe, 1):
+        faulthandler.dump_traceback(file, all_threads=True)
 
 
 def take_stacks(node: str, number: int, pid: int, directory: str) -> StacksTaken:
     """Ask a process for its stacks; waits for a second at most."""
     before = _state_of(pid)
-    text = _answer(pid, directory) if before not in ("", "T", "Z") else ""
+    text = _answer(directory) if before not in ("", "T", "Z") else ""
     if not text and (tool := shutil.which("py-spy")):
         text = _of_py_spy(tool, pid)
     return StacksTaken(node, number, text[:_MOST], before, _memory_pressure())
 
 
-def _answer(pid: int, directory: str) -> str:
+def _answer(directory: str) -> str:
     path = next(iter(sorted(Path(directory).glob(f"{_NAME}*"))), None)
-    if path is None:  # it has not come so far
-        return ""
-    with contextlib.suppress(OSError):
+    try:
+        if path is None:  # it has not come so far
+            return ""
         os.truncate(path, 0)
-        os.kill(pid, _SIGNAL)
+        pipe = os.open(os.path.join(directory, _PIPE), os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:  # nobody reads: it has ended
+        return ""
+    with open(pipe, "wb", buffering=0) as opened:
+        opened.write(b"?")
     deadline, nothing = time.monotonic() + _WITHIN, threading.Event()
     size, since = 0, time.monotonic()
     while (now := time.monotonic()) < deadline and not (size and now - since >= _QUIET):
@@ -119,10 +129,10 @@ def _answer(pid: int, directory: str) -> str:
 
 
 def _main_first(text: str, main: str) -> str:
-    """Put the main thread's stack first, and name it."""
+    """Put the main thread's stack first, and name it; leave out that of the thread that has written."""
     parts = [part for part in re.split(r"\n(?=(?:Current t|T)hread 0x)", text.strip()) if part]
     own = [part for part in parts if (found := _THREAD.match(part)) and int(found[1], 16) == int(main, 16)]
-    others = [part for part in parts if part not in own]
+    others = [part for part in parts if part not in own and not part.startswith("Current")]
     return "\n\n".join([*(part.replace("hread", "hread (main)", 1) for part in own), *others])
 
 

@@ -5,6 +5,7 @@ Dictionaries are processed in the order of their sorted keys, as in ``tf.nest``.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -57,16 +58,30 @@ def packed(structure: Any, tensors: Sequence[Any]) -> Any:
 def names_of(paths: Sequence[Path], otherwise: Sequence[str]) -> list[str]:
     """Return a name for each path: its keys and indices from the first key on, joined by ``_``.
 
-    A path without a key gets its name in ``otherwise``. If a name occurs twice, the index of the path is appended.
+    A path without a key gets its name in ``otherwise``. If a name occurs twice, the index of the path is appended. No
+    name is returned twice.
 
     Examples
     --------
     >>> names_of([("a",), ("b", 0), ("b", 1), (0,)], ["", "", "", "dense"])
     ['a', 'b_0', 'b_1', 'dense']
+    >>> names_of([("a",), ("a",), ("a_1",)], ["", "", ""])
+    ['a_0', 'a_1_0', 'a_1']
     """
     names = []
     for path, own in zip(paths, otherwise, strict=True):
         first = next((place for place, key in enumerate(path) if isinstance(key, str)), None)
         names.append(own if first is None else "_".join(map(str, path[first:])))
     twice = {name for name in names if names.count(name) > 1}
-    return [f"{name}_{index}" if name in twice else name for index, name in enumerate(names)]
+    taken = set(names) - twice
+    for index, name in enumerate(names):
+        if name in twice:
+            names[index] = next(one for one in _numbered(f"{name}_{index}") if one not in taken)
+            taken.add(names[index])
+    return names
+
+
+def _numbered(name: str) -> Iterator[str]:
+    """Give a name, and then the name with one number after the other."""
+    yield name
+    yield from (f"{name}_{number}" for number in itertools.count())

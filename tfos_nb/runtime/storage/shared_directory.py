@@ -46,13 +46,14 @@ def mark_in(directory: str) -> str:
     path, mark = os.path.join(directory, _MARK), uuid.uuid4().hex
     try:
         os.makedirs(directory, exist_ok=True)
-        with open(path, "x", encoding="ascii") as file:
-            file.write(mark)
+        try:
+            with open(path, "x", encoding="ascii") as file:
+                file.write(mark)
+        except FileExistsError:
+            return _read(path, len(mark))  # empty if the other node has not written it yet
         # On a mounted object store, several hosts can create the file at the same time, and the last one wins.
         threading.Event().wait(_SETTLES)
         return _read(path, len(mark)) or mark
-    except FileExistsError:
-        return _read(path, len(mark))  # empty if the other node has not written it yet
     except OSError as error:  # other errors are raised when a state is saved
         if is_forbidden(error):
             raise

@@ -184,7 +184,7 @@ class _Sink(DataSourceArrowWriter):
     overwrite: bool
 
     def __post_init__(self) -> None:
-        self.job.begin()
+        self.job = self.job.begin()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         from pyspark import TaskContext

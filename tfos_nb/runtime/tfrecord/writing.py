@@ -19,7 +19,7 @@ import socket
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -211,12 +211,15 @@ class WriteJob:
     dynamic : bool
         Whether an overwrite replaces only the partitions for which there are rows, as Spark's
         ``partitionOverwriteMode=dynamic`` does.
+    is_new : bool
+        Whether the directory did not exist before this job.
     """
 
     url: str
     encoding: Encoding
     name: str
     dynamic: bool = False
+    is_new: bool = False
 
     def replaced(self, old: Iterable[str], places: Iterable[str]) -> list[str]:
         """Return the old files that an overwrite removes. ``places`` are the new files; paths are relative."""
@@ -228,10 +231,12 @@ class WriteJob:
         """Directory of files that are not committed yet."""
         return f"{self.url}/_temporary-{self.name}"
 
-    def begin(self) -> None:
-        """Make the temporary directory."""
-        fs, path = file_system(self.temporary)
-        fs.makedirs(path, exist_ok=True)
+    def begin(self) -> WriteJob:
+        """Make the temporary directory. Return the job that knows whether its own directory existed before."""
+        fs, root = file_system(self.url)
+        is_new = not fs.exists(root)
+        fs.makedirs(file_system(self.temporary)[1], exist_ok=True)
+        return replace(self, is_new=is_new)
 
     def commit(self, written: Iterable[RecordsWritten], *, overwrite: bool = False) -> None:
         """Move the files to their final paths. With ``overwrite``, then remove the old files.
@@ -280,12 +285,12 @@ class WriteJob:
                     fs.rm(directory, recursive=True)
 
     def abort(self) -> None:
-        """Remove the temporary directory, and the job's directory if it is empty."""
+        """Remove the temporary directory, and the job's directory if it was made for this job and is empty."""
         fs, root = file_system(self.url)
         with contextlib.suppress(FileNotFoundError):
             fs.rm(file_system(self.temporary)[1], recursive=True)
         with contextlib.suppress(OSError, NotImplementedError):
-            if not fs.ls(root):
+            if self.is_new and not fs.ls(root):
                 fs.rmdir(root)
 
 

@@ -1,0 +1,92 @@
+"""A process is asked for its stacks from outside, whatever its threads do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import ENVIRONMENT
+from tests.waiting import until
+from tfos_nb.runtime.node.stacks import frames_of_main, take_stacks
+
+BEGIN = """
+import ctypes, sys, threading
+from tfos_nb.runtime.node.stacks import write_stacks_when_asked
+
+def wait_for_ever():
+    print("ready", flush=True)
+    threading.Event().wait()
+
+def busy(depth=0):
+    while True:
+        if depth < 30:
+            [busy_a_little(n) for n in range(depth)]
+        eval(compile("(lambda: [n * n for n in range(50)])()", "made anew", "eval"))
+
+def busy_a_little(depth):
+    return busy_a_little(depth - 1) + 1 if depth else 0
+
+def hold_the_lock():
+    print("ready", flush=True)
+    ctypes.PyDLL(None).sleep(60)
+
+write_stacks_when_asked(sys.argv[1])
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], int]]:
+    """Start a program that may be asked, and return its process id."""
+    started = []
+
+    def run(script: str) -> int:
+        command = [sys.executable, "-c", BEGIN + script, str(tmp_path)]
+        process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process.pid
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_the_main_thread_comes_first_and_the_one_that_writes_is_left_out(
+    start: Callable[[str], int], tmp_path: Path
+) -> None:
+    pid = start("threading.Thread(target=busy, daemon=True).start(); wait_for_ever()")
+    taken = take_stacks("worker:1", 7, pid, str(tmp_path))
+    assert (taken.node, taken.number) == ("worker:1", 7)
+    assert taken.text.startswith("Thread (main) 0x")
+    assert "wait_for_ever" in [frame.function for frame in frames_of_main(taken.text)]
+    assert taken.text.count("hread ") == 2
+    assert "_write_when_asked" not in taken.text
+
+
+def test_a_process_whose_threads_run_meanwhile_is_none_the_worse(start: Callable[[str], int], tmp_path: Path) -> None:
+    """faulthandler's own handler of a signal reads frames that they change; such questions ended the process."""
+    pid = start("[threading.Thread(target=busy, daemon=True).start() for n in range(4)]; wait_for_ever()")
+    for number in range(40):
+        assert "wait_for_ever" in take_stacks("worker:1", number, pid, str(tmp_path)).text
+
+
+def test_native_code_that_holds_the_lock_gives_no_answer(
+    start: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")  # without py-spy
+    pid = start("hold_the_lock()")
+    assert until(lambda: take_stacks("worker:1", 1, pid, str(tmp_path)).text == "")
+
+
+def test_a_process_that_has_ended_or_not_begun_gives_no_answer(start: Callable[[str], int], tmp_path: Path) -> None:
+    assert take_stacks("worker:1", 1, 1, str(tmp_path)).text == ""
+    pid = start("print('ready', flush=True)")
+    assert until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    assert take_stacks("worker:1", 1, pid, str(tmp_path)).text == ""
