@@ -622,6 +622,13 @@ class ClusterDesk:
                 return None
             return {name: (one.taken, one.rows, self.members.rendezvous) for name, one in figures.items()}
 
+    @property
+    def some_are_stopped(self) -> bool:
+        """Whether a signal has stopped the process of a node that trains."""
+        with self.changed:
+            beats = (self._figures[str(one.node)].heartbeat for one in self._still_training())
+            return any(beat is not None and beat.stopped for beat in beats)
+
     def situations(self, stacks: Mapping[str, StacksTaken]) -> list[Situation]:
         """Return what is known of each node that trains, with its stacks."""
         with self.changed:

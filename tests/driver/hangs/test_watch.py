@@ -34,6 +34,10 @@ class Nodes:
     def marks(self) -> Mapping[str, Any] | None:
         return None if self.steps is None else {"worker:0": self.steps, "worker:1": self.steps}
 
+    @property
+    def some_are_stopped(self) -> bool:
+        return self.letter == "T"
+
     def stacks(self, timeout: float) -> Mapping[str, StacksTaken]:
         if self.moves_when_asked and self.steps is not None:
             self.steps += 1
@@ -73,7 +77,7 @@ def test_a_process_that_was_stopped_is_told_of_once_and_soon(
     look(watch, range(1, 31))
     (record,) = caplog.records
     told = "worker:1 is behind: it was stopped by a signal (SIGSTOP). cluster.stacks() shows more"
-    assert record.getMessage() == f"cluster clicks: no step for 4 s: {told}"
+    assert record.getMessage() == f"cluster clicks: no step for 4 s: {told}", "its peers end before ten"
     assert len(nodes.written) == 1
     nodes.steps = 1
     watch.look(31.0)

@@ -4,7 +4,8 @@
 
     nothing moves for max(10 s, five usual steps) ──▶ AskStacks to all supervisors ──▶ explain() ──▶ log, panel
 
-A process that was stopped by a signal is told of after four seconds: TensorFlow ends its peers after ten.
+A process that was stopped by a signal is told of after four seconds: TensorFlow ends its peers after ten. Heartbeats
+say whether there is one.
 
 Something has moved if a node has reported, has taken rows, or has changed its status. Only a cluster in which every
 node that trains has begun is watched: until then imports, models and graphs are made.
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 _EVERY = 1.0  # seconds between two looks
 _LEAST, _STEPS = 10.0, 5.0  # seconds, and usual steps
-_SOON = 4.0  # seconds, after which a stopped process is looked for
+_SOON = 4.0  # seconds, after which a stopped process is told of
 _WITHIN = 3.0  # seconds for the supervisors' answers
 
 
@@ -36,6 +37,10 @@ class Watched(Protocol):
 
     def marks(self) -> Mapping[str, Any] | None:
         """Return by node what changes when it moves; None while nothing can be expected of the nodes."""
+
+    @property
+    def some_are_stopped(self) -> bool:
+        """Whether a signal has stopped the process of a node that trains."""
 
     def stacks(self, timeout: float) -> Mapping[str, StacksTaken]:
         """Ask the nodes that run for their stacks."""
@@ -90,7 +95,7 @@ class HangWatch:
         elif not self._told and now - self._asked >= max(_LEAST, _STEPS * self._usual):
             self._asked = now
             self._explain(now - self._moved)
-        elif not self._looked and now - self._moved >= max(_SOON, _STEPS * self._usual):
+        elif not self._looked and now - self._moved >= _SOON and self._watched.some_are_stopped:
             self._looked = True
             self._explain(now - self._moved, stopped=True)
 

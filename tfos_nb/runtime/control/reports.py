@@ -102,7 +102,10 @@ class GpuFigures:
 @message
 @dataclass(frozen=True)
 class Heartbeat:
-    """A node is alive. CPU and memory are those of the TF process and of all that it started."""
+    """A node is alive. CPU and memory are those of the TF process and of all that it started.
+
+    ``stopped`` says that a signal has stopped the TF process.
+    """
 
     node: str
     cpu_percent: float | None
@@ -110,6 +113,7 @@ class Heartbeat:
     reports: tuple[StepReport, ...]
     feed: FeedStatus | None
     gpus: tuple[GpuFigures, ...] = ()
+    stopped: bool = False
 
 
 @message

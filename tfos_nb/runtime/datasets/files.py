@@ -56,7 +56,8 @@ class File:
         """The compression that the suffix of its name stands for, if fsspec knows it."""
         from fsspec.utils import infer_compression
 
-        return infer_compression(self.path)
+        found: str | None = infer_compression(self.path)
+        return found
 
     def open(self) -> Any:
         """Open the file for reading. If its suffix is that of a compression, its content is decompressed."""

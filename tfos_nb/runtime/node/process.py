@@ -151,7 +151,8 @@ class NodeProcess:
         if not reports and not always:
             return None
         use = self._use
-        return Heartbeat(self._node, use.cpu_percent, use.memory_bytes, reports, feed, self._gpus.newest)
+        figures = use.cpu_percent, use.memory_bytes, reports, feed, self._gpus.newest
+        return Heartbeat(self._node, *figures, stopped=use.stopped_at is not None)
 
     def stacks(self, number: int) -> StacksTaken:
         """Take the stacks of its threads; waits for a second at most."""
