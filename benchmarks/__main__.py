@@ -17,7 +17,7 @@ from benchmarks.table import Result, document, render
 
 NAMES = (
     "feed", "replay", "start", "leak", "report", "completion", "board", "panel", "transform", "first_model",
-    "cluster_inference", "tfrecord", "steps", "pauses", "recovery", "going_on", "saving", "fleet", "scaling",
+    "cluster_inference", "tfrecord", "steps", "pauses", "recovery", "going_on", "goodput", "saving", "fleet", "scaling",
 )  # fmt: skip
 
 
@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         lineage_rows=asked.lineage_rows,
         lineage_partitions=asked.lineage_partitions,
         without_lineage=asked.without_lineage,
+        minutes=asked.minutes,
         only_baselines=asked.only_baselines,
     )
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -52,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--launches", type=_positive, default=20, help="clusters of the leak benchmark (default 20)")
     parser.add_argument("--lineage-rows", type=_positive, help="rows for TensorFlowOnSpark (default: by shape)")
     parser.add_argument("--lineage-partitions", type=_positive, default=PARTITIONS, help="partitions of those")
+    parser.add_argument("--minutes", type=float, default=30.0, help="hurt a training for so long (default 30)")
     parser.add_argument("--without-lineage", action="store_true", help="leave TensorFlowOnSpark out")
     parser.add_argument("--only-baselines", action="store_true", help="measure only what feed and start compare with")
     return parser

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["count_batches", "count_rows", "lineage_count_rows", "no_rows", "train_tiny_model"]
+__all__ = [
+    "PRIME",
+    "count_batches",
+    "count_rows",
+    "fit_and_tell",
+    "lineage_count_rows",
+    "no_rows",
+    "train_tiny_model",
+]
+
+PRIME = 1_000_003
+"""Modulo which :func:`fit_and_tell` sums the rows' ids."""
 
 
 def count_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -117,6 +128,50 @@ def sum_forever(args: Any, ctx: Any) -> None:
             steps.one_more()
         epoch += 1
         ctx.checkpoint(total=total, epoch=epoch)
+
+
+def fit_and_tell(args: dict[str, Any], ctx: Any) -> None:
+    """Fit a model that also sums the rows' ids; write down each step that was done, and the sum after each epoch."""
+    import keras
+    import tensorflow as tf
+
+    class Count(keras.layers.Layer):
+        """Passes its input on, and adds up the ids of all rows."""
+
+        def build(self, shape: Any) -> None:
+            self.total = self.add_weight(shape=(), dtype="int64", initializer="zeros", trainable=False)
+
+        def call(self, ids: Any, training: bool = False) -> Any:
+            if training:
+                context = tf.distribute.get_replica_context()
+                seen = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(tf.cast(ids, tf.int64)))
+                self.total.value.assign((self.total.value + seen) % PRIME)
+            return tf.cast(ids, tf.float32) / 40_000.0
+
+    class Tell(keras.callbacks.Callback):
+        """Writes lines, each at once: the process may be killed at any moment."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            folder, process = Path(args["folder"]), f"{ctx.generation}-{ctx.task_index}-{time.time():.3f}"
+            self._steps = (folder / f"steps-{process}").open("a", buffering=1)
+            self._epochs = (folder / f"epochs-{process}").open("a", buffering=1)
+            self._epoch = 0
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self._epoch = epoch
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            print(f"{time.time():.4f}", ctx.generation, self._epoch, batch, file=self._steps)
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            print(epoch, int(self.model.layers[0].total.numpy()), file=self._epochs)
+
+    with ctx.strategy().scope():
+        wide = [keras.layers.Dense(512, activation="relu") for _ in range(3)]
+        model = keras.Sequential([keras.Input((1,), dtype="int64"), Count(), *wide, keras.layers.Dense(1)])
+        model.compile(loss="mse", optimizer=keras.optimizers.Adam(1e-4))
+    model.fit(ctx.dataset(args["batch_size"], x="id", y="y"), epochs=args["epochs"], verbose=0, callbacks=[Tell()])
 
 
 def step_forever(args: Any, ctx: Any) -> None:

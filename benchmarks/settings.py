@@ -28,6 +28,8 @@ class Settings:
         In how many partitions it gets them.
     without_lineage : bool
         Leave TensorFlowOnSpark out: its environment takes minutes to install and gigabytes to keep.
+    minutes : float
+        For how long a training is hurt, in the goodput benchmark.
     only_baselines : bool
         Measure what the product is compared with, and not the product.
     """
@@ -38,6 +40,7 @@ class Settings:
     lineage_rows: int | None = None
     lineage_partitions: int = PARTITIONS
     without_lineage: bool = False
+    minutes: float = 30.0
     only_baselines: bool = False
 
     def say(self, text: str) -> None:
