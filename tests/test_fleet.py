@@ -30,7 +30,6 @@ from tfos_nb.runtime.control.plan import ClusterPlan, Node
 from tfos_nb.runtime.control.reports import (
     FeedStatus,
     Heartbeat,
-    History,
     LogLines,
     StepReport,
     silent_after,
@@ -38,6 +37,7 @@ from tfos_nb.runtime.control.reports import (
 )
 from tfos_nb.runtime.feed import ledger
 from tfos_nb.state.cluster_state import NodeState, NodeStatus
+from tfos_nb.state.history import History
 from tfos_nb.state.log_buffer import LogBook
 from tfos_nb.widgets.words.trouble import trouble_first
 

@@ -34,17 +34,20 @@ from tfos_nb.driver.prewarm import settle, warm_token
 from tfos_nb.driver.settings import Settings, check_seconds, checked_env, deadline_after
 from tfos_nb.errors import ClusterClosed, NodeFailed, PlanError
 from tfos_nb.interrupts import interruptible
+from tfos_nb.rich import Rich
 from tfos_nb.runtime.code.payload import pack
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.lifecycle import Stop
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.runtime.control.processes import private_directory, remove_directory
-from tfos_nb.runtime.control.reports import History
 from tfos_nb.runtime.inference.serving import InferTask
 from tfos_nb.runtime.node.stacks import NO_ANSWER, no_answer
+from tfos_nb.spark.contexts import context_of
 from tfos_nb.spark.session import SparkJobs, session_and_format
 from tfos_nb.state import active_clusters
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine
+from tfos_nb.state.course import thin_points
+from tfos_nb.state.history import History
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,6 +60,7 @@ __all__ = ["Cluster", "launch"]
 logger = logging.getLogger(__name__)
 
 _LOG_SHOWN = 60  # lines of all nodes in a snapshot
+_POINTS_SHOWN = 400  # of the metrics, in the snapshot of an ended cluster
 _text_of = functools.lru_cache(str)  # a panel shows a plan again and again
 
 
@@ -214,7 +218,7 @@ def launch(
     return cluster
 
 
-class Cluster:
+class Cluster(Rich):
     """A running (or ended) TensorFlow cluster. Made by :func:`launch`; a context manager.
 
     Leaving its ``with`` block without an error tells the nodes that no more data come, and waits for every ``main`` to
@@ -228,10 +232,12 @@ class Cluster:
         Its name among all clusters of the machine.
     """
 
+    _rich = "cluster"
+
     def __init__(self, plan: ClusterPlan, settings: Settings, payload: bytes, spark: SparkSession) -> None:
         self._settings = settings
         self._spark = spark
-        self._master = str(spark.conf.get("spark.master", ""))
+        self._master, self._spark_ui = str(spark.conf.get("spark.master", "")), context_of(spark).ui
         self._payload = payload
         self.id = uuid.uuid4().hex[:12]
         self._desk = ClusterDesk(plan, settings.restarts, settings.heartbeat_timeout)
@@ -650,7 +656,11 @@ class Cluster:
 
     @property
     def history(self) -> History:
-        """The metrics of each epoch, as the chief reported them: ``cluster.history["loss"]``."""
+        """The metrics of each epoch, as the chief reported them: ``cluster.history["loss"]``.
+
+        ``cluster.history.plot()`` draws them, ``cluster.history.to_pandas()`` returns them as a table. At the end of a
+        cell it shows its charts.
+        """
         return self._desk.history
 
     def events(self) -> list[ClusterEvent]:
@@ -709,9 +719,11 @@ class Cluster:
                 elapsed=self._lifecycle.elapsed,
                 error=self._cause(status),
                 spark_master=self._master,
+                spark_ui=self._spark_ui,
                 log=tuple(self._desk.log_tail(_LOG_SHOWN)),
                 log_dir=self._log_dir,
                 plan=_text_of(self.plan),
+                points=tuple(thin_points(self.history.points(), _POINTS_SHOWN)) if status.ended else (),
             )
 
     def __repr__(self) -> str:

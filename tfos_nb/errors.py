@@ -8,7 +8,8 @@
     ├── NodeFailed(RuntimeError)           main raised, or its process died, on a node
     ├── FeedFailed(RuntimeError)           a row could not be read from Spark or could not be fed
     ├── FeedTimeout(TimeoutError)          TensorFlow took no row for too long
-    └── ClusterClosed(RuntimeError)        the cluster was used after it was closed or stopped
+    ├── ClusterClosed(RuntimeError)        the cluster was used after it was closed or stopped
+    └── MissingPackage(ImportError)        a call needs a package that is not installed here
 
 This module imports only Python's standard library, so that every other module may import it.
 """
@@ -21,6 +22,7 @@ __all__ = [
     "ClusterClosed",
     "FeedFailed",
     "FeedTimeout",
+    "MissingPackage",
     "NodeFailed",
     "PlanError",
     "RendezvousTimeout",
@@ -141,3 +143,7 @@ class FeedTimeout(TfosError, TimeoutError):
 
 class ClusterClosed(TfosError, RuntimeError):
     """The cluster is closed, stopped or ended: it takes no more calls."""
+
+
+class MissingPackage(TfosError, ImportError):
+    """A call needs an optional package that is not installed in this Python."""

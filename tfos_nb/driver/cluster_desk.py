@@ -63,12 +63,13 @@ from tfos_nb.runtime.control.door import Link, broadcast
 from tfos_nb.runtime.control.lifecycle import FeedPlace, MainReturned, Refused, Reservation, Serving, Start, StateHeld
 from tfos_nb.runtime.control.placement import QUESTIONS
 from tfos_nb.runtime.control.plan import ClusterPlan, Role
-from tfos_nb.runtime.control.reports import Heartbeat, History, LogLines
+from tfos_nb.runtime.control.reports import Heartbeat, LogLines
 from tfos_nb.runtime.feed.ledger import FeedFrom, PassDone, WorkerThrough
 from tfos_nb.runtime.feed.positions import PositionHeld
 from tfos_nb.runtime.node.spark_task import HoldsSlot, NodeThere, NodeWanted, SlotUse, SupervisorEnded
 from tfos_nb.runtime.node.stacks import AskStacks, StacksTaken
 from tfos_nb.state.cluster_state import LogLine, NodeState, NodeStatus
+from tfos_nb.state.history import History
 from tfos_nb.state.log_buffer import LogBook
 
 __all__ = ["ClusterDesk", "ClusterEvent"]

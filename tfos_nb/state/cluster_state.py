@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from tfos_nb.state.course import Point
+
 __all__ = [
     "JOINED",
     "LEAVING",
@@ -144,7 +146,8 @@ class ClusterState:
     ``id`` identifies it among all clusters of the machine, also in URLs. ``generation`` counts how often its nodes were
     started. ``elapsed`` is the number of seconds since launch. ``error`` is the text of the first failure. ``log`` has
     the newest lines of all nodes, the oldest first. ``log_dir`` is the directory that TensorBoard shows; it is empty
-    without TensorBoard. ``plan`` is the printed plan.
+    without TensorBoard. ``plan`` is the printed plan. ``spark_ui`` is the address of Spark's UI, if it has one.
+    ``points`` is the course of the metrics, once the cluster has ended.
     """
 
     name: str
@@ -159,3 +162,5 @@ class ClusterState:
     log: tuple[LogLine, ...] = ()
     log_dir: str = ""
     plan: str = ""
+    spark_ui: str = ""
+    points: tuple[Point, ...] = ()

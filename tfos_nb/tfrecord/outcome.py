@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from tfos_nb.rich import Rich
+
 __all__ = ["Saved", "cause_of"]
 
 _CAUSE = re.compile(r"^(?:[\w.]*\.)?(RecordError|FeedFailed|PlanError): (.*)$", re.MULTILINE)
@@ -12,7 +14,7 @@ _NAMED = re.compile(r"[\w.]+(Error|Exception)\b.*: ")
 
 
 @dataclass(frozen=True)
-class Saved:
+class Saved(Rich):
     """What was written.
 
     Attributes
@@ -22,6 +24,8 @@ class Saved:
     files, rows, size : int
         How many files and rows, and their bytes.
     """
+
+    _rich = "saved"
 
     path: str
     files: int

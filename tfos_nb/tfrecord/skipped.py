@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tfos_nb.errors import PlanError
+from tfos_nb.rich import Rich
 from tfos_nb.runtime.tfrecord.files import plain
 from tfos_nb.runtime.tfrecord.reading import Damage
 from tfos_nb.spark.contexts import is_connect
@@ -17,7 +18,7 @@ __all__ = ["Skipped"]
 _SHOWN = 5
 
 
-class Skipped:
+class Skipped(Rich):
     """Counts the damaged records that ``read(…, mode="skip", skipped=…)`` leaves out.
 
     It knows what the tasks that have ended so far have left out, so look at it after the DataFrame was computed. A file
@@ -43,6 +44,8 @@ class Skipped:
     >>> skipped  # doctest: +SKIP
     1 damaged place in 1 file was left out: digits/part-0.tfrecord, byte 3021: the checksum of the record is wrong
     """
+
+    _rich = "skipped"
 
     def __init__(self, spark: SparkSession) -> None:
         if is_connect(spark) or not hasattr(spark, "sparkContext"):

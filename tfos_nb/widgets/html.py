@@ -10,17 +10,19 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
 
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, NodeState
 from tfos_nb.truncate import clip, clip_lines, clip_telling
+from tfos_nb.widgets.charts.static import render_charts, render_epochs
 from tfos_nb.widgets.html_table import bar, curve, render_table
 from tfos_nb.widgets.words import facts, wording
 from tfos_nb.widgets.words.trouble import aside, headline, own_line, trouble_first
 
-__all__ = ["render_html"]
+__all__ = ["render_html", "render_section"]
 
 FEW_NODES = 12
 """Up to this number each node has a row. With more, each node has a cell, and only the most important ones a row."""
@@ -37,7 +39,15 @@ LONGEST_MESSAGE, LONGEST_TRACE = 8_000, 12_000
 _SIGNS = {"bad": "✕", "warn": "!"}
 
 
-def render_html(state: ClusterState, *, note: str = "", left: float | None = None, every_node: bool = False) -> str:
+def render_html(
+    state: ClusterState,
+    *,
+    note: str = "",
+    left: float | None = None,
+    every_node: bool = False,
+    links: Sequence[tuple[str, str]] = (),
+    bare: bool = False,
+) -> str:
     """Return a cluster as self-contained HTML.
 
     Parameters
@@ -50,6 +60,10 @@ def render_html(state: ClusterState, *, note: str = "", left: float | None = Non
         Seconds until the training ends, if its pace was measured.
     every_node : bool
         Show a row for each node, however many there are.
+    links : sequence of (str, str), optional
+        Titles and URLs of pages that belong to the cluster.
+    bare : bool
+        Leave out the frame with its style, for :func:`render_section`.
 
     Returns
     -------
@@ -58,17 +72,23 @@ def render_html(state: ClusterState, *, note: str = "", left: float | None = Non
     """
     judged = trouble_first(state.nodes)
     parts = [
-        f'<section class="tfos-panel" aria-label="TensorFlow cluster {escape(state.name)}">',
-        _head(state),
+        _head(state, links),
         _say(state, judged),
         _summary(state, wording.time_left(state, left)),
         _grid(state, judged),
+        _curves(state),
         _nodes(state, judged, every_node),
         _log(state),
         f'<div class="t-foot">{escape(note)}</div>' if note else "",
-        "</section>",
     ]
-    html = f"<style>{_style()}</style>" + "".join(parts)
+    body = "".join(parts)
+    return body if bare else render_section(f"TensorFlow cluster {state.name}", body)
+
+
+def render_section(label: str, body: str) -> str:
+    """Return HTML in the frame of the panel, with its style."""
+    section = f'<section class="tfos-panel" aria-label="{escape(label)}">{body}</section>'
+    html = f"<style>{_style()}</style>{section}"
     return html.encode("utf-8", "replace").decode()  # a traceback may have a lone surrogate; a message must not
 
 
@@ -79,7 +99,7 @@ def _style() -> str:
     return re.sub(r"/\*.*?\*/|\n", "", css, flags=re.DOTALL)
 
 
-def _head(state: ClusterState) -> str:
+def _head(state: ClusterState, links: Sequence[tuple[str, str]]) -> str:
     elapsed = "" if state.status is ClusterStatus.PLANNED else wording.duration(state.elapsed)
     end = " · ".join(part for part in (state.spark_master, elapsed) if part)
     generation = f' <span class="t-dim">generation {state.generation}</span>' if state.generation > 1 else ""
@@ -87,7 +107,14 @@ def _head(state: ClusterState) -> str:
         f'<div class="t-head"><b class="t-name">{escape(state.name)}</b> '
         f'<span class="t-pill t-{wording.tone(state)}">{escape(wording.cluster_word(state))}</span> '
         f'<span class="t-dim">{escape(wording.size(state))}</span>{generation} '
-        f'<span class="t-end"><span class="t-dim">{escape(end)}</span></span></div>'
+        f'<span class="t-end"><span class="t-dim">{escape(end)}</span>{_links(links)}</span></div>'
+    )
+
+
+def _links(links: Sequence[tuple[str, str]]) -> str:
+    return "".join(
+        f' <a class="t-button" href="{escape(url)}" target="_blank" rel="noopener noreferrer">{escape(title)} ↗</a>'
+        for title, url in links
     )
 
 
@@ -140,6 +167,15 @@ def _tile(tile: facts.Tile) -> str:
         f'<div class="t-tile{" t-wide" if wide else ""}"><span class="t-label">{escape(tile.label)}</span> '
         f"<b>{escape(tile.value) or '—'}</b>{below}</div>"
     )
+
+
+def _curves(state: ClusterState) -> str:
+    """Return the charts of the metrics with the table behind them, folded."""
+    charts = render_charts(state.points)
+    if not charts:
+        return ""
+    folded = f"<details><summary>curves</summary>{charts}{render_epochs(state.points)}</details>"
+    return f'<div class="t-foot t-curves">{folded}</div>'
 
 
 def _grid(state: ClusterState, judged: list[tuple[NodeState, str]]) -> str:

@@ -21,12 +21,12 @@ from IPython.display import display
 from tfos_nb.errors import TfosError
 from tfos_nb.state.cluster_state import ClusterState
 from tfos_nb.widgets.choice import choose_rendering, choose_screen
-from tfos_nb.widgets.html import render_html
+from tfos_nb.widgets.reprs import cluster_bundle
 from tfos_nb.widgets.screens import LastLineScreen, NoScreen, Screen
-from tfos_nb.widgets.text import WIDTH, render_text
+from tfos_nb.widgets.text import WIDTH
 from tfos_nb.widgets.words import wording
 
-__all__ = ["LiveView", "NoScreen", "Observed", "Screen", "choose_screen", "show", "show_panel"]
+__all__ = ["LiveView", "NoScreen", "Observed", "Screen", "choose_screen", "show", "show_bundle", "show_panel"]
 
 _log = logging.getLogger(__name__)
 
@@ -52,14 +52,16 @@ class Observed(Protocol):
 
 def show(cluster: Observed, *, every_node: bool = True) -> None:
     """Show a cluster's current state once."""
-    state = cluster.snapshot()
     width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
-    text = render_text(state, every_node=every_node, width=width)
+    show_bundle(cluster_bundle(cluster, every_node=every_node, width=width))
+
+
+def show_bundle(bundle: dict[str, str]) -> None:
+    """Show HTML where the host shows it; elsewhere write the text."""
     if choose_rendering()[0] in ("widget", "html"):
-        bundle = {"text/html": render_html(state, every_node=every_node), "text/plain": text}
         display(bundle, raw=True)  # type: ignore[no-untyped-call]
     else:
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(bundle["text/plain"] + "\n")
 
 
 def show_panel(cluster: Observed) -> None:

@@ -1,4 +1,4 @@
-"""A report may be lost, never waited for; an epoch's end is kept; the history is Keras' own."""
+"""A report may be lost, never waited for; an epoch's end is kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tfos_nb.runtime.control.reports import (
     FeedStatus,
     GpuFigures,
     Heartbeat,
-    History,
     ReportBox,
     Reporter,
     StepReport,
@@ -203,76 +202,3 @@ def test_the_box_ends_with_its_socket() -> None:
     assert not taker.is_alive()
     ours.close()
     theirs.close()
-
-
-def filled() -> History:
-    history = History("worker:0")
-    for epoch, loss in enumerate((0.5, 0.25), 1):
-        history.record("worker:0", StepReport(epoch=epoch, step=1, metrics={"loss": 9.0}))
-        history.record("worker:1", StepReport(epoch=epoch, step=4, metrics={"loss": 7.0}, epoch_end=True))
-        history.record(
-            "worker:0", StepReport(epoch=epoch, step=4, metrics={"loss": loss, "acc": epoch / 2}, epoch_end=True)
-        )
-    return history
-
-
-def test_the_history_is_the_chiefs_at_the_end_of_each_epoch() -> None:
-    history = filled()
-    assert dict(history) == {"loss": [0.5, 0.25], "acc": [0.5, 1.0]}
-    assert (list(history), len(history), "loss" in history, "epoch" in history) == (["loss", "acc"], 2, True, False)
-    assert history.epochs == [{"epoch": 1, "loss": 0.5, "acc": 0.5}, {"epoch": 2, "loss": 0.25, "acc": 1.0}]
-
-
-def test_the_steps_of_each_node_are_kept() -> None:
-    history = filled()
-    assert [report.step for report in history.steps()] == [1, 4, 1, 4]
-    assert [report.metrics["loss"] for report in history.steps("worker:1")] == [7.0, 7.0]
-    assert history.steps("worker:9") == []
-
-
-def test_epochs_without_a_number_are_counted() -> None:
-    history = History("worker:0")
-    for _ in range(2):
-        history.record("worker:0", StepReport(metrics={"loss": 1.0}, epoch_end=True))
-    assert [epoch["epoch"] for epoch in history.epochs] == [1, 2]
-
-
-def test_a_metric_that_came_late_has_the_values_there_are() -> None:
-    history = History("worker:0")
-    history.record("worker:0", StepReport(epoch=1, metrics={"loss": 1.0}, epoch_end=True))
-    history.record("worker:0", StepReport(epoch=2, metrics={"loss": 0.5, "val_loss": 0.7}, epoch_end=True))
-    assert dict(history) == {"loss": [1.0, 0.5], "val_loss": [0.7]}
-
-
-def test_the_history_is_of_training_alone() -> None:
-    history = filled()
-    before = history.steps()
-    for report in (
-        StepReport(2, 2, 1, 9, {"val_loss": 0.5}, phase="evaluate"),
-        StepReport(2, 2, 4, 4, phase="fit"),
-        StepReport(step=9, metrics={"test_loss": 0.5}, phase="over"),
-    ):
-        history.record("worker:0", report)
-    assert history.steps() == before
-    history.record("worker:0", StepReport(3, 3, 1, 4, {"loss": 0.5}, phase="fit"))
-    assert len(history.steps()) == len(before) + 1
-
-
-def test_an_empty_history_says_so() -> None:
-    history = History("worker:0")
-    assert (dict(history), repr(history)) == ({}, "<History 0 epochs: nothing reported>")
-    with pytest.raises(KeyError):
-        history["loss"]
-    assert repr(filled()) == "<History 2 epochs: loss, acc>"
-
-
-def test_epochs_that_are_trained_once_more_are_in_the_history_once() -> None:
-    history = History("worker:0")
-    for epoch, loss in ((1, 0.9), (2, 0.8), (3, 0.7)):
-        history.record("worker:0", StepReport(epoch=epoch, metrics={"loss": loss}, epoch_end=True))
-    history.begin_anew()
-    for epoch, loss in ((3, 0.6), (4, 0.5)):  # the state was that of epoch 2
-        history.record("worker:0", StepReport(epoch=epoch, metrics={"loss": loss}, epoch_end=True))
-    assert history["loss"] == [0.9, 0.8, 0.6, 0.5]
-    history.record("worker:0", StepReport(epoch=1, metrics={"loss": 0.1}, epoch_end=True))
-    assert history["loss"] == [0.9, 0.8, 0.6, 0.5, 0.1], "another fit goes on behind it"

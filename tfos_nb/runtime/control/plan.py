@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfos_nb.errors import PlanError
+from tfos_nb.rich import Rich
 
 __all__ = ["ClusterPlan", "InputMode", "Node", "Role", "check_count", "tf_config"]
 
@@ -66,7 +67,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class ClusterPlan:
+class ClusterPlan(Rich):
     """How many nodes of which role, and what each of them needs.
 
     Parameters
@@ -110,6 +111,8 @@ class ClusterPlan:
     >>> [str(node) for node in plan.nodes]
     ['worker:0', 'worker:1']
     """
+
+    _rich = "plan"
 
     workers: int = 1
     ps: int = 0

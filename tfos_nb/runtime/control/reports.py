@@ -3,7 +3,8 @@
 Reports may be lost, but must never delay training. The TF process sends a datagram and never waits. If the supervisor
 is behind, the report is dropped and counted. When steps come faster than reports are shown, only the newest is
 converted to numbers and sent. The supervisor keeps the newest report of each kind. It sends them with a heartbeat, at
-most twice a second, and less often with many nodes (:func:`tick_among`). The driver keeps a bounded :class:`History`.
+most twice a second, and less often with many nodes (:func:`tick_among`). The driver keeps a bounded
+:class:`~tfos_nb.state.history.History`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,6 @@ __all__ = [
     "FeedStatus",
     "GpuFigures",
     "Heartbeat",
-    "History",
     "LogLines",
     "ReportBox",
     "Reporter",
@@ -49,7 +48,6 @@ _DRIVER_TAKES = 1500  # heartbeats a second, which leave the driver a third of i
 _BEATS_IN_TIMEOUT = 4
 _SILENT_AFTER = 5.0
 
-_STEPS_KEPT, _STEPS_KEPT_OF_ALL, _STEPS_AT_LEAST = 10_000, 500_000, 100
 _BETWEEN_STEPS = 0.1  # seconds; an earlier report waits for the next one, or for the flush
 _FLUSH_AFTER = 0.2
 
@@ -271,101 +269,6 @@ class ReportBox:
             self._ends.clear()
             self._step = None
             return reports, self._feed
-
-
-class History(Mapping[str, list[float]]):
-    """Metrics of a training: for each metric the value at the end of each epoch, as in Keras' ``History.history``.
-
-    The steps of evaluations are left out.
-
-    Parameters
-    ----------
-    chief : str
-        The node whose epochs count.
-    nodes : int
-        How many nodes report. With many nodes, fewer steps are kept of each, but always the most of the chief.
-
-    Examples
-    --------
-    >>> history = History("worker:0")
-    >>> history.record("worker:0", StepReport(epoch=1, metrics={"loss": 0.5}, epoch_end=True))
-    >>> history["loss"]
-    [0.5]
-    """
-
-    def __init__(self, chief: str, nodes: int = 1) -> None:
-        self._chief = chief
-        self._each = max(_STEPS_AT_LEAST, min(_STEPS_KEPT, _STEPS_KEPT_OF_ALL // nodes))
-        self._lock = threading.Lock()
-        self._epochs: list[StepReport] = []
-        self._steps: dict[str, deque[StepReport]] = {}
-        self._anew = False
-
-    def begin_anew(self) -> None:
-        """Record that training continues from an earlier state: epochs that are trained again count once."""
-        with self._lock:
-            self._anew = True
-
-    def follow(self, chief: str) -> None:
-        """Set the node whose epochs count from now on."""
-        with self._lock:
-            self._chief = chief
-
-    def record(self, node: str, report: StepReport) -> None:
-        """Keep a report of training."""
-        only_phase = report.phase == FIT and not report.metrics and not report.epoch_end
-        if only_phase or report.phase in (EVALUATE, OVER):
-            return
-        with self._lock:
-            if node not in self._steps:
-                self._steps[node] = deque(maxlen=_STEPS_KEPT if node == self._chief else self._each)
-            self._steps[node].append(report)
-            if report.epoch_end and node == self._chief:
-                self._go_back(report.epoch)
-                self._epochs.append(report)
-
-    def record_late(self, node: str, report: StepReport) -> None:
-        """Keep a report that a process made before its end, and that came while its successor was awaited."""
-        with self._lock:
-            newest = (self._epochs[-1].epoch or 0) if self._epochs else 0
-            if report.epoch_end and node == self._chief and (report.epoch or 0) > newest:
-                self._epochs.append(report)
-
-    def _go_back(self, epoch: int | None) -> None:
-        while self._anew and epoch is not None and self._epochs and (self._epochs[-1].epoch or 0) >= epoch:
-            self._epochs.pop()
-        self._anew = False
-
-    @property
-    def epochs(self) -> list[dict[str, float]]:
-        """The chief's metrics at the end of each epoch, in order; ``epoch`` counts from 1."""
-        with self._lock:
-            return [
-                {"epoch": report.epoch or number, **report.metrics} for number, report in enumerate(self._epochs, 1)
-            ]
-
-    def steps(self, node: str | None = None) -> list[StepReport]:
-        """Return the last reports of a node (the chief by default), the oldest first."""
-        with self._lock:
-            return list(self._steps.get(node or self._chief, ()))
-
-    def __getitem__(self, metric: str) -> list[float]:
-        values = [epoch[metric] for epoch in self.epochs if metric in epoch and metric != "epoch"]
-        if not values:
-            raise KeyError(metric)
-        return values
-
-    def _names(self) -> list[str]:
-        return list(dict.fromkeys(name for epoch in self.epochs for name in epoch if name != "epoch"))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names())
-
-    def __len__(self) -> int:
-        return len(self._names())
-
-    def __repr__(self) -> str:
-        return f"<History {len(self._epochs)} epochs: {', '.join(self._names()) or 'nothing reported'}>"
 
 
 def tick_among(nodes: int, heartbeat_timeout: float = 15.0) -> float:
