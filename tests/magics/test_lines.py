@@ -179,7 +179,7 @@ def test_lines_that_were_shown_are_not_shown_again(before, now, known):
 def test_plan_shows_the_plan_and_starts_nothing(run, launcher, run_nothing_of_spark):
     result, shown = run("%tfos_plan mnist --workers 2 --ps 1 --data train_df --epochs 2")
     assert result.success
-    assert "mnist · Planned" in shown
+    assert "cluster mnist: 4 nodes, input from spark" in shown
     assert "ps:0" in shown
     assert "there is no session yet" in shown
     assert launcher.clusters == []

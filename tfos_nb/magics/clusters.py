@@ -9,7 +9,8 @@ from tfos_nb.errors import PlanError
 from tfos_nb.magics.arguments import find_variable
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.state.active_clusters import active_clusters
-from tfos_nb.state.cluster_state import ClusterState, NodeState
+from tfos_nb.state.cluster_state import ClusterState
+from tfos_nb.widgets.reprs import planned_state
 
 __all__ = ["Launch", "PlannedCluster", "RunningCluster", "check_free", "clusters_of", "pick", "say_stopped"]
 
@@ -50,16 +51,7 @@ class PlannedCluster:
 
     def snapshot(self) -> ClusterState:
         """Return the plan as a state in which nothing has started."""
-        return ClusterState(self._plan.name, nodes=tuple(self._nodes()), plan=str(self._plan))
-
-    def _nodes(self) -> list[NodeState]:
-        made = []
-        for node in self._plan.nodes:
-            gpus = self._plan.gpus_of(node)
-            slot = f"{self._plan.cpus} CPU" + (f" and {gpus} GPU" if gpus else "")
-            fed = ", fed from Spark" if node in self._plan.fed_nodes else ""
-            made.append(NodeState(str(node), detail=slot + fed))
-        return made
+        return planned_state(self._plan)
 
 
 def is_cluster(value: object) -> bool:

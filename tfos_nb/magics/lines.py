@@ -18,14 +18,15 @@ from tfos_nb.interrupts import interruptible
 from tfos_nb.magics import parsers
 from tfos_nb.magics.arguments import check_identifier, find_data, find_variable, is_data, nearest
 from tfos_nb.magics.cell_work import CellWork
-from tfos_nb.magics.clusters import PlannedCluster, RunningCluster, clusters_of, pick, say_stopped
+from tfos_nb.magics.clusters import RunningCluster, clusters_of, pick, say_stopped
 from tfos_nb.magics.defaults import Defaults
 from tfos_nb.magics.diagnosis.preflight import preflight
 from tfos_nb.magics.diagnosis.sparks import session_settings
 from tfos_nb.magics.options import parse_options
 from tfos_nb.state.cluster_state import ClusterStatus
 from tfos_nb.widgets.hosts import detect_host
-from tfos_nb.widgets.live import LiveView, show
+from tfos_nb.widgets.live import LiveView, show, show_bundle
+from tfos_nb.widgets.reprs import plan_bundle
 
 __all__ = ["ClusterLines"]
 
@@ -106,15 +107,15 @@ class ClusterLines(Magics):
         """Show a plan and what Spark says to it, without starting anything; or the plan of a cluster that is there."""
         words = line.split()
         if len(words) == 1 and words[0] in clusters_of(self._namespace):
-            sys.stdout.write(f"{clusters_of(self._namespace)[words[0]].plan}\n")
+            show_bundle(plan_bundle(clusters_of(self._namespace)[words[0]].plan))
             return
         options = parse_options(line, self._defaults.launch_defaults(), magic="%tfos_plan")
         if options.data is not None:
             find_data(options.data, self._namespace)
         if options.args is not None:
             find_variable("--args", options.args, self._namespace)
-        show(PlannedCluster(options.plan()))
-        _write([preflight(options.plan())])
+        plan = options.plan()
+        show_bundle(plan_bundle(plan, note=preflight(plan)))
 
     @line_magic
     def tfos_train(self, line: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -10,9 +9,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
-from IPython.display import display
-
-from tfos_nb.widgets.hosts import detect_host
+from tfos_nb.errors import PlanError
+from tfos_nb.widgets.html import render_section
+from tfos_nb.widgets.live import show_bundle
 
 __all__ = ["Finding", "render_findings_html", "render_findings_text", "show_findings"]
 
@@ -20,12 +19,8 @@ State = Literal["ok", "warn", "missing", ""]
 
 _WIDTH = 100
 _SIGNS = {"ok": "✓ ok", "warn": "! look", "missing": "✗ missing", "": ""}
-_COLOURS = {
-    "ok": "var(--jp-success-color1,#1a7f4b)",
-    "warn": "var(--jp-warn-color1,#b26a00)",
-    "missing": "var(--jp-error-color1,#c0352b)",
-    "": "inherit",
-}
+_TONES = {"ok": "ok", "warn": "warn", "missing": "bad", "": "idle"}
+_WORDS = {"ok": "ok", "warn": "look", "missing": "missing", "": ""}
 _CELL = "padding:4px 12px 4px 0;text-align:left;vertical-align:top;white-space:normal;overflow-wrap:anywhere"
 
 
@@ -78,15 +73,28 @@ def _plain(text: str) -> str:
 
 
 def render_findings_html(title: str, findings: Sequence[Finding]) -> str:
-    """Return the findings as an HTML table, which is readable even if the page removes styles."""
+    """Return the findings as an HTML table in the frame of the panel.
+
+    The cells have styles of their own, which many hosts keep that remove a style sheet.
+    """
     rows = "".join(
-        f'<tr style="background:none"><td style="{_CELL};white-space:nowrap;color:{_COLOURS[finding.state]}">'
-        f"{_SIGNS[finding.state]}</td>"
-        f'<th scope="row" style="{_CELL};font-weight:600">{escape(finding.what)}</th>'
+        f'<tr><th scope="row" style="{_CELL};font-weight:600">{escape(finding.what)}</th>'
+        f'<td style="{_CELL};white-space:nowrap">{_pill(finding.state)}</td>'
         f'<td style="{_CELL}">{escape(finding.told)}{_extras(finding)}</td></tr>'
         for finding in findings
     )
-    return f'<table style="margin:2px 0"><caption style="text-align:left">{escape(title)}</caption>{rows}</table>'
+    head = f'<div class="t-head"><b class="t-name">{escape(title)}</b></div>'
+    caption = f'<caption class="t-unseen" style="text-align:left">{escape(title)}</caption>'
+    table = f'<div class="t-scroll"><table class="t-findings">{caption}<tbody>{rows}</tbody></table></div>'
+    return render_section(title, head + table)
+
+
+def _pill(state: State) -> str:
+    """Return a finding's state as a word with its colour; the sign is for readers without colours or styles."""
+    if not state:
+        return ""
+    sign = _SIGNS[state].partition(" ")[0]
+    return f'<span class="t-pill t-{_TONES[state]}"><span class="t-sign">{sign} </span>{_WORDS[state]}</span>'
 
 
 def _extras(finding: Finding) -> str:
@@ -94,15 +102,16 @@ def _extras(finding: Finding) -> str:
     if finding.link.startswith(("http://", "https://", "/")):
         address = escape(finding.link)
         link = f'<br><a href="{address}" target="_blank" rel="noopener noreferrer">{address}</a>'
-    return link + (f"<br><code>{escape(finding.remedy)}</code>" if finding.remedy else "")
+    return link + (f'<br><code class="t-remedy">{escape(finding.remedy)}</code>' if finding.remedy else "")
 
 
 def show_findings(title: str, findings: Sequence[Finding]) -> None:
     """Show the findings, as an HTML table in notebooks and as text elsewhere."""
-    text = render_findings_text(title, findings)
-    wanted = os.environ.get("TFOS_NB_PROGRESS", "").strip().lower()
-    if detect_host().rendering == "text" or wanted in ("text", "none"):
-        sys.stdout.write(text + "\n")
-        return
-    bundle = {"text/html": render_findings_html(title, findings), "text/plain": text}
-    display(bundle, raw=True)  # type: ignore[no-untyped-call]
+    bundle = {
+        "text/html": render_findings_html(title, findings),
+        "text/plain": render_findings_text(title, findings),
+    }
+    try:
+        show_bundle(bundle)
+    except PlanError:  # TFOS_NB_PROGRESS is wrong, which is among what the doctor has found
+        sys.stdout.write(bundle["text/plain"] + "\n")
