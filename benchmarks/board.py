@@ -73,6 +73,10 @@ class _Running:
         """Nobody writes."""
         return ()
 
+    def curves(self, metric: str, by: str, node: str) -> dict[str, Any]:
+        """Nobody reports."""
+        return {}
+
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:

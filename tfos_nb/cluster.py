@@ -38,13 +38,14 @@ from tfos_nb.rich import Rich
 from tfos_nb.runtime.code.payload import pack
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.lifecycle import Stop
-from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
+from tfos_nb.runtime.control.plan import ClusterPlan, InputMode, Role
 from tfos_nb.runtime.control.processes import private_directory, remove_directory
 from tfos_nb.runtime.inference.serving import InferTask
 from tfos_nb.runtime.node.stacks import NO_ANSWER, no_answer
 from tfos_nb.spark.contexts import context_of
 from tfos_nb.spark.session import SparkJobs, session_and_format
 from tfos_nb.state import active_clusters
+from tfos_nb.state.chart_data import chart_data
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine
 from tfos_nb.state.course import thin_points
 from tfos_nb.state.history import History
@@ -662,6 +663,19 @@ class Cluster(Rich):
         cell it shows its charts.
         """
         return self._desk.history
+
+    def curves(self, metric: str = "", by: str = "", node: str = "") -> dict[str, Any]:
+        """Return the numbers of a metric's chart as JSON has them, for a page: see :func:`chart_data`.
+
+        Raises
+        ------
+        ValueError
+            If the cluster has no such node.
+        """
+        nodes = [str(known) for known in self.plan.nodes if known.role is not Role.PS]
+        if node:
+            self._node_named(node)
+        return chart_data(self.history.points(node), metric=metric, by=by, node=node, nodes=nodes)
 
     def events(self) -> list[ClusterEvent]:
         """Return the events of the nodes, the oldest first: arrivals, messages and losses.

@@ -5,6 +5,7 @@
     GET  {base_url}tfos-nb/api/version                   which extension this is; a page asks whether there is one
     POST {base_url}tfos-nb/api/clusters/<id>/stop        stop; works while the kernel is busy with a cell
     GET  {base_url}tfos-nb/api/clusters/<id>/log?node=   a node's newest lines
+    GET  {base_url}tfos-nb/api/clusters/<id>/curves?…    the numbers of a metric's chart
     any  {base_url}tfos-nb/tb/<id>/…                     TensorBoard
 
 All but the first are asked of the kernel, through the unix socket that :mod:`tfos_nb.jupyter.connection` names.
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import aiohttp
 from jupyter_server.auth.decorator import authorized
@@ -34,7 +35,7 @@ from tfos_nb.jupyter.message_page import page
 if TYPE_CHECKING:
     from jupyter_server.serverapp import ServerApp
 
-__all__ = ["LogHandler", "StopHandler", "TensorBoardHandler", "VersionHandler"]
+__all__ = ["CurvesHandler", "LogHandler", "StopHandler", "TensorBoardHandler", "VersionHandler"]
 
 _ONLY_HERE = "; frame-ancestors 'self'"
 _KERNEL_GONE = (
@@ -93,6 +94,17 @@ class LogHandler(_ClusterHandler):
         """Answer ``{"lines": [[time, node, text], …]}``."""
         node = quote(self.get_query_argument("node", ""), safe="")
         await self._ask("GET", cluster_id, f"log?node={node}")
+
+
+class CurvesHandler(_ClusterHandler):
+    """Gives the numbers of a metric's chart."""
+
+    @web.authenticated
+    @authorized("read")  # type: ignore[untyped-decorator]
+    async def get(self, cluster_id: str) -> None:
+        """Answer with the data of :func:`tfos_nb.state.chart_data.chart_data`."""
+        asked = {name: self.get_query_argument(name, "") for name in ("metric", "by", "node")}
+        await self._ask("GET", cluster_id, f"curves?{urlencode(asked)}")
 
 
 class TensorBoardHandler(JupyterHandler):
@@ -181,6 +193,7 @@ def _load_jupyter_server_extension(server: ServerApp) -> None:
         (r"api/version", VersionHandler),
         (rf"api/clusters/{cluster}/stop", StopHandler),
         (rf"api/clusters/{cluster}/log", LogHandler),
+        (rf"api/clusters/{cluster}/curves", CurvesHandler),
         (rf"tb/{cluster}(?:/(.*))?", TensorBoardHandler),
     ]
     handlers = [(url_path_join(base_url, "tfos-nb", route), handler) for route, handler in routes]

@@ -121,3 +121,6 @@ class RunningCluster:
         if node != "worker:0":
             raise ValueError(f"no node {node!r}")
         return [LogLine(1.5, node, "a line")]
+
+    def curves(self, metric: str, by: str, node: str) -> dict[str, Any]:
+        return {"metrics": [metric], "by": by, "node": node}

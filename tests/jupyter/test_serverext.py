@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -24,7 +25,9 @@ from tfos_nb.jupyter import connection
 from tfos_nb.jupyter.connection import Place
 from tfos_nb.jupyter.endpoint import Endpoint
 from tfos_nb.runtime.node.tensorboard import make_log_dir
+from tfos_nb.state.chart_data import chart_data
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine, NodeState
+from tfos_nb.state.course import Point
 
 __all__ = ["a_server"]
 
@@ -53,6 +56,11 @@ class EndedCluster:
             raise ValueError(f"no node {node!r}")
         return [LogLine(1.5, node, "<script>alert(1)</script>")]
 
+    def curves(self, metric: str, by: str, node: str) -> dict[str, Any]:
+        if node not in ("", "worker:0"):
+            raise ValueError(f"no node {node!r}")
+        return chart_data([Point(1, 8, {"loss": 0.5}, ends_epoch=True)], metric=metric, by=by, node=node)
+
 
 @pytest.fixture
 def runtime_dir(a_server: JupyterServer, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -74,7 +82,10 @@ def test_says_its_version_to_whoever_has_the_token(a_server: JupyterServer) -> N
 
 
 @pytest.mark.parametrize("token", [None, "another-token"])
-@pytest.mark.parametrize("path", ["api/version", f"api/clusters/{NOBODYS}/log", f"tb/{NOBODYS}/", f"tb/{NOBODYS}"])
+@pytest.mark.parametrize(
+    "path",
+    ["api/version", f"api/clusters/{NOBODYS}/log", f"api/clusters/{NOBODYS}/curves", f"tb/{NOBODYS}/", f"tb/{NOBODYS}"],
+)
 def test_says_nothing_to_anybody_else(a_server: JupyterServer, path: str, token: str | None) -> None:
     answer = a_server.ask(f"tfos-nb/{path}", token=token)
     assert answer.status in (302, 401, 403)
@@ -112,6 +123,15 @@ def test_gives_a_nodes_lines_as_data(a_server: JupyterServer, endpoint: Endpoint
     answer = a_server.ask("tfos-nb/api/clusters/aaaabbbbeeee/log?node=worker%3A0")
     assert json.loads(answer.body) == {"lines": [[1.5, "worker:0", "<script>alert(1)</script>"]]}
     assert answer.headers["Content-Type"].startswith("application/json")
+
+
+def test_gives_a_charts_numbers_as_data(a_server: JupyterServer, endpoint: Endpoint) -> None:
+    endpoint.serve(EndedCluster("aaaabbbbeee1"))
+    answer = a_server.ask("tfos-nb/api/clusters/aaaabbbbeee1/curves?metric=loss&by=step&node=worker%3A0")
+    told = json.loads(answer.body)
+    assert (answer.status, told["metric"], told["by"], told["node"]) == (200, "loss", "step", "worker:0")
+    assert told["lines"] == [{"name": "training", "metric": "loss", "x": [8.0], "y": [0.5]}]
+    assert a_server.ask("tfos-nb/api/clusters/aaaabbbbeee1/curves?node=ps%3A7").status == 404
 
 
 def test_an_unknown_node_is_named(a_server: JupyterServer, endpoint: Endpoint) -> None:
@@ -313,6 +333,7 @@ def test_a_cluster_that_has_ended_is_kept_by_its_last_words_alone(endpoint: Endp
     kept = endpoint._clusters[first.id]
     assert kept.snapshot() == first.snapshot()
     assert "has ended already" in kept.request_stop()
+    assert kept.curves("loss", "", "")["lines"] == [], "its state has no points"
     assert [line.text for line in kept.log_lines("", 50)] == [line.text for line in lines]
     del first
     gc.collect()

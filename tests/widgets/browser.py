@@ -14,13 +14,15 @@ from typing import Any, NamedTuple
 import pytest
 
 from tfos_nb import widgets
+from tfos_nb.widgets.charts.esm import joined
 
 BASE = "/user/alice/"
 WIDGETS = Path(widgets.__file__).parent
-FILES = {
+FILES: dict[str, tuple[Path | str, str]] = {
     "/": (Path(__file__).with_name("panel_page.html"), "text/html"),
-    "/panel.js": (WIDGETS / "panel.js", "text/javascript"),
-    "/panel.css": (WIDGETS / "panel.css", "text/css"),
+    "/panel.js": ("panel.js", "text/javascript"),
+    "/panel.css": ("panel.css", "text/css"),
+    "/chart.css": ("chart.css", "text/css"),
 }
 
 
@@ -60,7 +62,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path in FILES:
             file, kind = FILES[self.path]
-            self._send(200, kind, file.read_bytes())
+            joint = joined(file).encode() if isinstance(file, str) else file.read_bytes()  # as anywidget gets it
+            self._send(200, kind, joint)
             return
         self.server.requests.append(Request(self.command, self.path, dict(self.headers)))
         status, content = self.server.answers.get(self.path, (404, {"message": "not found"}))

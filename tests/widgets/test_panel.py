@@ -238,6 +238,36 @@ def test_other_messages_of_a_page_do_nothing(panel, running):
     assert not pressed
 
 
+def ask(panel, wire, **question):
+    """What the page sends for a chart, and the answer."""
+    content = {"kind": "curves", **question}
+    message = {"content": {"data": {"method": "custom", "content": content}}, "buffers": []}
+    panel.widgets[0]._handle_msg(message)
+    return [data["content"] for _, kind, data in wire if kind == "comm_msg" and data["method"] == "custom"][-1]
+
+
+def test_a_page_without_a_server_gets_a_charts_numbers_by_message(panel, wire, running):
+    asked = []
+    panel.draw_curves_with(lambda **question: asked.append(question) or {"metrics": ["loss"]})
+    with capture_output():
+        panel.draw(running, "", None)
+    answer = ask(panel, wire, asked=7, metric="loss", by=None, node="worker:1", more="x")
+    assert answer == {"kind": "curves", "asked": 7, "data": {"metrics": ["loss"]}}
+    assert asked == [{"metric": "loss", "by": "", "node": "worker:1"}]
+
+
+def test_a_chart_that_cannot_be_made_says_why(panel, wire, running):
+    def no_such_node(metric, by, node):
+        raise ValueError(f"no node {node!r}")
+
+    with capture_output():
+        panel.draw(running, "", None)
+    assert ask(panel, wire, asked=1)["data"] == {"message": "This cluster has no curves."}
+    panel.draw_curves_with(no_such_node)
+    answer = ask(panel, wire, asked=2, node="ps:9")
+    assert answer["data"] == {"message": "The chart could not be made: ValueError: no node 'ps:9'"}
+
+
 def test_the_plan_becomes_a_cluster_in_the_same_panel(panel, wire, clock, planned, running):
     with capture_output() as captured:
         panel.draw(planned, "", None)

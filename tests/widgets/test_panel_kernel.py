@@ -20,6 +20,7 @@ nodes = (NodeState("worker:0", NodeStatus.TRAINING),)
 running = ClusterState("mnist", id="a1", status=ClusterStatus.RUNNING, nodes=nodes)
 screen = PanelScreen()
 screen.stop_with(lambda: pressed.set() or "stopping")
+screen.draw_curves_with(lambda metric, by, node: {"metrics": [metric], "by": by, "node": node})
 screen.draw(running, "", None)
 """
 
@@ -84,13 +85,18 @@ def subshell(kernel):
     return reply["content"]["subshell_id"]
 
 
+def press_of(kernel, comm, content, other):
+    """Make a widget's message for a subshell."""
+    press = kernel.session.msg("comm_msg", {"comm_id": comm, "data": {"method": "custom", "content": content}})
+    press["header"]["subshell_id"] = other
+    return press
+
+
 def press_while_blocked(kernel, comm, content, other):
     """Press a button of a widget's while a cell runs; return what the cell says of it."""
     cell = kernel.execute(BLOCK)
     message(kernel, "stream", text="blocked")
-    press = kernel.session.msg("comm_msg", {"comm_id": comm, "data": {"method": "custom", "content": content}})
-    press["header"]["subshell_id"] = other
-    kernel.shell_channel.send(press)
+    kernel.shell_channel.send(press_of(kernel, comm, content, other))
     said = message(kernel, "stream")["text"]
     reply_to(cell, kernel.shell_channel)
     return said
@@ -106,6 +112,25 @@ def test_stop_reaches_the_cluster_while_a_cell_runs_and_the_output_ends_as_html(
     ended = message(kernel, "update_display_data")
     assert ended["transient"] == shown["transient"]
     assert set(ended["data"]) == {"text/html", "text/plain"}
+
+
+def test_a_charts_numbers_come_while_a_cell_runs(kernel):
+    other = subshell(kernel)
+    run(kernel, SHOW)
+    comm = message(kernel, "display_data")["data"]["application/vnd.jupyter.widget-view+json"]["model_id"]
+    cell = kernel.execute(BLOCK)
+    message(kernel, "stream", text="blocked")
+    for asked in (1, 2):  # the answer itself must not send the next question to the busy shell
+        question = {"kind": "curves", "asked": asked, "metric": "loss", "by": "step", "node": "worker:0"}
+        kernel.shell_channel.send(press_of(kernel, comm, question, other))
+        answer = message(kernel, "comm_msg", comm_id=comm)["data"]
+        while answer["method"] != "custom":
+            answer = message(kernel, "comm_msg", comm_id=comm)["data"]
+        assert answer["content"]["asked"] == asked
+        assert answer["content"]["data"] == {"metrics": ["loss"], "by": "step", "node": "worker:0"}
+    kernel.shell_channel.send(press_of(kernel, comm, {"kind": "stop"}, other))
+    assert message(kernel, "stream")["text"] == "pressed"
+    reply_to(cell, kernel.shell_channel)
 
 
 def test_the_button_of_ipywidgets_alone_reaches_the_cluster_while_a_cell_runs(kernel):

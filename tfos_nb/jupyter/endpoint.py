@@ -1,9 +1,9 @@
-"""Web server in the kernel, which answers a page's requests for Stop, the log and TensorBoard of each cluster.
+"""Web server in the kernel, which answers a page's requests for a cluster's Stop, log, curves and TensorBoard.
 
 ::
 
     page ──▶ Jupyter server (tfos_nb.serverext, behind its login) ── unix socket, 0600 ──▶ Endpoint
-                                                                              stop, log ──▶ the cluster
+                                                                              stop, log, curves ──▶ the cluster
                                                               tb, while it runs ── tunnel ──▶ the chief's TensorBoard
                                                               tb, when it has ended ──▶ one beside the kernel
 
@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import aiohttp
 from aiohttp import web
@@ -42,6 +42,7 @@ from tfos_nb.jupyter.tensorboard_page import SCRIPT, front_page, script
 from tfos_nb.ports import allowed_ports
 from tfos_nb.runtime.control.processes import private_directory, remove_directory
 from tfos_nb.runtime.node.tensorboard import TensorBoard
+from tfos_nb.state.chart_data import chart_data
 from tfos_nb.state.cluster_state import ClusterState, LogLine
 from tfos_nb.state.log_buffer import brief_line
 from tfos_nb.truncate import without_password
@@ -83,6 +84,9 @@ class Served(Protocol):
     def log_lines(self, node: str, limit: int) -> Sequence[LogLine]:
         """Return a node's newest lines."""
 
+    def curves(self, metric: str, by: str, node: str) -> dict[str, Any]:
+        """Return the numbers of a chart; raise ValueError if there is no such node."""
+
 
 @dataclass(frozen=True)
 class _Past:
@@ -119,6 +123,12 @@ class _Past:
         if node not in self.lines:
             raise ValueError(f"no lines of {node or 'the chief'} are kept")
         return list(self.lines[node])[-limit:]
+
+    def curves(self, metric: str, by: str, node: str) -> dict[str, Any]:
+        """Return the numbers of a chart of the chief, with as many points as are kept."""
+        if node:
+            raise ValueError(f"no curves of {node} are kept")
+        return chart_data(self.state.points, metric=metric, by=by)
 
 
 @dataclass
@@ -217,6 +227,7 @@ class Endpoint:
             [
                 web.post("/{id}/stop", self._stop),
                 web.get("/{id}/log", self._log),
+                web.get("/{id}/curves", self._curves),
                 web.route("*", "/{id}/tb/{path:.*}", self.tensorboard),
             ]
         )
@@ -292,6 +303,14 @@ class Endpoint:
         except ValueError as error:
             raise web.HTTPNotFound(text=str(error)) from None
         return web.json_response({"lines": [brief_line(line) for line in lines]})
+
+    async def _curves(self, request: web.Request) -> web.StreamResponse:
+        cluster = self._cluster(request)
+        asked = [request.query.get(name, "") for name in ("metric", "by", "node")]
+        try:
+            return web.json_response(await asyncio.to_thread(cluster.curves, *asked))
+        except ValueError as error:
+            raise web.HTTPNotFound(text=str(error)) from None
 
     async def tensorboard(self, request: web.Request) -> web.StreamResponse:
         """Pass a request on to TensorBoard: the chief's while the cluster runs, one beside the kernel afterwards."""

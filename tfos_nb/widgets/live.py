@@ -174,6 +174,7 @@ class LiveView:
         """Set the function of the screen's Stop button; None for a plan, which has nothing to stop."""
         stop = getattr(cluster, "request_stop", None)
         self._screen.stop_with(stop)
+        self._screen.draw_curves_with(getattr(cluster, "curves", None))
         if stop is not None and self._screen.asks_by_http:
             _let_the_page_ask(cluster)
 

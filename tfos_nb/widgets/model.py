@@ -127,7 +127,15 @@ def _head(state: ClusterState, left: float | None, stoppable: bool) -> dict[str,
         "master": clip(state.spark_master, 80),
         "tensorboard": clip(without_password(state.log_dir), 120),
         "tiles": [
-            [tile.key, clip(tile.label, 60), tile.value, tile.percent, tile.tone, _curve(tile.curve, 48)]
+            [
+                tile.key,
+                clip(tile.label, 60),
+                tile.value,
+                tile.percent,
+                tile.tone,
+                _curve(tile.curve, 48),
+                clip(tile.metric, 60),
+            ]
             for tile in facts.tiles(state, left)
         ],
     }
@@ -146,6 +154,7 @@ def _nodes(
         "fields": FIELDS,
         "states": _STATES,
         "metrics": [clip(facts.title(name), 24) for name in names],
+        "charts": [clip(name, 60) for name in names],
         "gpus": facts.has_gpus(state),
         "gpuNames": [clip(name, 48) for name in gpu_names],
         "gpuShort": [clip(short, 20) for short in gpu_names.values()],

@@ -36,6 +36,7 @@ class WidgetScreen(Screen):
         self.widgets: list[Any] = []
         """The widgets to close; the first one is shown. Empty before the first drawing and after the end."""
         self.stop: Callable[[], str] | None = None
+        self.curves: Callable[..., dict[str, Any]] | None = None
         self.said = ""
         """The cluster's answer to the last press of the Stop button."""
         self._handle: DisplayHandle | None = None
@@ -53,6 +54,10 @@ class WidgetScreen(Screen):
     def stop_with(self, stop: Callable[[], str] | None) -> None:
         """Set the function that the Stop button calls."""
         self.stop = stop
+
+    def draw_curves_with(self, curves: Callable[..., dict[str, Any]] | None) -> None:
+        """Set the function that gives a chart's numbers."""
+        self.curves = curves
 
     def draw(self, state: ClusterState, note: str, left: float | None) -> None:
         """Show the widget the first time, update it later, and replace it by HTML at the cluster's end."""

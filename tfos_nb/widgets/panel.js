@@ -4,6 +4,9 @@
 //
 // render() sends nothing: a message sent from it would go to the kernel's busy shell and hold up all that follow.
 
+import { Chart } from "./chart.js";
+import { button, h, put, unique, write } from "./elements.js";
+
 const LEVELS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"; // as in curves.py
 const OVERDUE_AFTER = 8; // the kernel sends something every 5 seconds while the cluster runs
 const NO_NEWS_AFTER = 15;
@@ -16,40 +19,11 @@ const LOG_EVERY = 1; // seconds
 const ANSWER_WITHIN = 8000; // milliseconds for the Jupyter server to answer
 const GONE = 410; // the status by which the Jupyter server says that the kernel has ended
 const KERNEL_GONE = "The kernel that held this cluster has ended, and the cluster with it.";
+const CHART_EVERY = 2; // seconds between two requests of an open chart
+const CHART_WITHIN = 120_000; // milliseconds for a busy kernel to answer by a message
 const SECOND_PRESS_AFTER = 1000; // milliseconds: a double click is one press
 const TROUBLE = ["slow", "silent", "stuck", "loss is NaN", "failed", "lost"];
 const SIGNS = { bad: "✕", warn: "!" };
-
-// --- elements ---
-
-function h(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else put(element, name, value);
-  }
-  element.append(...children);
-  return element;
-}
-
-/** Set an attribute, if it is not so already; null and false remove it. */
-function put(element, name, value) {
-  if (value === null || value === undefined || value === false) element.removeAttribute(name);
-  else if (element.getAttribute(name) !== String(value === true ? "" : value)) {
-    element.setAttribute(name, value === true ? "" : value);
-  }
-}
-
-function write(element, text) {
-  if (element.textContent !== text) element.textContent = text;
-}
-
-function button(text, css, onclick, attributes = {}) {
-  return h("button", { type: "button", class: css, onclick, ...attributes }, text);
-}
-
-let made = 0;
-const unique = (what) => `tfos-${what}-${(made += 1)}`;
 
 // --- words: times are all that the page writes by itself ---
 
@@ -134,29 +108,34 @@ function pill(text = "", tone = "idle") {
   return h("span", { class: `t-pill t-${tone}` }, text);
 }
 
-/** One number above the table. */
+/** One number above the table. A press on a metric opens its chart. */
 class Tile {
-  constructor(key) {
+  constructor(key, openChart) {
     this.label = h("span", { class: "t-label" });
     this.value = h("b", {}, "—");
     this.key = key;
     this.bar = key === "epoch" || key === "feed" ? new Bar() : null;
     this.curve = key === "loss" || key === "metric" ? new Curve() : null;
-    const css = this.bar ? "t-tile t-wide" : "t-tile";
+    const css = this.bar ? "t-tile t-wide" : this.curve ? "t-tile t-opens" : "t-tile";
     const below = this.bar ? [this.bar.element] : this.curve ? [this.curve.element] : [];
-    this.element = h("div", { class: css, hidden: true }, this.label, this.value, ...below);
+    const attributes = { class: css, hidden: true };
+    const opens = { ...attributes, type: "button", "aria-expanded": "false", onclick: () => openChart(this) };
+    this.element = h(this.curve ? "button" : "div", this.curve ? opens : attributes, this.label, this.value, ...below);
+    this.metric = "";
   }
 
   show(tile) {
     put(this.element, "hidden", !tile);
     if (!tile) return;
-    const [, label, value, percent, tone, curve] = tile;
+    const [, label, value, percent, tone, curve, metric] = tile;
+    this.metric = metric;
     write(this.label, label);
     put(this.label, "title", label);
     write(this.value, value || "—");
     if (this.bar) this.bar.show(percent, tone, this.key, `${label}: ${value}`);
     if (this.curve) this.curve.show(curve[0] || "");
-    put(this.element, "title", curve.length ? `${label}: lowest ${curve[1]}, highest ${curve[2]}` : null);
+    const range = curve.length ? `${label}: lowest ${curve[1]}, highest ${curve[2]}` : null;
+    put(this.element, "title", this.curve ? `${range || label} (opens the chart)` : range);
   }
 }
 
@@ -314,7 +293,7 @@ function compare(a, b, down) {
 }
 
 class Row {
-  constructor(name, openLog) {
+  constructor(name, openLog, openChart) {
     this.who = button(name, "t-link t-who", () => openLog(name), { title: `${name}: show its log` });
     this.where = second("t-mono");
     this.state = pill();
@@ -340,6 +319,8 @@ class Row {
     ];
     const tag = (i) => (i ? "td" : "th");
     this.cells = COLUMNS.map(({ css }, i) => h(tag(i), { class: css, scope: i ? null : "row" }, ...contents[i]));
+    // Of the metrics' cells the pointer alone knows: by keyboard, the chart of a tile has a choice of the node.
+    METRICS.forEach((i) => this.cells[3 + i].addEventListener("click", () => openChart(this.node.name, i)));
     this.gpu.cell = this.cells[COLUMNS.findIndex(({ title }) => title === "GPU")];
     this.element = h("tr", {}, ...this.cells);
   }
@@ -359,7 +340,8 @@ class Row {
       curve.show(drawn[0] || "");
       put(curve.element, "hidden", !drawn[0]);
       const cell = this.cells[3 + i];
-      put(cell, "title", drawn.length > 1 ? `${data.metrics[i]}: lowest ${drawn[1]}, highest ${drawn[2]}` : null);
+      const range = drawn.length > 1 ? `: lowest ${drawn[1]}, highest ${drawn[2]}` : "";
+      put(cell, "title", node.metrics[i] ? `${data.metrics[i]}${range} (opens the chart)` : null);
     });
     write(this.rate, node.rate);
     this.showGpu(node, data);
@@ -500,7 +482,7 @@ class Table {
     }
     let next = this.body.firstElementChild;
     for (const node of shown) {
-      if (!this.rows.has(node.name)) this.rows.set(node.name, new Row(node.name, (name) => this.panel.log.open(name)));
+      if (!this.rows.has(node.name)) this.rows.set(node.name, this.row(node.name));
       const row = this.rows.get(node.name);
       row.show(node, data);
       row.tick(this.panel.since());
@@ -509,6 +491,11 @@ class Table {
     }
     const moved = focused && this.body.contains(focused) && this.panel.focused() !== focused;
     if (moved) focused.focus({ preventScroll: true });
+  }
+
+  row(name) {
+    const openChart = (node, i) => this.panel.openChart(this.panel.data.charts[i], node);
+    return new Row(name, (node) => this.panel.log.open(node), openChart);
   }
 
   /** Show the columns that there is something for. */
@@ -814,7 +801,18 @@ class Panel {
     this.log = new Log(this);
     this.stop = new Stop(this);
     this.announcer = new Announcer();
-    this.tiles = ["epoch", "feed", "loss", "metric", "rate", "left"].map((key) => new Tile(key));
+    const openChart = (tile) => this.openChart(tile.metric, "", tile.element);
+    this.tiles = ["epoch", "feed", "loss", "metric", "rate", "left"].map((key) => new Tile(key, openChart));
+    this.answers = new Map(); // of the kernel, by the number of the question
+    this.asked = 0;
+    this.chartIn = 0; // seconds until an open chart asks again
+    this.chart = new Chart({
+      load: (question) => this.loadChart(question), close: () => this.closeChart(), name: () => this.data.name,
+      announce: (text) => this.announcer.say(text),
+    });
+    for (const tile of this.tiles.filter(({ curve }) => curve)) put(tile.element, "aria-controls", this.chart.element.id);
+    this.heard = (message) => this.hear(message);
+    model.on("msg:custom", this.heard);
     this.root = h("section", { class: "tfos-panel t-live", tabindex: -1 }, ...this.parts());
     this.timer = setInterval(() => this.second(), 1000);
   }
@@ -836,7 +834,7 @@ class Panel {
     this.note = h("div", { class: "t-foot", hidden: true });
     this.sums = h("div", { class: "t-sum" }, ...this.tiles.map((tile) => tile.element));
     return [
-      head, this.message, this.plan, this.saying(), this.sums, this.grid.element, this.table.element, this.log.element,
+      head, this.message, this.plan, this.saying(), this.sums, this.chart.element, this.grid.element, this.table.element, this.log.element,
       this.note, this.announcer.element,
     ];
   }
@@ -858,6 +856,8 @@ class Panel {
   show(data) {
     if (!data || !data.status) return;
     if (data.id !== this.data.id) this.stop.reset();
+    if (data.id !== this.data.id && this.chart.shown) this.closeChart();
+    const ends = data.ended && !this.data.ended;
     if (data.said !== this.data.said) this.tell(data.said);
     this.data = data;
     this.received = performance.now();
@@ -869,6 +869,7 @@ class Panel {
     const tiles = new Map(data.tiles.map((tile) => [tile[0], tile]));
     put(this.sums, "hidden", !data.tiles.length);
     for (const tile of this.tiles) tile.show(tiles.get(tile.key));
+    if (ends && this.chart.shown) this.chart.ask();
     this.grid.show(data, names);
     this.table.show(data, data.nodes.map((values) => this.node(values)));
     this.log.show(data, names);
@@ -958,6 +959,74 @@ class Panel {
     link.click();
   }
 
+  // --- the chart ---
+
+  /** Open the chart of a metric; pressed again, close it. */
+  openChart(metric, node = "", opener = null) {
+    if (!metric) return;
+    const { asked, shown } = this.chart;
+    if (shown && asked.metric === metric && asked.node === node) {
+      this.closeChart();
+      return;
+    }
+    this.opener = opener;
+    this.chartIn = CHART_EVERY;
+    this.chart.open(metric, node);
+    this.markTiles();
+  }
+
+  closeChart() {
+    const within = this.hasFocus(this.chart.element);
+    this.chart.close();
+    this.markTiles();
+    if (within) (this.opener || this.root).focus({ preventScroll: true });
+  }
+
+  markTiles() {
+    const { asked, shown } = this.chart;
+    for (const { element, curve, metric } of this.tiles) {
+      if (curve) put(element, "aria-expanded", String(shown && asked.metric === metric && !asked.node));
+    }
+  }
+
+  /** Ask for a chart's numbers: the Jupyter server, which answers while a cell blocks, or else the kernel. */
+  async loadChart(question) {
+    this.markTiles();
+    const query = new URLSearchParams(question);
+    const answer = await ask(`api/clusters/${encodeURIComponent(this.data.id)}/curves?${query}`);
+    if (answer && answer.data) return answer.data;
+    if (answer) return { message: answer.gone || "The Jupyter server has not answered yet." };
+    this.asked += 1;
+    const asked = this.asked;
+    return new Promise((done) => {
+      const late = () => this.answers.delete(asked) && done({ message: "The kernel has not answered." });
+      this.answers.set(asked, done);
+      setTimeout(late, CHART_WITHIN);
+      try {
+        this.model.send({ kind: "curves", asked, ...question });
+      } catch {
+        this.answers.delete(asked);
+        done({ message: KERNEL_GONE }); // a widget whose kernel was restarted cannot send
+      }
+    });
+  }
+
+  /** Take the kernel's answer to a question of this page. */
+  hear(message) {
+    if (!message || message.kind !== "curves" || !this.answers.has(message.asked)) return;
+    this.answers.get(message.asked)(message.data);
+    this.answers.delete(message.asked);
+  }
+
+  tickChart() {
+    const resting = !this.chart.shown || this.data.ended || document.hidden || !this.chart.element.offsetParent;
+    if (resting || this.answers.size) return;
+    this.chartIn -= 1;
+    if (this.chartIn > 0) return;
+    this.chartIn = CHART_EVERY;
+    this.chart.ask();
+  }
+
   focused() {
     return this.root.getRootNode().activeElement;
   }
@@ -975,6 +1044,7 @@ class Panel {
   second() {
     this.tick();
     this.log.tick();
+    this.tickChart();
   }
 
   tick() {
@@ -1001,6 +1071,8 @@ class Panel {
     this.open = false;
     clearInterval(this.timer);
     this.log.watch.disconnect();
+    this.chart.destroy();
+    this.model.off("msg:custom", this.heard);
     this.announcer.close();
   }
 }

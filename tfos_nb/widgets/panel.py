@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import anywidget
 import traitlets
 
 from tfos_nb.state.cluster_state import ClusterState
+from tfos_nb.widgets.charts.esm import joined
 from tfos_nb.widgets.model import key_of, page_model
 from tfos_nb.widgets.output import WidgetScreen, answer_on_any_shell
 from tfos_nb.widgets.screens import snapshot_bundle
 
 __all__ = ["Panel", "PanelScreen"]
+
+_log = logging.getLogger(__name__)
 
 KEEP_ALIVE = 5.0
 """Seconds after which the page gets a message even if only times have changed, which the page counts itself."""
@@ -27,8 +30,8 @@ AT_MOST_EVERY = 0.5
 class Panel(anywidget.AnyWidget):
     """The panel's widget. Its one dictionary is enough for a reloaded page to show everything again."""
 
-    _esm = Path(__file__).with_name("panel.js")
-    _css = Path(__file__).with_name("panel.css")
+    _esm = joined("panel.js")
+    _css = joined("panel.css") + joined("chart.css")
     cluster = traitlets.Dict().tag(sync=True)
     outcome = traitlets.Dict().tag(sync=True)
     """Output by MIME type, by which a reloaded page replaces the panel after the cluster has ended."""
@@ -82,5 +85,21 @@ class PanelScreen(WidgetScreen):
 
     def _hear(self, panel: Panel, content: Any, buffers: Any) -> None:
         """Handle a message of the page."""
-        if isinstance(content, dict) and content.get("kind") == "stop":
+        if not isinstance(content, dict):
+            return
+        if content.get("kind") == "stop":
             self.press_stop()
+        elif content.get("kind") == "curves":
+            panel.send({"kind": "curves", "asked": content.get("asked"), "data": self._chart(content)})
+            answer_on_any_shell(panel.comm)
+
+    def _chart(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Return the numbers of a chart, or a message if there are none."""
+        asked = {name: str(question.get(name) or "") for name in ("metric", "by", "node")}
+        try:
+            if self.curves is None:
+                return {"message": "This cluster has no curves."}
+            return self.curves(**asked)
+        except Exception as error:  # noqa: BLE001 - a widget's callbacks swallow what they raise; the page waits for it
+            _log.warning("the page asked for a chart that could not be made", exc_info=True)
+            return {"message": f"The chart could not be made: {type(error).__name__}: {error}"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TextIO
+from typing import Any, TextIO
 
 from IPython.display import DisplayHandle, clear_output, display
 
@@ -43,6 +43,9 @@ class Screen(ABC):
 
     def stop_with(self, stop: Callable[[], str] | None) -> None:  # noqa: B027 - most screens have no button
         """Set the function that a Stop button calls. It must return at once, with a line that says what happens."""
+
+    def draw_curves_with(self, curves: Callable[..., dict[str, Any]] | None) -> None:  # noqa: B027 - nor a chart
+        """Set the function that gives a chart's numbers, for keywords ``metric``, ``by`` and ``node``."""
 
     def close(self) -> None:  # noqa: B027 - most screens hold nothing
         """Free the screen's resources; its content stays. Nothing is drawn afterwards."""

@@ -78,6 +78,10 @@ class LogDirectory:
         """Return no lines, since there is no node."""
         return ()
 
+    def curves(self, metric: str, by: str, node: str) -> dict[str, Any]:
+        """Raise ValueError, since no node has reported anything here."""
+        raise ValueError("a directory of logs has no curves: TensorBoard shows them")
+
 
 def show_tensorboard(
     cluster: Served | None = None,

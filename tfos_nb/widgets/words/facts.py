@@ -33,7 +33,10 @@ _OF_THE_SAME = re.compile(r"[- ](\d+ ?GB|HBM\w*|SXM\d?|PCIe)\b", re.IGNORECASE)
 
 
 class Tile(NamedTuple):
-    """One of the numbers above the table. ``key`` identifies it on the page. ``percent`` is for its bar, if any."""
+    """One of the numbers above the table.
+
+    ``key`` identifies it on the page. ``percent`` is for its bar, if any. ``metric`` is the metric that it shows.
+    """
 
     key: str
     label: str
@@ -41,6 +44,7 @@ class Tile(NamedTuple):
     percent: int | None = None
     tone: str = "run"
     curve: tuple[float, ...] = ()
+    metric: str = ""
 
 
 class Steps(NamedTuple):
@@ -68,10 +72,12 @@ def tiles(state: ClusterState, left: float | None) -> list[Tile]:
     curves = next((node.curves for node in state.nodes if node.metrics), {})
     made = [_epoch_tile(state, total), *_feed_tiles(state)]
     values = dict(total.metrics)
-    made.append(Tile("loss", "Loss", wording.number(values.get("loss")), curve=tuple(curves.get("loss", ()))))
+    curve = tuple(curves.get("loss", ()))
+    made.append(Tile("loss", "Loss", wording.number(values.get("loss")), curve=curve, metric="loss"))
     other = next((name for name in in_order(values) if name != "loss"), None)
     if other is not None:
-        made.append(Tile("metric", title(other), wording.number(values[other]), curve=tuple(curves.get(other, ()))))
+        curve = tuple(curves.get(other, ()))
+        made.append(Tile("metric", title(other), wording.number(values[other]), curve=curve, metric=other))
     if state.status.ended:
         made.append(Tile("left", "Took", wording.duration(state.elapsed)))
     else:

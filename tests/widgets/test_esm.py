@@ -1,0 +1,31 @@
+"""A widget's script is one text: its parts are joined, each once, and no two of them share a name."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from tfos_nb.widgets.charts.esm import joined
+
+
+def test_the_panels_script_is_one_module() -> None:
+    text = joined("panel.js")
+    assert not re.search(r"^import ", text, re.MULTILINE)
+    assert re.findall(r"^export .*", text, re.MULTILINE)[-1] == "export default { initialize, render };"
+    for once in ("class Chart ", "class Plot ", "class Panel ", "function put("):
+        assert text.count(once) == 1
+    assert (
+        text.index("function put(")
+        < text.index("class Plot ")
+        < text.index("class Chart ")
+        < text.index("class Panel ")
+    )
+
+
+def test_no_name_is_given_twice() -> None:
+    given = re.findall(r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)", joined("panel.js"), re.MULTILINE)
+    assert [name for name, times in Counter(given).items() if times > 1] == []
+
+
+def test_a_file_without_imports_is_itself() -> None:
+    assert joined("panel.css").startswith("/* The look of the panel")

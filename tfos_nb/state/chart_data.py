@@ -1,0 +1,76 @@
+"""Data of a chart for a page, as JSON has them: the page asks for one metric of one node, by epoch or by step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tfos_nb.state.course import AXES, Point, chart, chart_names, usual_axis
+
+__all__ = ["MOST_NODES", "MOST_POINTS", "chart_data"]
+
+MOST_POINTS = 1_000
+"""Maximum number of points of a line, about as many as a chart has pixels."""
+
+MOST_NODES = 64
+
+_DIGITS = 7
+
+
+def chart_data(
+    points: Sequence[Point], *, metric: str = "", by: str = "", node: str = "", nodes: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return what a page needs to draw a metric.
+
+    Parameters
+    ----------
+    points : sequence of Point
+        The course of the node's metrics.
+    metric : str
+        The metric, in training or in validation. Default: the first, which is the loss if there is one.
+    by : str
+        ``epoch`` or ``step``. Default: epochs, if two have ended.
+    node, nodes : str, sequence of str
+        The node whose points they are, and those that can be asked for; at most 64 of them are listed.
+
+    Returns
+    -------
+    dict
+        The ``metrics`` that have a chart; the chosen ``metric``, ``by`` and ``node``; the ``lines``, whose ``y`` is
+        None in a gap; the ``recovered`` places; and how many points are ``shown`` of a ``total``.
+    """
+    names = chart_names(points)
+    chosen = next((name for name in names if _is_meant(name, metric)), names[0] if names else "")
+    axis = by if by in AXES else usual_axis(points)
+    drawn = chart(points, chosen, axis, MOST_POINTS)
+    lines = [
+        {
+            "name": line.name,
+            "metric": line.metric,
+            "x": [_brief(x) for x in line.xs],
+            "y": [_brief(y) if math.isfinite(y) else None for y in line.ys],
+        }
+        for line in drawn.lines
+    ]
+    return {
+        "metrics": names,
+        "nodes": list(nodes[:MOST_NODES]),
+        "metric": chosen,
+        "node": node,
+        "by": axis,
+        "lines": lines,
+        "recovered": list(drawn.recovered),
+        "shown": drawn.shown,
+        "total": drawn.total,
+    }
+
+
+def _is_meant(name: str, metric: str) -> bool:
+    """Return whether a page means this metric: by its name, that of its validation, or a long name that was cut."""
+    wanted = metric.removeprefix("val_")
+    return name in (metric, wanted) or (wanted.endswith("…") and name.startswith(wanted[:-1]))
+
+
+def _brief(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}") if not value.is_integer() else value

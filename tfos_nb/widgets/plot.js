@@ -1,0 +1,247 @@
+// Lines in SVG: axes with ticks, linear or logarithmic, a gap where a value is null, and the values at a place under the
+// pointer or the keyboard. It knows no cluster and no metric. Colours come from panel.css, so it follows the page's theme.
+
+import { h, put } from "./elements.js";
+
+const HEIGHT = 300;
+const MARGIN = { left: 58, right: 18, top: 14, bottom: 40 };
+const DOTS_UP_TO = 40; // points of a line
+const STEPS_OF_KEYS = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, PageDown: -10, PageUp: 10 };
+const OF_A_PICTURE = [
+  "fill", "fill-opacity", "stroke", "stroke-opacity", "stroke-width", "stroke-dasharray", "stroke-linejoin",
+  "font-family", "font-size", "text-anchor",
+];
+
+export function svg(tag, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) put(element, name, value);
+  element.append(...children);
+  return element;
+}
+
+export function title(name) {
+  const words = name.replaceAll("_", " ");
+  return words.slice(0, 1).toUpperCase() + words.slice(1);
+}
+
+/** A value as in the panel's tiles. */
+export function number(value) {
+  if (value === null || value === undefined) return "";
+  const size = Math.abs(value);
+  if (size && (size < 1e-3 || size >= 1e6)) return String(Number(value.toPrecision(3)));
+  return size < 1000 ? value.toFixed(4) : value.toFixed(1);
+}
+
+/** At most `most` round numbers between two values. */
+export function ticks(low, high, most, whole = false) {
+  const rough = high / most - low / most || 1;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const found = [1, 2, 5, 10].map((part) => part * power).find((step) => step >= rough * 0.999);
+  const step = whole ? Math.max(1, found) : found;
+  const first = Math.ceil(low / step - 1e-9);
+  const last = Math.floor(high / step + 1e-9);
+  return Array.from({ length: Math.max(0, last - first + 1) }, (_, i) => (first + i) * step);
+}
+
+/** Powers of ten, with 2 and 5 between them if they are few. */
+export function logTicks(low, high) {
+  const [first, last] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
+  const powers = Array.from({ length: last - first + 1 }, (_, i) => first + i);
+  const every = Math.ceil(powers.length / 7);
+  const parts = powers.length <= 4 ? [1, 2, 5] : [1];
+  const all = powers.filter((_, i) => i % every === 0).flatMap((power) => parts.map((part) => part * 10 ** power));
+  return all.filter((value) => value >= low * 0.999 && value <= high * 1.001);
+}
+
+/** The lowest and the highest value, and a little room around them. */
+function widened(values, share) {
+  const low = values.reduce((least, value) => Math.min(least, value), Infinity);
+  const high = values.reduce((most, value) => Math.max(most, value), -Infinity);
+  const more = high > low ? (high / 2 - low / 2) * 2 * share : Math.abs(high) * 0.05 || 0.5;
+  return [low - more, high + more];
+}
+
+const short = (value) => String(Number(value.toPrecision(6)));
+
+export class Plot {
+  constructor() {
+    this.data = null; // {by, lines: [{name, x, y}], recovered}
+    this.xs = []; // at which there is a value
+    this.log = false;
+    this.label = "";
+    this.place = null; // in xs, of the values that are shown
+    this.drawing = svg("svg", { height: HEIGHT, "aria-hidden": "true" });
+    this.marks = svg("g");
+    this.tip = h("div", { class: "t-tip", hidden: true });
+    const listeners = {
+      onkeydown: (event) => this.press(event), onpointermove: (event) => this.point(event),
+      onpointerleave: () => this.mark(null), onblur: () => this.mark(null),
+    };
+    const role = { role: "slider", tabindex: 0, "aria-orientation": "horizontal" };
+    this.element = h("div", { class: "t-plot", ...role, ...listeners }, this.drawing, this.tip);
+    this.watch = new ResizeObserver(() => this.draw());
+    this.watch.observe(this.element);
+  }
+
+  /** Draw these lines; `label` names them for a screen reader. */
+  show(data, label, log) {
+    Object.assign(this, { data, label, log });
+    const known = data.lines.flatMap(({ x, y }) => x.filter((_, i) => y[i] !== null));
+    this.xs = [...new Set(known)].sort((a, b) => a - b);
+    this.draw();
+  }
+
+  draw() {
+    const width = Math.round(this.element.clientWidth);
+    if (!this.data || !width) return;
+    put(this.drawing, "width", width);
+    put(this.drawing, "viewBox", `0 0 ${width} ${HEIGHT}`);
+    const fits = (value) => value !== null && (!this.log || value > 0);
+    const ys = this.data.lines.flatMap(({ y }) => y.filter(fits));
+    this.marks.replaceChildren();
+    this.drawn = ys.length > 0;
+    if (!this.drawn) this.drawing.replaceChildren();
+    else {
+      this.setScales(width, ys);
+      const lines = [...this.data.lines].reverse().flatMap((line) => this.line(line, fits)); // the first one on top
+      this.drawing.replaceChildren(...this.grid(width), ...this.recoveries(), ...lines, this.marks);
+    }
+    this.describe();
+    this.mark(this.place);
+  }
+
+  setScales(width, ys) {
+    const at = this.log ? Math.log10 : (value) => value;
+    const [left, right] = this.xs.length > 1 ? [this.xs[0], this.xs.at(-1)] : widened(this.xs, 0);
+    const [low, high] = widened(ys.map(at), 0.05);
+    const [from, to] = [MARGIN.left + 8, width - MARGIN.right - 4];
+    const [bottom, top] = [HEIGHT - MARGIN.bottom, MARGIN.top];
+    this.across = (x) => from + ((x - left) / (right - left)) * (to - from);
+    this.up = (y) => bottom + ((at(y) / 2 - low / 2) / (high / 2 - low / 2)) * (top - bottom); // halved: no overflow
+    this.range = { left, right, low: this.log ? 10 ** low : low, high: this.log ? 10 ** high : high };
+  }
+
+  grid(width) {
+    const { left, right, low, high } = this.range;
+    const text = (label, x, y, anchor) => svg("text", { class: "t-tick", x, y, "text-anchor": anchor }, label);
+    const made = (this.log ? logTicks(low, high) : ticks(low, high, 7)).flatMap((value) => {
+      const y = this.up(value).toFixed(1);
+      const ends = { x1: MARGIN.left, x2: width - MARGIN.right, y1: y, y2: y };
+      return [svg("line", { class: "t-gridline", ...ends }), text(short(value), MARGIN.left - 8, Number(y) + 4, "end")];
+    });
+    const y = HEIGHT - MARGIN.bottom;
+    for (const value of ticks(left, right, Math.max(2, Math.floor(width / 90)), true)) {
+      const x = this.across(value).toFixed(1);
+      made.push(svg("line", { class: "t-tickmark", x1: x, x2: x, y1: y, y2: y + 4 }));
+      made.push(text(short(value), x, y + 18, "middle"));
+    }
+    return [...made, text(title(this.data.by), width - MARGIN.right, HEIGHT - 4, "end")];
+  }
+
+  recoveries() {
+    return this.data.recovered.flatMap((value) => {
+      const x = this.across(value).toFixed(1);
+      const line = svg("line", { class: "t-recovered", x1: x, x2: x, y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom });
+      return [line, svg("text", { class: "t-tick", x: Number(x) + 5, y: MARGIN.top + 8 }, "recovered")];
+    });
+  }
+
+  /** A line in as many pieces as its gaps leave; a point alone is a dot. */
+  line({ name, x, y }, fits) {
+    const pieces = [[]];
+    x.forEach((value, i) => {
+      if (fits(y[i])) pieces.at(-1).push([this.across(value).toFixed(1), this.up(y[i]).toFixed(1)]);
+      else if (pieces.at(-1).length) pieces.push([]);
+    });
+    const dots = x.length <= DOTS_UP_TO ? pieces : pieces.filter((piece) => piece.length === 1);
+    const drawn = pieces.filter((piece) => piece.length > 1).map((piece) => {
+      const points = piece.map((point) => point.join(",")).join(" ");
+      return svg("polyline", { class: `t-stroke-${name}`, points });
+    });
+    return [...drawn, ...dots.flat().map(([cx, cy]) => svg("circle", { class: `t-dot-${name}`, cx, cy, r: 2.6 }))];
+  }
+
+  /** Say to a screen reader what is drawn. */
+  describe() {
+    const { by, lines, recovered } = this.data;
+    const known = lines.map(({ name, y }) => {
+      const values = y.filter((value) => value !== null);
+      return `${name} from ${number(values[0])} to ${number(values.at(-1))}`;
+    });
+    const lost = recovered.map((x) => `the cluster recovered after ${by} ${Math.floor(x)}`);
+    const told = this.drawn ? `${[...known, ...lost].join("; ")}. The arrow keys read the values.` : "no values yet";
+    put(this.element, "aria-label", `${this.label} by ${by}: ${told}`);
+    put(this.element, "aria-valuemin", this.xs[0] ?? 0);
+    put(this.element, "aria-valuemax", this.xs.at(-1) ?? 0);
+  }
+
+  // --- the values at a place ---
+
+  /** Pairs of a line's name and its value there, or null. */
+  values(x) {
+    return this.data.lines.map(({ name, x: xs, y }) => [name, y[xs.lastIndexOf(x)] ?? null]);
+  }
+
+  point(event) {
+    if (!this.drawn) return;
+    const x = event.clientX - this.element.getBoundingClientRect().left;
+    const distance = (place) => Math.abs(this.across(this.xs[place]) - x);
+    this.mark(this.xs.reduce((best, _, place) => (distance(place) < distance(best) ? place : best), 0));
+  }
+
+  press(event) {
+    const last = this.drawn ? this.xs.length - 1 : -1;
+    const step = STEPS_OF_KEYS[event.key];
+    if (last < 0 || (step === undefined && event.key !== "Home" && event.key !== "End")) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const here = this.place ?? (step > 0 ? -1 : last + 1);
+    this.mark(event.key === "Home" ? 0 : event.key === "End" ? last : Math.min(last, Math.max(0, here + step)));
+  }
+
+  /** Mark the values at a place; null: none. */
+  mark(place) {
+    this.place = this.drawn && place !== null ? Math.min(place, this.xs.length - 1) : null;
+    put(this.tip, "hidden", this.place === null);
+    this.marks.replaceChildren();
+    const at = this.place === null ? this.xs.at(-1) ?? 0 : this.xs[this.place];
+    const found = this.data ? this.values(at).filter(([, value]) => value !== null) : [];
+    const told = found.map(([name, value]) => `${name} ${number(value)}`).join(", ");
+    put(this.element, "aria-valuenow", at);
+    put(this.element, "aria-valuetext", told && `${this.data.by} ${at}: ${told}`);
+    if (this.place === null) return;
+    const x = this.across(at);
+    this.marks.append(svg("line", { class: "t-cross", x1: x, x2: x, y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom }));
+    for (const [name, value] of found.filter(([, one]) => !this.log || one > 0)) {
+      this.marks.append(svg("circle", { class: `t-dot-${name} t-marked`, cx: x, cy: this.up(value), r: 4.5 }));
+    }
+    const rows = found.map(([name, value]) => {
+      return h("div", {}, h("i", { class: `t-swatch-${name}` }), `${name} `, h("b", {}, number(value)));
+    });
+    this.tip.replaceChildren(h("div", { class: "t-dim" }, `${title(this.data.by)} ${at}`), ...rows);
+    const left = x > this.element.clientWidth / 2 ? x - 12 - this.tip.offsetWidth : x + 12;
+    this.tip.style.left = `${left}px`;
+  }
+
+  /** The drawing by itself: with the colours that the page gives it, on the page's background. */
+  picture() {
+    this.marks.replaceChildren();
+    const copy = this.drawing.cloneNode(true);
+    const [mine, theirs] = [this.drawing, copy].map((root) => [...root.querySelectorAll("*")]);
+    mine.forEach((element, i) => {
+      const style = getComputedStyle(element);
+      for (const name of OF_A_PICTURE) theirs[i].setAttribute(name, style.getPropertyValue(name));
+      theirs[i].removeAttribute("class");
+    });
+    const [width, height] = [Number(this.drawing.getAttribute("width")), HEIGHT];
+    const fill = getComputedStyle(this.element.closest(".tfos-panel") || this.element).backgroundColor;
+    copy.prepend(svg("title", {}, this.element.getAttribute("aria-label")), svg("rect", { width, height, fill }));
+    copy.removeAttribute("aria-hidden");
+    put(copy, "role", "img");
+    return { text: new XMLSerializer().serializeToString(copy), width, height };
+  }
+
+  close() {
+    this.watch.disconnect();
+  }
+}
