@@ -172,7 +172,7 @@ def test_the_axes_have_ticks_within_the_values(panel: ChartPanel) -> None:
     panel.open()
     across = panel.page.locator(".t-plot .t-tick[text-anchor=middle]").all_text_contents()
     up = panel.page.locator(".t-plot .t-tick[text-anchor=end]").all_text_contents()
-    assert across == ["1", "2", "3", "4", "5", "6"]
+    assert across == ["1", "2", "3", "4", "5", "6", "recovered"]
     assert up == ["0.5", "1", "1.5", "2", "Epoch"]
 
 
@@ -460,7 +460,7 @@ def test_the_static_panel_draws_the_same_lines(browser: Any, site: Server, runni
     state = replace(running, status=ClusterStatus.DONE, points=tuple(trained().points()), nodes=(node("worker:0"),))
     page.set_content(render_html(state))
     page.get_by_text("curves", exact=True).click()
-    box = page.locator(".t-figure svg").first.bounding_box()
+    box = page.locator(".t-graph svg").first.bounding_box()
     assert (box["width"] > 400, box["height"] > 160) == (True, True)
     assert page.locator(".t-figure").first.locator("polyline").count() == 4
     assert page.get_by_role("img", name="Loss by epoch").count() == 1

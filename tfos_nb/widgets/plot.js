@@ -4,7 +4,7 @@
 import { h, put } from "./elements.js";
 
 const HEIGHT = 300;
-const MARGIN = { left: 58, right: 18, top: 14, bottom: 40 };
+const MARGIN = { left: 58, right: 18, top: 22, bottom: 40 };
 const DOTS_UP_TO = 40; // points of a line
 const STEPS_OF_KEYS = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, PageDown: -10, PageUp: 10 };
 const OF_A_PICTURE = [
@@ -142,7 +142,7 @@ export class Plot {
     return this.data.recovered.flatMap((value) => {
       const x = this.across(value).toFixed(1);
       const line = svg("line", { class: "t-recovered", x1: x, x2: x, y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom });
-      return [line, svg("text", { class: "t-tick", x: Number(x) + 5, y: MARGIN.top + 8 }, "recovered")];
+      return [line, svg("text", { class: "t-tick", x, y: MARGIN.top - 7, "text-anchor": "middle" }, "recovered")];
     });
   }
 

@@ -85,7 +85,8 @@ def render_findings_html(title: str, findings: Sequence[Finding]) -> str:
     )
     head = f'<div class="t-head"><b class="t-name">{escape(title)}</b></div>'
     caption = f'<caption class="t-unseen" style="text-align:left">{escape(title)}</caption>'
-    table = f'<div class="t-scroll"><table class="t-findings">{caption}<tbody>{rows}</tbody></table></div>'
+    widths = '<colgroup><col style="width:184px"><col style="width:104px"><col></colgroup>'
+    table = f'<div class="t-scroll"><table class="t-findings">{caption}{widths}<tbody>{rows}</tbody></table></div>'
     return render_section(title, head + table)
 
 

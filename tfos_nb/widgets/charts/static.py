@@ -1,7 +1,7 @@
 """Charts as static SVG, and the table behind them: for the saved notebook, and for hosts without scripts.
 
-The lines have the colour of the text unless the style says otherwise, and a validation is dashed. So a chart is
-readable on a light and on a dark background also if the host removes the style.
+A host may remove the style, or the drawing too. What is left then is readable on any background: a line of values for
+each metric, and the table.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ MOST_POINTS = 80
 
 SHOWN_EPOCHS = 12
 
-_WIDTH, _HEIGHT = 520, 210
-_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 14, 8, 34
+_SIDE = 1000  # units of the drawing, which is stretched to the place that it has
 
 
 def render_charts(points: Sequence[Point]) -> str:
@@ -101,71 +100,79 @@ def _figure(one: Chart) -> str:
         f"{line.name} <b>{wording.number(line.ys[-1])}</b></span> "
         for line in one.lines
     )
-    return (
-        f'<figure class="t-figure"><figcaption><b>{escape(facts.title(one.metric))}</b> {values}</figcaption>'
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img" aria-label="{escape(summary(one))}">'
-        f"{''.join(_drawing(one))}</svg></figure>"
-    )
+    head = f'<div class="t-caption"><b>{escape(facts.title(one.metric))}</b> {values}</div>'
+    graph = f'<div class="t-graph" role="img" aria-label="{escape(summary(one))}">{_graph(one)}</div>'
+    return f'<div class="t-figure">{head}{graph}</div>'
 
 
 class _Scale:
-    """Linear map from values to pixels."""
+    """Linear map from values to the drawing's units."""
 
-    def __init__(self, low: float, high: float, begin: float, end: float) -> None:
-        if low == high:
-            low, high = low - (abs(low) or 1) * 0.05, high + (abs(high) or 1) * 0.05
-        self.low, self.high, self._begin, self._end = low, high, begin, end
+    def __init__(self, values: Sequence[float], room: float) -> None:
+        low, high = min(values), max(values)
+        more = (high / 2 - low / 2) * 2 * room if low < high else (abs(high) or 1) * 0.05
+        self.low, self.high = low - more, high + more
 
     def __call__(self, value: float) -> float:
-        share = (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)  # halved: a difference may overflow
-        return self._begin + share * (self._end - self._begin)
+        return _SIDE * (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)  # halved: a difference may overflow
+
+    def percent(self, value: float) -> str:
+        return f"{self(value) * 100 / _SIDE:.1f}%"
 
 
-def _drawing(one: Chart) -> Iterator[str]:
-    xs = [x for line in one.lines for x in line.xs]
-    ys = _finite(one)
-    across = _Scale(min(xs), max(xs), _LEFT + 6, _WIDTH - _RIGHT)
-    low, high = min(ys), max(ys)
-    up = _Scale(low - (high / 20 - low / 20), high + (high / 20 - low / 20), _HEIGHT - _BOTTOM, _TOP)
-    for y in ticks(up.low, up.high, 5):
-        at = f"{up(y):.1f}"
-        yield (
-            f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at}" y2="{at}" stroke="currentColor" '
-            'stroke-opacity=".14"/>'
-            f'<text x="{_LEFT - 6}" y="{up(y) + 3.5:.1f}" {_TEXT} text-anchor="end">{y:.6g}</text>'
-        )
-    for x in ticks(across.low, across.high, 8, whole=True):
-        yield f'<text x="{across(x):.1f}" y="{_HEIGHT - 18}" {_TEXT} text-anchor="middle">{x:g}</text>'
-    yield f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 4}" {_TEXT} text-anchor="end">{one.by}</text>'
+def _graph(one: Chart) -> str:
+    """Return lines in SVG, with labels and dots laid over them that have no text of their own.
+
+    The style writes a label's text. Without it, and without the drawing, nothing of them is left to be read.
+    """
+    across = _Scale([x for line in one.lines for x in line.xs], 0.012)
+    up = _Scale([-y for y in _finite(one)], 0.05)
+    drawn, laid = [], []
+    for y in ticks(-up.high, -up.low, 5):
+        drawn.append(_rule("stroke-opacity='.14'", y1=up(-y), y2=up(-y), x1=0, x2=_SIDE))
+        laid.append(f'<i class="t-y" style="top:{up.percent(-y)}" data-t="{y:.6g}"></i>')
+    found = ticks(across.low, across.high, 8, whole=True)
+    laid += [f'<i class="t-x" style="left:{across.percent(x)}" data-t="{x:g}"></i>' for x in found]
+    laid.append(f'<i class="t-by" data-t="{one.by}"></i>')
     for x in one.recovered:
-        at = f"{across(x):.1f}"
-        yield (
-            f'<line x1="{at}" x2="{at}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}" stroke="currentColor" stroke-opacity=".5" '
-            'stroke-dasharray="2 3"><title>the cluster recovered here</title></line>'
-        )
+        drawn.append(_rule("stroke-opacity='.6' stroke-dasharray='2 3'", x1=across(x), x2=across(x), y1=0, y2=_SIDE))
+        laid.append(f'<i class="t-again" style="left:{across.percent(x)}" data-t="recovered"></i>')
     for line in reversed(one.lines):  # the training on top
-        yield from _line(line, one.by, across, up)
+        drawn += _lines(line, across, up)
+        laid += _dots(line, one.by, across, up)
+    frame = f'viewBox="0 0 {_SIDE} {_SIDE}" preserveAspectRatio="none" width="480" height="160" aria-hidden="true"'
+    return f"<svg {frame}>{''.join(drawn)}</svg>{''.join(laid)}"
 
 
-_TEXT = 'fill="currentColor" fill-opacity=".72" font-size="11"'
+def _rule(style: str, **ends: float) -> str:
+    told = " ".join(f'{name}="{at:.0f}"' for name, at in ends.items())
+    return f'<line {told} stroke="currentColor" vector-effect="non-scaling-stroke" {style}/>'
 
 
-def _line(line: Line, by: str, across: _Scale, up: _Scale) -> Iterator[str]:
+def _runs(line: Line) -> list[list[tuple[float, float]]]:
+    """Return the pieces of a line between its gaps."""
     runs: list[list[tuple[float, float]]] = [[]]
     for x, y in zip(line.xs, line.ys, strict=True):
         if math.isfinite(y):
             runs[-1].append((x, y))
         elif runs[-1]:
             runs.append([])
+    return runs
+
+
+def _lines(line: Line, across: _Scale, up: _Scale) -> Iterator[str]:
     dashes = ' stroke-dasharray="5 4"' if line.name == VALIDATION else ""
-    css = f'class="t-line-{line.name}"'
-    for run in runs:
+    style = f'class="t-line-{line.name}" fill="none" stroke="currentColor" stroke-width="1.8"{dashes}'
+    for run in _runs(line):
         if len(run) > 1:
-            drawn = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in run)
-            yield f'<polyline {css} fill="none" stroke="currentColor" stroke-width="1.8"{dashes} points="{drawn}"/>'
-    dotted = len(line.xs) <= MOST_POINTS // 2
-    for x, y in (point for run in runs for point in run if dotted or len(run) == 1):
-        yield (
-            f'<circle {css} cx="{across(x):.1f}" cy="{up(y):.1f}" r="2.4" fill="currentColor">'
-            f"<title>{by} {x:.0f}, {line.name}: {wording.number(y)}</title></circle>"
-        )
+            points = " ".join(f"{across(x):.0f},{up(-y):.0f}" for x, y in run)
+            yield f'<polyline {style} vector-effect="non-scaling-stroke" points="{points}"/>'
+
+
+def _dots(line: Line, by: str, across: _Scale, up: _Scale) -> Iterator[str]:
+    """Return a dot for each point, which tells its value under the pointer; of many points, for those alone."""
+    for run in _runs(line):
+        for x, y in run if len(line.xs) <= MOST_POINTS // 2 or len(run) == 1 else ():
+            place = f"left:{across.percent(x)};top:{up.percent(-y)}"
+            told = f"{by} {x:.0f}, {line.name}: {wording.number(y)}"
+            yield f'<i class="t-pt t-line-{line.name}" style="{place}" title="{told}"></i>'
