@@ -66,9 +66,11 @@ def open_chart(tab: Tab, metric: str = "Loss") -> None:
     expect(tab.panel.locator(".t-plot polyline").first).to_be_attached()
 
 
-def dark(page: Page) -> None:
-    page.evaluate("jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
-    expect(page.locator("body")).to_have_attribute("data-jp-theme-light", "false")
+def use_theme(page: Page, name: str) -> None:
+    """Change JupyterLab's theme, and wait until its splash is gone, which lies over the page meanwhile."""
+    page.evaluate(f"jupyterapp.commands.execute('apputils:change-theme', {{theme: 'JupyterLab {name}'}})")
+    expect(page.locator("body")).to_have_attribute("data-jp-theme-light", str(name == "Light").lower())
+    expect(page.locator("#jupyterlab-splash")).to_have_count(0)
 
 
 def photograph(tab: Tab, name: str, cell: int = 1) -> None:
@@ -95,14 +97,10 @@ def test_a_chart_shows_a_real_training_while_its_cell_blocks(open_tab: OpenTab, 
     expect(tab.panel.locator(".t-plot .t-recovered")).to_have_count(1)
     expect(tab.panel).to_contain_text(re.compile("train, epoch (1[0-3]) of 14"))
     plot.blur()
-    tab.panel.scroll_into_view_if_needed()  # a picture scrolls to it, and then the pointer is somewhere else
-    box = plot.bounding_box()
-    assert box is not None
-    tab.page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 130)
-    expect(tab.panel.locator(".t-tip")).to_contain_text(re.compile(r"Epoch \d.*training \d.*validation \d"))
-    photograph(tab, "chart.png")
-    dark(tab.page)
-    photograph(tab, "chart-dark.png")
+    for theme, name in (("Light", "chart.png"), ("Dark", "chart-dark.png")):
+        use_theme(tab.page, theme)
+        _point_at(tab)
+        photograph(tab, name)
     tab.until_idle()
     _look_at_displays(tab)
     assert tab.failed == []
@@ -110,6 +108,15 @@ def test_a_chart_shows_a_real_training_while_its_cell_blocks(open_tab: OpenTab, 
     for output in (output for outputs in lab.saved("curves.ipynb") for output in outputs if "data" in output):
         assert not any("widget" in kind for kind in output["data"])
         assert "text/plain" in output["data"]
+
+
+def _point_at(tab: Tab) -> None:
+    tab.panel.scroll_into_view_if_needed()  # a picture scrolls to it, and then the pointer is somewhere else
+    box = tab.panel.get_by_role("slider").bounding_box()
+    assert box is not None
+    tab.page.mouse.move(2, 2)
+    tab.page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 130)
+    expect(tab.panel.locator(".t-tip")).to_contain_text(re.compile(r"Epoch \d.*training \d.*validation \d"))
 
 
 def _read_by_keyboard(tab: Tab) -> None:
@@ -143,8 +150,7 @@ def _look_at_displays(tab: Tab) -> None:
     expect(history.get_by_role("row")).to_have_count(13)  # the head and the last twelve epochs
     expect(cells.nth(4).locator(".tfos-panel")).to_contain_text("fed from Spark")
     photograph(tab, "history-dark.png", 3)
-    tab.page.evaluate("jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})")
-    expect(tab.page.locator("body")).to_have_attribute("data-jp-theme-light", "true")
+    use_theme(tab.page, "Light")
     photograph(tab, "history.png", 3)
 
 
@@ -180,6 +186,6 @@ def test_the_lines_show_html_in_a_notebook(open_tab: OpenTab) -> None:
     expect(cells.nth(1)).to_contain_text("there is no session yet")
     expect(cells.nth(2).get_by_role("row", name=re.compile("Java.*ok"))).to_be_visible()
     light = cells.nth(2).locator(".tfos-panel").evaluate("panel => getComputedStyle(panel).backgroundColor")
-    dark(tab.page)
+    use_theme(tab.page, "Dark")
     changed = cells.nth(2).locator(".tfos-panel").evaluate("panel => getComputedStyle(panel).backgroundColor")
     assert light != changed

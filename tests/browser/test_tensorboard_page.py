@@ -59,6 +59,7 @@ def test_scalars_are_drawn_in_the_notebook_while_it_runs_and_afterwards(open_tab
         "%tfos_tensorboard mnist",
         "mnist.stop()\nprint('it is', mnist.state.value)",
         "%tfos_tensorboard mnist --height 700",
+        "mnist",
     )
     for number in (0, 1):
         tab.page.locator(".jp-CodeCell").nth(number).click()
@@ -74,6 +75,11 @@ def test_scalars_are_drawn_in_the_notebook_while_it_runs_and_afterwards(open_tab
             tab.page.locator(".jp-CodeCell").nth(3).click()
             tab.command("notebook:run-cell")
             expect(tab.page.get_by_text("it is STOPPED")).to_be_visible()
+    tab.page.locator(".jp-CodeCell").nth(5).click()
+    tab.command("notebook:run-cell")
+    link = tab.page.locator(".jp-CodeCell").nth(5).get_by_role("link", name="TensorBoard ↗")
+    answer = tab.page.request.get(f"http://127.0.0.1:{tab.lab.port}{link.get_attribute('href')}")
+    assert (answer.status, "TensorBoard" in answer.text()) == (200, True), "the cluster's own display leads there too"
     shown = [url for url in tab.asked if "/tfos-nb/tb/" in url]
     assert len(shown) > 10
     assert all(url.startswith(f"http://127.0.0.1:{tab.lab.port}/user/alice/tfos-nb/tb/") for url in shown)

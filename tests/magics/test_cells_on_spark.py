@@ -174,3 +174,36 @@ def test_rows_that_cannot_be_fed_are_refused_before_anything_starts(shell: Inter
     assert "column 'day' is date, which cannot become a tensor: cast it to a number" in str(result.error_in_exec)
     assert "dated" not in shell.user_ns
     assert "Starting" not in shown
+
+
+REPORTS = """\
+def main(args, ctx):
+    for epoch in (1, 2, 3):
+        for step in (1, 2):
+            metrics = {"loss": 1 / epoch, "val_loss": 2 / epoch}
+            ctx.report(epoch=epoch, epochs=3, step=step, steps=2, epoch_end=step == 2, **metrics)
+"""
+
+
+def test_a_cluster_and_its_history_are_shown_at_the_end_of_a_cell(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    line = f"%%tfos_cluster told --workers 1 --input tensorflow --model-dir {tmp_path}/m"
+    assert run(shell, f"{line}\n{REPORTS}")[0].success
+    told = shell.user_ns["told"]
+    monkeypatch.setenv("TFOS_NB_PROGRESS", "html")
+    with capture_output() as captured:
+        assert shell.run_cell("display(told); display(told.history); display(told.plan)").success
+    cluster, history, plan = (output.data for output in captured.outputs)
+    assert "Done in" in cluster["text/html"]
+    assert "<summary>curves</summary>" in cluster["text/html"]
+    assert cluster["text/plain"].startswith("told · Done · 1 worker")
+    assert "Loss by epoch; training from 1.0000 to 0.3333" in history["text/html"]
+    assert history["text/plain"].splitlines()[0] == "History: 3 epochs"
+    assert "fed from Spark" not in plan["text/html"]
+    assert told.history.to_pandas()["val_loss"].tolist() == [2.0, 1.0, 2 / 3]
+    assert told.snapshot().points[-1].metrics["loss"] == 1 / 3
+    chart = told.curves("loss", "epoch", "worker:0")
+    assert (chart["nodes"], chart["lines"][0]["x"]) == (["worker:0"], [1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="no node 'worker:7': the cluster has worker:0"):
+        told.curves(node="worker:7")
