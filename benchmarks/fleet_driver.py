@@ -89,7 +89,7 @@ class Driver(Cluster):
     def __init__(self, nodes: int, heartbeat_timeout: float = 15.0) -> None:
         plan = ClusterPlan(nodes, name="fleet")
         self.id = uuid.uuid4().hex[:12]
-        self._master, self._log_dir, self._tunnel = "simulated", "", ""
+        self._master, self._spark_ui, self._log_dir, self._tunnel = "simulated", "", "", ""
         self._settings = settings = Settings(rendezvous_timeout=_PATIENCE, heartbeat_timeout=heartbeat_timeout)
         self.desk = self._desk = _Watched(plan, heartbeat_timeout)
         self.outcome = self._outcome = ClusterOutcome(self.plan.name, self.desk)

@@ -45,7 +45,13 @@ def test_star_import_gives_the_names_of_all() -> None:
         ("tfos_nb.errors.PlanError", ["tfos_nb.errors"]),
         (
             "tfos_nb.ClusterPlan",
-            ["tfos_nb.errors", "tfos_nb.runtime", "tfos_nb.runtime.control", "tfos_nb.runtime.control.plan"],
+            [
+                "tfos_nb.errors",
+                "tfos_nb.rich",
+                "tfos_nb.runtime",
+                "tfos_nb.runtime.control",
+                "tfos_nb.runtime.control.plan",
+            ],
         ),
     ],
 )

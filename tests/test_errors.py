@@ -17,6 +17,7 @@ from tfos_nb.errors import NodeFailed, RendezvousTimeout, TfosError
         ("FeedFailed", RuntimeError),
         ("FeedTimeout", TimeoutError),
         ("ClusterClosed", RuntimeError),
+        ("MissingPackage", ImportError),
     ],
 )
 def test_every_error_is_a_tfos_error_and_what_python_calls_such(name: str, builtin: type[Exception]) -> None:

@@ -53,6 +53,8 @@ class History(Rich, Mapping[str, list[float]]):
         self._within = 0  # reports in it that do not end an epoch
         self._generation = 1
         self._anew = False
+        self._drawn: tuple[int, list[Point]] = (0, [])  # the chief's points, and of how many reports they are
+        self._reports = 0
 
     def begin_anew(self) -> None:
         """Record that training continues from an earlier state: epochs that are trained again count once."""
@@ -91,6 +93,7 @@ class History(Rich, Mapping[str, list[float]]):
     def _keep(self, generation: int, report: StepReport) -> None:
         """Keep a report of the chief. If they are too many, keep every other one, and all ends of epochs."""
         self._course.append((generation, report))
+        self._reports += 1
         self._within += not report.epoch_end
         if self._within > _STEPS_KEPT:
             course = self._course
@@ -122,9 +125,11 @@ class History(Rich, Mapping[str, list[float]]):
         and again when they are too many.
         """
         with self._lock:
-            chief = node in ("", self._chief)
-            reports = list(self._course) if chief else list(self._steps.get(node, ()))
-        return points_of(reports)
+            if node and node != self._chief:
+                return points_of(self._steps.get(node, ()))
+            if self._drawn[0] != self._reports:
+                self._drawn = (self._reports, points_of(self._course))
+            return list(self._drawn[1])
 
     def to_pandas(self, by: str = "epoch") -> Any:
         """Return the numbers as a pandas DataFrame, with a column for each metric.
