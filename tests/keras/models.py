@@ -62,6 +62,7 @@ def rows(count: int) -> dict[str, np.ndarray]:
         "next": np.roll(sequence, -1, axis=1).astype("int32"),
         "image": rng.normal(size=(count, 8, 8, 2)).astype("float32"),
         "video": rng.normal(size=(count, 4, 4, 4, 2)).astype("float32"),
+        "spread": np.repeat(x[:, None, :], 6, axis=1).astype("float32"),
         "series": rng.normal(size=(count, 6, 3)).astype("float32"),
         "word": np.array([b"foo", b"bar", b"baz", b"qux"], dtype=object)[rng.integers(0, 4, size=count)],
     }
@@ -334,6 +335,46 @@ def _headed(column: str, shape: tuple[int, ...], layers: Callable[[], list[Any]]
 def embedding(mask: bool = False) -> Any:
     """Return an embedding of the tokens of ``seq``."""
     return L.Embedding(9, 4, mask_zero=mask, embeddings_initializer=seeded(5))
+
+
+class Positions(L.Layer):
+    """Adds an embedding of each place of a sequence, and with ``tokens`` one of each token from the same table."""
+
+    def __init__(self, tokens: bool = False, known: bool = True) -> None:
+        super().__init__()
+        self.table = L.Embedding(9, 4, embeddings_initializer=seeded(6))
+        self.tokens, self.known = tokens, known
+
+    def call(self, x: Any) -> Any:
+        length = x.shape[1] if self.known else tf.shape(x)[1]
+        return x * 0.1 + self.table(tf.range(length)) + (self.table(tf.ones_like(x[:, :, 0])) if self.tokens else 0.0)
+
+
+def _positions(optimizer: Any, tokens: bool = False, known: bool = True) -> Any:
+    inputs = keras.Input((6 if known else None, 4), name="x")
+    hidden = L.GlobalAveragePooling1D()(L.Activation("tanh")(Positions(tokens, known)(inputs)))
+    return compiled(inputs, dense(1)(hidden), "mse", optimizer)
+
+
+def _of_positions() -> list[Case]:
+    optimizers = {
+        "Adam": lambda: O.Adam(0.05), "RMSprop": lambda: O.RMSprop(0.05), "Adagrad": lambda: O.Adagrad(0.05),
+        "Ftrl": lambda: O.Ftrl(0.05), "Nadam": lambda: O.Nadam(0.05), "Adafactor": lambda: O.Adafactor(0.05),
+        "clipnorm": lambda: O.SGD(0.5, clipnorm=0.05),
+        "accumulation": lambda: O.Adam(0.05, gradient_accumulation_steps=2),
+    }  # fmt: skip
+    made = [Case(f"positions, {n}", partial(lambda o: _positions(o()), o), "spread") for n, o in optimizers.items()]
+    adam = optimizers["Adam"]
+    kinds: dict[str, dict[str, Any]] = {
+        "with tokens of the same table": {"tokens": True},
+        "of a length that is known later": {"known": False},
+        "of a later length, with tokens": {"tokens": True, "known": False},
+    }
+    made += [
+        Case(f"positions {name}", partial(lambda o: _positions(adam(), **o), options), "spread")
+        for name, options in kinds.items()
+    ]
+    return made
 
 
 def _layers() -> list[Case]:
@@ -936,4 +977,4 @@ def _own_loss(kind: Any = OwnLoss, *layers: Any) -> Any:
 
 def all_cases() -> list[Case]:
     """Return all cases."""
-    return [*_optimizers(), *_losses(), *_metrics(), *_layers(), *_ways()]
+    return [*_optimizers(), *_losses(), *_metrics(), *_layers(), *_of_positions(), *_ways()]

@@ -21,7 +21,7 @@ SOME = (
     "divides by a mask", "loss Circle, weighted", "gives a number", "adds a loss", "steps_per_execution", "that clips",
     "divides by the batch",
     "two optimizers", "own compute_loss", "outputs with", "with a masked mean", "a mean of some", "adds a sum",
-    "a sum, means and a regularizer", "strings", "mixed_bfloat16",
+    "a sum, means and a regularizer", "strings", "positions", "mixed_bfloat16",
 )  # fmt: skip
 OF_FEW_ROWS = (
     "masked pooling",
@@ -34,6 +34,7 @@ OF_FEW_ROWS = (
     "a step that accumulates",
     "run_eagerly",
     "mixed_float16",
+    "positions",
 )
 
 

@@ -335,14 +335,16 @@ def build_dataset(
     early = weigh if decode is None else None
     blocks = Blocks(source, columns, dict(options.fill), failed, frozenset(options.sparse), early)
     cut = Cut(options.batch_size, options.drop_remainder)
+    as_it_is = tf.autograph.experimental.do_not_convert  # AutoGraph would take half a second for these functions
     dataset = _batches(CutBlocks(blocks, cut, options.shuffle, options.seed), alone)
     if decode is not None:
         dataset = dataset.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
         _check_decoded(dataset.element_spec, options)
     if weigh is not None and decode is not None:
-        dataset = dataset.map(_Weigh(*weigh))
+        dataset = dataset.map(as_it_is(_Weigh(*weigh).__call__))
     if options.x is not None:
-        dataset = dataset.map(Pairs(options.x, options.y, options.sample_weight, weigh is not None))
+        pairs = Pairs(options.x, options.y, options.sample_weight, weigh is not None)
+        dataset = dataset.map(as_it_is(pairs.__call__))
     # No sharding: these rows are already this node's share.
     return as_fed(dataset.prefetch(options.prefetch))
 
@@ -356,7 +358,7 @@ def _batches(generator: CutBlocks, alone: bool) -> tf.data.Dataset:
         signature[_WEIGHT] = tf.TensorSpec((None,), tf.float32)
     signature[_SIZES] = tf.TensorSpec((None,), tf.int64)
     dataset = tf.data.Dataset.from_generator(generator, output_signature=signature)
-    dataset = tracked(dataset.flat_map(_in_batches), generator.cut)
+    dataset = tracked(dataset.flat_map(tf.autograph.experimental.do_not_convert(_in_batches)), generator.cut)
     # All batches have one size and no other worker has rows, so TensorFlow divides them correctly and knows the shape.
     if generator.cut.whole and alone:
         return dataset.map(functools.partial(of_size, generator.cut.batch))

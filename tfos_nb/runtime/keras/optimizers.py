@@ -30,6 +30,7 @@ from tfos_nb.runtime.keras.replica import (
     replica_of_step,
     sum_over_replicas,
 )
+from tfos_nb.runtime.keras.sparse_gradients import sum_gradients
 
 __all__ = ["is_applying", "mend_optimizers"]
 
@@ -184,7 +185,8 @@ def _of_global_batch(gradients: list[Any]) -> list[Any]:
         gradients = replica.gradients(gradients)
     places = [place for place, gradient in enumerate(gradients) if gradient is not None]
     if places:
-        for place, reduced in zip(places, sum_over_replicas([gradients[i] for i in places]), strict=True):
+        whole = sum_gradients(sum_over_replicas, [gradients[i] for i in places])
+        for place, reduced in zip(places, whole, strict=True):
             gradients[place] = reduced
     return gradients
 

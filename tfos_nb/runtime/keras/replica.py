@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfos_nb.runtime.keras.reductions import agreed, is_even, of_all_rows, reduces_rows
+from tfos_nb.runtime.keras.sparse_gradients import sum_gradients
 
 __all__ = [
     "Replica",
@@ -342,7 +343,8 @@ class Replica:
         parts = self.gradients(gradients)
         dense = [place for place, one in enumerate(parts) if isinstance(one, tf.Tensor)]
         others = [place for place in range(len(parts)) if place not in dense]
-        for places, add_up in ((dense, functools.partial(self.all_reduced, _summed)), (others, _summed)):
+        add_up_others = functools.partial(sum_gradients, sum_over_replicas)
+        for places, add_up in ((dense, functools.partial(self.all_reduced, _summed)), (others, add_up_others)):
             if places:
                 for place, whole in zip(places, add_up([parts[i] for i in places]), strict=True):
                     parts[place] = whole

@@ -103,7 +103,7 @@ def _by_replica(strategy: Any, numbers: Sequence[int]) -> Any:
         place = tf.one_hot(replica, context.num_replicas_in_sync, dtype=tf.int64)
         return context.all_reduce(tf.distribute.ReduceOp.SUM, place[:, None] * mine)
 
-    return own_value(strategy, strategy.run(tf.function(on_replica)))
+    return own_value(strategy, strategy.run(tf.function(on_replica, autograph=False)))
 
 
 def _sent(strategy: Any, source: int, arrays: Sequence[Any]) -> list[Any]:
@@ -122,7 +122,7 @@ def _sent(strategy: Any, source: int, arrays: Sequence[Any]) -> list[Any]:
             sent.append(tf.cast(total(tf.where(source == replica, wide, tf.zeros_like(wide))), array.dtype))
         return sent
 
-    found = strategy.run(tf.function(on_replica))
+    found = strategy.run(tf.function(on_replica, autograph=False))
     return [own_value(strategy, one) for one in found]
 
 
@@ -139,7 +139,7 @@ class AnyWorker:
         import tensorflow as tf
 
         self._strategy = strategy
-        self._on_all = tf.function(self._run)
+        self._on_all = tf.function(self._run, autograph=False)
 
     def says(self, mine: bool) -> bool:
         """Return whether this worker or another one says yes."""
@@ -178,7 +178,7 @@ class Totals:
         self._strategy = strategy
         self._variables = list(variables)
         self._counted = [one for one in variables if is_read_over_replicas(one)]
-        self._on_all = tf.function(self._run)
+        self._on_all = tf.function(self._run, autograph=False)
 
     def read(self, numbers: Sequence[float]) -> tuple[list[Any], list[float]]:
         """Return the variables' values, as NumPy arrays, and the means of the workers' numbers."""
