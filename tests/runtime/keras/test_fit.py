@@ -167,6 +167,12 @@ def test_a_stop_asked_of_one_worker_ends_all_after_the_same_step(progress: list[
     assert 5 <= first["steps"] < 4000
 
 
+def test_a_callback_that_ends_the_training_of_one_worker_at_an_epochs_end_ends_that_of_all(
+    progress: list[dict[str, Any]],
+) -> None:
+    assert [worker["ended_by_one"] for worker in progress] == [[0, 1], [0, 1]]
+
+
 def test_workers_restored_to_different_epochs_go_on_from_the_latest(progress: list[dict[str, Any]]) -> None:
     if "backup" not in progress[0]:
         pytest.skip("tf_keras keeps its backups right by itself")

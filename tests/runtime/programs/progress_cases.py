@@ -84,6 +84,20 @@ def stop(strategy: Any) -> dict[str, Any]:
     return {"steps": counter.steps, "epochs": counter.epochs}
 
 
+class EndsAlone(keras.callbacks.Callback):
+    """Ends the training at the end of the second epoch, on the second worker only."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.stop_training = epoch == 1 and INDEX == 1
+
+
+def ended_by_one(strategy: Any) -> list[int]:
+    counter = Counter()
+    with strategy.scope():
+        make_model().fit(dataset(32), epochs=4, verbose=0, callbacks=[counter, EndsAlone()])
+    return counter.epochs
+
+
 class KeepOldBackup(keras.callbacks.Callback):
     """Keeps the backup of the first epoch, as if this worker had died before it saved the second one."""
 
@@ -149,6 +163,7 @@ class Restored(keras.callbacks.Callback):
 def main() -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     done: dict[str, Any] = {"notes": NOTES, **reports(strategy), "stop": stop(strategy)}
+    done["ended_by_one"] = ended_by_one(strategy)
     if FLAVOUR == "keras":
         done["backup"] = backup(strategy, sys.argv[2])
         done["damaged"] = damaged(strategy, f"{sys.argv[2]}-damaged")

@@ -100,7 +100,7 @@ class _Progress:
             self._epoch, self._step = epoch, self._steps or 0
         self._due = time.monotonic() + 1 / _REPORTS_PER_SECOND
         if self._stop is not None and self._is_asked(self._agreement, at_epoch_end=True):
-            self.model.stop_training = True
+            self.model.stop_training = True  # also where a callback of another worker alone has set it
 
     def on_train_end(self, logs: Any = None) -> None:
         self._fitting = False
@@ -153,7 +153,10 @@ class _Progress:
 
     def _is_asked(self, agreement: _Agreement | None, *, at_epoch_end: bool) -> bool:
         asked = self._stop is not None and self._stop.is_set()
-        return asked if agreement is None else agreement.reached(asked, at_epoch_end)
+        if agreement is None:
+            return asked
+        ends = at_epoch_end and bool(getattr(self.model, "stop_training", False))
+        return agreement.reached(asked or ends, at_epoch_end)
 
     def _of_params(self, name: str) -> Any:
         return (self.params or {}).get(name)
@@ -189,7 +192,7 @@ class _Progress:
 class _Agreement:
     """Make all workers of a synchronous strategy leave ``fit`` after the same step when one of them is asked to.
 
-    The same holds for ``evaluate``.
+    The same holds for ``evaluate``. A callback that sets ``model.stop_training`` at the end of an epoch asks, too.
 
     If one worker left alone, the others would wait in a collective forever. So about twice a second all of them average
     their flags. The number of steps until the next time must be the same for all. So it is computed from another shared
