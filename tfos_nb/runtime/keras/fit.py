@@ -22,6 +22,8 @@ them in a node's process, but only if the installed Keras has the code that the 
 7. ``BackupAndRestore`` opens the same file on all workers. It also writes a state as two files, one after the other: if
    a process dies in between, the state and the epoch beside it do not match. Here each worker has a directory of its
    own, and a state is written atomically.
+8. Each worker shuffles arrays in an order of its own, and takes its part of other batches than the other workers. Rows
+   are used twice or never. Here all workers shuffle in one order (:mod:`tfos_nb.runtime.keras.shuffling`).
 
 Private names of Keras are used only in this file and in those that it names.
 """
@@ -45,6 +47,7 @@ from tfos_nb.runtime.keras.adapt import mend_adapt
 from tfos_nb.runtime.keras.optimizers import mend_optimizers
 from tfos_nb.runtime.keras.replica import is_synchronous, mend_replicas, sent_as
 from tfos_nb.runtime.keras.scope import build, warn_of_a_model_outside
+from tfos_nb.runtime.keras.shuffling import mend_iterators
 from tfos_nb.runtime.keras.step import StepFunction, cut_predictions, with_results
 from tfos_nb.runtime.keras.versions import advice, uses_tf_keras
 from tfos_nb.runtime.storage.remote import scheme_of, tensorflow_opens
@@ -69,6 +72,8 @@ _PARAMETERS = (
     ("module", "reduce_per_replica", ("values", "strategy", "reduction")),
     ("model", "_get_metrics_result_or_logs", ("self", "logs")),
     ("iterator", "catch_stop_iteration", ("self",)),
+    ("iterator", "_get_iterator", ("self",)),
+    ("arrays", "get_tf_dataset", ("self",)),
     ("loss", "reduce_values", ("values", "sample_weight", "reduction")),
     ("loss", "apply_mask", ("sample_weight", "mask", "dtype", "reduction")),
     ("loss", "scale_loss_for_distribution", ("value",)),
@@ -132,6 +137,7 @@ def patch_keras_fit() -> str:
 def _unlike_known(keras: Any, trainer: _Trainer) -> str:
     """Return how the installed Keras differs from those that the patches were written for; empty if it does not."""
     from keras.src.losses import loss
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
     if keras.__version__.split(".")[0] != "3":
         return "its major version is not 3"
@@ -139,6 +145,7 @@ def _unlike_known(keras: Any, trainer: _Trainer) -> str:
         "model": trainer.model,
         "module": sys.modules[trainer.model.__module__],
         "iterator": trainer.iterator,
+        "arrays": ArrayDataAdapter,
         "loss": loss,
         "Optimizer": keras.optimizers.Optimizer,
         "Variable": keras.Variable,
@@ -194,6 +201,7 @@ def _mend(trainer: _Trainer) -> None:
     module: Any = sys.modules[of_model.__module__]
     module.reduce_per_replica = _concatenated(module.reduce_per_replica)
     of_model._maybe_symbolic_build = _build_from_spec
+    mend_iterators(of_iterator)
     of_iterator.__init__ = _without_length(of_iterator.__init__)
     of_iterator.__next__ = _counted_from(of_iterator.__next__)
     of_iterator.catch_stop_iteration = _quiet_end(of_iterator.catch_stop_iteration)
