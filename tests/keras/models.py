@@ -160,6 +160,20 @@ def _losses() -> list[Case]:
         Case("loss function of a loss of Keras", partial(plain, _of_keras)),
         Case("loss class that takes the worst row", partial(_with_loss, _Worst)),
         Case("loss Dice over rows", partial(_with_loss, partial(C.Dice, axis=0), units=3, **sigmoid), y="hot"),
+        Case("loss function that compares rows", partial(plain, _contrastive, units=3), y="cls"),
+        Case("loss function that compares rows, weighted", partial(plain, _contrastive, units=3), sample_weight="w"),
+        Case(
+            "loss function that compares rows, by class",
+            partial(plain, _contrastive, units=3),
+            y="cls",
+            fit={"class_weight": {0: 1.0, 1: 4.0, 2: 0.5}},
+        ),
+        Case("loss function that compares rows, eager", partial(plain, _contrastive, units=3, run_eagerly=True)),
+        Case("loss function that compares rows, masked", _contrastive_words, x="seq", y="next"),
+        Case("loss class that compares rows", partial(_with_loss, _Triplet, units=3), y="cls"),
+        Case("loss class that compares rows, with a variable", partial(_with_loss, _Scaled, units=3)),
+        Case("loss function of pairs of rows", partial(plain, _ranking)),
+        Case("loss function that centers rows", partial(plain, _centered, units=3), sample_weight="w"),
         Case("loss Circle", _circle, y="cls"),
         Case("loss Circle, weighted", _circle, y="cls", sample_weight="w"),
         Case(
@@ -236,6 +250,74 @@ class _Worst(C.Loss):
         return keras.ops.max(_off(y_true, y_pred))
 
 
+def _contrastive(y: Any, p: Any) -> Any:
+    """Each row has to be nearer to itself than to any other, as in NT-Xent and CLIP."""
+    ops = keras.ops
+    p = ops.normalize(p, axis=-1)
+    near = ops.matmul(p, ops.transpose(p)) / 0.5
+    return C.sparse_categorical_crossentropy(ops.arange(ops.shape(p)[0]), near, from_logits=True)
+
+
+def _contrastive_words() -> Any:
+    inputs = keras.Input((6,), dtype="int32", name="seq")
+    return compiled(inputs, dense(9, 3)(embedding()(inputs)), _contrastive_of_words, weighted_metrics=[_nearest_word])
+
+
+def _contrastive_of_words(y: Any, p: Any) -> Any:
+    """Compare the words at each place of the rows, with a number for each word."""
+    ops = keras.ops
+    near = ops.einsum("nti,mti->ntm", p, p)
+    return ops.logsumexp(near, axis=-1) - ops.sum(ops.square(p), axis=-1)
+
+
+def _nearest_word(y: Any, p: Any) -> Any:
+    return keras.ops.max(keras.ops.einsum("nti,mti->ntm", p, p), axis=-1)
+
+
+class _Triplet(C.Loss):
+    """The furthest row of the same class has to be nearer than the nearest row of another one."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        ops = keras.ops
+        y = ops.reshape(y_true, (-1,))
+        apart = _apart(y_pred)
+        same = ops.cast(ops.equal(y[:, None], y[None]), "float32")
+        return ops.maximum(ops.max(apart * same, 1) - ops.min(apart + 1e3 * same, 1) + 1.0, 0.0)
+
+
+class _Scaled(C.Loss):
+    """Compares rows at a temperature that is a variable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = keras.Variable(0.5, trainable=False)
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return _contrastive(y_true, y_pred * self.temperature) * self.temperature
+
+
+def _apart(p: Any) -> Any:
+    return keras.ops.sum(keras.ops.square(p[:, None] - p[None]), -1)
+
+
+def _ranking(y: Any, p: Any) -> Any:
+    """A number for each pair of different rows."""
+    y, p = tf.reshape(y, (-1,)), tf.reshape(p, (-1,))
+    return tf.boolean_mask(tf.nn.softplus(p[None] - p[:, None]), y[:, None] > y[None])
+
+
+def _centered(y: Any, p: Any) -> Any:
+    return keras.ops.mean(keras.ops.square(p - keras.ops.mean(p, axis=0)), axis=-1)
+
+
+def _recall(y: Any, p: Any) -> Any:
+    """Whether the nearest other row has the same class."""
+    ops = keras.ops
+    y = ops.reshape(y, (-1,))
+    nearest = ops.argmin(_apart(p) + 1e6 * ops.eye(ops.shape(p)[0]), 1)
+    return ops.cast(ops.equal(ops.take(y, nearest), y), "float32")
+
+
 def _circle() -> Any:
     inputs = keras.Input((4,), name="x")
     return compiled(inputs, L.UnitNormalization()(dense(3, 2)(inputs)), C.Circle(), O.SGD(0.001))
@@ -298,6 +380,14 @@ def _metrics() -> list[Case]:
         ),
         Case("metric function", partial(plain, metrics=[_close]), near=1e-4),
         Case("metric function that gives a number", partial(plain, metrics=[_r_squared]), near=1e-4),
+        Case("metric function that compares rows", partial(plain, **sparse, metrics=[_recall]), y="cls"),
+        Case(
+            "metric function that compares rows, weighted",
+            partial(plain, **sparse, weighted_metrics=[_recall, _contrastive]),
+            y="cls",
+            sample_weight="w",
+        ),
+        Case("metric function of pairs of rows", partial(plain, metrics=[_ranking])),
         Case("metric that returns its state", partial(_with_metric, _State)),
         Case(
             "weighted metrics",

@@ -18,7 +18,8 @@ FEW_ROWS = "3/2"
 # What `make test` trains: each mend, and the programs that met its lack. The rest is slow.
 SOME = (
     "clipnorm", "optimizer ema_overwrite", "gradient_accumulation Adam", "takes a mean", "metric AUC", "masked pooling",
-    "divides by a mask", "loss Circle, weighted", "gives a number", "adds a loss", "steps_per_execution", "that clips",
+    "divides by a mask", "loss Circle, weighted", "gives a number", "adds a loss",
+    "compares rows, weighted", "compares rows, with a variable", "pairs of rows", "steps_per_execution", "that clips",
     "divides by the batch",
     "two optimizers", "own compute_loss", "outputs with", "with a masked mean", "a mean of some", "adds a sum",
     "a sum, means and a regularizer", "strings", "positions", "mixed_bfloat16",
@@ -27,6 +28,9 @@ OF_FEW_ROWS = (
     "masked pooling",
     "divides by a mask",
     "loss Circle",
+    "compares rows, by class",
+    "compares rows, weighted",
+    "loss class that compares rows",
     "counts its steps",
     "own train_step",
     "a masked mean",

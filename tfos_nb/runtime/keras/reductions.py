@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tfos_nb.runtime.keras.replica import Replica
 
-__all__ = ["agreed", "is_even", "is_of_rows", "of_all_rows", "reduces_rows", "targets_of_all_rows"]
+__all__ = ["agreed", "is_even", "is_of_rows", "of_all_rows", "targets_of_all_rows"]
 
 _LINEAR = {
     "Add", "AddN", "AddV2", "BroadcastTo", "Cast", "CheckNumerics", "ConcatV2", "ExpandDims", "GatherV2", "Identity",
@@ -287,14 +287,6 @@ def targets_of_all_rows(replica: Replica, targets: list[Any], upstream: list[Any
                 found[0].append(leaf.tensor)
                 found[1].append(slope * leaf.part(replica, whole))
     return found
-
-
-def reduces_rows(value: Any) -> bool:
-    """Return whether a tensor of a graph depends on a sum or mean over rows."""
-    return any(
-        (leaf := _of_rows(tensor)) is not None and leaf.kind != "shape" and tensor.op.type != "Size"
-        for tensor in _behind(value)
-    )
 
 
 def _behind(value: Any, further: Callable[[Any], bool] = lambda tensor: True) -> Iterator[Any]:

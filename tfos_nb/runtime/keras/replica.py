@@ -8,7 +8,8 @@ the rows of all replicas:
 - A loss of Keras is the sum over all replicas, divided by the sum of all replicas' divisors. The gradient of the global
   batch is the mean of the replicas' gradients, weighted by rows.
 - A loss or a metric's function that returns one number for a whole batch is called on the rows of all replicas. So is
-  ``Circle``, which compares each row with the others.
+  one that returns a number per row, but compares each row with the others, such as ``Circle``
+  (:mod:`tfos_nb.runtime.keras.comparisons`).
 - If a ``Mean`` or a ``Sum`` tracks one number per step, the number is weighted by this replica's share of the rows. A
   number that a program computes from sums over its rows is computed from the sums over the rows of all replicas
   (:mod:`tfos_nb.runtime.keras.reductions`).
@@ -21,14 +22,17 @@ the rows of all replicas:
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfos_nb.runtime.keras.reductions import agreed, is_even, of_all_rows, reduces_rows
+from tfos_nb.runtime.keras.comparisons import compares_rows, has_captured_rows
+from tfos_nb.runtime.keras.reductions import agreed, is_even, of_all_rows
 from tfos_nb.runtime.keras.sparse_gradients import sum_gradients
 
 __all__ = [
@@ -51,6 +55,9 @@ __all__ = [
 
 _SEED = "seed_generator_state"  # Keras' name of it; all replicas draw the same numbers, with or without rows
 _LIBRARIES = ("tensorflow", "keras", "tfos_nb")
+_SIZE = 16  # elements of an argument's unknown dimensions, other than rows, while its function is traced
+_ROWS = (61, 67)  # numbers of rows with which a function is traced
+_log = logging.getLogger("tfos_nb.keras")
 
 
 def is_synchronous(strategy: Any) -> bool:
@@ -558,12 +565,16 @@ def _called_on_all(original: Callable[[Any, Any, Any], Any]) -> Callable[[Any, A
         import tensorflow as tf
 
         replica, function, given = _thread.replica, functools.partial(original, self), (y_true, y_pred)
-        if replica is None or replica.compiled or not replica.is_in_its_graph:
+        if replica is None:
             return function(*given)
-        if isinstance(self, keras.losses.Circle) or _compares_rows(self, _is_theirs(self), function, given):
+        if isinstance(self, keras.losses.Circle):
+            needs = _Needs.ROWS
+        else:
+            needs = _needs(self, _is_theirs(self), function, given)
+        if needs == _Needs.OWN or not _can_gather(replica, self, needs):
+            return function(*given)
+        if needs == _Needs.ROWS:
             return replica.on_all_rows(function, given, number=False)
-        if not _is_of_batch(self, function, given):
-            return function(*given)
         made = replica.on_all_rows(function, given, number=True)
         if made.shape.rank == 0 or self.reduction in (None, "none"):
             return made
@@ -574,7 +585,7 @@ def _called_on_all(original: Callable[[Any, Any, Any], Any]) -> Callable[[Any, A
 
 
 def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``MeanMetricWrapper.update_state``: a function with one number for a batch gets the rows of all replicas."""
+    """Wrap ``MeanMetricWrapper.update_state``: call a function that needs the rows of all replicas with these."""
 
     @functools.wraps(original)
     def update_state(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -582,13 +593,18 @@ def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
         import tensorflow as tf
 
         replica, function = _thread.replica, functools.partial(self._fn, **self._fn_kwargs)
-        here = replica is not None and replica.is_in_its_graph and not replica.compiled
-        if replica is not None and here and _compares_rows(self, is_of_keras(self._fn), function, (y_true, y_pred)):
-            values = replica.on_all_rows(function, (y_true, y_pred), number=False)
-            return keras.metrics.Mean.update_state(self, values, sample_weight=sample_weight)
-        if replica is None or not here or not _is_of_batch(self, function, (y_true, y_pred)):
+        given = (y_true, y_pred)
+        needs = _Needs.OWN if replica is None else _needs(self, is_of_keras(self._fn), function, given)
+        if replica is None or needs == _Needs.OWN or not _can_gather(replica, self, needs):
             return original(self, y_true, y_pred, sample_weight=sample_weight)
-        value = replica.on_all_rows(function, (y_true, y_pred), number=True)
+        if needs == _Needs.ROWS:
+            values = replica.on_all_rows(function, given, number=False)
+            twin: Any = object.__new__(type(self))  # the same variables, but the function's values are known
+            vars(twin).update(vars(self), _fn=lambda y_true, y_pred: values, _fn_kwargs={})
+            return original(twin, y_true, y_pred, sample_weight=sample_weight)
+        value = replica.on_all_rows(function, given, number=True)
+        if sample_weight is None and value.shape.rank != 0:  # a mean over steps counts each of the numbers
+            sample_weight = replica.share * tf.cast(tf.size(value), replica.share.dtype)
         return keras.metrics.Mean.update_state(self, tf.reduce_mean(value), sample_weight=sample_weight)
 
     return update_state
@@ -606,31 +622,106 @@ def is_of_keras(thing: Any) -> bool:
     return str(getattr(thing, "__module__", "")).startswith("keras.")
 
 
-def _compares_rows(holder: Any, theirs: bool, function: Callable[..., Any], arguments: Any) -> bool:
-    """Return whether the program's function returns one number per row, each dependent on other rows.
+class _Needs(enum.Enum):
+    """Rows that the function of a loss or a metric must be called with, and its result."""
 
-    The function is traced once for each signature, and the answer is stored in ``holder``.
+    OWN = "computes each number from one row"
+    ROWS = "compares the rows of a batch"
+    BATCH = "returns as many numbers for every batch"
+    PAIRS = "compares the rows of a batch and returns other numbers than one per row"
+    UNKNOWN = "could not be checked for whether it compares the rows of a batch"
+
+
+def _needs(holder: Any, theirs: bool, function: Callable[..., Any], arguments: Any) -> _Needs:
+    """Return which rows a function of labels and outputs needs.
+
+    The function is traced for each signature, and the answer is stored in ``holder``. A replica never decides by the
+    values of its rows, so all replicas decide alike.
     """
     import keras
     import tensorflow as tf
 
+    if _is_of_batch(holder, function, arguments):
+        return _Needs.BATCH
+    if theirs:
+        return _Needs.OWN
     leaves = keras.tree.flatten(arguments)
-    if theirs or not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank for leaf in leaves):
-        return False
-    known = vars(holder).setdefault("_tfos_compares", {})
-    key = tuple((leaf.dtype.name, leaf.shape.rank) for leaf in leaves)
+    if not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank and leaf.dtype != tf.string for leaf in leaves):
+        return _Needs.UNKNOWN
+    known = vars(holder).setdefault("_tfos_needs", {})
+    key = tuple((leaf.dtype.name, tuple(leaf.shape[1:])) for leaf in leaves)
     if key not in known:
         try:
-            with tf.Graph().as_default(), as_one_process():
-                given = keras.tree.map_structure(
-                    lambda leaf: tf.compat.v1.placeholder(leaf.dtype, (None, *leaf.shape[1:])), arguments
-                )
-                made = function(*given)
-                rows = not made.shape.is_fully_defined()
-                known[key] = rows and made.shape[0] is None and reduces_rows(made)
-        except Exception:  # noqa: BLE001 - it may need anything that is missing here, such as a variable
-            known[key] = False
-    return bool(known[key])
+            with as_one_process(), _without_effects():
+                known[key] = _traced_needs(function, arguments)
+        except Exception:  # noqa: BLE001 - it may need anything that is missing here; its own call reports a real error
+            known[key] = _Needs.UNKNOWN
+    return _Needs(known[key])
+
+
+def _traced_needs(function: Callable[..., Any], arguments: Any) -> _Needs:
+    import keras
+
+    given, made = _traced(function, arguments, _ROWS[0])
+    _, of_more = _traced(function, arguments, _ROWS[1])
+    if not compares_rows(keras.tree.flatten(given), made, of_more):
+        return _Needs.OWN
+    if has_captured_rows(made.graph):
+        return _Needs.UNKNOWN
+    by_row = made.shape.rank and (made.shape[0], of_more.shape[0]) == _ROWS
+    return _Needs.ROWS if by_row else _Needs.PAIRS
+
+
+def _traced(function: Callable[..., Any], arguments: Any, count: int) -> tuple[Any, Any]:
+    """Return placeholders for ``count`` rows of the arguments, and the function's result for them."""
+    import keras
+    import tensorflow as tf
+    from tensorflow.python.framework.func_graph import FuncGraph  # can use variables of the step, unlike tf.Graph
+
+    def placeholder(leaf: Any) -> Any:
+        sizes = [_SIZE if size is None else size for size in leaf.shape[1:]]
+        return tf.compat.v1.placeholder(leaf.dtype, [count, *sizes])
+
+    with FuncGraph("rows").as_default():
+        given = keras.tree.map_structure(placeholder, arguments)
+        return given, tf.convert_to_tensor(function(*given))
+
+
+@contextlib.contextmanager
+def _without_effects() -> Iterator[None]:
+    """Trace without a change to variables or to the step within the block."""
+    import tensorflow as tf
+    from keras.src.backend.common.stateless_scope import StatelessScope
+
+    before = _thread.keeper
+    _thread.keeper = Replica(tf.ones([]), None)  # another one, so that functions are still traced into the graph
+    try:
+        with StatelessScope():
+            yield
+    finally:
+        _thread.keeper = before
+
+
+def _can_gather(replica: Replica, holder: Any, needs: _Needs) -> bool:
+    """Return whether a function can be called on the rows of all replicas; if not, say so once in the log."""
+    if needs == _Needs.UNKNOWN:
+        todo = "Write it as a function of dense tensors with any number of rows that uses no rows but its arguments"
+    elif replica.compiled:
+        todo = "compile(jit_compile=False) gives it the rows of all workers"
+    elif not replica.is_in_its_graph:
+        todo = "Call it outside of loops and conditions of TensorFlow to give it the rows of all workers"
+    else:
+        return True
+    # One number may be right without the rows: of_all_rows computes it from the sums and means of all replicas.
+    if needs != _Needs.BATCH and "_tfos_warned" not in vars(holder):
+        vars(holder)["_tfos_warned"] = True
+        _log.warning(
+            "%r %s, but each worker calls it on its own rows. Its value may differ from that of one process. %s",
+            getattr(holder, "name", type(holder).__name__),
+            needs.value,
+            todo,
+        )
+    return False
 
 
 def _is_of_batch(holder: Any, function: Callable[..., Any], arguments: Any) -> bool:
