@@ -8,10 +8,12 @@ import re
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
@@ -96,6 +98,45 @@ def own_loop(args: dict[str, Any], ctx: Any) -> None:
         if number != 5 or ctx.task_index == 0 or args["how"] != "leave_out":
             step(tf.reduce_sum(batch["id"]))
         ctx.report(epoch=1, step=number + 1)
+
+
+def leaves_too_soon(args: dict[str, Any], ctx: Any) -> Any:
+    """Keras' fit; the first worker does something more, which needs the second one."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    first = ctx.task_index == 0
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(loss="mse")
+    rows = np.ones((64, 1), "float32")
+    if args["how"] == "epochs":
+        return model.fit(rows, rows, epochs=3 if first else 2, verbose=0) and None
+    model.fit(ctx.dataset(32, x="id", y="y"), verbose=0)
+    return getattr(model, args["how"])(rows, verbose=0, **args["more"]) if first else None
+
+
+def reads_alone(args: dict[str, Any], ctx: Any) -> Any:
+    """Keras' fit; the first worker then evaluates a model of its own, whose data come late."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    def late() -> Iterator[Any]:
+        yield np.ones((4, 1), "float32"), np.ones((4, 1), "float32")
+        threading.Event().wait(14)
+        yield np.ones((4, 1), "float32"), np.ones((4, 1), "float32")
+
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(loss="mse")
+    model.fit(ctx.dataset(32, x="id", y="y"), verbose=0)
+    if ctx.task_index == 0:
+        signature = (tf.TensorSpec((None, 1)), tf.TensorSpec((None, 1)))
+        own = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        own.compile(loss="mse")
+        own.evaluate(tf.data.Dataset.from_generator(late, output_signature=signature), verbose=0)
 
 
 @pytest.fixture
@@ -191,3 +232,40 @@ def test_a_hang_explains_itself(hung: Hung, how: str, told: str) -> None:
         assert "stopped by a signal" in stacks["worker:1"]
     else:
         assert f"in {how}" in stacks["worker:1"].split("\n\n")[0]
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["evaluate", pytest.param("epochs", marks=pytest.mark.slow), pytest.param("predict", marks=pytest.mark.slow)],
+)
+def test_a_wait_for_a_worker_whose_main_has_returned_ends_the_cluster(
+    spark: SparkSession, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ends soon, and once: another start would come to the same."""
+    args = {"how": how, "more": {"batch_size": 16} if how == "predict" else {"y": np.ones((64, 1), "float32")}}
+    caplog.set_level(logging.WARNING)
+    with (
+        pytest.raises(errors.NodeFailed) as caught,
+        launch(leaves_too_soon, args, workers=2, spark=spark, restarts=1) as cluster,
+    ):
+        if how != "epochs":
+            cluster.train(spark.range(0, ROWS, 1, 4).selectExpr("id", "double(id) as y"))
+        cluster.wait()
+    (told,) = [record for record in caplog.records if ": no step for " in record.getMessage()]
+    assert re.search(r" no step for 1\d s: worker:0 waits in TensorFlow for the other nodes", told.getMessage())
+    assert time.time() - told.created < 8
+    assert caught.value.node == "worker:0"
+    assert caught.value.host
+    assert re.search(
+        r"waits in TensorFlow for the other nodes, line \d+ of test_hangs\.py, in leaves_too_soon, "
+        "and main of worker:1 has returned, so this never ends",
+        str(caught.value),
+    )
+    assert "starts its nodes again" not in caplog.text
+
+
+@pytest.mark.slow
+def test_a_worker_that_waits_for_its_own_data_is_left_alone(spark: SparkSession) -> None:
+    with launch(reads_alone, {}, workers=2, spark=spark) as cluster:
+        cluster.train(spark.range(0, ROWS, 1, 4).selectExpr("id", "double(id) as y"))
+        cluster.wait()

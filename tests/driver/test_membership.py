@@ -338,6 +338,15 @@ def test_a_main_that_left_no_server_is_named_where_the_chief_waits_for_one(
     assert "left no TensorFlow server, for which chief:0 waits: begin main with `if not ctx" in str(failure.error)
 
 
+def test_a_failure_that_the_driver_finds_names_the_node_and_its_host(make: Callable[..., Cluster]) -> None:
+    cluster = make()
+    cluster.bring_up("worker:0", "worker:1")
+    cluster.desk.fail("worker:1", "waits for ever")
+    (failure,) = cluster.desk.failures
+    assert str(failure.error) == "worker:1 on 10.0.0.1 (executor 1): waits for ever"
+    assert not failure.lost, "with restarts= it would happen again"
+
+
 def test_a_lost_stream_is_a_lost_node(make: Callable[..., Cluster]) -> None:
     cluster = make(2)
     cluster.bring_up("worker:0", "worker:1")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from tfos_nb.driver.hangs.explanation import Situation, explain
+from tfos_nb.driver.hangs.explanation import Situation, explain, never_ends
 from tfos_nb.runtime.node.stacks import StacksTaken
 
 PYTHON = "/usr/lib/python3.11"
@@ -72,3 +73,52 @@ def test_a_node_that_computes_is_behind_and_one_without_rows_is_waited_for() -> 
     assert explain([waits, computes])[0].startswith("worker:1 is behind: it computes in TensorFlow")
     assert explain([waits, starved])[0] == "worker:1 waits for rows"
     assert explain([waits], ["worker:1"])[0].endswith("; main of worker:1 has returned")
+
+
+KERAS = (f"{PACKAGES}/keras/src/backend/tensorflow/trainer.py", 399, "fit")
+TOGETHER = (f"{PACKAGES}/tfos_nb/runtime/keras/together.py", 21, "call_with_all_workers")
+ALONE = (f"{PACKAGES}/tfos_nb/runtime/keras/together.py", 51, "method_that_is_shown")
+CALLBACKS = (f"{PACKAGES}/keras/src/callbacks/callback_list.py", 172, "on_epoch_end")
+FITS = Situation("worker:0", cpu_percent=1.0, stacks=stacks(EXECUTE, KERAS, TOGETHER, USERS))
+
+
+def ends(*situations: Situation, returned: Sequence[str] = ("worker:1",)) -> str:
+    return never_ends(explain(situations, returned)[1], returned)
+
+
+def test_a_step_of_all_workers_never_ends_once_main_of_one_has_returned() -> None:
+    assert ends(FITS).startswith(
+        "waits in TensorFlow for the other nodes, line 31 of clicks.py, in load, and main of worker:1 has returned, so "
+    )
+    assert "load, as worker:2 does, and main of worker:1" in ends(FITS, replace(FITS, node="worker:2"))
+    others = [replace(FITS, node=f"worker:{number}") for number in (2, 3)]
+    assert "load, as worker:2, worker:3 do, and main of worker:1, worker:4" in ends(
+        FITS, *others, returned=("worker:1", "worker:4")
+    )
+    agrees = replace(FITS, stacks=stacks(EXECUTE, TOGETHER, CALLBACKS, KERAS, TOGETHER, USERS))
+    assert ends(agrees), "fit's own callback asks whether to stop"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Situation("worker:0", cpu_percent=1.0, stacks=stacks(EXECUTE, USERS)),
+        Situation("worker:0", cpu_percent=1.0, stacks=stacks(EXECUTE, KERAS, USERS)),
+        Situation("worker:0", cpu_percent=1.0, stacks=stacks(EXECUTE, KERAS, ALONE, USERS)),
+        replace(FITS, starved=True),
+        replace(FITS, saving=True),
+        replace(FITS, cpu_percent=90.0),
+        replace(FITS, gpu_percent=90.0),
+        replace(FITS, stacks=None),
+        replace(FITS, stacks=stacks(state="T")),
+        replace(FITS, stacks=stacks(USERS, CALLBACKS, KERAS, TOGETHER, USERS)),
+        replace(FITS, stacks=stacks(EXECUTE, USERS, CALLBACKS, KERAS, TOGETHER, USERS)),
+        replace(FITS, stacks=stacks(EXECUTE, CALLBACKS, KERAS, TOGETHER, USERS)),
+        replace(FITS, stacks=stacks((f"{PYTHON}/threading.py", 320, "wait"), KERAS, TOGETHER, USERS)),
+    ],
+)
+def test_a_wait_that_may_end_is_left_alone(other: Situation) -> None:
+    assert not ends(other)
+    assert not ends(FITS, replace(other, node="worker:2"))
+    assert not ends(FITS, returned=())
+    assert not ends()

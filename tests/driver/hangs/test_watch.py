@@ -21,6 +21,13 @@ COMPILES = StacksTaken(
 )
 
 
+STEPS_WITH_ALL = StacksTaken(
+    "worker:0",
+    1,
+    f'{COMPILES.text}\n  File "/home/ann/tfos_nb/runtime/keras/together.py", line 21 in call_with_all_workers',
+)
+
+
 class Nodes:
     """Two nodes: the second is stopped."""
 
@@ -28,7 +35,8 @@ class Nodes:
         self.steps: int | None = 0
         self.written: list[Sequence[Finding]] = []
         self.returned: list[str] = []
-        self.moves_when_asked = self.compiles = False
+        self.failed: list[tuple[str, str]] = []
+        self.moves_when_asked = self.compiles = self.is_alone = False
         self.letter = "T"
 
     def marks(self) -> Mapping[str, Any] | None:
@@ -46,11 +54,16 @@ class Nodes:
     def situations(self, stacks: Mapping[str, StacksTaken]) -> list[Situation]:
         if self.compiles:
             return [Situation("worker:0", cpu_percent=90.0, stacks=COMPILES)]
+        if self.is_alone:
+            return [Situation("worker:0", cpu_percent=1.0, stacks=STEPS_WITH_ALL)]
         names = "worker:0", "worker:1"
         return [Situation(name, starved=name == "worker:0", stacks=stacks.get(name)) for name in names]
 
     def write_findings(self, findings: Sequence[Finding]) -> None:
         self.written.append(findings)
+
+    def fail(self, node: str, cause: str) -> None:
+        self.failed.append((node, cause))
 
 
 @pytest.fixture
@@ -138,3 +151,47 @@ def test_ten_seconds_without_a_step_are_told_of(
     assert not caplog.records
     watch.look(11.0)
     assert "no step for 10 s: worker:1 is behind: it did not answer" in caplog.text
+
+
+def test_a_wait_for_a_node_whose_main_has_returned_is_ended_once_it_is_seen_twice(
+    nodes: Nodes, watch: HangWatch
+) -> None:
+    nodes.letter, nodes.is_alone, nodes.returned = "S", True, ["worker:1"]
+    look(watch, range(1, 12))
+    assert len(nodes.written) == 1
+    assert not nodes.failed
+    look(watch, range(12, 60))
+    ((node, cause),) = nodes.failed
+    assert node == "worker:0"
+    assert cause.startswith("waits in TensorFlow for the other nodes, and main of worker:1 has returned")
+
+
+def test_a_wait_without_end_is_found_sooner_than_another_one_of_slow_steps(
+    nodes: Nodes, watch: HangWatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes.letter, nodes.returned = "S", ["worker:1"]
+    watch._usual, watch._marks = 8.0, nodes.marks()
+    look(watch, range(1, 40))
+    assert not caplog.records
+    nodes.is_alone = True
+    look(watch, range(40, 52))
+    assert len(nodes.failed) == 1
+
+
+def test_a_wait_without_end_is_found_after_something_else_was_told(nodes: Nodes, watch: HangWatch) -> None:
+    nodes.letter, nodes.returned = "S", ["worker:1"]
+    look(watch, range(1, 16))
+    assert len(nodes.written) == 1
+    nodes.is_alone = True
+    look(watch, range(16, 30))
+    assert len(nodes.failed) == 1
+
+
+def test_a_node_that_moves_between_two_looks_is_not_ended(nodes: Nodes, watch: HangWatch) -> None:
+    nodes.letter, nodes.is_alone, nodes.returned = "S", True, ["worker:1"]
+    look(watch, range(1, 12))
+    nodes.moves_when_asked = True
+    look(watch, range(12, 60))
+    nodes.moves_when_asked, nodes.returned = False, []
+    look(watch, range(60, 100))
+    assert not nodes.failed

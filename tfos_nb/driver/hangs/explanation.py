@@ -1,6 +1,6 @@
 """Say why a training does not move: which node is behind, and in what.
 
-A pure function of what the nodes have told: :func:`explain`.
+Pure functions of what the nodes have told: :func:`explain`, and :func:`never_ends`, which finds a wait without end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import PurePath
 
 from tfos_nb.runtime.node.stacks import Frame, StacksTaken, frames_of_main
 
-__all__ = ["Finding", "Situation", "explain"]
+__all__ = ["Finding", "Situation", "explain", "never_ends"]
 
 _WORKS = 20.0  # percent of a core: a process that waits for its peers uses less
 _LIBRARIES = re.compile(
@@ -26,6 +26,8 @@ _SAVES = re.compile(
 _NETWORK = re.compile(
     r"/(socket|ssl|http/client|urllib/request|selectors|asyncio/.*)\.py$|/(urllib3|requests|aiohttp|botocore)/"
 )
+_TOGETHER = re.compile(r"/tfos_nb/runtime/keras/together\.py:\d+ in call_with_all_workers$")
+_CALLBACKS = re.compile(r"/callbacks(/|\.py$)")  # of Keras, and of tf_keras
 _CELL = re.compile(r"/ipykernel_\d+/|^<ipython-input")
 _PRESSED = 10.0  # percent
 
@@ -51,7 +53,8 @@ class Finding:
     """What a node does.
 
     ``waits`` says that it waits for the other nodes, so that it is not the cause; ``works``, that it may compute. A GPU
-    is busy in either case: NCCL's kernels wait actively.
+    is busy in either case: NCCL's kernels wait actively. ``needs_all`` says that the wait ends only if all other nodes
+    that train make the same step.
     """
 
     node: str
@@ -59,6 +62,7 @@ class Finding:
     waits: bool = False
     works: bool = False
     stopped: bool = False
+    needs_all: bool = False
 
 
 def explain(situations: Sequence[Situation], returned: Sequence[str] = ()) -> tuple[str, list[Finding]]:
@@ -92,6 +96,30 @@ def explain(situations: Sequence[Situation], returned: Sequence[str] = ()) -> tu
     return f"{told}. Last reported: {places}" if places else told, findings
 
 
+def never_ends(findings: Sequence[Finding], returned: Sequence[str]) -> str:
+    """Return why the nodes that still train wait for ever; empty if this is not sure.
+
+    It is sure if each of them waits in a step that all nodes must make, and ``main`` of a node has returned.
+
+    Examples
+    --------
+    >>> waits = Finding("worker:0", "waits in TensorFlow for the other nodes", waits=True, needs_all=True)
+    >>> never_ends([waits], ["worker:1"]).partition(". ")[0]
+    'waits in TensorFlow for the other nodes, and main of worker:1 has returned, so this never ends'
+    >>> never_ends([waits], [])
+    ''
+    """
+    if not findings or not returned or not all(one.needs_all for one in findings):
+        return ""
+    first, *others = findings
+    too = f", as {', '.join(one.node for one in others)} {'do' if len(others) > 1 else 'does'}" if others else ""
+    return (
+        f"{first.text}{too}, and main of {', '.join(returned)} has returned, so this never ends. All workers must do "
+        "the same number of steps: call fit, evaluate and predict on all of them, with the same epochs and steps. "
+        "A callback may set model.stop_training on one worker only at the end of an epoch"
+    )
+
+
 def _finding(one: Situation) -> Finding:
     """Return what a node does, from the surest sign to the weakest."""
     state = one.stacks.state if one.stacks is not None else ""
@@ -113,7 +141,9 @@ def _finding(one: Situation) -> Finding:
         if busy:
             return Finding(one.node, f"computes in TensorFlow{where}{short}", works=True)
         on_gpu = (one.gpu_percent or 0.0) >= _WORKS
-        return Finding(one.node, f"waits in TensorFlow for the other nodes{where}", waits=True, works=on_gpu)
+        needs_all = not on_gpu and not one.starved and _needs_all(frames)
+        text = f"waits in TensorFlow for the other nodes{where}"
+        return Finding(one.node, text, waits=True, works=on_gpu, needs_all=needs_all)
     if frames and _NETWORK.search(frames[0].file):
         return Finding(one.node, f"waits for an answer from the network{where}{short}")
     if users is not None:
@@ -127,6 +157,13 @@ def _in_tensorflow(frames: Sequence[Frame]) -> bool:
     """Whether the innermost call outside of Python's own library is TensorFlow's: it may wait for its own threads."""
     first = next((frame for frame in frames if not _STANDARD.search(frame.file)), None)
     return first is not None and bool(_TENSORFLOW.search(first.file))
+
+
+def _needs_all(frames: Sequence[Frame]) -> bool:
+    """Whether the innermost calls are those of a step that all workers make: not of a callback, nor of the program."""
+    place = next((place for place, frame in enumerate(frames) if _TOGETHER.search(str(frame))), None)
+    within = frames[: place or 0]
+    return bool(within) and all(_LIBRARIES.search(one.file) and not _CALLBACKS.search(one.file) for one in within)
 
 
 def _named(frame: Frame) -> str:

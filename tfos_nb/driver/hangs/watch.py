@@ -4,6 +4,8 @@
 
     nothing moves for max(10 s, five usual steps) ──▶ AskStacks to all supervisors ──▶ explain() ──▶ log, panel
 
+    never_ends(), after 10 s and once more a second later ──▶ the cluster fails
+
 A process that was stopped by a signal is told of after four seconds: TensorFlow ends its peers after ten. Heartbeats
 say whether there is one.
 
@@ -19,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from tfos_nb.driver.hangs.explanation import Finding, Situation, explain
+from tfos_nb.driver.hangs.explanation import Finding, Situation, explain, never_ends
 from tfos_nb.runtime.node.stacks import StacksTaken
 
 __all__ = ["HangWatch", "Watched"]
@@ -55,6 +57,9 @@ class Watched(Protocol):
     def write_findings(self, findings: Sequence[Finding]) -> None:
         """Show what the nodes do; with none, that they move again."""
 
+    def fail(self, node: str, cause: str) -> None:
+        """End the cluster by a node's failure, which is the program's fault."""
+
 
 class HangWatch:
     """Watch one cluster until it is over.
@@ -74,7 +79,7 @@ class HangWatch:
         self._marks: Mapping[str, Any] | None = None
         self._moved = self._asked = time.monotonic()
         self._usual = 0.0  # seconds between two moves
-        self._told = self._looked = False
+        self._told = self._looked = self._suspected = self._failed = False
 
     def start(self) -> None:
         """Watch from now on."""
@@ -92,27 +97,52 @@ class HangWatch:
                 self._usual += ((now - self._moved) - self._usual) / (4 if self._usual else 1)
             self._end(now, marks is not None)
             self._marks, self._moved, self._asked, self._looked = marks, now, now, False
-        elif not self._told and now - self._asked >= max(_LEAST, _STEPS * self._usual):
+        elif not self._told and now - self._asked >= (_LEAST if self._watched.returned else self._patience):
             self._asked = now
             self._explain(now - self._moved)
         elif not self._looked and now - self._moved >= _SOON and self._watched.some_are_stopped:
             self._looked = True
             self._explain(now - self._moved, stopped=True)
+        elif self._told and not self._failed and now - self._asked >= (_EVERY if self._suspected else _LEAST):
+            self._asked = now
+            if self._watched.returned:
+                self._fail_if_endless()
+
+    @property
+    def _patience(self) -> float:
+        """Seconds without a move after which a training counts as hanging."""
+        return max(_LEAST, _STEPS * self._usual)
 
     def _explain(self, seconds: float, *, stopped: bool = False) -> None:
         """Ask the nodes, and tell; with ``stopped``, only if a process was stopped by a signal."""
         situations = self._watched.situations(self._watched.stacks(_WITHIN))
-        told, findings = explain(situations, self._watched.returned)
+        returned = self._watched.returned
+        told, findings = explain(situations, returned)
+        endless = bool(never_ends(findings, returned))
         has_moved = self._watched.marks() != self._marks
         if has_moved or all(one.works for one in findings):  # a graph may be made, or compiled
             return
         if stopped and not any(one.stopped for one in findings):
             return
-        self._told = True
+        if not stopped and not endless and seconds < self._patience:
+            return
+        self._told, self._suspected = True, endless
         self._watched.write_findings(findings)
         logger.warning("cluster %s: no step for %.0f s: %s. cluster.stacks() shows more", self._name, seconds, told)
 
+    def _fail_if_endless(self) -> None:
+        """Ask the nodes again; end the cluster if twice they waited for one whose ``main`` has returned."""
+        situations = self._watched.situations(self._watched.stacks(_WITHIN))
+        returned = self._watched.returned
+        _, findings = explain(situations, returned)
+        cause = never_ends(findings, returned) if self._watched.marks() == self._marks else ""
+        if cause and self._suspected:
+            self._failed = True
+            self._watched.fail(findings[0].node, cause)
+        self._suspected = bool(cause)
+
     def _end(self, now: float, goes_on: bool) -> None:
+        self._suspected = False
         if self._told:
             self._told = False
             self._watched.write_findings(())

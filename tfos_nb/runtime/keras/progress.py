@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from tfos_nb.runtime.code.on_import import OnImport
 from tfos_nb.runtime.control.reports import EVALUATE, FIT, OVER
 from tfos_nb.runtime.keras.replica import is_synchronous
+from tfos_nb.runtime.keras.together import call_with_all_workers, is_of_all_workers, shown
 from tfos_nb.runtime.keras.versions import uses_tf_keras
 
 __all__ = ["autolog", "progress_callback"]
@@ -200,7 +201,9 @@ class _Agreement:
     """
 
     def __init__(self, strategy: Any) -> None:
-        self._strategy = strategy
+        self._reduce = strategy.reduce
+        if is_of_all_workers(strategy):
+            self._reduce = functools.partial(call_with_all_workers, strategy.reduce)
         self._count = 0
         self._last = 0
         self._next = 1
@@ -214,7 +217,7 @@ class _Agreement:
         import tensorflow as tf
 
         mine = tf.constant([float(asked), time.monotonic() - self._since], tf.float32)
-        flags, seconds = self._strategy.reduce("MEAN", mine, axis=None).numpy()
+        flags, seconds = self._reduce("MEAN", mine, axis=None).numpy()
         steps = self._count - self._last
         if steps and not at_epoch_end:
             per_step = float(seconds) / steps
@@ -319,7 +322,8 @@ def _wrap(keras: Any, added: _Added) -> str:
             return f"not {keras.__name__}: its Model.{name} takes no callbacks"
 
     for name in _METHODS:
-        setattr(model, name, _reporting(getattr(model, name), keras, added))
+        setattr(model, name, shown(_reporting(getattr(model, name), keras, added)))
+    model.predict = shown(model.predict)
     return str(keras.__name__)
 
 

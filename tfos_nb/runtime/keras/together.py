@@ -1,0 +1,47 @@
+"""Show in a node's stack which calls end only if all workers make them.
+
+Waiting for a collective and waiting for data look the same from outside: the innermost Python frame is TensorFlow's.
+So these calls go through :func:`call_with_all_workers`, whose frame the driver finds in the stack
+(:mod:`tfos_nb.driver.hangs.explanation`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from tfos_nb.runtime.control.plan import tf_config
+
+__all__ = ["call_with_all_workers", "is_of_all_workers", "shown"]
+
+
+def call_with_all_workers(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function. The name of this one, in the stack, says that all workers must make this call."""
+    return function(*args, **kwargs)
+
+
+def is_of_all_workers(strategy: Any) -> bool:
+    """Return whether each step of a strategy needs all nodes of the cluster that train, and these are several."""
+    import tensorflow as tf
+
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return False
+    nodes, _ = tf_config()
+    count = sum(len(nodes.get(role, ())) for role in ("chief", "worker"))
+    return count > 1 and getattr(strategy.extended, "_num_workers", 0) == count  # it may have a resolver of its own
+
+
+def shown(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a method of a Keras model that computes: with a strategy of all workers, all of them must call it."""
+    method = getattr(method, "_tfos_shown", method)
+
+    @functools.wraps(method)
+    def method_that_is_shown(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = getattr(self, "distribute_strategy", None)
+        if strategy is None or not is_of_all_workers(strategy):
+            return method(self, *args, **kwargs)
+        return call_with_all_workers(method, self, *args, **kwargs)
+
+    method_that_is_shown._tfos_shown = method  # type: ignore[attr-defined]
+    return method_that_is_shown
