@@ -18,7 +18,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.keras.models import rows
+from tests.keras.train import Share
 from tests.keras.workers import as_worker, write_results
+from tfos_nb.runtime.datasets.dataset import DatasetOptions, build_dataset
 
 ROWS = 37
 
@@ -147,6 +150,57 @@ def sums(strategy: Any) -> dict[str, Any]:
     return {"said": told}
 
 
+def stateful(strategy: Any) -> dict[str, Any]:
+    with strategy.scope():
+        layers = [keras.layers.Reshape((4, 1)), keras.layers.LSTM(2, stateful=True, name="mine"), keras.layers.Dense(1)]
+        made = keras.Sequential([keras.Input(batch_shape=(ROWS, 4)), *layers])
+        made.compile("sgd", "mse")
+    return trained(made)
+
+
+def fixed_batch(strategy: Any) -> dict[str, Any]:
+    with strategy.scope():
+        inputs = keras.Input(batch_shape=(ROWS, 4), name="mine")
+        made = keras.Model(inputs, keras.layers.Dense(1)(keras.ops.reshape(inputs, (ROWS, 4))))
+        made.compile("sgd", "mse")
+    return trained(made)
+
+
+def fixed_batch_that_does_not_matter(strategy: Any) -> dict[str, Any]:
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        made = keras.Sequential([keras.Input(batch_shape=(ROWS, 4)), keras.layers.Dense(1)])
+        made.compile("sgd", "mse")
+    return trained(made)
+
+
+def of_fed_rows(strategy: Any, x: Any, y: str, loss: str, after: Callable[..., Any] | None = None) -> dict[str, Any]:
+    """Train on the columns of fed rows."""
+    worker, workers = getattr(strategy.extended, "_id_in_cluster", 0), strategy.num_replicas_in_sync
+    with strategy.scope():
+        made = model()
+        made.compile("sgd", loss)
+    share = Share(rows(ROWS), worker, workers, streamed=False)
+    dataset = build_dataset(share, DatasetOptions(ROWS, x, y), print, alone=False)
+    return {"history": made.fit(dataset if after is None else dataset.map(after), verbose=0).history}
+
+
+def text_as_labels(strategy: Any) -> dict[str, Any]:
+    return of_fed_rows(strategy, "x", "word", "binary_crossentropy")
+
+
+def text_as_mapped_labels(strategy: Any) -> dict[str, Any]:
+    return of_fed_rows(strategy, "x", "word", "binary_crossentropy", lambda x, y: (x * 2, y))
+
+
+def text_as_input(strategy: Any) -> dict[str, Any]:
+    return of_fed_rows(strategy, "word", "y", "mse")
+
+
+def text_made_numbers(strategy: Any) -> dict[str, Any]:
+    return of_fed_rows(strategy, "x", "word", "mse", lambda x, y: (x, tf.strings.length(y)))
+
+
 CASES: tuple[Callable[[Any], dict[str, Any]], ...] = (
     metric,
     optimizer,
@@ -158,6 +212,13 @@ CASES: tuple[Callable[[Any], dict[str, Any]], ...] = (
     loss_by_row,
     reads_numbers,
     sums,
+    stateful,
+    fixed_batch,
+    fixed_batch_that_does_not_matter,
+    text_as_labels,
+    text_as_mapped_labels,
+    text_as_input,
+    text_made_numbers,
 )
 
 

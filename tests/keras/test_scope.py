@@ -28,6 +28,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Results], Result
         ("compiled", "metric 'loss' was made outside of the strategy's scope"),
         ("model_alone", "was made outside of the strategy's scope, but its optimizer inside. Make and compile"),
         ("loss_by_row", "loss 'mean_squared_error' has reduction='none': one process trains on the sum"),
+        ("stateful", "layer 'mine' must not be stateful under 2 replicas, got stateful=True: it keeps a state for"),
+        ("fixed_batch", "input 'mine' must not have a fixed batch size where the model computes with it, got 37 rows"),
     ],
 )
 def test_what_would_train_otherwise_is_refused_by_its_name(
@@ -39,7 +41,7 @@ def test_what_would_train_otherwise_is_refused_by_its_name(
         assert told in worker[case]["error"]
 
 
-@pytest.mark.parametrize("case", ["frozen_layer", "reads_numbers"])
+@pytest.mark.parametrize("case", ["frozen_layer", "reads_numbers", "fixed_batch_that_does_not_matter"])
 def test_what_trains_alike_is_taken(ran: tuple[list[Results], Results], case: str) -> None:
     (first, second), alone = ran
     assert "error" not in alone[case]
@@ -48,6 +50,31 @@ def test_what_trains_alike_is_taken(ran: tuple[list[Results], Results], case: st
         np.testing.assert_allclose(first[case]["history"][name], values, rtol=1e-5)
     for mine, theirs in zip(first[case]["weights"], alone[case]["weights"], strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("text_as_labels", "column 'word', which is y, must hold numbers, because the loss 'binary_crossentropy'"),
+        ("text_as_mapped_labels", "y must hold numbers, because the loss 'binary_crossentropy' compares it with"),
+        ("text_as_input", "column 'word', which is x, must hold numbers, because the model's input"),
+    ],
+)
+def test_text_where_numbers_belong_is_refused_by_its_column(
+    ran: tuple[list[Results], Results], case: str, told: str
+) -> None:
+    workers, alone = ran
+    for one in (*workers, alone):
+        assert told in one[case]["error"]
+        assert "StringIndexer" in one[case]["error"]
+
+
+def test_text_that_the_program_makes_numbers_of_is_taken(ran: tuple[list[Results], Results]) -> None:
+    (first, second), alone = ran
+    assert first["text_made_numbers"] == second["text_made_numbers"]
+    np.testing.assert_allclose(
+        first["text_made_numbers"]["history"]["loss"], alone["text_made_numbers"]["history"]["loss"], rtol=1e-5
+    )
 
 
 def test_a_model_that_each_worker_trains_for_itself_is_told_of(ran: tuple[list[Results], Results]) -> None:

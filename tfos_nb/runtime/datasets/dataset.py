@@ -23,6 +23,7 @@ from tfos_nb.runtime.feed.batching import Batches, Cut, Cutter, Pass
 from tfos_nb.runtime.feed.ledger import FeedSchema
 from tfos_nb.runtime.feed.pass_record import PassRecord
 from tfos_nb.runtime.keras.distributed_datasets import divisible, of_size, tracked
+from tfos_nb.runtime.keras.inputs import named
 from tfos_nb.runtime.rows.columns import Column, arrays_of, columns_of, sparse_of
 
 if TYPE_CHECKING:
@@ -346,7 +347,7 @@ def build_dataset(
         pairs = Pairs(options.x, options.y, options.sample_weight, weigh is not None)
         dataset = dataset.map(as_it_is(pairs.__call__))
     # No sharding: these rows are already this node's share.
-    return as_fed(dataset.prefetch(options.prefetch))
+    return named(as_fed(dataset.prefetch(options.prefetch)), options.x, options.y)
 
 
 def _batches(generator: CutBlocks, alone: bool) -> tf.data.Dataset:

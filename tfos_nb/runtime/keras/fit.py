@@ -44,6 +44,7 @@ from typing import Any, NamedTuple
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.control.plan import tf_config
 from tfos_nb.runtime.keras.adapt import mend_adapt
+from tfos_nb.runtime.keras.inputs import columns_of, refuse_states_of_rows, refuse_text
 from tfos_nb.runtime.keras.optimizers import mend_optimizers
 from tfos_nb.runtime.keras.replica import is_synchronous, mend_replicas, sent_as
 from tfos_nb.runtime.keras.scope import build, warn_of_a_model_outside
@@ -58,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 
 _STATE, _PART = "state-", "part"
-_ITERATOR, _FIRST = "_tfos_iterator", "_tfos_first_step"
+_ITERATOR, _FIRST, _COLUMNS = "_tfos_iterator", "_tfos_first_step", "_tfos_columns"
 NODE_VARIABLE = "TFOS_NB_NODE"
 """A node's own name, which it keeps when ``TF_CONFIG`` counts only the remaining nodes."""
 # The functions that the patches replace or wrap, with the parameters with which Keras calls them. Classes are found by
@@ -220,9 +221,11 @@ def _build_from_spec(self: Any, iterator: Any = None, data_batch: Any = None) ->
 
     if iterator is not None:
         vars(self)[_ITERATOR] = iterator  # past Keras' tracking of attributes
+        refuse_text(self, iterator._distributed_dataset.element_spec, getattr(iterator, _COLUMNS, (None, None)))
     if self._distribute_strategy is None:
         warn_of_a_model_outside(self)
         return
+    refuse_states_of_rows(self)
     if iterator is not None:
         data_batch = tf.nest.map_structure(_symbol, iterator._distributed_dataset.element_spec)
     with self.distribute_strategy.scope():
@@ -256,6 +259,8 @@ def _without_length(original: Callable[..., None]) -> Callable[..., None]:
         import tensorflow as tf
 
         x: Any = kwargs.get("x")
+        if isinstance(x, tf.data.Dataset):
+            setattr(self, _COLUMNS, columns_of(x))
         open_ended = kwargs.get("steps_per_epoch") is None
         counted = isinstance(x, tf.data.Dataset) and open_ended and x.cardinality() >= 0
         if counted and is_synchronous(distribute_strategy):
@@ -345,12 +350,15 @@ class _Predict:
     """
 
     def __init__(self, model: Any, make: Callable[..., Any]) -> None:
+        self._model = model
         self._functions = [_made(model, make) for _ in (False, True)]
 
     def __call__(self, batches: list[Any]) -> Any:
         """Predict batches one by one, each by a function that takes a list of one."""
         import keras
 
+        if not _thread.own_batch:
+            refuse_states_of_rows(self._model)
         function = self._functions[_thread.own_batch]
         parts = [function([batch]) for batch in batches]
         return keras.tree.map_structure(_joined, *parts) if len(parts) > 1 else parts[0]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfos_nb.errors import PlanError
+from tfos_nb.runtime.keras.inputs import explained
 from tfos_nb.runtime.keras.reductions import of_all_rows
 from tfos_nb.runtime.keras.replica import (
     Replica,
@@ -63,6 +64,7 @@ class StepFunction:
         if not self.model.run_eagerly:
             once = tf.function(once, reduce_retracing=True)
 
+        @explained(self.model)
         def function(iterator: Any) -> Any:
             outputs = None
             vars(self.model)[_RETURNED] = self.metrics  # past Keras' tracking of attributes
