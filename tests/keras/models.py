@@ -655,6 +655,100 @@ class SumStep(OwnStep):
         return {"loss": tf.reduce_sum(self.loss_of(y, tf.squeeze(self(x), -1), self))}
 
 
+class GuideStep(keras.Model):
+    """The train_step and test_step of Keras' guide: a result of ``self.metrics`` is a dictionary of results."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            p = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=p)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return self.noted(y, p, loss)
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        p = self(x, training=False)
+        return self.noted(y, p, self.compute_loss(y=y, y_pred=p))
+
+    def noted(self, y: Any, p: Any, loss: Any) -> dict[str, Any]:
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, p)
+        return {m.name: m.result() for m in self.metrics}
+
+
+class DerivedStep(GuideStep):
+    """Returns numbers that it derives from results: one by one, nested, and of metrics that Keras does not know."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.losses_seen = M.Mean(name="losses")
+        self.known = [M.Precision(name="p", thresholds=0.4), M.Recall(name="r", thresholds=0.4), M.AUC(name="auc")]
+        self.at = M.SensitivityAtSpecificity(0.5, name="at")
+        vars(self)["elsewhere"] = {"f1": _F1(), "iou": M.BinaryIoU(), "rows": _State(name="rows")}
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.losses_seen, *self.known, self.at, *self.elsewhere.values()]
+
+    def noted(self, y: Any, p: Any, loss: Any) -> dict[str, Any]:
+        self.losses_seen.update_state(loss)
+        before = self.losses_seen.result()
+        for metric in self.metrics[1:]:
+            metric.update_state(y, p)
+        precision, recall, auc = (one.result() for one in self.known)
+        return {
+            "perplexity": tf.exp(self.losses_seen.result()),
+            "f1": 2 * precision * recall / (precision + recall + 1e-7),
+            "at": tf.sqrt(self.at.result()) + before,
+            "nested": {"deep": {"auc_gap": auc * (tf.reduce_max(p) - tf.reduce_min(p))}, "auc": auc},
+            "elsewhere": {name: metric.result() for name, metric in self.elsewhere.items()},
+            "direct": self.losses_seen.total / self.losses_seen.count,
+            "called": self.loss_of_call(loss),
+        }
+
+    def loss_of_call(self, loss: Any) -> Any:
+        return tf.cond(tf.reduce_sum(self.losses_seen.result()) > 0, lambda: tf.constant(1.0), lambda: tf.constant(2.0))
+
+
+class _F1(M.Metric):
+    """Uses the results of other metrics."""
+
+    def __init__(self) -> None:
+        super().__init__(name="f1")
+        self.of = [M.Precision(thresholds=0.4), M.Recall(thresholds=0.4)]
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        for one in self.of:
+            one.update_state(y_true, y_pred, sample_weight)
+
+    def result(self) -> Any:
+        precision, recall = (one.result() for one in self.of)
+        return 2 * precision * recall / (precision + recall + 1e-7)
+
+
+class DerivedMetrics(keras.Model):
+    """Adds numbers to the results of Keras' own steps."""
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+        results = super().compute_metrics(x, y, y_pred, sample_weight)
+        results["gap"] = keras.ops.max(y_pred) - keras.ops.min(y_pred)
+        results["mean"] = keras.ops.mean(y_pred)
+        results["twice"] = 2 * results["auc"]
+        return results
+
+
+def _with_results(kind: Any, **options: Any) -> Any:
+    inputs = keras.Input((4,), name="x")
+    model = kind(inputs, dense(1, 3, activation="sigmoid")(dense(5, 2, activation="tanh")(inputs)))
+    metrics = ["mae", M.RootMeanSquaredError(name="rmse"), M.AUC(name="auc")]
+    model.compile(O.SGD(0.05), "binary_crossentropy", metrics=metrics, **options)
+    return model
+
+
 def _dice(y: Any, p: Any, model: Any) -> Any:
     y, p = tf.cast(y > 0, tf.float32), tf.sigmoid(p)
     return 1 - (2 * tf.reduce_sum(y * p) + 1) / (tf.reduce_sum(y) + tf.reduce_sum(p) + 1)
@@ -1034,6 +1128,10 @@ def _ways() -> list[Case]:
         Case("a compute_loss with a masked mean", lambda: _own_loss(SumLoss, _AddsSum())),
         Case("adds a sum", lambda: _headed("x", (4,), lambda: [_AddsSum()])),
         Case("two optimizers", lambda: own(TwoOptimizers)),
+        Case("results of the guide's step", lambda: _with_results(GuideStep), y="bins"),
+        Case("results of the guide's step, eager", lambda: _with_results(GuideStep, run_eagerly=True), y="bins"),
+        Case("results that a step derives", lambda: _with_results(DerivedStep), y="bins"),
+        Case("results that a compute_metrics derives", lambda: _with_results(DerivedMetrics), y="bins"),
         Case("own compute_loss", _own_loss),
         Case("run_eagerly", lambda: plain(metrics=["mae"], run_eagerly=True)),
         Case("steps_per_execution", lambda: plain(metrics=["mae"], steps_per_execution=2)),

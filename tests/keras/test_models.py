@@ -22,7 +22,7 @@ SOME = (
     "compares rows, weighted", "compares rows, with a variable", "pairs of rows", "steps_per_execution", "that clips",
     "divides by the batch",
     "two optimizers", "own compute_loss", "outputs with", "with a masked mean", "a mean of some", "adds a sum",
-    "a sum, means and a regularizer", "strings", "positions", "mixed_bfloat16",
+    "a sum, means and a regularizer", "strings", "positions", "mixed_bfloat16", "guide's step", "results that",
 )  # fmt: skip
 OF_FEW_ROWS = (
     "masked pooling",
@@ -39,6 +39,8 @@ OF_FEW_ROWS = (
     "run_eagerly",
     "mixed_float16",
     "positions",
+    "guide's step",
+    "results that",
 )
 
 

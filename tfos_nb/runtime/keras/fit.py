@@ -70,6 +70,7 @@ _PARAMETERS = (
     ("model", "predict_step", ("self", "data")),
     ("model", "make_predict_function", ("self", "force")),
     ("model", "predict_on_batch", ("self", "x")),
+    ("model", "get_metrics_result", ("self",)),
     ("module", "reduce_per_replica", ("values", "strategy", "reduction")),
     ("model", "_get_metrics_result_or_logs", ("self", "logs")),
     ("iterator", "catch_stop_iteration", ("self",)),

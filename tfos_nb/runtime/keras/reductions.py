@@ -14,7 +14,7 @@ is left unchanged, at no cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +57,8 @@ class _Leaf:
         This replica's value. Its shape does not depend on the number of rows.
     kind : str
         ``sum``, ``mean``, ``max``, ``min``, ``any``, ``all`` or ``norm`` over rows, or the ``shape`` of a tensor with
-        rows. ``same`` is equal on all replicas. ``other`` values are combined to their mean over replicas, weighted by
-        rows.
+        rows. ``part`` is the value of a metric's variable, which counts rows of earlier steps too. ``same`` is equal on
+        all replicas. ``other`` values are combined to their mean over replicas, weighted by rows.
     size : tensor, optional
         Number of elements of which it is the mean, if rows may have different numbers of elements.
     """
@@ -89,6 +89,8 @@ class _Leaf:
         kind = self.tensor.dtype
         if self.kind == "same" or (self.kind == "other" and not self.is_number):
             return self.tensor
+        if self.kind == "part":
+            return replica.sum_of_parts(self.tensor)
         if self.kind == "shape":
             return self._shape(replica)
         if self.kind in ("any", "all"):
@@ -211,7 +213,7 @@ def of_all_rows(replica: Replica, value: Any) -> Any:
         ``value`` itself if the mean of the replicas' own values is the same. Also ``value`` itself where this cannot be
         determined: outside of graphs, and in a loop or a condition of the step.
     """
-    formula = _formula(value) if replica.is_in_its_graph else None
+    formula = _formula(value, replica.known, parts=replica.parts) if replica.is_in_its_graph else None
     if formula is None or not formula.differs:
         return value
     return formula.of(_wholes(replica, formula))
@@ -237,7 +239,7 @@ def agreed(replica: Replica, value: Any, known: Sequence[str] = (), *, plain: bo
     tensor or None
         None if the value is computed from rows in another way, or if that cannot be determined.
     """
-    formula = _formula(value, known, _ANY)
+    formula = _formula(value, known, _ANY, replica.parts)
     if formula is None or not formula.is_known:
         return None
     if not formula.has_rows:
@@ -306,7 +308,9 @@ def _wholes(replica: Replica, formula: _Formula) -> dict[str, Any]:
     return {name: leaf.whole(replica) for name, leaf in formula.leaves.items()}
 
 
-def _formula(value: Any, known: Sequence[str] = (), most: float = _MOST) -> _Formula | None:
+def _formula(
+    value: Any, known: Sequence[str] = (), most: float = _MOST, parts: Collection[str] = ()
+) -> _Formula | None:
     """Return the formula of a tensor; None if it is not in a graph, or not a number or has too many elements."""
     import tensorflow as tf
 
@@ -314,7 +318,7 @@ def _formula(value: Any, known: Sequence[str] = (), most: float = _MOST) -> _For
         return None
     if not value.dtype.is_floating and not value.dtype.is_integer:
         return None
-    operations, leaves = _walk(value, known, most)
+    operations, leaves = _walk(value, known, most, parts)
     of_rows = set(leaves)
     for operation in operations:
         if any(one.name in of_rows for one in operation.inputs):
@@ -334,7 +338,7 @@ def _formula(value: Any, known: Sequence[str] = (), most: float = _MOST) -> _For
     return found
 
 
-def _walk(value: Any, known: Sequence[str], most: float) -> tuple[list[Any], dict[str, _Leaf]]:
+def _walk(value: Any, known: Sequence[str], most: float, parts: Collection[str]) -> tuple[list[Any], dict[str, _Leaf]]:
     """Return the operations that compute ``value``, in the order of computation, and the leaves where they start."""
     operations: list[Any] = []
     leaves: dict[str, _Leaf] = {}
@@ -347,11 +351,13 @@ def _walk(value: Any, known: Sequence[str], most: float) -> tuple[list[Any], dic
             if tensor.op.name not in done_already:
                 done_already.add(tensor.op.name)
                 operations.append(tensor.op)
-        elif tensor.name not in seen:
+        elif tensor.name not in seen and tensor.name not in known:
             seen.add(tensor.name)
-            if (leaf := _of_rows(tensor)) is not None:
+            if tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0].name in parts:
+                leaves[tensor.name] = _Leaf(tensor, "part")
+            elif (leaf := _of_rows(tensor)) is not None:
                 leaves[tensor.name] = leaf
-            elif tensor.name not in known and _is_made_anew(tensor.op, most):
+            elif _is_made_anew(tensor.op, most):
                 left.append((tensor, True))
                 left.extend((one, False) for one in tensor.op.inputs)
     return operations, leaves

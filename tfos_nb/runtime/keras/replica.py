@@ -10,6 +10,7 @@ the rows of all replicas:
 - A loss or a metric's function that returns one number for a whole batch is called on the rows of all replicas. So is
   one that returns a number per row, but compares each row with the others, such as ``Circle``
   (:mod:`tfos_nb.runtime.keras.comparisons`).
+- A metric's result within a step is computed from the metric's variables, added up over all replicas.
 - If a ``Mean`` or a ``Sum`` tracks one number per step, the number is weighted by this replica's share of the rows. A
   number that a program computes from sums over its rows is computed from the sums over the rows of all replicas
   (:mod:`tfos_nb.runtime.keras.reductions`).
@@ -159,12 +160,19 @@ class Replica:
         their number.
     own_step : bool
         Whether the step is the program's own, which may change gradients before it calls an optimizer.
+    metrics : sequence of keras.Metric
+        The model's metrics. Their variables are added up in one collective.
+    reads_later : bool
+        Whether ``get_metrics_result`` may return this replica's own results, because Keras reads the metrics again at
+        the end of the epoch. The step then needs no collective for them.
     """
 
     share: Any
     has_rows: Any
     compiled: bool = False
     own_step: bool = False
+    metrics: Sequence[Any] = ()
+    reads_later: bool = False
     has_whole_gradients: bool = False  # a tape has returned them, and an optimizer gets values computed from them
     reduced: bool = False  # a loss of Keras was reduced over all replicas
     scaled: bool = False  # the program has scaled its loss for a sum over replicas
@@ -172,8 +180,10 @@ class Replica:
     _graph: Any = None
     moves: dict[int, _Move] = field(default_factory=dict)
     has_own_gradients: bool = False  # a tape has returned some in a loop or a condition, of this replica's rows only
-    known: list[str] = field(default_factory=list)  # names of tensors that are equal on all replicas: whole gradients
-    results: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # id of a metric's result -> result, metric
+    # Names of tensors that are equal on all replicas: whole gradients, and results of metrics.
+    known: list[str] = field(default_factory=list)
+    results: dict[int, tuple[Any, Any]] = field(default_factory=dict)  # id of its own result -> result, metric
+    _sums: dict[int, Any] = field(default_factory=dict)  # id of a metric's variable -> sum, until it is assigned
 
     @contextlib.contextmanager
     def during(self) -> Iterator[None]:
@@ -248,6 +258,13 @@ class Replica:
         if not own.dtype.is_floating:
             return sum_over_replicas(self.selected(own))
         return self.all_reduced(_summed, [own])[0]
+
+    def sum_of_parts(self, value: Any) -> Any:
+        """Return the sum of a metric's variable over all replicas, with or without rows in this step."""
+        import tensorflow as tf
+
+        kind = sent_as(value.dtype)
+        return tf.cast(sum_over_replicas(tf.identity(tf.cast(value, kind))), value.dtype)  # a read has no device
 
     def _part(self, upstream: Any) -> Any:
         """Return this replica's part of a sum of gradients: weighted by its rows, or zero without rows."""
@@ -326,8 +343,71 @@ class Replica:
 
         return tf.cast(of_all(wide), values.dtype)
 
+    def result_of(self, metric: Any, compute: Callable[[], Any]) -> Any:
+        """Return the result that ``compute`` makes of a metric's variables, added up over all replicas.
+
+        A result within a loop or a condition of TensorFlow's is this replica's own.
+        """
+        import keras
+        import tensorflow as tf
+        from keras.src.backend.common.stateless_scope import get_stateless_scope
+
+        if _thread.reads_later or not self.is_in_its_graph:
+            value = compute()
+            self.results[id(value)] = value, metric
+            return value
+        scope = get_stateless_scope()
+        known = {} if scope is None else dict(scope.state_mapping)  # of a metric that uses others, or of the program
+        own = [v for v in metric.variables if id(v) not in known and _is_of_each(v)]
+        if not own:
+            return compute()
+        sums = self._sums_of(own)
+        with keras.StatelessScope(list(zip(own, sums, strict=True)), initialize_variables=False) as whole:
+            whole.state_mapping.update(known)
+            made = keras.tree.map_structure(_number, compute())
+        if not tf.executing_eagerly():
+            self.known += [leaf.name for leaf in keras.tree.flatten(made) if isinstance(leaf, tf.Tensor)]
+        return made
+
+    def _sums_of(self, variables: list[Any]) -> list[Any]:
+        """Return the values of metrics' variables over all replicas.
+
+        If one of them has changed, all changed variables of the model's metrics are added up in one collective. A step
+        usually asks for the results of all metrics.
+        """
+        import tensorflow as tf
+
+        if any(id(v) not in self._sums for v in variables):
+            of_metrics = [v for metric in self.metrics for v in metric.variables if _is_of_each(v)]
+            changed = {id(v): v for v in [*variables, *of_metrics] if id(v) not in self._sums}
+            kinds: dict[Any, list[Any]] = {}
+            for variable in changed.values():
+                kinds.setdefault(sent_as(tf.as_dtype(variable.dtype)), []).append(variable)
+            for kind, some in kinds.items():
+                own = [tf.cast(tf.reshape(tf.convert_to_tensor(v._value), [-1]), kind) for v in some]
+                parts = tf.split(sum_over_replicas(tf.concat(own, axis=0)), [int(part.shape[0]) for part in own])
+                for variable, part in zip(some, parts, strict=True):
+                    self._sums[id(variable)] = tf.cast(tf.reshape(part, variable.shape), variable.dtype)
+        return [self._sums[id(v)] for v in variables]
+
+    @property
+    def parts(self) -> set[str]:
+        """Names of the resources of this replica's parts of the metrics' variables, in the graph that is traced."""
+        graph = _graph()
+        if graph is None or not self.is_in_its_graph:
+            return set()
+        variables = [v._value for metric in self.metrics for v in metric.variables if _is_of_each(v)]
+        handles = {id(part.handle) for variable in variables for part in variable.values}
+        return {inner.name for outer, inner in graph.captures if id(outer) in handles}
+
+    def knows(self, value: Any) -> bool:
+        """Return whether a tensor is known to be equal on all replicas."""
+        import tensorflow as tf
+
+        return not tf.executing_eagerly() and value.name in self.known
+
     def metrics_of(self, outputs: Any) -> dict[str, Any]:
-        """Return the metrics whose results are among a step's ``outputs``, by their names in it."""
+        """Return the metrics whose own results are among a step's ``outputs``, by their names in it."""
         named = outputs.items() if isinstance(outputs, dict) else ()
         return {name: self.results[id(value)][1] for name, value in named if id(value) in self.results}
 
@@ -370,6 +450,7 @@ class Replica:
         """Return the value to assign to ``variable``: its current value if this replica has no row."""
         import tensorflow as tf
 
+        self._sums.pop(id(variable), None)
         if self.applying or _SEED in variable.name:
             return value
         current = tf.convert_to_tensor(variable._value)
@@ -454,6 +535,7 @@ class _Thread(threading.local):
     keeper: Replica | None = None  # the same, but set in steps of the program's own too
     one_process = False  # the called function already gets the rows of all replicas
     adds_up = False  # a sum of this package is running, which must not change gradients
+    reads_later = False  # Keras collects the results of a step, and reads the metrics again at the end of the epoch
 
 
 _thread = _Thread()
@@ -496,6 +578,9 @@ def mend_replicas() -> None:
     loss.scale_loss_for_distribution = _scaled(loss.scale_loss_for_distribution)
     loss.unscale_loss_for_distribution = _unscaled(loss.unscale_loss_for_distribution)
     keras.losses.Loss.__call__ = _sees_all_rows(keras.losses.Loss.__call__)
+    keras.metrics.Metric.__init__ = _made_to_note(keras.metrics.Metric.__init__)
+    owner = next(c for c in keras.Model.__mro__ if "get_metrics_result" in vars(c))
+    owner.get_metrics_result = _read_later(owner.get_metrics_result)
     wrapper = keras.metrics.MeanMetricWrapper
     wrapper.update_state = _of_all_rows(wrapper.update_state)
     for tracker in (keras.metrics.Mean, keras.metrics.Sum):
@@ -911,7 +996,7 @@ def _weighted(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def note_results(metrics: Sequence[Any]) -> None:
-    """Patch the classes of these metrics to record their results in the current step."""
+    """Patch the classes of these metrics: a result within a step is that of all replicas."""
     for metric in metrics:
         owner: Any = next(c for c in type(metric).__mro__ if "result" in vars(c))
         if not hasattr(owner.result, "_tfos_noted"):
@@ -921,13 +1006,56 @@ def note_results(metrics: Sequence[Any]) -> None:
 def _noted(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(original)
     def result(self: Any) -> Any:
-        value, replica = original(self), _thread.replica
-        if replica is not None:
-            replica.results[id(value)] = value, self
-        return value
+        replica = _thread.replica
+        return original(self) if replica is None else replica.result_of(self, functools.partial(original, self))
 
     vars(result)["_tfos_noted"] = True
     return result
+
+
+def _made_to_note(original: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``Metric.__init__``: a model does not know the metrics that a program keeps elsewhere."""
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        note_results([self])
+
+    return init
+
+
+def _read_later(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wrap ``get_metrics_result``, with which Keras' own steps end."""
+
+    @functools.wraps(original)
+    def get_metrics_result(self: Any) -> Any:
+        replica = _thread.replica
+        _thread.reads_later = replica is not None and replica.reads_later
+        try:
+            return original(self)
+        finally:
+            _thread.reads_later = False
+
+    return get_metrics_result
+
+
+def _is_of_each(variable: Any) -> bool:
+    """Return whether each replica has its own part of a variable, and the whole is the sum of the parts."""
+    import tensorflow as tf
+
+    made = variable._value
+    if not isinstance(made, tf.distribute.DistributedValues):
+        return False
+    on_read = made.synchronization == tf.VariableSynchronization.ON_READ
+    return bool(on_read and made.aggregation == tf.VariableAggregation.SUM)
+
+
+def _number(result: Any) -> Any:
+    """Return the value of a result that is a variable."""
+    import keras
+    import tensorflow as tf
+
+    return tf.convert_to_tensor(result.value) if isinstance(result, keras.Variable) else result
 
 
 def _assigned(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -42,7 +42,11 @@ class StepFunction:
         self.strategy = model.distribute_strategy
         self.stand_in = StandIn()
         self.own_step = not is_of_keras(self.step)
-        self.metrics: dict[str, Any] = {}  # metrics whose results a step returns, by their names in its outputs
+        # Keras reads the metrics again at the end of an epoch if a step returns just their results.
+        self.reads_later = not self.own_step and all(
+            is_of_keras(one) for one in (model.compute_metrics, model.get_metrics_result)
+        )
+        self.metrics: dict[str, Any] = {}  # metrics whose own results a step returns, by their names in its outputs
         note_results(model.metrics)
         refuse_what_is_outside(model)  # everything is built by now
         if not self.own_step:
@@ -105,9 +109,18 @@ class StepFunction:
         if has_rows is not None:
             rows = tf.where(has_rows, rows, 0.0)
         share = tf.math.divide_no_nan(rows, sum_over_replicas(rows))
-        replica = Replica(share, has_rows, compiled=bool(self.model.jit_compile), own_step=self.own_step)
+        replica = Replica(
+            share,
+            has_rows,
+            compiled=bool(self.model.jit_compile),
+            own_step=self.own_step,
+            metrics=self.model.metrics,
+            reads_later=self.reads_later,
+        )
         with replica.during():
-            outputs = keras.tree.map_structure(functools.partial(of_all_rows, replica), self.step(data))
+            outputs = self.step(data)
+            if not self.reads_later:
+                outputs = keras.tree.map_structure(functools.partial(of_all_rows, replica), outputs)
         self.metrics.update(replica.metrics_of(outputs))
         replica.level_counts(rows)
         return self._level(outputs, rows, replica)
@@ -118,10 +131,12 @@ class StepFunction:
         import tensorflow as tf
 
         leaves = list(map(_read, keras.tree.flatten(outputs)))
-        places = [place for place, leaf in enumerate(leaves) if _is_number(leaf)]
+        places = [place for place, leaf in enumerate(leaves) if _is_number(leaf) and not replica.knows(leaf)]
         moved = replica.moved()
         # The weights that the trainer's own loss metric gives: rows since the metrics were reset.
-        seen = rows if self.own_step else tf.cast(tf.convert_to_tensor(self.model._loss_tracker.count), tf.float32)
+        seen = rows
+        if self.reads_later:
+            seen = tf.cast(tf.convert_to_tensor(self.model._loss_tracker.count), tf.float32)
         parts = [(tf.cast(leaves[place], tf.float32), seen) for place in places]
         parts += [(tf.cast(move, tf.float32), replica.share) for _, _, move in moved]
         # tf.where, because a product is not enough: a value that is NaN without rows must not count.
@@ -137,8 +152,8 @@ class StepFunction:
 def with_results(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``_get_metrics_result_or_logs``, so that an epoch's results are those of the metrics on all replicas.
 
-    Within a step, a metric's result is that of one replica. Keras reads the metrics themselves only if a step returns
-    nothing but their results.
+    In a step of Keras' own, and in a loop or a condition, a metric's result is that of one replica. Keras reads the
+    metrics themselves only if a step returns nothing but their results.
     """
 
     @functools.wraps(original)
