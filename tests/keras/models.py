@@ -749,6 +749,41 @@ def _with_results(kind: Any, **options: Any) -> Any:
     return model
 
 
+class _Moves(L.Layer):
+    """Moves its states whenever it is called, in training or not."""
+
+    def __init__(self, roots: bool) -> None:
+        super().__init__()
+        self.roots = roots  # are not the mean of the workers' own
+
+    def build(self, shape: Any) -> None:
+        new = partial(self.add_weight, trainable=False)
+        self.center = new(shape=(shape[-1],), initializer="zeros", name="center")
+        self.root = new(shape=(), initializer="zeros", name="root")
+        self.calls = new(shape=(), dtype="int32", initializer="zeros", name="calls")
+
+    def call(self, inputs: Any) -> Any:
+        self.center.assign(0.9 * self.center + 0.1 * keras.ops.mean(inputs, axis=0))
+        if self.roots:
+            self.root.assign(0.5 * self.root + 0.1 * keras.ops.sqrt(keras.ops.mean(inputs**2)))
+        self.calls.assign(self.calls + 1)
+        return inputs
+
+
+class OwnPrediction(keras.Model):
+    """A predict_step of one's own."""
+
+    def predict_step(self, data: Any) -> Any:
+        return 2 * self(data[0], training=False)
+
+
+def _moves(kind: Any = keras.Model, roots: bool = True, **options: Any) -> Any:
+    inputs = keras.Input((4,), name="x")
+    model = kind(inputs, dense(1, 3)(_Moves(roots)(dense(4, 2)(inputs))))
+    model.compile(O.SGD(0.05), "mse", **options)
+    return model
+
+
 def _dice(y: Any, p: Any, model: Any) -> Any:
     y, p = tf.cast(y > 0, tf.float32), tf.sigmoid(p)
     return 1 - (2 * tf.reduce_sum(y * p) + 1) / (tf.reduce_sum(y) + tf.reduce_sum(p) + 1)
@@ -1132,6 +1167,9 @@ def _ways() -> list[Case]:
         Case("results of the guide's step, eager", lambda: _with_results(GuideStep, run_eagerly=True), y="bins"),
         Case("results that a step derives", lambda: _with_results(DerivedStep), y="bins"),
         Case("results that a compute_metrics derives", lambda: _with_results(DerivedMetrics), y="bins"),
+        Case("a layer that always moves", _moves),
+        Case("a layer that always moves, eager", lambda: _moves(roots=False, run_eagerly=True)),
+        Case("a layer that always moves, own predict_step", lambda: _moves(OwnPrediction)),
         Case("own compute_loss", _own_loss),
         Case("run_eagerly", lambda: plain(metrics=["mae"], run_eagerly=True)),
         Case("steps_per_execution", lambda: plain(metrics=["mae"], steps_per_execution=2)),

@@ -49,7 +49,7 @@ from tfos_nb.runtime.keras.optimizers import mend_optimizers
 from tfos_nb.runtime.keras.replica import is_synchronous, mend_replicas, sent_as
 from tfos_nb.runtime.keras.scope import build, warn_of_a_model_outside
 from tfos_nb.runtime.keras.shuffling import mend_iterators
-from tfos_nb.runtime.keras.step import StepFunction, cut_predictions, with_results
+from tfos_nb.runtime.keras.step import OWN_BATCH, StepFunction, cut_predictions, with_results
 from tfos_nb.runtime.keras.versions import advice, uses_tf_keras
 from tfos_nb.runtime.storage.remote import scheme_of, tensorflow_opens
 
@@ -195,7 +195,7 @@ def _mend(trainer: _Trainer) -> None:
         return StepFunction(self, step_function).build()
 
     of_model._make_function = _make_function
-    of_model.predict_step = cut_predictions(of_model.predict_step)
+    cut_predictions(of_model)
     owner = next(c for c in of_model.__mro__ if "_get_metrics_result_or_logs" in vars(c))
     owner._get_metrics_result_or_logs = with_results(owner._get_metrics_result_or_logs)
     of_model.make_predict_function = _one_by_one(of_model.make_predict_function)
@@ -382,6 +382,7 @@ def _one_by_one(original: Callable[..., Any]) -> Callable[..., Any]:
         if not is_synchronous(self.distribute_strategy):
             original(self, force)
         elif self.predict_function is None or force:
+            cut_predictions(type(self))  # its predict_step may be the program's
             self.predict_function = _Predict(self, original)
 
     return make_predict_function
@@ -392,11 +393,12 @@ def _of_own_batch(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], A
 
     @functools.wraps(original)
     def predict_on_batch(self: Any, x: Any) -> Any:
-        _thread.own_batch = is_synchronous(self.distribute_strategy)
+        own = is_synchronous(self.distribute_strategy)
+        _thread.own_batch = vars(self)[OWN_BATCH] = own  # replicas run in other threads
         try:
             return original(self, x)
         finally:
-            _thread.own_batch = False
+            _thread.own_batch = vars(self)[OWN_BATCH] = False
 
     return predict_on_batch
 

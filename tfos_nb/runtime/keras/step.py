@@ -14,14 +14,18 @@ from tfos_nb.runtime.keras.replica import (
     as_python,
     is_of_keras,
     is_synchronous,
+    keeper_of_states,
     note_results,
+    replica_of_step,
     sum_over_replicas,
 )
 from tfos_nb.runtime.keras.scope import refuse_losses_by_row, refuse_what_is_outside
 from tfos_nb.runtime.keras.stand_in import StandIn, first_rows, rows_of
 
-__all__ = ["StepFunction", "cut_predictions", "with_results"]
+__all__ = ["OWN_BATCH", "StepFunction", "cut_predictions", "with_results"]
 
+OWN_BATCH = "_tfos_own_batch"
+"""Attribute of a model that is true while it predicts a batch that belongs to this worker alone."""
 _RETURNED = "_tfos_metrics"
 
 
@@ -105,9 +109,7 @@ class StepFunction:
         import tensorflow as tf
 
         data, has_rows = self.stand_in.fill(data)
-        rows = tf.cast(rows_of(data), tf.float32)
-        if has_rows is not None:
-            rows = tf.where(has_rows, rows, 0.0)
+        rows = _counted_rows(data, has_rows)
         share = tf.math.divide_no_nan(rows, sum_over_replicas(rows))
         replica = Replica(
             share,
@@ -206,28 +208,95 @@ def _like(leaf: Any, flat: Any) -> Any:
     return tf.cast(value if leaf.dtype.is_floating else tf.round(value), leaf.dtype)
 
 
-def cut_predictions(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``predict_step(self, data)``: a replica without rows predicts a placeholder row, which is then left out."""
+def cut_predictions(kind: Any) -> None:
+    """Patch ``predict_step(self, data)`` of a class of models, or of its base, for replicas that predict together.
 
+    A replica without rows predicts a placeholder row, which is then left out. Layers' states move as in a step of
+    ``evaluate``. A batch of ``predict_on_batch`` belongs to one worker, which nothing is combined with.
+    """
+    owner: Any = next(c for c in kind.__mro__ if "predict_step" in vars(c))
+    if not hasattr(owner.predict_step, "_tfos_cut"):
+        owner.predict_step = _cut_step(owner.predict_step)
+
+
+def _cut_step(step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(step)
     def predict_step(self: Any, data: Any) -> Any:
         import keras
 
-        if not is_synchronous(self.distribute_strategy):
+        if not is_synchronous(self.distribute_strategy) or replica_of_step() is not None:  # called by another one
             return step(self, data)
         if "_tfos_stand_in" not in vars(self):
             vars(self)["_tfos_stand_in"] = StandIn()  # past Keras' tracking of attributes
-        data, has_rows = vars(self)["_tfos_stand_in"].fill(data)
-        outputs = step(self, data)
+        together = _predicts_together(self)
+        # A worker without rows traces a graph again. With a place, it has the collectives of the others' graphs.
+        place = 0 if together and not self.jit_compile else None
+        data, has_rows = vars(self)["_tfos_stand_in"].fill(data, place)
+        if not together:
+            outputs = step(self, data)
+        else:
+            rows = _counted_rows(data, has_rows)
+            replica = _Predicting(rows, has_rows, bool(self.jit_compile))
+            with replica.during():
+                outputs = step(self, data)
+            replica.level(rows)
         return outputs if has_rows is None else keras.tree.map_structure(lambda v: _cut(v, has_rows), outputs)
 
+    vars(predict_step)["_tfos_cut"] = True
     return predict_step
+
+
+def _predicts_together(model: Any) -> bool:
+    """Return whether this is a replica of ``predict``, and not of a step of the program's own."""
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    of_predict = context is not None and context.strategy is model.distribute_strategy
+    return of_predict and keeper_of_states() is None and not vars(model).get(OWN_BATCH)
+
+
+class _Predicting(Replica):
+    """A replica whose share of the rows is computed only if a state is computed from it.
+
+    Most models need no collective for it.
+    """
+
+    _share: Any
+
+    def __init__(self, rows: Any, has_rows: Any, compiled: bool) -> None:
+        super().__init__(None, has_rows, compiled)
+        self._rows = rows
+
+    @property
+    def is_in_its_graph(self) -> bool:
+        """Whether values are computed over all rows. With XLA, graphs of workers differ by what they know of rows."""
+        return not self.compiled and super().is_in_its_graph
+
+    @property
+    def share(self) -> Any:
+        import tensorflow as tf
+
+        if self._share is None:
+            self._share = tf.math.divide_no_nan(self._rows, sum_over_replicas(self._rows))
+        return self._share
+
+    @share.setter
+    def share(self, value: Any) -> None:
+        self._share = value
+
+
+def _counted_rows(data: Any, has_rows: Any) -> Any:
+    """Return the number of a batch's rows as a floating-point number; zero for a placeholder row."""
+    import tensorflow as tf
+
+    rows = tf.cast(rows_of(data), tf.float32)
+    return rows if has_rows is None else tf.where(has_rows, rows, 0.0)
 
 
 def _cut(leaf: Any, has_rows: Any) -> Any:
     import tensorflow as tf
 
-    if not tf.is_tensor(leaf):
+    if not tf.is_tensor(leaf) or leaf.shape.rank == 0:
         return leaf
     return first_rows(leaf, tf.where(has_rows, rows_of(leaf), 0))
 
