@@ -105,6 +105,8 @@ def _optimizers() -> list[Case]:
     }
     schedule = O.schedules
     made |= {
+        "overridden apply": lambda: ClipsInApply(0.1),
+        "overridden apply_gradients": lambda: ClipsInApplyGradients(0.05),
         "SGD momentum": lambda: O.SGD(0.02, momentum=0.9, nesterov=True),
         "clipnorm": lambda: O.SGD(0.05, clipnorm=0.1),
         "global_clipnorm": lambda: O.Adam(0.02, global_clipnorm=0.1),
@@ -444,6 +446,22 @@ def _positions(optimizer: Any, tokens: bool = False, known: bool = True) -> Any:
     inputs = keras.Input((6 if known else None, 4), name="x")
     hidden = L.GlobalAveragePooling1D()(L.Activation("tanh")(Positions(tokens, known)(inputs)))
     return compiled(inputs, dense(1)(hidden), "mse", optimizer)
+
+
+class ClipsInApply(O.SGD):
+    """An optimizer of a program's own that changes the gradients before Keras applies them."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        clipped, _ = tf.clip_by_global_norm(grads, 0.1)
+        return super().apply(clipped, trainable_variables)
+
+
+class ClipsInApplyGradients(O.Adam):
+    """The same by the other method."""
+
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        pairs = list(grads_and_vars)
+        return super().apply_gradients([(tf.clip_by_norm(grad, 0.05), variable) for grad, variable in pairs])
 
 
 def _of_positions() -> list[Case]:

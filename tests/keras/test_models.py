@@ -23,7 +23,7 @@ SOME = (
     "divides by the batch",
     "two optimizers", "own compute_loss", "outputs with", "with a masked mean", "a mean of some", "adds a sum",
     "a sum, means and a regularizer", "strings", "positions", "mixed_bfloat16", "guide's step", "results that",
-    "always moves",
+    "always moves", "overridden apply",
 )  # fmt: skip
 OF_FEW_ROWS = (
     "masked pooling",

@@ -9,7 +9,8 @@ of conditions.
 Here the replicas' gradients are added up first. After that all replicas compute the same update from the same numbers,
 each on its own copies of the variables, and no replica waits for another. In a program's own ``train_step`` the
 gradients are added up when a tape returns them. So the step may clip them before it calls an optimizer, or move the
-weights along them and back.
+weights along them and back. The same holds for an optimizer class of the program's that overrides ``apply`` or
+``apply_gradients``: it is given the gradients of the global batch.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def mend_optimizers() -> None:
     for kind in vars(keras.optimizers).values():  # optimizers that consist of others, each of which applies its part
         if isinstance(kind, type) and "apply" in vars(kind) and kind not in (owners[0], loss_scale):
             kind.apply = _added_up(kind.apply)  # type: ignore[attr-defined]
+    _give_classes_whole_gradients(owners[0])
     tf.GradientTape.gradient = _of_all_rows(tf.GradientTape.gradient)
     tf.distribute.StrategyExtended.update = _update_own(tf.distribute.StrategyExtended.update)
     from tensorflow.python.distribute import merge_call_interim as interim  # it has no public name that can be replaced
@@ -91,6 +93,44 @@ def _added_up(original: Callable[..., Any], within: Callable[..., Any] | None = 
             return (within or original)(self, grads, trainable_variables)
 
     return apply
+
+
+def _give_classes_whole_gradients(base: Any) -> None:
+    """Patch the methods that the program's classes of optimizers override: those that exist, and later ones."""
+
+    def init_subclass(kind: type[Any], /, **options: Any) -> None:
+        super(base, kind).__init_subclass__(**options)
+        _patch_overrides(kind)
+
+    base.__init_subclass__ = classmethod(init_subclass)
+    left = list(base.__subclasses__())
+    while left:
+        kind = left.pop()
+        left.extend(kind.__subclasses__())
+        if not kind.__module__.startswith("keras."):
+            _patch_overrides(kind)
+
+
+def _patch_overrides(kind: Any) -> None:
+    if "apply" in vars(kind):
+        kind.apply = _added_up(kind.apply)
+    if "apply_gradients" in vars(kind):
+        kind.apply_gradients = _pairs_added_up(kind.apply_gradients)
+
+
+def _pairs_added_up(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``Optimizer.apply_gradients``, which is given pairs of a gradient and a variable."""
+
+    @functools.wraps(original)
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = list(grads_and_vars)
+
+        def apply_pairs(optimizer: Any, grads: Any, variables: Any) -> Any:
+            return original(optimizer, list(zip(grads, variables, strict=True)), *args, **kwargs)
+
+        return _added_up(apply_pairs)(self, [grad for grad, _ in pairs], [variable for _, variable in pairs])
+
+    return apply_gradients
 
 
 def _apply_alike(apply: Callable[[], Any]) -> None:
