@@ -19,19 +19,19 @@ FEW_ROWS = "3/2"
 SOME = (
     "clipnorm", "optimizer ema_overwrite", "gradient_accumulation Adam", "takes a mean", "metric AUC", "masked pooling",
     "divides by a mask", "loss Circle, weighted", "gives a number", "adds a loss",
-    "compares rows, weighted", "compares rows, with a variable", "pairs of rows", "steps_per_execution", "that clips",
+    "metric function that compares rows, weighted", "compares rows, with a variable", "loss function of pairs",
+    "steps_per_execution", "that clips",
     "divides by the batch",
     "two optimizers", "own compute_loss", "outputs with", "with a masked mean", "a mean of some", "adds a sum",
-    "a sum, means and a regularizer", "strings", "positions", "mixed_bfloat16", "guide's step", "results that",
-    "always moves", "overridden apply",
+    "a sum, means and a regularizer", "strings", "positions, Adam", "tokens of the same table", "mixed_bfloat16",
+    "results that a step", "moves, own predict_step", "overridden apply_gradients",
 )  # fmt: skip
 OF_FEW_ROWS = (
     "masked pooling",
     "divides by a mask",
     "loss Circle",
-    "compares rows, by class",
-    "compares rows, weighted",
-    "loss class that compares rows",
+    "loss function that compares rows, weighted",
+    "compares rows, with a variable",
     "counts its steps",
     "own train_step",
     "a masked mean",
@@ -39,10 +39,8 @@ OF_FEW_ROWS = (
     "a step that accumulates",
     "run_eagerly",
     "mixed_float16",
-    "positions",
-    "guide's step",
-    "results that",
-    "always moves",
+    "positions, Adam",
+    "results that a compute_metrics",
 )
 
 

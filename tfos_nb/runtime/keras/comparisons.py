@@ -245,6 +245,11 @@ def _elementwise(operation: _Operation, inputs: list[_Kind], output: _Tensor) ->
     return _Rows(output.shape.rank - from_right, block)
 
 
+def _of_equal_size(operation: _Operation, inputs: list[_Kind], output: _Tensor) -> _Kind | None:
+    """Return the kind of a Bitcast, which adds or takes a dimension if the sizes of the types differ."""
+    return _only(inputs) if output.shape.rank == operation.inputs[0].shape.rank else None
+
+
 def _reduction(operation: _Operation, inputs: list[_Kind], output: _Tensor) -> _Kind | None:
     kind, axes = _only(inputs), operation.inputs[1].integers
     if kind is None or axes is None:
@@ -463,6 +468,7 @@ def _by_labels(inputs: list[_Kind], labels: Sequence[Sequence[str]], result: Seq
 
 
 _RULES: dict[str, _Rule] = {
+    "Bitcast": _of_equal_size,
     "BatchMatMul": _product, "BatchMatMulV2": _product, "BatchMatMulV3": _product, "BroadcastTo": _broadcast,
     "ConcatV2": _concat, "Einsum": _einsum, "ExpandDims": _expand, "GatherNd": _gather_nd, "GatherV2": _gather,
     "MatMul": _product, "MirrorPad": _pad, "OneHot": _one_hot, "Pack": _pack, "Pad": _pad, "PadV2": _pad,
