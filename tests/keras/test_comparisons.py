@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 
-from tfos_nb.runtime.keras import replica
-from tfos_nb.runtime.keras.comparisons import compares_rows
+from tfos_nb.runtime.keras.replicas import replica
+from tfos_nb.runtime.keras.replicas.comparisons import compares_rows
 
 ops, C, M = keras.ops, keras.losses, keras.metrics
 Function = Callable[[Any, Any], Any]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfos_nb.runtime.keras import sparse_gradients
-from tfos_nb.runtime.keras.sparse_gradients import sum_gradients
+from tfos_nb.runtime.keras.replicas import sparse_gradients
+from tfos_nb.runtime.keras.replicas.sparse_gradients import sum_gradients
 
 
 def kinds(make: Callable[[Any], Any]) -> list[str]:

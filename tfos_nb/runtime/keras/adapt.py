@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tfos_nb.runtime.keras.distributed_datasets import is_shared_out
-from tfos_nb.runtime.keras.replica import is_synchronous, of_each_replica
+from tfos_nb.runtime.keras.replicas.replica import is_synchronous, of_each_replica
 from tfos_nb.runtime.keras.scope import strategies
 
 __all__ = ["mend_adapt"]

@@ -15,7 +15,7 @@ from typing import Any
 
 from tfos_nb.runtime.feed.batching import Cut, Division
 from tfos_nb.runtime.keras.own_loops import expect_lacking_rows
-from tfos_nb.runtime.keras.replica import is_synchronous
+from tfos_nb.runtime.keras.replicas.replica import is_synchronous
 
 __all__ = ["cut_of", "divide_datasets", "divisible", "is_shared_out", "of_size", "tracked"]
 

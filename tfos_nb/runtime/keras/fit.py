@@ -12,10 +12,10 @@ them in a node's process, but only if the installed Keras has the code that the 
    and fail in, or wait forever for, each other's collectives.
 4. Keras computes losses, metrics and states on one replica's rows, whatever their number. With uneven rows, masks or
    weights the gradients are not those of the global batch. A replica without a row causes NaN, errors or a crash. Here
-   every value is that of the global batch (:mod:`tfos_nb.runtime.keras.replica`,
+   every value is that of the global batch (:mod:`tfos_nb.runtime.keras.replicas.replica`,
    :mod:`tfos_nb.runtime.keras.stand_in`).
 5. Optimizers clip, test, accumulate and average before the replicas' gradients are added up, or fail under a
-   condition (:mod:`tfos_nb.runtime.keras.optimizers`).
+   condition (:mod:`tfos_nb.runtime.keras.replicas.optimizers`).
 6. ``steps_per_execution > 1`` raises ``You must feed a value for placeholder tensor``. Here the steps run one by one.
    So do those of ``predict``, whose graph for all steps would be traced again on all workers for each new batch size.
    ``predict_on_batch`` returns its batch once for each replica. Here it returns one batch, this worker's own.
@@ -45,8 +45,8 @@ from tfos_nb.errors import PlanError
 from tfos_nb.runtime.control.plan import tf_config
 from tfos_nb.runtime.keras.adapt import mend_adapt
 from tfos_nb.runtime.keras.inputs import columns_of, refuse_states_of_rows, refuse_text
-from tfos_nb.runtime.keras.optimizers import mend_optimizers
-from tfos_nb.runtime.keras.replica import is_synchronous, mend_replicas, sent_as
+from tfos_nb.runtime.keras.replicas.optimizers import mend_optimizers
+from tfos_nb.runtime.keras.replicas.replica import is_synchronous, mend_replicas, sent_as
 from tfos_nb.runtime.keras.scope import build, warn_of_a_model_outside
 from tfos_nb.runtime.keras.shuffling import mend_iterators
 from tfos_nb.runtime.keras.step import OWN_BATCH, StepFunction, cut_predictions, with_results

@@ -23,8 +23,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from tfos_nb.runtime.keras.optimizers import is_applying
-from tfos_nb.runtime.keras.replica import (
+from tfos_nb.runtime.keras.replicas.optimizers import is_applying
+from tfos_nb.runtime.keras.replicas.replica import (
     Replica,
     all_reduced,
     are_numbers,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.keras.replica import is_synchronous
+from tfos_nb.runtime.keras.replicas.replica import is_synchronous
 
 __all__ = [
     "build",

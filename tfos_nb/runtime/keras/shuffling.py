@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from tfos_nb.runtime.control.plan import tf_config
-from tfos_nb.runtime.keras.replica import is_synchronous
+from tfos_nb.runtime.keras.replicas.replica import is_synchronous
 
 __all__ = ["mend_datasets", "mend_iterators", "mend_legacy_arrays"]
 

@@ -1,9 +1,9 @@
 """Give a placeholder row to a replica without rows, so that a program never gets an empty batch.
 
 If a step has fewer rows than replicas, a replica without a row must still take part. It gets the first row that it ever
-had, or zeros if it had none, and this row does not count (:mod:`tfos_nb.runtime.keras.replica`). A real row is best,
-because the program can certainly process it. Some layers fail on an empty batch or on a row of zeros, and a lookup may
-refuse an empty text.
+had, or zeros if it had none, and this row does not count (:mod:`tfos_nb.runtime.keras.replicas.replica`). A real row is
+best, because the program can certainly process it. Some layers fail on an empty batch or on a row of zeros, and a
+lookup may refuse an empty text.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from typing import Any
 
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.keras.inputs import explained
-from tfos_nb.runtime.keras.reductions import of_all_rows
-from tfos_nb.runtime.keras.replica import (
+from tfos_nb.runtime.keras.replicas.reductions import of_all_rows
+from tfos_nb.runtime.keras.replicas.replica import (
     Replica,
     as_python,
     is_of_keras,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfos_nb.runtime.keras.replica import Replica
+    from tfos_nb.runtime.keras.replicas.replica import Replica
 
 __all__ = ["agreed", "is_even", "is_of_rows", "of_all_rows", "targets_of_all_rows"]
 

@@ -23,15 +23,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.keras.reductions import is_of_rows, targets_of_all_rows
-from tfos_nb.runtime.keras.replica import (
+from tfos_nb.runtime.keras.replicas.reductions import is_of_rows, targets_of_all_rows
+from tfos_nb.runtime.keras.replicas.replica import (
     Replica,
     is_synchronous,
     keeper_of_states,
     replica_of_step,
     sum_over_replicas,
 )
-from tfos_nb.runtime.keras.sparse_gradients import sum_gradients
+from tfos_nb.runtime.keras.replicas.sparse_gradients import sum_gradients
 
 __all__ = ["is_applying", "mend_optimizers"]
 

@@ -9,11 +9,11 @@ the rows of all replicas:
   batch is the mean of the replicas' gradients, weighted by rows.
 - A loss or a metric's function that returns one number for a whole batch is called on the rows of all replicas. So is
   one that returns a number per row, but compares each row with the others, such as ``Circle``
-  (:mod:`tfos_nb.runtime.keras.comparisons`).
+  (:mod:`tfos_nb.runtime.keras.replicas.comparisons`).
 - A metric's result within a step is computed from the metric's variables, added up over all replicas.
 - If a ``Mean`` or a ``Sum`` tracks one number per step, the number is weighted by this replica's share of the rows. A
   number that a program computes from sums over its rows is computed from the sums over the rows of all replicas
-  (:mod:`tfos_nb.runtime.keras.reductions`).
+  (:mod:`tfos_nb.runtime.keras.replicas.reductions`).
 - A replica without rows gets a placeholder row (:mod:`tfos_nb.runtime.keras.stand_in`), which does not count. Its
   losses and gradients are replaced by zeros (selected, not multiplied: they may be NaN), and it changes no variable.
 - The floating-point state of a layer, such as the moving averages of ``BatchNormalization``, moves by the mean of the
@@ -32,9 +32,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfos_nb.runtime.keras.comparisons import compares_rows, has_captured_rows
-from tfos_nb.runtime.keras.reductions import agreed, is_even, of_all_rows
-from tfos_nb.runtime.keras.sparse_gradients import sum_gradients
+from tfos_nb.runtime.keras.replicas.comparisons import compares_rows, has_captured_rows
+from tfos_nb.runtime.keras.replicas.reductions import agreed, is_even, of_all_rows
+from tfos_nb.runtime.keras.replicas.sparse_gradients import sum_gradients
 
 __all__ = [
     "Replica",
