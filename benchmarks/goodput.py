@@ -10,12 +10,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks import programs
+from benchmarks.recovery import EPOCHS, HEARTBEAT, feed
 from benchmarks.session import spark_session
 from benchmarks.table import Ratio, Result, median
 from tests.faults import its_host, its_supervisor, itself
@@ -34,8 +35,7 @@ __all__ = ["run"]
 _GOODPUT = 0.9
 _EVERY = 30.0  # seconds between two faults
 _CALM = 60.0  # seconds in which it is left alone first
-_HEARTBEAT = 5.0
-_ROWS, _BATCH, _EPOCHS = 40_000, 128, 100_000
+_ROWS, _BATCH = 40_000, 128
 _BEGIN = 90.0  # seconds in which the first steps must be done
 _FAULTS: tuple[tuple[str, Callable[[int], int], int], ...] = (
     ("a process is killed", itself, signal.SIGKILL),
@@ -94,7 +94,7 @@ def run(settings: Settings) -> Result:
             values = [getattr(one, part) for one in of_this] or [0.0]
             ratios.append(Ratio(f"{what}: {_PARTS[part]}", median(values), _EVERY, "s"))
     figures = {"calm": calm, "hurt": hurt, "costs": [asdict(one) for one in costs]}
-    return Result("goodput", tuple(ratios), figures, (f"heartbeat_timeout={_HEARTBEAT:g} s, min_workers=1",))
+    return Result("goodput", tuple(ratios), figures, (f"heartbeat_timeout={HEARTBEAT:g} s, min_workers=1",))
 
 
 _LASTING = {"spark.task.maxFailures": "1000", "spark.deploy.maxExecutorRetries": "-1"}
@@ -111,24 +111,17 @@ _PARTS = {
 def _training(spark: SparkSession, folder: Path) -> Iterator[Cluster]:
     from tfos_nb import launch
 
-    args = {"folder": str(folder), "batch_size": _BATCH, "epochs": _EPOCHS}
-    options: dict[str, Any] = {"restarts": 10_000, "min_workers": 1, "heartbeat_timeout": _HEARTBEAT}
+    args = {"folder": str(folder), "batch_size": _BATCH, "epochs": EPOCHS}
+    options: dict[str, Any] = {"restarts": 10_000, "min_workers": 1, "heartbeat_timeout": HEARTBEAT}
     cluster = launch(programs.fit_and_tell, args, spark=spark, workers=2, name="goodput", **options)
     rows = spark.range(0, _ROWS, 1, 8).selectExpr("id", "double(0) as y")
-    feeding = threading.Thread(target=_feed, args=(cluster, rows), daemon=True)
+    feeding = threading.Thread(target=feed, args=(cluster, rows), daemon=True)
     feeding.start()
     try:
         yield cluster
     finally:
         cluster.close()
         feeding.join(_BEGIN)
-
-
-def _feed(cluster: Cluster, rows: Any) -> None:
-    from tfos_nb.errors import ClusterClosed
-
-    with suppress(ClusterClosed):
-        cluster.train(rows, epochs=_EPOCHS)
 
 
 def _rate_alone(folder: Path) -> float:

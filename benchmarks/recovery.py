@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from benchmarks.settings import Settings
     from tfos_nb import Cluster
 
-__all__ = ["HEARTBEAT", "fed_for_ever", "is_whole", "run", "wait_for"]
+__all__ = ["EPOCHS", "HEARTBEAT", "fed_for_ever", "feed", "is_whole", "run", "wait_for"]
 
 _SECONDS_TO_STEP = 5.0  # where a survivor, or its supervisor, is there to fork the next process
 _SECONDS_TO_START = 15.0  # where everything has to be started
 HEARTBEAT = 5.0
 _GIVE_UP = 120.0
-_ROWS, _EPOCHS = 20_000, 100_000
+_ROWS = 20_000
+EPOCHS = 100_000  # more than there is time for
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def fed_for_ever(spark: SparkSession, asynchronous: bool, rows: int, **options: 
         options |= {"chief": True, "ps": 1}
     program = programs.step_forever if asynchronous else programs.sum_forever
     cluster = launch(program, spark=spark, workers=2, name="recovery", **options)
-    feeding = threading.Thread(target=_feed, args=(cluster, spark.range(0, rows, 1, 8)), daemon=True)
+    feeding = threading.Thread(target=feed, args=(cluster, spark.range(0, rows, 1, 8)), daemon=True)
     feeding.start()
     try:
         yield cluster
@@ -90,11 +91,12 @@ def fed_for_ever(spark: SparkSession, asynchronous: bool, rows: int, **options: 
         feeding.join(_GIVE_UP)
 
 
-def _feed(cluster: Cluster, rows: Any) -> None:
+def feed(cluster: Cluster, rows: Any) -> None:
+    """Feed rows again and again, until the cluster is closed."""
     from tfos_nb.errors import ClusterClosed
 
     try:
-        cluster.train(rows, epochs=_EPOCHS)
+        cluster.train(rows, epochs=EPOCHS)
     except ClusterClosed:
         return
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 
 import pytest
 
@@ -108,45 +109,31 @@ if __name__ == "__main__":
 RIGHT = "gone 2 restarts left 3 epochs sum right 0 repeated 150 steps moved"
 
 
-def said(output: str) -> list[str]:
+def trained(run_script: RunScript, calls: str, cores: int, settings: dict[str, str]) -> list[str]:
+    """Run these calls of ``train`` with two executors of so many cores, and return what was printed of each."""
+    script = f"{SPARK}\n{textwrap.indent(textwrap.dedent(calls), '    ')}\n    spark.stop()\n"
+    output = run_script(script, CORES=str(cores), SETTINGS=json.dumps(settings)).stdout
     return [line.removeprefix("SAID ") for line in output.splitlines() if line.startswith("SAID ")]
 
 
 def test_a_node_leaves_an_executor_that_spark_decommissions(run_script: RunScript) -> None:
-    script = (
-        SPARK
-        + """
-    train("one", ["worker:1"], signal.SIGPWR)
-    spark.stop()
-"""
-    )
-    assert said(run_script(script, CORES="2", SETTINGS="{}").stdout) == [f"one {RIGHT}"]
+    told = trained(run_script, 'train("one", ["worker:1"], signal.SIGPWR)', 2, {})
+    assert told == [f"one {RIGHT}"]
 
 
 @pytest.mark.faults
 def test_the_chief_leaves_and_so_do_all_nodes_of_an_executor_one_after_the_other(run_script: RunScript) -> None:
     """Their rows are shuffled; the two nodes share an executor after the first has left the other one."""
-    script = (
-        SPARK
-        + """
-    train("chief", ["worker:0"], signal.SIGPWR, shuffle=300)
-    train("both", ["worker:0", "worker:1"], signal.SIGPWR)
-    spark.stop()
-"""
-    )
-    told = said(run_script(script, CORES="3", SETTINGS="{}").stdout)
-    assert told == [f"chief {RIGHT}", f"both {RIGHT}"]
+    calls = """
+        train("chief", ["worker:0"], signal.SIGPWR, shuffle=300)
+        train("both", ["worker:0", "worker:1"], signal.SIGPWR)
+    """
+    assert trained(run_script, calls, 3, {}) == [f"chief {RIGHT}", f"both {RIGHT}"]
 
 
 @pytest.mark.faults
 def test_a_signal_to_end_is_a_warning_and_the_others_go_on_meanwhile(run_script: RunScript) -> None:
     """All slots are nodes, so none of them holds its slot."""
-    script = (
-        SPARK
-        + """
-    train("term", ["worker:1"], signal.SIGTERM, min_workers=1)
-    spark.stop()
-"""
-    )
-    settings = json.dumps({"spark.executor.decommission.signal": "TERM"})
-    assert said(run_script(script, CORES="1", SETTINGS=settings).stdout) == [f"term {RIGHT}"]
+    calls = 'train("term", ["worker:1"], signal.SIGTERM, min_workers=1)'
+    told = trained(run_script, calls, 1, {"spark.executor.decommission.signal": "TERM"})
+    assert told == [f"term {RIGHT}"]

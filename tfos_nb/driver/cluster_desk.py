@@ -58,7 +58,7 @@ from tfos_nb.driver.membership import (
 )
 from tfos_nb.driver.node_figures import NodeFigures
 from tfos_nb.driver.placements import Answering
-from tfos_nb.errors import NodeFailed, TfosError
+from tfos_nb.errors import TfosError
 from tfos_nb.runtime.control.door import Link, broadcast
 from tfos_nb.runtime.control.lifecycle import FeedPlace, MainReturned, Refused, Reservation, Serving, Start, StateHeld
 from tfos_nb.runtime.control.placement import QUESTIONS
@@ -664,9 +664,7 @@ class ClusterDesk:
     def fail(self, node: str, cause: str) -> None:
         """Add a node's failure that is the program's fault, so that the cluster is not restarted."""
         with self.changed:
-            place = self.members.members[node].reservation
-            host, executor = (place.host, place.executor) if place is not None else ("", "")
-            self.abort(NodeFailed(cause, node=node, host=host, executor=executor))
+            self.abort(self.members.error_of(self.members.members[node], cause))
 
     def worked(self) -> dict[str, float]:
         """Return the CPU time in seconds that each training node has used so far."""

@@ -527,7 +527,10 @@ class Membership:
             GivenUp: self._all_given_up,
             Ended: self._ended,
         }
-        self._messages: dict[type, Callable[[Member, Any], None]] = {
+        self._messages = self._message_handlers()
+
+    def _message_handlers(self) -> dict[type, Callable[[Member, Any], None]]:
+        return {
             NodeUp: self._node_up,
             MainStarted: self._main_started,
             Serving: self._serving,
@@ -841,11 +844,11 @@ class Membership:
         if waiting is not None and self._leavers:
             left = next(iter(self._leavers.values()))
             cause = f"its main has returned and left no TensorFlow server, for which {waiting.node} waits: begin main "
-            self._fail(left, self._error_of(left, cause + "with `if not ctx.is_chief: return ctx.serve()`"))
+            self._fail(left, self.error_of(left, cause + "with `if not ctx.is_chief: return ctx.serve()`"))
 
     def _main_raised(self, one: Member, message: MainRaised) -> None:
         one.raised = message
-        self._fail(one, self._error_of(one, message.summary), message.collateral)
+        self._fail(one, self.error_of(one, message.summary), message.collateral)
 
     def _node_ended(self, one: Member, message: NodeEnded) -> None:
         one.ended = message
@@ -853,7 +856,7 @@ class Membership:
             if not one.status.ended:
                 one.become(NodeStatus.STOPPED)
         elif one.raised is None:
-            self._fail(one, self._error_of(one, _how_ended(one, message)), lost=True)
+            self._fail(one, self.error_of(one, _how_ended(one, message)), lost=True)
 
     def _place_seen(self, one: Member, message: PlaceSeen) -> None:
         if told := self._places_seen.unlike(message):
@@ -917,7 +920,7 @@ class Membership:
         how = signal_name(message.code) or f"code {message.code}"
         for index, failure in enumerate(self.failures):
             if failure.node == str(one.node):
-                error = self._error_of(one, f"its supervisor ended with {how}", message.text)
+                error = self.error_of(one, f"its supervisor ended with {how}", message.text)
                 self.failures[index] = replace(failure, error=error)
 
     def _lose(self, one: Member, cause: str) -> None:
@@ -926,7 +929,7 @@ class Membership:
                 one.become(NodeStatus.STOPPED)
             one.saving = False  # do not wait for a model that it was writing
         else:
-            self._fail(one, self._error_of(one, cause), lost=True, status=NodeStatus.LOST)
+            self._fail(one, self.error_of(one, cause), lost=True, status=NodeStatus.LOST)
 
     def _fail(
         self,
@@ -943,7 +946,8 @@ class Membership:
         one.become(status)
         self.failures.append(Failure(error, str(one.node), collateral, lost))
 
-    def _error_of(self, one: Member, cause: str, log_tail: str = "") -> NodeFailed:
+    def error_of(self, one: Member, cause: str, log_tail: str = "") -> NodeFailed:
+        """Return a node's failure, with what is known of the node."""
         place, ended, raised = one.reservation, one.ended, one.raised
         return NodeFailed(
             cause,
@@ -1111,8 +1115,7 @@ class Membership:
         if not self._ending or not self._lasts or self.plan.ps:
             return []
         ending = [one for one in self._present if not one.parting and not one.status.ended and self._is_ending(one)]
-        names = {id(one) for one in ending}
-        if all(id(one) in names for one in self._training):
+        if all(one in ending for one in self._training):
             ending.remove(self._training[0])
         return ending
 

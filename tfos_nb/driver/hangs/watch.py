@@ -92,11 +92,8 @@ class HangWatch:
     def look(self, now: float) -> None:
         """Look once; ``now`` is a time of the monotonic clock."""
         marks = self._watched.marks()
-        if marks != self._marks or marks is None:
-            if marks is not None and self._marks is not None and marks.keys() == self._marks.keys():
-                self._usual += ((now - self._moved) - self._usual) / (4 if self._usual else 1)
-            self._end(now, marks is not None)
-            self._marks, self._moved, self._asked, self._looked = marks, now, now, False
+        if marks is None or marks != self._marks:
+            self._note_move(marks, now)
         elif not self._told and now - self._asked >= (_LEAST if self._watched.returned else self._patience):
             self._asked = now
             self._explain(now - self._moved)
@@ -108,17 +105,27 @@ class HangWatch:
             if self._watched.returned:
                 self._fail_if_endless()
 
+    def _note_move(self, marks: Mapping[str, Any] | None, now: float) -> None:
+        """Record that something has moved, or that nothing can be expected to."""
+        if marks is not None and self._marks is not None and marks.keys() == self._marks.keys():
+            self._usual += ((now - self._moved) - self._usual) / (4 if self._usual else 1)
+        self._end(now, marks is not None)
+        self._marks, self._moved, self._asked, self._looked = marks, now, now, False
+
     @property
     def _patience(self) -> float:
         """Seconds without a move after which a training counts as hanging."""
         return max(_LEAST, _STEPS * self._usual)
 
+    def _ask(self) -> tuple[str, list[Finding], str]:
+        """Ask the nodes; return what all and each of them do, and why this never ends; empty if it may."""
+        situations, returned = self._watched.situations(self._watched.stacks(_WITHIN)), self._watched.returned
+        told, findings = explain(situations, returned)
+        return told, findings, never_ends(findings, returned)
+
     def _explain(self, seconds: float, *, stopped: bool = False) -> None:
         """Ask the nodes, and tell; with ``stopped``, only if a process was stopped by a signal."""
-        situations = self._watched.situations(self._watched.stacks(_WITHIN))
-        returned = self._watched.returned
-        told, findings = explain(situations, returned)
-        endless = bool(never_ends(findings, returned))
+        told, findings, endless = self._ask()
         has_moved = self._watched.marks() != self._marks
         if has_moved or all(one.works for one in findings):  # a graph may be made, or compiled
             return
@@ -126,20 +133,18 @@ class HangWatch:
             return
         if not stopped and not endless and seconds < self._patience:
             return
-        self._told, self._suspected = True, endless
+        self._told, self._suspected = True, bool(endless)
         self._watched.write_findings(findings)
         logger.warning("cluster %s: no step for %.0f s: %s. cluster.stacks() shows more", self._name, seconds, told)
 
     def _fail_if_endless(self) -> None:
         """Ask the nodes again; end the cluster if twice they waited for one whose ``main`` has returned."""
-        situations = self._watched.situations(self._watched.stacks(_WITHIN))
-        returned = self._watched.returned
-        _, findings = explain(situations, returned)
-        cause = never_ends(findings, returned) if self._watched.marks() == self._marks else ""
-        if cause and self._suspected:
+        _, findings, endless = self._ask()
+        is_sure = bool(endless) and self._watched.marks() == self._marks
+        if is_sure and self._suspected:
             self._failed = True
-            self._watched.fail(findings[0].node, cause)
-        self._suspected = bool(cause)
+            self._watched.fail(findings[0].node, endless)
+        self._suspected = is_sure
 
     def _end(self, now: float, goes_on: bool) -> None:
         self._suspected = False

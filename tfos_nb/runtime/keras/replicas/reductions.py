@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tfos_nb.runtime.keras.replicas.replica import Replica
 
-__all__ = ["agreed", "is_even", "is_of_rows", "of_all_rows", "targets_of_all_rows"]
+__all__ = ["agreed", "behind", "is_even", "is_of_rows", "of_all_rows", "targets_of_all_rows"]
 
 _LINEAR = {
     "Add", "AddN", "AddV2", "BroadcastTo", "Cast", "CheckNumerics", "ConcatV2", "ExpandDims", "GatherV2", "Identity",
@@ -291,7 +291,7 @@ def targets_of_all_rows(replica: Replica, targets: list[Any], upstream: list[Any
     return found
 
 
-def _behind(value: Any, further: Callable[[Any], bool] = lambda tensor: True) -> Iterator[Any]:
+def behind(value: Any, further: Callable[[Any], bool] = lambda tensor: True) -> Iterator[Any]:
     """Iterate over a tensor and the tensors that it is computed from. Do not go past those that ``further`` rejects."""
     left, seen = [value], set()
     while left:
@@ -382,8 +382,8 @@ def _is_same(tensor: Any, known: Sequence[str]) -> bool:
 
 def _is_made_of_same(tensor: Any, known: Sequence[str]) -> bool:
     """Return whether a tensor is computed only from equal tensors, by deterministic operations."""
-    behind = _behind(tensor, lambda one: not _is_same(one, known))
-    return all(_is_same(one, known) or _is_made_anew(one.op, _ANY) for one in behind)
+    sources = behind(tensor, lambda one: not _is_same(one, known))
+    return all(_is_same(one, known) or _is_made_anew(one.op, _ANY) for one in sources)
 
 
 def _of_rows(tensor: Any) -> _Leaf | None:
@@ -430,7 +430,7 @@ def is_even(tensor: Any) -> bool:
     """Return whether all rows of a tensor have the same number of elements, as far as its graph shows."""
     if tensor.shape.rank is None or sum(size is None for size in tensor.shape) != 1:
         return False
-    return not any(one.op.type in _SELECTING for one in _behind(tensor))
+    return not any(one.op.type in _SELECTING for one in behind(tensor))
 
 
 def _is_few(tensor: Any, most: float) -> bool:

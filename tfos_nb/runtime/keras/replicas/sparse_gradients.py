@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tfos_nb.runtime.keras.replicas.reductions import behind
+
 __all__ = ["sum_gradients"]
 
 _SHAPES = ("Shape", "ShapeN", "Size")
@@ -119,25 +121,13 @@ def _kind(indices: Any) -> str:
 
     if not tf.is_symbolic_tensor(indices):
         return _ROWS
-    found = list(_behind(indices))
+    found = list(behind(indices, further=lambda tensor: tensor.op.type not in _SHAPES))
     if not all(one.op.type in _MADE_OF_NUMBERS or one.op.type in _SHAPES for one in found):
         return _ROWS
     if indices.shape.is_fully_defined():
         return _SAME
     shapes = [one for one in found if one.op.type in _SHAPES and _kind(one.op.inputs[0]) == _ROWS]
     return _UNIQUE if all(_is_of_a_row(one, found) for one in shapes) else _ROWS
-
-
-def _behind(indices: Any) -> Iterator[Any]:
-    """Iterate over a tensor and those that it is made of, up to the shapes of tensors."""
-    left, seen = [indices], set()
-    while left:
-        tensor = left.pop()
-        if tensor.name not in seen:
-            seen.add(tensor.name)
-            yield tensor
-            if tensor.op.type not in _SHAPES:
-                left.extend(tensor.op.inputs)
 
 
 def _is_of_a_row(shape: Any, found: Sequence[Any]) -> bool:
