@@ -70,6 +70,17 @@ def cold(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep the records of the runs that the tests launch out of the checkout; give the directory above them."""
+    from tfos_nb import launch
+
+    place = tmp_path_factory.mktemp("recorded")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(launch.__kwdefaults__, "record", str(place))
+        yield place
+
+
 @pytest.fixture(scope="session")
 def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """PySpark's own home behind links, so that executors leave their ``work`` folders here and not in site-packages."""

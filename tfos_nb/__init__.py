@@ -29,6 +29,7 @@ __all__ = [
     "predict",
     "reduce_batches",
     "register_udf",
+    "runs",
     "spark_session",
     "tfrecord",
 ]
@@ -50,6 +51,7 @@ _PLACES = {
     "predict": "tfos_nb.inference.frames",
     "reduce_batches": "tfos_nb.inference.blocks",
     "register_udf": "tfos_nb.inference.sql",
+    "runs": "tfos_nb.records.runs",
     "spark_session": "tfos_nb.driver.prewarm",
 }
 
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     from tfos_nb.pipeline.keras_estimator import KerasEstimator
     from tfos_nb.pipeline.keras_model import KerasModel
     from tfos_nb.pipeline.model import TFModel
+    from tfos_nb.records.runs import runs
     from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 
 

@@ -34,6 +34,8 @@ from tfos_nb.driver.prewarm import settle, warm_token
 from tfos_nb.driver.settings import Settings, check_seconds, checked_env, deadline_after
 from tfos_nb.errors import ClusterClosed, NodeFailed, PlanError
 from tfos_nb.interrupts import interruptible
+from tfos_nb.records.recorder import RunRecorder
+from tfos_nb.records.run import Run, package_versions, plain_arguments, plan_arguments, this_process
 from tfos_nb.rich import Rich
 from tfos_nb.runtime.code.payload import pack
 from tfos_nb.runtime.control import wire
@@ -49,6 +51,7 @@ from tfos_nb.state.chart_data import chart_data
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine
 from tfos_nb.state.course import thin_points
 from tfos_nb.state.history import History
+from tfos_nb.truncate import without_password
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,7 +64,8 @@ __all__ = ["Cluster", "launch"]
 logger = logging.getLogger(__name__)
 
 _LOG_SHOWN = 60  # lines of all nodes in a snapshot
-_POINTS_SHOWN = 400  # of the metrics, in the snapshot of an ended cluster
+_POINTS_SHOWN = 400  # of the metrics, in the snapshot of an ended cluster and in the record of a run
+_EPOCHS_RECORDED = 2_000
 _text_of = functools.lru_cache(str)  # a panel shows a plan again and again
 
 
@@ -98,6 +102,8 @@ def launch(
     min_workers: int | None = Settings.min_workers,
     warm: bool = Settings.warm,
     warm_idle: float = Settings.warm_idle,
+    record: bool | str | os.PathLike[str] = Settings.record,
+    arguments: Mapping[str, Any] | None = None,
     sources: Mapping[str, str] | None = None,
     wait_until_up: bool = True,
 ) -> Cluster:
@@ -159,6 +165,11 @@ def launch(
         host for the next cluster. Nodes with GPUs are never forked.
     warm_idle : float, optional
         How long that process waits for another node before it ends.
+    record : bool or str, optional
+        Whether the run is recorded in a small JSON file for :func:`tfos_nb.runs`, in ``tfos_runs`` under ``model_dir``;
+        or the directory that gets ``tfos_runs``.
+    arguments : mapping of str to object, optional
+        What the record has as the run's arguments. Default: those of ``args`` that are data, without secrets.
     sources : mapping of str to str, optional
         Source text by file name, for tracebacks.
     wait_until_up : bool, optional
@@ -202,11 +213,12 @@ def launch(
         min_workers=min_workers,
         warm=warm,
         warm_idle=warm_idle,
+        record=record,
     ).for_plan(plan)
     payload = pack(main, args, sources)
     check_door_variables()
     session, await_format = session_and_format(spark, len(plan.spark_nodes) + 2)
-    cluster = Cluster(plan, settings, payload, session)
+    cluster = Cluster(plan, settings, payload, session, plain_arguments(args if arguments is None else arguments))
     try:
         with interruptible():
             cluster.start()
@@ -235,10 +247,20 @@ class Cluster(Rich):
 
     _rich = "cluster"
 
-    def __init__(self, plan: ClusterPlan, settings: Settings, payload: bytes, spark: SparkSession) -> None:
+    def __init__(
+        self,
+        plan: ClusterPlan,
+        settings: Settings,
+        payload: bytes,
+        spark: SparkSession,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
         self._settings = settings
         self._spark = spark
         self._master, self._spark_ui = str(spark.conf.get("spark.master", "")), context_of(spark).ui
+        self._application = str(spark.conf.get("spark.app.id", ""))
+        self._arguments = dict(arguments or {})
+        self._process, self._launched_at = this_process(), time.time()
         self._payload = payload
         self.id = uuid.uuid4().hex[:12]
         self._desk = ClusterDesk(plan, settings.restarts, settings.heartbeat_timeout)
@@ -283,8 +305,17 @@ class Cluster(Rich):
         self._lifecycle.at_end(nodes.forget)
         self._lifecycle.at_end(partial(active_clusters.end, self))
         self._lifecycle.run(door, self._address)
+        self._record()
         HangWatch(self.plan.name, self._desk, self._outcome.over).start()
         DecommissionWatch(self._spark, self._desk, self._outcome.over).start()
+
+    def _record(self) -> None:
+        """Keep the run's record from now on, and until the outcome is in it."""
+        place = self._settings.run_file_for(self.plan.name, self.id, self._launched_at)
+        if place:
+            recorder = RunRecorder(place, lambda: self.run)
+            self._lifecycle.at_outcome(recorder.finish)
+            recorder.start()
 
     def _open_tunnel(self, door: Door) -> None:
         directory = private_directory("tunnel")
@@ -663,6 +694,30 @@ class Cluster(Rich):
         cell it shows its charts.
         """
         return self._desk.history
+
+    @property
+    def run(self) -> Run:
+        """What the run's record has, as of now: its plan, arguments, metrics, outcome and versions."""
+        state, points = self.snapshot(), self.history.points()
+        return Run(
+            id=self.id,
+            name=self.plan.name,
+            status=state.status.value,
+            started=self._launched_at,
+            updated=time.time(),
+            seconds=state.elapsed,
+            error=without_password(state.error) if state.status is not ClusterStatus.RECOVERING else "",
+            plan=plan_arguments(self.plan),
+            arguments=self._arguments,
+            epochs=tuple(self.history.epochs[-_EPOCHS_RECORDED:]),
+            points=tuple(thin_points(points, _POINTS_SHOWN)),
+            rows=sum(node.rows for node in state.nodes),
+            generation=state.generation,
+            versions=package_versions(),
+            spark={"application": self._application, "master": without_password(self._master)},
+            model_dir=without_password(self._model_dir),
+            process=self._process,
+        )
 
     def curves(self, metric: str = "", by: str = "", node: str = "") -> dict[str, Any]:
         """Return the numbers of a metric's chart as JSON has them, for a page: see :func:`chart_data`.

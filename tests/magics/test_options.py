@@ -12,7 +12,7 @@ def test_a_line_becomes_the_arguments_of_launch():
     options = parse_options(
         "mnist --workers 2 --ps 1 --chief --evaluator --cpus 3 --gpus 1 --name 'my run' --model-dir s3://b/m "
         "--timeout 90 --feed-timeout 30.5 --grace 0 --logdir hdfs://logs --no-autolog --env A=1 B=x=y "
-        "--driver-ps-nodes --master-node master --protocol grpc+verbs --evaluator-may-fail"
+        "--driver-ps-nodes --master-node master --protocol grpc+verbs --evaluator-may-fail --no-record"
     )
     assert options.variable == "mnist"
     assert options.launch_arguments() == {
@@ -36,6 +36,7 @@ def test_a_line_becomes_the_arguments_of_launch():
         "log_dir": "hdfs://logs",
         "autolog": False,
         "env": {"A": "1", "B": "x=y"},
+        "record": False,
     }
 
 

@@ -120,6 +120,7 @@ class ClusterLifecycle:
         self._ended_at: float | None = None
         self._stopped = False
         self._at_end: list[Callable[[], object]] = []
+        self._at_outcome: list[Callable[[], object]] = []
         self._at_rendezvous: list[Callable[[], object]] = []
         self._at_lone_node: list[Callable[[], object]] = []
         self._thread = threading.Thread(target=self._live, name=f"tfos_nb cluster {name}", daemon=True)
@@ -133,6 +134,10 @@ class ClusterLifecycle:
     def at_end(self, action: Callable[[], object]) -> None:
         """Register an action to run when the door is closed."""
         self._at_end.append(action)
+
+    def at_outcome(self, action: Callable[[], object]) -> None:
+        """Register an action to run when the outcome is decided, before any caller that waits for it goes on."""
+        self._at_outcome.append(action)
 
     def at_rendezvous(self, action: Callable[[], object]) -> None:
         """Register an action to run whenever the nodes have been told to start again."""
@@ -309,8 +314,13 @@ class ClusterLifecycle:
                 self._outcome.error = ClusterClosed(f"cluster {self._name} was stopped before its nodes were done")
             failed = ClusterStatus.FAILED if error is not None else ClusterStatus.DONE
             self._become(ClusterStatus.STOPPED if stopped else failed)
-            self._outcome.over.set()
-            self._changed.notify_all()
+        try:
+            for action in self._at_outcome:
+                action()
+        finally:
+            with self._changed:
+                self._outcome.over.set()
+                self._changed.notify_all()
 
 
 def close_when_quiet(close: Callable[[], None], quiet_for: Callable[[], float], seconds: float) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfos_nb.errors import PlanError
+from tfos_nb.records.runs import FOLDER, HOME
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.runtime.storage.remote import Unreachable, refuse_unknown
 from tfos_nb.state.active_clusters import active_clusters
@@ -39,6 +40,7 @@ class Settings:
     min_workers: int | None = None
     warm: bool = True
     warm_idle: float = 600.0
+    record: bool | str | os.PathLike[str] = True
     apart: str = ""  # suffix of the default model_dir, which separates clusters of the same name
 
     def __post_init__(self) -> None:
@@ -67,19 +69,11 @@ class Settings:
 
     def _check_kinds(self) -> None:
         for name in ("model_dir", "log_dir"):
-            if not isinstance(getattr(self, name), (str, os.PathLike, type(None))):
-                raise PlanError(f"{name} must be a path, or a URL, got {getattr(self, name)!r}")
-            if str(getattr(self, name)).startswith("memory:"):
-                raise PlanError(
-                    f"{name}={getattr(self, name)!r} cannot be shared: a memory: URL exists in one process only and "
-                    "ends with it. Give a path, or a URL that the nodes share"
-                )
-            if getattr(self, name) and os.path.isfile(getattr(self, name)):
-                raise PlanError(f"{name}={getattr(self, name)!r} is a file: give a directory, which may be a new one")
-            try:
-                refuse_unknown(os.fspath(getattr(self, name) or ""))
-            except Unreachable as error:
-                raise PlanError(f"{name}: {error}") from None
+            _check_place(name, getattr(self, name))
+        if not isinstance(self.record, bool):
+            if not self.record:
+                raise PlanError(f"record must be True or False, or the directory of the record, got {self.record!r}")
+            _check_place("record", self.record)
         for name in ("tensorboard", "autolog", "warm"):
             if not isinstance(getattr(self, name), bool):
                 raise PlanError(f"{name} must be True or False, got {getattr(self, name)!r}")
@@ -119,7 +113,7 @@ class Settings:
 
     def model_dir_for(self, name: str) -> str:
         """Return where ``ctx.save`` writes; a relative path is relative to the driver's directory, not the nodes'."""
-        place = os.fspath(self.model_dir or os.path.join("tfos_models", name + self.apart))
+        place = os.fspath(self.model_dir or os.path.join(HOME, name + self.apart))
         return place if "://" in place else os.path.abspath(place)
 
     def log_dir_for(self, name: str) -> str:
@@ -128,6 +122,15 @@ class Settings:
             place = os.fspath(self.log_dir)
             return place if "://" in place else os.path.abspath(place)
         return f"{self.model_dir_for(name).rstrip('/')}/logs" if self.tensorboard else ""
+
+    def run_file_for(self, name: str, run: str, started: float) -> str:
+        """Return the file that a run is recorded in; empty if it is not."""
+        if self.record is False:
+            return ""
+        home = self.model_dir_for(name) if self.record is True else os.fspath(self.record)
+        home = home if "://" in home else os.path.abspath(os.path.expanduser(home))
+        when = time.strftime("%Y%m%d-%H%M%S", time.gmtime(started))
+        return f"{home.rstrip('/')}/{FOLDER}/{when}-{run}.json"
 
     def for_nodes(self, name: str) -> dict[str, object]:
         """Return the settings that the nodes need."""
@@ -143,6 +146,23 @@ class Settings:
             "heartbeat_timeout": self.heartbeat_timeout,
             "warm_idle": self.warm_idle,
         }
+
+
+def _check_place(name: str, place: Any) -> None:
+    """Refuse what cannot be a directory that nodes and driver share."""
+    if not isinstance(place, (str, os.PathLike, type(None))):
+        raise PlanError(f"{name} must be a path, or a URL, got {place!r}")
+    if str(place).startswith("memory:"):
+        raise PlanError(
+            f"{name}={place!r} cannot be shared: a memory: URL exists in one process only and "
+            "ends with it. Give a path, or a URL that the nodes share"
+        )
+    if place and os.path.isfile(place):
+        raise PlanError(f"{name}={place!r} is a file: give a directory, which may be a new one")
+    try:
+        refuse_unknown(os.fspath(place or ""))
+    except Unreachable as error:
+        raise PlanError(f"{name}: {error}") from None
 
 
 def checked_env(env: Mapping[str, str] | None) -> dict[str, str]:

@@ -25,7 +25,7 @@ _INPUT_MODE = InputMode(ClusterPlan.input_mode)
 
 _LAUNCH_ONLY = (
     *("model_dir", "autolog", "env", "feed_timeout", "rendezvous_timeout", "grace", "restarts", "min_workers"),
-    *("tensorboard", "log_dir", "warm"),
+    *("tensorboard", "log_dir", "warm", "record"),
 )
 """Arguments of :func:`tfos_nb.launch` that come from the line and are not part of the plan."""
 
@@ -87,6 +87,7 @@ class LaunchOptions:
     tensorboard: bool | None = None
     log_dir: str | None = None
     warm: bool | None = None
+    record: bool | None = None
     env: Mapping[str, str] | None = None
     background: bool = False
     wait: bool = False
@@ -307,6 +308,13 @@ def _add_course(group: argparse._ArgumentGroup, told: _Told) -> None:
         action="store_false",
         default=None,
         help="import TensorFlow in each node, and keep no process for the next cluster",
+    )
+    group.add_argument(
+        "--no-record",
+        dest="record",
+        action="store_false",
+        default=None,
+        help="leave no record of the run for %%tfos_runs",
     )
     group.add_argument(
         "--env", metavar="K=V", type=_variable, nargs="+", action="extend", help="environment variables of the nodes"

@@ -31,6 +31,7 @@ from tfos_nb.pipeline.params import (
 from tfos_nb.pipeline.scorer import HasRows
 from tfos_nb.pipeline.selection import parted
 from tfos_nb.pipeline.storage import ScorerReader, ScorerWriter
+from tfos_nb.records.runs import HOME
 from tfos_nb.spark.session import usable_session
 
 __all__ = ["Fitting", "absolute", "new_home"]
@@ -96,8 +97,10 @@ class Fitting(
 
     def _fit_of(self, home: str, plan: dict[str, Any], writes: tuple[str, ...] = ()) -> Fit:
         """Return how a fit runs, under a name of its own."""
+        kind = type(self).__name__
         settings = {
             "model_dir": absolute(home),
+            "record": self.getModelDir() is not None or absolute(os.path.join(HOME, kind)),
             "tensorboard": self.getTensorboard(),
             "grace": float(self.getGraceSecs()),
             "rendezvous_timeout": self.getRendezvousTimeout(),
@@ -107,14 +110,19 @@ class Fitting(
             "min_workers": self.getMinWorkers(),
         }
         return Fit(
-            f"{type(self).__name__}-{next(_fits)}",
+            f"{kind}-{next(_fits)}",
             {"cpus": self.getCpus(), "gpus": self.getGpus(), **plan},
             settings,
             self.getProgress(),
             self.getSlotTimeout(),
             self._what(),
             writes,
+            self._recorded(),
         )
+
+    def _recorded(self) -> dict[str, Any]:
+        """Return the arguments that the record of a fit has: the Params that were set."""
+        return {param.name: value for param, value in self._paramMap.items()}
 
     def _what(self) -> str:
         """Say which numbers were set: these tell the fits of a CrossValidator apart."""
@@ -150,4 +158,4 @@ def absolute(place: str) -> str:
 
 def new_home(kind: str) -> str:
     """Return a directory for one fit, under the driver's working directory."""
-    return os.path.join(os.getcwd(), "tfos_models", f"{kind}-{uuid.uuid4().hex[:8]}")
+    return os.path.join(os.getcwd(), HOME, f"{kind}-{uuid.uuid4().hex[:8]}")

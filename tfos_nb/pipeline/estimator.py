@@ -137,7 +137,7 @@ class TFEstimator(
                 fitted = fit.run(program, args, spark)
         place = fitted.result
         if self.export_fn is not None:
-            alone = self._fit_of(home, {"workers": 1, "input_mode": InputMode.TENSORFLOW})
+            alone = self._fit_of(home, {"workers": 1, "input_mode": InputMode.TENSORFLOW}).unrecorded()
             place = alone.run(ExportProgram(self.export_fn), args, spark).result or args.export_dir
         model = self._model(spark, place, args)
         model.history = History(fitted.history)
@@ -167,6 +167,9 @@ class TFEstimator(
         args.model_dir = absolute(home)
         args.export_dir = absolute(self.getExportDir() or f"{home}/export")
         return args
+
+    def _recorded(self) -> dict[str, Any]:
+        return {**vars(self.args), **super()._recorded()}
 
     _chief: str | None = None  # as a plan has it
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -80,6 +80,8 @@ class Fit:
         Text beside its name in a line, such as the Params that a CrossValidator set.
     writes : tuple of str
         The directories that the user named, which no two fits may write at the same time.
+    arguments : dict, optional
+        What the run's record has as its arguments; default: those of the program.
     """
 
     name: str
@@ -89,6 +91,11 @@ class Fit:
     slot_timeout: float = 600.0
     what: str = ""
     writes: tuple[str, ...] = ()
+    arguments: dict[str, Any] | None = None
+
+    def unrecorded(self) -> Fit:
+        """Return the same fit without a record: it belongs to another one."""
+        return replace(self, settings={**self.settings, "record": False})
 
     def run(self, main: Callable[[Any, Any], Any], args: Any, spark: SparkSession, rows: Rows | None = None) -> Fitted:
         """Start a cluster, feed it, wait for it, and return what its chief returned.
@@ -106,7 +113,8 @@ class Fit:
         screen = _screen(self.progress)
         with interruptible(), admitted(spark, need, self.slot_timeout, self._say) as place:
             begun = time.monotonic()
-            cluster = launch(main, args, spark=spark, name=self.name, wait_until_up=False, **self.plan, **self.settings)
+            settings = {**self.settings, "arguments": self.arguments, "wait_until_up": False}
+            cluster = launch(main, args, spark=spark, name=self.name, **self.plan, **settings)
             try:
                 with _shown(cluster, screen):
                     self._work(cluster, place, rows)

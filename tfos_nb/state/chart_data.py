@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfos_nb.state.course import AXES, Point, chart, chart_names, usual_axis
+from tfos_nb.state.course import AXES, Line, Point, chart, chart_names, common_axis, metric_of, usual_axis
+from tfos_nb.state.metric_order import in_order
 
-__all__ = ["MOST_NODES", "MOST_POINTS", "chart_data"]
+__all__ = ["MOST_NODES", "MOST_POINTS", "chart_data", "comparison_data"]
 
 MOST_POINTS = 1_000
 """Maximum number of points of a line, about as many as a chart has pixels."""
@@ -44,25 +45,59 @@ def chart_data(
     chosen = next((name for name in names if _is_meant(name, metric)), names[0] if names else "")
     axis = by if by in AXES else usual_axis(points)
     drawn = chart(points, chosen, axis, MOST_POINTS)
-    lines = [
-        {
-            "name": line.name,
-            "metric": line.metric,
-            "x": [_brief(x) for x in line.xs],
-            "y": [_brief(y) if math.isfinite(y) else None for y in line.ys],
-        }
-        for line in drawn.lines
-    ]
     return {
         "metrics": names,
         "nodes": list(nodes[:MOST_NODES]),
         "metric": chosen,
         "node": node,
         "by": axis,
-        "lines": lines,
+        "lines": [_line(line) for line in drawn.lines],
         "recovered": list(drawn.recovered),
         "shown": drawn.shown,
         "total": drawn.total,
+    }
+
+
+def comparison_data(courses: Mapping[str, Sequence[Point]], *, metric: str = "", by: str = "") -> dict[str, Any]:
+    """Return what a page needs to draw a metric of several runs in one chart.
+
+    Parameters
+    ----------
+    courses : mapping of str to sequence of Point
+        The points of each run, by its id.
+    metric, by : str
+        As in :func:`chart_data`.
+
+    Returns
+    -------
+    dict
+        As that of :func:`chart_data`. Each line has, besides, the ``run`` that it is of, and there is no ``node``.
+
+    Raises
+    ------
+    PlanError
+        If no run has the metric.
+    """
+    chosen = metric_of(courses.values(), metric)
+    axis = by if by in AXES else common_axis(courses.values())
+    drawn = {run: chart(points, chosen, axis, MOST_POINTS) for run, points in courses.items()}
+    return {
+        "metrics": in_order(name for points in courses.values() for name in chart_names(points)),
+        "metric": chosen,
+        "by": axis,
+        "lines": [{**_line(line), "run": run} for run, one in drawn.items() for line in one.lines],
+        "recovered": [],
+        "shown": sum(one.shown for one in drawn.values()),
+        "total": sum(one.total for one in drawn.values()),
+    }
+
+
+def _line(line: Line) -> dict[str, Any]:
+    return {
+        "name": line.name,
+        "metric": line.metric,
+        "x": [_brief(x) for x in line.xs],
+        "y": [_brief(y) if math.isfinite(y) else None for y in line.ys],
     }
 
 

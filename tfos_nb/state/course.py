@@ -25,7 +25,9 @@ __all__ = [
     "chart",
     "chart_names",
     "check_axis",
+    "common_axis",
     "metric_names",
+    "metric_of",
     "points_of",
     "thin_points",
     "to_pandas",
@@ -193,6 +195,28 @@ def check_axis(by: object) -> str:
 def usual_axis(points: Sequence[Point]) -> str:
     """Return the axis to begin with: epochs if two have ended, else steps."""
     return "epoch" if sum(point.ends_epoch for point in points) > 1 else "step"
+
+
+def common_axis(courses: Iterable[Sequence[Point]]) -> str:
+    """Return the axis to begin with for several trainings in one chart: epochs if each has ended two."""
+    return "epoch" if all(usual_axis(points) == "epoch" for points in courses) else "step"
+
+
+def metric_of(courses: Iterable[Sequence[Point]], wanted: str) -> str:
+    """Return the metric of several trainings that is meant: ``wanted``, also with ``val_`` before it, or the first.
+
+    Raises
+    ------
+    PlanError
+        If none of them has it.
+    """
+    known = in_order(name for points in courses for name in chart_names(points))
+    if not known:
+        raise PlanError("there is nothing to draw: none of these runs has reported a metric")
+    meant = wanted if wanted in known else wanted.removeprefix(_VALIDATION_PREFIX)
+    if wanted and meant not in known:
+        raise PlanError(f"metric: no run has {wanted!r}; there are {', '.join(known)}")
+    return meant or known[0]
 
 
 def chart(points: Sequence[Point], metric: str, by: str = "epoch", most: int | None = None) -> Chart:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfos_nb.errors import MissingPackage, PlanError
-from tfos_nb.state.course import VALIDATION, Chart, Point, chart, chart_names, check_axis, usual_axis
+from tfos_nb.state.course import (
+    VALIDATION,
+    Chart,
+    Point,
+    chart,
+    chart_names,
+    check_axis,
+    common_axis,
+    metric_of,
+    usual_axis,
+)
 
-__all__ = ["figure"]
+__all__ = ["comparison", "figure"]
 
 _WIDTH, _HEIGHT = 7.2, 3.4  # inches of one chart
 _COLOURS = {"training": "#2f6fde", "validation": "#b26a00"}
@@ -26,6 +36,35 @@ def figure(points: Sequence[Point], metrics: str | Sequence[str] | None, by: str
         If matplotlib is not installed.
     """
     charts = _charts(points, metrics, by)
+    made, all_axes = _empty(len(charts))
+    for axes, one in zip(all_axes, charts, strict=True):
+        _draw(axes, one, log)
+    return made
+
+
+def comparison(courses: Mapping[str, Sequence[Point]], metric: str, by: str | None, log: bool) -> Any:
+    """Return a figure with a metric of several runs in one chart. ``courses`` has the points of each, by its name.
+
+    Raises
+    ------
+    PlanError
+        If no run has the metric, or ``by`` names something that does not exist.
+    MissingPackage
+        If matplotlib is not installed.
+    """
+    chosen = metric_of(courses.values(), metric)
+    axis = common_axis(courses.values()) if by is None else check_axis(by)
+    made, (axes,) = _empty(1)
+    for number, (name, points) in enumerate(courses.items()):
+        for line in chart(points, chosen, axis).lines:
+            label, style = (name, "-") if line.name != VALIDATION else (f"{name}, validation", "--")
+            axes.plot(line.xs, line.ys, style, color=f"C{number}", label=label)
+    _finish(axes, chosen, axis, log)
+    return made
+
+
+def _empty(charts: int) -> tuple[Any, list[Any]]:
+    """Return a new figure, and the axes of its charts, one below the other."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
@@ -37,11 +76,11 @@ def figure(points: Sequence[Point], metrics: str | Sequence[str] | None, by: str
 
     # Notebooks show a Figure by themselves only once pyplot was imported.
     kind: Any = type("Figure", (Figure,), {"_repr_png_": _as_png})
-    made = kind(figsize=(_WIDTH, _HEIGHT * len(charts)), layout="constrained")
-    for axes, one in zip(made.subplots(len(charts), squeeze=False)[:, 0], charts, strict=True):
-        _draw(axes, one, log)
+    made = kind(figsize=(_WIDTH, _HEIGHT * charts), layout="constrained")
+    all_axes = list(made.subplots(charts, squeeze=False)[:, 0])
+    for axes in all_axes:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return made
+    return made, all_axes
 
 
 def _charts(points: Sequence[Point], metrics: str | Sequence[str] | None, by: str | None) -> list[Chart]:
@@ -73,10 +112,14 @@ def _draw(axes: Any, one: Chart, log: bool) -> None:
         axes.plot(line.xs, line.ys, style, color=_COLOURS[line.name], label=line.name, marker=marker, markersize=3.5)
     for number, x in enumerate(one.recovered):
         axes.axvline(x, color="0.5", linewidth=1, linestyle=":", label="recovered" if number == 0 else None)
-    axes.set_title(one.metric.replace("_", " "), loc="left", fontsize=11)
-    axes.set_xlabel(one.by)
+    _finish(axes, one.metric, one.by, log)
+
+
+def _finish(axes: Any, metric: str, by: str, log: bool) -> None:
+    axes.set_title(metric.replace("_", " "), loc="left", fontsize=11)
+    axes.set_xlabel(by)
     axes.set_yscale("log" if log else "linear")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    if one.lines:
+    if axes.lines:
         axes.legend(frameon=False)

@@ -1,0 +1,158 @@
+"""The file of a run: what it keeps, and what it leaves out."""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import json
+import math
+import os
+import socket
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from tfos_nb.records.run import BadRun, Process, Run, from_json, plain_arguments, plan_arguments, this_process, to_json
+from tfos_nb.runtime.control.plan import ClusterPlan
+from tfos_nb.state.course import Point
+
+FINITE = some.floats(allow_nan=False, allow_infinity=False, width=32)
+TEXTS = some.text(max_size=20)
+DATA = some.recursive(
+    some.none() | some.booleans() | some.integers(-(2**53), 2**53) | FINITE | TEXTS,
+    lambda inner: some.lists(inner, max_size=3) | some.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def a_run(**changes: Any) -> Run:
+    point = Point(1, 8, {"loss": 0.25, "val_loss": 0.5}, True, 1)
+    run = Run(
+        "6f2c0a", "mnist", "DONE", 1000.5, 1009.0, 8.5, plan={"workers": 2}, points=(point,), process=this_process()
+    )
+    return replace(run, epochs=({"epoch": 1, "loss": 0.25, "val_loss": 0.5},), **changes)
+
+
+@given(DATA, TEXTS, some.lists(FINITE, max_size=4))
+def test_a_file_has_what_the_run_has(argument: Any, error: str, losses: list[float]) -> None:
+    epochs = tuple({"epoch": number, "loss": loss} for number, loss in enumerate(losses, 1))
+    run = replace(a_run(arguments=plain_arguments({"x": argument}), error=error), epochs=epochs)
+    again = from_json(to_json(run), "/runs/6f2c0a.json")
+    assert again == run
+    assert again.path == "/runs/6f2c0a.json"
+
+
+def test_numbers_that_are_not_finite_are_there_and_the_file_is_json() -> None:
+    odd = {"epoch": 1, "loss": math.nan, "up": math.inf, "down": -math.inf}
+    point = Point(1, 1, {name: value for name, value in odd.items() if name != "epoch"}, True)
+    text = to_json(replace(a_run(), epochs=(odd,), points=(point,)))
+    json.loads(text, parse_constant=pytest.fail)
+    found = from_json(text)
+    assert math.isnan(found.epochs[0]["loss"])
+    assert (found["up"], found["down"]) == ([math.inf], [-math.inf])
+    assert math.isnan(found.points[0].metrics["loss"])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "no JSON"),
+        ("[]", "no record of a run"),
+        ('{"a": 1}', "no record of a run"),
+        ('{"tfos_nb_run": 2}', "its format is 2, and this version of tfos_nb reads 1"),
+        ('{"tfos_nb_run": 1}', "a part of it is missing or wrong"),
+        (to_json(a_run()).replace('"DONE"', '"FLYING"'), "a part of it is missing or wrong.*FLYING"),
+        (to_json(a_run()).replace('[[1,8,1,1,{"loss"', '[[1,8,1,{"loss"'), "a part of it is missing or wrong"),
+    ],
+)
+def test_another_file_is_refused_with_the_reason(text: str, why: str) -> None:
+    with pytest.raises(BadRun, match=why):
+        from_json(text)
+
+
+class Kind(enum.Enum):
+    FAST = 3
+
+
+@dataclass
+class Settings:
+    lr: float = 0.5
+    frame: object = None
+
+
+def test_arguments_are_those_that_are_data() -> None:
+    given = {
+        "lr": np.float32(0.5),
+        "steps": np.int64(3),
+        "kind": Kind.FAST,
+        "path": Path("/data/x"),
+        "layers": (64, [32, 16]),
+        "frame": object(),
+        "image": np.zeros((2, 2)),
+        "main": test_another_file_is_refused_with_the_reason,
+        "deep": {"a": {"b": 1, "c": object()}},
+        "long": "x" * 5_000,
+    }
+    found = plain_arguments(given)
+    text = found.pop("long")
+    assert text.startswith("xxx")
+    assert text.endswith("…")
+    assert len(text) <= 500
+    assert found == {
+        "lr": 0.5,
+        "steps": 3,
+        "kind": "FAST",
+        "path": "/data/x",
+        "layers": [64, [32, 16]],
+        "deep": {"a": {"b": 1}},
+    }
+    assert plain_arguments(argparse.Namespace(lr=1)) == plain_arguments(SimpleNamespace(lr=1)) == {"lr": 1}
+    assert plain_arguments(Settings(frame=object())) == {"lr": 0.5}
+    assert (plain_arguments(None), plain_arguments(7), plain_arguments(object())) == ({}, {"args": 7}, {})
+    assert plain_arguments({"many": list(range(1_000))}) == {}
+
+
+def test_secrets_are_left_out() -> None:
+    given = {"HF_TOKEN": "d34d", "s3": {"secretKey": "d34d", "bucket": "b"}, "url": "https://me:d34d@host/x?sig=d34d"}
+    assert "d34d" not in json.dumps(plain_arguments(given))
+    assert plain_arguments({"passwords": ["d34d"], "db_password": ["d34d"]})["db_password"] == ["…"]
+    assert plain_arguments({"max_tokens": 7, "token": 7, "sort_key": "id"}) == {
+        "max_tokens": 7,
+        "token": 7,
+        "sort_key": "id",
+    }
+
+
+def test_a_plan_has_what_was_chosen() -> None:
+    assert plan_arguments(ClusterPlan(name="mnist")) == {"workers": 1}
+    found = plan_arguments(ClusterPlan(2, ps=1, input_mode="tensorflow", gpus=1))
+    assert found == {"workers": 2, "ps": 1, "chief": True, "input_mode": "tensorflow", "gpus": 1}
+    json.dumps(found)
+
+
+def test_a_run_whose_process_has_ended_was_killed() -> None:
+    here = socket.gethostname()
+    now = time.time()
+    assert a_run().outcome == "done"
+    assert a_run(status="RUNNING", process=this_process()).outcome == "running"
+    assert a_run(status="RUNNING", process=Process(here, os.getpid(), now + 60)).outcome == "killed", "another process"
+    assert a_run(status="RECOVERING", process=Process(here, 2**22 + 1, 5.0)).outcome == "killed"
+    elsewhere = Process("elsewhere", 1, 5.0)
+    assert a_run(status="RUNNING", process=elsewhere, updated=now - 60).outcome == "running"
+    assert a_run(status="RUNNING", process=elsewhere, updated=now - 600).outcome == "killed"
+
+
+def test_metrics_are_those_of_the_last_epoch() -> None:
+    assert a_run().metrics == {"loss": 0.25, "val_loss": 0.5}
+    assert replace(a_run(), epochs=()).metrics == {"loss": 0.25, "val_loss": 0.5}, "of the last report"
+    assert replace(a_run(), epochs=(), points=()).metrics == {}
+    with pytest.raises(KeyError):
+        a_run()["epoch"]
+    assert list(a_run().to_pandas()["loss"]) == [0.25]

@@ -1,0 +1,402 @@
+"""Record of one cluster's run, and the JSON file that keeps it.
+
+:class:`tfos_nb.records.recorder.RunRecorder` writes the file while the cluster runs, and :func:`tfos_nb.runs` reads
+it, maybe much later and in another process. Both ends of the format are in this module. The file has the run's facts
+and numbers only: no rows, no code, and no argument that may be a secret.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import enum
+import functools
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from functools import cached_property
+from typing import Any
+
+from tfos_nb.rich import Rich
+from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
+from tfos_nb.state import course, figure
+from tfos_nb.state.cluster_state import ClusterStatus
+from tfos_nb.state.course import Point
+from tfos_nb.truncate import clip, without_password
+
+__all__ = [
+    "FORMAT",
+    "BadRun",
+    "Process",
+    "Run",
+    "from_json",
+    "package_versions",
+    "plain_arguments",
+    "plan_arguments",
+    "this_process",
+    "to_json",
+]
+
+FORMAT = 1
+"""Version of the file's format, in its key ``tfos_nb_run``."""
+
+_SILENT = 180.0  # seconds after the last write, on another host, at which the writing process counts as ended
+_LONGEST_TEXT = 500  # characters of an argument
+_MOST, _DEEPEST = 64, 3  # elements of an argument that is a collection, and collections within collections
+_SECRET = re.compile(
+    r"(?:^|_)(?:token|secret|passwd|pwd|credentials?|auth|(?:api|access|account|private|secret)_?key)(?:_|$)|password"
+)
+_HIDDEN = "…"
+_PACKAGES = ("tfos_nb", "tensorflow", "keras", "tf_keras", "pyspark", "numpy")
+
+
+class BadRun(ValueError):
+    """A file that is not the record of a run. The message says why."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """Process that writes a run's file: its host, its number, and when it started, in seconds since 1970."""
+
+    host: str
+    pid: int
+    started: float
+
+    def runs(self) -> bool | None:
+        """Return whether it still runs; None if it is on another host."""
+        import psutil
+
+        if self.host != socket.gethostname():
+            return None
+        try:
+            return bool(abs(psutil.Process(self.pid).create_time() - self.started) < 1)
+        except psutil.Error:
+            return False
+
+
+def this_process() -> Process:
+    """Return the current process."""
+    import psutil
+
+    return Process(socket.gethostname(), os.getpid(), psutil.Process().create_time())
+
+
+@dataclass(frozen=True)
+class Run(Rich):
+    """What is known of one run of a cluster, now or long after it.
+
+    Parameters
+    ----------
+    id : str
+        Its name among all runs; the cluster's.
+    name : str
+        The cluster's name.
+    status : str
+        The cluster's status when the file was written, such as ``"RUNNING"`` or ``"DONE"``: see :attr:`outcome`.
+    started, updated : float
+        When it began, and when the file was written last, in seconds since 1970.
+    seconds : float
+        How long it took, or has taken so far.
+    error : str
+        The text of the failure that ended it; empty without one.
+    plan : dict
+        The arguments of its :class:`tfos_nb.ClusterPlan` that are not the usual ones, and ``workers``.
+    arguments : dict
+        The arguments of ``main`` that are data.
+    epochs : tuple of dict
+        The chief's metrics at the end of each epoch.
+    points : tuple of Point
+        The course of its metrics, in at most 400 points.
+    rows : int
+        How many rows its nodes have taken.
+    generation : int
+        How often its nodes were started; 1 if no recovery was needed.
+    versions : dict
+        Of Python and the packages, on the driver.
+    spark : dict
+        The ``application`` and the ``master``.
+    model_dir : str
+        Where its models are.
+    process : Process, optional
+        The process that wrote it.
+    path : str
+        The file that it was read from.
+
+    Examples
+    --------
+    >>> run = Run("6f2c", "mnist", "DONE", started=0.0, updated=9.0, seconds=9.0, epochs=({"epoch": 1, "loss": 0.5},))
+    >>> run.outcome, run["loss"]
+    ('done', [0.5])
+    """
+
+    _rich = "run"
+
+    id: str
+    name: str
+    status: str
+    started: float
+    updated: float
+    seconds: float
+    error: str = ""
+    plan: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
+    epochs: tuple[dict[str, Any], ...] = ()
+    points: tuple[Point, ...] = ()
+    rows: int = 0
+    generation: int = 1
+    versions: dict[str, str] = field(default_factory=dict)
+    spark: dict[str, str] = field(default_factory=dict)
+    model_dir: str = ""
+    process: Process | None = None
+    path: str = field(default="", compare=False)
+
+    @cached_property
+    def outcome(self) -> str:
+        """``"done"``, ``"failed"``, ``"stopped"``, ``"running"``; or ``"killed"``: its process ended before it did."""
+        status = ClusterStatus(self.status)
+        if status.ended:
+            return status.value.lower()
+        alive = self.process.runs() if self.process is not None else None
+        if alive is None:
+            alive = time.time() - self.updated < _SILENT
+        return "running" if alive else "killed"
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of its last epoch; of its last report if no epoch has ended."""
+        if self.epochs:
+            return {name: value for name, value in self.epochs[-1].items() if name != "epoch"}
+        return dict(self.points[-1].metrics) if self.points else {}
+
+    def __getitem__(self, metric: str) -> list[float]:
+        """Return the values of a metric, one for each epoch."""
+        values = [epoch[metric] for epoch in self.epochs if metric in epoch]
+        if not values or metric == "epoch":
+            raise KeyError(metric)
+        return values
+
+    def to_pandas(self, by: str = "epoch") -> Any:
+        """Return its metrics as a pandas DataFrame: see :meth:`tfos_nb.state.history.History.to_pandas`."""
+        return course.to_pandas(self.points, course.check_axis(by))
+
+    def plot(self, metrics: Any = None, *, by: str | None = None, log: bool = False) -> Any:
+        """Return its curves as a matplotlib figure: see :meth:`tfos_nb.state.history.History.plot`."""
+        return figure.figure(self.points, metrics, by, log)
+
+    def __repr__(self) -> str:
+        when = datetime.fromtimestamp(self.started).astimezone().strftime("%Y-%m-%d %H:%M")
+        return f"<Run {self.id} {self.name} {when} {self.outcome}, {len(self.epochs)} epochs>"
+
+
+# --- what a run is recorded of ---
+
+
+def plain_arguments(args: Any) -> dict[str, Any]:
+    """Return the arguments of ``main`` that are data, by name. All others are left out.
+
+    Data are numbers, texts, truth values, None, paths and enums, and small lists and dictionaries of them. A text whose
+    name is that of a secret, such as ``api_key``, is replaced, and so is a password in a URL.
+
+    Parameters
+    ----------
+    args : object
+        As it is given to :func:`tfos_nb.launch`: a dictionary, a namespace, a dataclass, or a single value.
+
+    Examples
+    --------
+    >>> plain_arguments({"lr": 0.01, "layers": [64, 10], "api_key": "d34d", "tokenizer": object()})
+    {'lr': 0.01, 'layers': [64, 10], 'api_key': '…'}
+    >>> plain_arguments("s3://me:d34d@bucket/rows")
+    {'args': 's3://…@bucket/rows'}
+    """
+    named = _named(args)
+    plain = _plain(named, "", 0)
+    return plain if isinstance(plain, dict) else {}
+
+
+def _named(args: Any) -> dict[Any, Any]:
+    if isinstance(args, Mapping):
+        return dict(args)
+    if dataclasses.is_dataclass(args) and not isinstance(args, type):
+        return {one.name: getattr(args, one.name) for one in dataclasses.fields(args)}
+    if isinstance(args, argparse.Namespace) or type(args).__name__ == "SimpleNamespace":
+        return dict(vars(args))
+    return {} if args is None else {"args": args}
+
+
+class _NotData(Exception):
+    """A value is no data."""
+
+
+def _plain(value: Any, name: str, depth: int) -> Any:
+    """Return a value as JSON can represent it."""
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        value = value.item()  # NumPy's scalars
+    if isinstance(value, enum.Enum):
+        return value.name
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, (str, os.PathLike)):
+        text = str(value)
+        return _HIDDEN if _is_secret(name) and text else clip(without_password(text), _LONGEST_TEXT)
+    if isinstance(value, (list, tuple)) and depth < _DEEPEST and len(value) <= _MOST:
+        return [_plain(one, name, depth + 1) for one in value]
+    if isinstance(value, Mapping) and depth < _DEEPEST and len(value) <= _MOST:
+        return _plain_mapping(value, depth)
+    raise _NotData
+
+
+def _plain_mapping(values: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+    found = {}
+    for key, value in values.items():
+        try:
+            found[str(key)] = _plain(value, str(key), depth + 1)
+        except _NotData:
+            continue
+    return found
+
+
+def _is_secret(name: str) -> bool:
+    """Return whether a name is that of a secret.
+
+    Examples
+    --------
+    >>> [_is_secret(name) for name in ("api_key", "accessKey", "HF_TOKEN", "max_tokens", "key", "tokenizer")]
+    [True, True, True, False, False, False]
+    """
+    return bool(_SECRET.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()))
+
+
+@functools.cache
+def package_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that a training's numbers depend on, without their import."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def plan_arguments(plan: ClusterPlan) -> dict[str, Any]:
+    """Return the arguments of a plan that are not the usual ones, and the number of workers."""
+    usual = ClusterPlan()
+    found: dict[str, Any] = {"workers": plan.workers}
+    for one in dataclasses.fields(plan):
+        value = getattr(plan, one.name)
+        if value != getattr(usual, one.name) and one.name != "name":
+            found[one.name] = value.value if isinstance(value, InputMode) else value
+    return found
+
+
+# --- the file ---
+
+
+def to_json(run: Run) -> str:
+    """Return the text of a run's file. A number that is not finite is a text, which ``float`` understands."""
+    process = run.process
+    points = [
+        [one.epoch, one.step, one.generation, int(one.ends_epoch), _finite(_brief(one.metrics))] for one in run.points
+    ]
+    head = {
+        "tfos_nb_run": FORMAT,
+        "id": run.id,
+        "name": run.name,
+        "status": run.status,
+        "started": _written(run.started),
+        "updated": _written(run.updated),
+        "seconds": round(run.seconds, 3),
+        "error": run.error,
+        "plan": run.plan,
+        "arguments": _finite(run.arguments),
+        "rows": run.rows,
+        "generation": run.generation,
+        "versions": run.versions,
+        "spark": run.spark,
+        "model_dir": run.model_dir,
+        "process": None if process is None else dataclasses.asdict(process),
+        "epochs": _finite(list(run.epochs)),
+    }
+    lines = [f" {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in head.items()]
+    return "{\n" + ",\n".join([*lines, f' "points": {json.dumps(points, separators=(",", ":"))}']) + "\n}\n"
+
+
+def from_json(text: str, path: str = "") -> Run:
+    """Read the text of a run's file.
+
+    Raises
+    ------
+    BadRun
+        If it is no run's, or of a format that this version does not know.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise BadRun(f"no JSON: {error}") from None
+    if not isinstance(found, dict) or "tfos_nb_run" not in found:
+        raise BadRun("no record of a run: it has no key 'tfos_nb_run'")
+    if found["tfos_nb_run"] != FORMAT:
+        raise BadRun(f"its format is {found['tfos_nb_run']!r}, and this version of tfos_nb reads {FORMAT}")
+    try:
+        return replace(_run_of(found), path=path)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadRun(f"a part of it is missing or wrong: {error!r}") from None
+
+
+def _run_of(found: dict[str, Any]) -> Run:
+    process = found["process"]
+    return Run(
+        id=str(found["id"]),
+        name=str(found["name"]),
+        status=ClusterStatus(found["status"]).value,
+        started=_read(found["started"]),
+        updated=_read(found["updated"]),
+        seconds=float(found["seconds"]),
+        error=str(found["error"]),
+        plan=dict(found["plan"]),
+        arguments=dict(found["arguments"]),
+        epochs=tuple(
+            {name: value if name == "epoch" else float(value) for name, value in epoch.items()}
+            for epoch in found["epochs"]
+        ),
+        points=tuple(
+            Point(int(epoch), int(step), {name: float(one) for name, one in metrics.items()}, bool(ends), int(number))
+            for epoch, step, number, ends, metrics in found["points"]
+        ),
+        rows=int(found["rows"]),
+        generation=int(found["generation"]),
+        versions={str(name): str(one) for name, one in found["versions"].items()},
+        spark={str(name): str(one) for name, one in found["spark"].items()},
+        model_dir=str(found["model_dir"]),
+        process=None if process is None else Process(str(process["host"]), int(process["pid"]), process["started"]),
+    )
+
+
+def _written(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _read(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _brief(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Shorten the numbers of a chart."""
+    return {name: float(f"{value:.9g}") for name, value in metrics.items()}
+
+
+def _finite(value: Any) -> Any:
+    """Replace the numbers that JSON does not have, within lists and dictionaries too."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {name: _finite(one) for name, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list) else value
