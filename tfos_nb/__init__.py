@@ -25,6 +25,7 @@ __all__ = [
     "featurize",
     "launch",
     "map_batches",
+    "mlflow",
     "parallel",
     "predict",
     "reduce_batches",
@@ -34,7 +35,7 @@ __all__ = [
     "tfrecord",
 ]
 
-_MODULES = ("errors", "parallel", "tfrecord")
+_MODULES = ("errors", "mlflow", "parallel", "tfrecord")
 
 _PLACES = {
     "Cluster": "tfos_nb.cluster",
@@ -58,7 +59,7 @@ _PLACES = {
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from tfos_nb import errors, parallel, tfrecord
+    from tfos_nb import errors, mlflow, parallel, tfrecord
     from tfos_nb.cluster import Cluster, launch
     from tfos_nb.driver.prewarm import spark_session
     from tfos_nb.inference.blocks import map_batches, reduce_batches

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import logging
 import os
+import sys
 import threading
 import time
 import uuid
@@ -34,7 +36,7 @@ from tfos_nb.driver.prewarm import settle, warm_token
 from tfos_nb.driver.settings import Settings, check_seconds, checked_env, deadline_after
 from tfos_nb.errors import ClusterClosed, NodeFailed, PlanError
 from tfos_nb.interrupts import interruptible
-from tfos_nb.records.recorder import RunRecorder
+from tfos_nb.records.recorder import RunRecorder, write_file
 from tfos_nb.records.run import Run, package_versions, plain_arguments, plan_arguments, this_process
 from tfos_nb.rich import Rich
 from tfos_nb.runtime.code.payload import pack
@@ -66,6 +68,7 @@ logger = logging.getLogger(__name__)
 _LOG_SHOWN = 60  # lines of all nodes in a snapshot
 _POINTS_SHOWN = 400  # of the metrics, in the snapshot of an ended cluster and in the record of a run
 _EPOCHS_RECORDED = 2_000
+_NOT_RECORDED = "the run's record %s cannot be written: %s. record=DIR writes it elsewhere, and record=False nowhere"
 _text_of = functools.lru_cache(str)  # a panel shows a plan again and again
 
 
@@ -104,6 +107,7 @@ def launch(
     warm_idle: float = Settings.warm_idle,
     record: bool | str | os.PathLike[str] = Settings.record,
     arguments: Mapping[str, Any] | None = None,
+    mlflow: bool | str | None = None,
     sources: Mapping[str, str] | None = None,
     wait_until_up: bool = True,
 ) -> Cluster:
@@ -170,6 +174,9 @@ def launch(
         or the directory that gets ``tfos_runs``.
     arguments : mapping of str to object, optional
         What the record has as the run's arguments. Default: those of ``args`` that are data, without secrets.
+    mlflow : bool or str, optional
+        Whether the run is logged to MLflow; or the name of the experiment for a new run. Default: to the active run, if
+        the program has started one. See :func:`tfos_nb.mlflow.log`.
     sources : mapping of str to str, optional
         Source text by file name, for tracebacks.
     wait_until_up : bool, optional
@@ -216,9 +223,11 @@ def launch(
         record=record,
     ).for_plan(plan)
     payload = pack(main, args, sources)
+    follower = _follower(mlflow)
     check_door_variables()
     session, await_format = session_and_format(spark, len(plan.spark_nodes) + 2)
-    cluster = Cluster(plan, settings, payload, session, plain_arguments(args if arguments is None else arguments))
+    recorded = plain_arguments(args if arguments is None else arguments)
+    cluster = Cluster(plan, settings, payload, session, arguments=recorded, follower=follower)
     try:
         with interruptible():
             cluster.start()
@@ -229,6 +238,17 @@ def launch(
         cluster.close()
         raise
     return cluster
+
+
+def _follower(option: Any) -> Any:
+    """Return what logs a cluster to MLflow; None if nothing does.
+
+    That package is above this one, and few programs use it. So it is imported by its name, and without a wish of the
+    user's only where the program has imported MLflow.
+    """
+    if option is False or (option is None and "mlflow" not in sys.modules):
+        return None
+    return importlib.import_module("tfos_nb.mlflow.following").follower(option)
 
 
 class Cluster(Rich):
@@ -253,8 +273,11 @@ class Cluster(Rich):
         settings: Settings,
         payload: bytes,
         spark: SparkSession,
+        *,
         arguments: Mapping[str, Any] | None = None,
+        follower: Any = None,
     ) -> None:
+        self._follower = follower
         self._settings = settings
         self._spark = spark
         self._master, self._spark_ui = str(spark.conf.get("spark.master", "")), context_of(spark).ui
@@ -313,9 +336,18 @@ class Cluster(Rich):
         """Keep the run's record from now on, and until the outcome is in it."""
         place = self._settings.run_file_for(self.plan.name, self.id, self._launched_at)
         if place:
-            recorder = RunRecorder(place, lambda: self.run)
+            tell = partial(logger.warning, _NOT_RECORDED, without_password(place))
+            recorder = RunRecorder(lambda: self.run, partial(write_file, place), tell)
             self._lifecycle.at_outcome(recorder.finish)
             recorder.start()
+        if self._follower is not None:
+            self._lifecycle.at_outcome(self._follower.finish)
+            self._follower.begin(self, self._result_so_far, self._settings.env)
+
+    def _result_so_far(self) -> Any:
+        """Return what the chief's main has returned; None if it has not."""
+        found = self._desk.results().get(self._desk.first)
+        return None if found is None else wire.decode(found)
 
     def _open_tunnel(self, door: Door) -> None:
         directory = private_directory("tunnel")
@@ -401,6 +433,8 @@ class Cluster(Rich):
                 self._training_calls.begin()
                 self.wait_until_up()
                 timeout = self._settings.feed_timeout if feed_timeout is None else feed_timeout
+                if self._follower is not None:
+                    self._follower.fed(data)
                 training = Training(self._outcome, self._desk, self._jobs, timeout, self._address, qname)
                 self._feed_or_stop(training, data, epochs, spill, validation)
         except KeyboardInterrupt:  # it may come at the block's end

@@ -21,6 +21,7 @@ from tfos_nb.pipeline.params import (
     HasFeed,
     HasGraceSecs,
     HasInputMapping,
+    HasMlflow,
     HasModelDir,
     HasProgress,
     HasRecovery,
@@ -55,6 +56,7 @@ class Fitting(
     HasFeed,
     HasRecovery,
     HasProgress,
+    HasMlflow,
     TFParams,
     MLReadable[Any],
     MLWritable,
@@ -118,6 +120,7 @@ class Fitting(
             self._what(),
             writes,
             self._recorded(),
+            self.getMlflow(),
         )
 
     def _recorded(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tfos_nb.cluster import Cluster, launch
 from tfos_nb.errors import ClusterClosed
 from tfos_nb.interrupts import interruptible
+from tfos_nb.mlflow.following import follower
 from tfos_nb.runtime.control.plan import ClusterPlan, InputMode
 from tfos_nb.spark.admission import Need, Place, admitted
 from tfos_nb.state.cluster_state import ClusterStatus
@@ -82,6 +83,8 @@ class Fit:
         The directories that the user named, which no two fits may write at the same time.
     arguments : dict, optional
         What the run's record has as its arguments; default: those of the program.
+    mlflow : bool, str or None
+        The argument of :func:`tfos_nb.launch`. A tuner's fits are logged without their models.
     """
 
     name: str
@@ -92,10 +95,11 @@ class Fit:
     what: str = ""
     writes: tuple[str, ...] = ()
     arguments: dict[str, Any] | None = None
+    mlflow: bool | str | None = None
 
     def unrecorded(self) -> Fit:
         """Return the same fit without a record: it belongs to another one."""
-        return replace(self, settings={**self.settings, "record": False})
+        return replace(self, settings={**self.settings, "record": False}, mlflow=False)
 
     def run(self, main: Callable[[Any, Any], Any], args: Any, spark: SparkSession, rows: Rows | None = None) -> Fitted:
         """Start a cluster, feed it, wait for it, and return what its chief returned.
@@ -113,7 +117,8 @@ class Fit:
         screen = _screen(self.progress)
         with interruptible(), admitted(spark, need, self.slot_timeout, self._say) as place:
             begun = time.monotonic()
-            settings = {**self.settings, "arguments": self.arguments, "wait_until_up": False}
+            logged = follower(self.mlflow) if self.mlflow is not None or "mlflow" in sys.modules else None
+            settings = {**self.settings, "arguments": self.arguments, "wait_until_up": False, "mlflow": logged or False}
             cluster = launch(main, args, spark=spark, name=self.name, **self.plan, **settings)
             try:
                 with _shown(cluster, screen):

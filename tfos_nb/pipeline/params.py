@@ -413,6 +413,12 @@ def _to_seconds(value: Any) -> float:
     raise TypeError(f"{value!r} is not a number of seconds above 0")
 
 
+def _to_mlflow(value: Any) -> bool | str | None:
+    if value is None or isinstance(value, bool) or (isinstance(value, str) and value.strip()):
+        return value
+    raise TypeError(f"{value!r} must be True, False, or the name of an experiment")
+
+
 def _to_progress(value: Any) -> str:
     if value in PROGRESS:
         return str(value)
@@ -568,6 +574,31 @@ class HasRecovery(Params):
     def getMinWorkers(self) -> int | None:
         """Return it."""
         return self.getOrDefault(self.min_workers)
+
+
+class HasMlflow(Params):
+    """Whether a fit is logged to MLflow."""
+
+    mlflow: Param[Any] = Param(
+        Params._dummy(),
+        "mlflow",
+        "whether a fit is logged to MLflow: True, False, or the name of an experiment (default: to the active run, if "
+        "there is one)",
+        _to_mlflow,
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(mlflow=None)
+
+    def setMlflow(self: P, value: bool | str | None) -> P:
+        """Set it."""
+        return self._set(mlflow=value)
+
+    def getMlflow(self) -> bool | str | None:
+        """Return it."""
+        found: bool | str | None = self.getOrDefault(self.mlflow)
+        return found
 
 
 class HasProgress(Params):

@@ -1,17 +1,16 @@
-"""Thread that keeps the record of a run up to date, from the first node to the outcome (:mod:`tfos_nb.records.run`).
+"""Thread that writes a run's record again and again, from the first node to the outcome (:mod:`tfos_nb.records.run`).
 
 ::
 
     every 2 s: something new?  ──▶ write, at most every 10 s, and every 60 s in any case
     finish()                   ──▶ write the outcome; waits for it, at most 10 s
 
-The file is written whole and renamed, so that a reader never sees half of it, and a killed kernel leaves the newest. A
-place that cannot be written is told of once, and never stops a training.
+A record goes to a file (:func:`write_file`), or to a tracking server (:mod:`tfos_nb.mlflow`). A place that cannot be
+written is told of once, and never stops a training.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -21,42 +20,53 @@ from tfos_nb.records.run import Run, to_json
 from tfos_nb.runtime.storage.remote import Draft
 from tfos_nb.truncate import without_password
 
-__all__ = ["RunRecorder"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["RunRecorder", "write_file"]
 
 _LOOKS, _WRITES, _SIGNS = 2.0, 10.0, 60.0  # seconds between two
 _LAST_WITHIN = 10.0  # seconds that the end of a cluster waits for its last write
 
 
 class RunRecorder:
-    """Write one run's file again and again.
+    """Write one run's record.
 
     Parameters
     ----------
-    place : str
-        The file: a path, or a URL that fsspec knows.
     run : callable
         Returns the run as it is now.
+    write : callable
+        Writes it.
+    tell : callable
+        Takes the text of the first error, for a warning.
+    again : bool
+        Whether to try again after an error.
+
+    Attributes
+    ----------
+    failed : bool
+        Whether a write has failed.
     """
 
-    def __init__(self, place: str, run: Callable[[], Run]) -> None:
-        self._place, self._run = place, run
+    def __init__(
+        self, run: Callable[[], Run], write: Callable[[Run], None], tell: Callable[[str], object], *, again: bool = True
+    ) -> None:
+        self._run, self._put = run, write
+        self._tell, self._again = tell, again
         self._over = threading.Event()
         self._written: Run | None = None
         self._written_at = 0.0
-        self._told = False
         self._thread = threading.Thread(target=self._keep, name="tfos_nb run recorder", daemon=True)
+        self.failed = False
 
     def start(self) -> None:
         """Write from now on, in a thread."""
         self._thread.start()
 
-    def finish(self) -> None:
-        """Write the run's outcome, and end the thread. Returns after 10 seconds if the store takes longer."""
+    def finish(self) -> bool:
+        """Write the run's outcome and end the thread; return whether it was written within 10 seconds."""
         self._over.set()
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join(_LAST_WITHIN)
+        return not self._thread.is_alive() and not self.failed
 
     def _keep(self) -> None:
         self._write(self._run())
@@ -71,19 +81,18 @@ class RunRecorder:
         return before is None or now != replace(before, updated=now.updated, seconds=now.seconds)
 
     def _write(self, run: Run) -> None:
+        if self.failed and not self._again:
+            return
         self._written, self._written_at = run, time.monotonic()
         try:
-            with Draft(self._place) as draft, open(draft.path, "w", encoding="utf-8") as file:
-                file.write(to_json(run))
+            self._put(run)
         except Exception as error:  # noqa: BLE001 - a store may raise anything, and a training goes on without it
-            self._tell(str(error) or type(error).__name__)
+            if not self.failed:
+                self._tell(without_password(str(error).strip() or type(error).__name__))
+            self.failed = True
 
-    def _tell(self, why: str) -> None:
-        if not self._told:
-            self._told = True
-            place = without_password(self._place)
-            logger.warning(
-                "the run's record %s cannot be written: %s. record=DIR writes it elsewhere, and record=False nowhere",
-                place,
-                without_password(why),
-            )
+
+def write_file(place: str, run: Run) -> None:
+    """Write a run's file, a path or a URL, as a whole: a reader never sees half of it."""
+    with Draft(place) as draft, open(draft.path, "w", encoding="utf-8") as file:
+        file.write(to_json(run))

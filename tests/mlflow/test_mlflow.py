@@ -1,0 +1,300 @@
+"""Runs in MLflow: a real tracking server on SQLite, read back by its REST, and real clusters."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.ml.evaluation import RegressionEvaluator
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+from pyspark.sql import SparkSession
+
+import tfos_nb
+from tests.clusters.daemons import free_ports
+from tests.records.test_run import a_run
+from tests.waiting import until
+from tfos_nb import errors, launch
+from tfos_nb.state.course import Point
+
+mlflow = pytest.importorskip("mlflow")
+
+
+class Server:
+    """MLflow's tracking server."""
+
+    def __init__(self, home: Path) -> None:
+        self.uri = f"http://127.0.0.1:{free_ports(1)[0]}"
+        port = self.uri.rpartition(":")[2]
+        store = ["--backend-store-uri", f"sqlite:///{home}/mlflow.db", "--artifacts-destination", str(home / "files")]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", *store, "--host", "127.0.0.1", "--port", port, "--workers", "1"],
+            cwd=home,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        assert until(self._answers, 90), "MLflow's server did not start"
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.uri}/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def get(self, call: str, **question: str) -> Any:
+        """Ask its REST, as its page does."""
+        url = f"{self.uri}/api/2.0/mlflow/{call}?{urllib.parse.urlencode(question)}"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return json.load(answer)
+
+    def run(self, run_id: str) -> dict[str, Any]:
+        """Return a run: its info, parameters, newest metrics and tags."""
+        found = self.get("runs/get", run_id=run_id)["run"]
+        data = found["data"]
+        return {
+            **found["info"],
+            "params": {one["key"]: one["value"] for one in data.get("params", [])},
+            "metrics": {one["key"]: one["value"] for one in data.get("metrics", [])},
+            "tags": {one["key"]: one["value"] for one in data.get("tags", [])},
+        }
+
+    def history(self, run_id: str, metric: str) -> list[tuple[int, float]]:
+        """Return a metric's steps and values, in the order of their times."""
+        found = self.get("metrics/get-history", run_id=run_id, metric_key=metric)["metrics"]
+        return [(int(one.get("step", 0)), float(one["value"])) for one in found]
+
+    def file(self, run_id: str, path: str) -> str:
+        """Return an artifact, as its page shows it."""
+        query = urllib.parse.urlencode({"path": path, "run_uuid": run_id})
+        with urllib.request.urlopen(f"{self.uri}/get-artifact?{query}", timeout=30) as answer:
+            return str(answer.read().decode())
+
+    def runs_of(self, experiment: str) -> list[str]:
+        """Return the ids of an experiment's runs, the newest first."""
+        found = self.get("experiments/get-by-name", experiment_name=experiment)["experiment"]
+        body = json.dumps({"experiment_ids": [found["experiment_id"]]}).encode()
+        asked = urllib.request.Request(
+            f"{self.uri}/api/2.0/mlflow/runs/search", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            return [run["info"]["run_id"] for run in json.load(answer).get("runs", [])]
+
+    def end(self) -> None:
+        """End it, with its workers."""
+        os.killpg(self._process.pid, 9)
+        self._process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("mlflow"))
+    yield made
+    made.end()
+
+
+@pytest.fixture(autouse=True)
+def tracked(server: Server) -> Iterator[None]:
+    mlflow.set_tracking_uri(server.uri)
+    mlflow.set_experiment("usual")
+    yield
+    while mlflow.active_run() is not None:
+        mlflow.end_run()
+
+
+def fitting(args: Any, ctx: Any) -> str:
+    import keras
+
+    with ctx.strategy().scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(args["units"]), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(args["lr"]), "mse", metrics=["mae"])
+    rows, held_out = ctx.dataset(16, x="x", y="y"), ctx.validation(16, x="x", y="y")
+    model.fit(rows, epochs=3, verbose=0, validation_data=held_out)
+    path: str = ctx.save(model)
+    return path
+
+
+def reporting(args: Any, ctx: Any) -> None:
+    for epoch in (1, 2):
+        ctx.report(epoch=epoch, epoch_end=True, loss=args["loss"] / epoch)
+    if args.get("fails"):
+        raise ValueError("no good")
+
+
+def table(spark: SparkSession, rows: int = 48) -> Any:
+    content = [(i, [float(i % 3), 1.0, 2.0], float(i % 3)) for i in range(rows)]
+    return spark.createDataFrame(content, "id long, x array<float>, y float")
+
+
+@pytest.mark.filterwarnings("ignore:.*Any type hint")  # of MLflow's own
+def test_a_training_in_an_active_run_is_there_with_its_model(
+    spark: SparkSession, server: Server, tmp_path: Path
+) -> None:
+    frame = table(spark)
+    args = {"units": 4, "lr": 0.01, "net": {"depth": 2}, "api_key": "d34d"}
+    with mlflow.start_run(run_name="mine") as active:
+        with launch(fitting, args, workers=2, spark=spark, model_dir=tmp_path, name="digits") as cluster:
+            cluster.train(frame, epochs=3, validation=frame)
+        assert mlflow.active_run().info.run_id == active.info.run_id
+        assert server.run(active.info.run_id)["status"] == "RUNNING", "the user's run is ended by the user"
+    found = server.run(active.info.run_id)
+    assert found["status"] == "FINISHED"
+    assert found["params"] == {"units": "4", "lr": "0.01", "net.depth": "2", "api_key": "…", "plan.workers": "2"}
+    assert found["tags"]["tfos_nb.run"] == cluster.id
+    assert found["tags"]["tfos_nb.outcome"] == "done"
+    assert found["tags"]["tfos_nb.spark.application"] == spark.sparkContext.applicationId
+    for metric in ("loss", "mae", "val_loss", "val_mae"):
+        assert server.history(active.info.run_id, metric) == list(enumerate(cluster.history[metric], 1))
+    page = server.file(active.info.run_id, "tfos_nb/panel.html")
+    assert "digits" in page
+    assert "worker:1" in page
+    assert json.loads(server.file(active.info.run_id, "tfos_nb/run.json"))["id"] == cluster.id
+    assert "d34d" not in json.dumps(found) + page
+
+    (logged,) = mlflow.search_logged_models(
+        [found["experiment_id"]], f"source_run_id = '{active.info.run_id}'", output_format="list"
+    )
+    model = mlflow.pyfunc.load_model(logged.model_uri)
+    assert [spec.shape for spec in model.metadata.signature.inputs.inputs] == [(-1, 3)]
+    assert model.input_example.shape == (5, 3)
+    scored = tfos_nb.predict(frame, cluster.result(), inputs="x").toPandas()
+    assert model.predict(np.stack(scored["x"]).astype("float32"))[:, 0] == pytest.approx(
+        [row[0] if hasattr(row, "__len__") else row for row in scored["prediction"]], rel=1e-5
+    )
+
+
+def test_a_run_in_an_experiment_ends_as_the_cluster_ends(spark: SparkSession, server: Server, tmp_path: Path) -> None:
+    options = {"spark": spark, "input_mode": "tensorflow", "model_dir": tmp_path, "mlflow": "outcomes"}
+    with launch(reporting, {"loss": 1.0}, name="good", **options):
+        pass
+    with pytest.raises(errors.NodeFailed), launch(reporting, {"loss": 2.0, "fails": True}, name="bad", **options):
+        pass
+    failed, done = (server.run(run_id) for run_id in server.runs_of("outcomes"))
+    assert (done["status"], done["run_name"], done["metrics"]) == ("FINISHED", "good", {"loss": 0.5})
+    assert (failed["status"], failed["run_name"], failed["metrics"]) == ("FAILED", "bad", {"loss": 1.0})
+    assert "ValueError: no good" in failed["tags"]["tfos_nb.error"]
+    assert failed["params"] == {"loss": "2.0", "fails": "True", "plan.workers": "1", "plan.input_mode": "tensorflow"}
+
+
+def test_a_second_cluster_within_a_run_has_a_run_below_it(spark: SparkSession, server: Server) -> None:
+    with mlflow.start_run() as active:
+        for loss in (1.0, 2.0):
+            with launch(reporting, {"loss": loss}, spark=spark, input_mode="tensorflow", name=f"n{loss:g}"):
+                pass
+    assert server.run(active.info.run_id)["params"]["loss"] == "1.0"
+    (below,) = [
+        found
+        for run_id in server.runs_of("usual")
+        if (found := server.run(run_id))["tags"].get("mlflow.parentRunId") == active.info.run_id
+    ]
+    assert (below["run_name"], below["params"]["loss"], below["status"]) == ("n2", "2.0", "FINISHED")
+
+
+def test_without_a_wish_or_an_active_run_nothing_is_logged(spark: SparkSession, server: Server) -> None:
+    before = server.runs_of("usual")
+    with launch(reporting, {"loss": 1.0}, spark=spark, input_mode="tensorflow"):
+        pass
+    with (
+        mlflow.start_run() as active,
+        launch(reporting, {"loss": 1.0}, spark=spark, input_mode="tensorflow", mlflow=False),
+    ):
+        pass
+    assert server.runs_of("usual") == [active.info.run_id, *before]
+    assert "tfos_nb.run" not in server.run(active.info.run_id)["tags"]
+
+
+def test_a_server_that_is_down_stops_nothing_and_the_run_can_be_logged_later(
+    spark: SparkSession, server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mlflow.set_tracking_uri("http://127.0.0.1:1")
+    experiment = mlflow.tracking.fluent._active_experiment_id
+    with (
+        caplog.at_level(logging.WARNING),
+        launch(
+            reporting, {"loss": 1.0}, spark=spark, input_mode="tensorflow", mlflow="late", record=tmp_path, name="late"
+        ) as cluster,
+    ):
+        pass
+    assert cluster.state.value == "DONE"
+    told = [record.getMessage() for record in caplog.records if "MLflow" in record.getMessage()]
+    assert len(told) == 1, told
+    assert told[0].startswith("the run is not logged to MLflow: no server answers at 127.0.0.1:1")
+    assert told[0].endswith("The training goes on; tfos_nb.mlflow.log(RUN) logs it afterwards")
+    mlflow.set_tracking_uri(server.uri)
+    mlflow.tracking.fluent._active_experiment_id = experiment
+    run_id = tfos_nb.mlflow.log(tfos_nb.runs(tmp_path)[0], experiment="late")
+    found = server.run(run_id)
+    assert (found["status"], found["run_name"], found["params"]["loss"]) == ("FINISHED", "late", "1.0")
+    assert server.history(run_id, "loss") == [(1, 1.0), (2, 0.5)]
+    assert found["end_time"] - found["start_time"] == pytest.approx(1000 * cluster.run.seconds, abs=20)
+
+
+def test_odd_numbers_and_names_are_logged(server: Server) -> None:
+    odd = {"epoch": 1, "top@5": 0.5, "loss": math.nan}
+    long = {f"argument {number}": "x" * 600 for number in range(150)}
+    run = replace(a_run(arguments=long), epochs=(odd,), points=(Point(1, 1, {"loss": math.nan}, True),))
+    found = server.run(tfos_nb.mlflow.log(run))
+    assert found["metrics"]["top_5"] == 0.5
+    assert math.isnan(float(found["metrics"]["loss"]))
+    assert len(found["params"]) == 150 + 1
+
+
+@pytest.mark.parametrize("wrong", [3, "", " ", ["digits"], 1.0])
+def test_a_wrong_option_is_refused_before_anything_starts(wrong: Any) -> None:
+    with pytest.raises(errors.PlanError, match="mlflow must be True, False, or the name of an experiment"):
+        launch(reporting, mlflow=wrong)
+
+
+def test_what_is_no_run_is_refused() -> None:
+    with pytest.raises(errors.PlanError, match=r"run must be a Run, such as tfos_nb.runs\(\)\[0\], or a cluster"):
+        tfos_nb.mlflow.log({"loss": 1.0})  # type: ignore[arg-type]
+
+
+def test_mlflow_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(errors.MissingPackage, match=r"pip install 'tfos_nb\[mlflow\]'"):
+        launch(reporting, mlflow=True)
+
+
+@pytest.mark.slow
+def test_a_tuners_fits_are_runs_below_the_users_and_the_best_is_its_own(spark: SparkSession, server: Server) -> None:
+    import keras
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    estimator = tfos_nb.KerasEstimator(
+        model, optimizer="sgd", loss="mse", featuresCol="x", labelCol="y", epochs=2, batch_size=16, progress="none"
+    )
+    grid = ParamGridBuilder().addGrid(estimator.learning_rate, [0.01, 0.001]).build()
+    tuner = CrossValidator(
+        estimator=estimator,
+        estimatorParamMaps=grid,
+        evaluator=RegressionEvaluator(labelCol="y"),
+        numFolds=2,
+        seed=3,
+    )
+    with mlflow.start_run() as active:
+        tuner.fit(table(spark))
+    best = server.run(active.info.run_id)
+    assert best["params"]["learning_rate"] in ("0.01", "0.001")
+    below = [
+        found
+        for run_id in server.runs_of("usual")
+        if (found := server.run(run_id))["tags"].get("mlflow.parentRunId") == active.info.run_id
+    ]
+    assert sorted(found["params"]["learning_rate"] for found in below) == ["0.001", "0.001", "0.01", "0.01"]
+    assert {found["status"] for found in below} == {"FINISHED"}
+    models = mlflow.search_logged_models([best["experiment_id"]], output_format="list")
+    assert [one.source_run_id for one in models if one.source_run_id == active.info.run_id] == [active.info.run_id]
+    assert not [one for one in models if one.source_run_id in {found["run_id"] for found in below}]

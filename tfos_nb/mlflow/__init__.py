@@ -1,0 +1,17 @@
+"""Log runs to MLflow: while they run, by ``launch(…, mlflow=…)``, or afterwards, by :func:`log`.
+
+``pip install 'tfos_nb[mlflow]'`` brings it. The driver alone talks to the tracking server: nodes need neither MLflow
+nor a way to the server.
+
+::
+
+    launch(mlflow=…) ──▶ destination: which server, experiment and run     (in the caller's thread)
+                         RunWriter: parameters, metrics by epoch, outcome  (in a thread of its own)
+                         models: the model with its signature              (TensorFlow runs in another process)
+"""
+
+from __future__ import annotations
+
+from tfos_nb.mlflow.following import log
+
+__all__ = ["log"]

@@ -1,0 +1,192 @@
+"""Log a cluster to MLflow while it runs, and a recorded run afterwards."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tfos_nb.errors import PlanError
+from tfos_nb.mlflow.destination import Destination, check_option, find_destination
+from tfos_nb.mlflow.models import Rows, log_model
+from tfos_nb.mlflow.writing import RunWriter
+from tfos_nb.records.recorder import RunRecorder
+from tfos_nb.records.run import Run
+from tfos_nb.truncate import without_password
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from tfos_nb.inference.column_matching import Inputs
+
+__all__ = ["Followed", "Follower", "follower", "log"]
+
+logger = logging.getLogger(__name__)
+
+_USUAL_FILE = "model.keras"
+_LATE = "MLflow's server did not take the run's outcome within 10 s: tfos_nb.mlflow.log(RUN) logs the run once it does"
+_DOWN = "the run is not logged to MLflow: %s. The training goes on; tfos_nb.mlflow.log(RUN) logs it afterwards"
+
+
+class Followed(Protocol):
+    """What is logged; :class:`tfos_nb.Cluster` implements it."""
+
+    @property
+    def run(self) -> Run:
+        """Its record, as of now."""
+
+    @property
+    def model_dir(self) -> str:
+        """Where ``ctx.save`` writes."""
+
+    def _repr_html_(self) -> str | None:
+        """Return its panel."""
+
+
+class Follower:
+    """Log one cluster while it runs.
+
+    Parameters
+    ----------
+    destination : Destination
+        Where.
+    """
+
+    def __init__(self, destination: Destination) -> None:
+        self._to = destination
+        self._frame: Any = None
+        self._environment: dict[str, str] = {}
+        self._result: Callable[[], Any] = type(None)
+
+    def begin(self, cluster: Followed, result: Callable[[], Any], environment: Mapping[str, str]) -> None:
+        """Log from now on, in a thread. ``result`` returns what the chief's main returned."""
+        self._cluster, self._result, self._environment = cluster, result, dict(environment)
+        self._writer = RunWriter(self._to, cluster._repr_html_)
+        self._recorder = RunRecorder(
+            lambda: cluster.run, self._writer.write, partial(logger.warning, _DOWN), again=False
+        )
+        self._recorder.start()
+
+    def fed(self, data: Any) -> None:
+        """Take the rows that are fed: the first DataFrame gives the example of the model's input."""
+        if self._frame is None and hasattr(data, "mapInArrow") and not data.isStreaming:
+            self._frame = data
+
+    def finish(self) -> None:
+        """Log the outcome and the model. Called when the outcome is decided, before any caller goes on.
+
+        A tuner's fits, which run below the user's run in other threads, are logged without their models.
+        """
+        if not self._recorder.finish():
+            if not self._recorder.failed:
+                logger.warning(_LATE)
+            return
+        model = _model_of(self._result(), self._cluster.model_dir)
+        if model and self._cluster.run.outcome == "done" and not self._to.of_another_thread:
+            _log_model(self._to.tracking_uri, self._writer.run_id, model, _rows(self._frame), self._environment)
+
+
+def follower(option: Any) -> Follower | None:
+    """Return what logs a cluster, for the ``mlflow`` argument of a launch; None if nothing is to be logged.
+
+    An Estimator gives one that it has made itself.
+
+    Raises
+    ------
+    PlanError
+        If the argument is not valid.
+    MissingPackage
+        If MLflow is asked for and not installed.
+    """
+    if isinstance(option, Follower):
+        return option
+    destination = find_destination(check_option(option))
+    return None if destination is None else Follower(destination)
+
+
+def log(
+    run: Run | Followed,
+    *,
+    experiment: str | None = None,
+    model: str | os.PathLike[str] | None = None,
+    rows: DataFrame | None = None,
+    inputs: Inputs = None,
+) -> str:
+    """Log a recorded run to MLflow: its arguments, plan, metrics by epoch, outcome, and panel.
+
+    It is for runs that were not logged while they ran, because MLflow was not asked for or its server was down.
+
+    Parameters
+    ----------
+    run : Run or Cluster
+        One of :func:`tfos_nb.runs`, or a cluster.
+    experiment : str, optional
+        The name of the experiment; it is made if it does not exist. Default: the active run, or else a new run in the
+        experiment that ``mlflow.set_experiment`` has chosen.
+    model : str, optional
+        A model to log with it: a ``.keras`` file or the directory of a SavedModel.
+    rows : pyspark.sql.DataFrame, optional
+        Rows that the model's signature and an example of its input are taken from.
+    inputs : str, list or dict, optional
+        Which of their columns the model takes, as in :func:`tfos_nb.predict`.
+
+    Returns
+    -------
+    str
+        MLflow's id of the run.
+
+    Raises
+    ------
+    MissingPackage
+        If MLflow is not installed.
+    PlanError
+        If ``run`` is neither a run nor a cluster.
+    ModelNotLogged
+        If the model cannot be loaded, or the server does not take it.
+
+    Examples
+    --------
+    >>> tfos_nb.mlflow.log(tfos_nb.runs()[0], experiment="digits")  # doctest: +SKIP
+    '0a2c6f…'
+    """
+    record = run if isinstance(run, Run) else getattr(run, "run", None)
+    if not isinstance(record, Run):
+        raise PlanError(f"run must be a Run, such as tfos_nb.runs()[0], or a cluster, got {run!r:.80}")
+    destination = find_destination(check_option(True if experiment is None else experiment))
+    assert destination is not None
+    writer = RunWriter(destination, run._repr_html_)
+    writer.write(record)
+    if model is not None:
+        log_model(destination.tracking_uri, writer.run_id, os.fspath(model), _rows(rows, inputs), {})
+    return writer.run_id
+
+
+def _rows(frame: DataFrame | None, inputs: Inputs = None) -> Rows | None:
+    return None if frame is None else Rows(frame, inputs)
+
+
+def _log_model(server: str, run_id: str, model: str, rows: Rows | None, environment: Mapping[str, str]) -> None:
+    shown = without_password(model)
+    try:
+        without = log_model(server, run_id, model, rows, environment)
+    except Exception as error:  # noqa: BLE001 - a server may raise anything, and the training is done
+        logger.warning("MLflow did not get the model %s: %s", shown, without_password(str(error)))
+        return
+    if without:
+        logger.warning("MLflow has the model %s without its signature: %s", shown, without_password(without))
+
+
+def _model_of(result: Any, model_dir: str) -> str:
+    """Return the model that a chief's main has saved: the path that it returned, or the usual one; empty if none."""
+    if isinstance(result, Mapping):  # KerasEstimator's program
+        result = result.get("path")
+    if isinstance(result, str) and (result.endswith((".keras", ".h5")) or _is_saved_model(result)):
+        return result
+    usual = f"{model_dir.rstrip('/')}/{_USUAL_FILE}"
+    return usual if "://" not in usual and os.path.exists(usual) else ""
+
+
+def _is_saved_model(path: str) -> bool:
+    return "://" not in path and os.path.isfile(os.path.join(path, "saved_model.pb"))

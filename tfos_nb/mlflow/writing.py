@@ -1,0 +1,162 @@
+"""Write a run to MLflow's tracking server, as often as it has news."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tfos_nb.mlflow.destination import RUN_TAG, Destination, check_server, load_mlflow
+from tfos_nb.records.run import Run, to_json
+from tfos_nb.state.cluster_state import ClusterStatus
+from tfos_nb.truncate import clip
+
+__all__ = ["RunWriter"]
+
+_IN_A_BATCH = 100  # parameters; MLflow takes 1,000 metrics at once
+_METRICS_IN_A_BATCH = 500
+_LONGEST_VALUE, _LONGEST_NAME = 500, 240
+_NOT_IN_NAMES = re.compile(r"[^\w\-. /]")
+_OUTCOMES = {"DONE": "FINISHED", "FAILED": "FAILED", "STOPPED": "KILLED"}
+_KILLED = "killed"
+
+
+class RunWriter:
+    """One of MLflow's runs, that one run of a cluster is written to.
+
+    Parameters
+    ----------
+    destination : Destination
+        Where.
+    page : callable, optional
+        Returns the cluster's panel as HTML, which is logged at the end.
+
+    Attributes
+    ----------
+    run_id : str
+        MLflow's id of the run; empty before the first write.
+    """
+
+    def __init__(self, destination: Destination, page: Callable[[], str | None] | None = None) -> None:
+        self._to = destination
+        self._page = page
+        self._client: Any = None
+        self._is_own = False  # made here, and so ended here
+        self._epochs = 0
+        self._until = 0.0  # when the last of them had ended at the latest, in seconds since 1970
+        self.run_id = ""
+
+    def write(self, run: Run) -> None:
+        """Write what is new: the parameters at first, then the metrics of each epoch, at last the outcome."""
+        check_server(self._to.tracking_uri)
+        if not self.run_id:
+            self._begin(run)
+        self._log_epochs(run)
+        if ClusterStatus(run.status).ended or run.outcome == _KILLED:
+            self._end(run)
+
+    def _begin(self, run: Run) -> None:
+        mlflow = load_mlflow()
+        self._client = client = mlflow.MlflowClient(tracking_uri=self._to.tracking_uri)
+        if self._to.run_id and not self._to.is_nested and not self._is_taken(run):
+            run_id = self._to.run_id
+        else:
+            run_id = self._new_run(run)
+            self._is_own = True
+        client.set_tag(run_id, RUN_TAG, run.id)
+        for name, value in _tags(run).items():
+            client.set_tag(run_id, name, value)
+        parameters = [
+            mlflow.entities.Param(name, value) for name, value in _flat({**run.arguments, "plan": {**run.plan}})
+        ]
+        for start in range(0, len(parameters), _IN_A_BATCH):
+            client.log_batch(run_id, params=parameters[start : start + _IN_A_BATCH])
+        self.run_id = run_id
+
+    def _is_taken(self, run: Run) -> bool:
+        """Return whether another cluster was logged to the user's run already."""
+        tags: Mapping[str, str] = self._client.get_run(self._to.run_id).data.tags
+        return tags.get(RUN_TAG, run.id) != run.id
+
+    def _new_run(self, run: Run) -> str:
+        tags = {"mlflow.runName": run.name, "mlflow.source.name": "tfos_nb"}
+        if self._to.run_id:
+            tags["mlflow.parentRunId"] = self._to.run_id
+        made = self._client.create_run(self._experiment(), start_time=int(run.started * 1000), tags=tags)
+        return str(made.info.run_id)
+
+    def _experiment(self) -> str:
+        if not self._to.experiment:
+            return self._to.experiment_id
+        found = self._client.get_experiment_by_name(self._to.experiment)
+        return str(found.experiment_id if found is not None else self._client.create_experiment(self._to.experiment))
+
+    def _log_epochs(self, run: Run) -> None:
+        """Log the epochs that were not logged yet. An epoch that was trained again after a recovery has one value."""
+        metric = load_mlflow().entities.Metric
+        fresh = run.epochs[self._epochs :]
+        began, ended = self._until or run.started, run.started + run.seconds
+        metrics = [
+            metric(_name(name), value, int(1000 * (began + (ended - began) * place / len(fresh))), self._epochs + place)
+            for place, epoch in enumerate(fresh, 1)  # when each of several epochs ended is not known
+            for name, value in epoch.items()
+            if name != "epoch"
+        ]
+        for start in range(0, len(metrics), _METRICS_IN_A_BATCH):
+            self._client.log_batch(self.run_id, metrics=metrics[start : start + _METRICS_IN_A_BATCH])
+        self._epochs += len(fresh)
+        self._until = ended
+
+    def _end(self, run: Run) -> None:
+        client = self._client
+        client.set_tag(self.run_id, "tfos_nb.outcome", run.outcome)
+        client.set_tag(self.run_id, "tfos_nb.rows", str(run.rows))
+        if run.error:
+            client.set_tag(self.run_id, "tfos_nb.error", clip(run.error, 4_000))
+        client.log_text(self.run_id, to_json(run), "tfos_nb/run.json")
+        page = self._page() if self._page is not None else None
+        if page:
+            client.log_text(self.run_id, _document(run.name, page), "tfos_nb/panel.html")
+        if self._is_own:
+            status = _OUTCOMES.get(run.status, "KILLED")
+            client.set_terminated(self.run_id, status, end_time=int((run.started + run.seconds) * 1000))
+
+
+def _tags(run: Run) -> dict[str, str]:
+    versions = {f"tfos_nb.version.{name}": version for name, version in run.versions.items()}
+    spark = {f"tfos_nb.spark.{name}": value for name, value in run.spark.items() if value}
+    return {**versions, **spark, "tfos_nb.cluster": run.name, "tfos_nb.model_dir": run.model_dir}
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """Return parameters as MLflow has them: names and texts; those of a dictionary in it have both names.
+
+    Examples
+    --------
+    >>> list(_flat({"lr": 0.1, "net": {"units": [8, 4]}}))
+    [('lr', '0.1'), ('net.units', '[8, 4]')]
+    """
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield _name(f"{before}{name}"), clip(str(value), _LONGEST_VALUE)
+
+
+def _name(name: str) -> str:
+    """Return a name that MLflow accepts.
+
+    Examples
+    --------
+    >>> _name("top@5"), _name("val_loss")
+    ('top_5', 'val_loss')
+    """
+    return clip(_NOT_IN_NAMES.sub("_", name), _LONGEST_NAME) or "_"
+
+
+def _document(name: str, body: str) -> str:
+    """Return a whole page, so that a browser does not guess the encoding."""
+    from html import escape
+
+    head = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(name)}</title></head>'
+    return f"{head}<body>{body}</body></html>"
