@@ -16,7 +16,9 @@ This module imports only Python's standard library, so that every other module m
 
 from __future__ import annotations
 
+import difflib
 import sys
+from collections.abc import Iterable
 
 __all__ = [
     "ClusterClosed",
@@ -147,3 +149,15 @@ class ClusterClosed(TfosError, RuntimeError):
 
 class MissingPackage(TfosError, ImportError):
     """A call needs an optional package that is not installed in this Python."""
+
+
+def near(name: object, names: Iterable[str]) -> str:
+    """Return the hint of an error to the most similar name, ``"; did you mean 'NAME'?"``; empty if none is similar.
+
+    Examples
+    --------
+    >>> near("lable", ["label", "pixels"])
+    "; did you mean 'label'?"
+    """
+    found = difflib.get_close_matches(str(name), list(names), 1)
+    return f"; did you mean {found[0]!r}?" if found else ""

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, MapType, StructField, StructType
 
 from tfos_nb.driver.prewarm import functions_with_tensorflow
-from tfos_nb.errors import FeedFailed, PlanError
+from tfos_nb.errors import FeedFailed, PlanError, near
 from tfos_nb.inference.column_matching import column_type, depth_of
 from tfos_nb.inference.frames import NULLS, check_fill, check_frame
 from tfos_nb.inference.model_library import is_keras_model
@@ -24,7 +24,7 @@ from tfos_nb.inference.model_task import applied
 from tfos_nb.runtime.code.custom_objects import ModelCode, pack
 from tfos_nb.runtime.models.blocks import Function, MapTask, ReduceTask
 from tfos_nb.runtime.models.inputs import Feed
-from tfos_nb.runtime.models.model import Signature, Tensor, near
+from tfos_nb.runtime.models.model import Signature, Tensor
 from tfos_nb.runtime.models.scoring import ScoreTask
 from tfos_nb.spark.session import usable_session
 

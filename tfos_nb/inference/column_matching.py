@@ -22,9 +22,9 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from tfos_nb.errors import PlanError
+from tfos_nb.errors import PlanError, near
 from tfos_nb.runtime.models.inputs import Feed
-from tfos_nb.runtime.models.model import Tensor, near
+from tfos_nb.runtime.models.model import Tensor
 from tfos_nb.runtime.models.outputs import SPARK_TYPES
 
 __all__ = ["LINE", "PREDICT", "Inputs", "Outputs", "Words", "column_type", "depth_of", "feeds_of", "fields_added"]

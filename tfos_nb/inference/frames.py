@@ -21,12 +21,12 @@ import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType
 
-from tfos_nb.errors import PlanError
+from tfos_nb.errors import PlanError, near
 from tfos_nb.inference.column_matching import PREDICT, Inputs, Outputs, Words, feeds_of, fields_added
 from tfos_nb.inference.model_library import Known, find
 from tfos_nb.inference.model_task import applied
 from tfos_nb.runtime.models.inputs import Feed
-from tfos_nb.runtime.models.model import Use, near
+from tfos_nb.runtime.models.model import Use
 from tfos_nb.runtime.models.scoring import ScoreTask
 from tfos_nb.spark.session import usable_session
 

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tfos_nb.errors import PlanError
+from tfos_nb.errors import PlanError, near
 from tfos_nb.runtime.code.user_classes import own_objects, registered_object
 from tfos_nb.runtime.models.keras_outputs import is_config
-from tfos_nb.runtime.models.model import near
 
 __all__ = ["check_names", "describe", "flavour"]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from pyspark.ml.param import Params
 
+from tfos_nb.errors import near
 from tfos_nb.runtime.code.program_arguments import Namespace
 from tfos_nb.runtime.control.plan import InputMode
-from tfos_nb.runtime.models.model import near
 
 __all__ = ["Namespace", "TFParams", "to_count", "to_input_mode", "to_mapping", "to_number", "to_path", "to_text"]
 

@@ -8,10 +8,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import ArrayType, BooleanType, DataType, IntegralType, NumericType, StringType
 
-from tfos_nb.errors import PlanError
+from tfos_nb.errors import PlanError, near
 from tfos_nb.inference.column_matching import depth_of
 from tfos_nb.inference.frames import check_fill
-from tfos_nb.runtime.models.model import near
 
 __all__ = ["check_column", "feedable", "filled", "parted", "selected", "without_nulls"]
 

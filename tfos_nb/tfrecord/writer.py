@@ -6,10 +6,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfos_nb.errors import FeedFailed, PlanError, TfosError
+from tfos_nb.errors import FeedFailed, PlanError, TfosError, near
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.tfrecord.files import NoFileSystem, absolute, file_system, plain
-from tfos_nb.runtime.tfrecord.schema import near, record_type_of
+from tfos_nb.runtime.tfrecord.schema import record_type_of
 from tfos_nb.runtime.tfrecord.writing import RecordsWritten, WriteJob, WriteTask, encoding_of, may_write
 from tfos_nb.spark.tfrecord_source import register_if_possible
 from tfos_nb.tfrecord import hadoop

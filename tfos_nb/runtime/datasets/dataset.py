@@ -6,7 +6,6 @@ sizes of the batches, block by block, in Python.
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from tfos_nb.errors import FeedFailed
+from tfos_nb.errors import FeedFailed, near
 from tfos_nb.runtime.datasets.class_weights import weights_of
 from tfos_nb.runtime.datasets.tuning import as_fed
 from tfos_nb.runtime.feed.batching import Batches, Cut, Cutter, Pass
@@ -418,9 +417,8 @@ def chosen_columns(schema: FeedSchema, options: DatasetOptions, by_name: bool = 
 def _check_names(wanted: Sequence[str], known: Sequence[str]) -> None:
     for name in wanted:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise FeedFailed(f"no column {name!r} in the rows that are fed: they have {', '.join(known)}{hint}")
+            there = ", ".join(known)
+            raise FeedFailed(f"no column {name!r} in the rows that are fed: they have {there}{near(name, known)}")
 
 
 def _check_decoded(spec: Any, options: DatasetOptions) -> None:

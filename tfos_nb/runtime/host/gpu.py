@@ -7,17 +7,17 @@ the heartbeat contains the newest figures. Without NVML, a GPU driver or such a 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
 from tfos_nb.runtime.control.reports import GpuFigures
 
-__all__ = ["GpuWatch", "Gpus", "gpu_variables"]
+__all__ = ["GpuWatch", "Gpus", "gpu_variables", "host_has_gpus", "open_nvml"]
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +64,7 @@ class Gpus:
 
     def _open(self, addresses: Sequence[str], nvml: Any) -> None:
         try:
-            self._nvml = _pynvml() if nvml is None else nvml
-            self._nvml.nvmlInit()
+            self._nvml = open_nvml(nvml)
         except Exception as error:  # noqa: BLE001 - without the package, library or driver there are no figures
             self._nvml = None
             self._tell(error)
@@ -155,11 +154,12 @@ class GpuWatch:
         gpus.close()
 
 
-def _pynvml() -> ModuleType:
-    import pynvml
-
-    found: ModuleType = pynvml
-    return found
+def open_nvml(nvml: Any = None) -> Any:
+    """Initialise NVML and return its module; raise what it raises without the package, the library or a driver."""
+    if nvml is None:
+        nvml = importlib.import_module("pynvml")
+    nvml.nvmlInit()
+    return nvml
 
 
 def _handle(nvml: Any, address: str) -> Any:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib
 import os
 import random
 import socket
@@ -26,6 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from tfos_nb.errors import TfosError
+from tfos_nb.runtime.host.gpu import open_nvml
 
 __all__ = ["GPU_COUNT_SCHEMA", "GpuClaims", "GpuCount", "GpusTaken"]
 
@@ -151,8 +151,7 @@ class GpuCount:
 @contextlib.contextmanager
 def _opened(nvml: Any) -> Iterator[Any]:
     try:
-        opened = importlib.import_module("pynvml") if nvml is None else nvml
-        opened.nvmlInit()
+        opened = open_nvml(nvml)
     except Exception:  # noqa: BLE001 - without the package, library or driver there is no GPU
         yield None
         return

@@ -21,8 +21,9 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.feed.row_queues import RowQueues, check_queue
-from tfos_nb.runtime.inference.requests import Piece, RequestQueue, joined
+from tfos_nb.runtime.inference.requests import Piece, RequestQueue
 from tfos_nb.runtime.inference.serving import RequestDesk
+from tfos_nb.runtime.rows.batches import joined
 from tfos_nb.runtime.rows.columns import Column, arrays_of, columns_of
 from tfos_nb.runtime.rows.row_lists import RowMaker, columns_by_mapping
 

@@ -18,9 +18,10 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.inference.answers import Answers
+from tfos_nb.runtime.rows.batches import take_rows
 from tfos_nb.runtime.rows.columns import first_lengths
 
-__all__ = ["Piece", "RequestQueue", "Stream", "joined"]
+__all__ = ["Piece", "RequestQueue", "Stream"]
 
 
 @dataclass(frozen=True)
@@ -109,16 +110,7 @@ class Stream:
 
     def cut(self, count: int) -> Piece:
         """Take the next rows, at most ``count``."""
-        taken: list[pa.RecordBatch] = []
-        left = min(count, self.waiting)
-        while left:
-            block = self._blocks.popleft()
-            if block.num_rows > left:
-                self._blocks.appendleft(block.slice(left))
-                block = block.slice(0, left)
-            taken.append(block)
-            left -= block.num_rows
-        piece = Piece(self, joined(taken))
+        piece = Piece(self, take_rows(self._blocks, min(count, self.waiting)))
         self.waiting -= piece.rows.num_rows
         self.owed += piece.rows.num_rows
         self._row_bytes = sum(block.nbytes for block in self._blocks)
@@ -373,11 +365,3 @@ class RequestQueue:
         for stream in self._streams:
             stream.cause_known = self._cause_known or bool(stream.failure)
         self._fail(self._streams, self._broken)
-
-
-def joined(blocks: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Concatenate blocks; a single block is returned without a copy."""
-    if len(blocks) == 1:
-        return blocks[0]
-    columns = [pa.concat_arrays([block.column(i) for block in blocks]) for i in range(blocks[0].num_columns)]
-    return pa.RecordBatch.from_arrays(columns, schema=blocks[0].schema)

@@ -41,8 +41,9 @@ from tfos_nb.runtime.control.processes import is_here
 from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.feed.row_queues import check_queue
 from tfos_nb.runtime.inference.answers import PLAIN, listed
-from tfos_nb.runtime.inference.requests import RequestQueue, Stream, joined
+from tfos_nb.runtime.inference.requests import RequestQueue, Stream
 from tfos_nb.runtime.rows.batch_validation import valid_batch
+from tfos_nb.runtime.rows.batches import take_rows
 from tfos_nb.runtime.rows.rdd_rows import batches_of_rows, size_of
 
 __all__ = ["InferTask", "RequestDesk"]
@@ -372,15 +373,7 @@ class _Exchange:
             yield batch
 
     def _rows_kept(self, count: int) -> pa.RecordBatch:
-        taken: list[pa.RecordBatch] = []
-        while count:
-            block = self._kept.popleft()
-            if block.num_rows > count:
-                self._kept.appendleft(block.slice(count))
-                block = block.slice(0, count)
-            taken.append(block)
-            count -= block.num_rows
-        return joined(taken)
+        return take_rows(self._kept, count)
 
     def _send(self, first: pa.RecordBatch, batches: Iterator[pa.RecordBatch]) -> None:
         """Send every row. Runs in its own thread, because results arrive before the last row is sent."""

@@ -26,7 +26,8 @@ from tfos_nb.runtime.models.inputs import Feed, Where, incomplete_rows
 from tfos_nb.runtime.models.model import WHOLE, Model, Signature, Tensor, Traced, Use, constant
 from tfos_nb.runtime.models.model_cache import Reader
 from tfos_nb.runtime.models.outputs import column_of
-from tfos_nb.runtime.models.scoring import partition_id, rebatched, take_model
+from tfos_nb.runtime.models.scoring import partition_id, take_model
+from tfos_nb.runtime.rows.batches import rebatched
 from tfos_nb.runtime.rows.ragged import Output, Ragged, dense_or_ragged, fetched
 
 __all__ = ["Function", "MapTask", "ReduceTask"]

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.models.model import Tensor, described
+from tfos_nb.runtime.rows.vectors import dense_rows, sizes_of
 
 __all__ = ["Feed", "Fill", "Where", "incomplete_rows", "pictures_of"]
 
@@ -255,25 +256,9 @@ def _numbers(values: pa.Array) -> Array:
 
 
 def _vectors(values: pa.Array, wanted: int | None) -> Array:
-    """Return ML vectors as a dense array of shape (rows, size).
-
-    Spark stores them as structs (``VectorUDT.sqlType``): type (1 dense, 0 sparse), size, indices, values. A dense
-    vector has no size and no indices.
-    """
-    dense = values.field(0).to_numpy() == 1
-    entries = values.field(3)
-    counts = entries.value_lengths().fill_null(0).to_numpy()
-    sizes = values.field(1).fill_null(0).to_numpy()
-    size = _same_length(values, np.where(dense, counts, sizes), wanted)
-    numbers = entries.flatten().to_numpy()
-    if dense.all():
-        return np.asarray(numbers).reshape((len(values), size))
-    array = np.zeros((len(values), size))
-    row = np.repeat(np.arange(len(values)), counts)
-    place = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
-    place[~dense[row]] = values.field(2).filter(pa.array(~dense)).flatten().to_numpy()
-    array[row, place] = numbers
-    return array
+    """Return ML vectors as a dense array of shape (rows, size)."""
+    size = _same_length(values, sizes_of(values), wanted)
+    return dense_rows(values, size, "")
 
 
 def _same_length(values: pa.Array, lengths: Array, wanted: int | None) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tfos_nb.errors import near
 from tfos_nb.runtime.code import custom_objects
 from tfos_nb.runtime.models.model import (
     Model,
@@ -22,7 +23,6 @@ from tfos_nb.runtime.models.model import (
     Use,
     constant,
     described,
-    near,
     tensor_of,
     why_not_loaded,
 )

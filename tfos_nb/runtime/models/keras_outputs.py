@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfos_nb.errors import PlanError
+from tfos_nb.errors import PlanError, near
 from tfos_nb.runtime.models.classifier_outputs import ClassifierOutput, Task
 from tfos_nb.runtime.models.keras_model import named_outputs, structure_of
-from tfos_nb.runtime.models.model import near
 from tfos_nb.runtime.rows.nested import flattened, leaves, packed
 
 __all__ = ["Label", "Outputs", "is_config", "label_columns", "takes_any_shape"]

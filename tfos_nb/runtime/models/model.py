@@ -7,7 +7,6 @@ on the driver.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import re
 import sys
@@ -38,7 +37,6 @@ __all__ = [
     "constant",
     "described",
     "is_saved_model",
-    "near",
     "tensor_of",
     "why_not_loaded",
 ]
@@ -297,12 +295,6 @@ def _leaving_no_sources() -> Iterator[None]:
             if name.startswith("__autograph_generated_file"):
                 with contextlib.suppress(OSError):
                     os.remove(sys.modules[name].__file__ or "")
-
-
-def near(name: object, names: Iterable[str]) -> str:
-    """Return ``"; did you mean 'NAME'?"`` for the most similar name; empty if none is similar."""
-    found = difflib.get_close_matches(str(name), list(names), 1)
-    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def described(tensors: Iterable[Tensor]) -> str:

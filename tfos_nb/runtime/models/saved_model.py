@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tfos_nb.errors import near
 from tfos_nb.runtime.models.model import (
     SERVING,
     Model,
@@ -20,7 +21,6 @@ from tfos_nb.runtime.models.model import (
     Signature,
     Use,
     constant,
-    near,
     tensor_of,
     why_not_loaded,
 )

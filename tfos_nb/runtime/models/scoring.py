@@ -25,9 +25,10 @@ from tfos_nb.runtime.models.inputs import Feed, Fill, Where, incomplete_rows
 from tfos_nb.runtime.models.model import Model, ModelUnusable, Signature, described
 from tfos_nb.runtime.models.model_cache import ModelAbsent, ModelCache, Source, TaskResources
 from tfos_nb.runtime.models.outputs import arrow_type, column_of
+from tfos_nb.runtime.rows.batches import rebatched
 from tfos_nb.runtime.rows.ragged import Output
 
-__all__ = ["LOOK_SCHEMA", "LookTask", "ModelLook", "ScoreTask", "partition_id", "rebatched", "take_model"]
+__all__ = ["LOOK_SCHEMA", "LookTask", "ModelLook", "ScoreTask", "partition_id", "take_model"]
 
 Array = np.ndarray[Any, Any]
 
@@ -225,27 +226,3 @@ def _spread(columns: Sequence[pa.Array], there: Array, rows: int) -> list[pa.Arr
     missing[there] = False
     indices = pa.array(places, mask=missing)
     return [column.take(indices) for column in columns]
-
-
-def rebatched(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
-    """Yield batches of ``size`` rows; the last may be smaller. Only batches made of several given ones are copied."""
-    waiting: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        start = 0
-        while rows + batch.num_rows - start >= size:
-            taken = size - rows
-            yield _joined([*waiting, batch.slice(start, taken)])
-            start, waiting, rows = start + taken, [], 0
-        if start < batch.num_rows:
-            waiting.append(batch.slice(start))
-            rows += batch.num_rows - start
-    if rows:
-        yield _joined(waiting)
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    columns = [pa.concat_arrays([batch.column(i) for batch in batches]) for i in range(batches[0].num_columns)]
-    return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 
-__all__ = ["dense_rows", "first_size", "is_vector", "shown", "sparse_rows"]
+__all__ = ["dense_rows", "first_size", "is_vector", "shown", "sizes_of", "sparse_rows"]
 
 _FIELDS = ("type", "size", "indices", "values")
 _DENSE = 1
@@ -42,6 +42,15 @@ def first_size(values: pa.Array) -> int:
     return int(size[0].as_py()) if size[0].is_valid else len(content[0])
 
 
+def sizes_of(values: pa.Array, of_null: int = 0) -> Array:
+    """Return the number of elements of each vector, and ``of_null`` for a null. A dense one does not store it."""
+    kinds, sizes, _, content = values.flatten()
+    dense = kinds.fill_null(0).to_numpy(zero_copy_only=False) == _DENSE
+    counts = content.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    found: Array = np.where(dense, counts, sizes.fill_null(of_null).to_numpy(zero_copy_only=False))
+    return found
+
+
 def sparse_rows(values: pa.Array, length: int, name: str) -> tuple[Array, Array]:
     """Return ``(row, position)`` of each stored entry, as an int64 array of two columns, and the entries.
 
@@ -52,10 +61,10 @@ def sparse_rows(values: pa.Array, length: int, name: str) -> tuple[Array, Array]
     FeedFailed
         If a vector does not have ``length`` elements. The message names the column.
     """
-    kinds, sizes, positions, content = values.flatten()
+    kinds, _, positions, content = values.flatten()
     dense = kinds.fill_null(0).to_numpy(zero_copy_only=False) == _DENSE
     counts = content.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    lengths = np.where(dense, counts, sizes.fill_null(length).to_numpy(zero_copy_only=False))
+    lengths = sizes_of(values, length)
     wrong = np.flatnonzero(lengths != length)
     if wrong.size:
         row = int(wrong[0])

@@ -157,13 +157,17 @@ def _column(field: Field, column: pa.Array) -> list[Any]:
     return [_heads(field, data, rows.valid, functools.partial(_entry, name)), data]
 
 
+def _null_inside(field: Field) -> RecordError:
+    return RecordError(
+        f"column {field.name!r} has a null inside an array, which a record cannot store: filter it out, for example "
+        f"with filter({field.name}, x -> x is not null)"
+    )
+
+
 def _features(field: Field, arrays: pa.Array) -> pa.Array:
     """Return each array, encoded as a Feature of a FeatureList."""
     if arrays.null_count:
-        raise RecordError(
-            f"column {field.name!r} has a null inside an array, which a record cannot store: filter it out, for "
-            f"example with filter({field.name}, x -> x is not null)"
-        )
+        raise _null_inside(field)
     rows = _rows(arrays, is_list=True)
     _refuse_length(field, rows)
     data = _data(field, rows)
@@ -225,10 +229,7 @@ def _data(field: Field, rows: _Values) -> pa.Array:
     """
     values = rows.values
     if values.null_count:
-        raise RecordError(
-            f"column {field.name!r} has a null inside an array, which a record cannot store: filter it out, for "
-            f"example with filter({field.name}, x -> x is not null)"
-        )
+        raise _null_inside(field)
     if field.kind is Kind.FLOAT:
         return large_binary(rows.bounds * 4, _floats(field, values))
     if field.kind is Kind.INT:

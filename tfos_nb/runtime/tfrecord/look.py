@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tfos_nb.errors import PlanError
+from tfos_nb.errors import PlanError, near
 from tfos_nb.runtime.tfrecord.fields import DIRECTORIES, FLOAT, INT, STRINGS, Field, Kind, RecordError, RecordType
 from tfos_nb.runtime.tfrecord.files import DataFile, Opener, plain
 from tfos_nb.runtime.tfrecord.framing import HEAD
 from tfos_nb.runtime.tfrecord.parse import Lists, Nested, Parsed, parse
 from tfos_nb.runtime.tfrecord.reading import Block, blocks
-from tfos_nb.runtime.tfrecord.schema import near
 
 __all__ = ["Look", "Seen", "look", "partition_types"]
 

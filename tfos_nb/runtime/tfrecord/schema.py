@@ -5,14 +5,13 @@ Schemas are passed as the JSON of Spark's types, so this module does not need Sp
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tfos_nb.errors import PlanError
+from tfos_nb.errors import PlanError, near
 from tfos_nb.runtime.tfrecord.fields import ELEMENTS, Field, RecordType
 
-__all__ = ["fields_of", "near", "record_type_of", "type_name", "with_lengths"]
+__all__ = ["fields_of", "record_type_of", "type_name", "with_lengths"]
 
 _NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
 _ADVICE = {
@@ -138,9 +137,3 @@ def record_type_of(given: Any) -> RecordType:
             return known
     names = [known.value for known in RecordType]
     raise PlanError(f"record_type must be {' or '.join(map(repr, names))}, got {given!r}{near(str(given), names)}")
-
-
-def near(name: str, names: Sequence[str]) -> str:
-    """Return ``"; did you mean 'NAME'?"`` for the most similar name; empty if none is similar."""
-    found = difflib.get_close_matches(name, names, 1)
-    return f"; did you mean {found[0]!r}?" if found else ""

@@ -32,11 +32,11 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from tfos_nb.errors import PlanError
+from tfos_nb.errors import PlanError, near
 from tfos_nb.runtime.tfrecord.files import DataFile, NoFileSystem, absolute, file_system, found, open_file
 from tfos_nb.runtime.tfrecord.plan import SAMPLE, Asked, ask, plan
 from tfos_nb.runtime.tfrecord.reading import Reading, fitted, read_batches, shares
-from tfos_nb.runtime.tfrecord.schema import near, record_type_of
+from tfos_nb.runtime.tfrecord.schema import record_type_of
 from tfos_nb.runtime.tfrecord.writing import RecordsWritten, WriteJob, encoding_of, may_write, write_part
 
 if TYPE_CHECKING:

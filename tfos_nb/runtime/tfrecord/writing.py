@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from tfos_nb.errors import FeedFailed, PlanError
+from tfos_nb.errors import FeedFailed, PlanError, near
 from tfos_nb.runtime.control.wire import encode as to_wire
 from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.rows.rdd_rows import size_of
@@ -33,7 +33,7 @@ from tfos_nb.runtime.tfrecord.encode import encode
 from tfos_nb.runtime.tfrecord.fields import Field, RecordType
 from tfos_nb.runtime.tfrecord.files import SUCCESS, file_system, partition_directory, plain
 from tfos_nb.runtime.tfrecord.framing import frame
-from tfos_nb.runtime.tfrecord.schema import fields_of, near, type_name
+from tfos_nb.runtime.tfrecord.schema import fields_of, type_name
 
 __all__ = [
     "GZIP", "EncodeTask", "Encoding", "RecordFile", "RecordsWritten", "WriteJob", "WriteTask", "encoding_of",
