@@ -101,6 +101,18 @@ images_labels = sc.parallelize([(pixels_of(i), i % 10) for i in range(128)], 2)
 make_model = build
 """
 
+_MLFLOW = """
+import os
+os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
+
+def main(args, ctx):
+    with ctx.strategy().scope():
+        model = build()
+    columns = {"x": "pixels", "y": "label"}
+    model.fit(ctx.dataset(64, **columns), validation_data=ctx.validation(64, **columns), epochs=3, verbose=0)
+    return ctx.save(model)
+"""
+
 _MAGICS = """
 import os
 os.makedirs("logs")
@@ -114,5 +126,6 @@ OF_PAGE = {
     "pipeline": _PIPELINE,
     "tfrecord": _TFRECORD,
     "migrating": _MIGRATING,
+    "mlflow": _MLFLOW,
     "magics": _MAGICS,
 }

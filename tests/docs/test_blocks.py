@@ -41,6 +41,7 @@ MANY_CLUSTERS = {
     "feeding",
     "inference",
     "migrating",
+    "mlflow",
     "pipeline",
     "quickstart",
     "recovery",
@@ -64,6 +65,7 @@ def shell(
     monkeypatch.setenv("TFOS_NB_PROGRESS", "text")
     monkeypatch.setattr(endpoint, "_the_one", [])
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(tfos_nb.launch.__kwdefaults__, "record", True)
     InteractiveShell.clear_instance()
     config = Config()
     config.HistoryManager.enabled = False

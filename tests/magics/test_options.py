@@ -45,6 +45,14 @@ def test_what_the_line_leaves_out_is_the_plans_or_launchs_own():
     assert set(parse_options("").launch_arguments()) == set(ClusterPlan.field_names())
 
 
+def test_a_run_goes_to_mlflow_as_the_line_says():
+    said = {line: parse_options(line).launch_arguments().get("mlflow") for line in ("", "--mlflow", "--no-mlflow")}
+    assert said == {"": None, "--mlflow": True, "--no-mlflow": False}
+    assert parse_options("mnist --mlflow digits --quiet").launch_arguments()["mlflow"] == "digits"
+    with pytest.raises(PlanError, match="--no-mlflow: not together with --mlflow"):
+        parse_options("--mlflow digits --no-mlflow")
+
+
 def test_the_cluster_is_called_as_its_variable_unless_named():
     assert parse_options("mnist").plan().name == "mnist"
     assert parse_options("mnist --name other").plan().name == "other"

@@ -138,7 +138,6 @@ def table(spark: SparkSession, rows: int = 48) -> Any:
     return spark.createDataFrame(content, "id long, x array<float>, y float")
 
 
-@pytest.mark.filterwarnings("ignore:.*Any type hint")  # of MLflow's own
 def test_a_training_in_an_active_run_is_there_with_its_model(
     spark: SparkSession, server: Server, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ _INPUT_MODE = InputMode(ClusterPlan.input_mode)
 
 _LAUNCH_ONLY = (
     *("model_dir", "autolog", "env", "feed_timeout", "rendezvous_timeout", "grace", "restarts", "min_workers"),
-    *("tensorboard", "log_dir", "warm", "record"),
+    *("tensorboard", "log_dir", "warm", "record", "mlflow"),
 )
 """Arguments of :func:`tfos_nb.launch` that come from the line and are not part of the plan."""
 
@@ -88,6 +88,7 @@ class LaunchOptions:
     log_dir: str | None = None
     warm: bool | None = None
     record: bool | None = None
+    mlflow: bool | str | None = None
     env: Mapping[str, str] | None = None
     background: bool = False
     wait: bool = False
@@ -107,7 +108,7 @@ class LaunchOptions:
 
     def _check_settings(self) -> None:
         """Check the settings that are not part of the plan, and whether they are compatible with the plan."""
-        given = {field: getattr(self, field) for field in _LAUNCH_ONLY}
+        given = {field: getattr(self, field) for field in _LAUNCH_ONLY if field != "mlflow"}
         Settings(**{field: value for field, value in given.items() if value is not None}).check(self.plan())
 
     def plan(self) -> ClusterPlan:
@@ -316,6 +317,7 @@ def _add_course(group: argparse._ArgumentGroup, told: _Told) -> None:
         default=None,
         help="leave no record of the run for %%tfos_runs",
     )
+    _add_mlflow(group.add_mutually_exclusive_group())
     group.add_argument(
         "--env", metavar="K=V", type=_variable, nargs="+", action="extend", help="environment variables of the nodes"
     )
@@ -329,6 +331,20 @@ def _add_course(group: argparse._ArgumentGroup, told: _Told) -> None:
         "these the cell returns when the nodes are up",
     )
     group.add_argument("--quiet", action="store_true", default=None, help="show nothing while it runs")
+
+
+def _add_mlflow(group: argparse._MutuallyExclusiveGroup) -> None:
+    group.add_argument(
+        "--mlflow",
+        metavar="EXPERIMENT",
+        nargs="?",
+        const=True,
+        default=None,
+        help="log the run to MLflow: in this experiment, or else in the active run",
+    )
+    group.add_argument(
+        "--no-mlflow", dest="mlflow", action="store_false", default=None, help="log nothing to MLflow's active run"
+    )
 
 
 def _input_mode(text: str) -> InputMode:
