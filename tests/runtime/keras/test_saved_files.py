@@ -91,6 +91,10 @@ def test_what_the_chief_cannot_save_fails_on_all_workers(saved: Saved) -> None:
     assert "the chief could not save" in other
 
 
+def test_backups_are_gone_when_fit_returns_on_any_worker(saved: Saved) -> None:
+    assert saved.of("removed") == [True, True]
+
+
 def test_every_worker_keeps_its_own_backup(saved: Saved) -> None:
     assert [len(states) for states in saved.of("backups")] == [1, 1]
 

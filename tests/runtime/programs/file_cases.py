@@ -166,6 +166,14 @@ def backups(model: Any) -> list[str]:
     return sorted(os.listdir(f"{FOLDER}/backup/worker-{INDEX}"))
 
 
+def removed_backups(model: Any) -> bool:
+    """Say whether the directory of the backups is gone when fit returns, though another worker ends later."""
+    late = keras.callbacks.LambdaCallback(on_train_end=lambda logs: time.sleep(1.0 * INDEX))
+    backup = keras.callbacks.BackupAndRestore(f"{FOLDER}/removed")
+    model.fit(rows(), epochs=1, verbose=0, callbacks=[late, backup])
+    return not os.path.exists(f"{FOLDER}/removed")
+
+
 def killed(model: Any, report: dict[str, Any]) -> dict[str, Any]:
     """Kill the chief amid a file that is there already; the other worker looks at the file then."""
     from keras.src.saving import saving_lib
@@ -197,6 +205,7 @@ def main() -> None:
     if FLAVOUR == "keras":
         report |= {"averages": averages(model), "direct": direct(model)}
         report |= {"alone": alone(model), "refused": refused(model), "backups": backups(model)}
+        report["removed"] = removed_backups(model)
         report["killed"] = killed(model, report)
     write(report)
     os._exit(0)  # TensorFlow's servers wait for each other

@@ -50,6 +50,7 @@ from tfos_nb.runtime.keras.replicas.replica import is_synchronous, mend_replicas
 from tfos_nb.runtime.keras.scope import build, warn_of_a_model_outside
 from tfos_nb.runtime.keras.shuffling import mend_iterators
 from tfos_nb.runtime.keras.step import OWN_BATCH, StepFunction, cut_predictions, with_results
+from tfos_nb.runtime.keras.together import wait_for_all_workers
 from tfos_nb.runtime.keras.versions import advice, uses_tf_keras
 from tfos_nb.runtime.storage.remote import scheme_of, tensorflow_opens
 
@@ -475,6 +476,7 @@ def _mend_backup(backup: Any) -> None:
     def remove_all(self: Any, logs: Any = None) -> None:
         on_train_end(self, logs)
         if self.delete_checkpoint:
+            wait_for_all_workers(self.model.distribute_strategy)  # so that the directory is gone when fit returns
             for state in _states(self._dir_of_one):
                 _remove_state(state)
             _remove_if_empty(self._dir_of_one)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tfos_nb.runtime.control.plan import tf_config
 
-__all__ = ["call_with_all_workers", "is_of_all_workers", "shown"]
+__all__ = ["call_with_all_workers", "is_of_all_workers", "shown", "wait_for_all_workers"]
 
 
 def call_with_all_workers(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -30,6 +30,17 @@ def is_of_all_workers(strategy: Any) -> bool:
     nodes, _ = tf_config()
     count = sum(len(nodes.get(role, ())) for role in ("chief", "worker"))
     return count > 1 and getattr(strategy.extended, "_num_workers", 0) == count  # it may have a resolver of its own
+
+
+def wait_for_all_workers(strategy: Any) -> None:
+    """Return once all workers of a strategy have made this call; at once if a single worker has it."""
+    import tensorflow as tf
+
+    def meet() -> Any:
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(1))
+
+    if is_of_all_workers(strategy):
+        call_with_all_workers(strategy.run, tf.function(meet))
 
 
 def shown(method: Callable[..., Any]) -> Callable[..., Any]:
