@@ -21,6 +21,7 @@ WIDGETS = Path(widgets.__file__).parent
 FILES: dict[str, tuple[Path | str, str]] = {
     "/": (Path(__file__).with_name("panel_page.html"), "text/html"),
     "/panel.js": ("panel.js", "text/javascript"),
+    "/page.js": ("page.js", "text/javascript"),
     "/panel.css": ("panel.css", "text/css"),
     "/chart.css": ("chart.css", "text/css"),
 }

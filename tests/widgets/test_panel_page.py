@@ -473,7 +473,7 @@ def test_the_time_of_an_ended_cluster_stands_still(panel, failed):
 @pytest.mark.parametrize("seconds", [0, 4.2, 59.9, 60, 99.4, 99.6, 131, 3599, 3600, 5999, 6001, 7980, 86_400])
 def test_the_page_writes_times_as_all_renderings_do(panel, seconds):
     said = panel.page.evaluate(
-        "async (s) => { const { duration, about } = await import('/panel.js'); return [duration(s), about(s)] }",
+        "async (s) => { const { duration, about } = await import('/page.js'); return [duration(s), about(s)] }",
         seconds,
     )
     assert said == [wording.duration(seconds), wording.about(seconds)]

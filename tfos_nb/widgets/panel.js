@@ -6,13 +6,14 @@
 
 import { Chart } from "./chart.js";
 import { button, h, put, unique, write } from "./elements.js";
+import { keepIn } from "./keeper.js";
+import { Announcer, about, compare, duration, pill } from "./page.js";
 
 const LEVELS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"; // as in curves.py
 const OVERDUE_AFTER = 8; // the kernel sends something every 5 seconds while the cluster runs
 const NO_NEWS_AFTER = 15;
 const SHOWN_OF_MANY = 5;
 const ORDER_HOLDS = 5000; // milliseconds in which rows keep their places
-const SPOKEN_EVERY = 5000; // milliseconds between two announcements
 const TABS_UP_TO = 8;
 const LOG_LINES = 1000;
 const LOG_EVERY = 1; // seconds
@@ -26,21 +27,6 @@ const TROUBLE = ["slow", "silent", "stuck", "loss is NaN", "failed", "lost"];
 const SIGNS = { bad: "✕", warn: "!" };
 
 // --- words: times are all that the page writes by itself ---
-
-export function duration(seconds) {
-  const whole = Math.max(0, Math.floor(seconds));
-  const two = (number) => String(number).padStart(2, "0");
-  if (whole < 60) return `${whole} s`;
-  if (whole < 3600) return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;
-  return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
-}
-
-/** A time for a narrow column: in one unit. */
-export function about(seconds) {
-  const whole = Math.max(0, Math.round(seconds));
-  if (whole < 100) return `${whole} s`;
-  return whole < 6000 ? `${Math.round(whole / 60)} min` : `${Math.round(whole / 3600)} h`;
-}
 
 function clock(seconds) {
   return new Date(seconds * 1000).toTimeString().slice(0, 8);
@@ -104,10 +90,6 @@ class Curve {
   }
 }
 
-function pill(text = "", tone = "idle") {
-  return h("span", { class: `t-pill t-${tone}` }, text);
-}
-
 /** One number above the table. A press on a metric opens its chart. */
 class Tile {
   constructor(key, openChart) {
@@ -136,33 +118,6 @@ class Tile {
     if (this.curve) this.curve.show(curve[0] || "");
     const range = curve.length ? `${label}: lowest ${curve[1]}, highest ${curve[2]}` : null;
     put(this.element, "title", this.curve ? `${range || label} (opens the chart)` : range);
-  }
-}
-
-/** Says to a screen reader what has changed; not more often than it can be listened to. */
-class Announcer {
-  constructor() {
-    this.element = h("div", { class: "t-unseen", role: "status", "aria-live": "polite" });
-    this.spoken = -Infinity;
-    this.timer = null;
-  }
-
-  say(text) {
-    this.waiting = text;
-    const wait = this.spoken + SPOKEN_EVERY - performance.now();
-    if (wait <= 0) this.speak();
-    else if (this.timer === null) this.timer = setTimeout(() => this.speak(), wait);
-  }
-
-  speak() {
-    clearTimeout(this.timer);
-    this.timer = null;
-    this.spoken = performance.now();
-    write(this.element, this.waiting);
-  }
-
-  close() {
-    clearTimeout(this.timer);
   }
 }
 
@@ -283,13 +238,6 @@ const COLUMNS = [
 /** NaN of no numbers: not known. */
 function mean(numbers) {
   return numbers.reduce((sum, number) => sum + number, 0) / numbers.length;
-}
-
-function compare(a, b, down) {
-  const missing = (value) => value === null || value === undefined || Number.isNaN(value);
-  if (missing(a) || missing(b)) return missing(a) - missing(b); // what is not known comes last, whatever the direction
-  const order = typeof a === "string" ? a.localeCompare(b, undefined, { numeric: true }) : a - b;
-  return down ? -order : order;
 }
 
 class Row {
@@ -1084,106 +1032,14 @@ function split(sentence) {
 
 // --- the notebook's file ---
 
-const VIEW = "application/vnd.jupyter.widget-view+json";
-const STATE = "application/vnd.jupyter.widget-state+json";
-const OF_A_WIDGET = [
-  "_model_module", "_model_module_version", "_model_name", "_view_module", "_view_module_version", "_view_name",
-  "_anywidget_id", "_esm", "_css",
-];
-const OUTCOME_AFTER = 2000; // milliseconds that the kernel has to put the outcome into the output itself
-
-/**
- * Sees to it that the file shows the cluster when there is no kernel any more, where the page lets us at its notebook:
- * JupyterLab and Notebook do. With a cluster that runs, a widget's state goes into the file that is saved; an outcome
- * takes the widget's place, which the kernel cannot bring about in a page that was loaded anew.
- */
-class Keeper {
-  constructor(model, context) {
-    this.model = model;
-    this.context = context;
-    this.saving = (_, event) => event === "started" && this.keep();
-    this.later = () => {
-      clearTimeout(this.timer);
-      this.timer = setTimeout(() => this.settle(), OUTCOME_AFTER);
-    };
-    context.saveState.connect(this.saving);
-    model.on("change:outcome", this.later);
-    if (this.ended()) this.later();
-  }
-
-  ended() {
-    return Object.keys(this.model.get("outcome") || {}).length > 0;
-  }
-
-  /** All outputs of the notebook that are widgets: where they are, and whose. */
-  widgets() {
-    const { cells } = this.context.model;
-    const found = [];
-    for (let i = 0; i < cells.length; i += 1) {
-      const { outputs } = cells.get(i);
-      for (let place = 0; outputs && place < outputs.length; place += 1) {
-        const view = (outputs.get(place).data || {})[VIEW];
-        if (view) found.push({ outputs, place, id: view.model_id });
-      }
-    }
-    return found;
-  }
-
-  /** Put the outcome into the widget's place. */
-  settle() {
-    if (!this.ended() || this.context.isDisposed) return;
-    const { widget } = this.model.get("cluster");
-    for (const { outputs, place, id } of this.widgets()) {
-      if (id !== widget) continue;
-      outputs.set(place, { output_type: "display_data", data: this.model.get("outcome"), metadata: {} });
-    }
-  }
-
-  /** Before the file is written: put in the state of the panels that are shown, and take out that of all others. */
-  keep() {
-    this.settle();
-    const notebook = this.context.model;
-    const before = notebook.getMetadata("widgets") || {};
-    const state = { ...(before[STATE] || {}).state };
-    const shown = new Set(this.widgets().map(({ id }) => id));
-    const others = Object.keys(state).filter((id) => ((state[id].state || {}).cluster || {}).saved && !shown.has(id));
-    for (const id of others) delete state[id];
-    const data = this.model.get("cluster");
-    const ours = shown.has(data.widget) && !data.saved;
-    if (ours) state[data.widget] = this.saved(data);
-    if (!ours && !others.length) return;
-    const kept = { ...before, [STATE]: { version_major: 2, version_minor: 0, ...before[STATE], state } };
-    if (!Object.keys(state).length) delete kept[STATE];
-    if (Object.keys(kept).length) notebook.setMetadata("widgets", kept);
-    else notebook.deleteMetadata("widgets");
-  }
-
-  /** This widget as a file keeps it: nothing in it counts on, and nothing can be pressed that needs the kernel. */
-  saved(data) {
-    const state = Object.fromEntries(OF_A_WIDGET.map((name) => [name, this.model.get(name)]));
-    const sentence = `When this notebook was saved, ${new Date().toLocaleString()}: ${data.sentence}`;
-    const still = { ended: true, stoppable: false, tensorboard: "", left: null, said: "", note: "", saved: true };
-    return {
-      model_name: state._model_name,
-      model_module: state._model_module,
-      model_module_version: state._model_module_version,
-      state: { ...state, cluster: { ...data, ...still, sentence } },
-    };
-  }
-
-  close() {
-    clearTimeout(this.timer);
-    this.context.saveState.disconnect(this.saving);
-    this.model.off("change:outcome", this.later);
-  }
+/** A cluster as a file keeps it: nothing in it counts on, and nothing can be pressed that needs the kernel. */
+function still(data) {
+  const sentence = `When this notebook was saved, ${new Date().toLocaleString()}: ${data.sentence}`;
+  return { ...data, ended: true, stoppable: false, tensorboard: "", left: null, said: "", note: "", saved: true, sentence };
 }
 
 function initialize({ model }) {
-  const context = (model.widget_manager || {}).context;
-  const notebook = context && context.saveState && context.model;
-  if (!notebook || !notebook.cells || !notebook.setMetadata) return undefined;
-  const keeper = new Keeper(model, context);
-  return () => keeper.close();
+  return keepIn(model, "cluster", still);
 }
 
 function render({ model, el }) {
