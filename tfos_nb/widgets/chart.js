@@ -1,12 +1,16 @@
 // A metric's chart with what belongs to it: the choice of metric, node and axes, a legend, the table behind it, and
-// downloads. `load` gives the data (state/chart_data.py says what is in them); who made it shows its `element`.
+// downloads. It is of one training, or of several runs. `load` gives the data (state/chart_data.py says what is in them),
+// `whole` is how Python gives all points; who made it shows its `element`. Without `close` it has no such button.
 
 import { button, h, put, unique, write } from "./elements.js";
-import { Plot, number, svg, title } from "./plot.js";
+import { Plot, byRun, classes, labelOf, number, svg, title } from "./plot.js";
+
+const ROWS_OF_VALUES = 1000;
 
 export class Chart {
-  constructor({ load, close, name, announce }) {
+  constructor({ load, close, name, announce, whole = "history.to_pandas" }) {
     this.load = load;
+    this.whole = whole;
     this.name = name;
     this.announce = announce;
     this.asked = { metric: "", node: "", by: "" };
@@ -17,7 +21,7 @@ export class Chart {
     this.said = h("div", { class: "t-foot", hidden: true });
     this.table = h("div", { class: "t-values", tabindex: 0, role: "region", hidden: true, id: unique("values") });
     const keys = (event) => {
-      if (event.key !== "Escape") return;
+      if (event.key !== "Escape" || !close) return;
       event.stopPropagation();
       close();
     };
@@ -42,7 +46,7 @@ export class Chart {
     return h(
       "div", { class: "t-chartbar" }, this.metric, this.node, this.legend, h("span", { class: "t-grow" }),
       this.axes.element, this.scales.element, h("span", { class: "t-group" }, this.tabled, ...saves),
-      button("✕", "t-button", close, { "aria-label": "Close the chart" }),
+      ...(close ? [button("✕", "t-button", close, { "aria-label": "Close the chart" })] : []),
     );
   }
 
@@ -62,6 +66,12 @@ export class Chart {
     put(this.element, "hidden", null);
     this.plot.element.focus({ preventScroll: true });
     return this.ask({ metric, node });
+  }
+
+  /** Show what load gives now, and leave the focus where it is. */
+  renew() {
+    put(this.element, "hidden", null);
+    return this.ask();
   }
 
   close() {
@@ -91,15 +101,17 @@ export class Chart {
   show(data) {
     this.data = data;
     fill(this.metric, data.metrics, data.metric, title);
-    fill(this.node, ["", ...data.nodes], data.node, (name) => name || "chief");
-    put(this.node, "hidden", data.nodes.length < 2);
+    const { nodes = [], node = "" } = data;
+    fill(this.node, ["", ...nodes], node, (name) => name || "chief");
+    put(this.node, "hidden", nodes.length < 2);
+    put(this.element, "class", data.lines.some(({ run }) => run !== undefined) ? "t-chart t-several" : "t-chart");
     this.axes.show(data.by);
     const values = data.lines.flatMap(({ y }) => y);
     this.positive = values.some((value) => value > 0);
     put(this.scales.buttons[1], "aria-disabled", this.positive ? null : "true");
     const known = values.some((value) => value !== null);
     const none = data.by === "epoch" ? "No epoch has ended yet." : "Nothing was reported yet.";
-    const more = `${data.shown} of ${data.total} points, with every peak. All: history.to_pandas("${data.by}")`;
+    const more = `${data.shown} of ${data.total} points, with every peak. All: ${this.whole}("${data.by}")`;
     this.say(!known ? none : data.shown < data.total ? more : "");
     this.showLegend();
     this.draw();
@@ -122,12 +134,12 @@ export class Chart {
   }
 
   showLegend() {
-    const keys = this.data.lines.map(({ name, y }) => {
-      const line = svg("line", { class: `t-stroke-${name}`, x1: 1, x2: 21, y1: 4, y2: 4 });
-      const sample = svg("svg", { class: "t-sample", viewBox: "0 0 22 8", "aria-hidden": "true" }, line);
-      const last = number(y.findLast((value) => value !== null));
-      return h("span", { class: "t-key" }, sample, ` ${name} `, h("b", {}, last));
+    const keys = byRun(this.data.lines).map((lines) => {
+      const last = number(lines[0].y.findLast((value) => value !== null));
+      return h("span", { class: "t-key" }, sample(lines[0]), ` ${lines[0].title || labelOf(lines[0])} `, h("b", {}, last));
     });
+    const several = this.data.lines.some(({ run, name }) => run !== undefined && name === "validation");
+    if (several) keys.push(h("span", { class: "t-key" }, sample({ name: "validation", hue: "none" }), " validation"));
     this.legend.replaceChildren(...keys);
   }
 
@@ -140,12 +152,16 @@ export class Chart {
 
   fillTable() {
     const { by, lines, metric } = this.data;
-    const heads = [by, ...lines.map(({ name }) => name)].map((name) => h("th", { scope: "col" }, title(name)));
+    const names = [title(by), ...lines.map((line) => line.label || title(line.name))];
+    const heads = names.map((name) => h("th", { scope: "col" }, name));
     const cells = (x) => this.plot.values(x).map(([, value]) => h("td", {}, number(value)));
-    const rows = this.plot.xs.map((x) => h("tr", {}, h("th", { scope: "row" }, String(x)), ...cells(x)));
+    const xs = this.plot.xs.slice(0, ROWS_OF_VALUES);
+    const rows = xs.map((x) => h("tr", {}, h("th", { scope: "row" }, String(x)), ...cells(x)));
+    const cut = `the first ${xs.length} of ${this.plot.xs.length} rows; CSV has all`;
     const caption = h("caption", { class: "t-unseen" }, `${title(metric)} by ${by}`);
     this.table.replaceChildren(
       h("table", { class: "t-epochs" }, caption, h("thead", {}, h("tr", {}, ...heads)), h("tbody", {}, ...rows)),
+      ...(xs.length < this.plot.xs.length ? [h("div", { class: "t-foot" }, cut)] : []),
     );
   }
 
@@ -154,7 +170,7 @@ export class Chart {
   csv() {
     const { by, lines } = this.data;
     const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-    const head = [by, ...lines.map(({ metric }) => quoted(metric))];
+    const head = [by, ...lines.map(({ metric, title: run }) => quoted(run === undefined ? metric : `${run} ${metric}`))];
     const rows = this.plot.xs.map((x) => [x, ...this.plot.values(x).map(([, value]) => value ?? "")]);
     return [head, ...rows].map((row) => `${row.join(",")}\n`).join("");
   }
@@ -187,6 +203,12 @@ export class Chart {
   destroy() {
     this.plot.close();
   }
+}
+
+/** A short piece of a line, for a legend. */
+export function sample(line) {
+  const drawn = svg("line", { class: classes("stroke", line), x1: 1, x2: 21, y1: 4, y2: 4 });
+  return svg("svg", { class: "t-sample", viewBox: "0 0 22 8", "aria-hidden": "true" }, drawn);
 }
 
 /** Put options into a select, unless it has them already, and choose one. */

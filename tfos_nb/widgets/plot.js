@@ -1,11 +1,15 @@
 // Lines in SVG: axes with ticks, linear or logarithmic, a gap where a value is null, and the values at a place under the
-// pointer or the keyboard. It knows no cluster and no metric. Colours come from panel.css, so it follows the page's theme.
+// pointer or the keyboard. It knows no cluster and no metric. Colours come from chart.css, so it follows the page's theme.
+// A line that belongs to one of several runs has a `label`, and, as the other line of its run, the `run`, its `title` and a
+// `hue`; the lines of a single training are told apart by their names alone.
 
 import { h, put } from "./elements.js";
 
 const HEIGHT = 300;
 const MARGIN = { left: 58, right: 18, top: 22, bottom: 40 };
 const DOTS_UP_TO = 40; // points of a line
+const NEAR = 0.02; // of the width: how far beside a place the value of one of several runs may be
+const LEGEND_ROW = 18; // pixels
 const STEPS_OF_KEYS = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, PageDown: -10, PageUp: 10 };
 const OF_A_PICTURE = [
   "fill", "fill-opacity", "stroke", "stroke-opacity", "stroke-width", "stroke-dasharray", "stroke-linejoin",
@@ -61,11 +65,28 @@ function widened(values, share) {
   return [low - more, high + more];
 }
 
+export const labelOf = (line) => line.label || line.name;
+
+/** The classes of what is drawn for a line: "stroke", "dot" or "swatch". */
+export function classes(kind, { name, hue }) {
+  return hue === undefined ? `t-${kind}-${name}` : `t-${kind}-${name} t-hue-${hue}`;
+}
+
+/** The lines of each run, in the order of the lines; without runs each line is by itself. */
+export function byRun(lines) {
+  const groups = new Map();
+  for (const line of lines) {
+    const key = line.run ?? line.name;
+    groups.set(key, [...(groups.get(key) || []), line]);
+  }
+  return [...groups.values()];
+}
+
 const short = (value) => String(Number(value.toPrecision(6)));
 
 export class Plot {
   constructor() {
-    this.data = null; // {by, lines: [{name, x, y}], recovered}
+    this.data = null; // {by, lines: [{name, x, y, label, run, hue}], recovered}
     this.xs = []; // at which there is a value
     this.log = false;
     this.label = "";
@@ -147,26 +168,28 @@ export class Plot {
   }
 
   /** A line in as many pieces as its gaps leave; a point alone is a dot. */
-  line({ name, x, y }, fits) {
+  line(drawn, fits) {
+    const { x, y } = drawn;
     const pieces = [[]];
     x.forEach((value, i) => {
       if (fits(y[i])) pieces.at(-1).push([this.across(value).toFixed(1), this.up(y[i]).toFixed(1)]);
       else if (pieces.at(-1).length) pieces.push([]);
     });
     const dots = x.length <= DOTS_UP_TO ? pieces : pieces.filter((piece) => piece.length === 1);
-    const drawn = pieces.filter((piece) => piece.length > 1).map((piece) => {
+    const strokes = pieces.filter((piece) => piece.length > 1).map((piece) => {
       const points = piece.map((point) => point.join(",")).join(" ");
-      return svg("polyline", { class: `t-stroke-${name}`, points });
+      return svg("polyline", { class: classes("stroke", drawn), points });
     });
-    return [...drawn, ...dots.flat().map(([cx, cy]) => svg("circle", { class: `t-dot-${name}`, cx, cy, r: 2.6 }))];
+    const css = classes("dot", drawn);
+    return [...strokes, ...dots.flat().map(([cx, cy]) => svg("circle", { class: css, cx, cy, r: 2.6 }))];
   }
 
   /** Say to a screen reader what is drawn. */
   describe() {
     const { by, lines, recovered } = this.data;
-    const known = lines.map(({ name, y }) => {
-      const values = y.filter((value) => value !== null);
-      return `${name} from ${number(values[0])} to ${number(values.at(-1))}`;
+    const known = lines.map((line) => {
+      const values = line.y.filter((value) => value !== null);
+      return `${labelOf(line)} from ${number(values[0])} to ${number(values.at(-1))}`;
     });
     const lost = recovered.map((x) => `the cluster recovered after ${by} ${Math.floor(x)}`);
     const told = this.drawn ? `${[...known, ...lost].join("; ")}. The arrow keys read the values.` : "no values yet";
@@ -177,9 +200,20 @@ export class Plot {
 
   // --- the values at a place ---
 
-  /** Pairs of a line's name and its value there, or null. */
+  /** Pairs of a line and its value there, or null. */
   values(x) {
-    return this.data.lines.map(({ name, x: xs, y }) => [name, y[xs.lastIndexOf(x)] ?? null]);
+    return this.data.lines.map((line) => [line, line.y[line.x.lastIndexOf(x)] ?? null]);
+  }
+
+  /** As values(), but of several runs, whose steps were reported at other places, the value nearest by. */
+  valuesNear(x) {
+    const room = (this.xs.at(-1) - this.xs[0]) * NEAR;
+    return this.values(x).map(([line, value]) => {
+      if (value !== null || line.run === undefined || this.data.by !== "step") return [line, value];
+      const distance = (i) => (line.y[i] === null ? Infinity : Math.abs(line.x[i] - x));
+      const nearest = line.x.reduce((best, _, i) => (distance(i) < distance(best) ? i : best), 0);
+      return [line, distance(nearest) <= room ? line.y[nearest] : null];
+    });
   }
 
   point(event) {
@@ -205,27 +239,35 @@ export class Plot {
     put(this.tip, "hidden", this.place === null);
     this.marks.replaceChildren();
     const at = this.place === null ? this.xs.at(-1) ?? 0 : this.xs[this.place];
-    const found = this.data ? this.values(at).filter(([, value]) => value !== null) : [];
-    const told = found.map(([name, value]) => `${name} ${number(value)}`).join(", ");
+    const found = this.data ? this.valuesNear(at).filter(([, value]) => value !== null) : [];
+    const told = found.map(([line, value]) => `${labelOf(line)} ${number(value)}`).join(", ");
     put(this.element, "aria-valuenow", at);
     put(this.element, "aria-valuetext", told && `${this.data.by} ${at}: ${told}`);
     if (this.place === null) return;
     const x = this.across(at);
     this.marks.append(svg("line", { class: "t-cross", x1: x, x2: x, y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom }));
-    for (const [name, value] of found.filter(([, one]) => !this.log || one > 0)) {
-      this.marks.append(svg("circle", { class: `t-dot-${name} t-marked`, cx: x, cy: this.up(value), r: 4.5 }));
+    for (const [line, value] of found.filter(([, one]) => !this.log || one > 0)) {
+      this.marks.append(svg("circle", { class: `${classes("dot", line)} t-marked`, cx: x, cy: this.up(value), r: 4.5 }));
     }
-    const rows = found.map(([name, value]) => {
-      return h("div", {}, h("i", { class: `t-swatch-${name}` }), `${name} `, h("b", {}, number(value)));
-    });
-    this.tip.replaceChildren(h("div", { class: "t-dim" }, `${title(this.data.by)} ${at}`), ...rows);
+    this.tip.replaceChildren(h("div", { class: "t-dim" }, `${title(this.data.by)} ${at}`), ...this.tipRows(found));
     const left = x > this.element.clientWidth / 2 ? x - 12 - this.tip.offsetWidth : x + 12;
     this.tip.style.left = `${left}px`;
+  }
+
+  /** A row for each line; for each run, if there are several. */
+  tipRows(found) {
+    const values = new Map(found);
+    return byRun([...values.keys()]).map((lines) => {
+      const numbers = lines.map((line) => h(line === lines[0] ? "b" : "span", {}, number(values.get(line))));
+      return h("div", {}, h("i", { class: classes("swatch", lines[0]) }), `${lines[0].title || labelOf(lines[0])} `, ...numbers);
+    });
   }
 
   /** The drawing by itself: with the colours that the page gives it, on the page's background. */
   picture() {
     this.marks.replaceChildren();
+    const legend = this.legend();
+    this.drawing.append(legend.element);
     const copy = this.drawing.cloneNode(true);
     const [mine, theirs] = [this.drawing, copy].map((root) => [...root.querySelectorAll("*")]);
     mine.forEach((element, i) => {
@@ -233,12 +275,30 @@ export class Plot {
       for (const name of OF_A_PICTURE) theirs[i].setAttribute(name, style.getPropertyValue(name));
       theirs[i].removeAttribute("class");
     });
-    const [width, height] = [Number(this.drawing.getAttribute("width")), HEIGHT];
+    legend.element.remove();
+    const [width, height] = [Number(this.drawing.getAttribute("width")), HEIGHT + legend.height];
     const fill = getComputedStyle(this.element.closest(".tfos-panel") || this.element).backgroundColor;
     copy.prepend(svg("title", {}, this.element.getAttribute("aria-label")), svg("rect", { width, height, fill }));
     copy.removeAttribute("aria-hidden");
     put(copy, "role", "img");
+    put(copy, "height", height);
+    put(copy, "viewBox", `0 0 ${width} ${height}`);
     return { text: new XMLSerializer().serializeToString(copy), width, height };
+  }
+
+  /** What a picture by itself has below its axes: the names of the runs, if there are several. */
+  legend() {
+    const element = svg("g");
+    const lines = this.data.lines.filter(({ run }) => run !== undefined);
+    const keys = byRun(lines).map(([line]) => [line, line.title]);
+    if (lines.some(({ name }) => name === "validation")) keys.push([{ name: "validation", hue: "none" }, "validation"]);
+    keys.forEach(([line, text], i) => {
+      const y = HEIGHT + 12 + i * LEGEND_ROW;
+      const ends = { x1: MARGIN.left, x2: MARGIN.left + 24, y1: y - 4, y2: y - 4 };
+      element.append(svg("line", { class: classes("stroke", line), ...ends }));
+      element.append(svg("text", { class: "t-tick", x: MARGIN.left + 32, y }, text));
+    });
+    return { element, height: keys.length ? keys.length * LEGEND_ROW + 8 : 0 };
   }
 
   close() {
