@@ -110,7 +110,9 @@ def test_every_class_that_is_shown_has_a_rendering() -> None:
     import tfos_nb.cluster  # noqa: F401 - one of the classes
 
     kinds = [kind for kind in Rich.__subclasses__() if kind.__module__.startswith("tfos_nb.")]
-    assert {kind.__name__ for kind in kinds} == {"Cluster", "ClusterPlan", "History", "Saved", "Skipped"}
+    assert {kind.__name__ for kind in kinds} == {
+        *("Cluster", "ClusterPlan", "History", "Run", "Runs", "Saved", "Skipped"),
+    }
     assert {kind._rich for kind in kinds} == set(RENDERINGS)
 
 

@@ -14,9 +14,10 @@ from typing import Any
 from tfos_nb.widgets.choice import choose_rendering
 from tfos_nb.widgets.reprs.clusters import cluster_bundle, plan_bundle, planned_state
 from tfos_nb.widgets.reprs.records import saved_bundle, skipped_bundle
+from tfos_nb.widgets.reprs.runs import run_bundle, runs_bundle
 from tfos_nb.widgets.reprs.trainings import history_bundle
 
-__all__ = ["RENDERINGS", "cluster_bundle", "plan_bundle", "planned_state", "rendered", "rendered_html"]
+__all__ = ["RENDERINGS", "cluster_bundle", "plan_bundle", "planned_state", "rendered", "rendered_html", "runs_bundle"]
 
 RENDERINGS: Mapping[str, Callable[[Any], dict[str, str]]] = {
     "cluster": cluster_bundle,
@@ -24,6 +25,8 @@ RENDERINGS: Mapping[str, Callable[[Any], dict[str, str]]] = {
     "history": history_bundle,
     "saved": saved_bundle,
     "skipped": skipped_bundle,
+    "run": run_bundle,
+    "runs": runs_bundle,
 }
 """By the name that a class of :class:`tfos_nb.rich.Rich` has in ``_rich``."""
 
