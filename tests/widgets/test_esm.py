@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+import pytest
+
 from tfos_nb.widgets.charts.esm import joined
 
 
@@ -22,8 +24,17 @@ def test_the_panels_script_is_one_module() -> None:
     )
 
 
-def test_no_name_is_given_twice() -> None:
-    given = re.findall(r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)", joined("panel.js"), re.MULTILINE)
+def test_the_table_of_runs_has_what_it_shares_with_the_panel_but_not_the_panel() -> None:
+    text = joined("runs.js")
+    assert not re.search(r"^import ", text, re.MULTILINE)
+    for once in ("class Chart ", "class Keeper ", "class RunsPage "):
+        assert text.count(once) == 1
+    assert "class Panel " not in text
+
+
+@pytest.mark.parametrize("script", ["panel.js", "runs.js"])
+def test_no_name_is_given_twice(script: str) -> None:
+    given = re.findall(r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)", joined(script), re.MULTILINE)
     assert [name for name, times in Counter(given).items() if times > 1] == []
 
 
