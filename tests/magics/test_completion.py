@@ -114,3 +114,9 @@ def test_an_object_that_answers_to_every_name_is_not_asked(offered, shell):
 def test_without_the_extension_nothing_of_it_is_offered(offered, shell):
     tfos_nb.magics.unload(shell)
     assert "--workers" not in offered("%%tfos_cluster mnist --work")[0]
+
+
+def test_directories_are_left_to_ipython(offered, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tfos_models").mkdir()
+    assert "tfos_models/" in offered("%tfos_runs tfos_m")[0]

@@ -11,6 +11,7 @@ from tfos_nb.errors import PlanError
 from tfos_nb.inference.column_matching import LINE, feeds_of, fields_added
 from tfos_nb.magics.cell_work import StoppedByUser
 from tfos_nb.magics.lines import _overlap
+from tfos_nb.records.run import Run, to_json
 from tfos_nb.runtime.models.model import Tensor
 from tfos_nb.state.cluster_state import ClusterStatus
 
@@ -64,6 +65,9 @@ def test_stop_now_leaves_the_nodes_no_time(run, mnist):
         ("%tfos_plan --worker 2", "--worker: no such option; did you mean --workers?"),
         ("%tfos_plan --data trian_df", "--data trian_df: no such variable; did you mean train_df?"),
         ("%tfos_doctor now", "now: %tfos_doctor takes no more: %tfos_doctor"),
+        ("%tfos_runs a b", "b: %tfos_runs takes no more: %tfos_runs [DIR]"),
+        ("%tfos_runs /nowhere",
+         "/nowhere does not exist: give the model_dir of a cluster, or a directory that has some"),
         ("%tfos_spark --stop --slots 2", "--stop cannot be combined with --slots; start a session in another line"),
         ("%tfos_spark --stop", "--stop: one still runs on this session; %tfos_stop one ends it first"),
         ("%tfos_spark --conf a", "--conf a: must be KEY=VALUE"),
@@ -102,6 +106,7 @@ def test_without_a_cluster_the_line_magics_say_how_to_get_one(run):
         ("tfos_spark", "--slots N"),
         ("tfos_doctor", "say how to mend what is not there"),
         ("tfos_panel", "usage: %tfos_panel [NAME]"),
+        ("tfos_runs", "usage: %tfos_runs [DIR]"),
     ],
 )
 def test_the_question_mark_shows_the_options_of_every_line_magic(shell, magic, told):
@@ -322,3 +327,23 @@ def test_the_cluster_s_status_is_not_changed_by_looking(run, mnist):
     for line in ("%tfos_status", "%tfos_plan mnist", "%tfos_panel", "%tfos_logs worker:0"):
         assert run(line)[0].success
     assert mnist.snapshot().status is ClusterStatus.RUNNING
+
+
+# --- recorded runs
+
+
+def test_runs_lists_the_records_of_a_directory(run, tmp_path):
+    (tmp_path / "my models/tfos_runs").mkdir(parents=True)
+    (tmp_path / "my models/tfos_runs/1.json").write_text(to_json(Run("6f2c", "digits", "DONE", 0.0, 9.0, 9.0)))
+    shown = run(f"%tfos_runs '{tmp_path}/my models'")[1]
+    assert shown.startswith(f"Runs: 1 run in {tmp_path}/my models\n")
+    assert "digits 6f2c" in shown
+
+
+def test_runs_looks_where_clusters_leave_their_models(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "No runs here yet" in run("%tfos_runs")[1]
+    (tmp_path / "mine/tfos_runs").mkdir(parents=True)
+    (tmp_path / "mine/tfos_runs/1.json").write_text(to_json(Run("6f2c", "digits", "DONE", 0.0, 9.0, 9.0)))
+    run("%config TfosMagics.model_dir = 'mine'")
+    assert "digits 6f2c" in run("%tfos_runs")[1]

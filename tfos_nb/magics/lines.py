@@ -35,6 +35,7 @@ _FOLLOW_SECONDS = 0.5  # a node sends its lines with its heartbeat, once a secon
 _PROVIDED = {
     "show_panel": "tfos_nb.widgets.live",
     "show_tensorboard": "tfos_nb.widgets.tensorboard",
+    "show_runs": "tfos_nb.widgets.runs.display",
     "predict": "tfos_nb.magics.applying",
 }
 """Functions that are called, and their modules, which are imported when needed, since some of them import Spark."""
@@ -42,7 +43,7 @@ _PROVIDED = {
 
 @magics_class
 class ClusterLines(Magics):
-    """Status, logs, stop, panel, plan, train, inference and TensorBoard of clusters.
+    """Status, logs, stop, panel, plan, train, inference, TensorBoard and recorded runs of clusters.
 
     Parameters
     ----------
@@ -51,7 +52,8 @@ class ClusterLines(Magics):
     defaults : Defaults
         The settings of ``%config``.
     provided : mapping of str to callable, optional
-        Functions that are called instead of this package's ``show_panel``, ``show_tensorboard`` or ``predict``.
+        Functions that are called instead of this package's ``show_panel``, ``show_tensorboard``, ``show_runs`` or
+        ``predict``.
     """
 
     def __init__(
@@ -167,6 +169,12 @@ class ClusterLines(Magics):
         if detect_host().name == "databricks":  # Spark's configuration has the address of its driver proxy
             more["spark_conf"] = session_settings() or {}
         self._call("show_tensorboard", cluster, log_dir=found.log_dir, height=height, frame=found.frame, **more)
+
+    @line_magic
+    def tfos_runs(self, line: str) -> None:
+        """List the runs that clusters have recorded, to compare their curves and arguments."""
+        found = parsers.RUNS.understand(line)
+        self._call("show_runs", found.directory or self._defaults.model_dir or None)
 
     def _model_of(self, name: str | None) -> str:
         """Return the path that the cluster's chief returned."""

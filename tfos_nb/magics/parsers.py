@@ -19,6 +19,7 @@ __all__ = [
     "LOGS",
     "PANEL",
     "PLAN",
+    "RUNS",
     "SPARK",
     "STATUS",
     "STOP",
@@ -101,6 +102,19 @@ TENSORBOARD.add_argument("--logdir", dest="log_dir", metavar="DIR", help="what i
 TENSORBOARD.add_argument("--height", metavar="N", type=_whole_from_1, help="pixels of the frame (default: 800)")
 TENSORBOARD.add_argument("--no-frame", dest="frame", action="store_false", help="only a link")
 
+RUNS = _parser(
+    "%tfos_runs",
+    "[DIR]",
+    "List the runs that clusters have recorded, to compare their curves and arguments.",
+)
+RUNS.add_argument(
+    "directory",
+    metavar="DIR",
+    nargs="?",
+    help="a model_dir, or a directory one or two levels above: a path or a URL (default: the model_dir of %%config "
+    "TfosMagics, or else tfos_models)",
+)
+
 DOCTOR = _parser("%tfos_doctor", "", "Look at what tfos_nb needs, and say how to mend what is not there.")
 
 SPARK = _parser(
@@ -130,6 +144,7 @@ CLUSTER_LINES = {
     "tfos_inference": INFERENCE,
     "tfos_tensorboard": TENSORBOARD,
     "tfos_plan": PLAN,
+    "tfos_runs": RUNS,
 }
 
 ALL = {

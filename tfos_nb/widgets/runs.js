@@ -202,6 +202,12 @@ class About {
   }
 }
 
+/** JupyterLab's shortcuts would take the arrows, the space bar and letters: an "a" would add a cell. */
+function keepKeys(event) {
+  const runs = event.key === "Enter" && event.shiftKey;
+  if (!event.ctrlKey && !event.metaKey && !event.altKey && !runs) event.stopPropagation();
+}
+
 class RunsPage {
   constructor(model) {
     this.model = model;
@@ -218,8 +224,7 @@ class RunsPage {
     });
     this.heard = (message) => this.hear(message);
     model.on("msg:custom", this.heard);
-    // JupyterLab's shortcuts would take the arrows, the space bar and letters.
-    const attributes = { class: "tfos-panel t-recorded", "aria-label": "Runs", "data-lm-suppress-shortcuts": "true" };
+    const attributes = { class: "tfos-panel t-recorded", "aria-label": "Runs", onkeydown: keepKeys };
     this.root = h("section", attributes, ...this.parts());
   }
 

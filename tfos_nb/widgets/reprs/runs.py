@@ -22,7 +22,8 @@ __all__ = ["run_bundle", "runs_bundle"]
 MOST_ROWS = 50
 """Maximum number of runs in the static table; the page has more."""
 
-_COLUMNS, _COLUMNS_OF_TEXT = 4, 2  # for metrics, and for arguments
+_METRICS, _ARGUMENTS = 3, 4  # columns
+_COLUMNS_OF_TEXT = 2, 2
 _LONGEST_TRACE = 8_000
 _WIDEST, _GAP = 24, "  "  # a column of text, and the gap after it
 
@@ -101,16 +102,16 @@ def _run_text(run: Run) -> str:
 def runs_bundle(runs: Runs) -> dict[str, str]:
     """Return runs as a table, the newest first."""
     count = f"{wording.count(len(runs))} run{'s' * (len(runs) != 1)}"
-    place = clip(without_password(runs.place), 200)
+    place = clip(words.place(runs.place), 200)
     where = f' <span class="t-dim t-mono">{escape(place)}</span>' if place else ""
     head = f'<div class="t-head"><b class="t-name">Runs</b> <span class="t-dim">{count}</span>{where}</div>'
     body = _table(runs, count) if len(runs) else f'<div class="t-say">{escape(words.NONE_YET)}</div>'
-    foot = "".join(f'<div class="t-foot">{escape(line)}</div>' for line in _notes(runs, _COLUMNS))
+    foot = "".join(f'<div class="t-foot">{escape(line)}</div>' for line in _notes(runs, _ARGUMENTS))
     return {"text/html": render_section("Runs", head + body + foot), "text/plain": _runs_text(runs, count, place)}
 
 
 def _table(runs: Runs, caption: str) -> str:
-    columns = _columns(runs, _COLUMNS)
+    columns = _columns(runs, _METRICS, _ARGUMENTS)
     heads = "".join(f'<th scope="col"{_side(one)}>{escape(one.title)}</th>' for one in columns)
     rows = "".join(
         f'<tr><th scope="row"><span class="t-who">{escape(clip(run.name, 60))}</span><br>'
@@ -129,15 +130,15 @@ def _side(column: _Column) -> str:
     return ' class="t-num"' if column.number else ""
 
 
-def _columns(runs: Runs, most: int) -> list[_Column]:
-    """Return the columns after the name and the outcome, with at most so many metrics, and so many arguments."""
+def _columns(runs: Runs, metrics: int, arguments: int) -> list[_Column]:
+    """Return the columns after the name and the outcome, with at most so many metrics and arguments."""
     return [
         _Column("Started", lambda run: words.when(run.started)),
         _Column("Took", lambda run: wording.duration(run.seconds), True),
         _Column("Epochs", lambda run: str(len(run.epochs)), True),
         _Column("Workers", lambda run: words.argument(run.plan.get("workers", "")), True),
-        *map(_metric, words.metric_columns(runs, most)),
-        *map(_argument, words.columns(runs, most)[0]),
+        *map(_metric, words.metric_columns(runs, metrics)),
+        *map(_argument, words.columns(runs, arguments)[0]),
     ]
 
 
@@ -149,10 +150,10 @@ def _argument(name: str) -> _Column:
     return _Column(clip(name, 40), lambda run: words.argument(run.arguments[name]) if name in run.arguments else "")
 
 
-def _notes(runs: Runs, most: int) -> list[str]:
+def _notes(runs: Runs, arguments: int) -> list[str]:
     """Return the lines below the table: what it leaves out, and the files that are no records."""
     found = [f"and {wording.count(len(runs) - MOST_ROWS)} more"] if len(runs) > MOST_ROWS else []
-    found += words.other_arguments(words.columns(runs, most)[1])
+    found += words.other_arguments(words.columns(runs, arguments)[1])
     if len(runs):
         found.append("%tfos_runs shows them with their curves; runs[:2].plot() draws one chart of several")
     return found + words.unreadable(runs.unreadable)
@@ -160,10 +161,10 @@ def _notes(runs: Runs, most: int) -> list[str]:
 
 def _runs_text(runs: Runs, count: str, place: str) -> str:
     head = f"Runs: {count}{f' in {place}' if place else ''}"
-    notes = _notes(runs, _COLUMNS_OF_TEXT)
+    notes = _notes(runs, _COLUMNS_OF_TEXT[1])
     if not len(runs):
         return "\n".join(map(terminal.plain, [head, words.NONE_YET, *notes]))
-    others = [one for one in _columns(runs, _COLUMNS_OF_TEXT) if one.title != "Workers"]
+    others = [one for one in _columns(runs, *_COLUMNS_OF_TEXT) if one.title != "Workers"]
     columns = [
         _Column("run", lambda run: f"{terminal.fit(run.name, 14)} {terminal.fit(run.id, 9)}"),
         _Column("outcome", lambda run: run.outcome),

@@ -35,7 +35,7 @@ FIELDS = (
 )  # fmt: skip
 """Names of the elements of a run's list."""
 
-_COLUMNS = 4  # for metrics, and for arguments
+_METRICS, _ARGUMENTS = 3, 4  # columns
 _ROOMS = (400, 150, 60)  # bytes of a text to search
 
 
@@ -50,10 +50,10 @@ def page_model(runs: Runs) -> dict[str, Any]:
         ``notes``; and what to do if there is no run in ``empty``.
     """
     shown = runs[:MOST_RUNS]
-    metrics = words.metric_columns(shown, _COLUMNS)
-    arguments, others = words.columns(shown, _COLUMNS)
+    metrics = words.metric_columns(shown, _METRICS)
+    arguments, others = words.columns(shown, _ARGUMENTS)
     model = {
-        "place": clip(without_password(runs.place), 300),
+        "place": clip(words.place(runs.place), 300),
         "total": len(runs),
         "fields": FIELDS,
         "metrics": [clip(name, 40) for name in metrics],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,6 +24,7 @@ __all__ = [
     "facts",
     "metric_columns",
     "other_arguments",
+    "place",
     "unreadable",
     "when",
 ]
@@ -43,6 +46,13 @@ _ABSENT = object()
 def when(seconds: float) -> str:
     """Return a time since 1970 as local date and time."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def place(path: str) -> str:
+    """Return a path or a URL for the user's eyes: below the working directory without it, and without a password."""
+    with contextlib.suppress(OSError):
+        path = path.removeprefix(f"{os.getcwd()}/")
+    return without_password(path)
 
 
 def argument(value: Any, room: int = _LONGEST_ARGUMENT) -> str:
@@ -119,10 +129,10 @@ def facts(run: Run, room: int = 400) -> list[tuple[str, str]]:
         ("Rows", wording.count(run.rows) if run.rows else ""),
         ("Metrics", ", ".join(f"{name} {wording.number(value)}" for name, value in list(run.metrics.items())[:12])),
         ("Nodes", generations),
-        ("Models", clip(without_password(run.model_dir), room)),
+        ("Models", clip(place(run.model_dir), room)),
         ("Spark", _named(run.spark, room)),
         ("Versions", _named(run.versions, room)),
-        ("Record", clip(without_password(run.path), room)),
+        ("Record", clip(place(run.path), room)),
     ]
     return [(title, text) for title, text in found if text]
 
@@ -136,7 +146,7 @@ def unreadable(files: Mapping[str, str]) -> list[str]:
     ['not read: models/tfos_runs/notes.json: no JSON: Expecting value']
     """
     found = list(files.items())
-    told = [f"not read: {clip(without_password(file), 200)}: {clip(why, 200)}" for file, why in found[:_FILES_NAMED]]
+    told = [f"not read: {clip(place(file), 200)}: {clip(why, 200)}" for file, why in found[:_FILES_NAMED]]
     more = len(found) - _FILES_NAMED
     return [*told, f"and {more} more files were not read"] if more > 0 else told
 
