@@ -68,7 +68,7 @@ test-yarn: $(VENV)/.yarn ## Submit programs to HDFS and YARN of its own, Hadoop'
 .PHONY: pictures
 pictures: $(VENV)/.browser ## Take docs/pictures anew, in a real browser
 	@TFOS_NB_PICTURES=docs/pictures $(BIN)/python -m pytest -m browser tests/browser/test_pictures.py \
-		tests/browser/test_curves.py
+		tests/browser/test_curves.py tests/browser/test_runs.py
 
 .PHONY: docs
 docs: $(VENV)/.docs ## Make the site in build/docs from docs/ and the docstrings; a warning is an error

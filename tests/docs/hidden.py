@@ -118,6 +118,17 @@ import os
 os.makedirs("logs")
 """
 
+_RUNS = """
+import os as _os
+from tfos_nb.records.run import Run as _Run, to_json as _to_json
+_os.makedirs("models/digits/tfos_runs")
+for _number, _lr in enumerate((0.01, 0.001)):
+    _run = _Run(f"6f2c{_number}", "digits", "DONE", 1.7e9 + _number, 1.7e9, 60.0, arguments={"learning_rate": _lr},
+                epochs=({"epoch": 1, "loss": 0.5},))
+    with open(f"models/digits/tfos_runs/{_number}.json", "w") as _file:
+        _file.write(_to_json(_run))
+"""
+
 OF_PAGE = {
     "feeding": _FEEDING,
     "recovery": _RECOVERY,
@@ -128,4 +139,5 @@ OF_PAGE = {
     "migrating": _MIGRATING,
     "mlflow": _MLFLOW,
     "magics": _MAGICS,
+    "runs": _RUNS,
 }
