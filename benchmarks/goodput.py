@@ -20,8 +20,7 @@ from benchmarks.recovery import EPOCHS, HEARTBEAT, feed
 from benchmarks.session import spark_session
 from benchmarks.table import Ratio, Result, median
 from tests.faults import its_host, its_supervisor, itself
-from tfos_nb.driver.cluster_desk import ClusterEvent
-from tfos_nb.driver.membership import Arrived, ComeAgain, FellSilent, GoOnWithout, Said, StreamEnded
+from tfos_nb.driver.membership import Arrived, ClusterEvent, ComeAgain, FellSilent, GoOnWithout, Said, StreamEnded
 from tfos_nb.runtime.control.lifecycle import MainRaised, MainStarted, NodeEnded, Reservation
 
 if TYPE_CHECKING:

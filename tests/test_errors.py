@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
+
 import pytest
 
 from tfos_nb import errors
@@ -64,3 +68,14 @@ def test_counting_the_others_keeps_the_error_and_changes_its_words() -> None:
     assert counted is error
     assert str(error) == "worker:0 on h: killed by SIGKILL (3 more failed after it)"
     assert (error.node, error.signal, error.exit_code, error.others) == ("worker:0", "SIGKILL", None, 3)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_errors_can_be_copied_and_pickled_as_pools_of_processes_do(copied: Callable[[TfosError], TfosError]) -> None:
+    failed = NodeFailed(
+        "boom", node="worker:1", host="h", executor="3", exit_code=3, remote_traceback="Trace", others=2
+    )
+    again = copied(failed)
+    assert (str(again), vars(again)) == (str(failed), vars(failed))
+    late = copied(RendezvousTimeout("late", ("worker:1",)))
+    assert (str(late), vars(late)) == ("late", {"missing": ("worker:1",)})

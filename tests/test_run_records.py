@@ -21,6 +21,7 @@ import tfos_nb
 from tests.conftest import ENVIRONMENT
 from tests.waiting import until
 from tfos_nb import errors, launch
+from tfos_nb.driver.membership import replay
 
 
 def counting(args: Any, ctx: Any) -> int:
@@ -55,6 +56,8 @@ def test_a_run_that_is_done_leaves_its_numbers_beside_its_model(spark: SparkSess
     assert run.versions["tfos_nb"] == tfos_nb.__version__
     assert run.seconds == pytest.approx(cluster.snapshot().elapsed, abs=0.01)
     assert cluster.run.epochs == run.epochs
+    replayed = replay(cluster.events())
+    assert [one.status for one in replayed.members.values()] == [one.status for one in cluster.snapshot().nodes]
 
 
 def test_a_run_that_failed_says_why(spark: SparkSession, tmp_path: Path) -> None:

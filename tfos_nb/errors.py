@@ -17,8 +17,10 @@ This module imports only Python's standard library, so that every other module m
 from __future__ import annotations
 
 import difflib
+import functools
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "ClusterClosed",
@@ -114,6 +116,11 @@ class NodeFailed(TfosError, RuntimeError):
         self.log_tail = log_tail
         self.others = others
         super().__init__(self._text())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how it is made again, for pickle and copy: other arguments than Exception's are keywords here."""
+        names = ("node", "host", "executor", "exit_code", "signal", "remote_traceback", "log_tail", "others")
+        return functools.partial(type(self), self.cause, **{name: getattr(self, name) for name in names}), ()
 
     def counting(self, others: int) -> NodeFailed:
         """Return the same error with the number of nodes that failed after it."""

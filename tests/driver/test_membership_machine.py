@@ -24,6 +24,7 @@ from tfos_nb.driver.membership import (
     FellSilent,
     GivenUp,
     GoOnWithout,
+    Journal,
     Member,
     Membership,
     NewsTaken,
@@ -97,6 +98,8 @@ class Lives(RuleBasedStateMachine):
         plan = ClusterPlan(workers, ps, chief or ps > 0, evaluator)
         self.membership = Membership(plan, restarts)
         self.events: list[Any] = [Planned(plan, restarts)]
+        self.journal = Journal(most=7)
+        self.journal.note(0.0, self.events[0])
         self.streams: dict[int, str] = {}  # that are open, and whose they are
         self.ended_streams: set[int] = set()
         self.count = 0
@@ -106,6 +109,7 @@ class Lives(RuleBasedStateMachine):
     def apply(self, event: Any) -> Any:
         before = self.membership.generation, self.membership.rendezvous
         self.events.append(event)
+        self.journal.note(float(len(self.events)), event)
         answer, commands = self.membership.apply(event)
         assert self.membership.generation >= before[0]
         assert self.membership.rendezvous >= before[1]
@@ -354,6 +358,9 @@ class Lives(RuleBasedStateMachine):
         if not hasattr(self, "membership"):
             return
         assert state_of(replay(self.events)) == state_of(self.membership)
+        journal = self.journal.events()
+        assert len(journal) <= 8
+        assert state_of(replay(journal)) == state_of(self.membership)
         self.apply(Dismissed(Farewell()))
         self.apply(GivenUp())
         assert self.membership.all_gone, "every supervisor was done without"
@@ -385,3 +392,5 @@ def test_a_status_changes_as_the_table_says_and_not_otherwise(status: NodeStatus
 def test_events_of_which_the_first_are_forgotten_are_not_replayed() -> None:
     with pytest.raises(ValueError, match="the first event must be Planned"):
         replay([Ended()])
+    with pytest.raises(ValueError, match="there are no events to replay"):
+        replay([])

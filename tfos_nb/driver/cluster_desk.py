@@ -11,9 +11,8 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tfos_nb.driver.feed_desk import FeedDesk
@@ -23,6 +22,7 @@ from tfos_nb.driver.membership import (
     Arrived,
     Beat,
     Begin,
+    ClusterEvent,
     ComeAgain,
     ComeWith,
     DescribeRows,
@@ -40,6 +40,7 @@ from tfos_nb.driver.membership import (
     Forgiven,
     GivenUp,
     GoOnWithout,
+    Journal,
     Member,
     Membership,
     NewsTaken,
@@ -72,7 +73,7 @@ from tfos_nb.state.cluster_state import LogLine, NodeState, NodeStatus
 from tfos_nb.state.history import History
 from tfos_nb.state.log_buffer import LogBook
 
-__all__ = ["ClusterDesk", "ClusterEvent"]
+__all__ = ["ClusterDesk"]
 
 logger = logging.getLogger(__name__)
 
@@ -80,14 +81,6 @@ _STOOD_STILL = 1.0  # seconds: this process was stopped, or another thread held 
 _NEWS = (Heartbeat, LogLines)  # they are frequent: threads that wait for their figures check once a second instead
 _ASKED_WITHIN = 6.0  # seconds within which at least one task asks what its slot is for
 _EVENTS_KEPT, _EVENTS_OF_A_NODE = 2_000, 20
-
-
-@dataclass(frozen=True)
-class ClusterEvent:
-    """Change of a cluster's members: the time, in seconds since the cluster was planned, and what happened."""
-
-    seconds: float
-    event: Any
 
 
 class ClusterDesk:
@@ -132,7 +125,7 @@ class ClusterDesk:
         self._stacks_asked = 0
         self._stacks: dict[str, StacksTaken] = {}  # answers to the last question
         self._planned_at = time.monotonic()
-        self._events: deque[ClusterEvent] = deque(maxlen=max(_EVENTS_KEPT, _EVENTS_OF_A_NODE * len(plan.nodes)))
+        self._journal = Journal(max(_EVENTS_KEPT, _EVENTS_OF_A_NODE * len(plan.nodes)))
         self._note_event(Planned(plan, restarts))
         self._commands: dict[type, Callable[[Any], object]] = {
             Tell: lambda command: self.send(command.message, command.nodes),
@@ -325,7 +318,7 @@ class ClusterDesk:
         return member.status, member.began
 
     def _note_event(self, event: Any) -> None:
-        self._events.append(ClusterEvent(time.monotonic() - self._planned_at, event))
+        self._journal.note(time.monotonic() - self._planned_at, event)
 
     def _begin(self, command: Begin) -> None:
         held = self.feeds.held.states
@@ -696,9 +689,9 @@ class ClusterDesk:
             return {name: self._results[name] for name in self.members.members if name in self._results}
 
     def events(self) -> list[ClusterEvent]:
-        """Return the changes of the members, the oldest first; only the newest ones are kept."""
+        """Return the changes of the members, the oldest first; the oldest of many are condensed into their state."""
         with self.changed:
-            return list(self._events)
+            return self._journal.events()
 
     def logs(self, node: str) -> list[str]:
         """Return the last lines that a node wrote."""

@@ -18,8 +18,10 @@ not come back. Those join later, when a state has been saved.
 
 from __future__ import annotations
 
+import copy
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -50,7 +52,19 @@ from tfos_nb.runtime.node.spark_task import HoldsSlot, SlotUse, SupervisorEnded
 from tfos_nb.runtime.storage.shared_directory import PlaceSeen, PlacesSeen
 from tfos_nb.state.cluster_state import JOINED, LEAVING, NodeStatus
 
-__all__ = ["JOINS", "TRANSITIONS", "CheckAll", "Failure", "Member", "Membership", "Replaced", "replay"]
+__all__ = [
+    "JOINS",
+    "TRANSITIONS",
+    "CheckAll",
+    "ClusterEvent",
+    "Condensed",
+    "Failure",
+    "Journal",
+    "Member",
+    "Membership",
+    "Replaced",
+    "replay",
+]
 
 JOINS = 3
 """An absent node that was lost so often before it could join is given up."""
@@ -1227,18 +1241,77 @@ def _how_ended(one: Member, message: NodeEnded) -> str:
     return f"{how}{memory}{when}{hint}"
 
 
+@dataclass(frozen=True)
+class ClusterEvent:
+    """Change of a cluster's members: the time, in seconds since the cluster was planned, and what happened."""
+
+    seconds: float
+    event: Any
+
+
+@dataclass(frozen=True)
+class Condensed:
+    """The oldest events of a long training, as the state that they have made."""
+
+    events: int
+    state: Membership = field(repr=False, compare=False)
+
+
+class Journal:
+    """Events of one cluster. Of many, the newest are kept, and the others are condensed into their state.
+
+    Parameters
+    ----------
+    most : int
+        How many events are kept as they are.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._newest: deque[ClusterEvent] = deque()
+        self._dropped = 0
+        self._dropped_until = 0.0
+        self._state: Membership | None = None  # as the dropped events have made it
+
+    def note(self, seconds: float, event: Any) -> None:
+        """Add an event."""
+        self._newest.append(ClusterEvent(seconds, event))
+        if len(self._newest) > self._most:
+            oldest = self._newest.popleft()
+            self._state = _after(self._state, oldest.event)
+            self._dropped, self._dropped_until = self._dropped + 1, oldest.seconds
+
+    def events(self) -> list[ClusterEvent]:
+        """Return all events, the oldest first; :func:`replay` makes the cluster's state of them."""
+        if self._state is None:
+            return list(self._newest)
+        condensed = Condensed(self._dropped, copy.deepcopy(self._state))
+        return [ClusterEvent(self._dropped_until, condensed), *self._newest]
+
+
 def replay(events: Iterable[Any]) -> Membership:
-    """Return the state that a cluster's events make; the first one must be :class:`Planned`.
+    """Return the state that a cluster's events make, such as those of :meth:`tfos_nb.Cluster.events`.
 
     Raises
     ------
     ValueError
-        If the first events were dropped.
+        If the first event is missing.
     """
-    first, *later = list(events) or [None]
-    if not isinstance(first, Planned):
-        raise ValueError(f"the first event must be Planned, got {first!r}: the cluster keeps only its newest events")
-    membership = Membership(first.plan, first.restarts)
-    for event in later:
-        membership.apply(event)
-    return membership
+    state: Membership | None = None
+    for one in events:
+        state = _after(state, one.event if isinstance(one, ClusterEvent) else one)
+    if state is None:
+        raise ValueError("there are no events to replay: give those of cluster.events()")
+    return state
+
+
+def _after(state: Membership | None, event: Any) -> Membership:
+    """Return the state after one more event: the given one, changed, or that of a first event."""
+    if isinstance(event, Planned):
+        return Membership(event.plan, event.restarts)
+    if isinstance(event, Condensed):
+        return copy.deepcopy(event.state)
+    if state is None:
+        raise ValueError(f"the first event must be Planned, got {event!r}: replay all that cluster.events() returns")
+    state.apply(event)
+    return state
