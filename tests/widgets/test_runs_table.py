@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tfos_nb.errors import PlanError
 from tfos_nb.records.run import Run, to_json
 from tfos_nb.records.runs import Runs, runs
 from tfos_nb.truncate import size
+from tfos_nb.widgets.charts.esm import joined
 from tfos_nb.widgets.runs import widget as widgets
 from tfos_nb.widgets.runs.data import BUDGET, MOST_COMPARED, MOST_RUNS, answer, page_model
 from tfos_nb.widgets.runs.display import show_runs
@@ -100,6 +102,12 @@ def test_a_choice_that_cannot_be_shown_is_refused() -> None:
     many = Runs([a_run(f"r{number}") for number in range(MOST_COMPARED + 1)])
     with pytest.raises(PlanError, match=f"at most {MOST_COMPARED} runs fit in one chart, got {MOST_COMPARED + 1}"):
         answer(many, [run.id for run in many])
+
+
+def test_the_page_has_a_colour_for_each_run_of_a_chart() -> None:
+    hues = set(re.findall(r"\.t-hue-(\d+)\{", joined("chart.css")))
+    assert hues == set(map(str, range(MOST_COMPARED)))
+    assert f"const HUES = {MOST_COMPARED};" in joined("runs.js")
 
 
 def test_the_longest_answer_is_small_enough_for_a_message() -> None:

@@ -65,7 +65,7 @@ class RunRow {
     this.swatch = h("i", { class: "t-swatch-training t-chosen", hidden: true });
     const id = h("span", { class: "t-second t-mono" }, run.id);
     const name = h("span", { class: "t-names" }, h("span", { class: "t-who" }, run.name), id);
-    const label = h("label", { class: "t-pick" }, this.box, name, this.swatch);
+    const label = h("label", { class: "t-pick", title: `${run.name} ${run.id}` }, this.box, name, this.swatch);
     const others = columns.slice(2).map((column) => {
       const text = column.text(run);
       return h("td", { class: column.css || null, title: text.length > 24 ? text : null }, text);
