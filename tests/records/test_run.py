@@ -68,6 +68,8 @@ def test_numbers_that_are_not_finite_are_there_and_the_file_is_json() -> None:
         ('{"a": 1}', "no record of a run"),
         ('{"tfos_nb_run": 2}', "its format is 2, and this version of tfos_nb reads 1"),
         ('{"tfos_nb_run": 1}', "a part of it is missing or wrong"),
+        ("[" * 100_000, "no JSON"),
+        (to_json(a_run()).replace('"epochs": [{', '"epochs": [1, {'), "a part of it is missing or wrong"),
         (to_json(a_run()).replace('"DONE"', '"FLYING"'), "a part of it is missing or wrong.*FLYING"),
         (to_json(a_run()).replace('[[1,8,1,1,{"loss"', '[[1,8,1,{"loss"'), "a part of it is missing or wrong"),
     ],
@@ -115,6 +117,7 @@ def test_arguments_are_those_that_are_data() -> None:
     }
     assert plain_arguments(argparse.Namespace(lr=1)) == plain_arguments(SimpleNamespace(lr=1)) == {"lr": 1}
     assert plain_arguments(Settings(frame=object())) == {"lr": 0.5}
+    assert plain_arguments({"most": math.inf, "no": math.nan}) == {"most": "inf", "no": "nan"}
     assert (plain_arguments(None), plain_arguments(7), plain_arguments(object())) == ({}, {"args": 7}, {})
     assert plain_arguments({"many": list(range(1_000))}) == {}
 

@@ -69,7 +69,7 @@ def test_differences_are_those_of_arguments_plans_and_versions(models: Path) -> 
     assert tfos_nb.runs(models).differences() == {"lr": [0.2, 0.1, 0.1], "x": [None, 1, None]}
     one, other = trained("a", [1.0], started=2.0), trained("b", [1.0], started=1.0)
     other = replace(other, plan={"workers": 3}, versions={"keras": "3.15"})
-    assert Runs([one, other]).differences() == {"plan workers": [2, 3], "keras": [None, "3.15"]}
+    assert Runs([one, other]).differences() == {"plan workers": [2, 3], "version keras": [None, "3.15"]}
     assert Runs([one]).differences() == Runs([]).differences() == {}
 
 

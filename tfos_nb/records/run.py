@@ -203,8 +203,9 @@ class Run(Rich):
 def plain_arguments(args: Any) -> dict[str, Any]:
     """Return the arguments of ``main`` that are data, by name. All others are left out.
 
-    Data are numbers, texts, truth values, None, paths and enums, and small lists and dictionaries of them. A text whose
-    name is that of a secret, such as ``api_key``, is replaced, and so is a password in a URL.
+    Data are numbers, texts, truth values, None, paths and enums, and small lists and dictionaries of them. A number that
+    JSON does not have becomes a text, such as ``"nan"``. A text whose name is that of a secret, such as ``api_key``, is
+    replaced, and so is a password in a URL.
 
     Parameters
     ----------
@@ -243,6 +244,8 @@ def _plain(value: Any, name: str, depth: int) -> Any:
         value = value.item()  # NumPy's scalars
     if isinstance(value, enum.Enum):
         return value.name
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, (str, os.PathLike)):
@@ -316,7 +319,7 @@ def to_json(run: Run) -> str:
         "seconds": round(run.seconds, 3),
         "error": run.error,
         "plan": run.plan,
-        "arguments": _finite(run.arguments),
+        "arguments": run.arguments,
         "rows": run.rows,
         "generation": run.generation,
         "versions": run.versions,
@@ -339,7 +342,7 @@ def from_json(text: str, path: str = "") -> Run:
     """
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRun(f"no JSON: {error}") from None
     if not isinstance(found, dict) or "tfos_nb_run" not in found:
         raise BadRun("no record of a run: it has no key 'tfos_nb_run'")
@@ -347,7 +350,7 @@ def from_json(text: str, path: str = "") -> Run:
         raise BadRun(f"its format is {found['tfos_nb_run']!r}, and this version of tfos_nb reads {FORMAT}")
     try:
         return replace(_run_of(found), path=path)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise BadRun(f"a part of it is missing or wrong: {error!r}") from None
 
 

@@ -34,7 +34,7 @@ _MISSING = object()
 class Runs(Rich, Sequence[Run]):
     """Some recorded runs, the newest first; at the end of a notebook's cell they are a table.
 
-    ``runs[0]`` is the newest. ``runs["6f2c"]`` is that whose id begins so, or the newest of that name.
+    ``runs[0]`` is the newest, ``runs["mnist"]`` the newest of that name, ``runs["6f2c"]`` that whose id begins so.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class Runs(Rich, Sequence[Run]):
     def __getitem__(self, which: slice | list[int] | list[str]) -> Runs: ...
 
     def __getitem__(self, which: int | str | slice | list[int] | list[str]) -> Run | Runs:
-        """Return a run by its number, the start of its id, or its name; several by a slice or a list of these.
+        """Return a run by its number, its name, or the start of its id; several by a slice or a list of these.
 
         Raises
         ------
@@ -84,10 +84,11 @@ class Runs(Rich, Sequence[Run]):
         return self._runs[which]
 
     def _named(self, which: str) -> Run:
-        begun = [run for run in self if run.id.startswith(which)] if which else []
-        if len(begun) > 1:
-            raise KeyError(f"{len(begun)} runs have an id that begins with {which!r}: write more of it")
-        found = begun or [run for run in self if run.name == which]
+        found = [run for run in self if run.name == which or run.id == which]
+        if not found and which:
+            found = [run for run in self if run.id.startswith(which)]
+            if len(found) > 1:
+                raise KeyError(f"{len(found)} runs have an id that begins with {which!r}: write more of it")
         if not found:
             known = ", ".join(f"{run.id} ({run.name})" for run in self._runs[:5])
             raise KeyError(f"no run has the id or the name {which!r}; the newest are {known or 'none'}")
@@ -110,7 +111,7 @@ class Runs(Rich, Sequence[Run]):
         >>> Runs([one, other]).differences()
         {'lr': [0.1, 0.01]}
         """
-        kinds = [(("", run.arguments), ("plan ", run.plan), ("", run.versions)) for run in self]
+        kinds = [(("", run.arguments), ("plan ", run.plan), ("version ", run.versions)) for run in self]
         facts = [{f"{kind}{name}": value for kind, of in one for name, value in of.items()} for one in kinds]
         names = dict.fromkeys(name for one in facts for name in one)
         found = {name: [one.get(name, _MISSING) for one in facts] for name in names}
