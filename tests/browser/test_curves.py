@@ -129,6 +129,12 @@ def _read_by_keyboard(tab: Tab) -> None:
     expect(plot).to_have_attribute("aria-valuetext", re.compile(r"^epoch 3: training \d\.\d+, validation \d\.\d+$"))
     assert tab.page.evaluate("jupyterapp.shell.currentWidget.content.activeCellIndex") == active
     assert tab.panel.get_by_role("slider").evaluate("plot => plot === document.activeElement")
+    cells = tab.page.locator(".jp-CodeCell").count()
+    tab.panel.get_by_role("button", name="Log", exact=True).focus()
+    for key in ("a", "b", "ArrowDown"):
+        tab.page.keyboard.press(key)
+    assert tab.page.locator(".jp-CodeCell").count() == cells, "a letter on a button of the panel is no shortcut"
+    plot.focus()
 
 
 def _look_at_displays(tab: Tab) -> None:

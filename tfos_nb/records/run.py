@@ -203,8 +203,8 @@ class Run(Rich):
 def plain_arguments(args: Any) -> dict[str, Any]:
     """Return the arguments of ``main`` that are data, by name. All others are left out.
 
-    Data are numbers, texts, truth values, None, paths and enums, and small lists and dictionaries of them. A number that
-    JSON does not have becomes a text, such as ``"nan"``. A text whose name is that of a secret, such as ``api_key``, is
+    Data are numbers, texts, truth values, None, paths and enums, and small lists and dictionaries of them. Numbers that
+    JSON does not have become texts, such as ``"nan"``. A text whose name is that of a secret, such as ``api_key``, is
     replaced, and so is a password in a URL.
 
     Parameters

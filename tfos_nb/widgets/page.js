@@ -57,3 +57,9 @@ export class Announcer {
     clearTimeout(this.timer);
   }
 }
+
+/** JupyterLab's shortcuts would take the arrows, the space bar and letters: an "a" would add a cell. */
+export function keepKeys(event) {
+  const runs = event.key === "Enter" && event.shiftKey;
+  if (!event.ctrlKey && !event.metaKey && !event.altKey && !runs) event.stopPropagation();
+}

@@ -7,7 +7,7 @@
 import { Chart } from "./chart.js";
 import { button, h, put, unique, write } from "./elements.js";
 import { keepIn } from "./keeper.js";
-import { Announcer, about, compare, duration, pill } from "./page.js";
+import { Announcer, about, compare, duration, keepKeys, pill } from "./page.js";
 
 const LEVELS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"; // as in curves.py
 const OVERDUE_AFTER = 8; // the kernel sends something every 5 seconds while the cluster runs
@@ -761,7 +761,7 @@ class Panel {
     for (const tile of this.tiles.filter(({ curve }) => curve)) put(tile.element, "aria-controls", this.chart.element.id);
     this.heard = (message) => this.hear(message);
     model.on("msg:custom", this.heard);
-    this.root = h("section", { class: "tfos-panel t-live", tabindex: -1 }, ...this.parts());
+    this.root = h("section", { class: "tfos-panel t-live", tabindex: -1, onkeydown: keepKeys }, ...this.parts());
     this.timer = setInterval(() => this.second(), 1000);
   }
 

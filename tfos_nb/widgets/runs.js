@@ -6,7 +6,7 @@
 import { Chart, sample } from "./chart.js";
 import { button, h, put, unique, write } from "./elements.js";
 import { keepIn } from "./keeper.js";
-import { Announcer, compare, duration, pill } from "./page.js";
+import { Announcer, compare, duration, keepKeys, pill } from "./page.js";
 import { number, title } from "./plot.js";
 
 const HUES = 10; // colours in chart.css, and so the runs in one chart
@@ -200,12 +200,6 @@ class About {
     const table = h("table", { class: "t-epochs t-differences" }, caption, head, h("tbody", {}, ...body));
     this.show([h("div", { class: "t-scroll" }, table)]);
   }
-}
-
-/** JupyterLab's shortcuts would take the arrows, the space bar and letters: an "a" would add a cell. */
-function keepKeys(event) {
-  const runs = event.key === "Enter" && event.shiftKey;
-  if (!event.ctrlKey && !event.metaKey && !event.altKey && !runs) event.stopPropagation();
 }
 
 class RunsPage {
