@@ -158,6 +158,11 @@ class MissingPackage(TfosError, ImportError):
     """A call needs an optional package that is not installed in this Python."""
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: ``"1 node"``, ``"2 nodes"``."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
 def near(name: object, names: Iterable[str]) -> str:
     """Return the hint of an error to the most similar name, ``"; did you mean 'NAME'?"``; empty if none is similar.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from tfos_nb.errors import PlanError
+from tfos_nb.errors import PlanError, counted
 from tfos_nb.magics.arguments import find_variable
 from tfos_nb.runtime.control.plan import ClusterPlan
 from tfos_nb.state.active_clusters import active_clusters
@@ -108,8 +108,7 @@ def check_free(name: str, namespace: Mapping[str, Any]) -> None:
     state = value.snapshot()
     if not state.status.ended:
         nodes = sum(not node.status.ended for node in state.nodes)
-        many = "1 node" if nodes == 1 else f"{nodes} nodes"
-        raise PlanError(f"{name}: this cluster still runs ({many}); {name}.stop() ends it")
+        raise PlanError(f"{name}: this cluster still runs ({counted(nodes, 'node')}); {name}.stop() ends it")
 
 
 def say_stopped(cluster: RunningCluster, how: str) -> str:

@@ -19,7 +19,7 @@ import pyspark
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import DataFrame
 
-from tfos_nb.errors import PlanError
+from tfos_nb.errors import PlanError, counted
 from tfos_nb.spark.contexts import Context, context_of
 from tfos_nb.spark.pending_slots import Busy, are_nodes, still_ending, still_pending
 
@@ -257,25 +257,21 @@ def check_slots(
 
 def _too_few(context: Context, slots: Slots, need: int, beside: list[str], gpus: int) -> str:
     wanted = need + len(beside)
-    purpose = _counted(need, "node") + (f" with {_counted(gpus, 'GPU')} each" if gpus else "") + "".join(beside)
+    purpose = counted(need, "node") + (f" with {counted(gpus, 'GPU')} each" if gpus else "") + "".join(beside)
     cores = context.executor_cores
-    size = _counted(context.executors(), "executor") + (f" x {cores} cores" if cores else "")
-    size += f" x {_counted(context.gpus, 'GPU')}" if gpus else ""
+    size = counted(context.executors(), "executor") + (f" x {cores} cores" if cores else "")
+    size += f" x {counted(context.gpus, 'GPU')}" if gpus else ""
     has = context.master if context.is_local else f"{context.master}, {size}"
     text = [f"needs {wanted} slots ({purpose}); Spark has {slots.total} ({has}"]
     text.append(f", spark.task.cpus={context.setting('spark.task.cpus', '1')})")
-    text += [f"; running: {_counted(stage.tasks, 'task')} of '{stage.description}'" for stage in slots.stages]
+    text += [f"; running: {counted(stage.tasks, 'task')} of '{stage.description}'" for stage in slots.stages]
     remedies = ["stop what runs" if slots.busy and slots.total >= wanted else ""]
     fits = slots.free - len(beside)
-    remedies.append(f"ask for {_counted(fits, 'node')}" if fits > 0 else "")
+    remedies.append(f"ask for {counted(fits, 'node')}" if fits > 0 else "")
     more = f"local[{wanted + slots.busy}]" if context.is_local else "spark.executor.instances or spark.executor.cores"
     more += " or spark.executor.resource.gpu.amount" if gpus else ""
     remedies.append(f"start Spark with more: {more}")
     return "".join(text) + ". What helps: " + ", or ".join(filter(None, remedies))
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _kept_executors(context: Context) -> int:

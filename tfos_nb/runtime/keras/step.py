@@ -18,6 +18,7 @@ from tfos_nb.runtime.keras.replicas.replica import (
     note_results,
     replica_of_step,
     sum_over_replicas,
+    whole_value,
 )
 from tfos_nb.runtime.keras.scope import refuse_losses_by_row, refuse_what_is_outside
 from tfos_nb.runtime.keras.stand_in import StandIn, first_rows, rows_of
@@ -132,7 +133,7 @@ class StepFunction:
         import keras
         import tensorflow as tf
 
-        leaves = list(map(_read, keras.tree.flatten(outputs)))
+        leaves = list(map(whole_value, keras.tree.flatten(outputs)))
         places = [place for place, leaf in enumerate(leaves) if _is_number(leaf) and not replica.knows(leaf)]
         moved = replica.moved()
         # The weights that the trainer's own loss metric gives: rows since the metrics were reset.
@@ -167,17 +168,9 @@ def with_results(original: Callable[..., Any]) -> Callable[..., Any]:
             metrics = vars(self).get(_RETURNED, {})
             found = {name: metrics[name].result() if name in metrics else value for name, value in logs.items()}
         with self.distribute_strategy.scope():
-            return {name: _read(value) for name, value in found.items()}
+            return {name: whole_value(value) for name, value in found.items()}
 
     return _get_metrics_result_or_logs
-
-
-def _read(result: Any) -> Any:
-    """Return a metric's result. If it is a variable, of which each replica has a part, return its whole value."""
-    import keras
-    import tensorflow as tf
-
-    return tf.convert_to_tensor(result.value) if isinstance(result, keras.Variable) else result
 
 
 def _refuse_xla(model: Any) -> None:

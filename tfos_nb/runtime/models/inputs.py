@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.models.model import Tensor, described
+from tfos_nb.runtime.rows.columns import is_list
 from tfos_nb.runtime.rows.vectors import dense_rows, sizes_of
 
 __all__ = ["Feed", "Fill", "Where", "incomplete_rows", "pictures_of"]
@@ -134,7 +135,7 @@ def incomplete_rows(columns: Sequence[pa.Array]) -> Array | None:
 
 def _with_null(values: pa.Array) -> Array | None:
     mask = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
-    if _is_list(values.type) and len(values):
+    if is_list(values.type) and len(values):
         inner = _with_null(values.flatten())
         if inner is not None:
             parents = np.repeat(np.arange(len(values)), _lengths(values))
@@ -162,7 +163,7 @@ def _refuse_other_type(kind: pa.DataType, shape: Sequence[int | None], tensor: T
     # The driver has checked the types of a DataFrame's columns. It does not know those of the arguments of a SQL
     # function, so they are checked here.
     depth, leaf, types = _depth(kind), kind, pa.types
-    while _is_list(leaf):
+    while is_list(leaf):
         leaf = leaf.value_type
     text = any(test(leaf) for test in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary))
     number = types.is_boolean(leaf) or types.is_integer(leaf) or types.is_floating(leaf) or types.is_decimal(leaf)
@@ -175,13 +176,9 @@ def _refuse_other_type(kind: pa.DataType, shape: Sequence[int | None], tensor: T
 
 def _depth(kind: pa.DataType) -> int:
     depth = int(pa.types.is_struct(kind))  # an ML vector: Spark stores it as a struct
-    while _is_list(kind):
+    while is_list(kind):
         kind, depth = kind.value_type, depth + 1
     return depth
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _lengths(values: pa.Array) -> Array:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.rows.vectors import dense_rows, first_size, is_vector, shown, sparse_rows
 
-__all__ = ["Column", "arrays_of", "columns_of", "first_lengths", "sparse_of"]
+__all__ = ["Column", "arrays_of", "columns_of", "first_lengths", "is_list", "sparse_of"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def first_lengths(batch: pa.RecordBatch) -> dict[str, tuple[int, ...]]:
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         shape: list[int] = [first_size(column)] if is_vector(column.type) else []
         values, kind = column, column.type
-        while _is_list(kind):
+        while is_list(kind):
             values = (values.drop_null() if values.null_count else values).slice(0, 1)
             shape.append(kind.list_size if pa.types.is_fixed_size_list(kind) else _length_of_first(values))
             values, kind = values.flatten(), kind.value_type
@@ -85,7 +85,7 @@ def columns_of(schema: pa.Schema, lengths: Mapping[str, tuple[int, ...]]) -> dic
 
 
 def _dtype_of(name: str, kind: pa.DataType) -> np.dtype[Any]:
-    while _is_list(kind):
+    while is_list(kind):
         kind = kind.value_type
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
         dtype: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
@@ -100,7 +100,8 @@ def _dtype_of(name: str, kind: pa.DataType) -> np.dtype[Any]:
     )
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
+    """Return whether an Arrow type is one of the list types."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
@@ -186,7 +187,7 @@ def _vectors(values: pa.Array, column: Column, fill: Any) -> pa.Array:
 
 def _refuse_other_type(values: pa.Array, column: Column) -> None:
     kind, depth = values.type, 0
-    while _is_list(kind):
+    while is_list(kind):
         kind, depth = kind.value_type, depth + 1
     if is_vector(kind) or depth != len(column.shape) or _dtype_of(column.name, kind) != column.dtype:
         first = "bytes" if column.dtype.hasobject else str(column.dtype)

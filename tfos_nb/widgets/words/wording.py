@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
+from tfos_nb.errors import counted
 from tfos_nb.state.cluster_state import JOINED, LEAVING, WITHOUT, ClusterState, ClusterStatus, NodeState, NodeStatus
 from tfos_nb.widgets.words.trouble import NO_NUMBER, headline, trouble_first
 
@@ -248,15 +249,15 @@ def sentence(state: ClusterState, *, counting: bool = False) -> str:
 
 def _say_planned(state: ClusterState) -> str:
     where = f" on {state.spark_master}" if state.spark_master else ""
-    return f"Planned{where}: {_many(len(state.nodes), 'node')}. None is started yet."
+    return f"Planned{where}: {counted(len(state.nodes), 'node')}. None is started yet."
 
 
 def _say_starting(state: ClusterState) -> str:
     absent = [node for node in state.nodes if node.status is NodeStatus.PLANNED]
     came = len(state.nodes) - len(absent)
     if absent:
-        return f"{came} of {_many(len(state.nodes), 'node')} came to the rendezvous; {_names(absent)} not yet."
-    return f"All {_many(len(state.nodes), 'node')} came to the rendezvous; TensorFlow starts in them."
+        return f"{came} of {counted(len(state.nodes), 'node')} came to the rendezvous; {_names(absent)} not yet."
+    return f"All {counted(len(state.nodes), 'node')} came to the rendezvous; TensorFlow starts in them."
 
 
 def _say_running(state: ClusterState, counting: bool) -> str:
@@ -292,7 +293,7 @@ def _say_running(state: ClusterState, counting: bool) -> str:
             said += f". The loss of {node.node} is NaN"
         else:
             said += f". {node.node} is {wrong if counting else wrong_word(node, wrong)}"
-        said += f", and {_many(len(troubled) - 1, 'other')} with it" if len(troubled) > 1 else ""
+        said += f", and {counted(len(troubled) - 1, 'other')} with it" if len(troubled) > 1 else ""
     return said + "."
 
 
@@ -337,7 +338,7 @@ def _say_stopped(state: ClusterState) -> str:
     ended = [node for node in state.nodes if node.status.ended or node.status is NodeStatus.PLANNED]
     if len(ended) == len(state.nodes):
         return f"Stopped after {duration(state.elapsed)}; every node has ended."
-    return f"Stopped after {duration(state.elapsed)}; {len(ended)} of {_many(len(state.nodes), 'node')} ended."
+    return f"Stopped after {duration(state.elapsed)}; {len(ended)} of {counted(len(state.nodes), 'node')} ended."
 
 
 def _has_begun(node: NodeState) -> bool:
@@ -347,10 +348,6 @@ def _has_begun(node: NodeState) -> bool:
 
 def _trains(node: NodeState) -> bool:
     return node.node.partition(":")[0] in _TRAINING_ROLES
-
-
-def _many(n: int, noun: str) -> str:
-    return f"{n} {noun}" + ("" if n == 1 else "s")
 
 
 def _names(nodes: list[NodeState]) -> str:

@@ -52,6 +52,7 @@ __all__ = [
     "replica_of_step",
     "sent_as",
     "sum_over_replicas",
+    "whole_value",
 ]
 
 _SEED = "seed_generator_state"  # Keras' name of it; all replicas draw the same numbers, with or without rows
@@ -364,7 +365,7 @@ class Replica:
         sums = self._sums_of(own)
         with keras.StatelessScope(list(zip(own, sums, strict=True)), initialize_variables=False) as whole:
             whole.state_mapping.update(known)
-            made = keras.tree.map_structure(_number, compute())
+            made = keras.tree.map_structure(whole_value, compute())
         if not tf.executing_eagerly():
             self.known += [leaf.name for leaf in keras.tree.flatten(made) if isinstance(leaf, tf.Tensor)]
         return made
@@ -1050,8 +1051,8 @@ def _is_of_each(variable: Any) -> bool:
     return bool(on_read and made.aggregation == tf.VariableAggregation.SUM)
 
 
-def _number(result: Any) -> Any:
-    """Return the value of a result that is a variable."""
+def whole_value(result: Any) -> Any:
+    """Return a metric's result. If it is a variable, of which each replica has a part, return its whole value."""
     import keras
     import tensorflow as tf
 
