@@ -77,6 +77,10 @@ class _Running:
         """Nobody reports."""
         return {}
 
+    def stacks(self) -> dict[str, str]:
+        """No program runs."""
+        return {}
+
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:

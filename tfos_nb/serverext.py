@@ -6,6 +6,7 @@
     POST {base_url}tfos-nb/api/clusters/<id>/stop        stop; works while the kernel is busy with a cell
     GET  {base_url}tfos-nb/api/clusters/<id>/log?node=   a node's newest lines
     GET  {base_url}tfos-nb/api/clusters/<id>/curves?…    the numbers of a metric's chart
+    GET  {base_url}tfos-nb/api/clusters/<id>/stacks      where each node's program is
     any  {base_url}tfos-nb/tb/<id>/…                     TensorBoard
 
 All but the first are asked of the kernel, through the unix socket that :mod:`tfos_nb.jupyter.connection` names.
@@ -107,6 +108,16 @@ class CurvesHandler(_ClusterHandler):
         await self._ask("GET", cluster_id, f"curves?{urlencode(asked)}")
 
 
+class StacksHandler(_ClusterHandler):
+    """Gives the nodes' Python stacks."""
+
+    @web.authenticated
+    @authorized("read")  # type: ignore[untyped-decorator]
+    async def get(self, cluster_id: str) -> None:
+        """Answer ``{"stacks": {node: text, …}}``, or ``{"message": …}`` if no node runs."""
+        await self._ask("GET", cluster_id, "stacks")
+
+
 class TensorBoardHandler(JupyterHandler):
     """Hands TensorBoard's requests on to the kernel."""
 
@@ -194,6 +205,7 @@ def _load_jupyter_server_extension(server: ServerApp) -> None:
         (rf"api/clusters/{cluster}/stop", StopHandler),
         (rf"api/clusters/{cluster}/log", LogHandler),
         (rf"api/clusters/{cluster}/curves", CurvesHandler),
+        (rf"api/clusters/{cluster}/stacks", StacksHandler),
         (rf"tb/{cluster}(?:/(.*))?", TensorBoardHandler),
     ]
     handlers = [(url_path_join(base_url, "tfos-nb", route), handler) for route, handler in routes]

@@ -93,6 +93,7 @@ def test_a_chart_shows_a_real_training_while_its_cell_blocks(open_tab: OpenTab, 
     before = int(plot.get_attribute("aria-valuemax") or 0)
     tab.page.wait_for_function(f"document.querySelector('.t-plot').getAttribute('aria-valuemax') > {before}")
     assert any("/curves?" in url for url in tab.asked), "the numbers came past the busy kernel"
+    _look_at_stacks(tab)
     _read_by_keyboard(tab)
     expect(tab.panel.locator(".t-plot .t-recovered")).to_have_count(1)
     expect(tab.panel).to_contain_text(re.compile("train, epoch (1[0-3]) of 14"))
@@ -108,6 +109,19 @@ def test_a_chart_shows_a_real_training_while_its_cell_blocks(open_tab: OpenTab, 
     for output in (output for outputs in lab.saved("curves.ipynb") for output in outputs if "data" in output):
         assert not any("widget" in kind for kind in output["data"])
         assert "text/plain" in output["data"]
+
+
+def _look_at_stacks(tab: Tab) -> None:
+    """See where the programs are, all of them and then one."""
+    tab.panel.get_by_role("button", name="Stacks").click()
+    stacks = tab.panel.get_by_role("region", name=re.compile("^stacks of"))
+    expect(stacks).to_contain_text(re.compile(r"worker:0.*in main.*worker:1.*in main", re.DOTALL))
+    assert any("/stacks?" in url for url in tab.asked), "they came past the busy kernel"
+    tab.panel.get_by_role("tab", name="worker:1").click()
+    expect(stacks).not_to_contain_text("worker:0")
+    tab.panel.get_by_role("tab", name="All").click()
+    tab.panel.get_by_role("button", name="Stacks").click()
+    expect(stacks).to_be_hidden()
 
 
 def _point_at(tab: Tab) -> None:

@@ -124,3 +124,6 @@ class RunningCluster:
 
     def curves(self, metric: str, by: str, node: str) -> dict[str, Any]:
         return {"metrics": [metric], "by": by, "node": node}
+
+    def stacks(self) -> dict[str, str]:
+        return {"worker:0": "Thread (main)"}

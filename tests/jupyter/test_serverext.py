@@ -21,6 +21,7 @@ from tests.conftest import RunScript
 from tests.events import write_a_number
 from tests.jupyter_server import TOKEN, Answer, JupyterServer, a_server
 from tests.waiting import until
+from tfos_nb.errors import ClusterClosed
 from tfos_nb.jupyter import connection
 from tfos_nb.jupyter.connection import Place
 from tfos_nb.jupyter.endpoint import Endpoint
@@ -61,6 +62,11 @@ class EndedCluster:
             raise ValueError(f"no node {node!r}")
         return chart_data([Point(1, 8, {"loss": 0.5}, ends_epoch=True)], metric=metric, by=by, node=node)
 
+    def stacks(self) -> dict[str, str]:
+        if self._status.ended:
+            raise ClusterClosed("cluster mnist has ended")
+        return {"worker:0": 'Thread (main)\n  File "train.py", line 3 in main'}
+
 
 @pytest.fixture
 def runtime_dir(a_server: JupyterServer, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -84,7 +90,14 @@ def test_says_its_version_to_whoever_has_the_token(a_server: JupyterServer) -> N
 @pytest.mark.parametrize("token", [None, "another-token"])
 @pytest.mark.parametrize(
     "path",
-    ["api/version", f"api/clusters/{NOBODYS}/log", f"api/clusters/{NOBODYS}/curves", f"tb/{NOBODYS}/", f"tb/{NOBODYS}"],
+    [
+        "api/version",
+        f"api/clusters/{NOBODYS}/log",
+        f"api/clusters/{NOBODYS}/curves",
+        f"api/clusters/{NOBODYS}/stacks",
+        f"tb/{NOBODYS}/",
+        f"tb/{NOBODYS}",
+    ],
 )
 def test_says_nothing_to_anybody_else(a_server: JupyterServer, path: str, token: str | None) -> None:
     answer = a_server.ask(f"tfos-nb/{path}", token=token)
@@ -132,6 +145,15 @@ def test_gives_a_charts_numbers_as_data(a_server: JupyterServer, endpoint: Endpo
     assert (answer.status, told["metric"], told["by"], told["node"]) == (200, "loss", "step", "worker:0")
     assert told["lines"] == [{"name": "training", "metric": "loss", "x": [8.0], "y": [0.5]}]
     assert a_server.ask("tfos-nb/api/clusters/aaaabbbbeee1/curves?node=ps%3A7").status == 404
+
+
+def test_gives_the_nodes_stacks_as_data(a_server: JupyterServer, endpoint: Endpoint) -> None:
+    endpoint.serve(EndedCluster("aaaabbbbeee2", status=ClusterStatus.RUNNING))
+    answer = a_server.ask("tfos-nb/api/clusters/aaaabbbbeee2/stacks")
+    assert json.loads(answer.body) == {"stacks": {"worker:0": 'Thread (main)\n  File "train.py", line 3 in main'}}
+    endpoint.serve(EndedCluster("aaaabbbbeee3"))
+    answer = a_server.ask("tfos-nb/api/clusters/aaaabbbbeee3/stacks")
+    assert json.loads(answer.body) == {"message": "cluster mnist has ended"}
 
 
 def test_an_unknown_node_is_named(a_server: JupyterServer, endpoint: Endpoint) -> None:

@@ -6,6 +6,7 @@ import pytest
 from comm.base_comm import BaseComm
 from IPython.utils.capture import capture_output
 
+from tfos_nb.errors import ClusterClosed
 from tfos_nb.state.cluster_state import ClusterStatus, NodeStatus
 from tfos_nb.widgets import output
 from tfos_nb.widgets.live import LiveView
@@ -238,9 +239,9 @@ def test_other_messages_of_a_page_do_nothing(panel, running):
     assert not pressed
 
 
-def ask(panel, wire, **question):
-    """What the page sends for a chart, and the answer."""
-    content = {"kind": "curves", **question}
+def ask(panel, wire, kind="curves", **question):
+    """What the page sends for a chart or for stacks, and the answer."""
+    content = {"kind": kind, **question}
     message = {"content": {"data": {"method": "custom", "content": content}}, "buffers": []}
     panel.widgets[0]._handle_msg(message)
     return [data["content"] for _, kind, data in wire if kind == "comm_msg" and data["method"] == "custom"][-1]
@@ -266,6 +267,20 @@ def test_a_chart_that_cannot_be_made_says_why(panel, wire, running):
     panel.draw_curves_with(no_such_node)
     answer = ask(panel, wire, asked=2, node="ps:9")
     assert answer["data"] == {"message": "The chart could not be made: ValueError: no node 'ps:9'"}
+
+
+def test_a_page_without_a_server_gets_stacks_by_message(panel, wire, running):
+    def ended():
+        raise ClusterClosed("cluster mnist has ended")
+
+    with capture_output():
+        panel.draw(running, "", None)
+    assert ask(panel, wire, "stacks", asked=1)["data"] == {"message": "This cluster has no stacks."}
+    panel.show_stacks_with(lambda: {"worker:0": "Thread (main)"})
+    answer = ask(panel, wire, "stacks", asked=2)
+    assert answer == {"kind": "stacks", "asked": 2, "data": {"stacks": {"worker:0": "Thread (main)"}}}
+    panel.show_stacks_with(ended)
+    assert ask(panel, wire, "stacks", asked=3)["data"] == {"message": "cluster mnist has ended"}
 
 
 def test_the_plan_becomes_a_cluster_in_the_same_panel(panel, wire, clock, planned, running):

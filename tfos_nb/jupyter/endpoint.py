@@ -1,9 +1,9 @@
-"""Web server in the kernel, which answers a page's requests for a cluster's Stop, log, curves and TensorBoard.
+"""Web server in the kernel, which answers a page's requests for a cluster's Stop, log, curves, stacks and TensorBoard.
 
 ::
 
     page ──▶ Jupyter server (tfos_nb.serverext, behind its login) ── unix socket, 0600 ──▶ Endpoint
-                                                                              stop, log, curves ──▶ the cluster
+                                                                              stop, log, curves, stacks ──▶ the cluster
                                                               tb, while it runs ── tunnel ──▶ the chief's TensorBoard
                                                               tb, when it has ended ──▶ one beside the kernel
 
@@ -33,7 +33,7 @@ from typing import Any, Protocol
 import aiohttp
 from aiohttp import web
 
-from tfos_nb.errors import TfosError
+from tfos_nb.errors import ClusterClosed, TfosError
 from tfos_nb.jupyter import connection
 from tfos_nb.jupyter.access_links import AccessLinks
 from tfos_nb.jupyter.connection import Place
@@ -87,6 +87,9 @@ class Served(Protocol):
     def curves(self, metric: str, by: str, node: str) -> dict[str, Any]:
         """Return the numbers of a chart; raise ValueError if there is no such node."""
 
+    def stacks(self) -> dict[str, str]:
+        """Return each node's Python stacks; raise ClusterClosed if the cluster has ended."""
+
 
 @dataclass(frozen=True)
 class _Past:
@@ -129,6 +132,10 @@ class _Past:
         if node:
             raise ValueError(f"no curves of {node} are kept")
         return chart_data(self.state.points, metric=metric, by=by)
+
+    def stacks(self) -> dict[str, str]:
+        """Raise ClusterClosed: no node runs."""
+        raise ClusterClosed(f"cluster {self.state.name} has ended: no node has a stack any more")
 
 
 @dataclass
@@ -228,6 +235,7 @@ class Endpoint:
                 web.post("/{id}/stop", self._stop),
                 web.get("/{id}/log", self._log),
                 web.get("/{id}/curves", self._curves),
+                web.get("/{id}/stacks", self._stacks),
                 web.route("*", "/{id}/tb/{path:.*}", self.tensorboard),
             ]
         )
@@ -311,6 +319,13 @@ class Endpoint:
             return web.json_response(await asyncio.to_thread(cluster.curves, *asked))
         except ValueError as error:
             raise web.HTTPNotFound(text=str(error)) from None
+
+    async def _stacks(self, request: web.Request) -> web.StreamResponse:
+        cluster = self._cluster(request)
+        try:
+            return web.json_response({"stacks": await asyncio.to_thread(cluster.stacks)})
+        except ClusterClosed as error:
+            return web.json_response({"message": str(error)})
 
     async def tensorboard(self, request: web.Request) -> web.StreamResponse:
         """Pass a request on to TensorBoard: the chief's while the cluster runs, one beside the kernel afterwards."""

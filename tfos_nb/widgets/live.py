@@ -175,6 +175,7 @@ class LiveView:
         stop = getattr(cluster, "request_stop", None)
         self._screen.stop_with(stop)
         self._screen.draw_curves_with(getattr(cluster, "curves", None))
+        self._screen.show_stacks_with(getattr(cluster, "stacks", None))
         if stop is not None and self._screen.asks_by_http:
             _let_the_page_ask(cluster)
 

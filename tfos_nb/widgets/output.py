@@ -37,6 +37,7 @@ class WidgetScreen(Screen):
         """The widgets to close; the first one is shown. Empty before the first drawing and after the end."""
         self.stop: Callable[[], str] | None = None
         self.curves: Callable[..., dict[str, Any]] | None = None
+        self.stacks: Callable[[], dict[str, str]] | None = None
         self.said = ""
         """The cluster's answer to the last press of the Stop button."""
         self._handle: DisplayHandle | None = None
@@ -58,6 +59,10 @@ class WidgetScreen(Screen):
     def draw_curves_with(self, curves: Callable[..., dict[str, Any]] | None) -> None:
         """Set the function that gives a chart's numbers."""
         self.curves = curves
+
+    def show_stacks_with(self, stacks: Callable[[], dict[str, str]] | None) -> None:
+        """Set the function that gives the nodes' stacks."""
+        self.stacks = stacks
 
     def draw(self, state: ClusterState, note: str, left: float | None) -> None:
         """Show the widget the first time, update it later, and replace it by HTML at the cluster's end."""

@@ -547,19 +547,24 @@ class Log {
     this.search = h("input", { ...search, oninput: () => this.seek(), spellcheck: "false" });
     this.found = h("span", { class: "t-found" });
     this.copier = button("Copy", "t-button", () => this.copy());
+    this.traces = h("pre", { class: "t-trace t-stacks", id: unique("stacks"), tabindex: 0, role: "region", hidden: true });
+    const folds = { "aria-expanded": "false", "aria-controls": this.traces.id, title: "Where each program is now" };
+    this.stacker = button("Stacks", "t-button", () => this.toggleStacks(), folds);
+    this.stacks = {}; // by node, as the nodes told them last
     this.bar = h(
       "div", { class: "t-logbar" }, h("span", { class: "t-dim" }, "Log"), this.choice, this.tabs,
-      h("span", { class: "t-grow" }), this.found, this.search, this.copier,
+      h("span", { class: "t-grow" }), this.found, this.search, this.stacker, this.copier,
     );
     const scrolls = { role: "tabpanel", tabindex: 0, "aria-live": "off", onscroll: () => this.look() };
     this.body = h("div", { class: "t-log", id, ...scrolls });
     this.watch = new ResizeObserver(() => this.look());
     this.watch.observe(this.body);
-    this.element = h("div", {}, this.bar, this.body);
+    this.element = h("div", {}, this.bar, this.traces, this.body);
   }
 
   show(data, names) {
     put(this.element, "hidden", data.status === "PLANNED");
+    put(this.stacker, "hidden", data.ended || !data.id);
     this.name(names);
     this.take("", data.log);
     // A tail of the whole cluster's log: what it has of this node, if the server does not give more.
@@ -616,7 +621,28 @@ class Log {
     const tail = this.panel.data.log;
     if (node) this.take(node, tail.filter((line) => line[1] === node));
     this.draw(true);
+    this.writeStacks();
     this.poll();
+  }
+
+  /** Show where the chosen node's program is, or that of each node, or hide it. */
+  async toggleStacks() {
+    const opens = this.traces.hidden;
+    put(this.stacker, "aria-expanded", String(opens));
+    put(this.traces, "hidden", !opens);
+    if (!opens) return;
+    this.stacks = { "": "Asking the nodes…" };
+    this.writeStacks();
+    const answer = await this.panel.question("stacks");
+    this.stacks = answer.stacks || { "": answer.message };
+    this.writeStacks();
+  }
+
+  writeStacks() {
+    const all = Object.entries(this.stacks);
+    const said = this.node in this.stacks ? [[this.node, this.stacks[this.node]]] : all;
+    put(this.traces, "aria-label", `stacks of ${this.node || "all nodes"}`);
+    write(this.traces, said.map(([node, text]) => (node ? `${node}\n${text}` : text)).join("\n\n"));
   }
 
   /** Ask the server for more lines of this node than a message holds. */
@@ -938,10 +964,15 @@ class Panel {
   }
 
   /** Ask for a chart's numbers: the Jupyter server, which answers while a cell blocks, or else the kernel. */
-  async loadChart(question) {
+  loadChart(question) {
     this.markTiles();
+    return this.question("curves", question);
+  }
+
+  /** Ask the cluster for curves or stacks, by HTTP or else by a message to the kernel. */
+  async question(kind, question = {}) {
     const query = new URLSearchParams(question);
-    const answer = await ask(`api/clusters/${encodeURIComponent(this.data.id)}/curves?${query}`);
+    const answer = await ask(`api/clusters/${encodeURIComponent(this.data.id)}/${kind}?${query}`);
     if (answer && answer.data) return answer.data;
     if (answer) return { message: answer.gone || "The Jupyter server has not answered yet." };
     this.asked += 1;
@@ -951,7 +982,7 @@ class Panel {
       this.answers.set(asked, done);
       setTimeout(late, CHART_WITHIN);
       try {
-        this.model.send({ kind: "curves", asked, ...question });
+        this.model.send({ kind, asked, ...question });
       } catch {
         this.answers.delete(asked);
         done({ message: KERNEL_GONE }); // a widget whose kernel was restarted cannot send
@@ -961,7 +992,7 @@ class Panel {
 
   /** Take the kernel's answer to a question of this page. */
   hear(message) {
-    if (!message || message.kind !== "curves" || !this.answers.has(message.asked)) return;
+    if (!message || !["curves", "stacks"].includes(message.kind) || !this.answers.has(message.asked)) return;
     this.answers.get(message.asked)(message.data);
     this.answers.delete(message.asked);
   }

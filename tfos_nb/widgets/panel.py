@@ -10,6 +10,7 @@ from typing import Any
 import anywidget
 import traitlets
 
+from tfos_nb.errors import TfosError
 from tfos_nb.state.cluster_state import ClusterState
 from tfos_nb.widgets.charts.esm import joined
 from tfos_nb.widgets.model import key_of, page_model
@@ -90,8 +91,22 @@ class PanelScreen(WidgetScreen):
         if content.get("kind") == "stop":
             self.press_stop()
         elif content.get("kind") == "curves":
-            panel.send({"kind": "curves", "asked": content.get("asked"), "data": self._chart(content)})
-            answer_on_any_shell(panel.comm)
+            self._answer(panel, content, self._chart(content))
+        elif content.get("kind") == "stacks":
+            self._answer(panel, content, self._take_stacks())
+
+    def _answer(self, panel: Panel, content: dict[str, Any], data: dict[str, Any]) -> None:
+        panel.send({"kind": content["kind"], "asked": content.get("asked"), "data": data})
+        answer_on_any_shell(panel.comm)
+
+    def _take_stacks(self) -> dict[str, Any]:
+        """Return the nodes' stacks, or a message if there are none."""
+        try:
+            return {"stacks": self.stacks()} if self.stacks is not None else {"message": "This cluster has no stacks."}
+        except Exception as error:  # noqa: BLE001 - as with a chart
+            if not isinstance(error, TfosError):
+                _log.warning("the page asked for stacks that could not be taken", exc_info=True)
+            return {"message": str(error)}
 
     def _chart(self, question: dict[str, Any]) -> dict[str, Any]:
         """Return the numbers of a chart, or a message if there are none."""

@@ -47,6 +47,9 @@ class Screen(ABC):
     def draw_curves_with(self, curves: Callable[..., dict[str, Any]] | None) -> None:  # noqa: B027 - nor a chart
         """Set the function that gives a chart's numbers, for keywords ``metric``, ``by`` and ``node``."""
 
+    def show_stacks_with(self, stacks: Callable[[], dict[str, str]] | None) -> None:  # noqa: B027 - nor stacks
+        """Set the function that gives the nodes' stacks. It may take some seconds."""
+
     def close(self) -> None:  # noqa: B027 - most screens hold nothing
         """Free the screen's resources; its content stays. Nothing is drawn afterwards."""
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from IPython.display import HTML, display
 
-from tfos_nb.errors import PlanError
+from tfos_nb.errors import ClusterClosed, PlanError
 from tfos_nb.jupyter.endpoint import Endpoint, Served, the_endpoint
 from tfos_nb.state.cluster_state import ClusterState, ClusterStatus, LogLine
 from tfos_nb.truncate import without_password
@@ -81,6 +81,10 @@ class LogDirectory:
     def curves(self, metric: str, by: str, node: str) -> dict[str, Any]:
         """Raise ValueError, since no node has reported anything here."""
         raise ValueError("a directory of logs has no curves: TensorBoard shows them")
+
+    def stacks(self) -> dict[str, str]:
+        """Raise ClusterClosed, since there is no node."""
+        raise ClusterClosed("there is no cluster behind these logs, so there are no stacks")
 
 
 def show_tensorboard(
