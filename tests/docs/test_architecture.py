@@ -208,7 +208,7 @@ def test_a_name_that_is_not_there_is_found(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("heading", "table"),
-    [("What a node's status becomes", TRANSITIONS), ("What a cluster's status becomes", CLUSTER_TRANSITIONS)],
+    [("Node status transitions", TRANSITIONS), ("Cluster status transitions", CLUSTER_TRANSITIONS)],
 )
 def test_the_table_of_statuses_is_that_of_the_code(heading: str, table: Any) -> None:
     made = [f"| {one.value} | {to.value} | {why} |" for one, after in table.items() for to, why in after.items()]
