@@ -53,7 +53,7 @@ def test_without_config_launch_is_told_nothing_of_it(run, launcher):
         ("feed_timeout = float('inf')", "TfosMagics.feed_timeout=inf: must be a number of seconds, at most"),
         ("grace = 1e300", "TfosMagics.grace=1e+300: must be a number of seconds, at most"),
         ("progress = 'loud'", "'progress' trait of a TfosMagics instance expected any of"),
-        ("proxy_url = '/proxy/8888/'", "TfosMagics.proxy_url=/proxy/8888/: it lacks %PORT%"),
+        ("proxy_url = '/proxy/8888/'", "TfosMagics.proxy_url must contain %PORT% in place of the port"),
         ("worker = 2", "Did you mean `workers`?"),
     ],
 )

@@ -79,7 +79,7 @@ class LineParser(argparse.ArgumentParser):
         """Return an argument that the line must have; raise PlanError if it is missing."""
         value = getattr(found, name)
         if value is None:
-            raise PlanError(f"{self.magic}: {metavar} is missing: {self.line}")
+            raise PlanError(f"{self.magic}: {metavar} is missing; write {self.line}")
         return str(value)
 
     def document(self) -> str:
@@ -120,7 +120,7 @@ class LineParser(argparse.ArgumentParser):
                 return f"{option}: no such option{nearest('--' + option.lstrip('-'), self.options())}"
         name = getattr(found, "variable", None)
         if name is None:
-            return f"{rest[0]}: {self.magic} takes no more: {self.line}"
+            return f"{rest[0]}: {self.magic} does not take this argument; write {self.line}"
         return f"{rest[0]}: the line has a NAME already ({name}); options begin with --"
 
 

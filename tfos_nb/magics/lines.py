@@ -106,7 +106,7 @@ class ClusterLines(Magics):
 
     @line_magic
     def tfos_plan(self, line: str) -> None:
-        """Show a plan and what Spark says to it, without starting anything; or the plan of a cluster that is there."""
+        """Check a plan with Spark without starting anything, or show the plan of a cluster."""
         words = line.split()
         if len(words) == 1 and words[0] in clusters_of(self._namespace):
             show_bundle(plan_bundle(clusters_of(self._namespace)[words[0]].plan))

@@ -206,10 +206,13 @@ def _add_nodes(group: argparse._ArgumentGroup, told: _Told) -> None:
     group.add_argument("--workers", metavar="N", type=whole, help=told("workers", "how many workers"))
     group.add_argument("--ps", metavar="N", type=whole, help=told("ps", "how many parameter servers"))
     group.add_argument(
-        "--chief", action="store_true", default=None, help="a chief beside the workers; with --ps there is one anyway"
+        "--chief",
+        action="store_true",
+        default=None,
+        help="a chief in addition to the workers; with --ps there is one anyway",
     )
     group.add_argument(
-        "--evaluator", action="store_true", default=None, help="a node that evaluates checkpoints beside the training"
+        "--evaluator", action="store_true", default=None, help="a node that evaluates checkpoints during the training"
     )
     _add_kinds_of_nodes(group, told)
     group.add_argument("--cpus", metavar="N", type=whole, help=told("cpus", "Spark CPUs of each node"))
@@ -217,13 +220,13 @@ def _add_nodes(group: argparse._ArgumentGroup, told: _Told) -> None:
     group.add_argument(
         "--name",
         metavar="TEXT",
-        help="what the cluster is called in the Spark UI and the logs (default: NAME)",
+        help="the cluster's name in the Spark UI and the logs (default: NAME)",
     )
 
 
 def _add_kinds_of_nodes(group: argparse._ArgumentGroup, told: _Told) -> None:
     group.add_argument(
-        "--evaluator-may-fail", action="store_true", default=None, help="go on training when the evaluator fails"
+        "--evaluator-may-fail", action="store_true", default=None, help="continue training when the evaluator fails"
     )
     group.add_argument(
         "--driver-ps-nodes",
@@ -294,14 +297,16 @@ def _add_course(group: argparse._ArgumentGroup, told: _Told) -> None:
         "--min-workers",
         metavar="N",
         type=whole,
-        help=told("min_workers", "how many workers go on while a lost one is not back; without it, all wait"),
+        help=told(
+            "min_workers", "with how many workers to continue while a lost one is replaced; without it, all wait"
+        ),
     )
     group.add_argument(
         "--no-autolog",
         dest="autolog",
         action="store_false",
         default=None,
-        help="let Keras' fit not report its steps by itself",
+        help="do not let Keras' fit report its steps by itself",
     )
     group.add_argument(
         "--no-warm",
@@ -350,7 +355,7 @@ def _add_mlflow(group: argparse._MutuallyExclusiveGroup) -> None:
 def _input_mode(text: str) -> InputMode:
     modes = [mode.value for mode in InputMode]
     if text not in modes:
-        raise argparse.ArgumentTypeError(f"{text}: {' or '.join(modes)}{nearest(text, modes)}")
+        raise argparse.ArgumentTypeError(f"{text}: must be {' or '.join(modes)}{nearest(text, modes)}")
     return InputMode(text)
 
 

@@ -47,7 +47,7 @@ def _whole_from_1(text: str) -> int:
     return number
 
 
-STATUS = _parser("%tfos_status", "[NAME]", "Show how a cluster stands.", _WHICH)
+STATUS = _parser("%tfos_status", "[NAME]", "Show the status of a cluster.", _WHICH)
 
 PANEL = _parser("%tfos_panel", "[NAME]", "Show the panel of a cluster once more, here.", _WHICH)
 
@@ -61,14 +61,14 @@ LOGS = _parser(
     ("node", "the node, as worker:1"),
     _WHICH,
 )
-LOGS.add_argument("-f", "--follow", action="store_true", help="go on until the cluster ends, or an interrupt")
+LOGS.add_argument("-f", "--follow", action="store_true", help="continue until the cluster ends, or an interrupt")
 LOGS.add_argument("-n", "--lines", metavar="N", type=_whole_from_1, help="only the last N lines")
 
 TRAIN = _parser(
     "%tfos_train",
     "DF [NAME] [--epochs E] [--validation VAR]",
     "Feed a DataFrame, RDD or stream to a cluster that was launched without --data.\n\n"
-    "It returns when the rows are delivered. An interrupt stops the cluster, a second one cancels it.",
+    "The magic returns when the rows are delivered. An interrupt stops the cluster, a second one cancels it.",
     ("df", "the variable with the rows"),
     _WHICH,
 )
@@ -82,7 +82,7 @@ INFERENCE = _parser(
     ("df", "the variable with the rows"),
     ("cluster", "the cluster whose chief returned the model's path; may be left out if there is one"),
 )
-INFERENCE.add_argument("-o", "--out", metavar="OUT", help="what becomes the DataFrame with the predictions")
+INFERENCE.add_argument("-o", "--out", metavar="OUT", help="the variable for the DataFrame with the predictions")
 INFERENCE.add_argument("--model", metavar="PATH", help="the model: a path or a URL that the executors can read")
 INFERENCE.add_argument("--inputs", metavar="COL,COL", help="the columns that the model takes (default: by their names)")
 INFERENCE.add_argument(
@@ -98,7 +98,7 @@ TENSORBOARD = _parser(
     "Show TensorBoard: of a cluster, while it trains and after, or of a directory.",
     _WHICH,
 )
-TENSORBOARD.add_argument("--logdir", dest="log_dir", metavar="DIR", help="what it shows: a path or a URL")
+TENSORBOARD.add_argument("--logdir", dest="log_dir", metavar="DIR", help="the directory to show: a path or a URL")
 TENSORBOARD.add_argument("--height", metavar="N", type=_whole_from_1, help="pixels of the frame (default: 800)")
 TENSORBOARD.add_argument("--no-frame", dest="frame", action="store_false", help="only a link")
 
@@ -115,23 +115,23 @@ RUNS.add_argument(
     "TfosMagics, or else tfos_models)",
 )
 
-DOCTOR = _parser("%tfos_doctor", "", "Look at what tfos_nb needs, and say how to mend what is not there.")
+DOCTOR = _parser("%tfos_doctor", "", "Check the requirements of tfos_nb, and say how to install what is missing.")
 
 SPARK = _parser(
     "%tfos_spark",
     "[--stop] [--slots N] [--name TEXT] [--conf K=V ...]",
-    "Show the Spark session; start an embedded one where there is none.",
+    "Show the Spark session; start an embedded one if none exists.",
 )
 SPARK.add_argument("--stop", action="store_true", help="stop the session, unless a cluster still runs on it")
 SPARK.add_argument("--slots", metavar="N", type=_whole_from_1, help="tasks that a new session runs at once")
-SPARK.add_argument("--name", metavar="TEXT", help="what a new session is called in Spark's UI")
+SPARK.add_argument("--name", metavar="TEXT", help="the name of a new session in Spark's UI")
 SPARK.add_argument(
     "--conf", metavar="K=V", type=assignment, nargs="+", action="extend", help="configuration of a new session"
 )
 
 PLAN = build_parser(
     magic="%tfos_plan",
-    description="Show what %%tfos_cluster would start with the same options, and what Spark says to it.\n\n"
+    description="Show the nodes that %%tfos_cluster would start with these options, and check them with Spark.\n\n"
     "Nothing is started. With the NAME of a cluster alone: the plan that it was launched with.",
 )
 
