@@ -240,7 +240,7 @@ def test_a_model_that_cannot_be_trained_is_refused(iris: DataFrame, tmp_path: Pa
         known.fit(iris)
     with pytest.raises(PlanError, match="model is a str: give a Keras model, or a function that builds one"):
         KerasEstimator("model.keras").fit(iris)
-    with pytest.raises(TypeError, match=r"'both' is neither 'auto' nor 'classification' nor 'regression'"):
+    with pytest.raises(TypeError, match=r"must be 'auto', 'classification' or 'regression', got 'both'"):
         KerasEstimator(bare, task="both")
     with pytest.raises(PlanError, match="callbacks cannot be saved"):
         KerasEstimator(build, callbacks=[keras.callbacks.TerminateOnNaN()]).save(str(tmp_path / "never"))

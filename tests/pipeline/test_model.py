@@ -169,7 +169,7 @@ def test_nulls_are_filled(holes, kinds, known):
     assert close(column(model.setFill({"x": 0.5}).transform(holes), "p"), x * 3)
     x[3], x[7, 1] = 0, 0
     assert close(column(model.setFill(None).transform(holes), "p"), x * 3)
-    assert "fill: no input is made of a column 'xx'; did you mean 'x'?" in refusal(model.setFill({"xx": 1}), holes)
+    assert "of the model's inputs (x), got 'xx'; did you mean 'x'?" in refusal(model.setFill({"xx": 1}), holes)
     assert "fill must be a number or a text" in refusal(model.setFill([1]), holes)
 
 

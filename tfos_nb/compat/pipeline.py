@@ -75,7 +75,7 @@ class TFTypeConverters:
         """Return a mapping as a dictionary; raise TypeError for any other value."""
         if isinstance(value, Mapping):
             return dict(value)
-        raise TypeError(f"{value!r} is not a dictionary")
+        raise TypeError(f"the value must be a dictionary, got {value!r}")
 
 
 class TFModel(model.TFModel):

@@ -76,10 +76,10 @@ def check_names(model: Any, what: str, given: Any, kinds: Sequence[str], own: Ma
         if not any(_knows(module, name) for module in modules):
             names = [said for module in modules for said in dir(module) if not said.startswith("_")]
             names += [said.lower() for said in names]
-            registered = ": nothing is registered by that name here, import the module that does so" * (">" in name)
+            registered = ": it is not registered here, so import the module that registers it" * (">" in name)
             raise PlanError(
-                f"{what}: Keras has no {name!r}{registered or near(name, dict.fromkeys(names))}; of your own, give it "
-                "itself"
+                f"{what}: Keras has no {name!r}{registered or near(name, dict.fromkeys(names))}; give an object of "
+                "your own itself, not its name"
             )
 
 
@@ -103,7 +103,7 @@ def _is_keras(value: Any) -> bool:
 
 
 def _knows(module: Any, name: str) -> bool:
-    """Whether a module of Keras' has something of a name; nothing is made, which could take the driver's GPU."""
+    """Return whether a Keras module knows a name, without creating the object: that could take the driver's GPU."""
     plain = name.replace("_", "").lower()
     if plain in (said.replace("_", "").lower() for said in dir(module)):
         return True

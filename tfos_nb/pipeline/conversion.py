@@ -22,27 +22,27 @@ def to_mapping(value: Any) -> dict[str, str]:
     """Take a dictionary of text."""
     if isinstance(value, Mapping) and all(isinstance(text, str) and text for pair in value.items() for text in pair):
         return dict(value)
-    raise TypeError(f"{value!r} is not a dictionary of names, {{'name': 'name'}}")
+    raise TypeError(f"the value must be a dictionary of names, such as {{'name': 'name'}}, got {value!r}")
 
 
 def to_path(value: Any) -> str:
     """Take a path or a URL."""
     if isinstance(value, (str, os.PathLike)) and os.fspath(value):
         return os.fsdecode(value)
-    raise TypeError(f"{value!r} is not a path")
+    raise TypeError(f"the value must be a path or a URL, got {value!r}")
 
 
 def to_text(value: Any) -> str:
     """Take text."""
     if isinstance(value, str) and value:
         return value
-    raise TypeError(f"{value!r} is not a name")
+    raise TypeError(f"the value must be a text that is not empty, got {value!r}")
 
 
 def to_count(value: Any) -> int:
     """Take a whole number, 1 or more."""
     if to_number(value) < 1:
-        raise TypeError(f"{value!r} is not a whole number, 1 or more")
+        raise TypeError(f"the value must be a whole number, 1 or more, got {value!r}")
     return int(value)
 
 
@@ -50,7 +50,7 @@ def to_number(value: Any) -> int:
     """Take a whole number, 0 or more."""
     whole = isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value)
     if not whole or value < 0:
-        raise TypeError(f"{value!r} is not a whole number, 0 or more")
+        raise TypeError(f"the value must be a whole number, 0 or more, got {value!r}")
     return int(value)
 
 
@@ -60,11 +60,11 @@ def to_input_mode(value: Any) -> str:
     try:
         return InputMode(numbers.get(value, value.lower() if isinstance(value, str) else value)).value
     except ValueError:
-        raise TypeError(f"{value!r} is neither 'spark' nor 'tensorflow'") from None
+        raise TypeError(f"the value must be 'spark' or 'tensorflow', got {value!r}") from None
 
 
 class TFParams(Params):
-    """Params beside the arguments of a program.
+    """Params in addition to the arguments of a program.
 
     Attributes
     ----------

@@ -29,7 +29,7 @@ def _to_layer(value: Any) -> str | int:
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise TypeError(f"{value!r} is neither a layer's name nor its place")
+    raise TypeError(f"the value must be a layer's name or its index, got {value!r}")
 
 
 class TFFeaturizer(HasExportDir, HasBatchSize, Scorer, Transformer):
@@ -52,7 +52,7 @@ class TFFeaturizer(HasExportDir, HasBatchSize, Scorer, Transformer):
     """
 
     layer: Param[Any] = Param(
-        Params._dummy(), "layer", "the layer, by its name or its place (-2: the last but one)", _to_layer
+        Params._dummy(), "layer", "the layer, by its name or its index (-2: the last but one)", _to_layer
     )
     input_col: Param[str | None] = Param(
         Params._dummy(),

@@ -39,13 +39,13 @@ _TASKS = {"classification": Task.CLASSES, "regression": Task.VALUES}
 def _to_task(value: Any) -> str:
     if value == "auto" or value in _TASKS:
         return str(value)
-    raise TypeError(f"{value!r} is neither 'auto' nor {' nor '.join(map(repr, _TASKS))}")
+    raise TypeError(f"the value must be 'auto', {' or '.join(map(repr, _TASKS))}, got {value!r}")
 
 
 def _to_rate(value: Any) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
         return float(value)
-    raise TypeError(f"{value!r} is not a number above 0")
+    raise TypeError(f"the value must be a number above 0, got {value!r}")
 
 
 def _to_metrics(value: Any) -> Any:
@@ -57,7 +57,9 @@ def _to_metrics(value: Any) -> Any:
 def _to_labels(value: Any) -> dict[str, str] | list[str]:
     names = value.values() if isinstance(value, Mapping) else value
     if not isinstance(value, (Mapping, list, tuple)) or not names or not all(isinstance(n, str) and n for n in names):
-        raise TypeError(f"{value!r} is neither a list of columns nor a dictionary, {{'output': 'column'}}")
+        raise TypeError(
+            f"the value must be a list of columns or a dictionary, such as {{'output': 'column'}}, got {value!r}"
+        )
     return {str(output): column for output, column in value.items()} if isinstance(value, Mapping) else list(value)
 
 
@@ -178,11 +180,11 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
         return self.getOrDefault(self.learning_rate)
 
     def setShuffle(self, value: int) -> KerasEstimator:
-        """Set among how many rows the next one is drawn."""
+        """Set the size of the shuffle buffer in rows."""
         return self._set(shuffle=value)
 
     def getShuffle(self) -> int:
-        """Return among how many rows the next one is drawn."""
+        """Return the size of the shuffle buffer in rows."""
         return self.getOrDefault(self.shuffle)
 
     def setTask(self, value: str) -> KerasEstimator:

@@ -38,7 +38,9 @@ def _to_head(value: Any) -> str:
     for head in str(value).split(", "):
         task, _, logits = head.partition(" ")
         if task not in tuple(Task) or logits not in ("", "logits"):
-            raise TypeError(f"{value!r} must be one of {', '.join(Task)}, with or without ' logits' after it")
+            raise TypeError(
+                f"the value must be one of {', '.join(Task)}, with or without ' logits' after it, got {value!r}"
+            )
     return str(value)
 
 
@@ -110,7 +112,7 @@ class KerasModel(HasPredictionColumns, HasInputMapping, HasBatchSize, Scorer, Mo
         return one_place(model=self.model)
 
     def _columns(self, names: Sequence[str]) -> dict[str, str]:
-        """Return what the model gives and how it is called, the empty name for what is not wanted."""
+        """Return the column of each output, by the output's name; an empty column drops the output."""
         params = {
             "rawPrediction": self.getRawPredictionCol(),
             "probability": self.getProbabilityCol(),

@@ -43,12 +43,12 @@ class TFModel(
     """Applies a trained model to the rows of a DataFrame: ``transform(df)``.
 
     The model is the directory of a SavedModel or a Keras file (``export_dir``), the newest checkpoint of a directory
-    (``model_dir``), or a Keras model object (``model``). What is not said is found: the signature, the columns that the
-    model takes, and the types of the columns that it gives.
+    (``model_dir``), or a Keras model object (``model``). Parameters that are not given are inferred: the signature, the
+    input columns, and the types of the output columns.
 
     ::
 
-        signature          signature_def_key, or the one that there is; the mappings have its names
+        signature          signature_def_key, or the only one; the mappings have its names
         tensors            without signature_def_key the mappings may name any tensor of a SavedModel's graph
                            ("dense/Relu:0"), or a Keras model's layers
         checkpoint         of TensorFlow 1 with its graph: tensors by name; otherwise of the model that model_fn

@@ -59,11 +59,11 @@ class HasInputMapping(Params):
         self._setDefault(input_mapping={})
 
     def setInputMapping(self: P, value: dict[str, str]) -> P:
-        """Set it."""
+        """Set ``input_mapping``."""
         return self._set(input_mapping=value)
 
     def getInputMapping(self) -> dict[str, str]:
-        """Return it."""
+        """Return ``input_mapping``."""
         return self.getOrDefault(self.input_mapping)
 
 
@@ -79,11 +79,11 @@ class HasOutputMapping(Params):
         self._setDefault(output_mapping={})
 
     def setOutputMapping(self: P, value: dict[str, str]) -> P:
-        """Set it."""
+        """Set ``output_mapping``."""
         return self._set(output_mapping=value)
 
     def getOutputMapping(self) -> dict[str, str]:
-        """Return it."""
+        """Return ``output_mapping``."""
         return self.getOrDefault(self.output_mapping)
 
 
@@ -97,11 +97,11 @@ class HasModelDir(Params):
         self._setDefault(model_dir=None)
 
     def setModelDir(self: P, value: str | None) -> P:
-        """Set it."""
+        """Set ``model_dir``."""
         return self._set(model_dir=value)
 
     def getModelDir(self) -> str | None:
-        """Return it."""
+        """Return ``model_dir``."""
         return self.getOrDefault(self.model_dir)
 
 
@@ -117,11 +117,11 @@ class HasExportDir(Params):
         self._setDefault(export_dir=None)
 
     def setExportDir(self: P, value: str | None) -> P:
-        """Set it."""
+        """Set ``export_dir``."""
         return self._set(export_dir=value)
 
     def getExportDir(self) -> str | None:
-        """Return it."""
+        """Return ``export_dir``."""
         return self.getOrDefault(self.export_dir)
 
 
@@ -135,11 +135,11 @@ class HasBatchSize(Params):
         self._setDefault(batch_size=100)
 
     def setBatchSize(self: P, value: int) -> P:
-        """Set it."""
+        """Set ``batch_size``."""
         return self._set(batch_size=value)
 
     def getBatchSize(self) -> int:
-        """Return it."""
+        """Return ``batch_size``."""
         return self.getOrDefault(self.batch_size)
 
 
@@ -155,11 +155,11 @@ class HasSignatureDefKey(Params):
         self._setDefault(signature_def_key=None)
 
     def setSignatureDefKey(self: P, value: str | None) -> P:
-        """Set it."""
+        """Set ``signature_def_key``."""
         return self._set(signature_def_key=value)
 
     def getSignatureDefKey(self) -> str | None:
-        """Return it."""
+        """Return ``signature_def_key``."""
         return self.getOrDefault(self.signature_def_key)
 
 
@@ -175,11 +175,11 @@ class HasTagSet(Params):
         self._setDefault(tag_set=None)
 
     def setTagSet(self: P, value: str | None) -> P:
-        """Set it."""
+        """Set ``tag_set``."""
         return self._set(tag_set=value)
 
     def getTagSet(self) -> str | None:
-        """Return it."""
+        """Return ``tag_set``."""
         return self.getOrDefault(self.tag_set)
 
 
@@ -195,11 +195,11 @@ class HasClusterSize(Params):
         self._setDefault(cluster_size=1)
 
     def setClusterSize(self: P, value: int) -> P:
-        """Set it."""
+        """Set ``cluster_size``."""
         return self._set(cluster_size=value)
 
     def getClusterSize(self) -> int:
-        """Return it."""
+        """Return ``cluster_size``."""
         return self.getOrDefault(self.cluster_size)
 
 
@@ -216,11 +216,11 @@ class HasNumPS(Params):
         self._setDefault(num_ps=0, driver_ps_nodes=False)
 
     def setNumPS(self: P, value: int) -> P:
-        """Set it."""
+        """Set ``num_ps``."""
         return self._set(num_ps=value)
 
     def getNumPS(self) -> int:
-        """Return it."""
+        """Return ``num_ps``."""
         return self.getOrDefault(self.num_ps)
 
     def setDriverPSNodes(self: P, value: bool) -> P:
@@ -242,11 +242,11 @@ class HasReaders(Params):
         self._setDefault(readers=1)
 
     def setReaders(self: P, value: int) -> P:
-        """Set it."""
+        """Set ``readers``."""
         return self._set(readers=value)
 
     def getReaders(self) -> int:
-        """Return it."""
+        """Return ``readers``."""
         return self.getOrDefault(self.readers)
 
 
@@ -262,11 +262,11 @@ class HasMasterNode(Params):
         self._setDefault(master_node="chief")
 
     def setMasterNode(self: P, value: str | None) -> P:
-        """Set it."""
+        """Set ``master_node``."""
         return self._set(master_node=value)
 
     def getMasterNode(self) -> str | None:
-        """Return it."""
+        """Return ``master_node``."""
         return self.getOrDefault(self.master_node)
 
 
@@ -282,11 +282,11 @@ class HasTensorboard(Params):
         self._setDefault(tensorboard=False)
 
     def setTensorboard(self: P, value: bool) -> P:
-        """Set it."""
+        """Set ``tensorboard``."""
         return self._set(tensorboard=value)
 
     def getTensorboard(self) -> bool:
-        """Return it."""
+        """Return ``tensorboard``."""
         return self.getOrDefault(self.tensorboard)
 
 
@@ -300,11 +300,11 @@ class HasSteps(Params):
         self._setDefault(steps=1000)
 
     def setSteps(self: P, value: int) -> P:
-        """Set it."""
+        """Set ``steps``."""
         return self._set(steps=value)
 
     def getSteps(self) -> int:
-        """Return it."""
+        """Return ``steps``."""
         return self.getOrDefault(self.steps)
 
 
@@ -318,11 +318,11 @@ class HasEpochs(Params):
         self._setDefault(epochs=1)
 
     def setEpochs(self: P, value: int) -> P:
-        """Set it."""
+        """Set ``epochs``."""
         return self._set(epochs=value)
 
     def getEpochs(self) -> int:
-        """Return it."""
+        """Return ``epochs``."""
         return self.getOrDefault(self.epochs)
 
 
@@ -336,11 +336,11 @@ class HasProtocol(Params):
         self._setDefault(protocol="grpc")
 
     def setProtocol(self: P, value: str) -> P:
-        """Set it."""
+        """Set ``protocol``."""
         return self._set(protocol=value)
 
     def getProtocol(self) -> str:
-        """Return it."""
+        """Return ``protocol``."""
         return self.getOrDefault(self.protocol)
 
 
@@ -356,11 +356,11 @@ class HasTFRecordDir(Params):
         self._setDefault(tfrecord_dir=None)
 
     def setTFRecordDir(self: P, value: str | None) -> P:
-        """Set it."""
+        """Set ``tfrecord_dir``."""
         return self._set(tfrecord_dir=value)
 
     def getTFRecordDir(self) -> str | None:
-        """Return it."""
+        """Return ``tfrecord_dir``."""
         return self.getOrDefault(self.tfrecord_dir)
 
 
@@ -374,11 +374,11 @@ class HasGraceSecs(Params):
         self._setDefault(grace_secs=30)
 
     def setGraceSecs(self: P, value: int) -> P:
-        """Set it."""
+        """Set ``grace_secs``."""
         return self._set(grace_secs=value)
 
     def getGraceSecs(self) -> int:
-        """Return it."""
+        """Return ``grace_secs``."""
         return self.getOrDefault(self.grace_secs)
 
 
@@ -394,11 +394,11 @@ class HasInputMode(Params):
         self._setDefault(input_mode=InputMode.SPARK)
 
     def setInputMode(self: P, value: InputMode | str | int) -> P:
-        """Set it."""
+        """Set ``input_mode``."""
         return self._set(input_mode=value)
 
     def getInputMode(self) -> InputMode:
-        """Return it."""
+        """Return ``input_mode``."""
         return InputMode(self.getOrDefault(self.input_mode))
 
 
@@ -410,19 +410,19 @@ PROGRESS = ("auto", "widget", "html", "text", "none")
 def _to_seconds(value: Any) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
         return float(value)
-    raise TypeError(f"{value!r} is not a number of seconds above 0")
+    raise TypeError(f"the value must be a positive number of seconds, got {value!r}")
 
 
 def _to_mlflow(value: Any) -> bool | str | None:
     if value is None or isinstance(value, bool) or (isinstance(value, str) and value.strip()):
         return value
-    raise TypeError(f"{value!r} must be True, False, or the name of an experiment")
+    raise TypeError(f"the value must be True, False, or the name of an experiment, got {value!r}")
 
 
 def _to_progress(value: Any) -> str:
     if value in PROGRESS:
         return str(value)
-    raise TypeError(f"{value!r} is not one of {', '.join(PROGRESS)}")
+    raise TypeError(f"the value must be one of {', '.join(PROGRESS)}, got {value!r}")
 
 
 class HasRowRoles(HasWeightCol, HasValidationIndicatorCol, HasSeed):
@@ -462,35 +462,35 @@ class HasResources(Params):
         self._setDefault(gpus=0, cpus=1, slot_timeout=600.0, rendezvous_timeout=120.0)
 
     def setGpus(self: P, value: int) -> P:
-        """Set it."""
+        """Set ``gpus``."""
         return self._set(gpus=value)
 
     def getGpus(self) -> int:
-        """Return it."""
+        """Return ``gpus``."""
         return self.getOrDefault(self.gpus)
 
     def setCpus(self: P, value: int) -> P:
-        """Set it."""
+        """Set ``cpus``."""
         return self._set(cpus=value)
 
     def getCpus(self) -> int:
-        """Return it."""
+        """Return ``cpus``."""
         return self.getOrDefault(self.cpus)
 
     def setSlotTimeout(self: P, value: float) -> P:
-        """Set it."""
+        """Set ``slot_timeout``."""
         return self._set(slot_timeout=value)
 
     def getSlotTimeout(self) -> float:
-        """Return it."""
+        """Return ``slot_timeout``."""
         return self.getOrDefault(self.slot_timeout)
 
     def setRendezvousTimeout(self: P, value: float) -> P:
-        """Set it."""
+        """Set ``rendezvous_timeout``."""
         return self._set(rendezvous_timeout=value)
 
     def getRendezvousTimeout(self) -> float:
-        """Return it."""
+        """Return ``rendezvous_timeout``."""
         return self.getOrDefault(self.rendezvous_timeout)
 
 
@@ -515,27 +515,27 @@ class HasFeed(Params):
         self._setDefault(feed_timeout=600.0, spill=True, buffer_bytes=256 << 20)
 
     def setFeedTimeout(self: P, value: float) -> P:
-        """Set it."""
+        """Set ``feed_timeout``."""
         return self._set(feed_timeout=value)
 
     def getFeedTimeout(self) -> float:
-        """Return it."""
+        """Return ``feed_timeout``."""
         return self.getOrDefault(self.feed_timeout)
 
     def setSpill(self: P, value: bool) -> P:
-        """Set it."""
+        """Set ``spill``."""
         return self._set(spill=value)
 
     def getSpill(self) -> bool:
-        """Return it."""
+        """Return ``spill``."""
         return self.getOrDefault(self.spill)
 
     def setBufferBytes(self: P, value: int) -> P:
-        """Set it."""
+        """Set ``buffer_bytes``."""
         return self._set(buffer_bytes=value)
 
     def getBufferBytes(self) -> int:
-        """Return it."""
+        """Return ``buffer_bytes``."""
         return self.getOrDefault(self.buffer_bytes)
 
 
@@ -560,19 +560,19 @@ class HasRecovery(Params):
         self._setDefault(restarts=0, min_workers=None)
 
     def setRestarts(self: P, value: int) -> P:
-        """Set it."""
+        """Set ``restarts``."""
         return self._set(restarts=value)
 
     def getRestarts(self) -> int:
-        """Return it."""
+        """Return ``restarts``."""
         return self.getOrDefault(self.restarts)
 
     def setMinWorkers(self: P, value: int | None) -> P:
-        """Set it."""
+        """Set ``min_workers``."""
         return self._set(min_workers=value)
 
     def getMinWorkers(self) -> int | None:
-        """Return it."""
+        """Return ``min_workers``."""
         return self.getOrDefault(self.min_workers)
 
 
@@ -592,11 +592,11 @@ class HasMlflow(Params):
         self._setDefault(mlflow=None)
 
     def setMlflow(self: P, value: bool | str | None) -> P:
-        """Set it."""
+        """Set ``mlflow``."""
         return self._set(mlflow=value)
 
     def getMlflow(self) -> bool | str | None:
-        """Return it."""
+        """Return ``mlflow``."""
         found: bool | str | None = self.getOrDefault(self.mlflow)
         return found
 
@@ -617,9 +617,9 @@ class HasProgress(Params):
         self._setDefault(progress="auto")
 
     def setProgress(self: P, value: str) -> P:
-        """Set it."""
+        """Set ``progress``."""
         return self._set(progress=value)
 
     def getProgress(self) -> str:
-        """Return it."""
+        """Return ``progress``."""
         return self.getOrDefault(self.progress)

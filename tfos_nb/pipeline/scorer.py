@@ -30,11 +30,11 @@ P = TypeVar("P", bound=Params)
 def _to_policy(value: Any) -> str:
     if value in NULLS:
         return str(value)
-    raise TypeError(f"{value!r} is not one of {', '.join(NULLS)}")
+    raise TypeError(f"the value must be one of {', '.join(NULLS)}, got {value!r}")
 
 
 class HasRows(Params):
-    """How rows are read, and which columns stay."""
+    """Params for reading rows and for the columns that are kept."""
 
     keep_columns: Param[list[str] | None] = Param(
         Params._dummy(), "keep_columns", "the columns that stay; None: all", TypeConverters.toListString
@@ -191,7 +191,7 @@ def _takes_one(function: Callable[..., Any]) -> bool:
 
 
 def _stamp(model: Any) -> tuple[Any, ...]:
-    """Tell one content of a model on this machine from another; empty if that cannot be told from outside."""
+    """Return a fingerprint of a model's bytes or local files; empty if there is none."""
     if isinstance(model, bytes):
         return (hashlib.sha256(model).hexdigest(),)
     if not isinstance(model, (str, os.PathLike)):
