@@ -155,7 +155,7 @@ class ClusterDesk:
     def arrived(self, link: Link, message: Reservation | Refused) -> None:
         """Take a supervisor's reservation, or its message that its executor cannot run a node."""
         if not isinstance(message, (Reservation, Refused)):
-            raise ValueError(f"a node's stream begins with its reservation, not with a {type(message).__name__}")
+            raise ValueError(f"a node's first message must be Reservation or Refused, got {type(message).__name__}")
         with self.changed:
             if message.node not in self.members.members:
                 raise ValueError(f"{message.node} is not in the plan")

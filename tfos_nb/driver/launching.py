@@ -111,9 +111,9 @@ def check_descriptors(spark: SparkSession, nodes: int) -> None:
     if (most := make_room(nodes + slots_total(spark))) < nodes:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         raise PlanError(
-            f"{nodes} nodes need as many connections, and this process can take {most}: it may open {hard} files "
-            f"(ulimit -Hn), and half of those are for Spark and files. Start it with a limit of "
-            f"{hard + 2 * (nodes - most)}, or ask for fewer nodes"
+            f"{nodes} nodes need {nodes} connections, and this process can take {most}. Its limit of open files "
+            f"(ulimit -Hn) must be {hard + 2 * (nodes - most)} or more, got {hard}: start it with that limit, or ask "
+            "for fewer nodes"
         )
 
 

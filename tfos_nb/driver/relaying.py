@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 _HERE = "127.0.0.1"
 _START_SECONDS = 60.0
+_WITHOUT_RELAY = "set TFOS_SERVER_HOST to an address of this host that the executors reach"
 _LATE = 3.0  # seconds without an exchange after which a node's silence does not count
 _GIVES_UP_AFTER = 30.0  # seconds of exchanges that fail
 _AGAIN_AFTER = 1.0
@@ -176,9 +177,14 @@ class RelayedDoor(Door):
         job = self._jobs.run(frame.collect, "tfos_nb: start a relay")
         if not job.done.wait(_START_SECONDS):
             job.cancel()
-            raise TfosError(f"a relay did not start on an executor within {_START_SECONDS:g} s: no slot was free")
+            raise TfosError(
+                f"a relay did not start on an executor within {_START_SECONDS:g} s: no slot was free. Free one, or "
+                f"{_WITHOUT_RELAY}"
+            )
         if job.error is not None:
-            raise TfosError(f"a relay did not start on an executor: {job.error}") from job.error
+            raise TfosError(
+                f"a relay did not start on an executor: {job.error}. Mend that, or {_WITHOUT_RELAY}"
+            ) from job.error
         assert job.result is not None
         place = wire.expect(RelayPlace, job.result[0].place)
         logger.info("the executors do not reach this process: a relay is at %s:%d", place.host, place.port)
@@ -190,7 +196,10 @@ class RelayedDoor(Door):
         job = self._jobs.run(frame.collect, "tfos_nb: what the nodes say")
         job.done.wait()
         if job.error is not None:
-            raise TfosError(f"an exchange with the relay on {self._relay.host} failed: {job.error}") from job.error
+            raise TfosError(
+                f"an exchange with the relay on {self._relay.host} failed: {job.error}. If its executor was lost, "
+                "launch the cluster again"
+            ) from job.error
         assert job.result is not None
         return bytes(job.result[0].answer)
 

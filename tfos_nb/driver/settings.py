@@ -170,13 +170,16 @@ def checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
     if not isinstance(env, (Mapping, type(None))):
         raise PlanError(f"env must be a dictionary, as in env={{'TF_USE_LEGACY_KERAS': '1'}}, got {env!r}")
     given = dict(env or {})
-    if any(not isinstance(part, str) for pair in given.items() for part in pair):
-        raise PlanError("names and values of env must be text, as in env={'TF_USE_LEGACY_KERAS': '1'}")
     for name, value in given.items():
+        if any(not isinstance(part, str) for part in (name, value)):
+            raise PlanError(
+                "names and values of env must be text, as in env={'TF_USE_LEGACY_KERAS': '1'}, got "
+                f"{name!r} with a value of type {type(value).__name__}"
+            )
         if not name or "=" in name or "\0" in name:
             raise PlanError(f"env: a variable's name must not be empty or contain '=' or NUL, got {name!r}")
         if "\0" in value:
-            raise PlanError(f"env: the value of {name} must not contain NUL")
+            raise PlanError(f"env: the value of {name!r} must not contain NUL ('\\0'); remove it")
     return given
 
 

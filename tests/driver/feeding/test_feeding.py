@@ -252,6 +252,6 @@ def test_feeds_that_were_closed_long_ago_are_forgotten_and_their_late_tasks_are_
     assert len(box.desk._feeds) < 20
     assert validation.number in box.desk._feeds, "the next one is compared with it"
     assert box.desk.asked(ledger.StillFed(2)) is False
-    with pytest.raises(FeedFailed, match="feed 2 was over long ago"):
+    with pytest.raises(FeedFailed, match="feed 2 has ended"):
         box.open(0, feed=2)
     box.desk.pass_done(ledger.PassDone("worker:0", 2, 1, 8))

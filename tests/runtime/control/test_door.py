@@ -391,7 +391,7 @@ def test_a_taken_port_is_passed_over_and_a_taken_range_is_named(desk: RecordingD
 
 def test_an_address_that_is_not_this_machines_is_named(desk: RecordingDesk) -> None:
     door = Door(desk, host="192.0.2.77", bind="192.0.2.77")
-    with pytest.raises(TfosError, match=r"could not listen on 192\.0\.2\.77.*not this machine's"):
+    with pytest.raises(TfosError, match=r"could not listen on 192\.0\.2\.77.*is not a known address of this machine"):
         door.open()
 
 

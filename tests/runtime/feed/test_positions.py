@@ -273,7 +273,7 @@ def told(node: Node) -> list[Any]:
     ("epoch", "rows", "why"),
     [
         (1, 5, "epoch must be 0, the number of finished passes, got 1"),
-        (0, 31, "31 rows were asked for, and 30 have come in this pass"),
+        (0, 31, "rows must be at most the 30 that have come in this pass, got 31"),
     ],
 )
 def test_a_place_that_main_is_not_at_is_refused(node: Node, epoch: int, rows: int, why: str) -> None:

@@ -201,7 +201,7 @@ def test_a_block_in_which_there_are_no_rows_is_an_error_and_free_again(pool: Blo
         pass
     empty = sink.getvalue().to_pybytes()
     writer._memory[block * BLOCK_BYTES : block * BLOCK_BYTES + len(empty)] = empty
-    with pytest.raises(FeedFailed, match=f"block {block} contains no rows"):
+    with pytest.raises(FeedFailed, match=f"block {block} of shared memory without rows"):
         pool.lend(block, Written(0, len(empty)))
     gc.collect()
     assert pool.take() == block

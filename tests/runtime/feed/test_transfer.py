@@ -354,7 +354,7 @@ def test_a_node_that_has_fewer_rows_than_were_sent_makes_the_task_fail(monkeypat
         feed = driver.begin()
         intake = driver.nodes["worker:0"].passes.feed_rows(feed.number)
         monkeypatch.setattr(intake, "accept", lambda *chunk, **known: None)  # what no node does: it loses them
-        with pytest.raises(FeedFailed, match="worker:0 has 0 rows of partition 0, not 10"):
+        with pytest.raises(FeedFailed, match="worker:0 has 0 rows of partition 0, but 10 were sent"):
             send(driver, feed, cut(ids_of_partition(0, 10), ()))
         assert feed.ledger.partitions_done == 0
 

@@ -313,7 +313,7 @@ def test_an_array_with_a_value_a_column_is_taken_apart() -> None:
             {"label": [1], "score": [[1.0]]},
             "the results have the columns label, score; the schema .* has label, scores",
         ),
-        ({"label": [1], "scores": []}, "not of one length: {'label': 1, 'scores': 0}"),
+        ({"label": [1], "scores": []}, "must have one value for each row, got {'label': 1, 'scores': 0}"),
         ({"label": [0.5], "scores": [[1.0]]}, "column 'label' of the results must be int64"),
         ({"label": ["x"], "scores": [[1.0]]}, "column 'label' of the results must be int64"),
         ({"label": [1], "scores": np.array([1.0])}, "shape \\(1,\\) that does not fit: it has 0 axes"),

@@ -108,9 +108,11 @@ class StreamTraining:
         return self.training.nobody_wants(self._place.call)
 
     def take(self, data: Any, number: int, consecutive: bool) -> None:
-        """Deliver a micro-batch, in Spark's thread; raise if Spark must not note it as done."""
+        """Deliver a micro-batch, in Spark's thread; raise if Spark must not record it as done."""
         if self.is_over:
-            raise FeedFailed(f"batch {number} was not fed: this feed is over")
+            raise FeedFailed(
+                f"batch {number} was not fed, because train() of this stream has ended: call train() again"
+            )
         try:
             whole = self.training.feed_batch(data, replace(self._place, batch=number, consecutive=consecutive))
         except BaseException as error:
@@ -119,7 +121,10 @@ class StreamTraining:
         finally:
             self.training.outcome.wake()
         if not whole:
-            raise FeedFailed(f"the nodes had enough within batch {number}: it is not noted as done")
+            raise FeedFailed(
+                f"the nodes stopped taking rows within batch {number}, so Spark must not record it as done: call "
+                "train() again to feed it"
+            )
 
     def _tell_outcome(self, source: _Structured | _DStream) -> None:
         self.training.raise_if_ended()

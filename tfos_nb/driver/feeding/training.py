@@ -27,6 +27,7 @@ __all__ = ["Call", "NodesComeAgain", "Training"]
 
 logger = logging.getLogger(__name__)
 
+_NO_ROWS = "the data have no rows: check the query, as with df.count()"
 _STANDS_STILL = 2.0  # seconds without a row taken, while some nodes have rows and others wait for some
 _UNTIL_LOST = 5.0  # seconds after the heartbeat timeout within which a node is known to be lost
 _UNREACHED = re.compile(r"Flight\w*Error|hung up while|[Cc]onnection (refused|reset|closed)|failed to connect")
@@ -86,7 +87,7 @@ class Training:
         feed = self.desk.feeds.begin(2, True, 1, 1, replace(place, validates=True))
         with self._job(validation, feed, "feed validation rows") as job:
             self._await(feed, job.done.is_set, job)
-            self._check(feed, job, "the validation data have no rows")
+            self._check(feed, job, "the validation data have no rows: check the query, as with df2.count()")
             if not feed.ledger.spilled and not self.nobody_wants(place.call):
                 self._fail(
                     FeedFailed(
@@ -212,17 +213,23 @@ class Training:
         """Whether the cluster ends, or has ended."""
         return self.outcome.failing or self.outcome.over.is_set()
 
-    def _check(self, feed: Feed, job: Job[Any], empty: str = "the data have no rows") -> None:
+    def _check(self, feed: Feed, job: Job[Any], empty: str = _NO_ROWS) -> None:
         error: TfosError | None = feed.error
         if error is None and job.error is not None:
             error = error_of_job(job.error, "Spark could not deliver the rows")
         given_up = [partition for partition, rows in job.result or () if rows == NOT_SENT]
         if error is None and given_up:
-            error = FeedFailed(f"partition {given_up[0]} was given up: a node did not take its rows any more")
+            error = FeedFailed(
+                f"partition {given_up[0]} was not fed to its end, because a node stopped taking its rows. The nodes' "
+                "logs say why: cluster.logs(node)"
+            )
         elif error is None and job.done.is_set():
             read = sum(rows for _, rows in job.result or ())  # by the attempts that Spark counts as successful
             if read != feed.ledger.rows:
-                error = FeedFailed(f"Spark read {read} rows, but the nodes were sent {feed.ledger.rows}")
+                error = FeedFailed(
+                    f"Spark read {read} rows, but the nodes were sent {feed.ledger.rows}: the query may give other "
+                    f"rows when Spark repeats a task. {KEEP_ROWS_ALIKE}"
+                )
             elif (cut := feed.ledger.cut_short()) is not None:
                 partition, now, before = cut
                 error = FeedFailed(

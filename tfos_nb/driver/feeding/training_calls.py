@@ -210,6 +210,7 @@ class TrainingCalls:
             left -= call.epochs
         if left:
             raise FeedFailed(
-                f"the restored state includes {wanted.passes} passes, more than were fed: it is of another program"
+                f"the restored state includes {wanted.passes} passes, but train() was called for "
+                f"{wanted.passes - left}: it was saved by another program. Use another model_dir"
             )
         self._index = len(self._calls)

@@ -220,9 +220,9 @@ class Door:
                 if bound := server.add_secure_port(host_and_port(self._bind, port), credentials):
                     return int(bound)
         given = f"{self._ports[0]}-{self._ports[-1]}" if len(self._ports) > 1 else str(self._ports[0] or "")
-        why = (f"port {given}: taken, " if given else "any port: ") + "no name that is known, or not this machine's"
+        where = f"port {given}: it is in use, or " if given else "any port: "
         raise TfosError(
-            f"the driver could not listen on {self._bind}, {why}. "
+            f"the driver could not listen on {self._bind}, {where}{self._bind} is not a known address of this machine. "
             "Set TFOS_SERVER_HOST and TFOS_SERVER_PORT (one port, or a range such as 40000-40100)"
         )
 

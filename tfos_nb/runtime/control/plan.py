@@ -130,9 +130,10 @@ class ClusterPlan(Rich):
     def __post_init__(self) -> None:
         for field, least in (("workers", 0), ("ps", 0), ("cpus", 1), ("gpus", 0)):
             check_count(field, getattr(self, field), least)
-        known = type(self.chief) in (bool, type(None)) or self.chief == _TRAINS
-        if not known or type(self.evaluator) is not bool:
-            raise PlanError(f"chief and evaluator must be True or False; chief may also be {_TRAINS!r}")
+        if type(self.chief) not in (bool, type(None)) and self.chief != _TRAINS:
+            raise PlanError(f"chief must be True, False or {_TRAINS!r}, got {self.chief!r}")
+        if type(self.evaluator) is not bool:
+            raise PlanError(f"evaluator must be True or False, got {self.evaluator!r}")
         self._take_master_node()
         try:
             object.__setattr__(self, "input_mode", InputMode(self.input_mode))
@@ -144,7 +145,10 @@ class ClusterPlan(Rich):
         if self.chief is None:
             object.__setattr__(self, "chief", self.ps > 0)
         if type(self.name) is not str or not re.fullmatch(r"(?=.*[^\W_])[\w .-]{1,64}", self.name):
-            raise PlanError(f"name={self.name!r}: letters or digits, with ' ', '_', '-' and '.', 64 at most")
+            raise PlanError(
+                "name must have at most 64 letters, digits, ' ', '_', '-' and '.', and a letter or digit among them, "
+                f"got {self.name!r}"
+            )
         if not self.workers and not self.chief:
             raise PlanError("a cluster needs at least one worker or a chief: workers=1")
         self._check_servers()
@@ -163,7 +167,7 @@ class ClusterPlan(Rich):
     def _check_servers(self) -> None:
         for field in ("driver_ps_nodes", "evaluator_may_fail"):
             if type(getattr(self, field)) is not bool:
-                raise PlanError(f"{field} must be True or False")
+                raise PlanError(f"{field} must be True or False, got {getattr(self, field)!r}")
         if self.ps and not self.workers and self.chief != _TRAINS:
             raise PlanError(f"ps={self.ps} needs at least one worker to serve: ask for workers=1 or more")
         if self.driver_ps_nodes and not self.ps:

@@ -80,12 +80,20 @@ class DatasetOptions:
         if type(self.batch_size) is not int or self.batch_size < 1:
             raise ValueError(f"batch_size must be a whole number, 1 or more, got {self.batch_size!r}")
         if (self.y is not None or self.sample_weight is not None) and self.x is None:
-            raise ValueError("y and sample_weight need x: ctx.dataset(64, x='features', y='label')")
+            raise ValueError(
+                "y and sample_weight need x, as in ctx.dataset(64, x='features', y='label'), got "
+                f"y={self.y!r}, sample_weight={self.sample_weight!r} and no x"
+            )
         if self.columns is not None and self.x is not None:
-            raise ValueError("give either columns (elements are dictionaries) or x and y (elements are tuples)")
-
+            raise ValueError(
+                "give either columns (elements are dictionaries) or x and y (elements are tuples), got "
+                f"columns={self.columns!r} and x={self.x!r}"
+            )
         if self.class_weight is not None and not isinstance(self.y, str):
-            raise ValueError("class_weight needs the column of the classes: ctx.dataset(64, x='x', y='label', …)")
+            raise ValueError(
+                "class_weight needs one column of classes as y, as in ctx.dataset(64, x='x', y='label', …), got "
+                f"y={self.y!r}"
+            )
         self._check_kinds()
 
     def _check_kinds(self) -> None:

@@ -113,7 +113,9 @@ def _matching(pattern: str) -> list[File]:
     except Unreachable as error:
         raise FeedFailed(str(error)) from error
     except (OSError, ValueError) as error:
-        raise FeedFailed(f"{pattern} cannot be listed from {socket.gethostname()}: {error}") from error
+        raise FeedFailed(
+            f"{pattern} cannot be listed from {socket.gethostname()}, and every node must be able to read it: {error}"
+        ) from error
 
 
 def _is_hidden(name: str) -> bool:

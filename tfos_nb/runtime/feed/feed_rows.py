@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.feed.batching import Shares
-from tfos_nb.runtime.feed.ledger import FeedEnds, Reached
+from tfos_nb.runtime.feed.ledger import SAME_VERSION, FeedEnds, Reached
 from tfos_nb.runtime.feed.pass_schedule import FeedState
 from tfos_nb.runtime.feed.spill import Spill
 from tfos_nb.runtime.rows.fingerprint import KEEP_ROWS_ALIKE
@@ -195,16 +195,21 @@ class FeedRows:
             If another attempt sends the partition now.
         """
         if partition < 0 or spans != merged(spans) or not spans or spans[0][0] < 0:
-            raise FeedFailed(f"rows {spans} of partition {partition} are not valid: spans must ascend from row 0")
+            raise FeedFailed(
+                f"row numbers of partition {partition} must be 0 or more and ascend, got {spans}. {SAME_VERSION}"
+            )
         if rows_within(spans, 0, spans[-1][1]) != batch.num_rows:
-            raise FeedFailed(f"rows {spans} of partition {partition} were announced, and {batch.num_rows} came")
+            raise FeedFailed(
+                f"rows {spans} of partition {partition} were announced, and {batch.num_rows} came. {SAME_VERSION}"
+            )
         lane = self.lane(partition)
         with lane.lock:
             if attempt != lane.attempt:
                 raise _superseded(partition, attempt, lane.attempt)
             if spans[0][0] < lane.reached.row:
                 raise FeedFailed(
-                    f"rows {spans} of partition {partition} came again: those before {lane.reached.row} are here"
+                    f"rows {spans} of partition {partition} came again: those before {lane.reached.row} are here. "
+                    f"{SAME_VERSION}"
                 )
             if follows is not None and not lane.is_followed_by(follows):
                 raise FeedFailed(
@@ -289,7 +294,7 @@ class FeedRows:
             more = self._walk.go(self._order, rows)
             reached, known = dict(self._walk.reached), dict(self._walk.known)
         if more is None:
-            raise ValueError(f"{rows} rows were asked for, and {self.rows_in} have come in this pass")
+            raise ValueError(f"rows must be at most the {self.rows_in} that have come in this pass, got {rows}")
         for span in more:
             reached[span.partition], known[span.partition] = span.end, span.reached
         return reached, known
@@ -312,7 +317,7 @@ class FeedRows:
             rows += batch.num_rows
             yield batch
         if self.ended is not None and not self._discarding and rows != self.ended.rows:
-            raise FeedFailed(f"{rows} rows came in feed {self.feed}, but {self.ended.rows} were sent")
+            raise FeedFailed(f"{rows} rows came in feed {self.feed}, but {self.ended.rows} were sent: train again")
 
     def replay(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows once more, from disk.
@@ -323,7 +328,10 @@ class FeedRows:
             If they were not kept.
         """
         if self.spill is None or not self.spill.whole:
-            raise FeedFailed(f"feed {self.feed} was not kept on disk, so it cannot be replayed")
+            raise FeedFailed(
+                f"the rows of feed {self.feed} were not kept on disk, so they cannot be replayed: free space there, or "
+                "raise spill_bytes"
+            )
         return self.spill.batches()
 
     def shares(self) -> Shares | None:

@@ -50,6 +50,9 @@ __all__ = [
     "WorkerThrough",
 ]
 
+SAME_VERSION = "Use the same version of tfos_nb on the driver and on the executors"
+"""What to do about a message that no task of this version sends."""
+
 _MOST_AT_ONCE = 1 << 32  # rows of one question: more than fit into a record batch
 _MOST_ROUNDS = 2048  # for one question
 _ALL_LEVEL = 128  # up to so many nodes, every question balances all of them; a task opens a stream to each
@@ -338,7 +341,7 @@ class FeedLedger:
         partition, start, rows = question.partition, question.start, question.rows
         dealt = self._dealt.get(partition, Dealt())
         if partition < 0 or not 0 <= start <= dealt.end or not 0 <= rows <= _MOST_AT_ONCE or question.held < 0:
-            raise ValueError(f"{rows} rows from row {start} of partition {partition} cannot be claimed")
+            raise ValueError(f"{rows} rows from row {start} of partition {partition} cannot be claimed. {SAME_VERSION}")
         end = start + rows
         if dealt.end < end:
             self._dealt[partition] = dealt
@@ -391,7 +394,7 @@ class FeedLedger:
             If the partition's number or the number of rows is impossible.
         """
         if partition < 0 or rows < 0:
-            raise ValueError(f"partition {partition} cannot have {rows} rows")
+            raise ValueError(f"partition {partition} cannot have {rows} rows. {SAME_VERSION}")
         before = self._totals.get(partition)
         if before is None or rows > before:
             self._totals[partition] = rows

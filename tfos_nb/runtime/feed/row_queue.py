@@ -144,7 +144,8 @@ class RowQueue:
         with self._changed:
             if not self._changed.wait_for(lambda: feed in self._rows, ANNOUNCED_WITHIN):
                 raise FeedFailed(
-                    f"the driver did not announce feed {feed} to {self._node} within {ANNOUNCED_WITHIN:.0f} s"
+                    f"the driver did not announce feed {feed} to {self._node} within {ANNOUNCED_WITHIN:.0f} s: look at "
+                    "the driver's log, and train again"
                 )
             return self._rows[feed]
 
@@ -369,7 +370,10 @@ class RowQueue:
             rows = self._rows[state.begins.feed]
             assert state.ended is not None, "the driver feeds validation rows before all others"
             if rows.spill is None or not rows.spill.whole or rows.rows_in != state.ended.rows:
-                raise FeedFailed(f"not all of the {rows.rows_in} validation rows could be kept on disk")
+                raise FeedFailed(
+                    f"not all of the {rows.rows_in} validation rows could be kept on disk: free space there, or raise "
+                    "spill_bytes"
+                )
             batches = rows.spill.batches()  # now: the pass of a later call gives these rows up
         return Pass(self._validate(batches), rows.shares)
 
@@ -419,7 +423,7 @@ class RowQueue:
     def _tell_due(self) -> None:
         """Send the queued messages to the driver, in their order.
 
-        A pass may be collected while this thread sends a message. What its end has to tell is sent by the outer call.
+        A pass may be collected while this thread sends a message. The outer call sends its final message.
         """
         if not self._due or self._teller == threading.get_ident():
             return

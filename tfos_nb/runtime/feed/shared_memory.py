@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from tfos_nb.errors import FeedFailed
 from tfos_nb.runtime.control.wire import message
+from tfos_nb.runtime.feed.ledger import SAME_VERSION
 from tfos_nb.runtime.rows.balancing import PIECE_BYTES
 
 __all__ = ["BLOCK_BYTES", "BlockPool", "BlockWriter", "Grant", "PoolPlace", "Written"]
@@ -110,7 +111,7 @@ class BlockPool:
         try:
             return pa.ipc.open_stream(pa.py_buffer(view)).read_next_batch()
         except StopIteration:  # an outer iterator would take it for its own end
-            raise FeedFailed(f"block {block} contains no rows") from None
+            raise FeedFailed(f"a task sent block {block} of shared memory without rows. {SAME_VERSION}") from None
 
     def close(self) -> None:
         """Release the memory; it is freed with the last batch in it."""

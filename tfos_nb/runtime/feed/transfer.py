@@ -40,7 +40,7 @@ from tfos_nb.runtime.control.node_connection import connect
 from tfos_nb.runtime.control.processes import boot, host_and_port
 from tfos_nb.runtime.control.wire import message
 from tfos_nb.runtime.feed.feed_rows import Superseded
-from tfos_nb.runtime.feed.ledger import Reached
+from tfos_nb.runtime.feed.ledger import SAME_VERSION, Reached
 from tfos_nb.runtime.feed.row_queue import RowQueue
 from tfos_nb.runtime.feed.row_queues import RowQueues
 from tfos_nb.runtime.feed.shared_memory import BLOCK_BYTES, BlockPool, BlockWriter, Grant, PoolPlace, Written
@@ -172,7 +172,7 @@ class _Listener(flight.FlightServerBase):  # type: ignore[misc]
         """Take rows and return answers: see :mod:`tfos_nb.runtime.inference.serving`."""
         self._know(context)
         if self.exchange is None:
-            raise FeedFailed("this node does not answer rows")
+            raise FeedFailed("this node does not answer rows of cluster.inference(): only workers and a chief do")
         self.exchange(descriptor.command, reader, writer)
 
     def _know(self, context: Any) -> None:
@@ -206,7 +206,7 @@ class _Grants:
         """Return the rows of a block."""
         end = chunk.first + chunk.size
         if self._pool is None or chunk.block not in self._granted or not 0 <= chunk.first < end <= BLOCK_BYTES:
-            raise FeedFailed(f"bytes {chunk.first} to {end} of block {chunk.block} were not granted")
+            raise FeedFailed(f"bytes {chunk.first} to {end} of block {chunk.block} were not granted. {SAME_VERSION}")
         self._granted.remove(chunk.block)
         return self._pool.lend(chunk.block, Written(chunk.first, chunk.size))
 
@@ -395,7 +395,8 @@ class NodeStream:
         position = self._next_position()
         if position.reached.row < self._sent:
             raise FeedFailed(
-                f"{self.node} has {position.reached.row} rows of partition {self.ticket.partition}, not {self._sent}"
+                f"{self.node} has {position.reached.row} rows of partition {self.ticket.partition}, but {self._sent} "
+                "were sent: train again"
             )
         return position.spilled
 
@@ -409,7 +410,10 @@ class NodeStream:
         buffer = self._answers.read()
         if buffer is None:
             self._writer.close()  # raises what the node said
-            raise NodeHungUp(f"{self.node} hung up while partition {self.ticket.partition} was being fed")
+            raise NodeHungUp(
+                f"{self.node} hung up while partition {self.ticket.partition} was being fed; its log says why: "
+                f"cluster.logs('{self.node}')"
+            )
         return wire.decode(buffer.to_pybytes())
 
     def close(self) -> None:

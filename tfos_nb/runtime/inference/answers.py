@@ -53,7 +53,7 @@ class Answers:
             self._columns = {str(name): _sliceable(column, f"column {name!r}") for name, column in results.items()}
             lengths = {name: len(column) for name, column in self._columns.items()}
             if len(set(lengths.values())) > 1:
-                raise FeedFailed(f"the columns of the results are not of one length: {lengths}")
+                raise FeedFailed(f"the columns of the results must have one value for each row, got {lengths}")
             self._rows: Any = []
             self.count = next(iter(lengths.values()), 0)
         else:
@@ -142,7 +142,7 @@ def _check_names(columns: Mapping[str, Any], schema: pa.Schema) -> None:
     if set(columns) != set(schema.names):
         raise FeedFailed(
             f"the results have the columns {', '.join(sorted(columns))}; the schema that inference() was given has "
-            f"{', '.join(schema.names)}"
+            f"{', '.join(schema.names)}: use the same names in both"
         )
 
 
@@ -150,14 +150,20 @@ def _by_column(rows: Any, schema: pa.Schema) -> dict[str, Any]:
     names = schema.names
     if isinstance(rows, np.ndarray) and rows.ndim > 1 and len(names) > 1:
         if rows.shape[1] != len(names):
-            raise FeedFailed(f"a result has {rows.shape[1]} values; the schema has {', '.join(names)}")
+            raise FeedFailed(
+                f"a result has {rows.shape[1]} values; the schema has {', '.join(names)}: return {len(names)} values "
+                "for each row"
+            )
         return {name: rows[:, place] for place, name in enumerate(names)}
     if not isinstance(rows, np.ndarray) and len(rows):
         take = _taker(rows[0], names)
         if take is not None:
             return {name: _taken(rows, take, name, place) for place, name in enumerate(names)}
     if len(names) != 1 and len(rows):
-        raise FeedFailed(f"a result is one value ({rows[0]!r:.60}); the schema has {', '.join(names)}")
+        raise FeedFailed(
+            f"a result is one value ({rows[0]!r:.60}); the schema has {', '.join(names)}: return a dictionary with "
+            "these names"
+        )
     return dict.fromkeys(names, rows)
 
 
@@ -174,7 +180,9 @@ def _taken(rows: Any, take: Callable[[Any, str, int], Any], name: str, place: in
     try:
         return [take(row, name, place) for row in rows]
     except (KeyError, IndexError, TypeError):
-        raise FeedFailed(f"not every result has a value for column {name!r} of the schema") from None
+        raise FeedFailed(
+            f"not every result has a value for column {name!r} of the schema: return one for each row"
+        ) from None
 
 
 def _arrow_of(values: Any, field: pa.Field, rows: int) -> pa.Array:

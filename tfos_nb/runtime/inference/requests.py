@@ -264,7 +264,10 @@ class RequestQueue:
         if count > owed:
             places = sorted({stream.partition for stream, _ in self._owed})
             of = f" of partition {', '.join(map(str, places))}" if places else ""
-            raise FeedFailed(f"main must return one result for each row, got {count} results for {owed} rows{of}")
+            raise FeedFailed(
+                f"main must return one result for each row, got {count} results for {owed} rows{of}: reply to each "
+                "batch once"
+            )
         parts = []
         while count:
             stream, rows = self._owed.popleft()

@@ -323,7 +323,8 @@ class _Exchange:
             raise self._error
         if self._received != self._sent:
             raise FeedFailed(
-                f"{self.node} ended after {self._received} results for {self._sent} rows of partition {self._partition}"
+                f"{self.node} ended after {self._received} results for {self._sent} rows of partition "
+                f"{self._partition}: main must reply to all rows before it returns"
             )
 
     def _next(self) -> tuple[int, pa.RecordBatch] | None:

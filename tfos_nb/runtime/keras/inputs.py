@@ -1,4 +1,4 @@
-"""Refuse what cannot be computed from a dataset's elements, before the first step, by the names of the user's things.
+"""Refuse columns, layers and losses that cannot be used with a dataset, before the first step, by their names.
 
 TensorFlow's own errors name neither the column nor the layer: ``Cast string to float is not supported`` for labels that
 are text, ``Incompatible shapes: [19,1] vs. [37,1]`` for a layer that keeps states of a fixed number of rows.

@@ -278,9 +278,8 @@ def mirrored(devices: int | Sequence[str] | None = None) -> Any:
         return tf.distribute.MirroredStrategy(devices)
     gpus = tf.config.list_physical_devices("GPU")
     if devices < 1 or (gpus and devices > len(gpus)):
-        raise PlanError(
-            f"devices must be 1 or more, on a node with GPUs at most their number ({len(gpus)}), got {devices}"
-        )
+        most = f", and at most {len(gpus)}, the number of this node's GPUs" if gpus else ""
+        raise PlanError(f"devices must be 1 or more{most}, got {devices}")
     if gpus:
         return tf.distribute.MirroredStrategy([f"/gpu:{index}" for index in range(devices)])
     cut_cpu(devices)
@@ -299,8 +298,8 @@ def cut_cpu(parts: int) -> None:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * parts)
     except RuntimeError as error:
         raise PlanError(
-            f"devices={parts}: TensorFlow has used the CPU already, so it cannot be divided ({error}). Build the "
-            "strategy first in main"
+            f"devices={parts}: TensorFlow has used the CPU already, so it cannot be divided. Build the strategy first "
+            f"in main ({error})"
         ) from error
 
 

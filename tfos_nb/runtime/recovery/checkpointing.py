@@ -253,7 +253,8 @@ class Checkpoints:
             except (AssertionError, ValueError, tf.errors.OpError) as error:
                 here = without_password(self.directory)
                 raise TfosError(
-                    f"the state in {here} does not match the objects given to ctx.resume: {error}"
+                    f"the state in {here} does not match the objects given to ctx.resume. Build the same objects as "
+                    f"the program that saved it, or use another model_dir: {error}"
                 ) from error
         self._from = name
         self._rows.resume(epoch, "" if _is_of_a_whole_epoch(name) else name)

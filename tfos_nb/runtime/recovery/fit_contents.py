@@ -117,7 +117,7 @@ class FitContents:
         return [own_value(self.strategy, variable) for variable in variables]
 
     def rest(self, arrays: Sequence[Any], counted: int) -> Rest:
-        """Return what belongs to a state of now beside its arrays, of which ``counted`` are variables."""
+        """Return the current state apart from its arrays, of which ``counted`` are variables."""
         places = {id(one): place for place, one in enumerate(self.model.variables)}
         optimizers = {
             name: [places[id(one)] for one in getattr(optimizer, "_trainable_variables", ()) if id(one) in places]

@@ -55,7 +55,7 @@ def canonical(record: bytes, record_type: RecordType) -> bytes:
     try:
         message.ParseFromString(record)
     except DecodeError:
-        raise NotThatMessage(f"it is no {record_type.value}") from None
+        raise NotThatMessage(f"it is not a valid {record_type.value}") from None
     strange = [field.field_number for field in UnknownFieldSet(message)]
     if strange == [2] and record_type is RecordType.EXAMPLE:
         raise NotThatMessage("it is a SequenceExample, not an Example")

@@ -120,7 +120,8 @@ def found(url: str) -> list[DataFile]:
         roots = sorted(map(str, fs.glob(root)))
     files = [file for one in roots for file in _under(fs, one)]
     if not files and not any(fs.exists(one) for one in roots):
-        raise PlanError(f"{plain(url)}: no such {'file' if _GLOB.search(root) else 'path'} exists")
+        what = "file" if _GLOB.search(root) else "path"
+        raise PlanError(f"{plain(url)}: no such {what} exists; correct it, or write the files first")
     return files
 
 

@@ -221,7 +221,8 @@ def _look_into(result: Look, file: DataFile, stream: Any, record_type: RecordTyp
         left -= len(starts)
         if block.broken and left > 0:
             place = block.offset + block.scan.consumed
-            damage.append((place, block.broken if place or "length" not in block.broken else "it is no TFRecord file"))
+            of_records = place or "length" not in block.broken
+            damage.append((place, block.broken if of_records else "it is not a TFRecord file"))
         if damage and not skip:
             place, why = min(damage)
             raise RecordError(f"{plain(file.url)}, byte {place}: {why}; mode='skip' skips such records")

@@ -208,7 +208,7 @@ class _Reader:
     def _damaged(self, place: int, why: str) -> None:
         """Count a damaged record, or raise RecordError if records are not skipped."""
         if not place and "length" in why:
-            why = "it is no TFRecord file"
+            why = "it is not a TFRecord file"
         if not self._reading.skip:
             raise RecordError(f"{plain(self._file.url)}, byte {place}: {why}; {_SKIP}", corrupt=True)
         self._records += 1
