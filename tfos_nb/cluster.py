@@ -69,6 +69,7 @@ logger = logging.getLogger(__name__)
 _LOG_SHOWN = 60  # lines of all nodes in a snapshot
 _POINTS_SHOWN = 400  # of the metrics, in the snapshot of an ended cluster and in the record of a run
 _EPOCHS_RECORDED = 2_000
+_ON_TIMEOUT = "it continues; call wait() again, or stop()"
 _NOT_RECORDED = "the run's record %s cannot be written: %s. record=DIR writes it elsewhere, and record=False nowhere"
 _text_of = functools.lru_cache(str)  # a panel shows a plan again and again
 
@@ -422,7 +423,8 @@ class Cluster(Rich):
         """
         if self.plan.input_mode is InputMode.TENSORFLOW:
             raise PlanError(
-                "this cluster reads files itself (input_mode='tensorflow'): launch it with input_mode='spark'"
+                "train() feeds rows, and this cluster reads files itself (input_mode='tensorflow'): launch it with "
+                "input_mode='spark'"
             )
         if type(epochs) is not int or epochs < 1:
             raise PlanError(f"epochs must be a whole number, 1 or more, got {epochs!r}")
@@ -526,7 +528,8 @@ class Cluster(Rich):
         """
         if self.plan.input_mode is InputMode.TENSORFLOW:
             raise PlanError(
-                "this cluster reads files itself (input_mode='tensorflow'): launch it with input_mode='spark'"
+                "inference() feeds rows, and this cluster reads files itself (input_mode='tensorflow'): launch it with "
+                "input_mode='spark'"
             )
         check_queue(qname, self._settings)
         timeout = self._settings.feed_timeout if feed_timeout is None else feed_timeout
@@ -605,7 +608,7 @@ class Cluster(Rich):
         """
         seconds = check_seconds("timeout", timeout, above=0)
         if self._lifecycle.status.ended:
-            raise ClusterClosed(f"cluster {self.plan.name} has ended: no node has a stack any more")
+            raise ClusterClosed(f"cluster {self.plan.name} has ended: no node has a stack; logs(node) has its lines")
         taken = self._desk.stacks(seconds)
         running = [one.node for one in self.snapshot().nodes if one.pid is not None and not one.status.ended]
         return {name: taken[name].text or no_answer(taken[name]) if name in taken else NO_ANSWER for name in running}
@@ -632,14 +635,14 @@ class Cluster(Rich):
         lock = self._training_calls.lock
         begun = self._training_calls.await_announced(timeout)
         if not begun or not lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
-            raise TimeoutError(f"cluster {self.plan.name} is still being fed after {timeout:g} s")
+            raise TimeoutError(f"cluster {self.plan.name} is still being fed after {timeout:g} s: {_ON_TIMEOUT}")
         try:
             self._training_calls.close("wait() has told the nodes that no more rows come")
         finally:
             lock.release()
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not self._outcome.over.wait(left):
-            raise TimeoutError(f"cluster {self.plan.name} still runs after {timeout:g} s")
+            raise TimeoutError(f"cluster {self.plan.name} still runs after {timeout:g} s: {_ON_TIMEOUT}")
 
     def result(self) -> Any:
         """Return the value that the chief's ``main`` returned, once it is done."""
@@ -732,7 +735,7 @@ class Cluster(Rich):
 
     @property
     def run(self) -> Run:
-        """What the run's record has, as of now: its plan, arguments, metrics, outcome and versions."""
+        """Record of the run so far: its plan, arguments, metrics, outcome and versions."""
         state, points = self.snapshot(), self.history.points()
         return Run(
             id=self.id,

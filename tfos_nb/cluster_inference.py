@@ -91,7 +91,10 @@ def _struct(schema: Any) -> StructType:
     from pyspark.sql.types import StructType, _parse_datatype_string
 
     if schema is None:
-        raise PlanError("inference of a DataFrame needs the columns of the results, such as schema='prediction double'")
+        raise PlanError(
+            "inference of a DataFrame needs the columns of the results, such as schema='prediction double', got "
+            "schema=None"
+        )
     if isinstance(schema, str):
         try:
             schema = _parse_datatype_string(schema)
@@ -106,14 +109,15 @@ def _struct(schema: Any) -> StructType:
 
 def _places(frame: Any, columns: Sequence[str] | None) -> tuple[int, ...]:
     if not frame.columns:
-        raise PlanError("the DataFrame has no columns")
+        raise PlanError("the DataFrame has no columns: select at least one, as in df.select('x')")
     if columns is None:
         return tuple(range(len(frame.columns)))
     if isinstance(columns, str) or not columns:
-        raise PlanError(f"columns must be a list of names of columns, got {columns!r}")
+        raise PlanError(f"columns must be a list of columns' names, such as ['x', 'y'], got {columns!r}")
     for name in columns:
         if frame.columns.count(name) != 1:
             raise PlanError(
-                f"columns: {frame.columns.count(name)} columns are called {name!r}; there are {frame.columns}"
+                f"columns: {frame.columns.count(name)} columns are called {name!r}, and one must be; the DataFrame has "
+                f"{frame.columns}. Correct the name, or rename the column"
             )
     return tuple(frame.columns.index(name) for name in columns)

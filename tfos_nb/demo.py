@@ -204,7 +204,7 @@ def _execute(content: Any, out: Path, say: Write) -> str:
 
 
 class _Teller:
-    """Says what happens in a notebook while it runs, and that it goes on where nothing happens.
+    """Prints the progress of a notebook while it runs, also when no cell ends for a while.
 
     Parameters
     ----------

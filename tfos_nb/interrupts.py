@@ -46,7 +46,7 @@ class _Handler:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def end(self) -> bool:
-        """Interrupt no more; return whether an interrupt has waited for its moment and not had it."""
+        """Stop handling interrupts; return whether one is still pending."""
         with self._lock:
             self._is_over = True
         return self._until < math.inf

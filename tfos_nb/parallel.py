@@ -1,6 +1,6 @@
-"""Independent programs on Spark's executors, one a slot: each with its own TensorFlow, none with a peer.
+"""Run independent TensorFlow programs on Spark's executors, one per slot.
 
-What TensorFlowOnSpark calls TFParallel: inference over files, one model a set of parameters, and the like.
+TensorFlowOnSpark calls this TFParallel. Use it for inference over files, or to train one model per set of parameters.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ENDING_SECONDS = 10.0  # in which Spark notes the end of tasks that have told t
 
 
 class _Desk:
-    """Behind the door: how the programs ended."""
+    """Desk of the door: collects the outcomes of the programs."""
 
     def __init__(self, count: int) -> None:
         self.changed = threading.Condition()
@@ -51,7 +51,7 @@ class _Desk:
         self.count = count
 
     def asked(self, message: Any) -> None:
-        """Take a task's word; that of the first attempt counts."""
+        """Record a program's outcome; that of the first attempt counts."""
         if isinstance(message, SingleProgramEnded):
             if not 0 <= message.index < self.count:
                 raise ValueError(f"no program has the index {message.index}")
@@ -99,8 +99,9 @@ def run(
 ) -> list[Any]:
     """Call ``main(args, ctx)`` in ``nodes`` processes on Spark's executors, and return what each returned.
 
-    Each is one Spark task. ``ctx.index`` and ``ctx.count`` say which of how many it is. If Spark loses an executor it
-    runs that executor's programs again; one that raises is not run again, and ends the others.
+    Each program is one Spark task. ``ctx.index`` is its number, from 0, and ``ctx.count`` the number of programs. If
+    Spark loses an executor, it runs that executor's programs again. A program that raises is not run again, and ends
+    the others.
 
     Parameters
     ----------
@@ -110,17 +111,17 @@ def run(
     args : object, optional
         Handed to ``main``.
     nodes : int
-        How many.
+        The number of programs.
     spark : SparkSession, optional
         Where to run. Default: the active session, or else an embedded local Spark.
     barrier : bool, optional
-        Whether all begin together, each in a slot of its own. Otherwise they may be more than Spark has slots.
+        Whether all start together, one per slot. Otherwise there may be more programs than slots.
     cpus, gpus : int, optional
-        Spark CPUs and GPUs of each. Where Spark shares out no GPUs, each takes free ones of its host.
+        Spark CPUs and GPUs per program. If Spark does not manage GPUs, each program takes free ones of its host.
     env : mapping of str to str, optional
         Environment variables of the programs.
     name : str, optional
-        What the job is called in the Spark UI.
+        The job's name in the Spark UI.
     sources : mapping of str to str, optional
         Source text by file name, for tracebacks.
     warm : bool, optional

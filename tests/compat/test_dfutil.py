@@ -105,7 +105,7 @@ def test_the_schema_of_one_example_is_that_of_its_values() -> None:
 
 
 def test_what_is_no_example_or_no_text_is_named() -> None:
-    with pytest.raises(FeedFailed, match="it is no Example"):
+    with pytest.raises(FeedFailed, match="it is not a valid Example"):
         dfutil.fromTFExample([(b"nonsense", None)])
     with pytest.raises(FeedFailed, match=r"feature 'y' has bytes that are not text: set binary_features=\['y'\]"):
         dfutil.fromTFExample([(example(y=[b"\xff"]).SerializeToString(), None)])

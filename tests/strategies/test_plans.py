@@ -34,7 +34,7 @@ def test_a_chief_that_trains_is_fed_beside_parameter_servers_and_needs_no_worker
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"chief": "leads"}, "chief may also be 'trains'"),
+        ({"chief": "leads"}, "chief must be True, False or 'trains', got 'leads'"),
         ({"workers": 0, "ps": 1}, "ps=1 needs at least one worker to serve: ask for workers=1"),
         ({"driver_ps_nodes": True}, "driver_ps_nodes needs parameter servers"),
         ({"ps": 1, "driver_ps_nodes": 1}, "driver_ps_nodes must be True or False"),

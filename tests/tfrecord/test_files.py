@@ -174,13 +174,13 @@ def test_a_column_that_is_nowhere_and_one_of_another_type_are_both_named(tmp_pat
 
 def test_a_file_that_is_no_tfrecord_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"id,name\n1,x\n2,y\n" * 3)
-    with pytest.raises(PlanError, match=r"a, byte 0: it is no TFRecord file"):
+    with pytest.raises(PlanError, match=r"a, byte 0: it is not a TFRecord file"):
         looked(tmp_path / "a")
 
 
 def test_records_that_are_no_examples_are_named_by_byte(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(frame(pa.array([b"", b"plain text"], pa.large_binary())))
-    with pytest.raises(PlanError, match=r"a, byte 16: it is no Example"):
+    with pytest.raises(PlanError, match=r"a, byte 16: it is not a valid Example"):
         looked(tmp_path / "a")
     assert looked(tmp_path / "a", skip=True).records == 2
 

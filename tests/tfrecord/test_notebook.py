@@ -56,7 +56,7 @@ def test_the_declared_schema_gives_the_same_rows_again(shown: dict[str, str]) ->
 def test_each_mistake_is_one_line_that_says_what_to_do(shown: dict[str, str]) -> None:
     assert "did you mean 'label'?" in shown["mistake"]
     assert "cast it to double" in shown["decimal"]
-    assert "byte 0: it is no" not in shown["fail"]
+    assert "byte 0: it is not" not in shown["fail"]
     assert re.search(r"byte \d+: the (checksum|file)", shown["fail"])
     for cell in ("mistake", "decimal", "fail"):
         assert re.match(r"(\x1b\[31m)?PlanError: ", shown[cell]), "one line, red or not"

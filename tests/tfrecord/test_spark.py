@@ -402,7 +402,7 @@ def test_bad_input_is_refused_on_the_driver(spark: SparkSession, numbers: DataFr
     refused: list[tuple[str, Any]] = [
         ("no such path exists", lambda: read(spark, tmp_path / "nothing")),
         ("no records to infer a schema from", lambda: read(spark, tmp_path / "empty")),
-        ("it is no TFRecord file", lambda: read(spark, tmp_path / "text")),
+        ("it is not a TFRecord file", lambda: read(spark, tmp_path / "text")),
         ("column 'lable' is in none", lambda: read(spark, path, schema="id int, lable int")),
         ("column 'id' is declared float, but is bigint", lambda: read(spark, path, schema="id float")),
         ("column 'x' is declared float, but is array<float>", lambda: read(spark, path, schema="x float")),

@@ -164,9 +164,9 @@ def test_the_user_s_url_goes_before_all_others() -> None:
 
 @pytest.mark.parametrize("value", ["https://gate.example/6006/", "%port%"])
 def test_a_url_without_the_port_s_place_is_refused_with_its_variable(value: str) -> None:
-    with pytest.raises(PlanError, match=r"TENSORBOARD_PROXY_URL=.*it lacks %PORT%"):
+    with pytest.raises(PlanError, match="TENSORBOARD_PROXY_URL must contain %PORT%"):
         url(TENSORBOARD_PROXY_URL=value)
-    with pytest.raises(PlanError, match=r"TfosMagics.proxy_url=.*it lacks %PORT%"):
+    with pytest.raises(PlanError, match="TfosMagics.proxy_url must contain %PORT%"):
         url(template=value)
 
 

@@ -129,5 +129,5 @@ def test_nothing_to_show_is_said(endpoint: Endpoint) -> None:
 
 def test_an_address_without_its_port_is_refused(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFOS_NB_PROXY_URL", "/proxy/")
-    with pytest.raises(PlanError, match="TFOS_NB_PROXY_URL=/proxy/: it lacks %PORT%"):
+    with pytest.raises(PlanError, match="TFOS_NB_PROXY_URL must contain %PORT%.* got /proxy/"):
         shown()

@@ -152,7 +152,7 @@ def reduce_batches(
     nulls: str = "fail",
     fill: Any = None,
 ) -> Any:
-    """Reduce rows to one with a TensorFlow function, or to one a key.
+    """Reduce all rows, or the rows of each key, to one row with a TensorFlow function.
 
     Parameters
     ----------
@@ -212,7 +212,10 @@ def reduce_batches(
     parts = _mapped(kept, task, places).repartition(1)
     row = _mapped(parts, ReduceTask(source, feeds, batch_size), places).first()
     if row is None:
-        raise FeedFailed("the DataFrame has no rows, so it cannot be reduced")
+        raise FeedFailed(
+            f"the DataFrame has no rows, so it cannot be reduced: check its query, and nulls={nulls!r}, where 'skip' "
+            "leaves out rows with a null"
+        )
     return {tensor.name: _value(row[index], tensor) for index, tensor in enumerate(inputs)}
 
 
@@ -294,7 +297,7 @@ def _declared(schema: Any) -> tuple[tuple[Tensor, ...], list[StructField]]:
             )
         tensors.append(tensor)
     if not tensors:
-        raise PlanError("the schema has no columns")
+        raise PlanError(f"schema must have at least one column, as in 'y float', got {schema!r}")
     return tuple(tensors), list(parsed.fields)
 
 

@@ -37,7 +37,7 @@ NULLS = ("fail", "skip", "fill")
 
 @dataclass(frozen=True)
 class Asked:
-    """How a model is to be applied; what each means is said at :func:`predict`."""
+    """Arguments of :func:`predict`, which documents them."""
 
     inputs: Inputs = None
     output: Outputs = "prediction"
@@ -139,11 +139,11 @@ def predict(
 
 
 def check_frame(df: Any) -> None:
-    """Raise PlanError for what is no DataFrame, or has no columns."""
+    """Raise PlanError if ``df`` is not a DataFrame, or has no columns."""
     if not hasattr(df, "mapInArrow"):
         raise PlanError(f"df must be a Spark DataFrame, such as spark.createDataFrame(…), got a {type(df).__name__}")
     if not df.columns:
-        raise PlanError("the DataFrame has no columns")
+        raise PlanError("the DataFrame has no columns: select at least one, as in df.select('x')")
 
 
 def score(df: DataFrame, known: Known, asked: Asked) -> DataFrame:
@@ -174,12 +174,13 @@ def _pictures(df: DataFrame, asked: Asked) -> list[str]:
 
 
 def check_fill(fill: Any, columns: Sequence[str]) -> None:
-    """Raise PlanError for a filling that is no value, or is for a column that is no input."""
+    """Raise PlanError if a fill value is not a number or text, or names a column that is not an input."""
     fillings = fill if isinstance(fill, Mapping) else {} if fill is None else {None: fill}
     for name, value in fillings.items():
         if name is not None and name not in columns:
             raise PlanError(
-                f"fill: no input is made of a column {name!r}{near(name, columns)}: {', '.join(columns)} are"
+                f"fill must name columns of the model's inputs ({', '.join(columns)}), got {name!r}"
+                f"{near(name, columns)}"
             )
         if not isinstance(value, (bool, int, float, str, bytes, np.generic)):
             raise PlanError(f"fill must be a number or a text, or a dictionary of these by column, got {value!r}")

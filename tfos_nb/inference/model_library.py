@@ -48,7 +48,7 @@ _LOOK_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Known:
-    """A model that an executor has looked at: where it comes from, what it takes and gives, what a person calls it."""
+    """Model that an executor has inspected: its source, its signature, and its name in messages."""
 
     source: Source
     signature: Signature
@@ -64,7 +64,7 @@ def find(
     model_fn: Callable[..., Any] | None = None,
     args: tuple[Any, ...] = (),
 ) -> Known:
-    """Find a model and look at it.
+    """Find a model and inspect it.
 
     Parameters
     ----------

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pyspark
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructField, StructType
 
@@ -79,7 +80,9 @@ def register_udf(
     Asked(batch_size=batch_size, nulls=nulls)
     session = usable_session(spark)
     if not has_arrow_udfs():
-        raise PlanError("register_udf needs Spark 4.1 or newer: use tfos_nb.predict")
+        raise PlanError(
+            f"register_udf needs Spark 4.1 or newer, got PySpark {pyspark.__version__}: call tfos_nb.predict(df, model)"
+        )
     use = Use(signature=signature, tags=tuple(tags), outputs=tuple(outputs))
     known = find(model, session, use, custom_objects=custom_objects)
     given = known.signature.outputs

@@ -124,13 +124,16 @@ class _Past:
     def log_lines(self, node: str, limit: int) -> Sequence[LogLine]:
         """Return the node's last lines."""
         if node not in self.lines:
-            raise ValueError(f"no lines of {node or 'the chief'} are kept")
+            raise ValueError(
+                f"{self.state.name} has ended and keeps no lines of {node or 'the chief'}: ask for one of "
+                f"{', '.join(self.lines)}"
+            )
         return list(self.lines[node])[-limit:]
 
     def curves(self, metric: str, by: str, node: str) -> dict[str, Any]:
         """Return the numbers of a chart of the chief, with as many points as are kept."""
         if node:
-            raise ValueError(f"no curves of {node} are kept")
+            raise ValueError(f"{self.state.name} has ended and keeps no curves of {node}: ask for the chief's")
         return chart_data(self.state.points, metric=metric, by=by)
 
     def stacks(self) -> dict[str, str]:

@@ -52,7 +52,7 @@ def found(spark: SparkSession, urls: Sequence[str], why: str) -> list[DataFile]:
         fs, path = _path(spark, url, why)
         statuses = fs.globStatus(path)
         if not statuses:
-            raise PlanError(f"{plain(url)}: no such path exists")
+            raise PlanError(f"{plain(url)}: no such path exists; correct it, or write the files first")
         for status in statuses:
             files += _under(fs, status)
     return files
@@ -194,7 +194,10 @@ class _UnderWay:
         for temporary, place in self.places:
             self._fs.mkdirs(place.getParent())
             if not self._fs.rename(temporary, place):
-                raise FeedFailed(f"{plain(place.toString())}: Hadoop did not rename the file to this name")
+                raise FeedFailed(
+                    f"{plain(place.toString())}: Hadoop did not rename the file to this name; check that no other job "
+                    "writes there, and write again"
+                )
         for path in old:
             self._fs.delete(path, False)
         self._fs.delete(self._temporary, True)

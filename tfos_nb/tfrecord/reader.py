@@ -43,11 +43,11 @@ def read(
         The session that reads.
     path : str, path, or list of them
         A file, a directory, or a pattern; a path that all executors reach, or a URL. Directories ``column=value`` give
-        partition columns. Compressed files (gzip, zlib) are known by their first bytes. What fsspec does not know is
-        read by Spark's own Hadoop file system, file by file.
+        partition columns. Compressed files (gzip, zlib) are known by their first bytes. URLs that fsspec does not
+        support are read by Spark's own Hadoop file system, file by file.
     schema : StructType or str, optional
         The columns, in the types of :func:`tfos_nb.tfrecord.write`. A record without such a feature gives null.
-        Default: what a sample of the records has, sorted by name; numbers are ``bigint`` and ``float``, bytes are
+        Default: the columns of a sample of the records, sorted by name; numbers are ``bigint`` and ``float``, bytes are
         ``string`` where all in the sample are UTF-8, else ``binary``.
     record_type : str
         ``Example`` or ``SequenceExample``, whose feature lists are arrays of arrays.
@@ -55,7 +55,7 @@ def read(
         ``fail`` at a damaged record, with its file and byte; or ``skip`` it. If a record's length is damaged, nothing
         after it can be found.
     skipped : Skipped, optional
-        Counts what ``skip`` leaves out.
+        Counts the records that ``skip`` leaves out.
     bad_column : str
         Let ``skip`` give each damage a row, with all null but this column, which says where and why. It stands last,
         or where the schema declares it.
@@ -75,8 +75,8 @@ def read(
     Raises
     ------
     PlanError
-        If nothing is there, the records of the sample are no such messages, disagree about a column or do not fit the
-        schema; before Spark reads anything.
+        If the path does not exist, or if a record of the sample is not of type ``record_type``, disagrees with others
+        about a column, or does not fit the schema. Raised before Spark reads anything.
 
     Examples
     --------

@@ -21,7 +21,7 @@ _SHOWN = 5
 class Skipped(Rich):
     """Counts the damaged records that ``read(…, mode="skip", skipped=…)`` leaves out.
 
-    It knows what the tasks that have ended so far have left out, so look at it after the DataFrame was computed. A file
+    The counts are complete after the DataFrame was computed: they include the tasks that have ended so far. A file
     counts once, however often it is read.
 
     Parameters
@@ -49,7 +49,7 @@ class Skipped(Rich):
 
     def __init__(self, spark: SparkSession) -> None:
         if is_connect(spark) or not hasattr(spark, "sparkContext"):
-            raise PlanError("skipped counts by an accumulator, which Spark Connect has not: use bad_column='…'")
+            raise PlanError("Skipped needs an accumulator, which Spark Connect does not support: use bad_column='…'")
         from tfos_nb.runtime.tfrecord.tally import DamageParam
 
         self.accumulator: Any = spark.sparkContext.accumulator({}, DamageParam())

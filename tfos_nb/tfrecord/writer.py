@@ -36,8 +36,8 @@ def write(
 ) -> Saved:
     """Write a DataFrame as TFRecord files, one for each of its partitions that has rows.
 
-    The tasks write beside, and the files get their names when all are through, ``_SUCCESS`` the last: a job that fails
-    leaves what was there before. A column of null in a row is left out of that row's record.
+    Tasks write temporary files. They are renamed when all tasks have ended, ``_SUCCESS`` last, so a job that fails
+    changes no existing file. A null in a row is left out of that row's record.
 
     Parameters
     ----------
@@ -46,10 +46,10 @@ def write(
         ``record_type="SequenceExample"`` arrays of arrays too, which become feature lists. Records have float32 and
         int64 alone: doubles are rounded.
     path : str or path
-        A directory that all executors reach: a path of a shared disk, or a URL. What fsspec does not know is written
-        by Spark's own Hadoop file system, through the driver.
+        A directory that all executors reach: a path of a shared disk, or a URL. URLs that fsspec does not support are
+        written by Spark's own Hadoop file system, through the driver.
     mode : str
-        What to do if it is there: ``errorifexists`` (or ``error``), ``append``, ``overwrite``, ``ignore``. With
+        What to do if the path exists: ``errorifexists`` (or ``error``), ``append``, ``overwrite``, ``ignore``. With
         ``partition_by``, ``overwrite`` obeys Spark's setting ``spark.sql.sources.partitionOverwriteMode``: where it is
         ``dynamic``, only the partitions that are written are replaced.
     record_type : str
@@ -58,9 +58,9 @@ def write(
         Columns (string, whole number, boolean, date) whose values become directories ``column=value`` and are left out
         of the records.
     compression : str, optional
-        ``gzip``. TensorFlow has to be told: ``TFRecordDataset(files, compression_type="GZIP")``.
+        ``gzip``. TensorFlow then needs an argument: ``TFRecordDataset(files, compression_type="GZIP")``.
     lengths : mapping of str to int, optional
-        How many values the arrays of a column have to have.
+        The required number of values in the arrays of a column.
 
     Returns
     -------
@@ -70,7 +70,7 @@ def write(
     Raises
     ------
     PlanError
-        If a column's type has no place in a record, a parameter is wrong, or the path is there already; before any
+        If a record cannot hold a column's type, a parameter is wrong, or the path exists already. Raised before any
         row is computed.
     FeedFailed
         If a row cannot be computed or written.
@@ -81,7 +81,7 @@ def write(
     Saved(path='/home/me/digits', files=4, rows=1797, size=493562)
     """
     if not hasattr(df, "mapInArrow"):
-        raise PlanError(f"a {type(df).__name__} is no DataFrame: give one, such as spark.createDataFrame(…)")
+        raise PlanError(f"df must be a Spark DataFrame, such as spark.createDataFrame(…), got a {type(df).__name__}")
     if getattr(df, "isStreaming", False):
         raise PlanError("a streaming DataFrame has no end: write each batch, stream.writeStream.foreachBatch(…)")
     chosen = _mode(mode)

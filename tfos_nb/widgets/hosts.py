@@ -209,7 +209,7 @@ def _configured(environ: Mapping[str, str], template: str) -> str:
 def check_proxy_url(name: str, value: str) -> None:
     """Refuse a value that cannot be the URL of a port: it lacks ``%PORT%``, or a browser cannot open it."""
     if _PORT not in value:
-        raise PlanError(f"{name}={value}: it lacks {_PORT}, in whose place the port goes, as in /proxy/{_PORT}/")
+        raise PlanError(f"{name} must contain {_PORT} in place of the port, as in /proxy/{_PORT}/, got {value}")
     scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", value)
     if (scheme and scheme[0].lower() not in ("http:", "https:")) or re.search(r"[\s\x00-\x1f\"'<>]", value):
         raise PlanError(f"{name} must be a path, or a URL that begins with http:// or https://, got {value}")
