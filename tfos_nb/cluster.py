@@ -707,7 +707,7 @@ class Cluster(Rich):
 
     @property
     def model_dir(self) -> str:
-        """Where ``ctx.save`` writes."""
+        """Directory in which ``ctx.save`` writes."""
         return self._model_dir
 
     @property

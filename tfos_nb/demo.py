@@ -46,7 +46,7 @@ Write = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of the notebook left.
+    """Outcome of a run of the notebook.
 
     Attributes
     ----------

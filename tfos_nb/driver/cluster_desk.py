@@ -470,17 +470,17 @@ class ClusterDesk:
 
     @property
     def generation(self) -> int:
-        """How often all nodes were started together, from 1."""
+        """Number of times that all nodes were started together, from 1."""
         return self.members.generation
 
     @property
     def rendezvous(self) -> int:
-        """How often any nodes were started together, from 1."""
+        """Number of times that any nodes were started together, from 1."""
         return self.members.rendezvous
 
     @property
     def restarts_left(self) -> int:
-        """How many restarts are left."""
+        """Number of restarts that are left."""
         return self.members.restarts_left
 
     @property
@@ -601,7 +601,7 @@ class ClusterDesk:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """How many rows all nodes have taken, and how many progress reports the training nodes have sent."""
+        """Number of rows that all nodes have taken, and of progress reports that the training nodes have sent."""
         with self.changed:
             return self._rows, self._reports
 

@@ -424,7 +424,7 @@ class Member:
 
     @property
     def address(self) -> str:
-        """What its TensorFlow listens on."""
+        """Address of its TensorFlow server."""
         assert self.reservation is not None, "it has reserved"
         return host_and_port(self.reservation.host, self.reservation.port)
 

@@ -45,7 +45,7 @@ _TENSOR_TYPES = {
 
 @dataclass(frozen=True)
 class _Block:
-    """What both functions take beside a DataFrame and a function."""
+    """Parameters of both functions apart from a DataFrame and a function."""
 
     batch_size: int
     nulls: str

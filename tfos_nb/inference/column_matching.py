@@ -35,7 +35,7 @@ Outputs = str | Mapping[str, str]
 
 @dataclass(frozen=True)
 class Words:
-    """What the user's parameters are called, for messages; these are :func:`tfos_nb.predict`'s.
+    """Names of the user's parameters, for messages; the defaults are those of :func:`tfos_nb.predict`.
 
     Parameters
     ----------

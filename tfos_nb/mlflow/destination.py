@@ -1,4 +1,4 @@
-"""Where a run is logged: which tracking server, which experiment, and which of MLflow's runs.
+"""Destination of a logged run: the tracking server, the experiment and MLflow's run.
 
 MLflow keeps its active run by thread. So the destination is found in the thread that launches the cluster.
 """

@@ -31,7 +31,7 @@ _DOWN = "the run is not logged to MLflow: %s. The training goes on; tfos_nb.mlfl
 
 
 class Followed(Protocol):
-    """What is logged; :class:`tfos_nb.Cluster` implements it."""
+    """Source of a run that is logged; :class:`tfos_nb.Cluster` implements it."""
 
     @property
     def run(self) -> Run:
@@ -39,7 +39,7 @@ class Followed(Protocol):
 
     @property
     def model_dir(self) -> str:
-        """Where ``ctx.save`` writes."""
+        """Directory in which ``ctx.save`` writes."""
 
     def _repr_html_(self) -> str | None:
         """Return its panel."""

@@ -40,7 +40,7 @@ class ModelNotLogged(TfosError):
 
 @dataclass(frozen=True)
 class ModelJob:
-    """What the other process does: load ``model``, and log it to ``run_id``.
+    """Job of the other process: load ``model``, and log it to ``run_id``.
 
     ``example`` is a file of NumPy's ``npz`` with an array for each input, by its number; ``inputs`` has their names.
     """

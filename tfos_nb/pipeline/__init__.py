@@ -1,4 +1,8 @@
-"""Spark ML and DataFrames: models as Transformers, TensorFlow functions over blocks of rows, models in SQL."""
+"""Spark ML and DataFrames: models as Transformers, TensorFlow functions over blocks of rows, models in SQL.
+
+The input is DataFrames, models and Params. The output is trained models, and DataFrames with additional columns. Only
+``tfos_nb`` itself and ``compat`` import this package.
+"""
 
 from __future__ import annotations
 

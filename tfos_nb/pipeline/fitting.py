@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Rows:
-    """What is fed: the training rows, and those of the validation."""
+    """Rows to feed: the training rows, and those of the validation."""
 
     training: DataFrame
     validation: DataFrame | None = None
@@ -47,7 +47,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a fit came to.
+    """Result of a fit.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a fit runs.
+    """Settings of a fit.
 
     Parameters
     ----------

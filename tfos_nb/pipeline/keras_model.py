@@ -101,7 +101,7 @@ class KerasModel(HasPredictionColumns, HasInputMapping, HasBatchSize, Scorer, Mo
 
     @property
     def task(self) -> Task:
-        """What the model is for; of several outputs, the first one."""
+        """Task of the model; of several outputs, the task of the first."""
         return self._heads()[0].task
 
     def _heads(self) -> tuple[ClassifierOutput, ...]:

@@ -48,7 +48,7 @@ def _param(name: str, doc: str, converter: Any) -> Any:
 
 
 class HasInputMapping(Params):
-    """Which column becomes which input, {column: tensor}."""
+    """Param ``input_mapping``: the input of each column, {column: tensor}."""
 
     input_mapping: Param[dict[str, str]] = _param(
         "input_mapping", "which column becomes which input, {column: tensor}", to_mapping
@@ -68,7 +68,7 @@ class HasInputMapping(Params):
 
 
 class HasOutputMapping(Params):
-    """Which output becomes which column, {tensor: column}."""
+    """Param ``output_mapping``: the column of each output, {tensor: column}."""
 
     output_mapping: Param[dict[str, str]] = _param(
         "output_mapping", "which output becomes which column, {tensor: column}", to_mapping
@@ -184,7 +184,7 @@ class HasTagSet(Params):
 
 
 class HasClusterSize(Params):
-    """How many nodes the cluster has, those of num_ps among them."""
+    """Param ``cluster_size``: the number of nodes, those of ``num_ps`` among them."""
 
     cluster_size: Param[int] = _param(
         "cluster_size", "how many nodes the cluster has, those of num_ps among them", to_count
@@ -204,7 +204,7 @@ class HasClusterSize(Params):
 
 
 class HasNumPS(Params):
-    """How many of the nodes are parameter servers."""
+    """Param ``num_ps``: how many of the nodes are parameter servers."""
 
     num_ps: Param[int] = _param("num_ps", "how many of the nodes are parameter servers", to_number)
     driver_ps_nodes: Param[bool] = _param(
@@ -233,7 +233,7 @@ class HasNumPS(Params):
 
 
 class HasReaders(Params):
-    """How many readers the program uses."""
+    """Param ``readers``: the number of readers that the program uses."""
 
     readers: Param[int] = _param("readers", "how many readers the program uses; handed to it", to_count)
 
@@ -251,7 +251,7 @@ class HasReaders(Params):
 
 
 class HasMasterNode(Params):
-    """What the first worker is called, chief or master."""
+    """Param ``master_node``: the name of the first worker, chief or master."""
 
     master_node: Param[str | None] = _param(
         "master_node", "what the first worker is called, chief or master; None: there is none", to_text
@@ -291,7 +291,7 @@ class HasTensorboard(Params):
 
 
 class HasSteps(Params):
-    """How many steps the program makes."""
+    """Param ``steps``: the number of steps that the program makes."""
 
     steps: Param[int] = _param("steps", "how many steps the program makes; handed to it", to_count)
 
@@ -309,7 +309,7 @@ class HasSteps(Params):
 
 
 class HasEpochs(Params):
-    """How often the rows are gone through."""
+    """Param ``epochs``: the number of passes over the rows."""
 
     epochs: Param[int] = _param("epochs", "how often the rows are gone through", to_count)
 
@@ -327,7 +327,7 @@ class HasEpochs(Params):
 
 
 class HasProtocol(Params):
-    """How the nodes talk to each other."""
+    """Param ``protocol``: the protocol between the nodes."""
 
     protocol: Param[str] = _param("protocol", "how the nodes talk to each other; handed to the program", to_text)
 
@@ -345,7 +345,7 @@ class HasProtocol(Params):
 
 
 class HasTFRecordDir(Params):
-    """Where the rows are written as TFRecords, a path or a URL."""
+    """Param ``tfrecord_dir``: the directory for the rows as TFRecords, a path or a URL."""
 
     tfrecord_dir: Param[str | None] = _param(
         "tfrecord_dir", "where the rows are written as TFRecords, a path or a URL", to_path
@@ -383,7 +383,7 @@ class HasGraceSecs(Params):
 
 
 class HasInputMode(Params):
-    """Where the nodes' data come from."""
+    """Param ``input_mode``: the source of the nodes' data."""
 
     input_mode: Param[str] = _param(
         "input_mode", "spark: rows are fed; tensorflow: the program reads files", to_input_mode
@@ -426,7 +426,7 @@ def _to_progress(value: Any) -> str:
 
 
 class HasRowRoles(HasWeightCol, HasValidationIndicatorCol, HasSeed):
-    """Which rows weigh how much, which are for validation; and the seed. Spark ML's own Params."""
+    """Spark ML's Params for the rows' weights, the rows of the validation, and the seed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -446,7 +446,7 @@ class HasRowRoles(HasWeightCol, HasValidationIndicatorCol, HasSeed):
 
 
 class HasResources(Params):
-    """What Spark gives the nodes, and how long a fit waits for it."""
+    """Params for the resources of the nodes, and the time that a fit waits for them."""
 
     gpus: Param[int] = Param(Params._dummy(), "gpus", "GPUs of each node that trains", to_number)
     cpus: Param[int] = Param(Params._dummy(), "cpus", "Spark's CPUs of each node", to_count)
@@ -495,7 +495,7 @@ class HasResources(Params):
 
 
 class HasFeed(Params):
-    """How rows are fed to the nodes."""
+    """Params for feeding rows to the nodes."""
 
     feed_timeout: Param[float] = Param(
         Params._dummy(), "feed_timeout", "seconds for which a node may leave rows waiting", _to_seconds
@@ -540,7 +540,7 @@ class HasFeed(Params):
 
 
 class HasRecovery(Params):
-    """What a fit does when a node is lost."""
+    """Params for fault tolerance of a fit."""
 
     restarts: Param[int] = Param(
         Params._dummy(),
@@ -602,7 +602,7 @@ class HasMlflow(Params):
 
 
 class HasProgress(Params):
-    """How a fit is shown."""
+    """Params for the display of a fit."""
 
     progress: Param[str] = Param(
         Params._dummy(),

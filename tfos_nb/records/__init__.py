@@ -1,4 +1,5 @@
-"""Records of runs: what is kept of a cluster's run, its file, the thread that writes it, and the runs of a directory.
+"""Records of runs: the content of a record, its file, the thread that writes it, and the runs of a directory.
 
-It knows neither Spark nor TensorFlow, and no cluster: what it records is given to it as :class:`.run.Run`.
+The input is a :class:`.run.Run`, or a directory. The output is JSON files and :class:`.runs.Runs`. This package imports
+neither Spark nor TensorFlow. The driver's packages and the views import it.
 """

@@ -92,7 +92,7 @@ def this_process() -> Process:
 
 @dataclass(frozen=True)
 class Run(Rich):
-    """What is known of one run of a cluster, now or long after it.
+    """Record of one run of a cluster, during the run or long after it.
 
     Parameters
     ----------

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 AXES = ("epoch", "step")
-"""What the x axis of a chart counts."""
+"""Units of a chart's x axis."""
 
 TRAINING, VALIDATION = "training", "validation"
 """Names of a chart's lines."""

@@ -3,10 +3,12 @@
 ::
 
     write(df, path, …)            a DataFrame becomes files of Examples or SequenceExamples
-    read(spark, path, …)          and they a DataFrame
+    read(spark, path, …)          files become a DataFrame
     infer_schema(spark, path, …)  the schema that read would infer
     register(spark)               spark.read.format("tfrecord") and df.write.format("tfrecord"), from Spark 4 on
-    Skipped(spark)                counts what read(…, mode="skip") leaves out
+    Skipped(spark)                counts the records that read(…, mode="skip") leaves out
+
+``pipeline`` and ``compat`` import this package. Executors use :mod:`tfos_nb.runtime.tfrecord`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _NAMED = re.compile(r"[\w.]+(Error|Exception)\b.*: ")
 
 @dataclass(frozen=True)
 class Saved(Rich):
-    """What was written.
+    """Result of a write.
 
     Attributes
     ----------

@@ -32,10 +32,10 @@ class Skipped(Rich):
     Attributes
     ----------
     records : int
-        How many places were damaged: single records, and the rests of files of which nothing more can be read.
+        Number of damaged places: single records, and rests of files that cannot be read.
     files : dict of str to Damage
-        What was left out of each file: how many places, the byte of the first and why, and from which byte on nothing
-        could be read.
+        Damage that was left out, by file: the number of places, the byte and the reason of the first, and the byte
+        from which nothing could be read.
 
     Examples
     --------
@@ -56,12 +56,12 @@ class Skipped(Rich):
 
     @property
     def files(self) -> dict[str, Damage]:
-        """What was left out of each file."""
+        """Damage that was left out, by file."""
         return dict(self.accumulator.value)
 
     @property
     def records(self) -> int:
-        """How many places were damaged."""
+        """Number of damaged places."""
         return sum(damage.records for damage in self.files.values())
 
     def __repr__(self) -> str:

@@ -1,4 +1,8 @@
-"""Show a cluster as text, HTML or a widget, and keep the view up to date while the cluster runs."""
+"""Show a cluster as text, HTML or a widget, and keep the view up to date while the cluster runs.
+
+The input is snapshots of a cluster, or recorded runs. The output is text, HTML and widgets in the notebook. The
+packages ``magics`` and ``pipeline`` import it.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _PRESSED = 10.0  # percent
 
 @dataclass(frozen=True)
 class Situation:
-    """What is known of a node that does not move.
+    """Facts about a node that makes no progress.
 
     ``place`` is how far it has come, as the user counts: the epoch and the step. ``starved``: it waits for rows.
     """
@@ -50,7 +50,7 @@ class Situation:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a node does.
+    """Activity of a node.
 
     ``waits`` says that it waits for the other nodes, so that it is not the cause; ``works``, that it may compute. A GPU
     is busy in either case: NCCL's kernels wait actively. ``needs_all`` says that the wait ends only if all other nodes

@@ -33,7 +33,7 @@ class Role(str, enum.Enum):
 
 
 class InputMode(str, enum.Enum):
-    """Where a node's data come from."""
+    """Source of a node's data."""
 
     SPARK = "spark"
     """Rows of a DataFrame or RDD, pushed to the nodes by :meth:`tfos_nb.Cluster.train`."""
@@ -68,7 +68,7 @@ class Node:
 
 @dataclass(frozen=True)
 class ClusterPlan(Rich):
-    """How many nodes of which role, and what each of them needs.
+    """Number of nodes of each role, and the resources of each node.
 
     Parameters
     ----------

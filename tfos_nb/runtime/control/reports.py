@@ -117,7 +117,7 @@ class Heartbeat:
 @message
 @dataclass(frozen=True)
 class LogLines:
-    """What a node wrote to its standard output and error."""
+    """Lines that a node wrote to its standard output and error."""
 
     node: str
     lines: tuple[str, ...]

@@ -27,7 +27,7 @@ _HELD = 2  # batches, until the end of the pass is known
 
 @dataclass(frozen=True)
 class Shares:
-    """How many rows the workers have in a pass.
+    """Numbers of rows that the workers have in a pass.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ def steps_of_pass(shares: Shares, division: Division, *, streamed: bool, whole: 
 
 @dataclass
 class Cut:
-    """How a dataset's passes are cut: as its program asked, unless a synchronous strategy divides them.
+    """Division of a dataset's passes into batches: as its program asked, unless a synchronous strategy divides them.
 
     Parameters
     ----------

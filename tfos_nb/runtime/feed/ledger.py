@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 SAME_VERSION = "Use the same version of tfos_nb on the driver and on the executors"
-"""What to do about a message that no task of this version sends."""
+"""Remedy for a message that no task of this version sends."""
 
 _MOST_AT_ONCE = 1 << 32  # rows of one question: more than fit into a record batch
 _MOST_ROUNDS = 2048  # for one question
@@ -471,10 +471,10 @@ class FeedLedger:
 
     @property
     def partitions_done(self) -> int:
-        """How many partitions an attempt has finished."""
+        """Number of partitions that an attempt has finished."""
         return self._counted[0] if self._counted is not None else len(self._totals)
 
     @property
     def rows(self) -> int:
-        """How many rows were acknowledged in these partitions."""
+        """Number of rows that were acknowledged in these partitions."""
         return self._counted[1] if self._counted is not None else sum(self._totals.values())

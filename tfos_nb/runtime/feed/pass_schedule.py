@@ -43,7 +43,7 @@ BATCHES_KNOWN = 16  # micro-batches that are remembered, here and by the ledgers
 
 
 Told = PassDone | FeedFrom | PositionHeld
-"""What the driver is told."""
+"""Messages to the driver."""
 
 
 @dataclass(frozen=True)

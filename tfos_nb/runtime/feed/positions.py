@@ -98,7 +98,7 @@ class HeldPositions:
 
 @dataclass
 class _State:
-    """What the nodes have reported of a state. The rows are found only after a loss: states are saved every moment."""
+    """Reports of the nodes about a state. The rows are found only after a loss, since states are saved often."""
 
     told: Mapping[str, PositionHeld]
     book: FeedLedger

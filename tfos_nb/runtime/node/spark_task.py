@@ -93,7 +93,7 @@ class HoldsSlot:
 
 
 class SlotUse(Enum):
-    """What a task must do with its slot."""
+    """Actions of a task on its slot."""
 
     HOLD = "hold"
     """Keep it: the node runs on it."""

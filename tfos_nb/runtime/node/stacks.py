@@ -1,4 +1,4 @@
-"""Where a node's program is: the Python stacks of its process, read from outside. Both ends, and the messages.
+"""Read the Python stacks of a node's process from outside: both ends, and the messages.
 
 ::
 
@@ -46,7 +46,7 @@ _THREAD = re.compile(r"^(?:Current t|T)hread 0x([0-9a-f]+)")
 
 
 NO_ANSWER = "no answer: its native code holds Python's lock, or its supervisor does not answer"
-"""What is said of a node whose stacks have not come."""
+"""Text for a node whose stacks have not come."""
 
 
 @message

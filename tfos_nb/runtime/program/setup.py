@@ -19,7 +19,7 @@ from tfos_nb.runtime.recovery.keras_state import FitHooks, keep_fits
 __all__ = ["FIT_HOOKS", "autolog", "keep_fits", "patch_keras_fit", "progress_callback"]
 
 FIT_HOOKS = FitHooks(cut_of, fit.iterator_of, fit.build_early, fit.count_from)
-"""What ``keep_fits`` needs to know of the patched Keras."""
+"""Facts about the patched Keras that ``keep_fits`` needs."""
 
 
 def patch_keras_fit() -> str:

@@ -96,7 +96,7 @@ class Member:
 
     @property
     def num_workers(self) -> int:
-        """How many nodes train: the workers, and the chief if it trains too."""
+        """Number of nodes that train: the workers, and the chief if it trains too."""
         return self._training_chiefs + self._count(Role.WORKER)
 
     @property

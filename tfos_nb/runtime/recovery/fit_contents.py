@@ -48,7 +48,7 @@ LINES = "_tfos_lines"
 @message
 @dataclass(frozen=True)
 class Rest:
-    """What belongs to a state beside its arrays. Its worker sends it to those that do not have the state.
+    """State apart from its arrays. Its worker sends it to the workers that do not have the state.
 
     Attributes
     ----------

@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FitHooks:
-    """What the patches of Keras know of a ``fit``.
+    """State that the patches of Keras keep about a ``fit``.
 
     Attributes
     ----------
@@ -199,7 +199,7 @@ class _KeptFit:
 
     @property
     def epoch(self) -> int:
-        """How many epochs the state includes that was put back."""
+        """Number of epochs in the restored state."""
         return self._agreed.moment.epoch if self._agreed is not None else 0
 
     def is_of(self, model: Any) -> bool:

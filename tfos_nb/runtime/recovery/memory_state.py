@@ -45,7 +45,7 @@ class Moment:
 
     @property
     def name(self) -> str:
-        """How nodes and driver name the state, if it was saved within an epoch."""
+        """Name of the state among nodes and driver, if it was saved within an epoch."""
         return f"fit-{self.epoch:08d}-{self.generation:04d}-{self.step:08d}" if self.step else ""
 
 
@@ -57,7 +57,7 @@ class StateMemory:
 
     @property
     def places(self) -> list[str]:
-        """Where a child finds it."""
+        """Place where a child process finds it."""
         return [f"/proc/{os.getpid()}/fd/{file}" for file in self._files]
 
     def close(self) -> None:

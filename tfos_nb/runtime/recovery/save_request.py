@@ -21,7 +21,7 @@ _SECONDS = 30.0
 
 
 class SaveRequest:
-    """What one node knows of the request.
+    """State of the request on one node.
 
     Examples
     --------

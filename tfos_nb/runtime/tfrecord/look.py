@@ -27,7 +27,7 @@ _INT32 = 2**31
 
 @dataclass
 class Seen:
-    """What the sampled records show of one column.
+    """One column as the sampled records show it.
 
     Attributes
     ----------

@@ -37,7 +37,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Planned:
-    """How files are read, and the schema of the DataFrame, as ``df.schema.jsonValue()``."""
+    """Plan for reading files, and the schema of the DataFrame, as ``df.schema.jsonValue()``."""
 
     reading: Reading
     schema: dict[str, Any]

@@ -1,1 +1,5 @@
-"""Charts of a training's metrics: as static SVG, and the data and the script of those that a page draws."""
+"""Charts of a training's metrics: as static SVG, and the data and the script of those that a page draws.
+
+The input is a course of metrics (:mod:`tfos_nb.state.course`). The output is SVG in HTML, and JavaScript. All of
+``widgets`` except ``words`` may import this package.
+"""

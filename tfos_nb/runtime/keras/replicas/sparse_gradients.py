@@ -49,7 +49,7 @@ class _Part:
 
     @property
     def to_add_up(self) -> Any:
-        """What all replicas add up: a dense tensor, or entries, which are put one after another."""
+        """Sum over all replicas: a dense tensor, or entries, which are concatenated."""
         import tensorflow as tf
 
         return self.values if self.kind == _SAME else tf.IndexedSlices(self.values, self.indices, self.shape)
