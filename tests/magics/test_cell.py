@@ -70,9 +70,9 @@ def test_a_wrong_fn_is_told_with_the_nearest_right_one(shell):
     text = "def train(args, ctx): pass\ndef build(): pass\n"
     assert refused(shell, text, "trian") == "--fn trian: no such function; did you mean train?"
     assert refused(shell, text, "nope") == "--fn nope: no such function; the cell has train, build"
-    assert refused(shell, text, "build") == "--fn build: it is build(), and it is called with (args, ctx)"
+    assert refused(shell, text, "build") == "--fn build: it must take (args, ctx), got build()"
     assert refused(shell, text, "size") == "--fn size: not a function but of type int"
-    assert refused(shell, text, "narrow") == "--fn narrow: it is narrow(args), and it is called with (args, ctx)"
+    assert refused(shell, text, "narrow") == "--fn narrow: it must take (args, ctx), got narrow(args)"
 
 
 def test_nothing_runs_before_the_function_is_found(shell):

@@ -104,7 +104,7 @@ def test_without_a_cluster_the_line_magics_say_how_to_get_one(run):
         ("tfos_plan", "usage: %tfos_plan [NAME] [options]"),
         ("tfos_plan", "Nothing is started."),
         ("tfos_spark", "--slots N"),
-        ("tfos_doctor", "say how to mend what is not there"),
+        ("tfos_doctor", "say how to install what is missing"),
         ("tfos_panel", "usage: %tfos_panel [NAME]"),
         ("tfos_runs", "usage: %tfos_runs [DIR]"),
     ],

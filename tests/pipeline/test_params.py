@@ -67,7 +67,7 @@ def test_the_input_mode_is_a_name_or_a_number(given):
     everything = Everything().setInputMode(given)
     assert everything.getInputMode() is InputMode.TENSORFLOW
     assert json.dumps(everything.getOrDefault(everything.input_mode)) == '"tensorflow"'
-    with pytest.raises(TypeError, match="neither 'spark' nor 'tensorflow'"):
+    with pytest.raises(TypeError, match="must be 'spark' or 'tensorflow', got 'both'"):
         everything.setInputMode("both")
 
 

@@ -407,10 +407,10 @@ def test_bad_input_is_refused_on_the_driver(spark: SparkSession, numbers: DataFr
         ("column 'id' is declared float, but is bigint", lambda: read(spark, path, schema="id float")),
         ("column 'x' is declared float, but is array<float>", lambda: read(spark, path, schema="x float")),
         ("got 'Exmple'; did you mean", lambda: read(spark, path, record_type="Exmple")),
-        ("is not a schema", lambda: read(spark, path, schema="id integre")),
+        ("schema must be as in 'x float', got 'id integre': ", lambda: read(spark, path, schema="id integre")),
         ("column 'id' is date: cast", lambda: read(spark, path, schema="id date")),
         ("not a SparkSession", lambda: read(path, spark)),  # type: ignore[arg-type]
-        ("no DataFrame", lambda: write([1, 2], path)),  # type: ignore[arg-type]
+        ("df must be a Spark DataFrame", lambda: write([1, 2], path)),  # type: ignore[arg-type]
         ("got 'apend'; did you mean 'append'", lambda: write(numbers, path, mode="apend")),
         (
             "compression must be 'gzip', or None, got 'lz4'",
@@ -418,7 +418,10 @@ def test_bad_input_is_refused_on_the_driver(spark: SparkSession, numbers: DataFr
         ),
         ("partition_by: no column 'k'", lambda: write(numbers, path, mode="append", partition_by="k")),
         ("partition_by: column 'x' is array<float>", lambda: write(numbers, path, mode="append", partition_by="x")),
-        ("no column to write beside", lambda: write(numbers.select("id"), tmp_path / "n", partition_by="id")),
+        (
+            "must have a column to write apart from those of partition_by, got id",
+            lambda: write(numbers.select("id"), tmp_path / "n", partition_by="id"),
+        ),
         ("is a file: give a directory", lambda: write(numbers, tmp_path / "text", mode="overwrite")),
     ]
     for says, call in refused:

@@ -166,7 +166,7 @@ def _find(
     if fn in inside:
         node = inside[fn]
         if isinstance(node, ast.AsyncFunctionDef) or not (_takes_two(node.args) or node.decorator_list):
-            raise PlanError(f"--fn {fn}: it is {_signature(node)}, and it is called with (args, ctx)")
+            raise PlanError(f"--fn {fn}: it must take (args, ctx), got {_signature(node)}")
         return fn
     if fn in _assigned(tree):
         return fn
@@ -182,7 +182,7 @@ def _find(
     try:
         inspect.signature(value).bind(None, None)
     except TypeError:
-        raise PlanError(f"--fn {fn}: it is {fn}{inspect.signature(value)}, and it is called with (args, ctx)") from None
+        raise PlanError(f"--fn {fn}: it must take (args, ctx), got {fn}{inspect.signature(value)}") from None
     except ValueError:
         pass  # a function in C without a signature cannot be checked
     return fn

@@ -141,9 +141,14 @@ def _json(schema: Any) -> dict[str, Any] | None:
         try:
             schema = DataType.fromDDL(schema) if hasattr(DataType, "fromDDL") else _parsed(schema)
         except PySparkException as error:
-            raise PlanError(f"schema={schema!r} is not a schema: {str(error).strip().splitlines()[0]}") from error
+            raise PlanError(
+                f"schema must be as in 'x float', got {schema!r}: {str(error).strip().splitlines()[0]}"
+            ) from error
     if not isinstance(schema, StructType) or not schema.fields:
-        raise PlanError("schema: it is a StructType with columns, or text such as 'pixels array<float>, label int'")
+        raise PlanError(
+            "schema must be a StructType with columns, or text such as 'pixels array<float>, label int', got "
+            f"{schema!r}"
+        )
     return dict(schema.jsonValue())
 
 

@@ -203,7 +203,7 @@ def test_a_filling_of_another_type_is_told_of() -> None:
     ]
     for values, dtype, fill in cases:
         with pytest.raises(
-            FeedFailed, match=r"column 'c' has a null, and .* to fill it is no .* \(row 1 of partition 0\)"
+            FeedFailed, match=r"column 'c' has a null, and .* to fill it is not a .* \(row 1 of partition 0\)"
         ):
             filled(values, dtype, fill=fill)
 

@@ -229,7 +229,7 @@ def _dense_with_nulls(values: pa.Array, lengths: tuple[int | None, ...], fill: F
 
 def _filling(fill: Fill, dtype: np.dtype[Any], row: int) -> Any:
     if isinstance(fill, (str, bytes)) != dtype.hasobject or not _is_held(fill, dtype):
-        raise _Unfit(row, f"a null, and {fill!r} to fill it is no {'text' if dtype.hasobject else dtype}", "")
+        raise _Unfit(row, f"a null, and {fill!r} to fill it is not a {'text' if dtype.hasobject else dtype}", "")
     return fill.encode() if isinstance(fill, str) else fill
 
 

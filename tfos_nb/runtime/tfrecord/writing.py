@@ -135,7 +135,8 @@ def encoding_of(
             )
     fields = fields_of(schema, record_type, partition_by, lengths=lengths)
     if not fields:
-        raise PlanError("there is no column to write" + " beside those of partition_by" * bool(partition_by))
+        apart = " apart from those of partition_by" * bool(partition_by)
+        raise PlanError(f"df must have a column to write{apart}, got {', '.join(columns) or 'no columns'}: add one")
     return Encoding(fields, tuple((columns[name][0], name) for name in partition_by), record_type, gzip)
 
 
