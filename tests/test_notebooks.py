@@ -167,7 +167,7 @@ def test_the_tour_tells_what_the_other_cells_ask_of_a_running_cluster(tour: Show
     assert "worker:1" in tour["look"][0]["data"]["text/plain"]
     assert "TensorBoard of digits: no page to show it in; the logs are in" in _said(tour["board"])
     assert "val_accuracy" in tour["wait"][0]["data"]["text/plain"]
-    assert "All that tfos_nb needs is there" in tour["doctor"][0]["data"]["text/plain"]
+    assert "All requirements of tfos_nb are met" in tour["doctor"][0]["data"]["text/plain"]
 
 
 @pytest.mark.slow

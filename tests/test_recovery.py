@@ -277,15 +277,15 @@ def test_the_others_go_on_without_a_lost_host_and_it_joins_them_again(
     assert generation == 3, "one without it, and one with it again"
     assert cluster.results().keys() == {"worker:0", "worker:1"}
     assert epochs[-1] == 11, "of those that it was there for again"
-    assert any("the others go on without worker:0" in cause for cause in killer.causes)
+    assert any("the others continue without worker:0" in cause for cause in killer.causes)
     assert any("worker:0 joined" in cause for cause in killer.causes)
     if backup:
         assert epochs[0] >= 2
         assert "generation 2, epoch" in cluster.logs("worker:1")
         assert "generation 2, epoch 0" not in cluster.logs("worker:1"), "the first one was saved"
     else:
-        assert re.search(r"fit goes on after epoch \d+, step \d+, from memory", cluster.logs("worker:1"))
-        assert re.search(r"fit goes on after epoch \d+(, step \d+)?, from memory", cluster.logs("worker:0"))
+        assert re.search(r"fit continues after epoch \d+, step \d+, from memory", cluster.logs("worker:1"))
+        assert re.search(r"fit continues after epoch \d+(, step \d+)?, from memory", cluster.logs("worker:0"))
 
 
 def raising_later(args: Any, ctx: Any) -> None:

@@ -175,7 +175,7 @@ def launch(
         Whether the run is recorded in a small JSON file for :func:`tfos_nb.runs`, in ``tfos_runs`` under ``model_dir``;
         or the directory that gets ``tfos_runs``.
     arguments : mapping of str to object, optional
-        What the record has as the run's arguments. Default: those of ``args`` that are data, without secrets.
+        The run's arguments in its record. Default: those of ``args`` that are data, without secrets.
     mlflow : bool or str, optional
         Whether the run is logged to MLflow; or the name of the experiment for a new run. Default: to the active run, if
         the program has started one. See :func:`tfos_nb.mlflow.log`.
@@ -296,7 +296,7 @@ class Cluster(Rich):
         self._tunnel = ""
         self._training_calls = TrainingCalls(self._outcome, self._desk)
 
-    # --- what the user calls ---
+    # --- the user's calls ---
 
     def start(self) -> None:
         """Check the plan with Spark, open the door and submit the nodes; returns before they are up."""
@@ -347,7 +347,7 @@ class Cluster(Rich):
             self._follower.begin(self, self._result_so_far, self._settings.env)
 
     def _result_so_far(self) -> Any:
-        """Return what the chief's main has returned; None if it has not."""
+        """Return the value that the chief's main has returned; None if it has not."""
         found = self._desk.results().get(self._desk.first)
         return None if found is None else wire.decode(found)
 
@@ -581,7 +581,7 @@ class Cluster(Rich):
     def stacks(self, timeout: float = 5.0) -> dict[str, str]:
         """Return where each node's program is: the Python stacks of all its threads, the main thread first.
 
-        It also works while a program hangs. The nodes go on meanwhile.
+        It also works while a program hangs. The nodes continue meanwhile.
 
         Parameters
         ----------

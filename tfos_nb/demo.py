@@ -53,7 +53,7 @@ class Outcome:
     notebook, html : pathlib.Path
         The executed notebook and its rendering.
     figures : mapping
-        What the notebook displayed under :data:`OUTCOME`; empty if it came to no such cell.
+        The text that the notebook displayed under :data:`OUTCOME`; empty if no such cell ran.
     error : str
         Why it ended early: the heading that the cell stands under, and the error. Empty if it ran to its end.
     seconds : float
@@ -105,7 +105,7 @@ def _quickstart() -> Path:
 
 
 def _copied(notebook: Path, folder: Path) -> Path:
-    """Copy a notebook into a folder; nothing that is there is overwritten."""
+    """Copy a notebook into a folder; existing files are not overwritten."""
     _refuse_missing(notebook)
     there = folder / notebook.name
     if there.exists():
@@ -143,7 +143,7 @@ def _read(notebook: Path) -> Any:
 
 
 def run_notebook(notebook: Path, out: Path, say: Write) -> Outcome:
-    """Run a notebook in a kernel of its own, in the folder ``out``, and tell on the way how far it is.
+    """Run a notebook in a new kernel, in the folder ``out``, and print its progress.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def run_notebook(notebook: Path, out: Path, say: Write) -> Outcome:
         If there is no such notebook, the folder cannot be written to, or what runs notebooks is not installed.
     """
     try:
-        import nbclient  # noqa: F401 - asked for here, so that what is missing is said before anything starts
+        import nbclient  # noqa: F401 - imported here, so that a missing package is reported before anything starts
         import nbformat
         from nbconvert import HTMLExporter
 
@@ -243,7 +243,7 @@ class _Teller:
             self._tell(f"[{self._number}/{total}] {heading}")
 
     def take(self, message: Mapping[str, Any]) -> None:
-        """Tell what is new in a message of the kernel."""
+        """Print the news in a message of the kernel."""
         kind, content = message["msg_type"], message["content"]
         if kind == "stream" and content["name"] == "stdout":
             self._take_text(content["text"])

@@ -162,7 +162,7 @@ def run(
         at_once = nodes if barrier else min(nodes, slots_total(session, profile))
         check_host_gpus(session, at_once, cpus=cpus, gpus=gpus)
     relayed = needs_relay(session)
-    if barrier or relayed:  # what they say is fetched by tasks, too, which would wait behind those of theirs
+    if barrier or relayed:  # tasks fetch their messages, too, and would wait for slots that the programs hold
         check_dynamic_allocation(session, nodes)
         check_slots(session, nodes, False, cpus=cpus, gpus=gpus - claim, profile=profile, exchanging=relayed)
     check_descriptors(session, nodes if barrier else min(nodes, slots_total(session)))

@@ -109,7 +109,7 @@ def test_a_host_that_is_cut_off_is_done_without_and_joins_when_it_is_back(
     given = arguments(wires, cluster, tmp_path, epochs, **options)
     with submitted(given, environment(wires), tmp_path, spark_home) as running:
         assert saved_once(tmp_path, running), running.tail
-        cut_off_until_said(wires.hosts[1], running, r"goes on without worker:")
+        cut_off_until_said(wires.hosts[1], running, r"continues without worker:")
         assert said(running, r"changes: worker:. joined"), running.tail
         found = results_of(running)
     assert {total for total, _ in found["results"].values()} == {sum_of_ids(epochs)}, "each row once an epoch"

@@ -58,7 +58,7 @@ def test_a_check_that_hangs_or_fails_is_a_finding_and_the_others_are_told() -> N
         ("also", "ok"),
     ]
     assert found[0].told == "no answer within 0.1 s"
-    assert found[1].told == "it could not be looked at: ValueError: broken"
+    assert found[1].told == "it could not be checked: ValueError: broken"
 
 
 # --- what is looked at
@@ -318,7 +318,7 @@ def test_the_doctor_reports_and_starts_no_spark(run: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(tfos_nb.spark.session, "active_session", lambda: None)
     result, shown = run("%tfos_doctor")
     assert result.success
-    assert shown.startswith("tfos_nb doctor · All that tfos_nb needs is there")
+    assert shown.startswith("tfos_nb doctor · All requirements of tfos_nb are met")
     for word in ("Python", "Java", "TensorFlow", "server extension", "sparkmonitor", "no session yet"):
         assert word in shown
     assert "✓ ok driver's port 127.0.0.1 can be reached from this machine" in " ".join(shown.split())

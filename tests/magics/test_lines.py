@@ -158,7 +158,7 @@ def test_an_interrupt_ends_the_following_and_not_the_cluster(run, mnist):
     result, shown = run("%tfos_logs worker:0 mnist --follow")
     thread.join(DEADLINE)
     assert result.success
-    assert shown.splitlines()[-1] == "worker:0 is no longer followed; its cluster goes on"
+    assert shown.splitlines()[-1] == "worker:0 is no longer followed; its cluster continues"
     assert not mnist.stopped.is_set()
     assert mnist.requests == 0
 

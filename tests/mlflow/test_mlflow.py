@@ -230,7 +230,7 @@ def test_a_server_that_is_down_stops_nothing_and_the_run_can_be_logged_later(
     told = [record.getMessage() for record in caplog.records if "MLflow" in record.getMessage()]
     assert len(told) == 1, told
     assert told[0].startswith("the run is not logged to MLflow: no server answers at 127.0.0.1:1")
-    assert told[0].endswith("The training goes on; tfos_nb.mlflow.log(RUN) logs it afterwards")
+    assert told[0].endswith("The training continues; tfos_nb.mlflow.log(RUN) logs it afterwards")
     mlflow.set_tracking_uri(server.uri)
     mlflow.tracking.fluent._active_experiment_id = experiment
     run_id = tfos_nb.mlflow.log(tfos_nb.runs(tmp_path)[0], experiment="late")

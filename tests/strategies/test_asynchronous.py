@@ -161,8 +161,8 @@ def test_tf_keras_fits_on_the_workers_own_data(line: Cluster) -> None:
     ("what", "message"),
     [
         ("fit", "do not run under ParameterServerStrategy. Use tf_keras"),
-        ("sync", "would wait for ever in a cluster with parameter servers"),
-        ("mirrored", "would wait for ever in a cluster with parameter servers"),
+        ("sync", "would wait without end in a cluster with parameter servers"),
+        ("mirrored", "would wait without end in a cluster with parameter servers"),
         ("outside", "Make the dataset inside the function"),
         ("sparse", "coordinator_dataset does not support sparse"),
         ("column", "no column 'nmae' in the rows that are fed: they have id, x, y, name; did you mean 'name'?"),
@@ -256,5 +256,5 @@ def test_without_a_chief_nobody_coordinates(spark: SparkSession) -> None:
         pass
     coordinator, sync, _ = cluster.result()
     assert "needs a chief that coordinates" in coordinator
-    assert "would wait for ever" in sync
+    assert "would wait without end" in sync
     assert "and ps:0 does not" in cluster.results()["ps:0"][2]

@@ -131,7 +131,7 @@ def test_an_evaluator_that_may_fail_is_reported_and_training_goes_on(spark: Spar
     assert cluster.result() == "trained on 50 rows"
     assert cluster.state.value == "DONE"
     assert state() == {"worker:0": "DONE", "evaluator:0": "FAILED"}
-    assert "evaluator:0 failed, and the training goes on" in cluster.logs("evaluator:0")
+    assert "evaluator:0 failed, and the training continues" in cluster.logs("evaluator:0")
     assert ("no such metric" if how == "raised" else "SIGKILL") in cluster.logs("evaluator:0")
 
 

@@ -42,7 +42,7 @@ def test_the_strategies_of_the_notebook_all_train_and_the_mixture_is_refused(tmp
     assert "'devices': 2" in said["mirrored-result"]
     assert "/job:worker/replica:0/task:1" in said["across-result"]
     assert "held-out loss by checkpoint" in said["evaluator-result"]
-    assert "would wait for ever in a cluster with parameter servers" in said["refused"]
+    assert "would wait without end in a cluster with parameter servers" in said["refused"]
 
 
 def test_the_parameter_servers_of_the_notebook_see_every_row(tmp_path: Path) -> None:

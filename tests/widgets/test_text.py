@@ -220,7 +220,7 @@ def test_epochs_for_which_no_rows_came_are_told_and_an_early_end_is_not(running,
     ("error", "said"),
     [
         ("worker:1 on h: killed", "worker:1 on h: killed. The others wait for its replacement."),
-        (f"worker:1 on h: killed{WITHOUT}worker:1", "worker:1 on h: killed; the others go on without worker:1."),
+        (f"worker:1 on h: killed{WITHOUT}worker:1", "worker:1 on h: killed; the others continue without worker:1."),
         (f"worker:1{JOINED}", "worker:1 joined."),
     ],
 )

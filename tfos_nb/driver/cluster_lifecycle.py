@@ -228,7 +228,7 @@ class ClusterLifecycle:
             return f"changes: {changing}"
         if self._desk.come_again(self.cause):
             return f"starts its nodes again: {error}"
-        return f"goes on, and replaces its lost nodes: {error}"
+        return f"continues, and replaces its lost nodes: {error}"
 
     def _until_failure(self) -> TfosError | None:
         """Wait until the nodes are done, one has failed, or others can join or leave."""
@@ -250,7 +250,7 @@ class ClusterLifecycle:
             if without:
                 first, *rest = self.cause.splitlines()
                 self.cause = "\n".join([f"{first}{WITHOUT}{without}", *rest])
-                logger.warning("cluster %s goes on without %s", self._name, without)
+                logger.warning("cluster %s continues without %s", self._name, without)
 
     def _dismiss(self, error: TfosError | None) -> None:
         with self._changed:

@@ -143,7 +143,7 @@ class EvaluatorDesk:
             self._desk.forgive(failure.node)
             if failure.node not in self._said:
                 self._said.add(failure.node)
-                self._say(failure.node, f"failed, and the training goes on: {failure.error}")
+                self._say(failure.node, f"failed, and the training continues: {failure.error}")
             self._wait_no_more(self._links[failure.node])
 
     def _say(self, node: str, text: str) -> None:

@@ -4,7 +4,7 @@
 
     reserved, lost, returned, stop asked, scaled, …  ──▶  Membership.apply  ──▶  tell nodes, share rows, end a stream, …
 
-It has no lock, no clock, no thread and no stream of its own, so the same events always make the same state.
+It has no lock, no clock, no thread and no stream, so the same events always make the same state.
 :class:`tfos_nb.driver.cluster_desk.ClusterDesk` is its one owner. It receives the nodes' messages, applies them as
 events, and executes the commands.
 
@@ -811,7 +811,7 @@ class Membership:
                 addresses = {role: list(at) for role, at in spec.items()}
                 self._do(Begin((str(one.node),), addresses, self.generation, 0, ()))
 
-    # --- what a node says ---
+    # --- messages of a node ---
 
     def _said(self, event: Said) -> None:
         self._messages[type(event.message)](self.members[event.node], event.message)
@@ -853,7 +853,7 @@ class Membership:
         self._start_late()
 
     def _check_servers(self) -> None:
-        """Fail a node that left no server while the coordinator waits for one: TensorFlow would wait for ever."""
+        """Fail a node that left no server while the coordinator waits for one: TensorFlow would wait without end."""
         waiting = next((one for one in self._coordinators.values() if not one.status.ended), None)
         if waiting is not None and self._leavers:
             left = next(iter(self._leavers.values()))
@@ -961,7 +961,7 @@ class Membership:
         self.failures.append(Failure(error, str(one.node), collateral, lost))
 
     def error_of(self, one: Member, cause: str, log_tail: str = "") -> NodeFailed:
-        """Return a node's failure, with what is known of the node."""
+        """Return a node's failure, with the known facts about the node."""
         place, ended, raised = one.reservation, one.ended, one.raised
         return NodeFailed(
             cause,
@@ -980,7 +980,7 @@ class Membership:
     def _forgiven(self, event: Forgiven) -> None:
         self.failures = [failure for failure in self.failures if failure.node != event.node]
 
-    # --- the nodes come again ---
+    # --- restart of the nodes ---
 
     def _come_again(self, event: ComeAgain) -> bool:
         """Start lost nodes again; return whether all nodes start again."""
@@ -1124,7 +1124,7 @@ class Membership:
     def _moving(self) -> list[Member]:
         """Return the nodes that can leave their executors: not all that train, since one must keep the state.
 
-        Where a coordinator gives out the steps, a lost worker is replaced while all others go on, so none moves before.
+        If a coordinator gives out the steps, a lost worker is replaced while all others continue, so none moves before.
         """
         if not self._ending or not self._lasts or self.plan.ps:
             return []

@@ -1,6 +1,6 @@
 """TensorFlow functions over blocks of a DataFrame's rows: new columns, other rows, reductions, by key or of all.
 
-What TensorFrames called ``map_blocks``, ``map_blocks_trimmed``, ``reduce_blocks`` and ``aggregate``.
+TensorFrames called these ``map_blocks``, ``map_blocks_trimmed``, ``reduce_blocks`` and ``aggregate``.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def map_batches(
     schema : StructType or str
         The columns that it returns, as ``"y float, words array<string>"``.
     keep : bool
-        Whether the columns of ``df`` stay, with each row's results beside it. False: the function's results are the
+        Whether the columns of ``df`` stay, with each row's results next to them. False: the function's results are the
         rows, in any number.
     batch_size : int
         Rows that it gets at once; the last block of a partition may have fewer.
@@ -278,7 +278,7 @@ def _function(
 
 
 def _declared(schema: Any) -> tuple[tuple[Tensor, ...], list[StructField]]:
-    """Return what a function gives, from the columns that it is to become."""
+    """Return a function's outputs, from the columns of the schema."""
     parse = getattr(StructType, "fromDDL", None) or getattr(types, "_parse_datatype_string")  # noqa: B009 - Spark 3.5
     try:
         parsed: Any = schema if isinstance(schema, StructType) else parse(schema)

@@ -60,7 +60,7 @@ class Words:
     by_line: bool = False
 
     def example(self, tensors: Sequence[Tensor]) -> str:
-        """Show how the columns of inputs are said."""
+        """Show how to give the columns of inputs."""
         if self.by_line:
             columns = f"{self.inputs} {','.join(['COLUMN'] * len(tensors))}"
             return columns if len(tensors) == 1 else f"{columns}, in the order of the inputs"
@@ -71,7 +71,7 @@ class Words:
         return f"{self.inputs}={{{', '.join(f'{tensor.name!r}: …' for tensor in tensors)}}}"
 
     def side_by_side(self, tensor: Tensor) -> str:
-        """Show how several columns for one input are said; empty if they cannot be."""
+        """Show how to give several columns for one input; empty if they cannot be given."""
         if len(tensor.shape) != 1 or not self.several:
             return ""
         if self.by_line:
@@ -100,7 +100,7 @@ def feeds_of(
     fields : sequence of StructField
         The DataFrame's columns.
     inputs : str, list, dict or None
-        What :func:`tfos_nb.predict` takes.
+        The argument of :func:`tfos_nb.predict`.
     decode : sequence of str
         The columns of encoded images.
     words : Words
@@ -154,7 +154,7 @@ def _listed(columns: Any, what: str) -> list[str]:
 def _wanted_by_name(
     tensors: Sequence[Tensor], fields: Sequence[StructField], decode: Sequence[str], words: Words
 ) -> list[list[str]]:
-    """Find the columns by the inputs' names, and for what is left those that alone fit."""
+    """Find the columns by the inputs' names, and for the other inputs the only columns that fit."""
     names = [column.name for column in fields]
     wanted = {tensor.name: tensor.name for tensor in tensors if tensor.name in names}
     left = [tensor for tensor in tensors if tensor.name not in wanted]

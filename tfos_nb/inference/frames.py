@@ -5,7 +5,7 @@
     predict(df, model)
         library.find       the model's bytes or its place; one task reads its inputs and outputs
         matching           match columns with inputs; name the output columns
-        applying.applied   ScoreTask beside the columns: lazy
+        applying.applied   ScoreTask, with the columns that stay: lazy
 
 The driver does not load TensorFlow, and no row is read before the user uses the result.
 """
@@ -82,7 +82,7 @@ def predict(
     df : pyspark.sql.DataFrame
         The rows; a streaming DataFrame too.
     model : str, path or keras.Model
-        A ``.keras`` or ``.h5`` file, or the directory of a SavedModel or of checkpoints with a ``.keras`` file beside.
+        A ``.keras`` or ``.h5`` file, or the directory of a SavedModel or of checkpoints with a ``.keras`` file in it.
         On the driver's disk: its bytes go to the executors. A URL that fsspec knows, or a path that only the executors
         see: they read it.
     inputs : str, list or dict, optional

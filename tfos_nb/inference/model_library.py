@@ -103,7 +103,7 @@ def is_keras_model(model: Any) -> bool:
 
 
 def _source_of(model: Any, spark: SparkSession, use: Use) -> tuple[SentModel | StoredModel, str]:
-    """Return how executors get the model, and what a person calls it."""
+    """Return how executors get the model, and its name in messages."""
     if is_keras_model(model):
         return _sent_model(spark, ".keras", keras_bytes(model), use), f"this {type(model).__name__}"
     if isinstance(model, bytes):  # of a model object that was saved
@@ -181,7 +181,7 @@ def _sent_model(spark: SparkSession, suffix: str, content: bytes, use: Use) -> S
 
 
 def look(spark: SparkSession, source: Source, name: str) -> Signature:
-    """Ask one executor what the model takes and gives.
+    """Ask one executor for the model's inputs and outputs.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Apply a model's task to a DataFrame: the columns that stay, and the outputs beside them.
+"""Apply a model's task to a DataFrame: the columns that stay, and the outputs next to them.
 
 If Spark has Arrow UDFs (4.1), it sends only the inputs to the executors' Python, and unused columns are not computed.
 Otherwise all columns go through ``mapInArrow``. Both are lazy, and both take a streaming DataFrame.

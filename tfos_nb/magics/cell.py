@@ -82,7 +82,7 @@ class ParsedCell:
         """
         code = self.shell.compile(self.tree, self.filename, "exec")  # type: ignore[arg-type]  # a tree is fine
         try:
-            exec(code, self.shell.user_global_ns, self.shell.user_ns)  # noqa: S102 - a cell is there to be run
+            exec(code, self.shell.user_global_ns, self.shell.user_ns)  # noqa: S102 - running a cell is the purpose
         except Exception as error:
             _show_only_the_cell(self.shell, error)
             raise

@@ -49,7 +49,7 @@ class Defaults(Configurable):
     grace = Float(Settings.grace, min=0, help="--grace: seconds to end in when stopped; 0: none").tag(config=True)
     restarts = Int(0, min=0, help="--restarts: how often the nodes start again when one was lost").tag(config=True)
     background = Bool(False, help="--background: cells return at once; --wait on the line waits").tag(config=True)
-    tensorboard = Bool(False, help="--tensorboard: run TensorBoard beside the chief").tag(config=True)
+    tensorboard = Bool(False, help="--tensorboard: run TensorBoard on the chief's host").tag(config=True)
     prewarm = Bool(True, help="have executors import TensorFlow as soon as there is a session").tag(config=True)
     progress = Enum(
         ["", "auto", "widget", "html", "text", "none"],

@@ -221,7 +221,7 @@ def _follow(cluster: RunningCluster, node: str, seen: list[str]) -> None:
                 if not ended:
                     threading.Event().wait(_FOLLOW_SECONDS)
         except KeyboardInterrupt:
-            _write([f"{node} is no longer followed; its cluster goes on"])
+            _write([f"{node} is no longer followed; its cluster continues"])
 
 
 def _several(nodes: list[str]) -> str:

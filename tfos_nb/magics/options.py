@@ -240,7 +240,7 @@ def _add_kinds_of_nodes(group: argparse._ArgumentGroup, told: _Told) -> None:
     group.add_argument(
         "--protocol",
         metavar="NAME",
-        help=told("protocol", "what the nodes' TensorFlow speaks; one that it was built with"),
+        help=told("protocol", "the protocol between the nodes; one that TensorFlow was built with"),
     )
 
 
@@ -258,7 +258,7 @@ def _add_program(group: argparse._ArgumentGroup, told: _Told) -> None:
         help=told("input_mode", "spark (rows are fed) or tensorflow (the nodes read files)"),
     )
     group.add_argument("--model-dir", metavar="PATH", help="where checkpoints and models go: a shared path or a URL")
-    group.add_argument("--tensorboard", action="store_true", default=None, help="run TensorBoard beside the chief")
+    group.add_argument("--tensorboard", action="store_true", default=None, help="run TensorBoard on the chief's host")
     group.add_argument(
         "--logdir",
         dest="log_dir",

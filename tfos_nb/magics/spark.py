@@ -72,12 +72,12 @@ class SparkLines(Magics):
 
     @line_magic
     def tfos_doctor(self, line: str) -> None:
-        """Look at what tfos_nb needs, and say how to mend what is not there."""
+        """Check the requirements of tfos_nb, and say how to install what is missing."""
         parsers.DOCTOR.understand(line)
         host = detect_host()
         findings = examine(self._checks(host))
         wrong = sum(finding.state == "missing" for finding in findings)
-        title = f"{wrong} to mend" if wrong else "All that tfos_nb needs is there"
+        title = f"{wrong} to fix" if wrong else "All requirements of tfos_nb are met"
         show_findings(f"tfos_nb doctor · {title}", findings)
 
     def _checks(self, host: Host) -> list[Check]:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _USUAL_FILE = "model.keras"
 _LATE = "MLflow's server did not take the run's outcome within 10 s: tfos_nb.mlflow.log(RUN) logs the run once it does"
-_DOWN = "the run is not logged to MLflow: %s. The training goes on; tfos_nb.mlflow.log(RUN) logs it afterwards"
+_DOWN = "the run is not logged to MLflow: %s. The training continues; tfos_nb.mlflow.log(RUN) logs it afterwards"
 
 
 class Followed(Protocol):

@@ -61,7 +61,7 @@ class Fitting(
     MLReadable[Any],
     MLWritable,
 ):
-    """An Estimator that trains on a cluster of its own.
+    """An Estimator that starts a cluster for each fit.
 
     Attributes
     ----------
@@ -98,7 +98,7 @@ class Fitting(
         return [] if column is None else [column]
 
     def _fit_of(self, home: str, plan: dict[str, Any], writes: tuple[str, ...] = ()) -> Fit:
-        """Return how a fit runs, under a name of its own."""
+        """Return the settings of a fit, with a new name."""
         kind = type(self).__name__
         settings = {
             "model_dir": absolute(home),

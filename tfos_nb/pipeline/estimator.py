@@ -158,7 +158,7 @@ class TFEstimator(
         return selected(df, mapping, self._weight())
 
     def _program(self, train_fn: Any, spark: SparkSession) -> Any:
-        """Return what a node calls."""
+        """Return the function that a node calls."""
         del spark  # of use where a program wants to know more
         return TrainProgram(train_fn, self.getOrDefault(self.seed))
 
@@ -212,7 +212,7 @@ class TFEstimator(
         return TFModel(self.args)
 
     def _of_its_inputs(self, spark: SparkSession, model: TFModel) -> TFModel:
-        """Leave out of the model's mapping what it does not take, such as the label."""
+        """Leave out of the model's mapping the columns that are not inputs, such as the label."""
         mapping = model.getInputMapping()
         if not mapping:
             return model
@@ -226,7 +226,7 @@ class TFEstimator(
         return model.setInputMapping({column: tensor for column, tensor in mapping.items() if tensor in names})
 
     def stored(self) -> tuple[dict[str, Any], dict[str, Any], bytes | None]:
-        """Return what is saved beside the Params: arguments and functions.
+        """Return the contents to save in addition to the Params: arguments and functions.
 
         Raises
         ------
@@ -245,7 +245,7 @@ class TFEstimator(
 
 
 def _exists(place: str) -> bool:
-    """Whether something is there, as far as this machine can see."""
+    """Return whether a path exists, as far as this machine can see."""
     try:
         system, path = file_system(place)
         return bool(system.exists(path))

@@ -33,7 +33,7 @@ def _to_layer(value: Any) -> str | int:
 
 
 class TFFeaturizer(HasExportDir, HasBatchSize, Scorer, Transformer):
-    """Appends what a layer of a Keras model makes of a column.
+    """Appends the outputs of a Keras model's layer for a column.
 
     Parameters
     ----------

@@ -52,7 +52,7 @@ class Fitted:
     Parameters
     ----------
     result : object
-        What the chief's program returned.
+        The value that the chief's program returned.
     history : list of dict
         The metrics of each epoch, as the chief reported them.
     """
@@ -78,11 +78,11 @@ class Fit:
     slot_timeout : float
         Seconds that it waits for slots that other programs use.
     what : str
-        Text beside its name in a line, such as the Params that a CrossValidator set.
+        Text next to its name in a line, such as the Params that a CrossValidator set.
     writes : tuple of str
         The directories that the user named, which no two fits may write at the same time.
     arguments : dict, optional
-        What the run's record has as its arguments; default: those of the program.
+        The arguments in the run's record; default: those of the program.
     mlflow : bool, str or None
         The argument of :func:`tfos_nb.launch`. A tuner's fits are logged without their models.
     """
@@ -104,7 +104,7 @@ class Fit:
     def run(self, main: Callable[[Any, Any], Any], args: Any, spark: SparkSession, rows: Rows | None = None) -> Fitted:
         """Start a cluster, feed it, wait for it, and return what its chief returned.
 
-        If the user has stopped it politely, the result is what the chief returned then.
+        If the user has stopped it once, the result is the value that the chief returned then.
 
         Raises
         ------
@@ -171,7 +171,7 @@ def _in_notebook() -> bool:
 def _screen(progress: str) -> Any:
     """Choose where a fit is drawn; None: nowhere.
 
-    A CrossValidator's fits run in many threads of its own: each of these fits prints one line.
+    A CrossValidator's fits run in many threads: each of these fits prints one line.
     """
     if progress == "none" or (progress == "auto" and not _in_notebook()):
         return None

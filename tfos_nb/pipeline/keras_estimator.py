@@ -111,9 +111,7 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
     shuffle: Param[int] = Param(
         Params._dummy(), "shuffle", "rows of a node among which the next one is drawn; 0: in order", to_number
     )
-    task: Param[str] = Param(
-        Params._dummy(), "task", "classification, regression, or auto: what the loss says", _to_task
-    )
+    task: Param[str] = Param(Params._dummy(), "task", "classification, regression, or auto: by the loss", _to_task)
     optimizer: Param[Any] = Param(Params._dummy(), "optimizer", "a name, or Keras' own description")
     loss: Param[Any] = Param(Params._dummy(), "loss", "a name, or Keras' own description")
     metrics: Param[Any] = Param(Params._dummy(), "metrics", "names, or Keras' own descriptions", _to_metrics)
@@ -148,7 +146,7 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
         self._set_all(params)
 
     def setCompiling(self, optimizer: Any = None, loss: Any = None, metrics: Any = ()) -> KerasEstimator:
-        """Set what the model is compiled with; what is left out stays as it was."""
+        """Set the arguments of ``compile``; omitted ones keep their values."""
         if optimizer is not None:
             self._set(optimizer=describe(optimizer, "optimizers", self.custom_objects))
         if loss is not None:
@@ -188,11 +186,11 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
         return self.getOrDefault(self.shuffle)
 
     def setTask(self, value: str) -> KerasEstimator:
-        """Set what the model is for."""
+        """Set the task of the model."""
         return self._set(task=value)
 
     def getTask(self) -> str:
-        """Return what the model is for."""
+        """Return the task of the model."""
         return self.getOrDefault(self.task)
 
     def _fit(self, dataset: DataFrame) -> KerasModel:
@@ -239,7 +237,7 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
             Outputs.of(self.model).check(self._label(), loss, self.getOrDefault(self.metrics))
 
     def _check_inputs(self, df: DataFrame) -> None:
-        """Refuse features that do not fit the model, as far as it is known here, and what is no picture."""
+        """Refuse features that do not fit the model, as far as it is known here, and columns that are not pictures."""
         mapping = self.getInputMapping()
         features = list(mapping) or [self.getFeaturesCol()]
         for name in self.getDecode():
@@ -332,7 +330,7 @@ class KerasEstimator(HasPredictionColumns, HasLabelCol, Fitting, Estimator[Any])
         return model._set(head=", ".join(heads))
 
     def stored(self) -> tuple[dict[str, Any], dict[str, Any], bytes | None]:
-        """Return what is saved beside the Params: the model, and code of the user's.
+        """Return the contents to save in addition to the Params: the model, and the user's code.
 
         Raises
         ------

@@ -89,7 +89,7 @@ class KerasModel(HasPredictionColumns, HasInputMapping, HasBatchSize, Scorer, Mo
     head: Param[str] = Param(
         Params._dummy(),
         "head",
-        "what the model is for: classes, binary or values; with ' logits' behind it; of several 'values, binary'",
+        "the task of the model: classes, binary or values; with ' logits' after it; of several 'values, binary'",
         _to_head,
     )
 

@@ -52,7 +52,7 @@ class TFModel(
         tensors            without signature_def_key the mappings may name any tensor of a SavedModel's graph
                            ("dense/Relu:0"), or a Keras model's layers
         checkpoint         of TensorFlow 1 with its graph: tensors by name; otherwise of the model that model_fn
-                           builds, or of the .keras file beside it
+                           builds, or of the .keras file next to it
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class TFModel(
     prediction_col: Param[str] = Param(
         Params._dummy(),
         "prediction_col",
-        "the column of what the model gives, where output_mapping is empty",
+        "the column of the model's output, if output_mapping is empty",
         TypeConverters.toString,
     )
 
@@ -97,11 +97,11 @@ class TFModel(
         self._set_all(params)
 
     def setPredictionCol(self, value: str) -> TFModel:
-        """Set the column of what the model gives."""
+        """Set the column of the model's output."""
         return self._set(prediction_col=value)
 
     def getPredictionCol(self) -> str:
-        """Return the column of what the model gives."""
+        """Return the column of the model's output."""
         return self.getOrDefault(self.prediction_col)
 
     def _place(self) -> Any:

@@ -254,7 +254,7 @@ class HasMasterNode(Params):
     """Param ``master_node``: the name of the first worker, chief or master."""
 
     master_node: Param[str | None] = _param(
-        "master_node", "what the first worker is called, chief or master; None: there is none", to_text
+        "master_node", "the name of the first worker, chief or master; None: no chief", to_text
     )
 
     def __init__(self) -> None:
@@ -271,10 +271,10 @@ class HasMasterNode(Params):
 
 
 class HasTensorboard(Params):
-    """Whether TensorBoard runs beside the training."""
+    """Param ``tensorboard``: whether TensorBoard runs during the training."""
 
     tensorboard: Param[bool] = _param(
-        "tensorboard", "whether TensorBoard runs beside the training", TypeConverters.toBoolean
+        "tensorboard", "whether TensorBoard runs during the training", TypeConverters.toBoolean
     )
 
     def __init__(self) -> None:
@@ -545,7 +545,7 @@ class HasRecovery(Params):
     restarts: Param[int] = Param(
         Params._dummy(),
         "restarts",
-        "how often the nodes start again when one was lost, and train on from what they have saved",
+        "how often the nodes start again when one was lost, and continue from their saved state",
         to_number,
     )
     min_workers: Param[int | None] = Param(

@@ -96,7 +96,7 @@ class Scorer(HasRows, TFParams, MLReadable[Any], MLWritable):
     Attributes
     ----------
     model : keras.Model, path, URL, bytes or None
-        The model itself, or what it was saved as.
+        The model itself, or its saved form.
     model_fn : callable or None
         Builds the model whose weights a checkpoint has; it takes nothing, or the arguments with the Params.
     custom_objects : dict
@@ -151,7 +151,7 @@ class Scorer(HasRows, TFParams, MLReadable[Any], MLWritable):
         return ScorerReader(cls)
 
     def stored(self) -> tuple[dict[str, Any], dict[str, Any], bytes | None]:
-        """Return what is saved beside the Params: arguments, code, and the bytes of a model object.
+        """Return the contents to save in addition to the Params: arguments, code, and the bytes of a model object.
 
         Raises
         ------

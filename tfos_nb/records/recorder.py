@@ -6,7 +6,7 @@
     finish()                   ──▶ write the outcome; waits for it, at most 10 s
 
 A record goes to a file (:func:`write_file`), or to a tracking server (:mod:`tfos_nb.mlflow`). A place that cannot be
-written is told of once, and never stops a training.
+written is reported once, and never stops a training.
 """
 
 from __future__ import annotations

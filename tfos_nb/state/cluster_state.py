@@ -24,7 +24,7 @@ __all__ = [
     "NodeStatus",
 ]
 
-WITHOUT = "; the others go on without "
+WITHOUT = "; the others continue without "
 """Text after a cluster's error while it recovers, before the names of the nodes without which it continues."""
 
 JOINED, LEAVING = " joined", " not wanted any more"

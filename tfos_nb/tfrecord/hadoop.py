@@ -1,7 +1,7 @@
 """Paths that only Spark's own Hadoop file systems know: ``hdfs://`` without its native library, ``viewfs://``, ….
 
 Reading: Spark's ``binaryFile`` reads each file whole, and a task takes it apart. Writing: the executors make the bytes,
-and the driver, which has the Hadoop client, writes them. So what is written here passes through the driver.
+and the driver, which has the Hadoop client, writes them. So these rows pass through the driver.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def write(frame: DataFrame, job: WriteJob, mode: str, why: str) -> Saved:
 
 
 class _UnderWay:
-    """Files that the driver writes: beside at first, and renamed in the end."""
+    """Files that the driver writes: temporary ones at first, which are renamed at the end."""
 
     def __init__(self, fs: Any, root: Any, job: WriteJob) -> None:
         self.places: list[tuple[Any, Any]] = []
@@ -204,7 +204,7 @@ class _UnderWay:
         self._fs.create(marker, True).close()
 
     def _there(self) -> dict[str, Any]:
-        """Return the files that are there already, by their names below the directory."""
+        """Return the files that exist already, by their names below the directory."""
         listed = self._fs.listFiles(self._root, True)
         paths = {}
         while listed.hasNext():
@@ -218,7 +218,7 @@ class _UnderWay:
         return str(self._fs.makeQualified(path).toUri().getPath())[len(root) :].lstrip("/")
 
     def abort(self, *, whole: bool) -> None:
-        """Remove what was written."""
+        """Remove the written files."""
         for stream, _ in self._open.values():
             with contextlib.suppress(Exception):
                 stream.close()

@@ -1,4 +1,4 @@
-"""Outcome of a write: what was written, or why not."""
+"""Outcome of a write: its result, or the reason of its failure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Saved(Rich):
 
 
 def cause_of(error: Exception) -> str:
-    """Return what a task said in the end, without Spark's and Python's tracebacks around it."""
+    """Return a task's last message, without Spark's and Python's tracebacks around it."""
     text = str(error)
     found = _CAUSE.findall(text)
     if found:

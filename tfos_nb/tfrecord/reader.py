@@ -153,7 +153,7 @@ def _json(schema: Any) -> dict[str, Any] | None:
 
 
 def _parsed(ddl: str) -> Any:
-    """Parse a schema where PySpark has no method of its own for it (3.5)."""
+    """Parse a schema if PySpark has no method for it (3.5)."""
     from pyspark.sql import types
 
     return types._parse_datatype_string(ddl)

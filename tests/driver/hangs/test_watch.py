@@ -94,7 +94,7 @@ def test_a_process_that_was_stopped_is_told_of_once_and_soon(
     assert len(nodes.written) == 1
     nodes.steps = 1
     watch.look(31.0)
-    assert caplog.records[-1].getMessage() == "cluster clicks: goes on after 30 s"
+    assert caplog.records[-1].getMessage() == "cluster clicks: continues after 30 s"
     assert not nodes.written[-1]
 
 

@@ -97,7 +97,7 @@ def explain(situations: Sequence[Situation], returned: Sequence[str] = ()) -> tu
 
 
 def never_ends(findings: Sequence[Finding], returned: Sequence[str]) -> str:
-    """Return why the nodes that still train wait for ever; empty if this is not sure.
+    """Return why the nodes that still train wait without end; empty if this is not sure.
 
     It is sure if each of them waits in a step that all nodes must make, and ``main`` of a node has returned.
 

@@ -6,7 +6,7 @@
 
     never_ends(), after 10 s and once more a second later ──▶ the cluster fails
 
-A process that was stopped by a signal is told of after four seconds: TensorFlow ends its peers after ten. Heartbeats
+A process that was stopped by a signal is reported after four seconds: TensorFlow ends its peers after ten. Heartbeats
 say whether there is one.
 
 Something has moved if a node has reported, has taken rows, or has changed its status. Only a cluster in which every
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _EVERY = 1.0  # seconds between two looks
 _LEAST, _STEPS = 10.0, 5.0  # seconds, and usual steps
-_SOON = 4.0  # seconds, after which a stopped process is told of
+_SOON = 4.0  # seconds, after which a stopped process is reported
 _WITHIN = 3.0  # seconds for the supervisors' answers
 
 
@@ -152,4 +152,4 @@ class HangWatch:
             self._told = False
             self._watched.write_findings(())
             if goes_on:
-                logger.warning("cluster %s: goes on after %.0f s", self._name, now - self._moved)
+                logger.warning("cluster %s: continues after %.0f s", self._name, now - self._moved)

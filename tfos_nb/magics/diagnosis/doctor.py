@@ -37,7 +37,7 @@ class _Examination:
         try:
             self._findings = self._check.look()
         except Exception as error:  # noqa: BLE001 - a check that fails is a finding
-            told = f"it could not be looked at: {type(error).__name__}: {error}".splitlines()[0]
+            told = f"it could not be checked: {type(error).__name__}: {error}".splitlines()[0]
             self._findings = [Finding(self._check.what, "warn", told)]
         finally:
             self._over.set()

@@ -81,7 +81,7 @@ class RowQueue:
         self.rows_out = 0
         self.passes_before = 0
 
-    # --- what the driver says ---
+    # --- messages of the driver ---
 
     def begin(self, begins: FeedBegins) -> None:
         """Prepare for a feed that the driver announced."""
@@ -149,7 +149,7 @@ class RowQueue:
                 )
             return self._rows[feed]
 
-    # --- what the program asks for ---
+    # --- requests of the program ---
 
     def schema(self) -> FeedSchema | None:
         """Wait for the first row on any node and return the schema; None if no feed will come."""

@@ -114,13 +114,13 @@ def patch_keras_fit() -> str:
         One line for the log: what was patched, or why nothing was. It starts with ``WARNING`` if ``fit`` will not work.
     """
     if uses_tf_keras(os.environ) and "keras" not in sys.modules:
-        return "keras: tf_keras is in use (TF_USE_LEGACY_KERAS=1), nothing to mend"
+        return "keras: tf_keras is in use (TF_USE_LEGACY_KERAS=1), nothing to patch"
     if importlib.util.find_spec("keras") is None:
-        return "keras: not installed, nothing to mend"
+        return "keras: not installed, nothing to patch"
     import keras
 
     if keras.backend.backend() != "tensorflow":
-        return f"keras: {keras.__version__} runs on {keras.backend.backend()}, not on TensorFlow: nothing to mend"
+        return f"keras: {keras.__version__} runs on {keras.backend.backend()}, not on TensorFlow: nothing to patch"
     model: Any = keras.Model
     if getattr(model, "_tfos_mended", False):
         return f"keras: {keras.__version__} is mended already"

@@ -45,7 +45,7 @@ def refuse_text(model: Any, element: Any, columns: tuple[Any, Any] = (None, None
     model : keras.Model
         A model that may not be built yet.
     element : structure of TypeSpec
-        What the elements of its dataset are.
+        The elements of its dataset.
     columns : tuple, optional
         The columns of ``x`` and ``y``.
 

@@ -254,7 +254,7 @@ class Member:
 
 
 _SYNC_WITH_PS = (
-    "strategy('sync') would wait for ever in a cluster with parameter servers (MultiWorkerMirroredStrategy): launch "
+    "strategy('sync') would wait without end in a cluster with parameter servers (MultiWorkerMirroredStrategy): launch "
     "the cluster with ps=0, or use ctx.strategy('async')"
 )
 

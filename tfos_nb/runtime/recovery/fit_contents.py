@@ -1,4 +1,4 @@
-"""Read and restore what the state of a Keras ``fit`` consists of.
+"""Read and restore the contents of a Keras ``fit``'s state.
 
 ==============  ======================================================================================================
 variables       of the model and its optimizers, on each worker as this worker has them
@@ -203,7 +203,7 @@ def own_value(strategy: Any, variable: Any) -> Any:
 
 
 def is_read_over_replicas(variable: Any) -> bool:
-    """Whether each replica has a value of its own, and their sum or mean is read outside of a step."""
+    """Return whether each replica has its own value, and their sum or mean is read outside of a step."""
     import tensorflow as tf
 
     return getattr(variable, "synchronization", None) == tf.VariableSynchronization.ON_READ and hasattr(

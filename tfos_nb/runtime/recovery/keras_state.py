@@ -252,7 +252,7 @@ class _KeptFit:
             if is_csv_logger(callback):
                 _continue_csv(callback, agreed.moment.epoch, attributes.get(LINES, 0))
         step = f", step {agreed.moment.step}" if agreed.moment.step else ""
-        _log.info("fit goes on after epoch %d%s, from memory", agreed.moment.epoch, step)
+        _log.info("fit continues after epoch %d%s, from memory", agreed.moment.epoch, step)
 
     def _fits(self, agreed: Agreed) -> bool:
         contents = self._contents

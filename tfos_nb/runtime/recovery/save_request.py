@@ -58,7 +58,7 @@ class SaveRequest:
         """
         self._none.clear()
         if not self._none.wait(_SECONDS):
-            _log.warning("no node has joined or left within %g s: training goes on", _SECONDS)
+            _log.warning("no node has joined or left within %g s: training continues", _SECONDS)
             self._none.set()
 
     def pause_if_asked(self) -> None:

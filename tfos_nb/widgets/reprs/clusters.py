@@ -59,5 +59,5 @@ def _told(plan: ClusterPlan) -> str:
     spark = plan.input_mode is not InputMode.TENSORFLOW
     fed = "Rows come from Spark" if spark else "The nodes read files themselves"
     more = [f"TensorFlow's protocol is {plan.protocol}"] if plan.protocol != "grpc" else []
-    more += ["the training goes on if the evaluator fails"] if plan.evaluator_may_fail else []
+    more += ["the training continues if the evaluator fails"] if plan.evaluator_may_fail else []
     return "; ".join([f"{fed} (input_mode='{InputMode(plan.input_mode).value}')", *more]) + "."
