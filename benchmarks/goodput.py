@@ -20,7 +20,15 @@ from benchmarks.recovery import EPOCHS, HEARTBEAT, feed
 from benchmarks.session import spark_session
 from benchmarks.table import Ratio, Result, median
 from tests.faults import its_host, its_supervisor, itself
-from tfos_nb.driver.membership import Arrived, ClusterEvent, ComeAgain, FellSilent, GoOnWithout, Said, StreamEnded
+from tfos_nb.driver.membership import (
+    ClusterEvent,
+    ContinueWithout,
+    HeartbeatTimedOut,
+    MessageReceived,
+    RestartAll,
+    StreamEnded,
+    SupervisorConnected,
+)
 from tfos_nb.runtime.control.lifecycle import MainRaised, MainStarted, NodeEnded, Reservation
 
 if TYPE_CHECKING:
@@ -164,7 +172,7 @@ def _cost(what: str, at: float, steps: Sequence[_Step], events: Sequence[tuple[f
     before = max((one.generation for one in steps if one.time <= at), default=0)
     later = [one for one in steps if one.generation > before and one.time > at]
     since = [(when, one.event) for when, one in events if when > at]
-    again = next((when for when, event in since if isinstance(event, ComeAgain)), None)
+    again = next((when for when, event in since if isinstance(event, RestartAll)), None)
     if not later or again is None:
         return None
     first = later[0].time
@@ -180,15 +188,17 @@ def _cost(what: str, at: float, steps: Sequence[_Step], events: Sequence[tuple[f
 
 
 def _comes(event: Any) -> bool:
-    return isinstance(event, (Arrived, GoOnWithout)) or _is_said(event, Reservation)
+    return isinstance(event, (SupervisorConnected, ContinueWithout)) or _is_said(event, Reservation)
 
 
 def _is_said(event: Any, kind: type) -> bool:
-    return isinstance(event, Said) and isinstance(event.message, kind)
+    return isinstance(event, MessageReceived) and isinstance(event.message, kind)
 
 
 def _tells_of_it(event: Any) -> bool:
-    return isinstance(event, (StreamEnded, FellSilent)) or _is_said(event, NodeEnded) or _is_said(event, MainRaised)
+    return (
+        isinstance(event, (StreamEnded, HeartbeatTimedOut)) or _is_said(event, NodeEnded) or _is_said(event, MainRaised)
+    )
 
 
 def _steps(folder: Path) -> list[_Step]:

@@ -11,17 +11,17 @@ import pytest
 from tests.waiting import until
 from tfos_nb.driver.decommissioning import DecommissionWatch
 from tfos_nb.driver.membership import (
-    Arrived,
     Begin,
-    ComeWith,
+    ContinueWithout,
     EndStream,
     ExecutorsLeave,
-    GoOnWithout,
     Membership,
-    Said,
+    MessageReceived,
+    RestartWith,
     SlotAsked,
     StreamEnded,
     Submitted,
+    SupervisorConnected,
     Tell,
     WriteLog,
 )
@@ -61,17 +61,17 @@ class Cluster:
 
     def come(self, name: str, executor: str) -> None:
         self.streams += 1
-        self.apply(Arrived(self.streams, self.reservation(name, executor)))
+        self.apply(SupervisorConnected(self.streams, self.reservation(name, executor)))
 
     def come_again(self, name: str, executor: str) -> None:
-        self.apply(Said(name, self.reservation(name, executor, self.membership.generation)))
+        self.apply(MessageReceived(name, self.reservation(name, executor, self.membership.generation)))
 
     def reservation(self, name: str, executor: str, generation: int = 0) -> Reservation:
         return Reservation(name, "10.0.0.1", 5000 + self.streams, executor, 0, 70 + self.streams, (), generation)
 
     def is_up(self, name: str) -> None:
-        self.apply(Said(name, NodeUp(name, 7, "2.21", "3.15", None)))
-        self.apply(Said(name, MainStarted(name)))
+        self.apply(MessageReceived(name, NodeUp(name, 7, "2.21", "3.15", None)))
+        self.apply(MessageReceived(name, MainStarted(name)))
 
     def is_asked(self) -> set[str]:
         """Return the nodes that were told since the last look that a state is wanted."""
@@ -80,7 +80,7 @@ class Cluster:
         return asked
 
     def save(self, name: str = "worker:0") -> str:
-        self.apply(Said(name, StateHeld(name, waits=True)))
+        self.apply(MessageReceived(name, StateHeld(name, waits=True)))
         return self.membership.changing
 
 
@@ -90,11 +90,11 @@ def test_all_are_asked_for_a_state_and_the_node_leaves_with_it() -> None:
     assert cluster.is_asked() == {"worker:0", "worker:1", "worker:2"}
     assert cluster.logged == ["worker:1"]
     assert cluster.membership.changing == ""
-    cluster.apply(Said("worker:0", StateHeld("worker:0")))
+    cluster.apply(MessageReceived("worker:0", StateHeld("worker:0")))
     assert cluster.membership.changing == "", "the nodes have not waited after that one"
     assert cluster.save() == "the executor of worker:1 is about to end"
 
-    cluster.apply(ComeWith(cluster.membership.changing))
+    cluster.apply(RestartWith(cluster.membership.changing))
     assert {name for name, message in cluster.told if isinstance(message, StartAgain)} == {"worker:0", "worker:2"}
     assert cluster.ended == [2]
     assert cluster.membership.restarts_left == 1, "that was no loss"
@@ -106,7 +106,7 @@ def test_the_task_of_a_node_that_has_left_ends_and_one_elsewhere_starts_it() -> 
     cluster = Cluster()
     cluster.apply(ExecutorsLeave(frozenset("1")))
     cluster.save()
-    cluster.apply(ComeWith("its executor ends"))
+    cluster.apply(RestartWith("its executor ends"))
     cluster.told.clear()
     assert cluster.apply(SlotAsked(HoldsSlot("worker:1", 72, executor="1"), False)) is SlotUse.END, "it may be stopped"
     assert cluster.membership.is_wanted("worker:1", "1") is False
@@ -125,7 +125,7 @@ def test_one_that_keeps_the_state_stays_until_the_others_have_it() -> None:
     cluster = Cluster(2, "00")
     cluster.apply(ExecutorsLeave(frozenset("0")))
     assert cluster.save() == "the executor of worker:1 is about to end"
-    cluster.apply(ComeWith(cluster.membership.changing))
+    cluster.apply(RestartWith(cluster.membership.changing))
     assert cluster.ended == [2]
     cluster.is_asked()
     cluster.come("worker:1", "1")
@@ -157,11 +157,11 @@ def test_with_enough_others_they_go_on_and_it_joins_them_later() -> None:
     cluster = Cluster()
     cluster.apply(ExecutorsLeave(frozenset("1")))
     cluster.save()
-    cluster.apply(ComeWith(cluster.membership.changing))
+    cluster.apply(RestartWith(cluster.membership.changing))
     cluster.apply(Submitted(("worker:1",), hold=False))
     for name in ("worker:0", "worker:2"):
         cluster.come_again(name, name[-1])
-    assert cluster.apply(GoOnWithout()) == ("worker:1",)
+    assert cluster.apply(ContinueWithout()) == ("worker:1",)
     assert cluster.membership.alone == [], "Spark has been asked for it"
     for name in ("worker:0", "worker:2"):
         cluster.is_up(name)
@@ -176,10 +176,10 @@ def test_the_nodes_go_on_when_nobody_joins_or_leaves_any_more() -> None:
     cluster = Cluster()
     cluster.apply(ExecutorsLeave(frozenset("1")))
     cluster.save()
-    cluster.apply(ComeWith(cluster.membership.changing))
+    cluster.apply(RestartWith(cluster.membership.changing))
     for name in ("worker:0", "worker:2"):
         cluster.come_again(name, name[-1])
-    cluster.apply(GoOnWithout())
+    cluster.apply(ContinueWithout())
     cluster.come("worker:1", "3")
     assert cluster.save() == "worker:1 joined"
     cluster.told.clear()

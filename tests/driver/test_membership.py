@@ -572,7 +572,7 @@ def test_an_epoch_that_was_reported_before_its_process_was_ended_is_in_the_histo
     cluster.bring_up("worker:0", "worker:1")
     cluster.say(beat("worker:0", None, end_of(1, 0.9), end_of(2, 0.8)))
     cluster.say(ended("worker:1", None, "SIGKILL"))
-    cluster.desk.come_again("it was killed")
+    cluster.desk.restart_all("it was killed")
     cluster.say(beat("worker:0", None, end_of(3, 0.7)))  # its supervisor found that when it ended the process
     assert cluster.desk.history["loss"] == [0.9, 0.8, 0.7]
     for number, node in enumerate(("worker:0", "worker:1")):

@@ -12,29 +12,29 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tfos_nb.driver.membership import (
     TRANSITIONS,
-    Arrived,
-    Beat,
+    AllDropped,
     Begin,
-    ComeAgain,
-    ComeWith,
-    Dismissed,
+    ContinueWithout,
     Ended,
     EndStream,
     ExecutorsLeave,
-    FellSilent,
-    GivenUp,
-    GoOnWithout,
+    HeartbeatReceived,
+    HeartbeatTimedOut,
     Journal,
     Member,
     Membership,
-    NewsTaken,
+    MessageReceived,
+    NewsRead,
     Planned,
-    Said,
+    RestartAll,
+    RestartWith,
     Scaled,
     ShareRows,
     SlotAsked,
+    StopSent,
     StreamEnded,
     Submitted,
+    SupervisorConnected,
     TaskReported,
     Tell,
     replay,
@@ -146,7 +146,7 @@ class Lives(RuleBasedStateMachine):
     def say(self, one: Member, message: Any) -> None:
         if self.is_heard(one):
             self.silent.pop(str(one.node), None)
-            self.apply(Said(str(one.node), message))
+            self.apply(MessageReceived(str(one.node), message))
 
     # --- what happens ---
 
@@ -160,7 +160,7 @@ class Lives(RuleBasedStateMachine):
             message = Reservation(name, "10.0.0.1", 1000 + self.count, executor, 0, self.count)
         self.streams[self.count] = name
         goes = self.dismissed or one.parting or one.reservation is not None
-        self.apply(Arrived(self.count, message))
+        self.apply(SupervisorConnected(self.count, message))
         assert (self.count in self.ended_streams) is (goes or not refused or one.stream != self.count)
 
     @rule(place=NODES, generation=st.integers(0, 1))
@@ -173,7 +173,7 @@ class Lives(RuleBasedStateMachine):
             )  # fmt: skip
             before = one.reservation
             self.silent.pop(str(one.node), None)
-            self.apply(Said(str(one.node), message))
+            self.apply(MessageReceived(str(one.node), message))
             assert one.reservation is before or (before is None and generation == 0), "it is of the generation before"
 
     @precondition(lambda self: not self.dismissed)
@@ -244,7 +244,7 @@ class Lives(RuleBasedStateMachine):
     def a_heart_beats(self, place: int, began: bool, hungry: bool | None) -> None:
         one = self.node(place)
         if self.is_heard(one):
-            self.apply(Beat(str(one.node), began, hungry))
+            self.apply(HeartbeatReceived(str(one.node), began, hungry))
 
     @rule(pick=NODES)
     def a_stream_breaks(self, pick: int) -> None:
@@ -258,7 +258,7 @@ class Lives(RuleBasedStateMachine):
         one = self.node(place)
         if one.stream is not None and not one.status.ended and not one.absent:
             self.silent[str(one.node)] = one.stream
-        self.apply(FellSilent(str(one.node), 15.0))
+        self.apply(HeartbeatTimedOut(str(one.node), 15.0))
 
     @rule(place=NODES, code=st.sampled_from([0, 1, -9]), known=st.booleans())
     def a_task_tells_that_its_supervisor_has_ended(self, place: int, code: int, known: bool) -> None:
@@ -287,7 +287,7 @@ class Lives(RuleBasedStateMachine):
     @rule()
     def they_come_again(self) -> None:
         generation, left = self.membership.generation, self.membership.restarts_left
-        all_anew = self.apply(ComeAgain("it was killed"))
+        all_anew = self.apply(RestartAll("it was killed"))
         assert self.membership.restarts_left == left - 1
         assert self.membership.generation == generation + all_anew
         assert not self.membership.failures
@@ -300,14 +300,14 @@ class Lives(RuleBasedStateMachine):
     @rule()
     def they_come_with_others(self) -> None:
         before = {str(one.node): one.stream for one in self.membership.training}
-        self.apply(ComeWith(self.membership.changing))
+        self.apply(RestartWith(self.membership.changing))
         kept = [name for name, stream in before.items() if self.membership.members[name].stream == stream]
         assert kept or not any(before.values()), "a state is in the memory of nodes, of which one must stay"
 
     @precondition(lambda self: self.membership.rendezvous > 1 and self.membership.are_enough(1) and not self.dismissed)
     @rule()
     def they_go_on_without(self) -> None:
-        gone = self.apply(GoOnWithout())
+        gone = self.apply(ContinueWithout())
         assert not {str(one.node) for one in self.membership.present} & set(gone)
 
     @precondition(lambda self: not self.dismissed and self.membership.restarts_left > 0)
@@ -317,13 +317,13 @@ class Lives(RuleBasedStateMachine):
 
     @rule(late=st.booleans(), alone=st.booleans())
     def the_news_are_taken_up(self, late: bool, alone: bool) -> None:
-        self.apply(NewsTaken(late, alone))
+        self.apply(NewsRead(late, alone))
 
     @precondition(lambda self: len(self.events) > 20)
     @rule()
     def all_are_dismissed(self) -> None:
         self.dismissed = True
-        self.apply(Dismissed(Farewell()))
+        self.apply(StopSent(Farewell()))
 
     # --- what holds ---
 
@@ -361,8 +361,8 @@ class Lives(RuleBasedStateMachine):
         journal = self.journal.events()
         assert len(journal) <= 8
         assert state_of(replay(journal)) == state_of(self.membership)
-        self.apply(Dismissed(Farewell()))
-        self.apply(GivenUp())
+        self.apply(StopSent(Farewell()))
+        self.apply(AllDropped())
         assert self.membership.all_gone, "every supervisor was done without"
         self.apply(Ended())
         assert all(one.status.ended for one in self.membership.members.values())

@@ -68,7 +68,7 @@ def come_again(cluster: Cluster, node: str, port: int) -> None:
 def test_a_lost_worker_alone_is_asked_for_anew_and_its_coordinator_is_told_where_it_is(coordinated: Cluster) -> None:
     coordinated.say(WorkerThrough("worker:1", 3), by="chief:0")
     coordinated.say(ended("worker:1", None, "SIGKILL"))
-    assert not coordinated.desk.come_again("it was killed")
+    assert not coordinated.desk.restart_all("it was killed")
     assert coordinated.desk.missing == ("worker:1",)
     assert coordinated.desk.generation == 1
     assert coordinated.desk.replaced["worker:1"].through == 3
@@ -87,7 +87,7 @@ def test_a_lost_worker_alone_is_asked_for_anew_and_its_coordinator_is_told_where
 @pytest.mark.parametrize("node", ["ps:0", "chief:0"])
 def test_a_lost_parameter_server_or_chief_means_that_all_come_again(coordinated: Cluster, node: str) -> None:
     coordinated.say(ended(node, None, "SIGKILL"))
-    assert coordinated.desk.come_again("it was killed")
+    assert coordinated.desk.restart_all("it was killed")
     assert coordinated.desk.generation == 2
     assert set(coordinated.desk.missing) == set(NODES)
 
@@ -97,7 +97,7 @@ def test_all_come_again_where_no_coordinator_follows(make: Callable[..., Cluster
     cluster.bring_up(*NODES)
     cluster.say(Serving("worker:1"))
     cluster.say(ended("worker:1", None, "SIGKILL"))
-    assert cluster.desk.come_again("it was killed")
+    assert cluster.desk.restart_all("it was killed")
 
 
 def test_a_worker_that_is_silent_means_that_all_come_again(coordinated: Cluster) -> None:
@@ -107,21 +107,21 @@ def test_a_worker_that_is_silent_means_that_all_come_again(coordinated: Cluster)
         coordinated.say(Serving(node))
     coordinated.desk.ticked()
     assert [failure.node for failure in coordinated.desk.failures] == ["worker:1"]
-    assert coordinated.desk.come_again("no heartbeat")
+    assert coordinated.desk.restart_all("no heartbeat")
     assert coordinated.desk.generation == 2
 
 
 def test_a_supervisor_that_falls_silent_while_it_is_waited_for_is_given_up(pair: Cluster) -> None:
     """It has no reservation then, and its task must still be told that it is to end it."""
     pair.say(ended("worker:0", None, "SIGKILL"))
-    assert pair.desk.come_again("it was killed")
+    assert pair.desk.restart_all("it was killed")
     come_again(pair, "worker:1", 5001)
     pair.clock.now += 100.0
     pair.say(StateHeld("worker:1", waits=True))
     pair.desk.ticked()
     assert [failure.node for failure in pair.desk.failures] == ["worker:0"]
     assert pair.desk.asked(HoldsSlot("worker:0", 77)) == "hold"
-    assert pair.desk.come_again("no heartbeat")
+    assert pair.desk.restart_all("no heartbeat")
     assert pair.desk.asked(HoldsSlot("worker:0", 77)) == "end"
     assert pair.desk.asked(HoldsSlot("worker:1", 77)) == "hold"
     come_late(pair, "worker:0")
@@ -134,12 +134,12 @@ def test_a_node_that_was_asked_for_and_waits_for_a_slot_is_not_asked_for_again(p
     assert pair.desk.asked(HoldsSlot("worker:1", 77)) == "leave"
     pair.streams["worker:1"].end()
     pair.until(lambda: pair.desk.failures)
-    assert pair.desk.come_again("its host is gone")
+    assert pair.desk.restart_all("its host is gone")
     assert pair.desk.untended == ("worker:1",)
     pair.desk.tend(["worker:1"], hold=False)
     assert pair.desk.untended == ()
     come_again(pair, "worker:0", 5000)
-    pair.desk.go_on_without_missing()
+    pair.desk.continue_without_missing()
     assert pair.desk.take_alone() == []
 
 
@@ -151,12 +151,12 @@ def test_a_supervisor_in_another_container_may_have_the_number_of_one_that_was_g
 
     pair.streams["worker:1"].end()
     pair.until(lambda: pair.desk.failures)
-    assert pair.desk.come_again("its host is gone")
+    assert pair.desk.restart_all("its host is gone")
     come("pod-b")
     pair.clock.now += 100.0
     pair.say(StateHeld("worker:0", waits=True))
     pair.desk.ticked()
-    assert pair.desk.come_again("no heartbeat")
+    assert pair.desk.restart_all("no heartbeat")
     come("pod-c")
     assert pair.desk.asked(HoldsSlot("worker:1", 77, "pod-b")) == "end"
     assert pair.desk.asked(HoldsSlot("worker:1", 77, "pod-c")) == "hold"
@@ -193,13 +193,13 @@ def test_a_node_without_a_task_is_asked_for_anew_when_its_supervisor_is_gone(pai
     pair.desk.want_slot()
     assert pair.desk.asked(HoldsSlot("worker:1", 77)) == "leave"
     pair.say(ended("worker:1", None, "SIGKILL"))
-    assert pair.desk.come_again("it was killed")
+    assert pair.desk.restart_all("it was killed")
     assert pair.desk.untended == (), "its supervisor starts the next process"
     come_again(pair, "worker:0", 5000)
     come_again(pair, "worker:1", 5001)
     pair.streams["worker:1"].end()
     pair.until(lambda: pair.desk.failures)
-    assert pair.desk.come_again("its host is gone")
+    assert pair.desk.restart_all("its host is gone")
     assert pair.desk.untended == ("worker:1",)
     pair.desk.tend(["worker:1"], hold=True)
     assert (pair.desk.untended, pair.desk.left_slots) == ((), ())
@@ -210,10 +210,10 @@ def test_an_absent_node_that_nobody_brings_is_asked_for_until_it_was_lost_thrice
     pair.desk.want_slot()
     assert pair.desk.asked(HoldsSlot("worker:1", 77)) == "leave"
     pair.say(ended("worker:1", None, "SIGKILL"))
-    assert pair.desk.come_again("it was killed")
+    assert pair.desk.restart_all("it was killed")
     come_again(pair, "worker:0", 5000)
     assert pair.desk.take_alone() == []
-    pair.desk.go_on_without_missing()  # its supervisor, which has been too slow, is let go
+    pair.desk.continue_without_missing()  # its supervisor, which has been too slow, is let go
     for left in (True, True, False):
         assert pair.desk.take_alone() == ["worker:1"]
         pair.desk.tend(["worker:1"], hold=False)
@@ -227,9 +227,9 @@ def test_an_absent_node_that_nobody_brings_is_asked_for_until_it_was_lost_thrice
 @pytest.mark.parametrize("refused", [True, False], ids=["it is refused", "it dies"])
 def test_an_absent_node_that_never_reserves_is_wanted_three_times(pair: Cluster, refused: bool) -> None:
     pair.say(ended("worker:1", None, "SIGKILL"))
-    assert pair.desk.come_again("it was killed")
+    assert pair.desk.restart_all("it was killed")
     come_again(pair, "worker:0", 5000)
-    pair.desk.go_on_without_missing()
+    pair.desk.continue_without_missing()
     for number in range(3):
         assert pair.desk.asked(NodeWanted("worker:1"))
         if refused:
@@ -252,7 +252,7 @@ def three(make: Callable[..., Cluster]) -> Cluster:
     cluster.desk.members.restarts_left = 2
     cluster.bring_up("worker:0", "worker:1", "worker:2")
     cluster.say(ended("worker:0", None, "SIGKILL"))
-    assert cluster.desk.come_again("it was killed")
+    assert cluster.desk.restart_all("it was killed")
     come_again(cluster, "worker:1", 5001)
     assert not cluster.desk.are_enough(2)
     assert cluster.desk.some_are_coming
@@ -268,7 +268,7 @@ def start_told(cluster: Cluster, node: str) -> Start:
 def test_the_others_go_on_without_a_worker_that_does_not_come(three: Cluster) -> None:
     assert three.desk.are_enough(2)
     assert not three.desk.are_enough(3)
-    assert three.desk.go_on_without_missing() == ("worker:0",)
+    assert three.desk.continue_without_missing() == ("worker:0",)
     assert three.desk.all_reserved
     told = start_told(three, "worker:2")
     assert told == Start({"worker": ["10.0.0.9:5001", "10.0.0.9:5002"]}, 2, 0, (1, 2))
@@ -282,7 +282,7 @@ def come_late(cluster: Cluster, node: str) -> None:
 
 
 def test_a_worker_that_comes_late_joins_when_a_state_has_been_saved(three: Cluster) -> None:
-    three.desk.go_on_without_missing()
+    three.desk.continue_without_missing()
     three.say(StateHeld("worker:1", waits=True))
     assert three.desk.changing == "", "it has not come"
     come_late(three, "worker:0")
@@ -293,7 +293,7 @@ def test_a_worker_that_comes_late_joins_when_a_state_has_been_saved(three: Clust
     three.say(StateHeld("worker:1", waits=True))
     assert three.desk.changing == "worker:0 joined"
 
-    three.desk.come_with(three.desk.changing)
+    three.desk.restart_with(three.desk.changing)
     assert three.desk.missing == ("worker:1", "worker:2")
     assert three.desk.restarts_left == 1, "that was no loss"
     come_again(three, "worker:1", 5003)
@@ -305,7 +305,7 @@ def test_a_worker_that_comes_late_joins_when_a_state_has_been_saved(three: Clust
 
 
 def test_a_worker_that_is_lost_before_it_can_join_is_no_failure_and_wanted_three_times(three: Cluster) -> None:
-    three.desk.go_on_without_missing()
+    three.desk.continue_without_missing()
     for wanted in (True, True, False):
         come_late(three, "worker:0")
         three.say(ended("worker:0", None, "SIGKILL"))
@@ -319,7 +319,7 @@ def test_nobody_goes_on_without_a_chief_or_with_too_few(make: Callable[..., Clus
     cluster.desk.members.restarts_left = 1
     cluster.bring_up("chief:0", "worker:0", "worker:1")
     cluster.say(ended("chief:0", None, "SIGKILL"))
-    cluster.desk.come_again("it was killed")
+    cluster.desk.restart_all("it was killed")
     for node in ("worker:0", "worker:1"):
         come_again(cluster, node, 5000)
     assert not cluster.desk.are_enough(1)
@@ -375,7 +375,7 @@ def test_new_workers_that_wait_for_the_coordinator_are_gathered_with_all_when_it
     scale(coordinated, 3)
     coordinated.reserve("worker:2", port=7002)
     coordinated.say(ended("chief:0", None, "SIGKILL"))
-    assert coordinated.desk.come_again("it was killed")
+    assert coordinated.desk.restart_all("it was killed")
     assert [one.generation for one in heard(coordinated, "worker:2", StartAgain)] == [2]
     assert set(coordinated.desk.missing) == {*NODES, "worker:2"}
     assert coordinated.desk.feeds.nodes == ["worker:0", "worker:1", "worker:2"]
@@ -390,7 +390,7 @@ def test_who_trains_in_step_with_others_joins_them_when_a_state_has_been_saved(m
     assert cluster.desk.changing == ""
     cluster.say(StateHeld("worker:0", waits=True))
     assert cluster.desk.changing == "worker:1 joined"
-    cluster.desk.come_with("worker:1 joined")
+    cluster.desk.restart_with("worker:1 joined")
     come_again(cluster, "worker:0", 5000)
     told = Start({"worker": ["10.0.0.9:5000", "10.0.0.1:7001"]}, 2)
     assert [start_told(cluster, node) for node in ("worker:0", "worker:1")] == [told, told]
@@ -404,7 +404,7 @@ def test_a_worker_that_the_plan_has_no_more_goes_when_a_state_has_been_saved(mak
     assert cluster.desk.changing == ""
     cluster.say(StateHeld("worker:0", waits=True))
     assert cluster.desk.changing == "worker:1 not wanted any more"
-    cluster.desk.come_with(cluster.desk.changing)
+    cluster.desk.restart_with(cluster.desk.changing)
     assert [one.grace for one in heard(cluster, "worker:1", Stop)] == [0.0]
     assert heard(cluster, "worker:1", StartAgain) == []
     assert cluster.desk.missing == ("worker:0",)
@@ -450,7 +450,7 @@ def test_a_new_one_that_is_not_wanted_any_more_before_it_has_joined_is_sent_away
 def test_a_new_worker_waits_while_a_lost_one_is_on_its_way_back(coordinated: Cluster) -> None:
     """Nobody can be told where that one is."""
     coordinated.say(ended("worker:1", None, "SIGKILL"))
-    assert not coordinated.desk.come_again("it was killed")
+    assert not coordinated.desk.restart_all("it was killed")
     assert scale(coordinated, 3) == ("worker:2",)
     coordinated.reserve("worker:2", port=7002)
     assert heard(coordinated, "worker:2", Start) == []

@@ -19,40 +19,40 @@ from tfos_nb.driver.feed_desk import FeedDesk
 from tfos_nb.driver.hangs.explanation import Finding, Situation
 from tfos_nb.driver.membership import (
     Aborted,
-    Arrived,
-    Beat,
+    AllDropped,
     Begin,
     ClusterEvent,
-    ComeAgain,
-    ComeWith,
+    ContinueWithout,
     DescribeRows,
-    Dismissed,
     Ended,
     EndStream,
     ExecutorsLeave,
     Failure,
-    FedAgain,
+    FailureIgnored,
     FeedsGoOn,
     FeedsStartAgain,
-    FellSilent,
     FollowHistory,
     ForgetProcess,
-    Forgiven,
-    GivenUp,
-    GoOnWithout,
+    HeartbeatReceived,
+    HeartbeatTimedOut,
     Journal,
     Member,
     Membership,
-    NewsTaken,
+    MessageReceived,
+    NewsRead,
     Note,
     Planned,
     Replaced,
-    Said,
+    RestartAll,
+    RestartWith,
+    RowsFedAgain,
     Scaled,
     ShareRows,
     SlotAsked,
+    StopSent,
     StreamEnded,
     Submitted,
+    SupervisorConnected,
     TaskReported,
     Tell,
     WriteLog,
@@ -161,7 +161,7 @@ class ClusterDesk:
                 raise ValueError(f"{message.node} is not in the plan")
             number = self._count = self._count + 1
             self._links[number], self._streams[link] = link, number
-            self._apply(Arrived(number, message))
+            self._apply(SupervisorConnected(number, message))
             if number in self._links:
                 link.node = message.node
                 self._figures[message.node].heard_at = time.monotonic()
@@ -210,7 +210,7 @@ class ClusterDesk:
                 member = self.members.members[name]
                 silent = now - figures.heard_at > self.heartbeat_timeout
                 if silent and member.stream is not None and not member.status.ended:
-                    self._apply(FellSilent(name, self.heartbeat_timeout))
+                    self._apply(HeartbeatTimedOut(name, self.heartbeat_timeout))
             self.changed.notify_all()
 
     # --- what a node says; the lock is held ---
@@ -239,13 +239,13 @@ class ClusterDesk:
         if handler is not None:
             handler(node, message)
         elif self.members.hears(message):
-            self._apply(Said(node, message))
+            self._apply(MessageReceived(node, message))
         else:
             raise ValueError(f"{node} sent a {type(message).__name__}, which nodes must not send")
 
     def _main_returned(self, node: str, message: MainReturned) -> None:
         self._results[node] = message.result
-        self._apply(Said(node, replace(message, result=b"")))
+        self._apply(MessageReceived(node, replace(message, result=b"")))
 
     def _stacks_taken(self, node: str, message: StacksTaken) -> None:
         if message.number == self._stacks_asked:
@@ -255,7 +255,7 @@ class ClusterDesk:
         """Record a node's part of a state; if all nodes have theirs now, absent nodes may join."""
         if self.feeds.position_held(message) and message.waits and self.members.awaits_state:
             first = str(self.members.first.node)
-            self._apply(Said(first, StateHeld(first, waits=True)))
+            self._apply(MessageReceived(first, StateHeld(first, waits=True)))
 
     def _heartbeat(self, node: str, message: Heartbeat) -> None:
         now, figures = time.monotonic(), self._figures[node]
@@ -271,7 +271,7 @@ class ClusterDesk:
             figures.count_rows(message.feed.rows_out, now)
             self._rows += figures.rows
         began = figures.rows > 0 or any(report.step != 0 for report in message.reports)  # step 0 announces it
-        self._apply(Beat(node, began, message.feed.hungry if message.feed is not None else None))
+        self._apply(HeartbeatReceived(node, began, message.feed.hungry if message.feed is not None else None))
 
     def _look_at_loss(self, node: str, figures: NodeFigures) -> None:
         """Write into a node's log, once, that its loss became NaN, and another node's loss to compare."""
@@ -312,7 +312,7 @@ class ClusterDesk:
         """
         if isinstance(event, SlotAsked):
             return self.members.members[event.question.node].left_slot
-        if not isinstance(event, Beat):
+        if not isinstance(event, HeartbeatReceived):
             return None
         member = self.members.members[event.node]
         return member.status, member.began
@@ -371,7 +371,7 @@ class ClusterDesk:
         """Tell every node to end. From now on its end is not a failure; a node that comes later is refused."""
         with self.changed:
             self.feeds.over = True
-            self._change(Dismissed(message))
+            self._change(StopSent(message))
 
     def mark_stopped(self) -> None:
         """Give the nodes that were not done a final state."""
@@ -379,7 +379,7 @@ class ClusterDesk:
 
     def give_up_all(self) -> None:
         """Drop every supervisor that has not ended."""
-        self._change(GivenUp())
+        self._change(AllDropped())
 
     def abort(self, error: TfosError) -> None:
         """Add an error of the whole cluster to its failures."""
@@ -387,11 +387,11 @@ class ClusterDesk:
 
     def forgive(self, node: str) -> None:
         """Do not count a node's failure as the cluster's."""
-        self._change(Forgiven(node))
+        self._change(FailureIgnored(node))
 
     def count_as_serving(self, node: str) -> None:
         """Stop waiting for a node's main to return."""
-        self._change(Said(node, Serving(node)))
+        self._change(MessageReceived(node, Serving(node)))
 
     def write_log(self, node: str, lines: Iterable[str]) -> None:
         """Write lines into a node's log."""
@@ -420,16 +420,16 @@ class ClusterDesk:
     def take_alone(self) -> list[str]:
         """Return the absent nodes that have neither a task nor a supervisor any more, and clear that list."""
         with self.changed:
-            return list(self._apply(NewsTaken(alone=True))) if self.members.alone else []
+            return list(self._apply(NewsRead(alone=True))) if self.members.alone else []
 
     def take_late(self) -> list[str]:
         """Return the late nodes that a coordinator has admitted, and clear that list."""
         with self.changed:
-            return list(self._apply(NewsTaken(late=True))) if self.members.taken_in else []
+            return list(self._apply(NewsRead(late=True))) if self.members.taken_in else []
 
-    def go_on_without_missing(self) -> tuple[str, ...]:
+    def continue_without_missing(self) -> tuple[str, ...]:
         """Continue with the nodes that have come; return the names of the others."""
-        return tuple(self._change(GoOnWithout()))
+        return tuple(self._change(ContinueWithout()))
 
     def scale(self, plan: ClusterPlan) -> None:
         """Change the cluster to another plan, as soon as possible."""
@@ -449,17 +449,17 @@ class ClusterDesk:
         """Have the nodes on executors that are about to end leave them, as soon as a state was saved."""
         self._change(ExecutorsLeave(executors))
 
-    def come_with(self, cause: str) -> None:
+    def restart_with(self, cause: str) -> None:
         """Start all nodes again, with those that were absent and without those that leave."""
-        self._change(ComeWith(cause))
+        self._change(RestartWith(cause))
 
-    def come_again(self, cause: str) -> bool:
+    def restart_all(self, cause: str) -> bool:
         """Start lost nodes again: all nodes, or only the lost ones; return whether it is all."""
-        return bool(self._change(ComeAgain(cause)))
+        return bool(self._change(RestartAll(cause)))
 
     def fed_again(self, node: str | None = None) -> None:
         """Record that the rows of a replacement node have been fed again; without a name, those of all of them."""
-        self._change(FedAgain(None if node is None else (node,)))
+        self._change(RowsFedAgain(None if node is None else (node,)))
 
     # --- for the driver's threads: what can be seen ---
 

@@ -224,9 +224,9 @@ class ClusterLifecycle:
         self._become(ClusterStatus.RECOVERING)
         self.cause = str(error or changing)
         if error is None:
-            self._desk.come_with(changing)
+            self._desk.restart_with(changing)
             return f"changes: {changing}"
-        if self._desk.come_again(self.cause):
+        if self._desk.restart_all(self.cause):
             return f"starts its nodes again: {error}"
         return f"continues, and replaces its lost nodes: {error}"
 
@@ -246,7 +246,7 @@ class ClusterLifecycle:
         self._outcome.wait_for(lambda: not self._desk.some_are_coming, _PATIENCE)
         enough = self._outcome.wait_for(lambda: self._desk.are_enough(least), timeout)
         if enough and not self._outcome.failing and self._outcome.lost_job is None:
-            without = ", ".join(self._desk.go_on_without_missing())
+            without = ", ".join(self._desk.continue_without_missing())
             if without:
                 first, *rest = self.cause.splitlines()
                 self.cause = "\n".join([f"{first}{WITHOUT}{without}", *rest])

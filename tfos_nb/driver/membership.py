@@ -143,7 +143,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Arrived:
+class SupervisorConnected:
     """A supervisor's first message on a stream of this number."""
 
     stream: int
@@ -151,7 +151,7 @@ class Arrived:
 
 
 @dataclass(frozen=True)
-class Said:
+class MessageReceived:
     """A later message of a node."""
 
     node: str
@@ -159,7 +159,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Beat:
+class HeartbeatReceived:
     """The part of a node's heartbeat that says what the node does: ``hungry`` is None for a node that is not fed."""
 
     node: str
@@ -175,7 +175,7 @@ class StreamEnded:
 
 
 @dataclass(frozen=True)
-class FellSilent:
+class HeartbeatTimedOut:
     """No message of a node came for so many seconds."""
 
     node: str
@@ -220,26 +220,26 @@ class ExecutorsLeave:
 
 
 @dataclass(frozen=True)
-class ComeAgain:
+class RestartAll:
     """Lost nodes must start again: all nodes, or only the lost ones if a coordinator continues with the others."""
 
     cause: str
 
 
 @dataclass(frozen=True)
-class ComeWith:
+class RestartWith:
     """All nodes must start again, with those that were absent and without those that leave."""
 
     cause: str
 
 
 @dataclass(frozen=True)
-class GoOnWithout:
+class ContinueWithout:
     """The nodes that have come must continue without the others."""
 
 
 @dataclass(frozen=True)
-class NewsTaken:
+class NewsRead:
     """The owner has read the list of late nodes that were admitted, or of nodes without a task."""
 
     late: bool = False
@@ -247,7 +247,7 @@ class NewsTaken:
 
 
 @dataclass(frozen=True)
-class FedAgain:
+class RowsFedAgain:
     """The rows of these replacement nodes have been fed again; None: of all of them."""
 
     nodes: tuple[str, ...] | None = None
@@ -261,21 +261,21 @@ class Aborted:
 
 
 @dataclass(frozen=True)
-class Forgiven:
+class FailureIgnored:
     """A node's failure does not count as the cluster's."""
 
     node: str
 
 
 @dataclass(frozen=True)
-class Dismissed:
+class StopSent:
     """Every node is told to end; from now on its end is not a failure."""
 
     message: Any
 
 
 @dataclass(frozen=True)
-class GivenUp:
+class AllDropped:
     """Every supervisor that has not ended is dropped."""
 
 
@@ -520,25 +520,25 @@ class Membership:
         self._gone = CheckAll(list(self.members.values()), lambda one: one.stream is None)
         self._count_on(self.members.values())
         self._events: dict[type, Callable[[Any], object]] = {
-            Arrived: self._arrived,
-            Said: self._said,
-            Beat: self._beat,
+            SupervisorConnected: self._supervisor_connected,
+            MessageReceived: self._message_received,
+            HeartbeatReceived: self._heartbeat_received,
             StreamEnded: self._stream_ended,
-            FellSilent: self._fell_silent,
+            HeartbeatTimedOut: self._heartbeat_timed_out,
             TaskReported: self._supervisor_ended,
             SlotAsked: self._slot_asked,
             Submitted: self._submitted,
             Scaled: self._scaled,
             ExecutorsLeave: self._executors_leave,
-            ComeAgain: self._come_again,
-            ComeWith: self._come_with,
-            GoOnWithout: self._go_on_without,
-            NewsTaken: self._news_taken,
-            FedAgain: self._fed_again,
+            RestartAll: self._restart_all,
+            RestartWith: self._restart_with,
+            ContinueWithout: self._continue_without,
+            NewsRead: self._news_read,
+            RowsFedAgain: self._rows_fed_again,
             Aborted: self._aborted,
-            Forgiven: self._forgiven,
-            Dismissed: self._dismissed,
-            GivenUp: self._all_given_up,
+            FailureIgnored: self._failure_ignored,
+            StopSent: self._stop_sent,
+            AllDropped: self._all_dropped,
             Ended: self._ended,
         }
         self._messages = self._message_handlers()
@@ -563,7 +563,7 @@ class Membership:
     def apply(self, event: Any) -> tuple[Any, list[Any]]:
         """Take an event; return its answer, if it is a question, and the commands to execute, in order."""
         answer = self._events[type(event)](event)
-        if not isinstance(event, (Beat, SlotAsked)):  # they are frequent, and change nothing of this
+        if not isinstance(event, (HeartbeatReceived, SlotAsked)):  # they are frequent, and change nothing of this
             self._ask_for_state()
         commands, self._commands = self._commands, []
         return answer, commands
@@ -733,7 +733,7 @@ class Membership:
 
     # --- a node comes ---
 
-    def _arrived(self, event: Arrived) -> None:
+    def _supervisor_connected(self, event: SupervisorConnected) -> None:
         message = event.message
         one = self.members[message.node]
         if one.reservation is not None:
@@ -813,7 +813,7 @@ class Membership:
 
     # --- messages of a node ---
 
-    def _said(self, event: Said) -> None:
+    def _message_received(self, event: MessageReceived) -> None:
         self._messages[type(event.message)](self.members[event.node], event.message)
 
     def _node_up(self, one: Member, message: NodeUp) -> None:
@@ -892,7 +892,7 @@ class Membership:
         self.replaced[name] = Replaced(worker.through, self.rendezvous)
         self.taken_in.append(name)
 
-    def _beat(self, event: Beat) -> None:
+    def _heartbeat_received(self, event: HeartbeatReceived) -> None:
         one = self.members[event.node]
         one.began |= event.began
         if one.status in (NodeStatus.FEEDING, NodeStatus.TRAINING):
@@ -909,7 +909,7 @@ class Membership:
             if one.ended is None:
                 self._lose(one, "its supervisor is gone: it was killed, or its host or its container has ended")
 
-    def _fell_silent(self, event: FellSilent) -> None:
+    def _heartbeat_timed_out(self, event: HeartbeatTimedOut) -> None:
         one = self.members[event.node]
         if one.stream is not None and not one.status.ended:
             cause = f"no heartbeat for {event.seconds:g} s: its host or network is gone, or it is stopped"
@@ -977,12 +977,12 @@ class Membership:
     def _aborted(self, event: Aborted) -> None:
         self.failures.append(Failure(event.error, "", collateral=False))
 
-    def _forgiven(self, event: Forgiven) -> None:
+    def _failure_ignored(self, event: FailureIgnored) -> None:
         self.failures = [failure for failure in self.failures if failure.node != event.node]
 
     # --- restart of the nodes ---
 
-    def _come_again(self, event: ComeAgain) -> bool:
+    def _restart_all(self, event: RestartAll) -> bool:
         """Start lost nodes again; return whether all nodes start again."""
         lost = self._replaceable()
         self.rendezvous += 1
@@ -995,7 +995,7 @@ class Membership:
             self._start_again(event.cause)
         return not lost
 
-    def _come_with(self, event: ComeWith) -> None:
+    def _restart_with(self, event: RestartWith) -> None:
         self.rendezvous += 1
         self._can_join = self._asked = False
         self._start_again(event.cause)
@@ -1090,7 +1090,7 @@ class Membership:
         self._fed = frozenset(plan.fed_nodes)
         self._gone = CheckAll(list(self.members.values()), lambda one: one.stream is None)
 
-    def _go_on_without(self, event: GoOnWithout) -> tuple[str, ...]:
+    def _continue_without(self, event: ContinueWithout) -> tuple[str, ...]:
         """Continue with the nodes that have come; return the names of the others."""
         gone = tuple(str(one.node) for one in self._present if one.reservation is None)
         if gone:
@@ -1200,7 +1200,7 @@ class Membership:
             one = self.members[name]
             one.left_slot, one.pending = not event.hold, True
 
-    def _news_taken(self, event: NewsTaken) -> list[str]:
+    def _news_read(self, event: NewsRead) -> list[str]:
         """Return the names that were asked for, and clear those lists."""
         taken = (self.taken_in if event.late else []) + (self.alone if event.alone else [])
         if event.late:
@@ -1209,11 +1209,11 @@ class Membership:
             self.alone = []
         return taken
 
-    def _fed_again(self, event: FedAgain) -> None:
+    def _rows_fed_again(self, event: RowsFedAgain) -> None:
         for name in list(self.replaced) if event.nodes is None else event.nodes:
             self.replaced.pop(name, None)
 
-    def _dismissed(self, event: Dismissed) -> None:
+    def _stop_sent(self, event: StopSent) -> None:
         self.dismissed = True
         for one in self.members.values():
             one.parting = True
@@ -1221,7 +1221,7 @@ class Membership:
                 one.become(NodeStatus.STOPPED)
         self._tell(self.members, event.message)
 
-    def _all_given_up(self, event: GivenUp) -> None:
+    def _all_dropped(self, event: AllDropped) -> None:
         for one in self.members.values():
             self._let_go(one)
 

@@ -86,7 +86,7 @@ def come_again(cluster: Cluster, *nodes: str) -> None:
 
 def lose(cluster: Cluster, node: str) -> bool:
     cluster.say(ended(node, None, "SIGKILL"))
-    return cluster.desk.come_again(f"{node} was killed")
+    return cluster.desk.restart_all(f"{node} was killed")
 
 
 def deliver(cluster: Cluster, call: Told) -> None:
