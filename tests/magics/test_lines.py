@@ -45,7 +45,7 @@ def test_stop_now_leaves_the_nodes_no_time(run, mnist):
         ("%tfos_stop tow", "%tfos_stop tow: no such variable; did you mean two?"),
         ("%tfos_stop one --nwo", "--nwo: no such option; did you mean --now?"),
         ("%tfos_stop one two", "two: %tfos_stop does not take this argument; write %tfos_stop [NAME] [--now]"),
-        ("%tfos_stop 'one", "the line has an opening quote or backslash without its end"),
+        ("%tfos_stop 'one", "the line has an opening quote or backslash without its end: add the end"),
         ("%tfos_status train_df", "%tfos_status train_df: not a cluster but of type Rows"),
         ("%tfos_panel tow", "%tfos_panel tow: no such variable; did you mean two?"),
         ("%tfos_logs wroker:0 one", "%tfos_logs wroker:0: one has no such node; did you mean worker:0?"),

@@ -92,8 +92,8 @@ def test_input_tensorflow_and_background_are_understood():
         ("2nd", "2nd: NAME must be a valid variable name"),
         ("class", "class: NAME must be a valid variable name"),
         ("list", "list: NAME would hide Python's own list; use another name"),
-        ("--name 'open", "the line has an opening quote or backslash without its end"),
-        ("--epochs 3", "--epochs 3counts passes over --data, and no --data is given"),
+        ("--name 'open", "the line has an opening quote or backslash without its end: add the end"),
+        ("--epochs 3", "--epochs 3 counts passes over --data, and no --data is given: add --data DF"),
         (
             "--data df --input tensorflow",
             "--data df: with --input tensorflow the nodes read files; leave one of them out",

@@ -16,7 +16,7 @@ def test_the_variable_of_the_validation_rows_is_understood() -> None:
 
 
 def test_validation_rows_without_training_rows_are_refused() -> None:
-    with pytest.raises(PlanError, match="--validation held_outneeds --data, and no --data is given"):
+    with pytest.raises(PlanError, match="--validation held_out needs --data, and no --data is given"):
         parse_options("mnist --validation held_out")
 
 

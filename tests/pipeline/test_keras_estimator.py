@@ -252,7 +252,7 @@ def test_a_fit_follows_the_null_policy_as_a_transform_does(iris: DataFrame) -> N
     for policy, rows, count in (("skip", holes, 1), ("fill", holes.where("id <> 5"), 2)):
         fitted = KerasEstimator(build, seed=1, null_policy=policy).fit(rows)
         assert fitted.transform(holes.where("id in (3, 4)")).count() == count
-    with pytest.raises(PlanError, match="a column 'featurs'; did you mean 'features'"):
+    with pytest.raises(PlanError, match="got 'featurs'; did you mean 'features'"):
         KerasEstimator(build, null_policy="fill", fill={"featurs": 1}).fit(holes)
 
 

@@ -409,7 +409,7 @@ def test_bad_input_is_refused_on_the_driver(spark: SparkSession, numbers: DataFr
         ("got 'Exmple'; did you mean", lambda: read(spark, path, record_type="Exmple")),
         ("schema must be as in 'x float', got 'id integre': ", lambda: read(spark, path, schema="id integre")),
         ("column 'id' is date: cast", lambda: read(spark, path, schema="id date")),
-        ("not a SparkSession", lambda: read(path, spark)),  # type: ignore[arg-type]
+        ("spark must be a SparkSession", lambda: read(path, spark)),  # type: ignore[arg-type]
         ("df must be a Spark DataFrame", lambda: write([1, 2], path)),  # type: ignore[arg-type]
         ("got 'apend'; did you mean 'append'", lambda: write(numbers, path, mode="apend")),
         (

@@ -272,7 +272,7 @@ def _check(sc: Any, num_executors: int, num_ps: int, input_mode: int, refused: b
     if input_mode not in (InputMode.TENSORFLOW, InputMode.SPARK):
         raise PlanError(f"input_mode must be InputMode.TENSORFLOW (0) or InputMode.SPARK (1), got {input_mode!r}")
     if refused:
-        raise PlanError("driver_ps_nodes and eval_node need input_mode=InputMode.TENSORFLOW")
+        raise PlanError("driver_ps_nodes and eval_node need input_mode=InputMode.TENSORFLOW, got InputMode.SPARK")
 
 
 def _meta(sc: Any, num_executors: int, num_ps: int, master_node: str | None, eval_node: bool) -> dict[str, Any]:

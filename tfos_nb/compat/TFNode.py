@@ -51,7 +51,7 @@ class DataFeed:
     ) -> None:
         native = getattr(mgr, "native", None)
         if native is None:
-            raise FeedFailed(f"DataFeed takes ctx.mgr, not a {type(mgr).__name__}")
+            raise FeedFailed(f"mgr must be ctx.mgr, as in DataFeed(ctx.mgr), got a {type(mgr).__name__}")
         self.mgr = mgr
         self.train_mode = train_mode
         self.qname_in, self.qname_out = qname_in, qname_out

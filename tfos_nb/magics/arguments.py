@@ -142,7 +142,7 @@ def split_line(line: str) -> list[str]:
     try:
         return shlex.split(line)
     except ValueError:
-        raise PlanError("the line has an opening quote or backslash without its end") from None
+        raise PlanError("the line has an opening quote or backslash without its end: add the end") from None
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -99,9 +99,9 @@ class LaunchOptions:
         if self.epochs is not None and self.epochs < 1:
             raise PlanError(f"--epochs must be a whole number, 1 or more, got {self.epochs}")
         if self.data is None and self.epochs is not None:
-            raise PlanError(f"--epochs {self.epochs}counts passes over --data, and no --data is given")
+            raise PlanError(f"--epochs {self.epochs} counts passes over --data, and no --data is given: add --data DF")
         if self.data is None and self.validation is not None:
-            raise PlanError(f"--validation {self.validation}needs --data, and no --data is given")
+            raise PlanError(f"--validation {self.validation} needs --data, and no --data is given: add --data DF")
         if self.data is not None and self.input_mode is InputMode.TENSORFLOW:
             raise PlanError(f"--data {self.data}: with --input tensorflow the nodes read files; leave one of them out")
         self._check_settings()

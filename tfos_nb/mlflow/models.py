@@ -134,7 +134,7 @@ def _example(model: str, rows: Rows) -> tuple[tuple[str, ...], list[Any]]:
     some = rows.frame.select(*(f"`{name}`" for name in names)).limit(_ROWS)
     table = _as_arrow(some)
     if not table.num_rows:
-        raise ModelNotLogged("the DataFrame has no rows")
+        raise ModelNotLogged("the DataFrame has no rows, from which the model's signature is made: check its query")
     batch = table.combine_chunks().to_batches()[0]
     columns = {name: batch.column(place) for place, name in enumerate(names)}
     placed = [(feed, [columns[name] for name in feed.names]) for feed in feeds]
@@ -175,7 +175,9 @@ def _run(job: ModelJob, env: Mapping[str, str]) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ModelNotLogged(f"the model was not logged within {_WITHIN:g} s") from None
+        raise ModelNotLogged(
+            f"the model was not logged within {_WITHIN:g} s: log it with tfos_nb.mlflow.log(RUN, model=…)"
+        ) from None
     if ended.returncode:
         last = ended.stderr.strip().splitlines()[-_LAST_LINES:]
         raise ModelNotLogged(without_password(" ".join(last)) or f"its process ended with {ended.returncode}")

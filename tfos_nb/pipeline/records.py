@@ -39,7 +39,7 @@ def written(rows: Rows, directory: str, args: Any) -> Iterator[None]:
     args.tfrecord_dir, args.validation_dir = f"{home}/training", None
     try:
         if not tfrecord.write(_flat(rows.training), args.tfrecord_dir).rows:
-            raise FeedFailed("the data have no rows")
+            raise FeedFailed("the data have no rows: check the query, as with df.count()")
         if rows.validation is not None:
             args.validation_dir = f"{home}/validation"
             tfrecord.write(_flat(rows.validation), args.validation_dir)

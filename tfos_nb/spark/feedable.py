@@ -123,7 +123,7 @@ def feedable(frame: Any) -> Any:
 def _check_names(frame: Any) -> None:
     """Refuse column names by which Spark's ``mapInArrow`` does not find the columns."""
     if not frame.columns:
-        raise PlanError("the DataFrame has no columns")
+        raise PlanError("the DataFrame has no columns: select at least one, as in df.select('x')")
     known: set[str] = set()
     for name in frame.columns:
         if name in known:

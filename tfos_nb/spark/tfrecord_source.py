@@ -38,7 +38,7 @@ def register(spark: SparkSession) -> None:
     >>> spark.read.format("tfrecord").load("digits")  # doctest: +SKIP
     """
     if not hasattr(spark, "createDataFrame"):
-        raise PlanError(f"spark is a {type(spark).__name__}, not a SparkSession")
+        raise PlanError(f"spark must be a SparkSession, got a {type(spark).__name__}")
     if not register_if_possible(spark):
         import pyspark
 

@@ -116,7 +116,7 @@ def infer_schema(
 
 def _asked(spark: Any, given: Mapping[str, Any]) -> Asked:
     if not hasattr(spark, "createDataFrame"):
-        raise PlanError(f"spark is a {type(spark).__name__}, not a SparkSession: read(spark, path)")
+        raise PlanError(f"spark must be a SparkSession, as in read(spark, path), got a {type(spark).__name__}")
     register_if_possible(spark)
     mode = "skip" if given["skipped"] is not None and given["mode"] == "fail" else given["mode"]
     return ask(

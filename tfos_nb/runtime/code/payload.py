@@ -69,7 +69,7 @@ def pack(main: Callable[..., Any], args: Any, sources: Mapping[str, str] | None 
     """
     _check_signature(main)
     if not callable(main):
-        raise PlanError(f"main is a {type(main).__name__}, not a function that takes (args, ctx)")
+        raise PlanError(f"main must be a function that takes (args, ctx), got a {type(main).__name__}")
     function = _innermost(main)
     _check_plain(function)
     with pickled_by_value(function):

@@ -59,7 +59,7 @@ def reading(pattern: str | Sequence[str], kind: str | None, **options: Any) -> R
     kind = kind or _format_of(files)
     for name, value in options.items():
         if value is not None and _ONLY_FOR[name] != kind:
-            raise ValueError(f"{name}= is for format={_ONLY_FOR[name]!r}, and these files are {kind}")
+            raise ValueError(f"{name}= is for format={_ONLY_FOR[name]!r}, and these files are {kind}: leave it out")
     made: dict[str, Any] = {
         "parquet": lambda: Parquet(files),
         "csv": lambda: Csv(files, dict(options["types"] or {})),

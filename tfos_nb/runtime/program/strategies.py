@@ -168,7 +168,7 @@ class Member:
         if kind == "mirrored":
             return mirrored(**options)
         if options:
-            raise PlanError(f"strategy({kind!r}) takes no {', '.join(options)}")
+            raise PlanError(f"strategy({kind!r}) takes no {', '.join(options)}: leave it out")
         if kind == "one":
             gpus = tf.config.list_physical_devices("GPU")
             return tf.distribute.OneDeviceStrategy("/gpu:0" if gpus else "/cpu:0")

@@ -175,7 +175,7 @@ def sparse_of(
 
 def _vectors(values: pa.Array, column: Column, fill: Any) -> pa.Array:
     if not is_vector(values.type):
-        raise FeedFailed(f"column {column.name!r} is {values.type} here, and has vectors in the first rows")
+        raise FeedFailed(f"column {column.name!r} must have vectors as in the first rows, got {values.type}")
     if values.null_count and fill is None:
         _refuse_nulls(values, column)
     if values.null_count and fill != 0:

@@ -102,7 +102,10 @@ def _check_names(names: list[Any], records: list[dict[Any, Any]], number: int) -
     for offset, record in enumerate(records):
         if record.keys() != expected:
             found = sorted(map(str, record))
-            raise FeedFailed(f"row {number + offset} has the columns {found}, the rows before it have {sorted(names)}")
+            raise FeedFailed(
+                f"row {number + offset} has the columns {found}, the rows before it have {sorted(names)}: give all "
+                "rows the same columns"
+            )
 
 
 def _column(name: str, records: list[dict[str, Any]], number: int, schema: pa.Schema | None) -> pa.Array:
