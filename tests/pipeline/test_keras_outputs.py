@@ -115,7 +115,7 @@ def test_labels_and_losses_of_no_output_are_refused_before_a_node_starts(
 def test_label_cols_are_a_list_or_a_dictionary_of_names() -> None:
     assert KerasEstimator(label_cols={"a": "x"}).getLabelCols() == {"a": "x"}
     for wrong in ("x", [], [1], {"a": 1}):
-        with pytest.raises(TypeError, match="neither a list of columns nor a dictionary"):
+        with pytest.raises(TypeError, match="must be a list of columns or a dictionary"):
             KerasEstimator(label_cols=wrong)
 
 

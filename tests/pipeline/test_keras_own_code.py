@@ -102,7 +102,7 @@ def test_a_class_given_by_its_name_alone_is_found_too(numbers: DataFrame) -> Non
 
 def test_a_name_that_nobody_registered_is_refused(numbers: DataFrame) -> None:
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    told = "loss: Keras has no 'shop>Nothing': nothing is registered by that name here, import the module that does so"
+    told = "loss: Keras has no 'shop>Nothing': it is not registered here, so import the module that registers it"
     with pytest.raises(PlanError, match=re.escape(told)):
         KerasEstimator(model, optimizer="sgd", loss="shop>Nothing").fit(numbers)
     with pytest.raises(PlanError, match=re.escape("losses: 3, a int, is not an object of Keras")):
