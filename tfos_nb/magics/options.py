@@ -267,7 +267,7 @@ def _add_program(group: argparse._ArgumentGroup, told: _Told) -> None:
     )
 
 
-def _add_course(group: argparse._ArgumentGroup, told: _Told) -> None:
+def _add_limits(group: argparse._ArgumentGroup, told: _Told) -> None:
     group.add_argument(
         "--timeout",
         dest="rendezvous_timeout",
@@ -301,6 +301,10 @@ def _add_course(group: argparse._ArgumentGroup, told: _Told) -> None:
             "min_workers", "with how many workers to continue while a lost one is replaced; without it, all wait"
         ),
     )
+
+
+def _add_course(group: argparse._ArgumentGroup, told: _Told) -> None:
+    _add_limits(group, told)
     group.add_argument(
         "--no-autolog",
         dest="autolog",
