@@ -225,10 +225,10 @@ def launch(
         record=record,
     ).for_plan(plan)
     payload = pack(main, args, sources)
+    recorded = plain_arguments(args if arguments is None else _checked(arguments))
     follower = _follower(mlflow)
     check_door_variables()
     session, await_format = session_and_format(spark, len(plan.spark_nodes) + 2)
-    recorded = plain_arguments(args if arguments is None else arguments)
     cluster = Cluster(plan, settings, payload, session, arguments=recorded, follower=follower)
     try:
         with interruptible():
@@ -242,13 +242,19 @@ def launch(
     return cluster
 
 
+def _checked(arguments: Any) -> Mapping[str, Any]:
+    if not isinstance(arguments, Mapping):
+        raise PlanError(f"arguments must be a dictionary, as in arguments={{'lr': 0.1}}, got {arguments!r:.80}")
+    return arguments
+
+
 def _follower(option: Any) -> Any:
     """Return what logs a cluster to MLflow; None if nothing does.
 
     That package is above this one, and few programs use it. So it is imported by its name, and without a wish of the
     user's only where the program has imported MLflow.
     """
-    if option is False or (option is None and "mlflow" not in sys.modules):
+    if option is False or (option is None and sys.modules.get("mlflow") is None):
         return None
     return importlib.import_module("tfos_nb.mlflow.following").follower(option)
 

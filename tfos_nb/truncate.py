@@ -73,4 +73,4 @@ def without_password(text: str, instead: str = "…@") -> str:
     >>> without_password("https://host/rows.tfrecord?sig=secret is damaged")
     'https://host/rows.tfrecord?… is damaged'
     """
-    return re.sub(r"(https?://[^\s?]*)\?[^\s'\"]+", r"\1?…", re.sub(r"//[^/@]*@", f"//{instead}", text))
+    return re.sub(r"(?i)(https?://[^\s?]*)\?[^\s'\"]+", r"\1?…", re.sub(r"(?<=:)//[^\s/@]*@", f"//{instead}", text))

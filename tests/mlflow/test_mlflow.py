@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -248,6 +249,86 @@ def test_odd_numbers_and_names_are_logged(server: Server) -> None:
     assert found["metrics"]["top_5"] == 0.5
     assert math.isnan(float(found["metrics"]["loss"]))
     assert len(found["params"]) == 150 + 1
+
+
+def test_a_parameter_that_is_refused_leaves_the_others(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    arguments = {"lr": 0.01, "a@b": 1, "a_b": 2, "/abs": 3, "plan": {"workers": 9}, "units": 4}
+    with caplog.at_level(logging.WARNING), mlflow.start_run() as active:
+        mlflow.log_param("lr", "1e-2")
+        tfos_nb.mlflow.log(a_run(arguments=arguments))
+    found = server.run(active.info.run_id)
+    assert found["params"]["lr"] == "1e-2"
+    assert (found["params"]["units"], found["params"]["plan.workers"]) == ("4", "2")
+    assert found["params"]["args.plan.workers"] == "9"
+    assert sorted(found["params"][name] for name in ("a_b", "args.a_b", "abs")) == ["1", "2", "3"]
+    assert found["metrics"] == {"loss": 0.25, "val_loss": 0.5}
+    told = [record.getMessage() for record in caplog.records if "MLflow" in record.getMessage()]
+    assert len(told) == 1, told
+    assert told[0].startswith("MLflow did not take the parameters lr: ")
+
+
+def test_the_step_is_the_epoch_over_several_fits(server: Server) -> None:
+    epochs = tuple({"epoch": epoch, "loss": float(epoch)} for epoch in (4, 5, 1, 2))
+    run_id = tfos_nb.mlflow.log(replace(a_run(), epochs=epochs))
+    assert server.history(run_id, "loss") == [(4, 4.0), (5, 5.0), (6, 1.0), (7, 2.0)]
+
+
+def test_models_of_other_kinds_are_in_the_runs_experiment(spark: SparkSession, server: Server, tmp_path: Path) -> None:
+    import keras
+    import tensorflow as tf
+
+    lookup = keras.layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")
+    texts = keras.Sequential([keras.Input((1,), dtype="string"), lookup, keras.layers.Dense(2)])
+    texts.save(tmp_path / "texts.keras")
+    numbers = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    numbers.export(tmp_path / "numbers", verbose=False)
+    frame = spark.createDataFrame([("a", [1.0, 2.0, 3.0]), ("b", [4.0, 5.0, 6.0])], "word string, x array<float>")
+    given = {"texts.keras": ("word", np.array([["a"], ["b"]])), "numbers": ("x", np.ones((2, 3), "float32"))}
+    for name, (column, example) in given.items():
+        options = {"model": tmp_path / name, "rows": frame.select(column)}
+        run_id = tfos_nb.mlflow.log(a_run(name=name), experiment="kinds", **options)
+        found = server.run(run_id)
+        where = f"source_run_id = '{run_id}'"
+        (logged,) = mlflow.search_logged_models([found["experiment_id"]], where, output_format="list")
+        assert mlflow.pyfunc.load_model(logged.model_uri).metadata.signature is not None, name
+        scored = mlflow.tensorflow.load_model(logged.model_uri)(tf.constant(example))
+        scored = next(iter(scored.values())) if isinstance(scored, dict) else scored
+        assert np.asarray(scored).shape == (2, 2)
+
+
+def test_a_server_that_is_down_is_not_asked_by_the_launching_thread(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mlflow.set_tracking_uri("http://127.0.0.1:1")
+    monkeypatch.setattr(mlflow.tracking.fluent, "_active_experiment_id", None)
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_ID", raising=False)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "elsewhere")
+    begun = time.monotonic()
+    with (
+        caplog.at_level(logging.WARNING),
+        launch(reporting, {"loss": 1.0}, spark=spark, input_mode="tensorflow", mlflow=True),
+    ):
+        pass
+    assert time.monotonic() - begun < 100, "MLflow's client tries for 245 s"
+    assert sum("is not logged to MLflow" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"experiment": 5}, "experiment must be the name of an experiment, got 5"),
+        ({"model": 5}, "model must be the path or the URL of a saved model, got 5"),
+        ({"model": "/nope"}, "model='/nope' is not on this machine's disk"),
+        ({"rows": 5}, "rows must be a DataFrame, and needs model="),
+    ],
+)
+def test_wrong_arguments_of_log_are_refused_before_a_run_is_made(
+    server: Server, options: dict[str, Any], told: str
+) -> None:
+    before = server.runs_of("usual")
+    with pytest.raises(errors.PlanError, match=told):
+        tfos_nb.mlflow.log(a_run(), **options)
+    assert server.runs_of("usual") == before
 
 
 @pytest.mark.parametrize("wrong", [3, "", " ", ["digits"], 1.0])

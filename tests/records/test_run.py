@@ -69,6 +69,11 @@ def test_numbers_that_are_not_finite_are_there_and_the_file_is_json() -> None:
         ('{"tfos_nb_run": 2}', "its format is 2, and this version of tfos_nb reads 1"),
         ('{"tfos_nb_run": 1}', "a part of it is missing or wrong"),
         ("[" * 100_000, "no JSON"),
+        (to_json(a_run()).replace('"seconds": 8.5', '"seconds": "NaN"'), "nan must be from 0"),
+        (to_json(a_run()).replace('"seconds": 8.5', '"seconds": "Infinity"'), "inf must be from 0"),
+        (to_json(a_run()).replace('"rows": 0', f'"rows": {10**400}'), "a part of it is missing or wrong"),
+        (to_json(a_run()).replace('"pid": ', '"pid": -'), "must be from 0"),
+        (to_json(a_run()).replace('"started": "1970', '"started": "9998'), "must be from 0"),
         (to_json(a_run()).replace('"epochs": [{', '"epochs": [1, {'), "a part of it is missing or wrong"),
         (to_json(a_run()).replace('"DONE"', '"FLYING"'), "a part of it is missing or wrong.*FLYING"),
         (to_json(a_run()).replace('[[1,8,1,1,{"loss"', '[[1,8,1,{"loss"'), "a part of it is missing or wrong"),
@@ -120,6 +125,38 @@ def test_arguments_are_those_that_are_data() -> None:
     assert plain_arguments({"most": math.inf, "no": math.nan}) == {"most": "inf", "no": "nan"}
     assert (plain_arguments(None), plain_arguments(7), plain_arguments(object())) == ({}, {"args": 7}, {})
     assert plain_arguments({"many": list(range(1_000))}) == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("api-key", "api key", "access.key", "api_keys", "tokens", "token1", "mytoken", "db_pass", "dbpass", "pw"),
+        *("passphrase", "authorization", "bearer", "cookie", "connection_string", "hf_key", "OPENAIAPIKEY", "Secrets"),
+    ],
+)
+@pytest.mark.parametrize("value", ["d34d", ["d34d"], {"value": "d34d"}])
+def test_what_may_be_a_secret_is_hidden_by_its_name(name: str, value: Any) -> None:
+    assert "d34d" not in json.dumps(plain_arguments({name: value}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("s3://me:d34/d@b", "jdbc:x://h/d?user=me&password=d34d", "wasbs://c@h/x?sig=d34d", "HTTPS://h/x?y=d34d"),
+        *("s3://b/x?X-Amz-Signature=d34d", "hdfs://me:d34d@nn:8020/x", "AccountName=x;AccountKey=d34d"),
+    ],
+)
+def test_secrets_in_urls_are_hidden(text: str) -> None:
+    assert "d34" not in json.dumps(plain_arguments({"place": text}))
+
+
+def test_other_texts_stay_whole() -> None:
+    texts = {"note": "see //comment and mail me@x.org", "path": "/data/a@b", "url": "http://h:80/x", "tokenizer": "bpe"}
+    assert plain_arguments({**texts, "password": 123456, "sort_key": "id"}) == {
+        **texts,
+        "password": "…",
+        "sort_key": "id",
+    }
 
 
 def test_secrets_are_left_out() -> None:

@@ -52,6 +52,14 @@ def test_all_runs_below_a_directory_are_found_the_newest_first(models: Path) -> 
     assert repr(found) == f"<Runs: 3 runs in {models}>"
 
 
+def test_a_directory_may_have_any_name_and_be_a_link(models: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "m[1]*"
+    odd.mkdir()
+    (odd / "linked").symlink_to(models / "mnist")
+    assert [run.id for run in tfos_nb.runs(odd)] == ["aa22", "aa11"]
+    assert [run.id for run in tfos_nb.runs(odd / "linked")] == ["aa22", "aa11"]
+
+
 def test_a_run_is_named_by_its_number_its_id_or_its_name(models: Path) -> None:
     found = tfos_nb.runs(models)
     assert found[0] is found["aa22"] is found["mnist"] is found["aa2"]
@@ -63,6 +71,9 @@ def test_a_run_is_named_by_its_number_its_id_or_its_name(models: Path) -> None:
         found["zz"]
     with pytest.raises(KeyError):
         found[""]
+    with pytest.raises(IndexError, match="there is no run 9: there are 3"):
+        found[9]
+    assert len({found[0], found["mnist"]}) == 1
 
 
 def test_differences_are_those_of_arguments_plans_and_versions(models: Path) -> None:
@@ -93,6 +104,8 @@ def test_curves_of_several_runs_are_in_one_chart(models: Path) -> None:
     assert comparison_data({run.id: run.points for run in both})["by"] == "epoch"
     with pytest.raises(PlanError, match="metric: no run has 'auc'; there are loss"):
         comparison_data({run.id: run.points for run in both}, metric="auc")
+    with pytest.raises(PlanError, match=r"metric must be the name of one metric, got \['loss'\]"):
+        both.plot(["loss"])  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="none of these runs has reported a metric"):
         comparison_data({})
 

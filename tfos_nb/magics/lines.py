@@ -174,7 +174,9 @@ class ClusterLines(Magics):
     def tfos_runs(self, line: str) -> None:
         """List the runs that clusters have recorded, to compare their curves and arguments."""
         found = parsers.RUNS.understand(line)
-        self._call("show_runs", found.directory or self._defaults.model_dir or None)
+        usual = self._defaults.model_dir
+        there = "://" in usual or os.path.isdir(os.path.expanduser(usual))  # the first cluster makes it
+        self._call("show_runs", found.directory or (usual if there else None))
 
     def _model_of(self, name: str | None) -> str:
         """Return the path that the cluster's chief returned."""

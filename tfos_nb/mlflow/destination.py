@@ -14,7 +14,15 @@ from urllib.parse import urlsplit
 
 from tfos_nb.errors import MissingPackage, PlanError
 
-__all__ = ["RUN_TAG", "Destination", "check_option", "check_server", "find_destination", "load_mlflow"]
+__all__ = [
+    "RUN_TAG",
+    "Destination",
+    "check_option",
+    "check_server",
+    "chosen_experiment",
+    "find_destination",
+    "load_mlflow",
+]
 
 RUN_TAG = "tfos_nb.run"
 """Tag of an MLflow run that a cluster was logged to: the cluster's id."""
@@ -33,9 +41,9 @@ class Destination:
     tracking_uri : str
         The server, or the database.
     experiment : str
-        The name of the experiment; empty: ``experiment_id``.
+        The name of the experiment.
     experiment_id : str
-        Its id.
+        Its id. If neither is given, it is the one that the program, the environment or the host has chosen.
     run_id : str
         The user's active run to log to; empty: a new run.
     is_nested : bool
@@ -81,7 +89,7 @@ def find_destination(option: Option) -> Destination | None:
     MissingPackage
         If MLflow is asked for and not installed.
     """
-    if option is False or (option is None and "mlflow" not in sys.modules):
+    if option is False or (option is None and sys.modules.get("mlflow") is None):
         return None
     mlflow = load_mlflow()
     active, of_another_thread = _active_run(mlflow)
@@ -91,7 +99,7 @@ def find_destination(option: Option) -> Destination | None:
     if isinstance(option, str):
         return Destination(server, experiment=option.strip())
     if active is None:
-        return Destination(server, experiment_id=_experiment_id(mlflow))
+        return Destination(server)
     run_id, experiment_id = active.info.run_id, active.info.experiment_id
     return Destination(server, "", experiment_id, run_id, of_another_thread, of_another_thread)
 
@@ -141,7 +149,11 @@ def _active_run(mlflow: Any) -> tuple[Any, bool]:
     return other, other is not None
 
 
-def _experiment_id(mlflow: Any) -> str:
-    """Return the experiment that ``mlflow.set_experiment``, the environment or the host has chosen."""
+def chosen_experiment() -> str:
+    """Return the id of the experiment that ``mlflow.set_experiment``, the environment or the host has chosen.
+
+    It may ask the tracking server.
+    """
+    mlflow = load_mlflow()
     choose = getattr(mlflow.tracking.fluent, "_get_experiment_id", None)
     return str((choose() if choose is not None else os.environ.get("MLFLOW_EXPERIMENT_ID")) or "0")

@@ -59,6 +59,8 @@ class Follower:
         self._frame: Any = None
         self._environment: dict[str, str] = {}
         self._result: Callable[[], Any] = type(None)
+        self.logs_model = not destination.of_another_thread
+        """Whether the model is logged, too."""
 
     def begin(self, cluster: Followed, result: Callable[[], Any], environment: Mapping[str, str]) -> None:
         """Log from now on, in a thread. ``result`` returns what the chief's main returned."""
@@ -77,14 +79,14 @@ class Follower:
     def finish(self) -> None:
         """Log the outcome and the model. Called when the outcome is decided, before any caller goes on.
 
-        A tuner's fits, which run below the user's run in other threads, are logged without their models.
+        A tuner's fits, which run in other threads, are logged without their models.
         """
         if not self._recorder.finish():
-            if not self._recorder.failed:
+            if self._recorder.is_late:
                 logger.warning(_LATE)
             return
         model = _model_of(self._result(), self._cluster.model_dir)
-        if model and self._cluster.run.outcome == "done" and not self._to.of_another_thread:
+        if model and self._cluster.run.outcome == "done" and self.logs_model:
             _log_model(self._to.tracking_uri, self._writer.run_id, model, _rows(self._frame), self._environment)
 
 
@@ -142,15 +144,21 @@ def log(
     MissingPackage
         If MLflow is not installed.
     PlanError
-        If ``run`` is neither a run nor a cluster.
+        If an argument is not valid: nothing is logged.
     ModelNotLogged
-        If the model cannot be loaded, or the server does not take it.
+        If the model cannot be loaded, or the server does not take it: the run is logged without it.
+
+    Notes
+    -----
+    Each call makes a new run, unless the program has an active one. Of a run that was logged while its kernel was
+    killed, MLflow still has the first part, as running.
 
     Examples
     --------
     >>> tfos_nb.mlflow.log(tfos_nb.runs()[0], experiment="digits")  # doctest: +SKIP
     '0a2c6f…'
     """
+    _check_log(experiment, model, rows)
     record = run if isinstance(run, Run) else getattr(run, "run", None)
     if not isinstance(record, Run):
         raise PlanError(f"run must be a Run, such as tfos_nb.runs()[0], or a cluster, got {run!r:.80}")
@@ -161,6 +169,17 @@ def log(
     if model is not None:
         log_model(destination.tracking_uri, writer.run_id, os.fspath(model), _rows(rows, inputs), {})
     return writer.run_id
+
+
+def _check_log(experiment: Any, model: Any, rows: Any) -> None:
+    if not isinstance(experiment, (str, type(None))) or experiment == "":
+        raise PlanError(f"experiment must be the name of an experiment, got {experiment!r}")
+    if not isinstance(model, (str, os.PathLike, type(None))):
+        raise PlanError(f"model must be the path or the URL of a saved model, got {model!r}")
+    if rows is not None and (model is None or not hasattr(rows, "mapInArrow")):
+        raise PlanError(f"rows must be a DataFrame, and needs model=, got rows={type(rows).__name__}, model={model!r}")
+    if model is not None and "://" not in str(model) and not os.path.exists(model):
+        raise PlanError(f"model={os.fspath(model)!r} is not on this machine's disk: give a path or a URL that exists")
 
 
 def _rows(frame: DataFrame | None, inputs: Inputs = None) -> Rows | None:

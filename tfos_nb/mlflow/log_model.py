@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from tfos_nb.mlflow.models import ModelJob
+from tfos_nb.mlflow.models import NO_EXAMPLE, ModelJob
 
 _NAME = "model"
 _PACKAGES = ("tensorflow", "keras", "tf_keras", "numpy")
@@ -21,11 +21,15 @@ def main() -> None:
     from mlflow.models import Model, infer_signature
 
     mlflow.set_tracking_uri(job.tracking_uri)
+    mlflow.set_experiment(experiment_id=mlflow.get_run(job.run_id).info.experiment_id)
     model = _load(job.model)
     found: dict[str, Any] = {"pip_requirements": _requirements()}
     if job.example:
-        example = _read_example(job)
-        found |= {"input_example": example, "signature": infer_signature(example, _applied(model, example))}
+        try:
+            example = _read_example(job)
+            found |= {"input_example": example, "signature": infer_signature(example, _applied(model, example))}
+        except Exception as error:  # noqa: BLE001 - a model without an example is better than none
+            sys.stdout.write(f"{NO_EXAMPLE}{str(error).splitlines()[0] if str(error) else type(error).__name__}\n")
     named = "name" in inspect.signature(Model.log).parameters  # since MLflow 3
     place: dict[str, Any] = {"name": _NAME, "artifact_path": None} if named else {"artifact_path": _NAME}
     Model.log(flavor=mlflow.tensorflow, run_id=job.run_id, model=model, **place, **found)
@@ -33,9 +37,7 @@ def main() -> None:
 
 def _load(path: str) -> Any:
     if os.path.isdir(path):
-        import tensorflow as tf
-
-        return tf.saved_model.load(path)
+        return _served(path)
     if os.environ.get("TF_USE_LEGACY_KERAS") == "1":
         import tf_keras
 
@@ -43,6 +45,27 @@ def _load(path: str) -> Any:
     import keras
 
     return keras.models.load_model(path, compile=False)
+
+
+def _served(path: str) -> Any:
+    """Return a SavedModel as a ``tf.Module``, which is what MLflow saves: a call is its serving signature."""
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(path)
+    serve = loaded.signatures["serving_default"]
+    specs = serve.structured_input_signature[1]
+    (only,) = specs if len(specs) == 1 else (None,)
+
+    class Served(tf.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.loaded = loaded
+
+        @tf.function(input_signature=[specs if only is None else specs[only]])  # type: ignore[untyped-decorator]
+        def __call__(self, inputs: Any) -> Any:
+            return serve(**(inputs if only is None else {only: inputs}))
+
+    return Served()
 
 
 def _read_example(job: ModelJob) -> Any:
@@ -57,16 +80,13 @@ def _read_example(job: ModelJob) -> Any:
 
 def _applied(model: Any, example: Any) -> Any:
     """Return the model's output for the example."""
-    if hasattr(model, "predict"):
-        found = model.predict(example, verbose=0)
-        return {str(place): one for place, one in enumerate(found)} if isinstance(found, list) else found
-    serve = model.signatures["serving_default"]
-    names = list(serve.structured_input_signature[1])
-    given = example if isinstance(example, dict) else {names[0]: example}
     import tensorflow as tf
 
-    found = serve(**{name: tf.constant(value) for name, value in given.items()})
-    return {name: value.numpy() for name, value in found.items()}
+    given = tf.nest.map_structure(tf.constant, example)
+    found = model.predict(given, verbose=0) if hasattr(model, "predict") else model(given)
+    if isinstance(found, list):
+        return {str(place): one for place, one in enumerate(found)}
+    return tf.nest.map_structure(lambda one: one.numpy() if hasattr(one, "numpy") else one, found)
 
 
 def _requirements() -> list[str]:

@@ -27,10 +27,13 @@ from tfos_nb.truncate import without_password
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ModelJob", "ModelNotLogged", "Rows", "log_model"]
+__all__ = ["NO_EXAMPLE", "ModelJob", "ModelNotLogged", "Rows", "log_model"]
+
+NO_EXAMPLE = "tfos_nb: no example: "
+"""Begins a line of the other process."""
 
 _ROWS = 5
-_WITHIN = 300.0  # seconds
+_WITHIN = 120.0  # seconds
 _LAST_LINES = 3
 
 
@@ -106,8 +109,7 @@ def log_model(tracking_uri: str, run_id: str, model: str, rows: Rows | None, env
                 example = os.path.join(scratch, "example.npz")
                 np.savez(example, *arrays, allow_pickle=False)
                 job = replace(job, example=example, inputs=names)
-        _run(job, env)
-    return why
+        return _run(job, env) or why
 
 
 def _on_disk(model: str, scratch: str) -> str:
@@ -155,7 +157,8 @@ def _as_text(array: Any) -> Any:
     return array.astype("S") if array.dtype == object else array
 
 
-def _run(job: ModelJob, env: Mapping[str, str]) -> None:
+def _run(job: ModelJob, env: Mapping[str, str]) -> str:
+    """Log the model in another process; return what it says about the example."""
     environment = {
         **os.environ,
         **env,
@@ -181,3 +184,4 @@ def _run(job: ModelJob, env: Mapping[str, str]) -> None:
     if ended.returncode:
         last = ended.stderr.strip().splitlines()[-_LAST_LINES:]
         raise ModelNotLogged(without_password(" ".join(last)) or f"its process ended with {ended.returncode}")
+    return "".join(line.removeprefix(NO_EXAMPLE) for line in ended.stdout.splitlines() if line.startswith(NO_EXAMPLE))

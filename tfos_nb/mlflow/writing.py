@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tfos_nb.mlflow.destination import RUN_TAG, Destination, check_server, load_mlflow
+from tfos_nb.mlflow.destination import RUN_TAG, Destination, check_server, chosen_experiment, load_mlflow
 from tfos_nb.records.run import Run, to_json
 from tfos_nb.state.cluster_state import ClusterStatus
-from tfos_nb.truncate import clip
+from tfos_nb.truncate import clip, without_password
 
 __all__ = ["RunWriter"]
+
+logger = logging.getLogger(__name__)
 
 _IN_A_BATCH = 100  # parameters; MLflow takes 1,000 metrics at once
 _METRICS_IN_A_BATCH = 500
@@ -42,7 +45,7 @@ class RunWriter:
         self._page = page
         self._client: Any = None
         self._is_own = False  # made here, and so ended here
-        self._epochs = 0
+        self._logged: dict[int, dict[str, Any]] = {}  # epochs, by their steps
         self._until = 0.0  # when the last of them had ended at the latest, in seconds since 1970
         self.run_id = ""
 
@@ -56,22 +59,42 @@ class RunWriter:
             self._end(run)
 
     def _begin(self, run: Run) -> None:
-        mlflow = load_mlflow()
-        self._client = client = mlflow.MlflowClient(tracking_uri=self._to.tracking_uri)
-        if self._to.run_id and not self._to.is_nested and not self._is_taken(run):
-            run_id = self._to.run_id
-        else:
-            run_id = self._new_run(run)
-            self._is_own = True
-        client.set_tag(run_id, RUN_TAG, run.id)
-        for name, value in _tags(run).items():
-            client.set_tag(run_id, name, value)
-        parameters = [
-            mlflow.entities.Param(name, value) for name, value in _flat({**run.arguments, "plan": {**run.plan}})
-        ]
-        for start in range(0, len(parameters), _IN_A_BATCH):
-            client.log_batch(run_id, params=parameters[start : start + _IN_A_BATCH])
+        self._client = client = load_mlflow().MlflowClient(tracking_uri=self._to.tracking_uri)
+        self._is_own = not self._to.run_id or self._to.is_nested or self._is_taken(run)
+        run_id = self._new_run(run) if self._is_own else self._to.run_id
+        try:
+            for name, value in {RUN_TAG: run.id, **_tags(run)}.items():
+                client.set_tag(run_id, name, value)
+            self._log_parameters(run_id, _parameters(run))
+        except Exception:
+            if self._is_own:  # otherwise it would be shown as running for ever
+                client.set_terminated(run_id, "FAILED")
+            raise
         self.run_id = run_id
+
+    def _log_parameters(self, run_id: str, named: Mapping[str, str]) -> None:
+        """Log parameters, without those that MLflow refuses: a name that it does not allow, or one that is taken."""
+        mlflow = load_mlflow()
+        made = [mlflow.entities.Param(name, value) for name, value in named.items()]
+        refused: dict[str, str] = {}
+        for start in range(0, len(made), _IN_A_BATCH):
+            batch = made[start : start + _IN_A_BATCH]
+            try:
+                self._client.log_batch(run_id, params=batch)
+            except mlflow.MlflowException:  # of the whole batch
+                refused |= self._log_one_by_one(run_id, batch)
+        if refused:
+            first = next(iter(refused.values()))
+            logger.warning("MLflow did not take the parameters %s: %s", ", ".join(refused), without_password(first))
+
+    def _log_one_by_one(self, run_id: str, parameters: Sequence[Any]) -> dict[str, str]:
+        refused = {}
+        for one in parameters:
+            try:
+                self._client.log_param(run_id, one.key, one.value)
+            except load_mlflow().MlflowException as error:
+                refused[one.key] = str(error).partition("\n")[0]
+        return refused
 
     def _is_taken(self, run: Run) -> bool:
         """Return whether another cluster was logged to the user's run already."""
@@ -87,24 +110,27 @@ class RunWriter:
 
     def _experiment(self) -> str:
         if not self._to.experiment:
-            return self._to.experiment_id
+            return self._to.experiment_id or chosen_experiment()
         found = self._client.get_experiment_by_name(self._to.experiment)
         return str(found.experiment_id if found is not None else self._client.create_experiment(self._to.experiment))
 
     def _log_epochs(self, run: Run) -> None:
-        """Log the epochs that were not logged yet. An epoch that was trained again after a recovery has one value."""
+        """Log the epochs that are new, and those that have other numbers since they were trained again."""
         metric = load_mlflow().entities.Metric
-        fresh = run.epochs[self._epochs :]
+        steps = _steps(run.epochs)
+        fresh = [
+            (step, epoch) for step, epoch in zip(steps, run.epochs, strict=True) if self._logged.get(step) != epoch
+        ]
         began, ended = self._until or run.started, run.started + run.seconds
         metrics = [
-            metric(_name(name), value, int(1000 * (began + (ended - began) * place / len(fresh))), self._epochs + place)
-            for place, epoch in enumerate(fresh, 1)  # when each of several epochs ended is not known
+            metric(_name(name), value, int(1000 * (began + (ended - began) * place / len(fresh))), step)
+            for place, (step, epoch) in enumerate(fresh, 1)  # when each of several epochs ended is not known
             for name, value in epoch.items()
             if name != "epoch"
         ]
         for start in range(0, len(metrics), _METRICS_IN_A_BATCH):
             self._client.log_batch(self.run_id, metrics=metrics[start : start + _METRICS_IN_A_BATCH])
-        self._epochs += len(fresh)
+        self._logged |= fresh
         self._until = ended
 
     def _end(self, run: Run) -> None:
@@ -113,13 +139,41 @@ class RunWriter:
         client.set_tag(self.run_id, "tfos_nb.rows", str(run.rows))
         if run.error:
             client.set_tag(self.run_id, "tfos_nb.error", clip(run.error, 4_000))
-        client.log_text(self.run_id, to_json(run), "tfos_nb/run.json")
-        page = self._page() if self._page is not None else None
-        if page:
-            client.log_text(self.run_id, _document(run.name, page), "tfos_nb/panel.html")
         if self._is_own:
             status = _OUTCOMES.get(run.status, "KILLED")
             client.set_terminated(self.run_id, status, end_time=int((run.started + run.seconds) * 1000))
+        try:
+            client.log_text(self.run_id, to_json(run), "tfos_nb/run.json")
+            page = self._page() if self._page is not None else None
+            if page:
+                client.log_text(self.run_id, _document(run.name, page), "tfos_nb/panel.html")
+        except Exception as error:  # noqa: BLE001 - a store of artifacts may raise anything
+            logger.warning("MLflow has the run without its panel and record: %s", without_password(str(error)))
+
+
+def _steps(epochs: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the step of each epoch: its number, counted over several calls of ``fit``.
+
+    Examples
+    --------
+    >>> _steps([{"epoch": 4}, {"epoch": 5}, {"epoch": 1}, {"epoch": 2}])
+    [4, 5, 6, 7]
+    """
+    steps, before, last = list[int](), 0, 0
+    for epoch in epochs:
+        number = int(epoch["epoch"])
+        before += last if number <= last else 0
+        steps.append(before + number)
+        last = number
+    return steps
+
+
+def _parameters(run: Run) -> dict[str, str]:
+    """Return the plan and the arguments; an argument whose name the plan has is called ``args.NAME``."""
+    found = dict(_flat({"plan": run.plan}))
+    for name, value in _flat(run.arguments):
+        found[f"args.{name}" if name in found else name] = value
+    return found
 
 
 def _tags(run: Run) -> dict[str, str]:
@@ -151,7 +205,7 @@ def _name(name: str) -> str:
     >>> _name("top@5"), _name("val_loss")
     ('top_5', 'val_loss')
     """
-    return clip(_NOT_IN_NAMES.sub("_", name), _LONGEST_NAME) or "_"
+    return clip(_NOT_IN_NAMES.sub("_", name), _LONGEST_NAME).lstrip("/") or "_"
 
 
 def _document(name: str, body: str) -> str:

@@ -42,8 +42,8 @@ class RunRecorder:
 
     Attributes
     ----------
-    failed : bool
-        Whether a write has failed.
+    failed, is_late : bool
+        Whether a write has failed, and whether the last one takes too long.
     """
 
     def __init__(
@@ -55,18 +55,22 @@ class RunRecorder:
         self._written: Run | None = None
         self._written_at = 0.0
         self._thread = threading.Thread(target=self._keep, name="tfos_nb run recorder", daemon=True)
-        self.failed = False
+        self.failed = self.is_late = False
 
     def start(self) -> None:
         """Write from now on, in a thread."""
         self._thread.start()
 
     def finish(self) -> bool:
-        """Write the run's outcome and end the thread; return whether it was written within 10 seconds."""
+        """Write the run's outcome and end the thread; return whether it was written within 10 seconds.
+
+        If it takes longer, ``is_late`` is set, and a later error is not told of.
+        """
         self._over.set()
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join(_LAST_WITHIN)
-        return not self._thread.is_alive() and not self.failed
+        self.is_late = self._thread.is_alive()
+        return not self.is_late and not self.failed
 
     def _keep(self) -> None:
         self._write(self._run())
@@ -87,7 +91,7 @@ class RunRecorder:
         try:
             self._put(run)
         except Exception as error:  # noqa: BLE001 - a store may raise anything, and a training goes on without it
-            if not self.failed:
+            if not self.failed and not self.is_late:
                 self._tell(without_password(str(error).strip() or type(error).__name__))
             self.failed = True
 

@@ -53,9 +53,18 @@ _SILENT = 180.0  # seconds after the last write, on another host, at which the w
 _LONGEST_TEXT = 500  # characters of an argument
 _MOST, _DEEPEST = 64, 3  # elements of an argument that is a collection, and collections within collections
 _SECRET = re.compile(
-    r"(?:^|_)(?:token|secret|passwd|pwd|credentials?|auth|(?:api|access|account|private|secret)_?key)(?:_|$)|password"
+    r"(?:^|_)(?:[a-z]*tokens?\d*|[a-z]*secrets?|pass|pw|pwd|credentials?|auth|authorization|bearer|cookies?)(?:_|$)"
+    r"|pass(?:word|wd|phrase)|dbpass|connection_?string"
+    r"|(?:^|_|[a-z])(?:api|access|account|private|secret|signing|encryption|storage|hf|ssh)_?keys?(?:_|$)"
 )
+_SECRET_NUMBER = re.compile(r"pass(?:word|wd|phrase)|(?:^|_)(?:pass|pw|pwd|pin)(?:_|$)")
+_IN_A_URL = re.compile(
+    r"(?i)([?&;](?:[\w-]*(?:password|passwd|pwd|token|secret|signature|credential|key)|sig)=)[^&;\s'\"]*"
+)
+_PASSWORD_WITH_SLASH = re.compile(r"(?<=:)//[^\s/@:]+:[^\s@]*@")
 _HIDDEN = "…"
+_LAST_TIME = 2**36  # seconds since 1970: the year 4147
+_HIGHEST = 1e300
 _PACKAGES = ("tfos_nb", "tensorflow", "keras", "tf_keras", "pyspark", "numpy")
 
 
@@ -192,6 +201,9 @@ class Run(Rich):
         """Return its curves as a matplotlib figure: see :meth:`tfos_nb.state.history.History.plot`."""
         return figure.figure(self.points, metrics, by, log)
 
+    def __hash__(self) -> int:
+        return hash(self.id)
+
     def __repr__(self) -> str:
         when = datetime.fromtimestamp(self.started).astimezone().strftime("%Y-%m-%d %H:%M")
         return f"<Run {self.id} {self.name} {when} {self.outcome}, {len(self.epochs)} epochs>"
@@ -247,14 +259,15 @@ def _plain(value: Any, name: str, depth: int) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, (bool, int, float)):
-        return value
+        hides = value is not None and not isinstance(value, bool) and _SECRET_NUMBER.search(_words(name))
+        return _HIDDEN if hides else value
     if isinstance(value, (str, os.PathLike)):
         text = str(value)
-        return _HIDDEN if _is_secret(name) and text else clip(without_password(text), _LONGEST_TEXT)
+        return _HIDDEN if _is_secret(name) and text else clip(_without_secrets(text), _LONGEST_TEXT)
     if isinstance(value, (list, tuple)) and depth < _DEEPEST and len(value) <= _MOST:
         return [_plain(one, name, depth + 1) for one in value]
     if isinstance(value, Mapping) and depth < _DEEPEST and len(value) <= _MOST:
-        return _plain_mapping(value, depth)
+        return _HIDDEN if _is_secret(name) else _plain_mapping(value, depth)
     raise _NotData
 
 
@@ -273,10 +286,32 @@ def _is_secret(name: str) -> bool:
 
     Examples
     --------
-    >>> [_is_secret(name) for name in ("api_key", "accessKey", "HF_TOKEN", "max_tokens", "key", "tokenizer")]
-    [True, True, True, False, False, False]
+    >>> [_is_secret(name) for name in ("api_key", "accessKey", "HF_TOKEN", "db pass", "key", "sort_key", "tokenizer")]
+    [True, True, True, True, False, False, False]
     """
-    return bool(_SECRET.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()))
+    return bool(_SECRET.search(_words(name)))
+
+
+def _words(name: str) -> str:
+    """Return the words of a name in small letters, with ``_`` between them.
+
+    Examples
+    --------
+    >>> _words("accessKey"), _words("api-key")
+    ('access_key', 'api_key')
+    """
+    return re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())
+
+
+def _without_secrets(text: str) -> str:
+    """Return a text without the passwords, signatures and tokens of its URLs.
+
+    Examples
+    --------
+    >>> _without_secrets("jdbc:postgresql://h/db?user=me&password=d34d"), _without_secrets("s3://me:d3/4d@bucket/x")
+    ('jdbc:postgresql://h/db?user=me&password=…', 's3://…@bucket/x')
+    """
+    return _IN_A_URL.sub(rf"\1{_HIDDEN}", without_password(_PASSWORD_WITH_SLASH.sub(f"//{_HIDDEN}@", text)))
 
 
 @functools.cache
@@ -362,24 +397,26 @@ def _run_of(found: dict[str, Any]) -> Run:
         status=ClusterStatus(found["status"]).value,
         started=_read(found["started"]),
         updated=_read(found["updated"]),
-        seconds=float(found["seconds"]),
+        seconds=_within(float(found["seconds"]), 1e12),
         error=str(found["error"]),
         plan=dict(found["plan"]),
         arguments=dict(found["arguments"]),
         epochs=tuple(
-            {name: value if name == "epoch" else float(value) for name, value in epoch.items()}
+            {name: int(value) if name == "epoch" else float(value) for name, value in epoch.items()}
             for epoch in found["epochs"]
         ),
         points=tuple(
-            Point(int(epoch), int(step), {name: float(one) for name, one in metrics.items()}, bool(ends), int(number))
+            Point(
+                int(epoch), int(step), {name: _drawable(one) for name, one in metrics.items()}, bool(ends), int(number)
+            )
             for epoch, step, number, ends, metrics in found["points"]
         ),
-        rows=int(found["rows"]),
-        generation=int(found["generation"]),
+        rows=int(_within(int(found["rows"]), 2**62)),
+        generation=int(_within(int(found["generation"]), 2**31)),
         versions={str(name): str(one) for name, one in found["versions"].items()},
         spark={str(name): str(one) for name, one in found["spark"].items()},
         model_dir=str(found["model_dir"]),
-        process=None if process is None else Process(str(process["host"]), int(process["pid"]), process["started"]),
+        process=None if process is None else _process_of(process),
     )
 
 
@@ -388,7 +425,25 @@ def _written(seconds: float) -> str:
 
 
 def _read(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()
+    return _within(datetime.fromisoformat(text).timestamp(), _LAST_TIME)
+
+
+def _process_of(found: Mapping[str, Any]) -> Process:
+    pid = int(_within(int(found["pid"]), 2**31))
+    return Process(str(found["host"]), pid, _within(float(found["started"]), _LAST_TIME))
+
+
+def _within(number: float, most: float) -> float:
+    """Return a number from 0 to ``most``; refuse another one, which no run can have."""
+    if not 0 <= number <= most:
+        raise ValueError(f"{number!r} must be from 0 to {most:g}")
+    return number
+
+
+def _drawable(number: Any) -> float:
+    """Return a metric's number; one that no axis can have counts as infinite."""
+    value = float(number)
+    return math.copysign(math.inf, value) if abs(value) > _HIGHEST else value
 
 
 def _brief(metrics: Mapping[str, float]) -> dict[str, float]:

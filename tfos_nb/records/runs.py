@@ -25,7 +25,7 @@ FOLDER = "tfos_runs"
 HOME = "tfos_models"
 """Directory that has the models of clusters without a ``model_dir``, by the cluster's name."""
 
-_PLACES = (f"{FOLDER}/*.json", f"*/{FOLDER}/*.json", f"*/*/{FOLDER}/*.json")
+_LEVELS = 2  # directories above that of a model_dir
 _WITHIN = 60.0  # seconds in which a store must answer
 _AT_ONCE = 16  # files of a store that are read at the same time
 _MISSING = object()
@@ -81,7 +81,10 @@ class Runs(Rich, Sequence[Run]):
             return Runs([self[one] for one in which], self.place)
         if isinstance(which, str):
             return self._named(which)
-        return self._runs[which]
+        try:
+            return self._runs[which]
+        except IndexError:
+            raise IndexError(f"there is no run {which}: there are {len(self)}") from None
 
     def _named(self, which: str) -> Run:
         found = [run for run in self if run.name == which or run.id == which]
@@ -220,10 +223,7 @@ def runs(directory: str | os.PathLike[str] | None = None) -> Runs:
 def _texts(system: Any, path: str) -> dict[str, str | OSError]:
     """Return the texts of all files that may be records, by path, or the error of a file that cannot be read."""
     system.invalidate_cache()  # object stores remember a listing
-    patterns = [f"{path}/{place}" for place in _PLACES]
-    if os.path.basename(path) == FOLDER:
-        patterns.append(f"{path}/*.json")
-    found = {name for pattern in patterns for name in system.glob(pattern)}
+    found = {name for folder in _folders(system, path) for name, _ in _listed(system, folder) if name.endswith(".json")}
     names = sorted(name for name in found if not os.path.basename(name).startswith("."))  # which are being written
 
     def text(name: str) -> str | OSError:
@@ -236,6 +236,28 @@ def _texts(system: Any, path: str) -> dict[str, str | OSError]:
         return {name: text(name) for name in names}
     with ThreadPoolExecutor(_AT_ONCE) as readers:
         return dict(zip(names, readers.map(text, names), strict=True))
+
+
+def _folders(system: Any, path: str) -> list[str]:
+    """Return the directories with records: the given one, and those up to two levels below."""
+    found, level = [path] if os.path.basename(path) == FOLDER else [], [path]
+    for _ in range(_LEVELS + 1):
+        below = [name for above in level for name, is_folder in _listed(system, above) if is_folder]
+        found += [name for name in below if os.path.basename(name) == FOLDER]
+        level = [name for name in below if os.path.basename(name) != FOLDER]
+    return found
+
+
+def _listed(system: Any, path: str) -> list[tuple[str, bool]]:
+    """Return the paths in a directory, and which are directories; none if it has gone or may not be read."""
+    try:
+        return [(one["name"].rstrip("/"), _is_folder(system, one)) for one in system.ls(path, detail=True)]
+    except OSError:
+        return []
+
+
+def _is_folder(system: Any, one: Mapping[str, Any]) -> bool:
+    return one["type"] == "directory" or bool(one.get("islink") and system.isdir(one["name"]))
 
 
 def _read(texts: Mapping[str, str | OSError], place: str) -> Runs:

@@ -210,6 +210,8 @@ def metric_of(courses: Iterable[Sequence[Point]], wanted: str) -> str:
     PlanError
         If none of them has it.
     """
+    if not isinstance(wanted, str):
+        raise PlanError(f"metric must be the name of one metric, got {wanted!r}")
     known = in_order(name for points in courses for name in chart_names(points))
     if not known:
         raise PlanError("there is nothing to draw: none of these runs has reported a metric")
