@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("playwright")
+
+from playwright.sync_api import Locator, expect
+
 from tests.browser.conftest import Lab, Tab
 from tests.browser.test_curves import photograph, use_theme
 from tests.browser.test_pictures import NOT_OF_THE_CELL
 from tfos_nb.records.run import Process, Run, to_json
 from tfos_nb.state.course import Point
-
-pytest.importorskip("playwright")
-from playwright.sync_api import Locator, expect
 
 pytestmark = pytest.mark.browser
 

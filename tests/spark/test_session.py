@@ -122,11 +122,25 @@ def test_more_nodes_than_this_process_has_descriptors_for_are_refused_with_the_n
             print("refused:", error)
     """)
     said = re.search(
-        r"refused: 250 nodes need .* can take (\d+): it may open 700 files .* a limit of (\d+), or", ended.stdout
+        r"refused: 250 nodes need .* can take (\d+)\. Its limit of .* must be (\d+) or more, got 700: ", ended.stdout
     )
     assert said, ended.stdout
     most, needed = map(int, said.groups())
     assert needed == 700 + 2 * (250 - most)
+
+
+def failing_beside_slow_ones(part: int) -> int:
+    if part == 0:
+        time.sleep(1)  # so that the others have started
+        raise ValueError("no good")
+    time.sleep(60)
+    return part
+
+
+def test_tasks_that_are_being_killed_with_their_job_are_waited_for(spark: SparkSession) -> None:
+    with pytest.raises(Exception, match="no good"):
+        spark.sparkContext.parallelize(range(4), 4).map(failing_beside_slow_ones).collect()
+    assert check_slots(spark, 4, False).free == 4
 
 
 def test_says_which_job_holds_how_many_slots(spark: SparkSession, jobs: SparkJobs, tmp_path: Path) -> None:

@@ -18,12 +18,16 @@ _ENDING_SECONDS = 10.0  # Spark gives a task of Python 2 s to end (spark.python.
 
 @dataclass(frozen=True)
 class Busy:
-    """One running stage: its job's description, its number of running tasks, and the CPUs and GPUs that they hold."""
+    """One running stage: its job's description, its number of running tasks, and the CPUs and GPUs that they hold.
+
+    ``ends`` says that it has failed or was cancelled, so that its tasks are being killed.
+    """
 
     description: str
     tasks: int
     cpus: int
     gpus: float
+    ends: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,10 @@ def ending(description: str) -> None:
 def still_ending(stages: tuple[Busy, ...]) -> bool:
     """Return whether tasks of failed or cancelled jobs still run, which will soon leave their slots."""
     now, running = time.monotonic(), {stage.description for stage in stages}
-    for description, until in list(_ending.items()):
-        if description not in running or now > until:
+    for stage in stages:
+        if stage.ends:
+            _ending.setdefault(stage.description, now + _ENDING_SECONDS)
+    for description in list(_ending):
+        if description not in running:
             _ending.pop(description, None)
-    return bool(_ending)
+    return any(until > now for until in _ending.values())

@@ -87,18 +87,18 @@ class Classic(Context):
         # Read from the scheduler itself: the data of Spark's UI and of its status tracker may be ten seconds old.
         profiles = self._scala.resourceProfileManager()
         busy = []
-        for task_set, tasks in self._running():
+        for task_set, tasks, ends in self._running():
             requests = profiles.resourceProfileFromId(task_set.resourceProfileId()).taskResources()
             cpus, gpus = (requests.apply(n).amount() if requests.contains(n) else 0 for n in ("cpus", "gpu"))
             cpus = int(cpus or self.setting("spark.task.cpus", "1"))
-            busy.append(Busy(self._description(task_set), tasks, tasks * cpus, tasks * gpus))
+            busy.append(Busy(self._description(task_set), tasks, tasks * cpus, tasks * gpus, ends))
         return tuple(busy)
 
-    def _running(self) -> Iterator[tuple[JavaObject, int]]:
-        """Walk the task sets of which tasks run, with how many."""
+    def _running(self) -> Iterator[tuple[JavaObject, int, bool]]:
+        """Walk the task sets of which tasks run: with how many, and whether they are being killed."""
         for manager in _task_sets(self._scala.taskScheduler().rootPool()):
             if tasks := int(manager.runningTasks()):
-                yield manager.taskSet(), tasks
+                yield manager.taskSet(), tasks, bool(manager.isZombie())
 
     def _description(self, task_set: JavaObject) -> str:
         """Return the description of these tasks' job; without one, Spark's name for it, the line that started it."""
@@ -109,7 +109,7 @@ class Classic(Context):
         return str(described)
 
     def running(self, tag: str) -> int:
-        return sum(tasks for task_set, tasks in self._running() if tag in _tags(task_set))
+        return sum(tasks for task_set, tasks, _ in self._running() if tag in _tags(task_set))
 
     def ending(self, executors: Iterable[str]) -> frozenset[str]:
         scheduler = self._scala.taskScheduler()
