@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.faults import its_warm_process
+from tests.waiting import until
 from tfos_nb import parallel
 from tfos_nb.errors import NodeFailed, PlanError
 
@@ -71,11 +72,14 @@ def test_the_next_program_starts_where_the_warm_process_was_killed(spark: SparkS
         os.kill(server, signal.SIGKILL)
         return server
 
+    def has_ended() -> bool:
+        return not psutil.pid_exists(killed) or psutil.Process(killed).status() == psutil.STATUS_ZOMBIE
+
     (killed,) = parallel.run(kills, nodes=1, spark=spark)
+    assert until(has_ended)  # until then its socket may still accept, and the program imports TensorFlow by itself
     (found,) = parallel.run(describe, nodes=1, spark=spark)
     assert found["imported"]
     assert found["parent"] != killed
-    assert not psutil.pid_exists(killed) or psutil.Process(killed).status() == psutil.STATUS_ZOMBIE
 
 
 def test_warm_is_true_or_false(spark: SparkSession) -> None:
