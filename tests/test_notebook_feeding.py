@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import sys
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
-from tests.conftest import ENVIRONMENT
+from tests.executed import executed
 
 pytestmark = pytest.mark.slow
 
@@ -24,13 +20,8 @@ RUN_SECONDS = 400
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each cell of the notebook writes, in a run by nbclient."""
-    content = nbformat.read(NOTEBOOK, as_version=4)
     folder = tmp_path_factory.mktemp("feeding")
-    environment = {**ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.fspath(CHECKOUT)}
-    environment.pop("TFOS_NB_PROGRESS", None)
-    client = NotebookClient(content, timeout=RUN_SECONDS, resources={"metadata": {"path": os.fspath(folder)}})
-    with (folder / "kernel.log").open("wb") as log:
-        client.execute(env=environment, stdout=log, stderr=log)
+    content = executed(NOTEBOOK, folder, RUN_SECONDS)
     cells = [cell for cell in content.cells if cell.cell_type == "code"]
     return {cell.id: "".join(output.get("text", "") for output in cell.outputs) for cell in cells}
 

@@ -10,14 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import numpy as np
 import pytest
-from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 from sklearn.datasets import load_digits
 
 from tests.conftest import ENVIRONMENT
+from tests.executed import executed
 from tfos_nb.demo import OUTCOME
 
 CHECKOUT = Path(__file__).parents[1]
@@ -130,13 +129,8 @@ Shown = dict[str, list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def tour(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     """What each cell of the second notebook shows, in a run by nbclient."""
-    content = nbformat.read(TOUR, as_version=4)
     folder = tmp_path_factory.mktemp("tour")
-    environment = {**ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.fspath(CHECKOUT)}
-    environment.pop("TFOS_NB_PROGRESS", None)
-    client = NotebookClient(content, timeout=RUN_SECONDS, resources={"metadata": {"path": os.fspath(folder)}})
-    with (folder / "kernel.log").open("wb") as log:
-        client.execute(env=environment, stdout=log, stderr=log)
+    content = executed(TOUR, folder, RUN_SECONDS)
     html, _ = HTMLExporter().from_notebook_node(content)
     (folder / "tour.html").write_text(html, encoding="utf-8")
     shown = {cell.id: cell.outputs for cell in content.cells if cell.cell_type == "code"}
@@ -163,7 +157,7 @@ def test_the_tour_converts_to_a_page_that_shows_its_clusters(tour: Shown) -> Non
 
 @pytest.mark.slow
 def test_the_tour_tells_what_the_other_cells_ask_of_a_running_cluster(tour: Shown) -> None:
-    assert "Spark takes it: 2 of 4 slots" in _said(tour["plan"])
+    assert "Spark takes it: 2 of 4 slots" in tour["plan"][0]["data"]["text/plain"]
     assert "worker:1" in tour["look"][0]["data"]["text/plain"]
     assert "TensorBoard of digits: no page to show it in; the logs are in" in _said(tour["board"])
     assert "val_accuracy" in tour["wait"][0]["data"]["text/plain"]

@@ -225,7 +225,7 @@ def launch(
         record=record,
     ).for_plan(plan)
     payload = pack(main, args, sources)
-    recorded = plain_arguments(args if arguments is None else _checked(arguments))
+    recorded = plain_arguments(args if arguments is None else _checked_arguments(arguments))
     follower = _follower(mlflow)
     check_door_variables()
     session, await_format = session_and_format(spark, len(plan.spark_nodes) + 2)
@@ -242,7 +242,7 @@ def launch(
     return cluster
 
 
-def _checked(arguments: Any) -> Mapping[str, Any]:
+def _checked_arguments(arguments: Any) -> Mapping[str, Any]:
     if not isinstance(arguments, Mapping):
         raise PlanError(f"arguments must be a dictionary, as in arguments={{'lr': 0.1}}, got {arguments!r:.80}")
     return arguments

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
-from tests.conftest import ENVIRONMENT
+from tests.executed import executed
 
 CHECKOUT = Path(__file__).parents[2]
 NOTEBOOK = CHECKOUT / "notebooks/09_runs.ipynb"
@@ -25,13 +21,8 @@ Shown = dict[str, list[dict[str, Any]]]
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     """What each cell shows."""
     pytest.importorskip("matplotlib")
-    content = nbformat.read(NOTEBOOK, as_version=4)
     folder = tmp_path_factory.mktemp("runs")
-    environment = {**ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.fspath(CHECKOUT)}
-    environment.pop("TFOS_NB_PROGRESS", None)
-    client = NotebookClient(content, timeout=RUN_SECONDS, resources={"metadata": {"path": os.fspath(folder)}})
-    with (folder / "kernel.log").open("wb") as log:
-        client.execute(env=environment, stdout=log, stderr=log)
+    content = executed(NOTEBOOK, folder, RUN_SECONDS)
     return {cell.id: cell.outputs for cell in content.cells if cell.cell_type == "code"}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from tfos_nb.errors import PlanError
 from tfos_nb.records.runs import FOLDER, HOME
 from tfos_nb.runtime.control.plan import ClusterPlan
+from tfos_nb.runtime.storage.paths import absolute
 from tfos_nb.runtime.storage.remote import Unreachable, refuse_unknown
 from tfos_nb.state.active_clusters import active_clusters
 
@@ -128,9 +129,8 @@ class Settings:
         if self.record is False:
             return ""
         home = self.model_dir_for(name) if self.record is True else os.fspath(self.record)
-        home = home if "://" in home else os.path.abspath(os.path.expanduser(home))
         when = time.strftime("%Y%m%d-%H%M%S", time.gmtime(started))
-        return f"{home.rstrip('/')}/{FOLDER}/{when}-{run}.json"
+        return f"{absolute(home).rstrip('/')}/{FOLDER}/{when}-{run}.json"
 
     def for_nodes(self, name: str) -> dict[str, object]:
         """Return the settings that the nodes need."""

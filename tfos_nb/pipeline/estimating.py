@@ -33,9 +33,10 @@ from tfos_nb.pipeline.scorer import HasRows
 from tfos_nb.pipeline.selection import parted
 from tfos_nb.pipeline.storage import ScorerReader, ScorerWriter
 from tfos_nb.records.runs import HOME
+from tfos_nb.runtime.storage.paths import absolute
 from tfos_nb.spark.session import usable_session
 
-__all__ = ["Fitting", "absolute", "new_home"]
+__all__ = ["Fitting", "new_home"]
 
 E = TypeVar("E", bound="Fitting")
 
@@ -152,11 +153,6 @@ class Fitting(
             raise PlanError(
                 "a validation DataFrame cannot be saved: use validationIndicatorCol, or setValidation(None)"
             )
-
-
-def absolute(place: str) -> str:
-    """Return a path in full; a URL as it is."""
-    return place if "://" in place else os.path.abspath(os.path.expanduser(place))
 
 
 def new_home(kind: str) -> str:

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tfos_nb.errors import FeedFailed, PlanError
 from tfos_nb.pipeline.conversion import Namespace
-from tfos_nb.pipeline.estimating import Fitting, absolute, new_home
+from tfos_nb.pipeline.estimating import Fitting, new_home
 from tfos_nb.pipeline.fitting import Rows
 from tfos_nb.pipeline.history import History
 from tfos_nb.pipeline.model import TFModel
@@ -35,6 +35,7 @@ from tfos_nb.pipeline.selection import feedable, selected
 from tfos_nb.runtime.control.plan import InputMode
 from tfos_nb.runtime.models.model import Use
 from tfos_nb.runtime.program.estimator_programs import ExportProgram, TrainProgram
+from tfos_nb.runtime.storage.paths import absolute
 from tfos_nb.runtime.storage.remote import file_system
 
 __all__ = ["TFEstimator"]

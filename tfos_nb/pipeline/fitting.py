@@ -117,7 +117,7 @@ class Fit:
         screen = _screen(self.progress)
         with interruptible(), admitted(spark, need, self.slot_timeout, self._say) as place:
             begun = time.monotonic()
-            logged = follower(self.mlflow) if self.mlflow is not None or sys.modules.get("mlflow") is not None else None
+            logged = follower(self.mlflow)
             if logged is not None and threading.current_thread() is not threading.main_thread():
                 logged.logs_model = False  # a tuner's fits: the best one is fitted again at the end
             settings = {**self.settings, "arguments": self.arguments, "wait_until_up": False, "mlflow": logged or False}

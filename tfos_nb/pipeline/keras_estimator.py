@@ -17,7 +17,7 @@ from tfos_nb.inference.column_matching import depth_of, feeds_of
 from tfos_nb.inference.model_library import is_keras_model, keras_bytes
 from tfos_nb.pipeline.compiling import check_names, describe
 from tfos_nb.pipeline.conversion import Namespace, to_number
-from tfos_nb.pipeline.estimating import Fitting, absolute, new_home
+from tfos_nb.pipeline.estimating import Fitting, new_home
 from tfos_nb.pipeline.fitting import Fitted, Rows
 from tfos_nb.pipeline.history import History
 from tfos_nb.pipeline.keras_model import BY_FEATURES, BY_MAPPING, HasPredictionColumns, KerasModel
@@ -28,6 +28,7 @@ from tfos_nb.runtime.models.classifier_outputs import Task
 from tfos_nb.runtime.models.keras_inputs import input_tensors
 from tfos_nb.runtime.models.keras_outputs import Label, Outputs, label_columns, takes_any_shape
 from tfos_nb.runtime.program.keras_estimator_program import Columns, Compiling, KerasProgram
+from tfos_nb.runtime.storage.paths import absolute
 from tfos_nb.runtime.storage.remote import file_system
 from tfos_nb.truncate import without_password
 

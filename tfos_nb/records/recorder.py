@@ -2,8 +2,8 @@
 
 ::
 
-    every 2 s: something new?  ──▶ write, at most every 10 s, and every 60 s in any case
-    finish()                   ──▶ write the outcome; waits for it, at most 10 s
+    every 10 s: something new?  ──▶ write, and every 60 s in any case
+    finish()                    ──▶ write the outcome; waits for it, at most 10 s
 
 A record goes to a file (:func:`write_file`), or to a tracking server (:mod:`tfos_nb.mlflow`). A place that cannot be
 written is reported once, and never stops a training.
@@ -22,7 +22,7 @@ from tfos_nb.truncate import without_password
 
 __all__ = ["RunRecorder", "write_file"]
 
-_LOOKS, _WRITES, _SIGNS = 2.0, 10.0, 60.0  # seconds between two
+_WRITES, _SIGNS = 10.0, 60.0  # seconds between two
 _LAST_WITHIN = 10.0  # seconds that the end of a cluster waits for its last write
 
 
@@ -74,9 +74,9 @@ class RunRecorder:
 
     def _keep(self) -> None:
         self._write(self._run())
-        while not self._over.wait(_LOOKS):
-            now, since = self._run(), time.monotonic() - self._written_at
-            if since > _SIGNS or (since > _WRITES and self._is_news(now)):
+        while not self._over.wait(_WRITES):
+            now = self._run()
+            if time.monotonic() - self._written_at > _SIGNS or self._is_news(now):
                 self._write(now)
         self._write(self._run())
 

@@ -10,14 +10,14 @@ from typing import Any, overload
 from tfos_nb.errors import PlanError
 from tfos_nb.records.run import BadRun, Run, from_json
 from tfos_nb.rich import Rich
-from tfos_nb.runtime.storage.paths import is_local
+from tfos_nb.runtime.storage.paths import absolute, is_local
 from tfos_nb.runtime.storage.remote import Unreachable, answered_within, file_system, refuse_unknown
 from tfos_nb.state import figure
 from tfos_nb.state.course import chart_names
 from tfos_nb.state.metric_order import in_order
 from tfos_nb.truncate import without_password
 
-__all__ = ["FOLDER", "HOME", "Runs", "runs"]
+__all__ = ["ABSENT", "FOLDER", "HOME", "Runs", "differing", "runs"]
 
 FOLDER = "tfos_runs"
 """Name of the directory, beside the models, that has the files of the runs."""
@@ -28,7 +28,6 @@ HOME = "tfos_models"
 _LEVELS = 2  # directories above that of a model_dir
 _WITHIN = 60.0  # seconds in which a store must answer
 _AT_ONCE = 16  # files of a store that are read at the same time
-_MISSING = object()
 
 
 class Runs(Rich, Sequence[Run]):
@@ -114,14 +113,10 @@ class Runs(Rich, Sequence[Run]):
         >>> Runs([one, other]).differences()
         {'lr': [0.1, 0.01]}
         """
-        kinds = [(("", run.arguments), ("plan ", run.plan), ("version ", run.versions)) for run in self]
-        facts = [{f"{kind}{name}": value for kind, of in one for name, value in of.items()} for one in kinds]
-        names = dict.fromkeys(name for one in facts for name in one)
-        found = {name: [one.get(name, _MISSING) for one in facts] for name in names}
+        kinds = {"arguments": "", "plan": "plan ", "versions": "version "}
         return {
-            name: [None if value is _MISSING else value for value in values]
-            for name, values in found.items()
-            if any(value != values[0] for value in values[1:])
+            f"{kinds[kind]}{name}": [None if value is ABSENT else value for value in values]
+            for kind, name, values in differing(self)
         }
 
     def to_pandas(self) -> Any:
@@ -174,6 +169,22 @@ class Runs(Rich, Sequence[Run]):
         return f"<Runs: {count}{f' in {self.place}' if self.place else ''}>"
 
 
+ABSENT = object()
+"""Value of a run that has no such argument, setting or package, in what :func:`differing` returns."""
+
+
+def differing(runs: Sequence[Run]) -> list[tuple[str, str, list[Any]]]:
+    """Return what differs between runs: ``arguments``, ``plan`` or ``versions``, the name, and each run's value."""
+    found = []
+    for kind in ("arguments", "plan", "versions"):
+        maps: list[Mapping[str, Any]] = [getattr(run, kind) for run in runs]
+        for name in dict.fromkeys(name for one in maps for name in one):
+            values = [one.get(name, ABSENT) for one in maps]
+            if any(value != values[0] for value in values[1:]):
+                found.append((kind, name, values))
+    return found
+
+
 def runs(directory: str | os.PathLike[str] | None = None) -> Runs:
     """Return the runs that were recorded in a directory, the newest first.
 
@@ -208,7 +219,7 @@ def runs(directory: str | os.PathLike[str] | None = None) -> Runs:
         refuse_unknown(place)
     except Unreachable as error:
         raise PlanError(str(error)) from None
-    place = place if "://" in place else os.path.abspath(os.path.expanduser(place))
+    place = absolute(place)
     shown = without_password(place)
     system, path = file_system(place)
     if not answered_within(_WITHIN, place, lambda: system.isdir(path)):

@@ -13,6 +13,7 @@ from typing import Any
 from tfos_nb.errors import PlanError
 
 __all__ = [
+    "absolute",
     "default_file_system",
     "hadoop_conf_dirs",
     "is_forbidden",
@@ -23,6 +24,17 @@ __all__ = [
 ]
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:/")
+
+
+def absolute(place: str) -> str:
+    """Return a path in full, with ``~`` as the home directory; a URL as it is.
+
+    Examples
+    --------
+    >>> absolute("/data/../models"), absolute("hdfs:///models")
+    ('/models', 'hdfs:///models')
+    """
+    return place if "://" in place else os.path.abspath(os.path.expanduser(place))
 
 
 def tf_path(path: str, default_fs: str | None = None, working_dir: str | None = None) -> str:

@@ -22,7 +22,6 @@ __all__ = ["run_bundle", "runs_bundle"]
 MOST_ROWS = 50
 """Maximum number of runs in the static table; the page has more."""
 
-_METRICS, _ARGUMENTS = 3, 4  # columns
 _COLUMNS_OF_TEXT = 2, 2
 _LONGEST_TRACE = 8_000
 _WIDEST, _GAP = 24, "  "  # a column of text, and the gap after it
@@ -106,12 +105,12 @@ def runs_bundle(runs: Runs) -> dict[str, str]:
     where = f' <span class="t-dim t-mono">{escape(place)}</span>' if place else ""
     head = f'<div class="t-head"><b class="t-name">Runs</b> <span class="t-dim">{count}</span>{where}</div>'
     body = _table(runs, count) if len(runs) else f'<div class="t-say">{escape(words.NONE_YET)}</div>'
-    foot = "".join(f'<div class="t-foot">{escape(line)}</div>' for line in _notes(runs, _ARGUMENTS))
+    foot = "".join(f'<div class="t-foot">{escape(line)}</div>' for line in _notes(runs, words.ARGUMENTS))
     return {"text/html": render_section("Runs", head + body + foot), "text/plain": _runs_text(runs, count, place)}
 
 
 def _table(runs: Runs, caption: str) -> str:
-    columns = _columns(runs, _METRICS, _ARGUMENTS)
+    columns = _columns(runs, words.METRICS, words.ARGUMENTS)
     heads = "".join(f'<th scope="col"{_side(one)}>{escape(one.title)}</th>' for one in columns)
     rows = "".join(
         f'<tr><th scope="row"><span class="t-who">{escape(clip(run.name, 60))}</span><br>'

@@ -35,7 +35,6 @@ FIELDS = (
 )  # fmt: skip
 """Names of the elements of a run's list."""
 
-_METRICS, _ARGUMENTS = 3, 4  # columns
 _ROOMS = (400, 150, 60)  # bytes of a text to search
 
 
@@ -50,8 +49,8 @@ def page_model(runs: Runs) -> dict[str, Any]:
         ``notes``; and what to do if there is no run in ``empty``.
     """
     shown = runs[:MOST_RUNS]
-    metrics = words.metric_columns(shown, _METRICS)
-    arguments, others = words.columns(shown, _ARGUMENTS)
+    metrics = words.metric_columns(shown, words.METRICS)
+    arguments, others = words.columns(shown, words.ARGUMENTS)
     model = {
         "place": clip(words.place(runs.place), 300),
         "total": len(runs),

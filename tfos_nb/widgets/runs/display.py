@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from functools import partial
 from typing import Any
 
 from IPython.display import display
 
 from tfos_nb.records.runs import Runs, runs
+from tfos_nb.runtime.storage.paths import absolute
 from tfos_nb.widgets.choice import choose_rendering
 from tfos_nb.widgets.live import show_bundle
 from tfos_nb.widgets.reprs import runs_bundle
@@ -32,8 +32,8 @@ def show_runs(directory: str | None = None) -> None:
     Unreachable
         If its store does not answer.
     """
-    if directory is not None and "://" not in directory:
-        directory = os.path.abspath(os.path.expanduser(directory))  # the notebook may go elsewhere before a refresh
+    if directory is not None:
+        directory = absolute(directory)  # the notebook may go elsewhere before a refresh
     found = runs(directory)
     rendering, host = choose_rendering()
     if rendering == "widget" and host.name != "databricks":

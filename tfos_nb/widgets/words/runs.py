@@ -11,11 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfos_nb.records.run import Run
+from tfos_nb.records.runs import ABSENT, differing
 from tfos_nb.state.metric_order import in_order
 from tfos_nb.truncate import clip, without_password
 from tfos_nb.widgets.words import wording
 
 __all__ = [
+    "ARGUMENTS",
+    "METRICS",
     "NONE_YET",
     "TONES",
     "argument",
@@ -40,7 +43,8 @@ NONE_YET = (
 _LONGEST_ARGUMENT = 60
 _FILES_NAMED = 5
 
-_ABSENT = object()
+METRICS, ARGUMENTS = 3, 4
+"""Maximum numbers of columns in the page and in the static table."""
 
 
 def when(seconds: float) -> str:
@@ -77,16 +81,12 @@ def differences(runs: Sequence[Run]) -> list[tuple[str, str, list[str]]]:
     --------
     >>> one, other = (Run(name, "mnist", "DONE", 0.0, 9.0, 9.0, arguments={"lr": lr}) for name, lr in ("ab", "ba"))
     >>> differences([one, other])
-    [('arguments', 'lr', ['a', 'b'])]
+    [('arguments', 'lr', ['b', 'a'])]
     """
-    found = []
-    for kind in ("arguments", "plan", "versions"):
-        maps: list[Mapping[str, Any]] = [getattr(run, kind) for run in runs]
-        for name in dict.fromkeys(name for one in maps for name in one):
-            values = [one.get(name, _ABSENT) for one in maps]
-            if any(value != values[0] for value in values[1:]):
-                found.append((kind, name, ["" if value is _ABSENT else argument(value) for value in values]))
-    return found
+    return [
+        (kind, name, ["" if value is ABSENT else argument(value) for value in values])
+        for kind, name, values in differing(runs)
+    ]
 
 
 def columns(runs: Sequence[Run], most: int) -> tuple[list[str], list[str]]:

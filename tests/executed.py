@@ -1,0 +1,28 @@
+"""Run a notebook from its first cell to its last, as ``jupyter execute`` does."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+
+from tests.conftest import ENVIRONMENT
+
+__all__ = ["executed"]
+
+CHECKOUT = Path(__file__).parents[1]
+
+
+def executed(notebook: Path, folder: Path, seconds: float) -> Any:
+    """Return a notebook with its outputs, after it has run in ``folder``; each cell may take so many seconds."""
+    content = nbformat.read(notebook, as_version=4)
+    environment = {**ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.fspath(CHECKOUT)}
+    environment.pop("TFOS_NB_PROGRESS", None)
+    client = NotebookClient(content, timeout=seconds, resources={"metadata": {"path": os.fspath(folder)}})
+    with (folder / "kernel.log").open("wb") as log:
+        client.execute(env=environment, stdout=log, stderr=log)
+    return content
