@@ -17,10 +17,13 @@ __all__ = ["executed"]
 CHECKOUT = Path(__file__).parents[1]
 
 
-def executed(notebook: Path, folder: Path, seconds: float) -> Any:
-    """Return a notebook with its outputs, after it has run in ``folder``; each cell may take so many seconds."""
+def executed(notebook: Path, folder: Path, seconds: float, **variables: str) -> Any:
+    """Return a notebook with its outputs, after it has run in ``folder``; each cell may take so many seconds.
+
+    ``variables`` are more environment variables of its kernel.
+    """
     content = nbformat.read(notebook, as_version=4)
-    environment = {**ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.fspath(CHECKOUT)}
+    environment = {**ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.fspath(CHECKOUT), **variables}
     environment.pop("TFOS_NB_PROGRESS", None)
     client = NotebookClient(content, timeout=seconds, resources={"metadata": {"path": os.fspath(folder)}})
     with (folder / "kernel.log").open("wb") as log:

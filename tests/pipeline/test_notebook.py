@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
-from tests.conftest import ENVIRONMENT
+from tests.executed import executed
 
 pytestmark = pytest.mark.slow
 
@@ -24,12 +21,8 @@ RUN_SECONDS = 400
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """What each cell shows."""
-    content = nbformat.read(NOTEBOOK, as_version=4)
     folder = tmp_path_factory.mktemp("inference")
-    environment = {**ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.fspath(CHECKOUT)}
-    client = NotebookClient(content, timeout=RUN_SECONDS, resources={"metadata": {"path": os.fspath(folder)}})
-    with (folder / "kernel.log").open("wb") as log:
-        client.execute(env=environment, stdout=log, stderr=log)
+    content = executed(NOTEBOOK, folder, RUN_SECONDS)
     return {cell.id: cell.outputs for cell in content.cells if cell.cell_type == "code"}
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
-from tests.conftest import ENVIRONMENT
+from tests.executed import executed
 
 pytestmark = pytest.mark.slow
 
@@ -24,12 +21,8 @@ RUN_SECONDS = 400
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each cell shows, as text."""
-    content = nbformat.read(NOTEBOOK, as_version=4)
     folder = tmp_path_factory.mktemp("tfrecords")
-    environment = {**ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, "TMPDIR": os.fspath(folder)}
-    client = NotebookClient(content, timeout=RUN_SECONDS, resources={"metadata": {"path": os.fspath(folder)}})
-    with (folder / "kernel.log").open("wb") as log:
-        client.execute(env=environment, stdout=log, stderr=log)
+    content = executed(NOTEBOOK, folder, RUN_SECONDS, TMPDIR=os.fspath(folder))
     assert not list(folder.glob("tfrecords-*"))
     return {cell.id: "".join(map(_text, cell.outputs)) for cell in content.cells if cell.cell_type == "code"}
 
