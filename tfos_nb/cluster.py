@@ -24,7 +24,6 @@ from tfos_nb.cluster_inference import answered, check_queue
 from tfos_nb.driver.cluster_desk import ClusterDesk
 from tfos_nb.driver.cluster_lifecycle import ClusterLifecycle, shown_status
 from tfos_nb.driver.decommissioning import DecommissionWatch
-from tfos_nb.driver.evaluator import EvaluatorDesk
 from tfos_nb.driver.feeding.streaming import StreamTraining, is_stream, refuse_stream
 from tfos_nb.driver.feeding.training import Training
 from tfos_nb.driver.feeding.training_calls import TrainingCalls
@@ -294,7 +293,7 @@ class Cluster(Rich):
         self._process, self._launched_at = this_process(), time.time()
         self._payload = payload
         self.id = uuid.uuid4().hex[:12]
-        self._desk = ClusterDesk(plan, settings.restarts, settings.heartbeat_timeout)
+        self._desk = ClusterDesk(plan, settings.restarts, settings.heartbeat_timeout, settings.grace)
         self._jobs = SparkJobs(spark, f"tfos_nb-{self.id}")
         self._outcome = ClusterOutcome(plan.name, self._desk)
         self._lifecycle = ClusterLifecycle(plan.name, self._desk, self._outcome, self._jobs, settings)
@@ -311,7 +310,7 @@ class Cluster(Rich):
         check_keras(self._spark, self.plan, self._settings.env)
         hold, claim = launching.hold, launching.claim
         token = warm_token(self._spark) if self._settings.warm else ""
-        door, address = open_door(self._spark, EvaluatorDesk.before(self._desk, self._settings.grace))
+        door, address = open_door(self._spark, self._desk)
         try:
             self._address = replace(address, patience=self._settings.heartbeat_timeout)
             self._lifecycle.begin()

@@ -13,10 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tfos_nb.driver.membership import (
     TRANSITIONS,
     AllDropped,
+    AwaitEvaluators,
     Begin,
     ContinueWithout,
     Ended,
     EndStream,
+    EvaluatorTimedOut,
     ExecutorsLeave,
     HeartbeatReceived,
     HeartbeatTimedOut,
@@ -57,7 +59,7 @@ from tfos_nb.runtime.control.lifecycle import (
     StateHeld,
     StateWanted,
 )
-from tfos_nb.runtime.control.plan import ClusterPlan, Node
+from tfos_nb.runtime.control.plan import ClusterPlan, Node, Role
 from tfos_nb.runtime.feed.ledger import WorkerThrough
 from tfos_nb.runtime.node.spark_task import HoldsSlot, SlotUse, SupervisorEnded
 from tfos_nb.state.cluster_state import NodeStatus
@@ -92,10 +94,11 @@ class Lives(RuleBasedStateMachine):
         ps=st.integers(0, 1),
         chief=st.booleans(),
         evaluator=st.booleans(),
+        may_fail=st.booleans(),
         restarts=st.integers(0, 3),
     )
-    def plan(self, workers: int, ps: int, chief: bool, evaluator: bool, restarts: int) -> None:
-        plan = ClusterPlan(workers, ps, chief or ps > 0, evaluator)
+    def plan(self, workers: int, ps: int, chief: bool, evaluator: bool, may_fail: bool, restarts: int) -> None:
+        plan = ClusterPlan(workers, ps, chief or ps > 0, evaluator, evaluator_may_fail=evaluator and may_fail)
         self.membership = Membership(plan, restarts)
         self.events: list[Any] = [Planned(plan, restarts)]
         self.journal = Journal(most=7)
@@ -104,13 +107,18 @@ class Lives(RuleBasedStateMachine):
         self.ended_streams: set[int] = set()
         self.count = 0
         self.dismissed = self.over = self.wanted = False
+        self.awaited: tuple[str, ...] = ()  # evaluators, since the training has ended
         self.silent: dict[str, int] = {}  # nodes that fell silent, and their streams then
 
     def apply(self, event: Any) -> Any:
         before = self.membership.generation, self.membership.rendezvous
         self.events.append(event)
         self.journal.note(float(len(self.events)), event)
+        failed = len(self.membership.failures)
+        ran = {str(one.node) for one in self.membership.present if one.up and one.node.role is Role.EVALUATOR}
         answer, commands = self.membership.apply(event)
+        if self.membership.plan.evaluator_may_fail:
+            assert not ran.intersection(failure.node for failure in self.membership.failures[failed:])
         assert self.membership.generation >= before[0]
         assert self.membership.rendezvous >= before[1]
         for command in commands:
@@ -133,6 +141,8 @@ class Lives(RuleBasedStateMachine):
             assert set(command.nodes) <= self.membership.members.keys()
             if isinstance(command.message, (StateWanted, StartAgain)):  # the next process knows of nothing
                 self.wanted = getattr(command.message, "wanted", False)
+        elif isinstance(command, AwaitEvaluators):
+            self.awaited = command.nodes
         elif isinstance(command, ShareRows):
             assert len(set(command.nodes)) == len(command.nodes)
 
@@ -272,6 +282,14 @@ class Lives(RuleBasedStateMachine):
         use = self.apply(SlotAsked(HoldsSlot(str(one.node), one.supervisor[1]), wanted))
         assert use is not SlotUse.LEAVE or wanted
         assert use is not SlotUse.END or one.stream is None or one.stream not in self.streams
+
+    @rule()
+    def evaluators_take_too_long(self) -> None:
+        for name in self.awaited:
+            self.apply(EvaluatorTimedOut(name, 30.0))
+        if self.awaited and not self.dismissed:
+            waited = [one for one in self.membership.present if str(one.node) in self.awaited]
+            assert all(one.returned or one.serving for one in waited), "the cluster would wait for ever"
 
     @rule(executors=st.frozensets(st.sampled_from("0123"), min_size=1, max_size=2))
     def executors_are_about_to_end(self, executors: frozenset[str]) -> None:

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from tests.fuzz.inputs import KINDS, any_message, bytes_of_any_kind, examples, messages
 from tests.runtime.control.test_door import raw_channel
 from tfos_nb.driver.cluster_desk import ClusterDesk
-from tfos_nb.driver.evaluator import EvaluatorDesk
 from tfos_nb.parallel import _Desk
 from tfos_nb.runtime.control import wire
 from tfos_nb.runtime.control.door import _CARRY, ASK, ATTEND, Attendance, Door, DoorAddress, DoorClient, Link
@@ -99,7 +98,7 @@ class Cluster:
     def __init__(self, site: Site, begun: bool) -> None:
         self._site = site
         self.desk = ClusterDesk(ClusterPlan(3))
-        site.door._desk = EvaluatorDesk(self.desk, 1.0)
+        site.door._desk = self.desk
         self._streams = [self._reserved(node, 1000 + number) for number, node in enumerate(HONEST)]
         self.rogue = self._reserved(ROGUE, 3000) if begun else site.attend()
         self.places = {node: FeedPlace(f"/{node}", "10.0.0.1", 1, b"c") for node in HONEST}

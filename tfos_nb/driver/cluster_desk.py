@@ -20,15 +20,16 @@ from tfos_nb.driver.hangs.explanation import Finding, Situation
 from tfos_nb.driver.membership import (
     Aborted,
     AllDropped,
+    AwaitEvaluators,
     Begin,
     ClusterEvent,
     ContinueWithout,
     DescribeRows,
     Ended,
     EndStream,
+    EvaluatorTimedOut,
     ExecutorsLeave,
     Failure,
-    FailureIgnored,
     FeedsGoOn,
     FeedsStartAgain,
     FollowHistory,
@@ -55,13 +56,14 @@ from tfos_nb.driver.membership import (
     SupervisorConnected,
     TaskReported,
     Tell,
+    Warn,
     WriteLog,
 )
 from tfos_nb.driver.node_figures import NodeFigures
 from tfos_nb.driver.placements import Answering
 from tfos_nb.errors import TfosError
 from tfos_nb.runtime.control.door import Link, broadcast
-from tfos_nb.runtime.control.lifecycle import FeedPlace, MainReturned, Refused, Reservation, Serving, Start, StateHeld
+from tfos_nb.runtime.control.lifecycle import FeedPlace, MainReturned, Refused, Reservation, Start, StateHeld
 from tfos_nb.runtime.control.placement import QUESTIONS
 from tfos_nb.runtime.control.plan import ClusterPlan, Role
 from tfos_nb.runtime.control.reports import Heartbeat, LogLines
@@ -94,6 +96,8 @@ class ClusterDesk:
         How often lost members may be started again.
     heartbeat_timeout : float
         Seconds without a heartbeat after which a node counts as lost.
+    grace : float
+        Seconds that an evaluator has between the training's end and its own.
 
     Attributes
     ----------
@@ -107,9 +111,14 @@ class ClusterDesk:
         The metrics of each epoch.
     """
 
-    def __init__(self, plan: ClusterPlan, restarts: int = 0, heartbeat_timeout: float = 15.0) -> None:
+    def __init__(
+        self, plan: ClusterPlan, restarts: int = 0, heartbeat_timeout: float = 15.0, grace: float = 30.0
+    ) -> None:
         self.changed = threading.Condition(threading.RLock())
         self.heartbeat_timeout = heartbeat_timeout
+        self._grace = grace
+        self._evaluators: tuple[str, ...] = ()  # they are awaited until the time below
+        self._evaluators_until = math.inf
         self.members = Membership(plan, restarts)
         self.history = History(str(plan.chief_node), len(plan.nodes))
         self.feeds = FeedDesk(self.changed, [str(node) for node in plan.fed_nodes], self.send, self._places)
@@ -134,6 +143,8 @@ class ClusterDesk:
             ForgetProcess: self._begin_anew,
             WriteLog: lambda command: self._log.add(command.node, command.lines),
             Note: lambda command: logger.info("%s", command.text),
+            Warn: lambda command: logger.warning("cluster %s: %s", plan.name, command.text),
+            AwaitEvaluators: self._await_evaluators,
             DescribeRows: lambda command: self.feeds.describe_again(command.nodes),
             FeedsGoOn: lambda command: self.feeds.go_on(command.rendezvous),
             FeedsStartAgain: lambda command: self.feeds.come_again(command.rendezvous),
@@ -211,6 +222,10 @@ class ClusterDesk:
                 silent = now - figures.heard_at > self.heartbeat_timeout
                 if silent and member.stream is not None and not member.status.ended:
                     self._apply(HeartbeatTimedOut(name, self.heartbeat_timeout))
+            if now >= self._evaluators_until:
+                self._evaluators_until = math.inf
+                for name in self._evaluators:
+                    self._apply(EvaluatorTimedOut(name, self._grace))
             self.changed.notify_all()
 
     # --- what a node says; the lock is held ---
@@ -334,6 +349,10 @@ class ClusterDesk:
         self._figures[command.node].begin_anew()
         self._results.pop(command.node, None)
 
+    def _await_evaluators(self, command: AwaitEvaluators) -> None:
+        self._evaluators = command.nodes
+        self._evaluators_until = time.monotonic() + self._grace if command.nodes else math.inf
+
     def _follow_history(self, command: FollowHistory) -> None:
         if command.node is None:
             self.history.begin_anew()
@@ -384,14 +403,6 @@ class ClusterDesk:
     def abort(self, error: TfosError) -> None:
         """Add an error of the whole cluster to its failures."""
         self._change(Aborted(error))
-
-    def forgive(self, node: str) -> None:
-        """Do not count a node's failure as the cluster's."""
-        self._change(FailureIgnored(node))
-
-    def count_as_serving(self, node: str) -> None:
-        """Stop waiting for a node's main to return."""
-        self._change(MessageReceived(node, Serving(node)))
 
     def write_log(self, node: str, lines: Iterable[str]) -> None:
         """Write lines into a node's log."""

@@ -47,7 +47,7 @@ from tfos_nb.runtime.control.lifecycle import (
 )
 from tfos_nb.runtime.control.plan import ClusterPlan, Node, Role
 from tfos_nb.runtime.control.processes import host_and_port, signal_name
-from tfos_nb.runtime.feed.ledger import WorkerThrough
+from tfos_nb.runtime.feed.ledger import NoMoreFeeds, WorkerThrough
 from tfos_nb.runtime.node.spark_task import HoldsSlot, SlotUse, SupervisorEnded
 from tfos_nb.runtime.storage.shared_directory import PlaceSeen, PlacesSeen
 from tfos_nb.state.cluster_state import JOINED, LEAVING, NodeStatus
@@ -261,10 +261,11 @@ class Aborted:
 
 
 @dataclass(frozen=True)
-class FailureIgnored:
-    """A node's failure does not count as the cluster's."""
+class EvaluatorTimedOut:
+    """An evaluator's ``main`` has not returned so many seconds after the training's end."""
 
     node: str
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -336,6 +337,13 @@ class Note:
 
 
 @dataclass(frozen=True)
+class Warn:
+    """Write a warning into the driver's log, after the cluster's name."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class DescribeRows:
     """Send nodes the rows' schema."""
 
@@ -359,6 +367,13 @@ class FeedsStartAgain:
 @dataclass(frozen=True)
 class ShareRows:
     """Share the rows among these nodes."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AwaitEvaluators:
+    """Wait a limited time for these evaluators, since the training has ended; none: wait no more."""
 
     nodes: tuple[str, ...]
 
@@ -506,6 +521,7 @@ class Membership:
         self._commands: list[Any] = []
         self._can_join = False  # a state was saved after the absent nodes had come
         self._asked = False  # the nodes know that one is wanted
+        self._evaluators_told = False  # they know that the training has ended
         self._leaving: set[str] = set()
         self._lasts = restarts > 0  # its supervisors start processes again
         self._ending: set[str] = set()  # executors
@@ -536,7 +552,7 @@ class Membership:
             NewsRead: self._news_read,
             RowsFedAgain: self._rows_fed_again,
             Aborted: self._aborted,
-            FailureIgnored: self._failure_ignored,
+            EvaluatorTimedOut: self._evaluator_timed_out,
             StopSent: self._stop_sent,
             AllDropped: self._all_dropped,
             Ended: self._ended,
@@ -565,6 +581,7 @@ class Membership:
         answer = self._events[type(event)](event)
         if not isinstance(event, (HeartbeatReceived, SlotAsked)):  # they are frequent, and change nothing of this
             self._ask_for_state()
+            self._tell_evaluators()
         commands, self._commands = self._commands, []
         return answer, commands
 
@@ -707,12 +724,14 @@ class Membership:
         self._present = list(members)
         finishing = [one for one in self._present if one.node.role is not Role.PS]
         self._training = [one for one in self._present if one.node.role is not Role.EVALUATOR]
+        self._evaluators = [one for one in self._present if one.node.role is Role.EVALUATOR]
         self._fed_members = [one for one in self._present if one.node in self._fed]
         self._first = finishing[0]
         self._reserved = CheckAll(self._present, lambda one: one.reservation)
         self._up = CheckAll(self._present, lambda one: one.up and one.status is not NodeStatus.STARTING)
         self._take_rows = CheckAll(self._fed_members, lambda one: one.up)
         self._returned = CheckAll(finishing, lambda one: one.returned or one.serving)
+        self._trained = CheckAll(self._training, lambda one: one.returned or one.serving)
         self._through = CheckAll(self._present, lambda one: one.status.ended or one.serving)
         self._at_rest = CheckAll(self._present, lambda one: not one.saving or one.stream is None)
 
@@ -958,6 +977,10 @@ class Membership:
             self._do_without(one)
             return
         one.become(status)
+        if self._may_fail(one):
+            self._warn(one, f"failed, and the training continues: {error}")
+            self._wait_no_more(one)
+            return
         self.failures.append(Failure(error, str(one.node), collateral, lost))
 
     def error_of(self, one: Member, cause: str, log_tail: str = "") -> NodeFailed:
@@ -977,8 +1000,36 @@ class Membership:
     def _aborted(self, event: Aborted) -> None:
         self.failures.append(Failure(event.error, "", collateral=False))
 
-    def _failure_ignored(self, event: FailureIgnored) -> None:
-        self.failures = [failure for failure in self.failures if failure.node != event.node]
+    # --- evaluators: the cluster is done only when their main has returned, too ---
+
+    def _may_fail(self, one: Member) -> bool:
+        """Return whether a node's failure is not the cluster's. If it never started, other nodes would wait for it."""
+        return self.plan.evaluator_may_fail and one.node.role is Role.EVALUATOR and one.up is not None
+
+    def _tell_evaluators(self) -> None:
+        """Tell the evaluators, once, that the training has ended: this ends ``ctx.checkpoints()``."""
+        if self._evaluators_told or not self._evaluators or not (self._first.returned and self._trained()):
+            return
+        late = tuple(str(one.node) for one in self._evaluators if not one.returned and not one.serving)
+        if late:
+            self._evaluators_told = True
+            self._tell(late, NoMoreFeeds())
+            self._do(AwaitEvaluators(late))
+
+    def _evaluator_timed_out(self, event: EvaluatorTimedOut) -> None:
+        one = self.members[event.node]
+        if not one.returned and not one.serving:
+            text = f"had not ended {event.seconds:g} s after the training; the cluster ends without it"
+            self._warn(one, text)
+            self._wait_no_more(one)
+
+    def _wait_no_more(self, one: Member) -> None:
+        """Do not wait for an evaluator's ``main`` to return."""
+        one.serving = True
+
+    def _warn(self, one: Member, text: str) -> None:
+        self._do(Warn(f"{one.node} {text}"))
+        self._do(WriteLog(str(one.node), tuple(f"{one.node} {text}".splitlines())))
 
     # --- restart of the nodes ---
 
@@ -1022,6 +1073,8 @@ class Membership:
 
     def _start_again(self, cause: str) -> None:
         self.generation += 1
+        self._evaluators_told = False
+        self._do(AwaitEvaluators(()))
         self.replaced.clear()
         self.alone.clear()  # all missing nodes are submitted to Spark now
         self._do(FeedsStartAgain(self.rendezvous))
