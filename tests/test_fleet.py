@@ -218,7 +218,7 @@ def test_hungry_heartbeats_do_not_ask_the_plan(
 def desk_of(count: int) -> FeedDesk:
     names = [f"worker:{number}" for number in range(count)]
     places = {name: FeedPlace("/s", f"10.0.0.{n // 4}", 1, b"c" * 600) for n, name in enumerate(names)}
-    return FeedDesk(threading.Condition(threading.RLock()), names, lambda message, to: None, lambda: places)
+    return FeedDesk(threading.Condition(threading.RLock()), names, lambda message, to: None, lambda: places, lambda: 1)
 
 
 def test_a_task_is_told_the_places_of_its_own_host_and_of_the_nodes_that_it_asks_for() -> None:

@@ -30,7 +30,6 @@ from tfos_nb.driver.membership import (
     EvaluatorTimedOut,
     ExecutorsLeave,
     Failure,
-    FeedsGoOn,
     FeedsStartAgain,
     FollowHistory,
     ForgetProcess,
@@ -121,7 +120,8 @@ class ClusterDesk:
         self._evaluators_until = math.inf
         self.members = Membership(plan, restarts)
         self.history = History(str(plan.chief_node), len(plan.nodes))
-        self.feeds = FeedDesk(self.changed, [str(node) for node in plan.fed_nodes], self.send, self._places)
+        fed = [str(node) for node in plan.fed_nodes]
+        self.feeds = FeedDesk(self.changed, fed, self.send, self._places, lambda: self.members.rendezvous)
         self.answering = Answering(self.members, self.feeds)
         self._figures = {name: NodeFigures() for name in self.members.members}
         self._log = LogBook(self._figures)
@@ -146,8 +146,7 @@ class ClusterDesk:
             Warn: lambda command: logger.warning("cluster %s: %s", plan.name, command.text),
             AwaitEvaluators: self._await_evaluators,
             DescribeRows: lambda command: self.feeds.describe_again(command.nodes),
-            FeedsGoOn: lambda command: self.feeds.go_on(command.rendezvous),
-            FeedsStartAgain: lambda command: self.feeds.come_again(command.rendezvous),
+            FeedsStartAgain: lambda command: self.feeds.start_again(),
             ShareRows: lambda command: self.feeds.feed(command.nodes),
             FollowHistory: self._follow_history,
         }

@@ -92,6 +92,8 @@ class FeedDesk:
         Sends a message to nodes.
     places : callable
         Returns where the nodes take rows.
+    rendezvous : callable
+        Returns how often nodes were started so far. A feed is valid for one rendezvous.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class FeedDesk:
         nodes: Iterable[str],
         send: Send,
         places: Callable[[], Mapping[str, FeedPlace]],
+        rendezvous: Callable[[], int],
     ) -> None:
         self.nodes = list(nodes)
         self._names = frozenset(self.nodes)
@@ -109,7 +112,7 @@ class FeedDesk:
         self._places = places
         self._feeds: dict[int, Feed] = {}
         self._count = self._calls = 0
-        self._rendezvous = 1
+        self._rendezvous = rendezvous
         self._enough: dict[int, set[str]] = {}
         self._by_host: tuple[int, dict[str, list[str]]] | None = None
         self.closed = ""
@@ -140,12 +143,17 @@ class FeedDesk:
         place: FeedOf | None = None,
         *,
         held: ledger.HeldRows | None = None,
+        before: int = 0,
     ) -> Feed:
-        """Announce a feed to the nodes. Rows that their saved state already includes are not sent."""
+        """Announce a feed to the nodes, ``before`` passes after the first one of all calls.
+
+        Rows that their saved state already includes are not sent.
+        """
         with self._changed:
             self._count = number = self._count + 1
             book = ledger.FeedLedger(number, self.nodes, held)
-            feed = Feed(number, passes, spill, epoch, epochs, book, place or FeedOf(), rendezvous=self._rendezvous)
+            now = self._rendezvous()
+            feed = Feed(number, passes, spill, epoch, epochs, book, place or FeedOf(), rendezvous=now, before=before)
             if feed.place.batch is not None:
                 self._feeds.pop(number - BATCHES_KNOWN, None)
             self._forget_old(keep=feed.place.validation)
@@ -155,23 +163,34 @@ class FeedDesk:
             self._changed.notify_all()
             return feed
 
-    def come_again(self, rendezvous: int) -> None:
+    def start_again(self) -> None:
         """Forget the nodes' progress: each will report again from which position it wants rows."""
         with self._changed:
-            self._rendezvous = rendezvous
             self.wanted_from.clear()
             self.held.forget_parts()
             for enough in self._enough.values():
                 enough.clear()
 
-    def go_on(self, rendezvous: int) -> None:
-        """Take a new rendezvous in which some nodes were replaced and all others continue."""
+    def go_on(self, feeds: Iterable[Feed], rendezvous: int) -> None:
+        """Continue feeds after a rendezvous in which some nodes were replaced."""
         with self._changed:
-            self._rendezvous = rendezvous
+            for feed in feeds:
+                feed.rendezvous = rendezvous
 
-    def begin_again(self, feed: Feed, node: str, skipped: int) -> None:
-        """Announce a feed to a replacement node, whose predecessor has finished ``skipped`` of the passes."""
+    def set_partitions(self, feed: Feed, partitions: int) -> None:
+        """Record how many partitions the data of a feed have."""
         with self._changed:
+            feed.partitions = partitions
+
+    def begin_again(self, feed: Feed, node: str, skipped: int, since: int) -> None:
+        """Announce a feed to a replacement node, whose predecessor has finished ``skipped`` of the passes.
+
+        It is announced once for the rendezvous ``since`` which the node is there, also if another loss follows.
+        """
+        with self._changed:
+            if feed.again.get(node) == since:
+                return
+            feed.again[node] = since
             passes = (feed.passes if feed.replays is None else 1 + feed.replays) - skipped
             feed.skipped[node] = feed.passes_done[node] = skipped
             feed.told.add(node)
@@ -208,7 +227,7 @@ class FeedDesk:
         with self._changed:
             self.wanted_from[message.node] = message
             error = self.disagreement
-            if error is not None and self.current is not None and self.current.rendezvous == self._rendezvous:
+            if error is not None and self.current is not None and self.current.rendezvous == self._rendezvous():
                 self.current.error = error
             self._changed.notify_all()
 
@@ -296,7 +315,7 @@ class FeedDesk:
                 self._enough.setdefault(feed.place.call, set()).add(message.node)
 
     def _goes_on(self, feed: Feed) -> bool:
-        return not self.over and feed.rendezvous == self._rendezvous and not feed.ledger.closed
+        return not self.over and feed.rendezvous == self._rendezvous() and not feed.ledger.closed
 
     @property
     def is_half_fed(self) -> bool:
@@ -343,12 +362,13 @@ class FeedDesk:
 
     def _on_host(self, host: str) -> list[str]:
         """Return the nodes at an address. The addresses are collected again when the nodes have started again."""
-        if self._by_host is None or self._by_host[0] != self._rendezvous:
+        now = self._rendezvous()
+        if self._by_host is None or self._by_host[0] != now:
             hosts: dict[str, list[str]] = {}
             for name, place in self._places().items():
                 if name in self._names:
                     hosts.setdefault(place.host, []).append(name)
-            self._by_host = self._rendezvous, hosts
+            self._by_host = now, hosts
         return self._by_host[1].get(host, [])
 
     def _where(self, feed: Feed, question: ledger.WherePlaces) -> ledger.Places:

@@ -351,17 +351,8 @@ class DescribeRows:
 
 
 @dataclass(frozen=True)
-class FeedsGoOn:
-    """Keep the feeds for this rendezvous: some nodes were replaced, the others continue."""
-
-    rendezvous: int
-
-
-@dataclass(frozen=True)
 class FeedsStartAgain:
-    """Forget the nodes' progress in the feeds: all nodes start again, for this rendezvous."""
-
-    rendezvous: int
+    """Forget the nodes' progress in the feeds: all nodes start again."""
 
 
 @dataclass(frozen=True)
@@ -906,7 +897,6 @@ class Membership:
         name = str(worker.node)
         self.rendezvous += 1
         self._count_on_late([worker])
-        self._do(FeedsGoOn(self.rendezvous))
         self._do(DescribeRows((name,)))  # a coordinator asks for rows as soon as it has admitted a worker
         self.replaced[name] = Replaced(worker.through, self.rendezvous)
         self.taken_in.append(name)
@@ -1063,7 +1053,6 @@ class Membership:
         return failed if workers and gone else []
 
     def _replace(self, lost: list[Member], cause: str) -> None:
-        self._do(FeedsGoOn(self.rendezvous))
         for one in lost:
             name, through = str(one.node), one.through
             self._begin_anew(one)
@@ -1077,7 +1066,7 @@ class Membership:
         self._do(AwaitEvaluators(()))
         self.replaced.clear()
         self.alone.clear()  # all missing nodes are submitted to Spark now
-        self._do(FeedsStartAgain(self.rendezvous))
+        self._do(FeedsStartAgain())
         self._do(FollowHistory(None))
         if late := [one for one in self.members.values() if one.absent and one.started]:
             self._count_on_late(late)  # they must not wait for the coordinator of the old generation

@@ -28,7 +28,9 @@ class Desk:
         self.names = [f"worker:{index}" for index in range(nodes)]
         self.places = {name: FeedPlace(f"/{name}", "h", 1, b"") for name in self.names}
         self.sent: list[tuple[Any, list[str]]] = []
-        self.desk = FeedDesk(threading.Condition(threading.RLock()), self.names, self.send, lambda: dict(self.places))
+        self.rendezvous = 1
+        changed = threading.Condition(threading.RLock())
+        self.desk = FeedDesk(changed, self.names, self.send, lambda: dict(self.places), lambda: self.rendezvous)
 
     def send(self, message: Any, nodes: Iterable[str]) -> None:
         self.sent.append((message, list(nodes)))
@@ -64,12 +66,12 @@ def test_a_cancelled_task_that_still_lives_ends_no_feed_that_goes_on_without_it(
     feed = box.desk.begin(1, False, 1, 1)
     assert box.open(0).nodes == 2
     box.places.pop("worker:1")  # it is lost, and another will be in its place
-    box.desk.go_on(2)
+    box.rendezvous = 2
     assert box.open(1) == ledger.Places(), "the feed is over for it"
     assert box.desk.asked(ledger.WherePlaces(1, ("worker:1",))) == ledger.Places()
     box.desk.asked(ledger.PartitionFailed(1, 1, "no rows are taken by worker:1"))
     assert feed.error is None
-    feed.rendezvous = 2
+    box.desk.go_on([feed], 2)
     box.places["worker:1"] = FeedPlace("/another", "h", 1, b"")
     assert box.open(1).nodes == 2
 

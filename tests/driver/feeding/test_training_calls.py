@@ -49,6 +49,12 @@ class Told:
     def go_on(self, rendezvous: int) -> None:
         self._note("go on", rendezvous)
 
+    def follow(self, before: int) -> None:
+        self.before = before
+
+    def continue_from(self, made: int, held: Any = None) -> None:
+        self.made = made
+
     def refill(self, node: str, through: int, since: int) -> None:
         self._note("refill", node, through, since)
 
@@ -205,5 +211,5 @@ def test_a_node_that_says_late_that_its_state_is_another_ends_the_feed(coordinat
     assert feed.error is None
     feeds.wants_from(FeedFrom("chief:0", 2))
     assert "chief:0 after 2 epochs" in str(feed.error)
-    feeds.come_again(2)
+    feeds.start_again()
     assert feeds.disagreement is None

@@ -100,13 +100,14 @@ class Training:
             self.desk.feeds.close_ledgers([feed])
         return feed.number
 
-    def begin_feed(self, epoch: int, epochs: int, spill: bool, place: FeedOf, held: ledger.HeldRows) -> Feed:
-        """Announce the rows of this epoch and, where the nodes can keep them, of the epochs that follow.
+    def begin_feed(self, call: Call, place: FeedOf) -> Feed:
+        """Announce the rows of a call's next epoch and, where the nodes can keep them, of the epochs that follow.
 
         The rest of an interrupted epoch cannot be replayed as the next one.
         """
-        passes = 1 if held else epochs - epoch + 1
-        return self.desk.feeds.begin(passes, spill and passes > 1, epoch, epochs, place, held=held)
+        passes = 1 if call.held else call.epochs - call.made
+        spill, before = call.spill and passes > 1, call.before + call.made
+        return self.desk.feeds.begin(passes, spill, call.made + 1, call.epochs, place, held=call.held, before=before)
 
     def feed_once(self, data: Any, feed: Feed) -> int:
         """Send the rows through Spark once; return how many passes that made."""
@@ -178,7 +179,7 @@ class Training:
         without_slot = None if job is None else WithoutSlot(self.desk, self.jobs, job, feed, self.timeout)
         while not self._over_or(reached, feed, without_slot.pause if without_slot is not None else 1.0):
             if job is not None and feed.moved and not feed.partitions:  # now the last stage runs
-                feed.partitions = job.partitions()
+                self.desk.feeds.set_partitions(feed, job.partitions())
             if without_slot is not None and (told := without_slot.look()):
                 self.outcome.abort(FeedTimeout(told))
             seconds = standstill.look()
@@ -332,16 +333,24 @@ class Call:
         place = self.keep_validation()
         while self.made < self.epochs and not self.training.nobody_wants(place.call):
             if self._under_way is None:
-                self._under_way = self.training.begin_feed(self.made + 1, self.epochs, self.spill, place, self.held)
-                self._under_way.before = self.before + self.made
+                self._under_way = self.training.begin_feed(self, place)
                 self.feeds.append(self._under_way)
             self.made += self.training.feed_once(self.data, self._under_way)
             self._under_way, self.held = None, ledger.HeldRows()
 
     def go_on(self, rendezvous: int) -> None:
         """Keep the feeds for a new rendezvous: some nodes were replaced, and the others continue."""
-        for feed in self.feeds:
-            feed.rendezvous = rendezvous
+        self.training.desk.feeds.go_on(self.feeds, rendezvous)
+
+    def follow(self, before: int) -> None:
+        """Come after calls of ``before`` passes together."""
+        self.before = before
+
+    def continue_from(self, made: int, held: ledger.HeldRows | None = None) -> None:
+        """Continue after ``made`` passes, and the rows of the next pass that a saved state includes."""
+        self.made = made
+        if held is not None:
+            self.held = held
 
     def refill(self, node: str, through: int, since: int) -> None:
         """Feed a replacement node, whose predecessor had finished ``through`` passes over all calls.
@@ -355,8 +364,6 @@ class Call:
                 desk.cut(feed, skipped)
             if desk.has_enough(node, feed.place.call) or (feed.replays is not None and skipped > feed.replays):
                 continue
-            if feed.again.get(node) != since:  # another loss may have interrupted this before
-                feed.again[node] = since
-                desk.begin_again(feed, node, skipped if feed.replays is not None else 0)
+            desk.begin_again(feed, node, skipped if feed.replays is not None else 0, since)
             if feed.replays is not None:
                 self.training.feed_again(self.data, feed, node)

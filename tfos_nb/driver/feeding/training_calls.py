@@ -48,7 +48,7 @@ class TrainingCalls:
     def train(self, call: Call) -> None:
         """Deliver first what a failure left undelivered, then a call's passes. The lock is held."""
         self._catch_up()
-        call.before = sum(one.epochs for one in self._calls)
+        call.follow(sum(one.epochs for one in self._calls))
         self._calls.append(call)
         self._deliver()
         with self.desk.changed:
@@ -201,11 +201,9 @@ class TrainingCalls:
         for index, call in enumerate(self._calls):
             if left < call.epochs:
                 self._index = index
-                call.made = left
-                if wanted.state:
-                    call.held = self.desk.feeds.held.rows_of(wanted.state)
+                call.continue_from(left, self.desk.feeds.held.rows_of(wanted.state) if wanted.state else None)
                 for later in self._calls[index + 1 :]:
-                    later.made = 0
+                    later.continue_from(0)
                 return
             left -= call.epochs
         if left:
