@@ -18,7 +18,7 @@ from tfos_nb.runtime.keras.distributed_datasets import is_shared_out
 from tfos_nb.runtime.keras.replicas.replica import is_synchronous, of_each_replica
 from tfos_nb.runtime.keras.scope import strategies
 
-__all__ = ["mend_adapt"]
+__all__ = ["patch_adapt"]
 
 
 class _Adapting:
@@ -70,7 +70,7 @@ class _Adapting:
 _under_way: list[_Adapting] = []  # at most one: only main's thread calls adapt
 
 
-def mend_adapt() -> None:
+def patch_adapt() -> None:
     """Patch ``Normalization``, ``Discretization``, ``TextVectorization`` and the lookups to adapt to all rows."""
     from keras import layers
 

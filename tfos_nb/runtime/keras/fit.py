@@ -43,12 +43,14 @@ from typing import Any, NamedTuple
 
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.control.plan import tf_config
-from tfos_nb.runtime.keras.adapt import mend_adapt
+from tfos_nb.runtime.keras.adapt import patch_adapt
 from tfos_nb.runtime.keras.inputs import columns_of, refuse_states_of_rows, refuse_text
-from tfos_nb.runtime.keras.replicas.optimizers import mend_optimizers
-from tfos_nb.runtime.keras.replicas.replica import is_synchronous, mend_replicas, sent_as
+from tfos_nb.runtime.keras.replicas.losses import patch_losses
+from tfos_nb.runtime.keras.replicas.optimizers import patch_optimizers
+from tfos_nb.runtime.keras.replicas.replica import is_synchronous, sent_as
+from tfos_nb.runtime.keras.replicas.states import patch_states
 from tfos_nb.runtime.keras.scope import build, warn_of_a_model_outside
-from tfos_nb.runtime.keras.shuffling import mend_iterators
+from tfos_nb.runtime.keras.shuffling import patch_iterators
 from tfos_nb.runtime.keras.step import OWN_BATCH, StepFunction, cut_predictions, with_results
 from tfos_nb.runtime.keras.together import wait_for_all_workers
 from tfos_nb.runtime.keras.versions import advice, uses_tf_keras
@@ -204,13 +206,14 @@ def _mend(trainer: _Trainer) -> None:
     module: Any = sys.modules[of_model.__module__]
     module.reduce_per_replica = _concatenated(module.reduce_per_replica)
     of_model._maybe_symbolic_build = _build_from_spec
-    mend_iterators(of_iterator)
+    patch_iterators(of_iterator)
     of_iterator.__init__ = _without_length(of_iterator.__init__)
     of_iterator.__next__ = _counted_from(of_iterator.__next__)
     of_iterator.catch_stop_iteration = _quiet_end(of_iterator.catch_stop_iteration)
-    mend_replicas()
-    mend_optimizers()
-    mend_adapt()
+    patch_losses()
+    patch_states()
+    patch_optimizers()
+    patch_adapt()
     _mend_backup(keras.callbacks.BackupAndRestore)
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfos_nb.errors import PlanError
-from tfos_nb.runtime.keras.replicas.replica import is_of_keras, is_synchronous
+from tfos_nb.runtime.keras.replicas.replica import is_synchronous
+from tfos_nb.runtime.keras.replicas.rows_needed import is_of_keras
 
 __all__ = ["columns_of", "explained", "named", "refuse_states_of_rows", "refuse_text"]
 

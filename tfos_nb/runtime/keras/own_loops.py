@@ -34,7 +34,7 @@ from tfos_nb.runtime.keras.replicas.replica import (
 )
 from tfos_nb.runtime.keras.stand_in import StandIn, first_rows, rows_of
 
-__all__ = ["expect_lacking_rows", "mend_own_loops"]
+__all__ = ["expect_lacking_rows", "patch_own_loops"]
 
 _OWN_STEPS = ("keras.", "tfos_nb.")  # these already use placeholder rows
 
@@ -67,7 +67,7 @@ def expect_lacking_rows(strategy: Any) -> None:
     _stand_ins.setdefault(strategy.extended, _Rows())
 
 
-def mend_own_loops() -> None:
+def patch_own_loops() -> None:
     """Patch TensorFlow's synchronous strategies, tapes and variables to ignore placeholder rows."""
     import tensorflow as tf
     from tensorflow.python.distribute import values

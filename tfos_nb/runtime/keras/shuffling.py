@@ -30,7 +30,7 @@ import numpy as np
 from tfos_nb.runtime.control.plan import tf_config
 from tfos_nb.runtime.keras.replicas.replica import is_synchronous
 
-__all__ = ["mend_datasets", "mend_iterators", "mend_legacy_arrays"]
+__all__ = ["patch_datasets", "patch_iterators", "patch_legacy_arrays"]
 
 _LIBRARIES = ("tensorflow.", "keras.", "tf_keras.", "tfos_nb.runtime.keras.", "contextlib", "functools")
 _OURS = "tfos_nb."  # frames of the node, above the program
@@ -85,7 +85,7 @@ def _place() -> str:
 # --- datasets of the program ------------------------------------------------------------------------------------------
 
 
-def mend_datasets() -> None:
+def patch_datasets() -> None:
     """Patch ``tf.data`` to use an agreed seed where the program gives none."""
     from tensorflow.python.data.util import random_seed
 
@@ -190,7 +190,7 @@ def _in_agreed_order(original: Callable[..., Any]) -> Callable[..., Any]:
     return converted  # type: ignore[no-any-return]
 
 
-def mend_iterators(iterator: Any) -> None:
+def patch_iterators(iterator: Any) -> None:
     """Patch Keras' ``TFEpochIterator``, which shuffles arrays and the batches of a ``PyDataset``.
 
     It counts the passes. Keras also makes iterators that it does not use, and the orders must not depend on whether
@@ -294,7 +294,7 @@ class _Random:
             values[:] = [values[place] for place in self.order.of_batches(len(values))]
 
 
-def mend_legacy_arrays() -> None:
+def patch_legacy_arrays() -> None:
     """Patch ``tf_keras``, which shuffles arrays in ``fit``."""
     from tf_keras.src.engine import data_adapter
 

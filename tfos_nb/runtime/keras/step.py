@@ -8,18 +8,18 @@ from typing import Any
 
 from tfos_nb.errors import PlanError
 from tfos_nb.runtime.keras.inputs import explained
+from tfos_nb.runtime.keras.replicas.losses import as_python
 from tfos_nb.runtime.keras.replicas.reductions import of_all_rows
 from tfos_nb.runtime.keras.replicas.replica import (
     Replica,
-    as_python,
-    is_of_keras,
     is_synchronous,
     keeper_of_states,
-    note_results,
     replica_of_step,
     sum_over_replicas,
     whole_value,
 )
+from tfos_nb.runtime.keras.replicas.rows_needed import is_of_keras
+from tfos_nb.runtime.keras.replicas.states import note_results
 from tfos_nb.runtime.keras.scope import refuse_losses_by_row, refuse_what_is_outside
 from tfos_nb.runtime.keras.stand_in import StandIn, first_rows, rows_of
 

@@ -8,10 +8,10 @@ import os
 from tfos_nb.runtime.datasets.tuning import tune_no_devices
 from tfos_nb.runtime.keras import fit
 from tfos_nb.runtime.keras.distributed_datasets import cut_of, divide_datasets
-from tfos_nb.runtime.keras.own_loops import mend_own_loops
+from tfos_nb.runtime.keras.own_loops import patch_own_loops
 from tfos_nb.runtime.keras.progress import autolog, progress_callback
 from tfos_nb.runtime.keras.saved_files import write_files_once
-from tfos_nb.runtime.keras.shuffling import mend_datasets, mend_legacy_arrays
+from tfos_nb.runtime.keras.shuffling import patch_datasets, patch_legacy_arrays
 from tfos_nb.runtime.keras.versions import uses_tf_keras
 from tfos_nb.runtime.program.strategies import refuse_what_fails
 from tfos_nb.runtime.recovery.keras_state import FitHooks, keep_fits
@@ -33,10 +33,10 @@ def patch_keras_fit() -> str:
     note = fit.patch_keras_fit()
     refuse_what_fails()
     divide_datasets()
-    mend_own_loops()
-    mend_datasets()
+    patch_own_loops()
+    patch_datasets()
     if uses_tf_keras(os.environ) and importlib.util.find_spec("tf_keras") is not None:
-        mend_legacy_arrays()
+        patch_legacy_arrays()
     write_files_once()
     tune_no_devices()
     return note

@@ -33,7 +33,7 @@ from tfos_nb.runtime.keras.replicas.replica import (
 )
 from tfos_nb.runtime.keras.replicas.sparse_gradients import sum_gradients
 
-__all__ = ["is_applying", "mend_optimizers"]
+__all__ = ["is_applying", "patch_optimizers"]
 
 _log = logging.getLogger("tfos_nb.keras")
 
@@ -50,7 +50,7 @@ def is_applying() -> bool:
     return _thread.replica is not None
 
 
-def mend_optimizers() -> None:
+def patch_optimizers() -> None:
     """Patch every optimizer of Keras to add up the replicas' gradients first."""
     import keras
     import tensorflow as tf

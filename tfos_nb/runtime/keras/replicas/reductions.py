@@ -16,10 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tfos_nb.runtime.keras.replicas.replica import Replica
+from typing import Any, Protocol
 
 __all__ = ["agreed", "behind", "is_even", "is_of_rows", "of_all_rows", "targets_of_all_rows"]
 
@@ -45,6 +42,31 @@ _SELECTING = {"DynamicPartition", "RaggedGather", "RaggedRange", "SparseReshape"
 """Operations after which rows may have different numbers of elements."""
 _MOST = 4096  # maximum number of elements: a tensor with more is not a loss
 _ANY = float("inf")
+
+
+class Sums(Protocol):
+    """The part of a step's replica that adds up over all replicas, and knows which tensors are sums already."""
+
+    known: list[str]
+    """Names of tensors that are equal on all replicas."""
+
+    @property
+    def parts(self) -> set[str]:
+        """Names of tensors that read a variable of which each replica has a part."""
+
+    @property
+    def is_in_its_graph(self) -> bool:
+        """Whether the code is outside of loops and conditions, where TensorFlow cannot combine replicas."""
+
+    @property
+    def share(self) -> Any:
+        """The replica's rows divided by the rows of all replicas."""
+
+    def added_up(self, own: Any) -> Any:
+        """Return the sum of a tensor over all replicas, with a gradient if it is of floating point."""
+
+    def sum_of_parts(self, value: Any) -> Any:
+        """Return the whole value of a variable of which each replica has a part."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +104,7 @@ class _Leaf:
         """Whether the mean of the replicas' values, weighted by rows, is the value of all rows."""
         return self.kind in ("same", "other") or (self.kind == "mean" and self.size is None)
 
-    def whole(self, replica: Replica) -> Any:
+    def whole(self, replica: Sums) -> Any:
         """Return its value on the rows of all replicas."""
         import tensorflow as tf
 
@@ -108,7 +130,7 @@ class _Leaf:
         whole = replica.added_up(tf.where(weight > 0, self.tensor * weight, tf.zeros_like(self.tensor)))
         return whole if self.size is None else tf.math.divide_no_nan(whole, replica.added_up(weight))
 
-    def part(self, replica: Replica, whole: Any) -> Any:
+    def part(self, replica: Sums, whole: Any) -> Any:
         """Return the derivative of ``whole`` with respect to this replica's value, divided by its share of the rows.
 
         Gradients are multiplied by the share when they are added up.
@@ -127,7 +149,7 @@ class _Leaf:
         over = share if self.size is None else share * replica.added_up(weight)
         return tf.math.divide_no_nan(weight, over)
 
-    def _weight(self, replica: Replica) -> Any:
+    def _weight(self, replica: Sums) -> Any:
         """Return the factor by which this replica's value is multiplied before it is added up."""
         import tensorflow as tf
 
@@ -135,7 +157,7 @@ class _Leaf:
             return tf.ones([], self.tensor.dtype)
         return tf.cast(replica.share if self.size is None else self.size, self.tensor.dtype)
 
-    def _shape(self, replica: Replica) -> Any:
+    def _shape(self, replica: Sums) -> Any:
         """Return the shape of the tensor on all rows. The first unknown dimension is the number of rows."""
         import tensorflow as tf
 
@@ -144,7 +166,7 @@ class _Leaf:
         whole = tf.cast(replica.added_up(tf.cast(self.tensor, tf.int64)), self.tensor.dtype)
         return tf.where(counts, whole, self.tensor)
 
-    def _extreme(self, replica: Replica) -> Any:
+    def _extreme(self, replica: Sums) -> Any:
         """Return the maximum or the minimum of the values of the replicas that have a row."""
         import tensorflow as tf
 
@@ -204,7 +226,7 @@ def is_of_rows(value: Any) -> bool:
     return _has_rows(value) or ((formula := _formula(value)) is not None and formula.differs)
 
 
-def of_all_rows(replica: Replica, value: Any) -> Any:
+def of_all_rows(replica: Sums, value: Any) -> Any:
     """Return ``value`` as computed on the rows of all replicas, with a gradient that fits :meth:`Replica.gradients`.
 
     Returns
@@ -219,12 +241,12 @@ def of_all_rows(replica: Replica, value: Any) -> Any:
     return formula.of(_wholes(replica, formula))
 
 
-def agreed(replica: Replica, value: Any, known: Sequence[str] = (), *, plain: bool = True) -> Any:
+def agreed(replica: Sums, value: Any, known: Sequence[str] = (), *, plain: bool = True) -> Any:
     """Return the common value of all replicas for ``value``, if sums and means are enough to compute it.
 
     Parameters
     ----------
-    replica : Replica
+    replica : Sums
         This replica.
     value : tensor
         An assigned value, or a gradient.
@@ -249,12 +271,12 @@ def agreed(replica: Replica, value: Any, known: Sequence[str] = (), *, plain: bo
     return formula.of(_wholes(replica, formula))
 
 
-def targets_of_all_rows(replica: Replica, targets: list[Any], upstream: list[Any]) -> tuple[list[Any], list[Any]]:
+def targets_of_all_rows(replica: Sums, targets: list[Any], upstream: list[Any]) -> tuple[list[Any], list[Any]]:
     """Return the tensors whose gradient a tape must compute instead of ``targets``, and their upstream gradients.
 
     Parameters
     ----------
-    replica : Replica
+    replica : Sums
         This replica. Its gradients are weighted by its share of the rows afterwards.
     targets, upstream : list
         The tensors whose gradient the program asks for, and the upstream gradient of each, or None for ones.
@@ -303,7 +325,7 @@ def behind(value: Any, further: Callable[[Any], bool] = lambda tensor: True) -> 
                 left.extend(tensor.op.inputs)
 
 
-def _wholes(replica: Replica, formula: _Formula) -> dict[str, Any]:
+def _wholes(replica: Sums, formula: _Formula) -> dict[str, Any]:
     """Return the sums and means over the rows of all replicas, by the names of the tensors with this replica's own."""
     return {name: leaf.whole(replica) for name, leaf in formula.leaves.items()}
 

@@ -23,29 +23,23 @@ the rows of all replicas:
 from __future__ import annotations
 
 import contextlib
-import enum
 import functools
-import logging
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfos_nb.runtime.keras.replicas.comparisons import compares_rows, has_captured_rows
-from tfos_nb.runtime.keras.replicas.reductions import agreed, is_even, of_all_rows
+from tfos_nb.runtime.keras.replicas.reductions import agreed
 from tfos_nb.runtime.keras.replicas.sparse_gradients import sum_gradients
 
 __all__ = [
     "Replica",
     "all_reduced",
     "are_numbers",
-    "as_python",
-    "is_of_keras",
+    "as_one_process",
+    "current",
     "is_synchronous",
     "keeper_of_states",
-    "mend_replicas",
-    "note_results",
     "of_each_replica",
     "of_gradient",
     "replica_of_own_loop",
@@ -56,10 +50,6 @@ __all__ = [
 ]
 
 _SEED = "seed_generator_state"  # Keras' name of it; all replicas draw the same numbers, with or without rows
-_LIBRARIES = ("tensorflow", "keras", "tfos_nb")
-_SIZE = 16  # elements of an argument's unknown dimensions, other than rows, while its function is traced
-_ROWS = (61, 67)  # numbers of rows with which a function is traced
-_log = logging.getLogger("tfos_nb.keras")
 
 
 def is_synchronous(strategy: Any) -> bool:
@@ -74,11 +64,11 @@ def sum_over_replicas(values: Any) -> Any:
     """Return the sum of a tensor, or of each of several, over all replicas of the current step."""
     import tensorflow as tf
 
-    _thread.adds_up = True
+    current.adds_up = True
     try:
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
     finally:
-        _thread.adds_up = False
+        current.adds_up = False
 
 
 def all_reduced(
@@ -189,21 +179,21 @@ class Replica:
     @contextlib.contextmanager
     def during(self) -> Iterator[None]:
         """Make this the current replica of the thread within the block, in which it traces or runs a step."""
-        _thread.replica = _thread.keeper = self
+        current.replica = current.keeper = self
         self._graph = _graph()
         try:
             yield
         finally:
-            _thread.replica = _thread.keeper = None
+            current.replica = current.keeper = None
 
     @contextlib.contextmanager
     def keeping(self) -> Iterator[None]:
         """Keep only the layers' states within the block, a step of the program's own; do not change its losses."""
-        _thread.keeper = self
+        current.keeper = self
         try:
             yield
         finally:
-            _thread.keeper = None
+            current.keeper = None
 
     @property
     def is_in_its_graph(self) -> bool:
@@ -353,7 +343,7 @@ class Replica:
         import tensorflow as tf
         from keras.src.backend.common.stateless_scope import get_stateless_scope
 
-        if _thread.reads_later or not self.is_in_its_graph:
+        if current.reads_later or not self.is_in_its_graph:
             value = compute()
             self.results[id(value)] = value, metric
             return value
@@ -539,505 +529,34 @@ class _Thread(threading.local):
     reads_later = False  # Keras collects the results of a step, and reads the metrics again at the end of the epoch
 
 
-_thread = _Thread()
+current = _Thread()
+"""What the current thread computes at present."""
 
 
 @contextlib.contextmanager
 def as_one_process() -> Iterator[None]:
     """Let Keras compute as in a single process within the block, since it gets the rows of all replicas."""
-    replica, before = _thread.replica, _thread.one_process
-    _thread.replica, _thread.one_process = None, True
+    replica, before = current.replica, current.one_process
+    current.replica, current.one_process = None, True
     try:
         yield
     finally:
-        _thread.replica, _thread.one_process = replica, before
+        current.replica, current.one_process = replica, before
 
 
 def replica_of_step() -> Replica | None:
     """Return this thread's part of the current step; None outside of steps."""
-    return _thread.replica
+    return current.replica
 
 
 def replica_of_own_loop() -> Replica | None:
     """Return this thread's part of a step of the program's own; None in Keras' steps and outside of steps."""
-    return _thread.keeper if _thread.replica is None else None
+    return current.keeper if current.replica is None else None
 
 
 def keeper_of_states() -> Replica | None:
     """Return the replica that keeps the layers' states in this thread's step, whether of Keras or of the program."""
-    return _thread.keeper
-
-
-def mend_replicas() -> None:
-    """Patch Keras' losses, trackers, variables, and the layers' reductions to use the other replicas' values."""
-    import keras
-    import tensorflow as tf
-    from keras.src.losses import loss
-
-    loss.reduce_values = _reduced(loss.reduce_values)
-    loss.apply_mask = _masked(loss.apply_mask)
-    loss.scale_loss_for_distribution = _scaled(loss.scale_loss_for_distribution)
-    loss.unscale_loss_for_distribution = _unscaled(loss.unscale_loss_for_distribution)
-    keras.losses.Loss.__call__ = _sees_all_rows(keras.losses.Loss.__call__)
-    keras.metrics.Metric.__init__ = _made_to_note(keras.metrics.Metric.__init__)
-    owner = next(c for c in keras.Model.__mro__ if "get_metrics_result" in vars(c))
-    owner.get_metrics_result = _read_later(owner.get_metrics_result)
-    wrapper = keras.metrics.MeanMetricWrapper
-    wrapper.update_state = _of_all_rows(wrapper.update_state)
-    for tracker in (keras.metrics.Mean, keras.metrics.Sum):
-        tracker.update_state = _weighted(tracker.update_state)
-    owner = next(c for c in keras.Variable.__mro__ if "assign" in vars(c))
-    owner.assign = _assigned(owner.assign)
-    owner = next(c for c in keras.Variable.__mro__ if "_initialize" in vars(c))
-    owner._initialize = _begun_once(owner._initialize)
-    owner = next(c for c in tf.distribute.ReplicaContext.__mro__ if "all_reduce" in vars(c))
-    owner.all_reduce = _with_right_gradient(owner.all_reduce)
-    for owner in (tf.distribute.Strategy, tf.distribute.ReplicaContext):
-        holder = next(c for c in owner.__mro__ if "num_replicas_in_sync" in vars(c))
-        counted: Any = vars(holder)["num_replicas_in_sync"]
-        holder.num_replicas_in_sync = property(_noticed(counted.fget), doc=counted.__doc__)
-    tf.nn.compute_average_loss = _scales(tf.nn.compute_average_loss)
-    kind = type(tf.function(mend_replicas))
-    kind.__call__ = _inlined(kind.__call__)
-    from tensorflow.python.distribute import values_util  # the function has no public name that can be replaced
-
-    values_util.on_read_assign_cross_replica = _whole(values_util.on_read_assign_cross_replica)
-    _let_be_numbers()
-    _send_any_type()
-
-
-# --- losses -----------------------------------------------------------------------------------------------------------
-
-
-def _reduced(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``reduce_values``, which reduces the losses of the elements to one number."""
-
-    @functools.wraps(original)
-    def reduce_values(values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size") -> Any:
-        import tensorflow as tf
-
-        replica = _thread.replica
-        if replica is None or reduction in (None, "none") or not replica.is_in_its_graph:
-            return original(values, sample_weight, reduction)
-        if values.shape.rank == 0:  # the loss function has returned one number for the batch
-            return replica.mean(of_all_rows(replica, values))
-        total = tf.reduce_sum(values)
-        if reduction == "sum":
-            return replica.whole(total)
-        by = _divisor(replica, values, sample_weight if reduction == "mean_with_sample_weight" else None)
-        return replica.whole(tf.math.divide_no_nan(replica.selected(total), by))
-
-    return reduce_values
-
-
-def _sees_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``Loss.__call__``: a loss whose ``call`` returns one number for a batch gets the rows of all replicas."""
-
-    @functools.wraps(original)
-    def call_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _thread.replica is not None:
-            owner: Any = next(c for c in type(self).__mro__ if "call" in vars(c))
-            if not hasattr(owner.call, "_tfos_sees_all"):
-                owner.call = _called_on_all(owner.call)
-        return original(self, *args, **kwargs)
-
-    return call_loss
-
-
-def _called_on_all(original: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
-    @functools.wraps(original)
-    def call(self: Any, y_true: Any, y_pred: Any) -> Any:
-        import keras
-        import tensorflow as tf
-
-        replica, function, given = _thread.replica, functools.partial(original, self), (y_true, y_pred)
-        if replica is None:
-            return function(*given)
-        if isinstance(self, keras.losses.Circle):
-            needs = _Needs.ROWS
-        else:
-            needs = _needs(self, _is_theirs(self), function, given)
-        if needs == _Needs.OWN or not _can_gather(replica, self, needs):
-            return function(*given)
-        if needs == _Needs.ROWS:
-            return replica.on_all_rows(function, given, number=False)
-        made = replica.on_all_rows(function, given, number=True)
-        if made.shape.rank == 0 or self.reduction in (None, "none"):
-            return made
-        return tf.reduce_sum(made) if self.reduction == "sum" else tf.reduce_mean(made)
-
-    vars(call)["_tfos_sees_all"] = True
-    return call
-
-
-def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``MeanMetricWrapper.update_state``: call a function that needs the rows of all replicas with these."""
-
-    @functools.wraps(original)
-    def update_state(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        import keras
-        import tensorflow as tf
-
-        replica, function = _thread.replica, functools.partial(self._fn, **self._fn_kwargs)
-        given = (y_true, y_pred)
-        needs = _Needs.OWN if replica is None else _needs(self, is_of_keras(self._fn), function, given)
-        if replica is None or needs == _Needs.OWN or not _can_gather(replica, self, needs):
-            return original(self, y_true, y_pred, sample_weight=sample_weight)
-        if needs == _Needs.ROWS:
-            values = replica.on_all_rows(function, given, number=False)
-            twin: Any = object.__new__(type(self))  # the same variables, but the function's values are known
-            vars(twin).update(vars(self), _fn=lambda y_true, y_pred: values, _fn_kwargs={})
-            return original(twin, y_true, y_pred, sample_weight=sample_weight)
-        value = replica.on_all_rows(function, given, number=True)
-        if sample_weight is None and value.shape.rank != 0:  # a mean over steps counts each of the numbers
-            sample_weight = replica.share * tf.cast(tf.size(value), replica.share.dtype)
-        return keras.metrics.Mean.update_state(self, tf.reduce_mean(value), sample_weight=sample_weight)
-
-    return update_state
-
-
-def _is_theirs(loss: Any) -> bool:
-    """Return whether a loss is Keras' own, and not the program's."""
-    owner = next(c for c in type(loss).__mro__ if "call" in vars(c))
-    fn = getattr(loss, "fn", None)
-    return is_of_keras(owner) and (fn is None or is_of_keras(fn))
-
-
-def is_of_keras(thing: Any) -> bool:
-    """Return whether a class or a function is Keras' own, and not the program's."""
-    return str(getattr(thing, "__module__", "")).startswith("keras.")
-
-
-class _Needs(enum.Enum):
-    """Rows that the function of a loss or a metric must be called with, and its result."""
-
-    OWN = "computes each number from one row"
-    ROWS = "compares the rows of a batch"
-    BATCH = "returns as many numbers for every batch"
-    PAIRS = "compares the rows of a batch and returns other numbers than one per row"
-    UNKNOWN = "could not be checked for whether it compares the rows of a batch"
-
-
-def _needs(holder: Any, theirs: bool, function: Callable[..., Any], arguments: Any) -> _Needs:
-    """Return which rows a function of labels and outputs needs.
-
-    The function is traced for each signature, and the answer is stored in ``holder``. A replica never decides by the
-    values of its rows, so all replicas decide alike.
-    """
-    import keras
-    import tensorflow as tf
-
-    if _is_of_batch(holder, function, arguments):
-        return _Needs.BATCH
-    if theirs:
-        return _Needs.OWN
-    leaves = keras.tree.flatten(arguments)
-    if not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank and leaf.dtype != tf.string for leaf in leaves):
-        return _Needs.UNKNOWN
-    known = vars(holder).setdefault("_tfos_needs", {})
-    key = tuple((leaf.dtype.name, tuple(leaf.shape[1:])) for leaf in leaves)
-    if key not in known:
-        try:
-            with as_one_process(), _without_effects():
-                known[key] = _traced_needs(function, arguments)
-        except Exception:  # noqa: BLE001 - it may need anything that is missing here; its own call reports a real error
-            known[key] = _Needs.UNKNOWN
-    return _Needs(known[key])
-
-
-def _traced_needs(function: Callable[..., Any], arguments: Any) -> _Needs:
-    import keras
-
-    given, made = _traced(function, arguments, _ROWS[0])
-    _, of_more = _traced(function, arguments, _ROWS[1])
-    if not compares_rows(keras.tree.flatten(given), made, of_more):
-        return _Needs.OWN
-    if has_captured_rows(made.graph):
-        return _Needs.UNKNOWN
-    by_row = made.shape.rank and (made.shape[0], of_more.shape[0]) == _ROWS
-    return _Needs.ROWS if by_row else _Needs.PAIRS
-
-
-def _traced(function: Callable[..., Any], arguments: Any, count: int) -> tuple[Any, Any]:
-    """Return placeholders for ``count`` rows of the arguments, and the function's result for them."""
-    import keras
-    import tensorflow as tf
-    from tensorflow.python.framework.func_graph import FuncGraph  # can use variables of the step, unlike tf.Graph
-
-    def placeholder(leaf: Any) -> Any:
-        sizes = [_SIZE if size is None else size for size in leaf.shape[1:]]
-        return tf.compat.v1.placeholder(leaf.dtype, [count, *sizes])
-
-    with FuncGraph("rows").as_default():
-        given = keras.tree.map_structure(placeholder, arguments)
-        return given, tf.convert_to_tensor(function(*given))
-
-
-@contextlib.contextmanager
-def _without_effects() -> Iterator[None]:
-    """Trace without a change to variables or to the step within the block."""
-    import tensorflow as tf
-    from keras.src.backend.common.stateless_scope import StatelessScope
-
-    before = _thread.keeper
-    _thread.keeper = Replica(tf.ones([]), None)  # another one, so that functions are still traced into the graph
-    try:
-        with StatelessScope():
-            yield
-    finally:
-        _thread.keeper = before
-
-
-def _can_gather(replica: Replica, holder: Any, needs: _Needs) -> bool:
-    """Return whether a function can be called on the rows of all replicas; if not, say so once in the log."""
-    if needs == _Needs.UNKNOWN:
-        todo = "Write it as a function of dense tensors with any number of rows that uses no rows but its arguments"
-    elif replica.compiled:
-        todo = "compile(jit_compile=False) gives it the rows of all workers"
-    elif not replica.is_in_its_graph:
-        todo = "Call it outside of loops and conditions of TensorFlow to give it the rows of all workers"
-    else:
-        return True
-    # One number may be right without the rows: of_all_rows computes it from the sums and means of all replicas.
-    if needs != _Needs.BATCH and "_tfos_warned" not in vars(holder):
-        vars(holder)["_tfos_warned"] = True
-        _log.warning(
-            "%r %s, but each worker calls it on its own rows. Its value may differ from that of one process. %s",
-            getattr(holder, "name", type(holder).__name__),
-            needs.value,
-            todo,
-        )
-    return False
-
-
-def _is_of_batch(holder: Any, function: Callable[..., Any], arguments: Any) -> bool:
-    """Return whether a function of labels and outputs returns as many numbers for every batch, such as one.
-
-    The function is traced once for each signature, and the answer is stored in ``holder``.
-    """
-    import keras
-    import tensorflow as tf
-
-    leaves = keras.tree.flatten(arguments)
-    if not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank and leaf.dtype != tf.string for leaf in leaves):
-        return False
-    known = vars(holder).setdefault("_tfos_of_batch", {})
-    key = tuple((leaf.dtype.name, leaf.shape.rank) for leaf in leaves)
-    if key not in known:
-        from keras.src import backend
-
-        given = keras.tree.map_structure(
-            lambda leaf: keras.KerasTensor((None, *leaf.shape[1:]), leaf.dtype.name), arguments
-        )
-        try:
-            with as_one_process():
-                shape = getattr(backend.compute_output_spec(function, *given), "shape", (None,))
-            known[key] = shape == () or shape[0] is not None
-        except Exception:  # noqa: BLE001 - it may fail without rows in any way; its own call reports a real error
-            known[key] = False
-    return bool(known[key])
-
-
-def _divisor(replica: Replica, values: Any, sample_weight: Any) -> Any:
-    """Return the divisor of the sum of all replicas' values."""
-    import tensorflow as tf
-
-    if sample_weight is not None:
-        return sum_over_replicas(replica.selected(tf.cast(tf.reduce_sum(sample_weight), values.dtype)))
-    own = tf.cast(tf.size(values), values.dtype)
-    if values.shape[1:].is_fully_defined() and (tf.executing_eagerly() or is_even(values)):  # equal numbers per row
-        return tf.math.divide_no_nan(own, tf.cast(replica.share, values.dtype))
-    return sum_over_replicas(replica.selected(own))
-
-
-def _masked(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``apply_mask``: valid entries get the weight total / valid, with both counted over all replicas."""
-
-    @functools.wraps(original)
-    def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
-        import tensorflow as tf
-
-        replica = _thread.replica
-        weights = original(sample_weight, mask, dtype, reduction)
-        elsewhere = replica is None or not replica.is_in_its_graph
-        if replica is None or elsewhere or mask is None or reduction not in ("mean", "sum_over_batch_size"):
-            return weights
-        valid = tf.reduce_sum(tf.cast(mask, tf.float32))
-        total = tf.cast(tf.size(mask), tf.float32)
-        valid_of_all, total_of_all = tf.unstack(sum_over_replicas(replica.selected(tf.stack([valid, total]))))
-        right = tf.math.divide_no_nan(total_of_all, valid_of_all)
-        return weights * tf.cast(right * tf.math.divide_no_nan(valid, total), weights.dtype)
-
-    return apply_mask
-
-
-def _scaled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap ``scale_loss_for_distribution``, which Keras calls for a loss's value and for the losses that layers add.
-
-    Outside of ``strategy.run`` no loss of another replica is added to the value, so it is returned unchanged.
-    """
-
-    @functools.wraps(original)
-    def scale_loss_for_distribution(value: Any) -> Any:
-        replica = _thread.replica
-        if replica is not None:
-            return replica.mean(of_all_rows(replica, value)) if replica.is_in_its_graph else value
-        return original(value) if _has_replicas() else value
-
-    return scale_loss_for_distribution
-
-
-def _unscaled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap ``unscale_loss_for_distribution``: the loss already has the value of a single process."""
-
-    @functools.wraps(original)
-    def unscale_loss_for_distribution(value: Any) -> Any:
-        return original(value) if _thread.replica is None and _has_replicas() else value
-
-    return unscale_loss_for_distribution
-
-
-def _has_replicas() -> bool:
-    import tensorflow as tf
-
-    return not _thread.one_process and tf.distribute.get_replica_context() is not None
-
-
-def _noticed(count: Callable[[Any], int]) -> Callable[[Any], int]:
-    """Wrap ``num_replicas_in_sync``: a ``train_step`` that reads it scales its loss itself, as TensorFlow advises."""
-
-    @functools.wraps(count)
-    def num_replicas_in_sync(self: Any) -> int:
-        replica = _thread.replica
-        if replica is not None and not replica.scaled:
-            module = sys._getframe(1).f_globals.get("__name__", "")
-            replica.scaled = module.partition(".")[0] not in _LIBRARIES
-        return count(self)
-
-    return num_replicas_in_sync
-
-
-def _scales(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``tf.nn.compute_average_loss``, which divides by the rows of all replicas."""
-
-    @functools.wraps(original)
-    def compute_average_loss(*args: Any, **kwargs: Any) -> Any:
-        if _thread.replica is not None:
-            _thread.replica.scaled = True
-        return original(*args, **kwargs)
-
-    return compute_average_loss
-
-
-def _with_right_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``ReplicaContext.all_reduce``, which layers such as ``BatchNormalization(synchronized=True)`` call."""
-
-    @functools.wraps(original)
-    def all_reduce(self: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        import tensorflow as tf
-
-        replica, values = _thread.replica, tf.nest.flatten(value)
-        if replica is None or replica.applying or _thread.adds_up or not are_numbers(values):
-            return original(self, reduce_op, value, options)
-        reduced = replica.all_reduced(lambda own: original(self, reduce_op, own, options), values)
-        return tf.nest.pack_sequence_as(value, reduced)
-
-    return all_reduce
-
-
-def _inlined(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the call of a ``tf.function``: within a step it is traced into the step's graph.
-
-    Only there can replicas be combined. A ``train_step`` or a layer's ``call`` may be a ``tf.function``. Functions that
-    XLA compiles are left unchanged.
-    """
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        import tensorflow as tf
-
-        in_step = _thread.keeper is not None and not tf.executing_eagerly()
-        if not in_step or type(self) is not type(tf.function(call)) or self._jit_compile:
-            return original(self, *args, **kwargs)
-        return as_python(self)(*args, **kwargs)
-
-    return call
-
-
-def as_python(function: Any) -> Any:
-    """Return the Python function of a ``tf.function``, so that it can be traced into another graph.
-
-    Any other function is returned unchanged.
-    """
-    import tensorflow as tf
-
-    python = getattr(function, "python_function", None)
-    if python is None:
-        return function
-    return tf.autograph.to_graph(python) if getattr(function, "_autograph", True) else python
-
-
-# --- trackers and states ----------------------------------------------------------------------------------------------
-
-
-def _weighted(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``update_state`` of a metric that adds up its values: weight one number per step by this replica's rows."""
-
-    @functools.wraps(original)
-    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
-        import tensorflow as tf
-
-        replica = _thread.replica
-        if replica is not None and tf.convert_to_tensor(values).shape.rank == 0:
-            values = of_all_rows(replica, values)
-            sample_weight = replica.share if sample_weight is None else sample_weight
-        return original(self, values, sample_weight=sample_weight)
-
-    return update_state
-
-
-def note_results(metrics: Sequence[Any]) -> None:
-    """Patch the classes of these metrics: a result within a step is that of all replicas."""
-    for metric in metrics:
-        owner: Any = next(c for c in type(metric).__mro__ if "result" in vars(c))
-        if not hasattr(owner.result, "_tfos_noted"):
-            owner.result = _noted(owner.result)
-
-
-def _noted(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    @functools.wraps(original)
-    def result(self: Any) -> Any:
-        replica = _thread.replica
-        return original(self) if replica is None else replica.result_of(self, functools.partial(original, self))
-
-    vars(result)["_tfos_noted"] = True
-    return result
-
-
-def _made_to_note(original: Callable[..., None]) -> Callable[..., None]:
-    """Wrap ``Metric.__init__``: a model does not know the metrics that a program keeps elsewhere."""
-
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        note_results([self])
-
-    return init
-
-
-def _read_later(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap ``get_metrics_result``, with which Keras' own steps end."""
-
-    @functools.wraps(original)
-    def get_metrics_result(self: Any) -> Any:
-        replica = _thread.replica
-        _thread.reads_later = replica is not None and replica.reads_later
-        try:
-            return original(self)
-        finally:
-            _thread.reads_later = False
-
-    return get_metrics_result
+    return current.keeper
 
 
 def _is_of_each(variable: Any) -> bool:
@@ -1059,65 +578,6 @@ def whole_value(result: Any) -> Any:
     return tf.convert_to_tensor(result.value) if isinstance(result, keras.Variable) else result
 
 
-def _assigned(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Wrap ``Variable.assign``, which ``assign_add`` and ``assign_sub`` call too."""
-
-    @functools.wraps(original)
-    def assign(self: Any, value: Any) -> Any:
-        replica = _thread.keeper
-        if replica is not None:
-            value = replica.kept(self, self._convert_to_tensor(value, dtype=self._dtype))
-        return original(self, value)
-
-    return assign
-
-
-def _begun_once(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """Wrap ``Variable._initialize``: count a first value only once if the replicas' values are added up.
-
-    Each replica starts with that value, so the sum would have it once for each replica.
-    """
-
-    @functools.wraps(original)
-    def initialize(self: Any, value: Any) -> None:
-        import tensorflow as tf
-
-        original(self, value)
-        made = self._value
-        if not isinstance(made, tf.distribute.DistributedValues) or not tf.distribute.in_cross_replica_context():
-            return
-        if self.synchronization == "on_read" and made.aggregation == tf.VariableAggregation.SUM:
-            with tf.init_scope():
-                made.assign(made.values[0])  # divides the value among the replicas
-
-    return initialize
-
-
-def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``on_read_assign_cross_replica``, which assigns a count outside of a step.
-
-    TensorFlow gives each replica an equal part, rounded. Here the first replica gets the remainder, so that the parts
-    add up to the whole.
-    """
-
-    @functools.wraps(original)
-    def on_read_assign_cross_replica(var: Any, value: Any, read_value: bool = True) -> Any:
-        import tensorflow as tf
-
-        of_all = tf.distribute.get_replica_context() is None and var.aggregation == tf.VariableAggregation.SUM
-        if not of_all or not var.dtype.is_integer:
-            return original(var, value, read_value)
-        strategy = var.distribute_strategy
-        value = tf.cast(value, var.dtype)
-        rest = value % tf.cast(strategy.num_replicas_in_sync, var.dtype)
-        assigned = original(var, value - rest, read_value)
-        if getattr(strategy.extended, "_id_in_cluster", 0) == 0:
-            var.values[0].assign_add(rest)
-        return assigned
-
-    return on_read_assign_cross_replica
-
-
 def sent_as(kind: Any) -> Any:
     """Return the type in which numbers are sent. TensorFlow's collectives take few types, and not ``bfloat16``."""
     import tensorflow as tf
@@ -1126,58 +586,3 @@ def sent_as(kind: Any) -> Any:
         return tf.float32
     whole = (kind.is_integer or kind.is_bool) and kind not in (tf.int32, tf.int64)
     return tf.int64 if whole and kind != tf.uint64 else kind
-
-
-def _send_any_type() -> None:
-    """Patch TensorFlow to send the first value of a variable of any type to all workers."""
-    import tensorflow as tf
-    from tensorflow.python.ops import collective_ops
-
-    send, receive = collective_ops.broadcast_send, collective_ops.broadcast_recv
-
-    @functools.wraps(send)
-    def broadcast_send(value: Any, shape: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
-        kind = sent_as(dtype)
-        return tf.cast(send(tf.cast(value, kind), shape, kind, *args, **kwargs), dtype)
-
-    @functools.wraps(receive)
-    def broadcast_recv(shape: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
-        return tf.cast(receive(shape, sent_as(dtype), *args, **kwargs), dtype)
-
-    collective_ops.broadcast_send, collective_ops.broadcast_recv = broadcast_send, broadcast_recv
-
-
-def _let_be_numbers() -> None:
-    """Make ``int(model.optimizer.iterations)`` and ``np.asarray(model.optimizer.learning_rate.value)`` work.
-
-    TensorFlow converts plain variables to numbers, but not mirrored ones.
-    """
-    from tensorflow.python.distribute.values import DistributedVariable
-
-    DistributedVariable.__array__ = _as_array
-    for kind in (int, float, complex):
-        name = f"__{kind.__name__}__"
-        if not hasattr(DistributedVariable, name):
-            setattr(DistributedVariable, name, functools.partialmethod(_as_number, kind))
-
-
-def _as_array(variable: Any, dtype: Any = None, copy: bool | None = None) -> Any:
-    import numpy as np
-
-    return np.array(_read(variable), dtype)
-
-
-def _as_number(variable: Any, kind: Callable[[Any], Any]) -> Any:
-    return kind(_read(variable))
-
-
-def _read(variable: Any) -> Any:
-    """Return a variable's value. For a metric's state it is that of all replicas, which ``numpy()`` does not return."""
-    import tensorflow as tf
-
-    strategy, context = variable.distribute_strategy, tf.distribute.get_replica_context()
-    on_replica = context is not None and context.strategy is strategy
-    if on_replica or variable.synchronization != tf.VariableSynchronization.ON_READ:
-        return variable.numpy()
-    with strategy.scope():
-        return tf.convert_to_tensor(variable).numpy()
