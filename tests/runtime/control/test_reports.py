@@ -115,6 +115,23 @@ def test_a_program_does_not_wait_for_a_supervisor_that_is_behind(ends: tuple[Rep
     assert reporter.dropped == before  # there is room again
 
 
+def test_of_a_burst_no_end_of_an_epoch_is_lost_and_the_program_does_not_wait(ends: tuple[Reporter, ReportBox]) -> None:
+    reporter, box = ends
+    for epoch in range(1, 2501):
+        reporter.step(epoch=epoch, epoch_end=True, loss=1 / epoch)
+    assert reporter._waiting, "they are more than the socket takes"
+    taker = threading.Thread(target=box.run, daemon=True)
+    taker.start()
+    reporter.close()
+    box.close()
+    taker.join(SECONDS)
+    counts, found = [], []
+    while reports := box.empty()[0]:
+        counts.append(len(reports))
+        found += [report.epoch for report in reports]
+    assert (counts, found, reporter.dropped) == ([1000, 1000, 500], list(range(1, 2501)), 0)
+
+
 def test_a_program_goes_on_without_its_supervisor() -> None:
     theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     reporter = Reporter(theirs)

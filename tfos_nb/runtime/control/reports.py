@@ -1,10 +1,10 @@
 """Progress reports of a node: the program's own numbers, and the supervisor's measurements.
 
 Reports may be lost, but must never delay training. The TF process sends a datagram and never waits. If the supervisor
-is behind, the report is dropped and counted. When steps come faster than reports are shown, only the newest is
-converted to numbers and sent. The supervisor keeps the newest report of each kind. It sends them with a heartbeat, at
-most twice a second, and less often with many nodes (:func:`tick_among`). The driver keeps a bounded
-:class:`~tfos_nb.state.history.History`.
+is behind, the report is dropped and counted; an epoch's end waits in memory and is sent later. When steps come faster
+than reports are shown, only the newest is converted to numbers and sent. The supervisor keeps the newest report of each
+kind. It sends them with a heartbeat, at most twice a second, and less often with many nodes (:func:`tick_among`). The
+driver keeps a bounded :class:`~tfos_nb.state.history.History`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import select
 import socket
 import threading
 import time
@@ -50,6 +51,9 @@ _SILENT_AFTER = 5.0
 
 _BETWEEN_STEPS = 0.1  # seconds; an earlier report waits for the next one, or for the flush
 _FLUSH_AFTER = 0.2
+_ENDS_WAITING = 100_000  # ends of epochs that wait in a process; at about 200 bytes each
+_ENDS_AT_ONCE = 1000  # in one heartbeat
+_LAST_SECONDS = 2.0  # in which the supervisor takes those that wait when the process ends
 
 
 @message
@@ -137,6 +141,7 @@ class Reporter:
         self._socket = end
         self.dropped = 0
         self._due = -math.inf
+        self._waiting: deque[bytes] = deque()  # ends of epochs for which the supervisor had no room
         self._held: tuple[Any, ...] | None = None
         self._sending = threading.Lock()
         self._holding = threading.Event()
@@ -149,6 +154,31 @@ class Reporter:
             self._socket.send(wire.encode(report))
         except (OSError, wire.NotData):
             self.dropped += 1
+
+    def _send_end(self, report: StepReport) -> None:
+        """Send the end of an epoch, after those that wait; let it wait, too, while the supervisor has no room."""
+        try:
+            self._waiting.append(wire.encode(report))
+        except wire.NotData:
+            self.dropped += 1
+        while len(self._waiting) > _ENDS_WAITING:
+            self._waiting.popleft()
+            self.dropped += 1
+        if not self._send_waiting():
+            self._flush_soon()
+
+    def _send_waiting(self) -> bool:
+        """Send what waits as far as there is room; return whether nothing waits any more."""
+        try:
+            while self._waiting:
+                self._socket.send(self._waiting[0])
+                self._waiting.popleft()
+        except BlockingIOError:
+            return False
+        except OSError:  # there is no supervisor any more
+            self.dropped += len(self._waiting)
+            self._waiting.clear()
+        return True
 
     def step(
         self,
@@ -179,9 +209,19 @@ class Reporter:
             self._held = None
             self._send_step(report)
 
+    def flush_all(self, seconds: float = _LAST_SECONDS) -> None:
+        """Send all that waits, also if the supervisor has room only later, within ``seconds`` seconds."""
+        self.flush()
+        until = time.monotonic() + seconds
+        while self._waiting and (left := until - time.monotonic()) > 0:
+            select.select((), (self._socket,), (), left)
+            self.flush()
+
     def flush(self) -> None:
-        """Send the newest step now, if it was held back."""
+        """Send now what waits, and the newest step if it was held back."""
         with self._sending:
+            if not self._send_waiting():
+                self._holding.set()  # send the others later
             held, self._held = self._held, None
             if held is not None:
                 self._send_step(held)
@@ -192,7 +232,11 @@ class Reporter:
             metrics, phase = {**metrics, "phase": phase}, ""  # the user has a metric of this name
         numbers = {name: number for name, value in metrics.items() if (number := _number(value)) is not None}
         counts = (_whole(epoch), _whole(epochs), _whole(step), _whole(steps))
-        self.send(StepReport(*counts, numbers, bool(epoch_end), at, phase))
+        made = StepReport(*counts, numbers, bool(epoch_end), at, phase)
+        if made.epoch_end:
+            self._send_end(made)
+        else:
+            self.send(made)
 
     def _flush_soon(self) -> None:
         self._holding.set()
@@ -202,8 +246,8 @@ class Reporter:
                 self._flusher.start()
 
     def close(self) -> None:
-        """Send the held report, and end the thread that sends held reports."""
-        self.flush()
+        """Send the held report and what waits, and end the thread that sends held reports."""
+        self.flush_all()
         self._closing.set()
         self._holding.set()
 
@@ -234,7 +278,7 @@ class ReportBox:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._lock = threading.Lock()
-        self._ends: deque[StepReport] = deque(maxlen=1000)
+        self._ends: deque[StepReport] = deque(maxlen=_ENDS_WAITING)
         self._step: StepReport | None = None
         self._feed: FeedStatus | None = None
 
@@ -263,12 +307,16 @@ class ReportBox:
                 self._step = report
 
     def empty(self) -> tuple[tuple[StepReport, ...], FeedStatus | None]:
-        """Return the reports since the last call, and the newest state of the feed."""
+        """Return the reports since the last call, and the newest state of the feed.
+
+        Of more than a thousand ends of epochs the first thousand come now, and the others with the next calls.
+        """
         with self._lock:
-            reports = (*self._ends, *([self._step] if self._step else []))
-            self._ends.clear()
-            self._step = None
-            return reports, self._feed
+            ends = [self._ends.popleft() for _ in range(min(_ENDS_AT_ONCE, len(self._ends)))]
+            if self._ends or self._step is None:
+                return tuple(ends), self._feed
+            step, self._step = self._step, None
+            return (*ends, step), self._feed
 
 
 def tick_among(nodes: int, heartbeat_timeout: float = 15.0) -> float:

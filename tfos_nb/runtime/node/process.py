@@ -169,6 +169,9 @@ class NodeProcess:
         reports, feed = self._reports.empty()
         if reports or feed is not None:  # its last rows may have been counted after the last heartbeat
             words.append(Heartbeat(self._node, None, None, reports, feed))
+        while reports:
+            reports, feed = self._reports.empty()
+            words += [Heartbeat(self._node, None, None, reports, feed)] if reports else []
         return words
 
     def last_words(self, returncode: int) -> list[Any]:

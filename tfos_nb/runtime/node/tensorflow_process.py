@@ -160,7 +160,7 @@ class TensorFlowProcess:
             outcome = self._raised(error)
         if self._logs is not None:
             self._logs.stop()
-        self._reporter.flush()  # Farewell may arrive before the last report would have been sent
+        self._reporter.flush_all()  # Farewell may arrive before the last report would have been sent
         self._say_feed()
         self._channel.send(outcome)
         self._queues.stop()
